@@ -1,0 +1,65 @@
+"""The contract of an environment adapter: a batch of rows that step together.
+
+Stepping and observing are separate calls, because rendering often costs more than physics and an action chunk
+needs one observation only. Autoreset is off: a row that ended stays as it is until `reset`.
+An adapter's file declares a frozen pydantic settings model with a `type` literal and a `build(rows)` function;
+heavy imports happen inside the functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.specs import EnvSpec
+
+
+class StepResult(NamedTuple):
+    """Outcome of one primitive env step for n rows, in the order asked: each [n].
+
+    `truncated` is the time limit; `success` is the task's own measure at this step.
+    """
+
+    reward: NDArray[np.float32]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    success: NDArray[np.bool_]
+
+
+@runtime_checkable
+class EnvBatch(Protocol):
+    """A vector environment of `rows` rows."""
+
+    spec: EnvSpec
+    rows: int
+
+    def reset(self, rows: Sequence[int], tasks: Sequence[int], seeds: Sequence[int]) -> None:
+        """Begin an episode in each row: task index into `spec.tasks`, seed in 0..2^63-1.
+
+        Equal (task, seed) gives an equal initial state. With `spec.reset_rows` false, `rows` is every row.
+        """
+        ...
+
+    def step(self, rows: Sequence[int], actions: NDArray[np.generic]) -> StepResult:
+        """One primitive step; actions [n,A] in env units. With `spec.step_rows` false, `rows` is every row."""
+        ...
+
+    def observe(self, rows: Sequence[int], out: dict[str, NDArray[np.generic]]) -> None:
+        """Write the present observation of the n rows into `out[name][i]` for i in 0..n-1 (n = len(rows))."""
+        ...
+
+    def close(self) -> None:
+        """Free everything; called once."""
+        ...
+
+
+@runtime_checkable
+class Expert(Protocol):
+    """An env batch that can also act by itself, for demonstrations."""
+
+    def expert_actions(self, rows: Sequence[int]) -> NDArray[np.float32]:
+        """The scripted expert's action for the present state of each row: [n,A] in env units."""
+        ...

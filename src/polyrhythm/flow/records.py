@@ -1,0 +1,388 @@
+"""What the conductor hears (events), says (commands), and the nouns both are made of.
+
+All records are immutable plain data. A payload appears only as a handle: a string whose meaning belongs to
+the launcher. `epoch` is the incarnation of the sending station; an event of an older epoch is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class End(StrEnum):
+    """How a sample ended."""
+
+    TERMINATED = "terminated"
+    TRUNCATED = "truncated"
+    SEGMENT = "segment"
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """The right to produce one sample.
+
+    number: unique and increasing in the order of granting; attempt: 1 for the first try.
+    version: applied version when granted; its deadline is version + max_lag.
+    group: samples that share task and seed; a group of one is its own number's.
+    seed: initial state; noise: stream of the sampling noise, independent of attempt and of the batch.
+    instruction: index of the sentence shown, equal to `task` unless an evaluation swaps them.
+    evaluation: "" for training, else the name of the evaluation that it belongs to.
+    """
+
+    number: int
+    group: int
+    task: int
+    instruction: int
+    seed: int
+    noise: int
+    version: int
+    attempt: int = 1
+    greedy: bool = False
+    evaluation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotInfo:
+    """A shard of an env batch: its consecutive rows first..first+rows-1, and the generator that it must use."""
+
+    slot: str
+    first: int
+    rows: int
+    generator: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EnvBatchInfo:
+    """An env batch as its simulator announces it. reset_rows false: its episodes begin together."""
+
+    name: str
+    slots: tuple[SlotInfo, ...]
+    reset_rows: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One slot's observation, waiting.
+
+    rows: active rows, each of which holds a ticket; version: highest version among those tickets (a generator
+    below it never serves the request); sequence: the slot's own count, so that an answer can be matched.
+    """
+
+    slot: str
+    simulator: str
+    sequence: int
+    rows: int
+    version: int
+    handle: str
+    arrived: float
+    generator: str | None = None
+    evaluation: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one generator serves in one forward pass."""
+
+    number: int
+    generator: str
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A ticket for a row (index within its env batch). resume: go on with the parked episode, do not reset."""
+
+    row: int
+    ticket: Ticket
+    resume: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One episode wanted by an evaluation."""
+
+    task: int
+    instruction: int
+    seed: int
+    greedy: bool
+
+
+# ---------------------------------------------------------------- events: station or operator → conductor
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatorJoined:
+    simulator: str
+    epoch: int
+    batches: tuple[EnvBatchInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorJoined:
+    """version: the weights it holds already, -1 for none."""
+
+    generator: str
+    epoch: int
+    version: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerJoined:
+    """updates: updates that its weights contain (0 for the initial weights)."""
+
+    trainer: str
+    epoch: int
+    updates: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StationLost:
+    """A station died or is given up; whatever still arrives from this epoch is refused."""
+
+    station: str
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    simulator: str
+    epoch: int
+    slot: str
+    sequence: int
+    rows: int
+    version: int
+    handle: str
+    evaluation: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDone:
+    """The replies have gone to their slots."""
+
+    generator: str
+    epoch: int
+    batch: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFinished:
+    """A row's episode or segment is complete and lies at `handle`.
+
+    oldest, newest: behaviour versions in it. After `End.SEGMENT` the row is parked in mid-episode and
+    asks for a continuation; otherwise it is free.
+    """
+
+    simulator: str
+    epoch: int
+    ticket: int
+    attempt: int
+    handle: str
+    end: End
+    chunk_steps: int
+    env_steps: int
+    oldest: int
+    newest: int
+    success: bool
+    episode_return: float
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFailed:
+    """The environment could not complete the sample (it raised, for example); the row is free again.
+
+    Also the answer to `CancelRow`, with the reason "cancelled".
+    """
+
+    simulator: str
+    epoch: int
+    ticket: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateDone:
+    trainer: str
+    epoch: int
+    update: int
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Weights of `version` can be fetched by generators."""
+
+    trainer: str
+    epoch: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsApplied:
+    generator: str
+    epoch: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointed:
+    """The trainer's state after `updates` updates is safe: what it trained on cannot be rolled back."""
+
+    updates: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainUntil:
+    """Grant training tickets until `version` versions have been consumed in all."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """Run these episodes with one version of the weights; training tickets wait meanwhile."""
+
+    name: str
+    episodes: tuple[Episode, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """The deadline passed."""
+
+
+Event = (
+    SimulatorJoined
+    | GeneratorJoined
+    | TrainerJoined
+    | StationLost
+    | RequestArrived
+    | BatchDone
+    | SampleFinished
+    | SampleFailed
+    | UpdateDone
+    | Published
+    | WeightsApplied
+    | Checkpointed
+    | TrainUntil
+    | Evaluate
+    | Wake
+)
+
+
+# ---------------------------------------------------------------- commands: conductor → station or run
+
+
+@dataclass(frozen=True, slots=True)
+class StartRows:
+    """Begin (or resume) these rows of one slot. They join the slot's next request."""
+
+    simulator: str
+    slot: str
+    grants: tuple[Grant, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRow:
+    """Give up the row's sample; the simulator answers `SampleFailed(reason="cancelled")`."""
+
+    simulator: str
+    slot: str
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseRequest:
+    """This request will not be answered, and why."""
+
+    simulator: str
+    slot: str
+    sequence: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    generator: str
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyWeights:
+    generator: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class LendSamples:
+    """Train update `update` (counted from 0) on these samples, in this order, at trainer version `version`."""
+
+    trainer: str
+    update: int
+    version: int
+    tickets: tuple[int, ...]
+    handles: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishWeights:
+    trainer: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasePayloads:
+    """Nobody needs these payloads any more."""
+
+    handles: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleEvaluated:
+    """One evaluation episode is complete (its payload is released by the conductor)."""
+
+    name: str
+    task: int
+    instruction: int
+    greedy: bool
+    success: bool
+    episode_return: float
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationDone:
+    name: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class TargetReached:
+    """Every update up to `version` is trained, published and applied."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """The run cannot go on."""
+
+    reason: str
+
+
+Command = (
+    StartRows
+    | CancelRow
+    | RefuseRequest
+    | Serve
+    | ApplyWeights
+    | LendSamples
+    | PublishWeights
+    | ReleasePayloads
+    | SampleEvaluated
+    | EvaluationDone
+    | TargetReached
+    | Halt
+)

@@ -1,0 +1,76 @@
+"""The conductor's settings, checked once, with every count in samples."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class FlowSettings:
+    """How the conductor decides. Synchronous is a setting: max_lag 0, `drain`, `lockstep`.
+
+    batch_size: samples per update; sync_interval: updates per version (K); max_lag: α, real, ≥ 0.
+    bound: what α binds, every `sample` or the `mean`; order: how samples are chosen for an update.
+    batching: `lockstep`, or `dynamic` with max_rows, max_requests and max_wait_s.
+    routing: `least_loaded` (any idle generator takes the next batch), `round_robin` (requests are dealt out in turn as they arrive),
+    `fixed` (slot i belongs to generator i mod n).
+    queue_key: `module:function` of a request, lowest served first; empty for arrival time.
+    tasks: number of tasks, dealt round robin over groups. segment_steps is the simulators' affair; here it only forbids groups.
+    episode_deadline_s: a ticket that runs longer is cancelled and re-issued; max_attempts tries, then it is dropped and replaced.
+    max_dropped: dropped samples after which the run halts.
+    """
+
+    batch_size: int
+    sync_interval: int = 1
+    max_lag: float = 2.0
+    bound: Literal["sample", "mean"] = "sample"
+    on_update: Literal["drain", "continue"] = "continue"
+    order: Literal["ticket", "arrival"] = "arrival"
+    group_size: int = 1
+    segments: bool = False
+    batching: Literal["lockstep", "dynamic"] = "dynamic"
+    max_rows: int = 64
+    max_requests: int = 1_000_000
+    max_wait_s: float = 0.005
+    routing: Literal["least_loaded", "round_robin", "fixed"] = "least_loaded"
+    queue_key: str = ""
+    tasks: int = 1
+    seed: int = 0
+    episode_deadline_s: float = math.inf
+    max_attempts: int = 3
+    max_dropped: int = 1000
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("batch_size", self.batch_size, self.batch_size >= 1, "at least 1"),
+            ("sync_interval", self.sync_interval, self.sync_interval >= 1, "at least 1"),
+            ("max_lag", self.max_lag, 0 <= self.max_lag < math.inf, "finite and not negative"),
+            ("group_size", self.group_size, self.group_size >= 1, "at least 1"),
+            ("max_rows", self.max_rows, self.max_rows >= 1, "at least 1"),
+            ("max_requests", self.max_requests, self.max_requests >= 1, "at least 1"),
+            ("max_wait_s", self.max_wait_s, 0 <= self.max_wait_s < math.inf, "finite and not negative"),
+            ("tasks", self.tasks, self.tasks >= 1, "at least 1"),
+            ("episode_deadline_s", self.episode_deadline_s, self.episode_deadline_s > 0, "positive"),
+            ("max_attempts", self.max_attempts, self.max_attempts >= 1, "at least 1"),
+        )
+        for name, value, good, remedy in checks:
+            if not good:
+                raise ValueError(f"{name} is {value}; it must be {remedy}")
+        if self.batch_size % self.group_size:
+            raise ValueError(
+                f"batch_size {self.batch_size} is not a multiple of group_size {self.group_size}; "
+                f"use {self.batch_size // self.group_size * self.group_size or self.group_size}"
+            )
+        if self.segments and self.group_size > 1:
+            raise ValueError("segments and groups exclude each other; set segment_steps to 0 or group_size to 1")
+
+    @property
+    def version_samples(self) -> int:
+        """B, the samples consumed per version."""
+        return self.batch_size * self.sync_interval
+
+    def limit(self, version: int) -> int:
+        """floor((version + 1 + max_lag)·B): how many samples may be consumed or outstanding at `version`."""
+        return (version + 1) * self.version_samples + math.floor(self.max_lag * self.version_samples + 1e-9)

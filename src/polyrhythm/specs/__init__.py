@@ -1,0 +1,9 @@
+"""Action and observation specs, trajectories and masks: what environments, policies and training share.
+
+Standard library and numpy only.
+"""
+
+from polyrhythm.specs.spaces import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
+from polyrhythm.specs.trajectory import Trajectory
+
+__all__ = ["INSTRUCTION", "PROGRESS", "ActionSpec", "ArraySpec", "EnvSpec", "Task", "Trajectory"]

@@ -1,0 +1,48 @@
+"""One sample's data: what a ticket yields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """An episode, or one segment of it, of T chunk steps with C primitive actions of A entries each.
+
+    obs: name → [T+1, ...]; entry T is the observation after the last step (for the bootstrap value).
+    actions [T,C,A] in env units; logprob [T,C,A] float32 and value [T] or [T,C] float32 as computed by the
+    behaviour policy; forward_inputs: name → [T, ...], what `evaluate` needs beyond obs.
+    rewards [T,C] float32; valid [T,C] bool: the primitive action was executed (the step that ended the
+    episode counts, later ones of its chunk do not).
+    version [T] int64: the weights that answered each chunk step.
+    terminated: the task ended; truncated: cut by the time limit or at a segment's end (bootstrap applies).
+    """
+
+    obs: dict[str, NDArray[np.generic]]
+    actions: NDArray[np.generic]
+    logprob: NDArray[np.float32]
+    value: NDArray[np.float32]
+    forward_inputs: dict[str, NDArray[np.generic]]
+    rewards: NDArray[np.float32]
+    valid: NDArray[np.bool_]
+    version: NDArray[np.int64]
+    terminated: bool
+    truncated: bool
+    success: bool
+    env_steps: int
+    ticket: int
+    group: int
+    task: int
+
+    @property
+    def steps(self) -> int:
+        """Chunk steps T."""
+        return int(self.actions.shape[0])
+
+    @property
+    def episode_return(self) -> float:
+        """Undiscounted sum of the valid rewards."""
+        return float(self.rewards[self.valid].sum())
