@@ -1,0 +1,133 @@
+"""From pydantic's errors to sentences: dotted path, value, what is wrong, what to do, the nearest valid key."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from polyrhythm.config.base import Refusal
+
+Location = Sequence[int | str]
+
+_BOUNDS = {
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "more than"),
+    "less_than_equal": ("le", "at most"),
+    "less_than": ("lt", "less than"),
+}
+_KINDS = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "model_type": "a section (key: value lines)",
+    "model_attributes_type": "a section (key: value lines)",
+    "dict_type": "a section (key: value lines)",
+}
+
+
+def nearest(word: object, valid: Iterable[str]) -> str:
+    """`did you mean X? ` for the closest valid word, or nothing."""
+    match = difflib.get_close_matches(str(word), list(valid), n=1, cutoff=0.5)
+    return f"did you mean {match[0]}? " if match else ""
+
+
+def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[str]:
+    """One sentence per problem, with `prefix` before every path."""
+    sentences: list[str] = []
+    for detail in error.errors(include_url=False):
+        sentences += _explain_one(detail, model, prefix)
+    return sentences
+
+
+def _explain_one(detail: ErrorDetails, model: type[BaseModel], prefix: str) -> list[str]:
+    parts, holder = _walk(model, detail["loc"])
+    path = ".".join([prefix] * bool(prefix) + parts)
+    cause = detail.get("ctx", {}).get("error")
+    if isinstance(cause, Refusal):
+        return [_sentence(".".join(filter(None, (path, cause.path))), cause.value, cause.why)]
+    nested = getattr(cause, "error", None)
+    if isinstance(nested, ValidationError):
+        return explain(nested, getattr(cause, "model", model), path)
+    if detail["type"] == "missing":
+        return [f"{path} is missing; add it{_purpose(holder, parts)}"]
+    value = detail["input"]
+    if detail["type"] == "extra_forbidden":
+        keys = list(holder.model_fields) if holder else []
+        section = path.rpartition(".")[0]
+        where = f"the keys of {section}" if section else "the sections"
+        return [_sentence(path, value, f"no such key; {nearest(parts[-1], keys)}{where} are {', '.join(keys)}")]
+    return [_sentence(path, value, _why(detail))]
+
+
+def _sentence(path: str, value: object, why: str) -> str:
+    shown = repr(value) if isinstance(value, str) else str(value)
+    return f"{path or 'config'} = {shown if len(shown) <= 80 else shown[:77] + '...'}: {why}"
+
+
+def _why(detail: ErrorDetails) -> str:
+    kind, context = detail["type"], detail.get("ctx", {})
+    if kind in _BOUNDS:
+        key, words = _BOUNDS[kind]
+        return f"it must be {words} {context[key]}"
+    if kind in _KINDS:
+        return f"it must be {_KINDS[kind]}"
+    if kind == "literal_error":
+        expected = context["expected"]
+        return f"{_nearest_quoted(detail['input'], expected)}it must be {expected}"
+    if kind == "union_tag_invalid":
+        tags = context["expected_tags"]
+        return f"{_nearest_quoted(context.get('tag'), tags)}its type must be {tags}"
+    if kind == "string_pattern_mismatch":
+        return f"it must match {context['pattern']}"
+    if kind in ("value_error", "assertion_error"):
+        return str(context.get("error", detail["msg"]))
+    return detail["msg"][:1].lower() + detail["msg"][1:]
+
+
+def _nearest_quoted(word: object, listed: str) -> str:
+    return nearest(word, [entry.strip(" '\"") for entry in listed.replace(" or ", ",").split(",")])
+
+
+def _purpose(holder: type[BaseModel] | None, parts: list[str]) -> str:
+    field = holder.model_fields.get(parts[-1]) if holder and parts else None
+    return f" ({field.description.rstrip('.')})" if field and field.description else ""
+
+
+def _walk(model: type[BaseModel], loc: Location) -> tuple[list[str], type[BaseModel] | None]:
+    """Dotted parts of a location without the tags of unions, and the model that holds its last key."""
+    parts: list[str] = []
+    candidates: list[type[BaseModel]] = [model]
+    holder: type[BaseModel] | None = model
+    for step in loc:
+        tagged = [found for found in candidates if _has_tag(found, step)] if len(candidates) > 1 else []
+        if tagged:
+            candidates = tagged
+            continue
+        holder = candidates[0] if candidates else None
+        parts.append(str(step))
+        field = holder.model_fields.get(str(step)) if holder else None
+        candidates = _models(field.annotation) if field else []
+    return parts, holder
+
+
+def _has_tag(model: type[BaseModel], tag: object) -> bool:
+    field = model.model_fields.get("type")
+    return field is not None and tag in get_args(field.annotation)
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for part in get_args(annotation) for found in _models(part)]

@@ -1,0 +1,96 @@
+"""Recipes: YAML with `extends`, deep merge, `section.key=value` overrides, one clear error.
+
+A recipe says only what differs. Merging goes section by section; a section that changes its `type` replaces the
+whole of the inherited one, since another type's keys mean nothing to it. Lists are replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from polyrhythm.config.explain import explain
+from polyrhythm.config.recipes import find_recipe
+from polyrhythm.config.registry import expand
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.config.yaml_text import parse, read
+from polyrhythm.errors import ConfigError
+
+Tree = dict[str, Any]
+
+
+def load_config(recipe: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The validated configuration of a recipe (a name or a path) under `section.key=value` overrides."""
+    path = find_recipe(recipe)
+    tree = _read_recipe(path, ())
+    tree.setdefault("name", path.stem)
+    changes: Tree = {}
+    for override in overrides:
+        changes = merge(changes, parse_override(override))
+    return validate(merge(tree, changes), origin=str(recipe))
+
+
+def validate(tree: Tree, origin: str = "") -> RunConfig:
+    """A `RunConfig` of plain data, or a `ConfigError` that lists every problem."""
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(*explain(error, RunConfig), origin=origin) from None
+
+
+def save_config(config: RunConfig, path: Path) -> None:
+    """Write the resolved configuration, every default included; `load_config(path)` gives it back."""
+    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def merge(base: Tree, change: Tree) -> Tree:
+    """`base` with `change` laid over it; neither is modified."""
+    merged = dict(base)
+    for key, value in change.items():
+        merged[key] = _merge_value(base.get(key), value)
+    return merged
+
+
+def _merge_value(old: Any, new: Any) -> Any:
+    if not isinstance(new, dict):
+        return new
+    old = expand(old)
+    if not isinstance(old, dict):
+        return merge({}, new)
+    if "type" in new and "type" in old and new["type"] != old["type"]:
+        return merge({}, new)
+    return merge(old, new)
+
+
+def parse_override(text: str) -> Tree:
+    """`a.b=1` → {a: {b: 1}}; the value is YAML."""
+    path, equals, value = text.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f"override {text!r}: it must look like section.key=value")
+    tree: Any = parse(value, origin=f"override {text!r}")
+    for key in reversed(keys):
+        tree = {key: tree}
+    assert isinstance(tree, dict)
+    return tree
+
+
+def _read_recipe(path: Path, seen: tuple[Path, ...]) -> Tree:
+    path = path.resolve()
+    if path in seen:
+        chain = " → ".join(step.name for step in (*seen, path))
+        raise ConfigError(f"extends = {chain}: recipes extend each other; remove one link", origin=str(path))
+    tree = read(path)
+    parent = tree.pop("extends", None)
+    if parent is None:
+        return tree
+    if not isinstance(parent, str):
+        raise ConfigError(f"extends = {parent}: it must be one recipe's name or path", origin=str(path))
+    inherited = _read_recipe(find_recipe(parent, beside=path.parent), (*seen, path))
+    inherited.pop("name", None)
+    return merge(inherited, tree)

@@ -1,0 +1,40 @@
+"""Where recipes are: by path, beside the recipe that extends them, or by name among those that ship with us."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from polyrhythm.config.explain import nearest
+from polyrhythm.errors import ConfigError
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def recipes_folder() -> Path:
+    """An installed package carries its recipes inside; a checkout keeps them at its root."""
+    inside = _PACKAGE / "recipes"
+    return inside if inside.is_dir() else _PACKAGE.parents[1] / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """Names that `polyrhythm train` accepts."""
+    return sorted(path.stem for path in recipes_folder().glob("*.yaml"))
+
+
+def find_recipe(recipe: str | Path, beside: Path | None = None) -> Path:
+    """The file of a recipe given by path (relative to `beside`, or to the working folder) or by name."""
+    given = Path(recipe)
+    folder = beside or Path()
+    candidates = [folder / given, folder / f"{given}.yaml"] if beside or given.suffix in (".yaml", ".yml") else []
+    if given.name == str(recipe):
+        candidates.append(recipes_folder() / f"{given.stem if given.suffix == '.yaml' else given}.yaml")
+    else:
+        candidates.append(given)
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    names = recipe_names()
+    raise ConfigError(
+        f"recipe {str(recipe)!r} is not there; {nearest(given.stem, names)}named recipes are {', '.join(names)}; "
+        "or give a path to a YAML file"
+    )

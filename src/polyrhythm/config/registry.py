@@ -1,0 +1,77 @@
+"""Env and policy settings by name: each adapter's file declares its own model, imported only when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Literal
+
+from pydantic import BaseModel, ValidationError
+
+from polyrhythm.config.base import Refusal
+from polyrhythm.config.explain import nearest
+
+Kind = Literal["env", "policy"]
+
+#: type name → module:Class of its settings.
+TABLE: dict[Kind, dict[str, str]] = {
+    "env": {
+        "gymnasium": "polyrhythm.envs.gymnasium_env:GymnasiumSettings",
+        "metaworld": "polyrhythm.envs.metaworld:MetaWorldSettings",
+        "latency": "polyrhythm.envs.latency:LatencySettings",
+    },
+    "policy": {
+        "gaussian": "polyrhythm.policies.gaussian:GaussianSettings",
+        "categorical": "polyrhythm.policies.categorical:CategoricalSettings",
+        "tiny_vla": "polyrhythm.policies.tiny_vla:TinyVlaSettings",
+    },
+}
+
+
+class NestedRefusal(ValueError):
+    """The settings of an adapter did not validate: its model and pydantic's error, to be explained with the path."""
+
+    def __init__(self, model: type[BaseModel], error: ValidationError) -> None:
+        self.model, self.error = model, error
+        super().__init__(str(error))
+
+
+def expand(value: Any) -> Any:
+    """`gymnasium:CartPole-v1` → {type: gymnasium, id: CartPole-v1}; any other string is a type without settings."""
+    if not isinstance(value, str):
+        return value
+    kind, _, argument = value.partition(":")
+    return {"type": kind, "id": argument} if kind == "gymnasium" and argument else {"type": value}
+
+
+def resolve(kind: Kind, value: Any) -> BaseModel:
+    """The validated settings of an env or policy, given as their model, a mapping with `type`, or a short form."""
+    if isinstance(value, BaseModel):
+        return value
+    value = expand(value)
+    if not isinstance(value, dict) or not isinstance(value.get("type"), str):
+        raise Refusal("", value, f"a section with a type is needed; the known types are {', '.join(TABLE[kind])}")
+    model = _settings_class(kind, value["type"])
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise NestedRefusal(model, error) from error
+
+
+def _settings_class(kind: Kind, name: str) -> type[BaseModel]:
+    known = TABLE[kind]
+    address = known.get(name, name)
+    module_name, _, class_name = address.partition(":")
+    if not class_name:
+        names = ", ".join(known)
+        raise Refusal("type", name, f"{nearest(name, known)}known types are {names}; your own is module:Class")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except ImportError as error:
+        raise Refusal(
+            "type", name, f"{address} cannot be imported ({error}); install it or correct the name"
+        ) from error
+    except AttributeError as error:
+        raise Refusal("type", name, f"module {module_name} has no {class_name}; name a settings class in it") from error
+    if not (isinstance(found, type) and issubclass(found, BaseModel) and "type" in found.model_fields):
+        raise Refusal("type", name, f"{address} is no settings model; name a pydantic model that has a `type` field")
+    return found

@@ -1,0 +1,146 @@
+"""Settings of the flow: who steps, who answers, when a batch fires, how stale a sample may be."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Discriminator, Tag, model_validator
+
+from polyrhythm.config.base import Count, NotNegative, Positive, Refusal, Section, Whole
+
+
+def parse_sharding(value: Any) -> str | tuple[int, ...]:
+    """`whole`, `even:n`, `module:function`, or the rows of each slot in order."""
+    choices = "use whole, even:N, a list of slot sizes such as [4, 4], or module:function"
+    if isinstance(value, list | tuple):
+        if value and all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in value):
+            return tuple(value)
+        raise Refusal("", value, f"every slot needs at least 1 row; {choices}")
+    if not isinstance(value, str):
+        raise Refusal("", value, f"not a way to shard; {choices}")
+    kind, _, argument = value.partition(":")
+    if value == "whole" or (kind == "even" and argument.isdecimal() and int(argument) >= 1):
+        return value
+    if kind not in ("even", "whole") and argument.isidentifier() and all(kind.split(".")):
+        return value
+    raise Refusal("", value, f"not a way to shard; {choices}")
+
+
+Sharding = Annotated[str | tuple[int, ...], BeforeValidator(parse_sharding)]
+
+
+class RolloutSettings(Section):
+    """Simulators, generators, and what lies between them. Slots = simulators x env_batches x shards."""
+
+    simulators: Count = 1
+    """Simulator stations."""
+    env_batches: Count = 1
+    """Env batches (vector environments) of each simulator."""
+    rows: Count = 8
+    """Rows (environments) of each env batch."""
+    generators: Count = 1
+    """Generator stations, each with its own copy of the policy."""
+    sharding: Sharding = "whole"
+    """How an env batch is cut into slots: whole, even:N, a list of slot sizes, or module:function."""
+    action_repeat: Count = 1
+    """Env steps for which each primitive action is held."""
+    segment_steps: Whole = 0
+    """Chunk steps after which an unfinished episode ships as a segment; 0 for whole episodes."""
+    routing: Literal["least_loaded", "round_robin", "fixed"] = "least_loaded"
+    """Which generator takes a batch: any idle one, each in turn, or slot i always generator i mod n."""
+    queue_key: str = ""
+    """module:function of a request, lowest served first; empty for the order of arrival."""
+    episode_deadline_s: Positive = 600.0
+    """Seconds after which a ticket is cancelled and issued again."""
+    max_attempts: Count = 3
+    """Tries before a ticket (with its group) is dropped and replaced."""
+    max_dropped: Whole = 1000
+    """Dropped samples after which the run halts."""
+
+    @model_validator(mode="after")
+    def _shards_fit(self) -> RolloutSettings:
+        if isinstance(self.sharding, tuple) and sum(self.sharding) != self.rows:
+            sizes = list(self.sharding)
+            raise Refusal(
+                "sharding", sizes, f"slots of {sum(sizes)} rows, but rollout.rows is {self.rows}; make them equal"
+            )
+        if isinstance(self.sharding, str) and self.sharding.startswith("even:"):
+            parts = int(self.sharding.removeprefix("even:"))
+            if parts > self.rows:
+                raise Refusal("sharding", self.sharding, f"more slots than rows; use at most even:{self.rows}")
+        if self.queue_key and self.queue_key.count(":") != 1:
+            raise Refusal("queue_key", self.queue_key, "write module:function, or leave it empty for order of arrival")
+        return self
+
+    @property
+    def largest_slot_rows(self) -> int | None:
+        """Rows of the largest slot; None where a user's function cuts the slots."""
+        if isinstance(self.sharding, tuple):
+            return max(self.sharding)
+        if self.sharding == "whole":
+            return self.rows
+        if self.sharding.startswith("even:"):
+            return -(-self.rows // int(self.sharding.removeprefix("even:")))
+        return None
+
+
+class LockstepBatching(Section):
+    """A batch fires when every live slot waits."""
+
+    type: Literal["lockstep"] = "lockstep"
+    """The rule's name."""
+
+
+class DynamicBatching(Section):
+    """A batch fires when one of its limits is reached, or its oldest request has waited long enough."""
+
+    type: Literal["dynamic"] = "dynamic"
+    """The rule's name."""
+    max_rows: Count = 64
+    """Rows in one forward pass."""
+    max_requests: Count = 1_000_000
+    """Requests in one forward pass."""
+    max_wait_ms: NotNegative = 5.0
+    """Milliseconds that the oldest request may wait for company."""
+
+
+def _batching_type(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return getattr(value, "type", None)
+    return value.get("type", "dynamic") if isinstance(value, dict) else "dynamic"
+
+
+Batching = Annotated[
+    Annotated[LockstepBatching, Tag("lockstep")] | Annotated[DynamicBatching, Tag("dynamic")],
+    Discriminator(_batching_type),
+]
+
+
+class FreshnessSettings(Section):
+    """How far behaviour may trail the trainer, and what happens to work in flight when weights change."""
+
+    max_lag: NotNegative = 2.0
+    """Versions by which a sample may be older than the trainer when it is trained on (real; 0 is on-policy)."""
+    bound: Literal["sample", "mean"] = "sample"
+    """What max_lag binds: every sample, or the mean over samples."""
+    on_update: Literal["drain", "continue", "abort"] = "continue"
+    """drain: finish episodes before new weights apply; continue: new weights between two forward passes."""
+    sync_interval: Count = 1
+    """Updates per weight publication (K)."""
+
+    @model_validator(mode="after")
+    def _can_abort(self) -> FreshnessSettings:
+        if self.on_update == "abort":
+            raise Refusal(
+                "on_update",
+                "abort",
+                "a one-pass policy has no unfinished generation to cut (only a streaming engine has); use continue",
+            )
+        return self
+
+
+class GroupSettings(Section):
+    """Samples that share task and initial state."""
+
+    size: Count = 1
+    """Samples per group; 1 for no groups."""

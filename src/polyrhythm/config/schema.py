@@ -1,0 +1,119 @@
+"""The root of a configuration, and the combinations of sections that are refused.
+
+A component receives its own section, never the root.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, model_validator
+
+from polyrhythm.config.base import Refusal, Section, Seed
+from polyrhythm.config.learning import (
+    AlgorithmSettings,
+    DemonstrationSettings,
+    EvaluationSettings,
+    SupervisedSettings,
+    TrainingSettings,
+)
+from polyrhythm.config.registry import resolve
+from polyrhythm.config.rollout import (
+    Batching,
+    DynamicBatching,
+    FreshnessSettings,
+    GroupSettings,
+    RolloutSettings,
+)
+
+
+def _env(value: Any) -> BaseModel:
+    return resolve("env", value)
+
+
+def _policy(value: Any) -> BaseModel:
+    return resolve("policy", value)
+
+
+class RunConfig(Section):
+    """Everything that a run is told."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+    """Name of the run's folder under out_dir; a recipe's own name unless it says otherwise."""
+    seed: Seed = 0
+    """Seed of initial weights, initial states and sampling noise."""
+    launcher: Literal["inline"] = "inline"
+    """What hosts the stations: inline is one process."""
+    out_dir: str = "runs"
+    """Folder of all runs; this one goes to <out_dir>/<name>/<time>."""
+    env: Annotated[SerializeAsAny[BaseModel], BeforeValidator(_env)]
+    """The environment's own settings, by type; gymnasium:ID is short for {type: gymnasium, id: ID}."""
+    policy: Annotated[SerializeAsAny[BaseModel], BeforeValidator(_policy)]
+    """The policy's own settings, by type."""
+    rollout: RolloutSettings = RolloutSettings()
+    """Simulators and generators."""
+    batching: Batching = DynamicBatching()
+    """When a batch fires."""
+    freshness: FreshnessSettings = FreshnessSettings()
+    """How stale a sample may be."""
+    groups: GroupSettings = GroupSettings()
+    """Samples that share an initial state."""
+    training: TrainingSettings
+    """How much is trained and how an update is cut."""
+    algorithm: AlgorithmSettings = AlgorithmSettings()
+    """From trajectories to a loss."""
+    evaluation: EvaluationSettings = EvaluationSettings()
+    """Episodes on held-out seeds before and after training."""
+    demonstrations: DemonstrationSettings | None = None
+    """Episodes of the scripted expert; null for none."""
+    supervised: SupervisedSettings | None = None
+    """Supervised warm start on the demonstrations; null for none."""
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> RunConfig:
+        _check_groups(self)
+        _check_slots(self)
+        _check_warm_start(self)
+        return self
+
+
+def _check_groups(config: RunConfig) -> None:
+    size, batch = config.groups.size, config.training.batch_size
+    if batch % size:
+        lower, upper = batch // size * size, (batch // size + 1) * size
+        either = f"{lower} or {upper}" if lower else f"{upper}"
+        raise Refusal(
+            "groups.size",
+            size,
+            f"batch_size {batch} (mini_batch_samples x require_batches) is no multiple of it; make it {either}",
+        )
+    if size > 1 and config.rollout.segment_steps:
+        raise Refusal(
+            "rollout.segment_steps",
+            config.rollout.segment_steps,
+            "segments and groups exclude each other; set segment_steps to 0 or groups.size to 1",
+        )
+
+
+def _check_slots(config: RunConfig) -> None:
+    batching, largest = config.batching, config.rollout.largest_slot_rows
+    if isinstance(batching, DynamicBatching) and largest is not None and batching.max_rows < largest:
+        raise Refusal(
+            "batching.max_rows",
+            batching.max_rows,
+            f"a request is never split and the largest slot has {largest} rows; raise this, or set rollout.sharding",
+        )
+
+
+def _check_warm_start(config: RunConfig) -> None:
+    training, updates = config.training, config.training.versions * config.freshness.sync_interval
+    if config.supervised and not config.demonstrations:
+        raise Refusal("supervised", "set", "nothing to imitate; add demonstrations, or set supervised to null")
+    if config.demonstrations and not config.supervised:
+        raise Refusal("demonstrations", "set", "nothing uses them; add supervised, or set demonstrations to null")
+    if updates and training.critic_warmup_updates >= updates:
+        raise Refusal(
+            "training.critic_warmup_updates",
+            training.critic_warmup_updates,
+            f"all {updates} updates (versions x sync_interval) would train the value head only; lower it",
+        )
