@@ -291,6 +291,7 @@ class CancelRow:
     simulator: str
     slot: str
     ticket: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,13 +318,17 @@ class ApplyWeights:
 
 @dataclass(frozen=True, slots=True)
 class LendSamples:
-    """Train update `update` (counted from 0) on these samples, in this order, at trainer version `version`."""
+    """Train update `update` (counted from 0) on these samples, in this order, at trainer version `version`.
+
+    oldest: the oldest behaviour version in each sample; version - oldest is its lag.
+    """
 
     trainer: str
     update: int
     version: int
     tickets: tuple[int, ...]
     handles: tuple[str, ...]
+    oldest: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,8 +359,11 @@ class SampleEvaluated:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationDone:
+    """finished + dropped are all the episodes that were asked for."""
+
     name: str
-    version: int
+    finished: int
+    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)

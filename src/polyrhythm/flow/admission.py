@@ -1,0 +1,144 @@
+"""Admission paces the rollout; it drops nothing.
+
+A group of g samples is admitted while consumed + outstanding + g <= floor((version + 1 + max_lag)·B), where version is
+the applied version and is stamped on its tickets. Lost tickets go out again before any new one.
+
+`bound: sample` is deadline scheduling. A sample of version s must be lent before floor((s + 1 + max_lag)·B) samples
+are consumed. Lending a younger group brings every older deadline nearer, so it is allowed only while each older
+version s' keeps room for what is outstanding of it:
+
+    floor((s' + 1 + max_lag)·B) - consumed - outstanding(version <= s') >= g        for every s' < s with outstanding
+
+Invariant: that left side is never negative (deadlines stay feasible), so nothing is dropped and nothing deadlocks.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from polyrhythm.flow.codec import UNSAVED
+from polyrhythm.flow.groups import Group, Sample
+from polyrhythm.flow.records import Ticket
+from polyrhythm.flow.settings import FlowSettings
+
+_MASK = (1 << 64) - 1
+
+
+def mix(*parts: int) -> int:
+    """Hash integers into 0..2^63-1 (the splitmix64 finaliser, applied part by part)."""
+    state = 0
+    for part in parts:
+        state = (state + (part & _MASK) + 0x9E3779B97F4A7C15) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state >> 1
+
+
+@dataclass(slots=True)
+class Admission:
+    """consumed: samples lent to the trainer (and not come back); outstanding: version → samples admitted, not consumed.
+
+    A group counts whole in `outstanding` from its admission on, at the version of its first ticket. `groups` are those
+    outstanding, in the order of admission; `lost` is a heap of ticket numbers to grant again.
+    """
+
+    settings: FlowSettings = field(metadata=UNSAVED)
+    target: int = 0
+    consumed: int = 0
+    next_ticket: int = 0
+    next_group: int = 0
+    outstanding: dict[int, int] = field(default_factory=dict)
+    groups: dict[int, Group] = field(default_factory=dict)
+    open_group: int | None = None
+    lost: list[int] = field(default_factory=list)
+
+    @property
+    def outstanding_total(self) -> int:
+        return sum(self.outstanding.values())
+
+    def room(self, version: int) -> int:
+        """Samples that may still be admitted at applied version `version`, before `target` versions are consumed."""
+        limit = min(self.settings.limit(version), self.target * self.settings.version_samples)
+        return limit - self.consumed - self.outstanding_total
+
+    def next(self, version: int, samples: Mapping[int, Sample]) -> Ticket | None:
+        """The next ticket to grant: a lost one, a member of the group begun, or a new group's; None if none is due."""
+        while self.lost:
+            sample = samples.get(heapq.heappop(self.lost))
+            if sample is not None:
+                return sample.ticket
+        group = None if self.open_group is None else self.groups[self.open_group]
+        if group is None:
+            if self.room(version) < self.settings.group_size:
+                return None
+            group = self._open(version)
+        ticket = self._ticket(group, version)
+        group.members.append(ticket.number)
+        if len(group.members) == group.size:
+            self.open_group = None
+        return ticket
+
+    def _open(self, version: int) -> Group:
+        group = Group(self.next_group, version, self.settings.group_size)
+        self.next_group += 1
+        self.groups[group.number] = group
+        self.open_group = group.number
+        self.outstanding[version] = self.outstanding.get(version, 0) + group.size
+        return group
+
+    def _ticket(self, group: Group, version: int) -> Ticket:
+        seed = self.settings.seed
+        task = group.number % self.settings.tasks
+        number = self.next_ticket
+        self.next_ticket += 1
+        return Ticket(
+            number=number,
+            group=group.number,
+            task=task,
+            instruction=task,
+            seed=mix(seed, 1, group.number),
+            noise=mix(seed, 2, number),
+            version=version,
+        )
+
+    def give_back(self, sample: Sample) -> None:
+        """A running ticket was lost: it keeps number, version and group and goes out again as a new attempt."""
+        sample.ticket = replace(sample.ticket, attempt=sample.ticket.attempt + 1)
+        sample.slot, sample.row = "", -1
+        heapq.heappush(self.lost, sample.ticket.number)
+
+    def forget(self, group: Group) -> None:
+        """A group is dropped: its capacity is free again."""
+        del self.groups[group.number]
+        if self.open_group == group.number:
+            self.open_group = None
+        self._settle(group.version, group.size)
+
+    def consume(self, group: Group) -> None:
+        """A group is lent."""
+        del self.groups[group.number]
+        self._settle(group.version, group.size)
+        self.consumed += group.size
+
+    def restore(self, groups: Sequence[Group]) -> None:
+        """Lent groups come back, to their places in the order of admission."""
+        for group in groups:
+            self.consumed -= group.size
+            self.outstanding[group.version] = self.outstanding.get(group.version, 0) + group.size
+        merged = {**self.groups, **{group.number: group for group in groups}}
+        self.groups = {number: merged[number] for number in sorted(merged)}
+
+    def _settle(self, version: int, size: int) -> None:
+        self.outstanding[version] -= size
+        if not self.outstanding[version]:
+            del self.outstanding[version]
+
+    def slack(self) -> Iterator[tuple[int, int]]:
+        """For each version with outstanding samples, oldest first: (version, samples that may be lent before its deadline binds)."""
+        older = 0
+        for version in sorted(self.outstanding):
+            older += self.outstanding[version]
+            yield version, self.settings.limit(version) - self.consumed - older

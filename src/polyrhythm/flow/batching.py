@@ -1,0 +1,53 @@
+"""When waiting requests become a batch: the one place to change for another batching rule.
+
+`dynamic`: a batch is due when max_rows rows or max_requests requests wait, when the oldest has waited max_wait_s, or
+when every live slot waits, so that nothing more can come. The clock starts at the oldest pending request, not
+when the generator becomes idle.
+`lockstep`: all batches are due at once, when every live slot waits and every generator is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from polyrhythm.flow.records import Request
+from polyrhythm.flow.settings import FlowSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What an idle generator could be given: requests, their rows, arrival of the oldest; `complete`: every live slot waits."""
+
+    requests: int
+    rows: int
+    oldest: float
+    complete: bool
+
+
+def is_due(waiting: Waiting, settings: FlowSettings, now: float) -> bool:
+    """Whether an idle generator starts a batch now (`dynamic`)."""
+    if not waiting.requests:
+        return False
+    full = waiting.rows >= settings.max_rows or waiting.requests >= settings.max_requests
+    return full or waiting.complete or now >= due_at(waiting.oldest, settings)
+
+
+def due_at(oldest: float, settings: FlowSettings) -> float:
+    """When the batch becomes due if nothing else arrives. oldest: arrival of the oldest request, infinite for none."""
+    return oldest + settings.max_wait_s
+
+
+def split_evenly(requests: Sequence[Request], parts: int) -> list[tuple[Request, ...]]:
+    """Consecutive shares of about equal rows, for `lockstep` over several generators.
+
+    The share of a request is where its middle row falls: 4 requests of 2 rows over 3 parts give 2 + 1 + 1 or similar,
+    never a split request.
+    """
+    total = sum(request.rows for request in requests)
+    shares: list[list[Request]] = [[] for _ in range(parts)]
+    before = 0
+    for request in requests:
+        shares[min(parts - 1, (2 * before + request.rows) * parts // (2 * total))].append(request)
+        before += request.rows
+    return [tuple(share) for share in shares]

@@ -1,0 +1,75 @@
+"""Records and component states as plain JSON-able data, and back.
+
+Used for saving the conductor, for event traces and for messages. Encoded forms: a dataclass is
+`{"$": "Name", field: …}`, a tuple `{"()": […]}`, a dict with keys other than strings `{"{}": [[k, v], …]}`, an
+infinite float `{"f": "inf"}`; everything else is itself. Fields marked `metadata=UNSAVED` are supplied at decoding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+#: Marks a dataclass field that is configuration, not state: it is left out and given again at decoding.
+UNSAVED: Mapping[str, bool] = {"unsaved": True}
+
+
+class Codec:
+    """Encodes instances of the given dataclasses and enums."""
+
+    def __init__(self, types: Iterable[type]) -> None:
+        self._types = {t.__name__: t for t in types}
+
+    def encode(self, value: Any) -> Any:  # noqa: PLR0911 - one line per kind of value
+        if isinstance(value, Enum):
+            return {"e": [type(value).__name__, value.value]}
+        if value is None or isinstance(value, bool | int | str):
+            return value
+        if isinstance(value, float):
+            return value if math.isfinite(value) else {"f": str(value)}
+        if isinstance(value, tuple):
+            return {"()": [self.encode(item) for item in value]}
+        if isinstance(value, deque):
+            return {"deque": [self.encode(item) for item in value]}
+        if isinstance(value, list):
+            return [self.encode(item) for item in value]
+        if isinstance(value, dict):
+            return {"{}": [[self.encode(key), self.encode(item)] for key, item in value.items()]}
+        if is_dataclass(value) and type(value).__name__ in self._types:
+            saved = {f.name: self.encode(getattr(value, f.name)) for f in fields(value) if not f.metadata.get("unsaved")}
+            return {"$": type(value).__name__, **saved}
+        raise TypeError(f"{type(value).__name__} is not plain data and not a known record")
+
+    def decode(self, data: Any, given: Mapping[str, Any] | None = None) -> Any:  # noqa: PLR0911 - one line per kind of value
+        if isinstance(data, list):
+            return [self.decode(item, given) for item in data]
+        if not isinstance(data, dict):
+            return data
+        if "$" in data:
+            return self._decode_record(data, given or {})
+        kind, content = next(iter(data.items()))
+        if kind == "e":
+            return self._types[content[0]](content[1])
+        if kind == "f":
+            return float(content)
+        if kind == "()":
+            return tuple(self.decode(item, given) for item in content)
+        if kind == "deque":
+            return deque(self.decode(item, given) for item in content)
+        if kind == "{}":
+            return {self.decode(key, given): self.decode(item, given) for key, item in content}
+        raise ValueError(f"unknown encoding {kind!r}; the data was written by another version")
+
+    def _decode_record(self, data: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+        cls = self._types.get(data["$"])
+        if cls is None:
+            raise ValueError(f"unknown record {data['$']!r}; the data was written by another version")
+        content = {name: self.decode(item, given) for name, item in data.items() if name != "$"}
+        for f in fields(cls):
+            if f.metadata.get("unsaved"):
+                content[f.name] = given[f.name]
+        return cls(**content)

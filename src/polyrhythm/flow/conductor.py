@@ -1,0 +1,303 @@
+"""The conductor: events and the time in, commands out.
+
+It composes the parts that decide: `rollout` (tickets, rows, admission, buffer, ledger), `dispatch` (requests and
+batches), `versions` (weights) and `lending` (the trainer). It has no clock, no I/O, no threads; the same events
+at the same times give the same commands, whoever drives it.
+
+Invariants after every event: the ledger balances; an idle generator has no due batch; an idle trainer has no
+complete update; no row asks while a ticket is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from polyrhythm.flow.admission import Admission
+from polyrhythm.flow.buffer import SampleBuffer
+from polyrhythm.flow.codec import Codec
+from polyrhythm.flow.dispatch import Dispatch
+from polyrhythm.flow.evaluation import Evaluations, EvaluationState
+from polyrhythm.flow.generators import GeneratorState
+from polyrhythm.flow.groups import Group, Sample
+from polyrhythm.flow.ledger import SampleLedger, State
+from polyrhythm.flow.lending import Lending
+from polyrhythm.flow.records import (
+    ApplyWeights,
+    Batch,
+    BatchDone,
+    Checkpointed,
+    Command,
+    Evaluate,
+    Event,
+    GeneratorJoined,
+    Halt,
+    Published,
+    RefuseRequest,
+    Request,
+    RequestArrived,
+    SampleFailed,
+    SampleFinished,
+    SimulatorJoined,
+    StationLost,
+    TargetReached,
+    Ticket,
+    TrainerJoined,
+    TrainUntil,
+    UpdateDone,
+    Wake,
+    WeightsApplied,
+)
+from polyrhythm.flow.requests import Key, Pool, RequestQueue, by_arrival
+from polyrhythm.flow.rollout import Rollout
+from polyrhythm.flow.routing import Router
+from polyrhythm.flow.settings import FlowSettings
+from polyrhythm.flow.sharding import load_function
+from polyrhythm.flow.slots import Ask, EnvBatchState, Rows, SlotState
+from polyrhythm.flow.versions import VersionLedger
+
+_STATES = (
+    *(Admission, Ask, Batch, Dispatch, EnvBatchState, EvaluationState, Evaluations, GeneratorState, Group, Lending, Pool),
+    *(Request, RequestQueue, Rollout, Router, Rows, Sample, SampleBuffer, SampleLedger, SlotState, State, Ticket, VersionLedger),
+)
+_CODEC = Codec(_STATES)
+
+
+class Conductor:
+    """Decides for one run. `refused` counts events of stations that are no longer present."""
+
+    def __init__(self, settings: FlowSettings) -> None:
+        self.settings = settings
+        self.versions = VersionLedger(settings)
+        self.rollout = Rollout(
+            settings, Rows(), Admission(settings), SampleBuffer(settings), SampleLedger(), Evaluations()
+        )
+        self.dispatch = Dispatch(settings, RequestQueue(_queue_key(settings)), Router(settings.routing))
+        self.lending = Lending(settings)
+        self.epochs: dict[str, int] = {}
+        self.announced = 0
+        self.refused = 0
+
+    # ------------------------------------------------------------ the two entry points
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take note of the event and return what is to be done about it, in order."""
+        if self._is_outdated(event):
+            self.refused += 1
+            return []
+        commands = _HANDLERS[type(event)](self, event, now)
+        if type(event) not in _FLOW_EVENTS:
+            commands += self._settle(now, weights=type(event) in _WEIGHT_EVENTS or self.versions.waiting)
+        elif self.versions.waiting:
+            commands += self._apply_weights()
+        commands += self.dispatch.serve(self.rollout.rows, now)
+        return commands
+
+    def deadline(self) -> float:
+        """When a `Wake` is due if nothing happens before; infinite when time alone changes nothing."""
+        return min(self.dispatch.deadline(), self.rollout.next_expiry())
+
+    @property
+    def ledger(self) -> SampleLedger:
+        return self.rollout.ledger
+
+    # ------------------------------------------------------------ saving
+
+    def save(self) -> dict[str, Any]:
+        """The whole state as JSON-able data. To resume without the stations, restore and report each `StationLost`."""
+        parts = {name: _CODEC.encode(getattr(self, name)) for name in ("versions", "rollout", "dispatch", "lending")}
+        return {**parts, "epochs": dict(self.epochs), "announced": self.announced, "refused": self.refused}
+
+    @classmethod
+    def restore(cls, settings: FlowSettings, data: dict[str, Any]) -> Conductor:
+        """The conductor that `save` described, under the same settings."""
+        conductor = cls(settings)
+        given = {"settings": settings, "key": conductor.dispatch.queue.key}
+        for name in ("versions", "rollout", "dispatch", "lending"):
+            setattr(conductor, name, _CODEC.decode(data[name], given))
+        conductor.epochs = dict(data["epochs"])
+        conductor.announced, conductor.refused = data["announced"], data["refused"]
+        return conductor
+
+    # ------------------------------------------------------------ deciding
+
+    def _settle(self, now: float, *, weights: bool) -> list[Command]:
+        """Whatever may have become possible besides batches: weights, an evaluation, tickets, the next update, the end."""
+        rollout, versions = self.rollout, self.versions
+        commands: list[Command] = self._refuse_quieted()
+        commands += rollout.settle_evaluation()
+        if weights:
+            commands += self._apply_weights()
+        evaluations = rollout.evaluations
+        if evaluations.current and not evaluations.begun and not rollout.ledger.running and not versions.waiting:
+            evaluations.begun = versions.applied >= 0
+            commands += rollout.settle_evaluation()
+        if versions.applied >= 0:
+            training = not versions.draining and not evaluations.queue
+            commands += rollout.grant(versions.applied, now, training=training)
+        commands += self.lending.lend(versions, rollout)
+        if rollout.ledger.dropped_total > self.settings.max_dropped:
+            commands.append(Halt(f"{rollout.ledger.dropped_total} samples were dropped: {rollout.ledger.dropped}"))
+        target = rollout.admission.target
+        if self.announced < target <= min(versions.trained, versions.applied):
+            self.announced = target
+            commands.append(TargetReached(target))
+        return commands
+
+    def _apply_weights(self) -> list[Command]:
+        generators = self.dispatch.generators.values()
+        quiet = not self.rollout.ledger.running
+        due = self.versions.due(generators, quiet=quiet, pinned=self.rollout.evaluations.begun)
+        for generator in due:
+            generator.applying = self.versions.published
+        self.dispatch.set_idle(generators, self.versions)
+        return [ApplyWeights(generator.name, self.versions.published) for generator in due]
+
+    def _refuse_quieted(self) -> list[Command]:
+        """A slot whose rows were all cancelled may still have a request in the queue: tell it why not."""
+        commands: list[Command] = []
+        rows = self.rollout.rows
+        for name in rows.quieted:
+            slot = rows.slots.get(name)
+            request = self.dispatch.queue.remove(name) if slot is not None and not slot.tickets else None
+            if slot is not None and request is not None:
+                slot.request = None
+                commands.append(RefuseRequest(slot.simulator, name, request.sequence, "its rows were cancelled"))
+        rows.quieted.clear()
+        return commands
+
+    # ------------------------------------------------------------ noting
+
+    def _is_outdated(self, event: Event) -> bool:
+        name = _SENDER.get(type(event))
+        return name is not None and self.epochs.get(getattr(event, name)) != event.epoch  # type: ignore[union-attr]
+
+    def _present(self, station: str, epoch: int, now: float) -> list[Command]:
+        """A station joins; an earlier incarnation of it that was not reported lost is lost now."""
+        commands: list[Command] = []
+        if station in self.epochs:
+            commands = self._on_lost(StationLost(station, self.epochs[station], "replaced"), now)
+        self.epochs[station] = epoch
+        return commands
+
+    def _on_simulator(self, event: SimulatorJoined, now: float) -> list[Command]:
+        commands = self._present(event.simulator, event.epoch, now)
+        self.rollout.rows.join(event.simulator, event.batches)
+        return commands
+
+    def _on_generator(self, event: GeneratorJoined, now: float) -> list[Command]:
+        commands = self._present(event.generator, event.epoch, now)
+        self.dispatch.join(GeneratorState(event.generator, event.epoch, event.version))
+        self.versions.note_applied(self.dispatch.generators.values())
+        return commands
+
+    def _on_trainer(self, event: TrainerJoined, now: float) -> list[Command]:
+        commands = self._present(event.trainer, event.epoch, now)
+        return commands + self.lending.join(event.trainer, event.updates, self.versions, self.rollout)
+
+    def _on_lost(self, event: StationLost, now: float) -> list[Command]:
+        del self.epochs[event.station]
+        if event.station == self.lending.trainer:
+            self.lending.leave(self.rollout)
+        elif event.station in self.dispatch.generators:
+            self.dispatch.leave(event.station, self.rollout.rows)
+            self.versions.note_applied(self.dispatch.generators.values())
+        else:
+            gone = self.rollout.rows.leave(event.station)
+            for slot in gone:
+                self.dispatch.queue.remove(slot.name)
+            return self.rollout.abandon(gone)
+        return []
+
+    def _on_request(self, event: RequestArrived, now: float) -> list[Command]:
+        slot = self.rollout.rows.slots[event.slot]
+        assert slot.request is None, f"slot {slot.name} asked twice"
+        slot.request = Request(
+            slot=event.slot,
+            simulator=event.simulator,
+            sequence=event.sequence,
+            rows=event.rows,
+            version=event.version,
+            handle=event.handle,
+            arrived=now,
+            generator=slot.generator,
+            evaluation=event.evaluation,
+        )
+        self.dispatch.enqueue(slot.request, slot)
+        return []
+
+    def _on_batch_done(self, event: BatchDone, now: float) -> list[Command]:
+        generator = self.dispatch.generators[event.generator]
+        self.dispatch.finish(generator, self.rollout.rows)
+        self.dispatch.set_idle((generator,), self.versions)
+        return []
+
+    def _on_finished(self, event: SampleFinished, now: float) -> list[Command]:
+        return self.rollout.finish(event)
+
+    def _on_failed(self, event: SampleFailed, now: float) -> list[Command]:
+        return self.rollout.fail(event)
+
+    def _on_update(self, event: UpdateDone, now: float) -> list[Command]:
+        return self.lending.finish(self.versions, self.rollout)
+
+    def _on_published(self, event: Published, now: float) -> list[Command]:
+        self.versions.published = max(self.versions.published, event.version)
+        return []
+
+    def _on_applied(self, event: WeightsApplied, now: float) -> list[Command]:
+        generator = self.dispatch.generators[event.generator]
+        generator.version, generator.applying = event.version, None
+        self.versions.note_applied(self.dispatch.generators.values())
+        return []
+
+    def _on_checkpoint(self, event: Checkpointed, now: float) -> list[Command]:
+        self.lending.note_checkpoint(event.updates)
+        return []
+
+    def _on_target(self, event: TrainUntil, now: float) -> list[Command]:
+        self.rollout.admission.target = max(self.rollout.admission.target, event.version)
+        return []
+
+    def _on_evaluate(self, event: Evaluate, now: float) -> list[Command]:
+        self.rollout.evaluations.ask(event.name, event.episodes)
+        return []
+
+    def _on_wake(self, event: Wake, now: float) -> list[Command]:
+        return self.rollout.expire(now)
+
+
+_HANDLERS: dict[type, Callable[[Conductor, Any, float], list[Command]]] = {
+    SimulatorJoined: Conductor._on_simulator,
+    GeneratorJoined: Conductor._on_generator,
+    TrainerJoined: Conductor._on_trainer,
+    StationLost: Conductor._on_lost,
+    RequestArrived: Conductor._on_request,
+    BatchDone: Conductor._on_batch_done,
+    SampleFinished: Conductor._on_finished,
+    SampleFailed: Conductor._on_failed,
+    UpdateDone: Conductor._on_update,
+    Published: Conductor._on_published,
+    WeightsApplied: Conductor._on_applied,
+    Checkpointed: Conductor._on_checkpoint,
+    TrainUntil: Conductor._on_target,
+    Evaluate: Conductor._on_evaluate,
+    Wake: Conductor._on_wake,
+}
+
+
+#: Events that change neither tickets nor weights: all that they can cause is a batch.
+_FLOW_EVENTS = frozenset({RequestArrived, BatchDone})
+#: Events after which generators may have to take weights, even if no version waits.
+_WEIGHT_EVENTS = frozenset({GeneratorJoined, StationLost, Published, WeightsApplied})
+#: Where an event names the station that sent it, for those that an earlier incarnation may still send.
+_SENDER: dict[type, str] = {
+    StationLost: "station",
+    **dict.fromkeys((RequestArrived, SampleFinished, SampleFailed), "simulator"),
+    **dict.fromkeys((BatchDone, WeightsApplied), "generator"),
+    **dict.fromkeys((UpdateDone, Published), "trainer"),
+}
+
+
+def _queue_key(settings: FlowSettings) -> Key:
+    return cast(Key, load_function(settings.queue_key, "queue_key")) if settings.queue_key else by_arrival

@@ -1,0 +1,116 @@
+"""From waiting requests to batches: queue, batching rule and routing over the present generators.
+
+Invariants: a request is in the queue, in exactly one batch under way, or answered; an idle generator with a due batch
+never waits; a generator never serves a request whose tickets are newer than its weights.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from polyrhythm.flow.batching import Waiting, due_at, is_due, split_evenly
+from polyrhythm.flow.codec import UNSAVED
+from polyrhythm.flow.generators import GeneratorState
+from polyrhythm.flow.records import Batch, Request, Serve
+from polyrhythm.flow.requests import ANY, RequestQueue
+from polyrhythm.flow.routing import Router, next_idle
+from polyrhythm.flow.settings import FlowSettings
+from polyrhythm.flow.slots import Rows, SlotState
+from polyrhythm.flow.versions import VersionLedger
+
+
+@dataclass(slots=True)
+class Dispatch:
+    """idle: generators that could start a pass now. Every queued request belongs to a live slot."""
+
+    settings: FlowSettings = field(metadata=UNSAVED)
+    queue: RequestQueue
+    router: Router
+    generators: dict[str, GeneratorState] = field(default_factory=dict)
+    idle: dict[str, None] = field(default_factory=dict)
+    batches: int = 0
+
+    def join(self, generator: GeneratorState) -> None:
+        self.generators[generator.name] = generator
+        self.generators = {name: self.generators[name] for name in sorted(self.generators)}
+
+    def leave(self, name: str, rows: Rows) -> None:
+        """Its batch goes back to the queue with the old arrival times; what was bound to it is anybody's."""
+        generator = self.generators.pop(name)
+        self.idle.pop(name, None)
+        self.queue.move_all(name, ANY)
+        for request in generator.batch.requests if generator.batch else ():
+            slot = rows.slots.get(request.slot)
+            if slot is not None and slot.request == request:
+                self.enqueue(request, slot)
+
+    def enqueue(self, request: Request, slot: SlotState) -> None:
+        self.queue.push(request, self.router.pool(request.generator, slot.ordinal, list(self.generators)))
+
+    def finish(self, generator: GeneratorState, rows: Rows) -> None:
+        """The generator's pass is over and its replies are out."""
+        for request in generator.batch.requests if generator.batch else ():
+            slot = rows.slots.get(request.slot)
+            if slot is not None and slot.request == request:
+                slot.request = None
+        generator.batch = None
+
+    def set_idle(self, generators: Iterable[GeneratorState], versions: VersionLedger) -> None:
+        """Note which of these generators could start a pass."""
+        for generator in generators:
+            if not generator.busy and versions.is_live(generator):
+                self.idle[generator.name] = None
+            else:
+                self.idle.pop(generator.name, None)
+
+    def serve(self, rows: Rows, now: float) -> list[Serve]:
+        """Start every batch that is due."""
+        if not self.idle or not len(self.queue):
+            return []
+        complete = len(self.queue) == rows.live
+        if self.settings.batching == "lockstep":
+            return self._serve_all() if complete else []
+        started = []
+        for name in [name for name in self.queue.bound if name in self.idle]:
+            if self._is_due((ANY, name), complete, now):
+                started.append(self._start_next(self.generators[name]))
+        while self.idle and self._is_due((ANY,), complete, now):
+            started.append(self._start_next(next_idle(self.generators[name] for name in self.idle)))
+        return started
+
+    def _is_due(self, pools: tuple[str, ...], complete: bool, now: float) -> bool:
+        return is_due(Waiting(*self.queue.view(pools), complete), self.settings, now)
+
+    def _start_next(self, generator: GeneratorState) -> Serve:
+        settings = self.settings
+        return self._start(generator, self.queue.take((ANY, generator.name), settings.max_rows, settings.max_requests))
+
+    def deadline(self) -> float:
+        """When the next batch of an idle generator becomes due by the clock; infinite if none waits."""
+        if not self.idle or not len(self.queue) or self.settings.batching == "lockstep":
+            return float("inf")
+        _, _, oldest = self.queue.view([ANY, *(name for name in self.queue.bound if name in self.idle)])
+        return due_at(oldest, self.settings)
+
+    def _serve_all(self) -> list[Serve]:
+        if len(self.idle) < len(self.generators):
+            return []
+        generators = list(self.generators.values())
+        common = self.queue.take((ANY,), sys.maxsize, len(self.queue))
+        shares = split_evenly(common, len(generators)) if common else [()] * len(generators)
+        started = []
+        for generator, share in zip(generators, shares, strict=True):
+            own = self.queue.take((generator.name,), sys.maxsize, len(self.queue))
+            if share or own:
+                started.append(self._start(generator, share + own))
+        return started
+
+    def _start(self, generator: GeneratorState, requests: tuple[Request, ...]) -> Serve:
+        assert all(request.version <= generator.version for request in requests), "weights older than a ticket"
+        self.batches += 1
+        generator.batch = Batch(self.batches, generator.name, requests)
+        generator.served_rows += sum(request.rows for request in requests)
+        del self.idle[generator.name]
+        return Serve(generator.name, generator.batch)

@@ -1,0 +1,63 @@
+"""Evaluations: episodes of their own, run with one version of the weights while training tickets wait.
+
+Their tickets are numbered -1, -2, … and never enter the training ledger or an update. Seeds and noise come from the
+episode alone, so the same episodes before and after training face the same states and the same noise.
+
+Invariant: per evaluation, wanted = waiting + running + finished + dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from polyrhythm.flow.admission import mix
+from polyrhythm.flow.records import Episode, Ticket
+
+
+@dataclass(slots=True)
+class EvaluationState:
+    """The evaluation under way (the first of `queue` when it begins)."""
+
+    name: str
+    wanted: int
+    waiting: deque[Ticket]
+    running: int = 0
+    finished: int = 0
+    dropped: int = 0
+
+    @property
+    def done(self) -> bool:
+        return self.finished + self.dropped == self.wanted
+
+
+@dataclass(slots=True)
+class Evaluations:
+    """queue: evaluations asked for, the first one under way once it may begin."""
+
+    queue: deque[EvaluationState] = field(default_factory=deque)
+    tickets: int = 0
+    begun: bool = False
+
+    def ask(self, name: str, episodes: Sequence[Episode]) -> None:
+        waiting = deque(self._ticket(name, episode) for episode in episodes)
+        self.queue.append(EvaluationState(name, len(waiting), waiting))
+
+    def _ticket(self, name: str, episode: Episode) -> Ticket:
+        self.tickets += 1
+        return Ticket(
+            number=-self.tickets,
+            group=-self.tickets,
+            task=episode.task,
+            instruction=episode.instruction,
+            seed=episode.seed,
+            noise=mix(episode.seed, 3),
+            version=0,
+            greedy=episode.greedy,
+            evaluation=name,
+        )
+
+    @property
+    def current(self) -> EvaluationState | None:
+        return self.queue[0] if self.queue else None

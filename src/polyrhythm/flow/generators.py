@@ -1,0 +1,23 @@
+"""What the conductor knows of one generator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polyrhythm.flow.records import Batch
+
+
+@dataclass(slots=True)
+class GeneratorState:
+    """version: weights that it holds (-1: none yet); applying: version on its way in; batch: the pass under way."""
+
+    name: str
+    epoch: int
+    version: int = -1
+    applying: int | None = None
+    batch: Batch | None = None
+    served_rows: int = 0
+
+    @property
+    def busy(self) -> bool:
+        return self.batch is not None or self.applying is not None

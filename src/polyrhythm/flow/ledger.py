@@ -1,0 +1,80 @@
+"""Where every training sample is: nothing is trained twice, none vanishes.
+
+Invariant, at every event: started = trained + lent + buffered + running + reissuing + dropped + rolled_back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """Present place of a sample. The last three are final."""
+
+    RUNNING = "running"
+    REISSUING = "reissuing"
+    BUFFERED = "buffered"
+    LENT = "lent"
+    TRAINED = "trained"
+    ROLLED_BACK = "rolled_back"
+    DROPPED = "dropped"
+
+
+#: What may follow what; anything else is a bug of ours.
+_FOLLOWS: dict[State, frozenset[State]] = {
+    State.RUNNING: frozenset({State.BUFFERED, State.REISSUING, State.DROPPED}),
+    State.REISSUING: frozenset({State.RUNNING, State.DROPPED}),
+    State.BUFFERED: frozenset({State.LENT, State.DROPPED}),
+    State.LENT: frozenset({State.TRAINED, State.BUFFERED}),
+    State.TRAINED: frozenset({State.ROLLED_BACK}),
+}
+
+
+@dataclass(slots=True)
+class SampleLedger:
+    """Counts of samples by state; `dropped` is by reason."""
+
+    started: int = 0
+    running: int = 0
+    reissuing: int = 0
+    buffered: int = 0
+    lent: int = 0
+    trained: int = 0
+    rolled_back: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+
+    def start(self) -> None:
+        self.started += 1
+        self.running += 1
+
+    def move(self, source: State, target: State, count: int = 1, reason: str = "") -> None:
+        assert target in _FOLLOWS[source], f"a sample cannot go from {source} to {target}"
+        setattr(self, source, getattr(self, source) - count)
+        if target is State.DROPPED:
+            self.dropped[reason] = self.dropped.get(reason, 0) + count
+        else:
+            setattr(self, target, getattr(self, target) + count)
+        assert getattr(self, source) >= 0, f"more samples left {source} than ever came"
+
+    @property
+    def dropped_total(self) -> int:
+        return sum(self.dropped.values())
+
+    @property
+    def imbalance(self) -> int:
+        """started minus all places; zero, or the run is wrong."""
+        places = self.trained + self.lent + self.buffered + self.running + self.reissuing + self.rolled_back
+        return self.started - places - self.dropped_total
+
+    def as_dict(self) -> dict[str, int | dict[str, int]]:
+        return {
+            "started": self.started,
+            "trained": self.trained,
+            "lent": self.lent,
+            "buffered": self.buffered,
+            "running": self.running,
+            "reissuing": self.reissuing,
+            "rolled_back": self.rolled_back,
+            "dropped": dict(self.dropped),
+        }

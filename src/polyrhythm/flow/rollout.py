@@ -1,0 +1,230 @@
+"""Tickets on their way: granted to rows, run, finished, lost, granted again or dropped.
+
+Life of a ticket: running → buffered (here ends this module's care), or running → reissuing → running … → dropped with
+its group after `max_attempts`. A row is asked back at once when its ticket ends, by whatever way.
+
+Invariant: every running ticket occupies one row of a present simulator; every cancelled one occupies its row until the
+simulator answers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from polyrhythm.flow.admission import Admission
+from polyrhythm.flow.buffer import SampleBuffer
+from polyrhythm.flow.codec import UNSAVED
+from polyrhythm.flow.evaluation import Evaluations
+from polyrhythm.flow.groups import Group, Sample
+from polyrhythm.flow.ledger import SampleLedger, State
+from polyrhythm.flow.records import (
+    CancelRow,
+    Command,
+    End,
+    EvaluationDone,
+    Grant,
+    ReleasePayloads,
+    SampleEvaluated,
+    SampleFailed,
+    SampleFinished,
+    StartRows,
+    Ticket,
+)
+from polyrhythm.flow.settings import FlowSettings
+from polyrhythm.flow.slots import Ask, Rows, SlotState
+
+
+@dataclass(slots=True)
+class Rollout:
+    """samples: every ticket not finally settled; cancelling: (ticket, attempt) → (slot, row) until the simulator answers;
+    expiries: (time, ticket, attempt) in the order of granting."""
+
+    settings: FlowSettings = field(metadata=UNSAVED)
+    rows: Rows
+    admission: Admission
+    buffer: SampleBuffer
+    ledger: SampleLedger
+    evaluations: Evaluations
+    samples: dict[int, Sample] = field(default_factory=dict)
+    cancelling: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
+    expiries: deque[tuple[float, int, int]] = field(default_factory=deque)
+
+    # ------------------------------------------------------------ granting
+
+    def grant(self, version: int, now: float, *, training: bool) -> list[Command]:
+        """Give asking rows the tickets that are due at applied version `version`; those of an evaluation first."""
+        grants: dict[str, list[Grant]] = {}
+        while True:
+            evaluation = self.evaluations.current if self.evaluations.begun else None
+            fresh = evaluation is not None and bool(evaluation.waiting)
+            ask = self.rows.next_ask(fresh=fresh) if fresh or training else None
+            tickets = self._tickets(ask, version, fresh=fresh) if ask is not None else []
+            if ask is None or not tickets:
+                break
+            placed = self.rows.occupy(ask, [ticket.number for ticket in tickets])
+            for ticket, (slot, row) in zip(tickets, placed, strict=True):
+                self._run(ticket, slot, row, now)
+                resume = ask.parked and not ticket.evaluation
+                grants.setdefault(slot.name, []).append(Grant(row, ticket, resume))
+        return [StartRows(self.rows.slots[slot].simulator, slot, tuple(items)) for slot, items in grants.items()]
+
+    def _tickets(self, ask: Ask, version: int, *, fresh: bool) -> list[Ticket]:
+        tickets: list[Ticket] = []
+        while len(tickets) < len(ask.rows):
+            if fresh:
+                waiting = self.evaluations.queue[0].waiting
+                ticket = replace(waiting.popleft(), version=version) if waiting else None
+            else:
+                ticket = self.admission.next(version, self.samples)
+            if ticket is None:
+                break
+            tickets.append(ticket)
+        return tickets
+
+    def _run(self, ticket: Ticket, slot: SlotState, row: int, now: float) -> None:
+        sample = self.samples.get(ticket.number)
+        if ticket.evaluation:
+            self.evaluations.queue[0].running += 1
+        elif sample is None:
+            self.ledger.start()
+        else:
+            self.ledger.move(State.REISSUING, State.RUNNING)
+        self.samples[ticket.number] = Sample(ticket, slot=slot.name, row=row)
+        if math.isfinite(self.settings.episode_deadline_s):
+            self.expiries.append((now + self.settings.episode_deadline_s, ticket.number, ticket.attempt))
+
+    # ------------------------------------------------------------ ending
+
+    def finish(self, event: SampleFinished) -> list[Command]:
+        """A sample is complete; one that was cancelled meanwhile is thrown away."""
+        sample = self._vacate(event.ticket, event.attempt, parked=event.end is End.SEGMENT)
+        if sample is None:
+            return [ReleasePayloads((event.handle,))]
+        if sample.ticket.evaluation:
+            return self._finish_evaluation(sample, event)
+        self.ledger.move(State.RUNNING, State.BUFFERED)
+        sample.state, sample.handle, sample.oldest = State.BUFFERED, event.handle, event.oldest
+        group = self.admission.groups[sample.ticket.group]
+        group.finished += 1
+        if group.complete:
+            self.buffer.add(group)
+        return []
+
+    def _finish_evaluation(self, sample: Sample, event: SampleFinished) -> list[Command]:
+        ticket = sample.ticket
+        del self.samples[ticket.number]
+        evaluation = self.evaluations.queue[0]
+        evaluation.running -= 1
+        evaluation.finished += 1
+        result = SampleEvaluated(
+            ticket.evaluation,
+            ticket.task,
+            ticket.instruction,
+            ticket.greedy,
+            event.success,
+            event.episode_return,
+            event.oldest,
+        )
+        return [result, ReleasePayloads((event.handle,))]
+
+    def fail(self, event: SampleFailed) -> list[Command]:
+        """The simulator gave a sample up, or answers a cancellation."""
+        sample = self._vacate(event.ticket, event.attempt, parked=False)
+        return [] if sample is None else self._lose(sample, event.reason)
+
+    def expire(self, now: float) -> list[Command]:
+        """Cancel what ran past its deadline and let it go out again."""
+        commands: list[Command] = []
+        while self.expiries and self.expiries[0][0] <= now:
+            _, number, attempt = self.expiries.popleft()
+            sample = self.samples.get(number)
+            if sample is not None and sample.state is State.RUNNING and sample.ticket.attempt == attempt:
+                commands += [self._cancel(sample), *self._lose(sample, "deadline")]
+        return commands
+
+    def abandon(self, gone: Sequence[SlotState]) -> list[Command]:
+        """These slots went with their simulator, and all that ran in them."""
+        names = {slot.name for slot in gone}
+        self.cancelling = {key: place for key, place in self.cancelling.items() if place[0] not in names}
+        commands: list[Command] = []
+        for slot in gone:
+            for number in slot.tickets.values():
+                sample = self.samples.get(number)
+                if sample is not None and sample.state is State.RUNNING and sample.slot == slot.name:
+                    commands += self._lose(sample, "simulator lost")
+        return commands
+
+    def settle_evaluation(self) -> list[Command]:
+        """Report the evaluation under way if its last episode is in."""
+        evaluation = self.evaluations.current
+        if not self.evaluations.begun or evaluation is None or not evaluation.done:
+            return []
+        self.evaluations.queue.popleft()
+        self.evaluations.begun = False
+        return [EvaluationDone(evaluation.name, evaluation.finished, evaluation.dropped)]
+
+    def next_expiry(self) -> float:
+        """When the oldest running ticket runs out of time; infinite without a deadline."""
+        while self.expiries:
+            expires, number, attempt = self.expiries[0]
+            sample = self.samples.get(number)
+            if sample is not None and sample.state is State.RUNNING and sample.ticket.attempt == attempt:
+                return expires
+            self.expiries.popleft()
+        return math.inf
+
+    def _vacate(self, number: int, attempt: int, *, parked: bool) -> Sample | None:
+        """Free the row of this attempt; the sample if it was still wanted, None if it was cancelled."""
+        cancelled = self.cancelling.pop((number, attempt), None)
+        if cancelled is not None:
+            name, row = cancelled
+            self.rows.vacate(self.rows.slots[name], row, parked=False)
+            return None
+        sample = self.samples.get(number)
+        assert sample is not None and sample.state is State.RUNNING and sample.ticket.attempt == attempt, (
+            f"ticket {number}, attempt {attempt}, ended but was not running"
+        )
+        self.rows.vacate(self.rows.slots[sample.slot], sample.row, parked=parked)
+        return sample
+
+    def _cancel(self, sample: Sample) -> CancelRow:
+        ticket = sample.ticket
+        self.cancelling[ticket.number, ticket.attempt] = (sample.slot, sample.row)
+        return CancelRow(self.rows.slots[sample.slot].simulator, sample.slot, ticket.number, ticket.attempt)
+
+    def _lose(self, sample: Sample, reason: str) -> list[Command]:
+        """A running ticket did not finish: out again, or dropped with its group when it had its attempts."""
+        exhausted = sample.ticket.attempt >= self.settings.max_attempts
+        if sample.ticket.evaluation:
+            del self.samples[sample.ticket.number]
+            evaluation = self.evaluations.queue[0]
+            evaluation.running -= 1
+            if exhausted:
+                evaluation.dropped += 1
+            else:
+                evaluation.waiting.append(replace(sample.ticket, attempt=sample.ticket.attempt + 1))
+            return []
+        if exhausted:
+            return self.drop(self.admission.groups[sample.ticket.group], reason, already_off_row=sample)
+        self.ledger.move(State.RUNNING, State.REISSUING)
+        sample.state = State.REISSUING
+        self.admission.give_back(sample)
+        return []
+
+    def drop(self, group: Group, reason: str, already_off_row: Sample | None = None) -> list[Command]:
+        """Give up a group: running members are cancelled, finished ones released, its capacity is free for a new one."""
+        commands: list[Command] = []
+        if group.complete:
+            self.buffer.remove(group)
+        for number in group.members:
+            sample = self.samples.pop(number)
+            self.ledger.move(sample.state, State.DROPPED, reason=reason)
+            if sample.state is State.RUNNING and sample is not already_off_row:
+                commands.append(self._cancel(sample))
+            if sample.handle:
+                commands.append(ReleasePayloads((sample.handle,)))
+        self.admission.forget(group)
+        return commands

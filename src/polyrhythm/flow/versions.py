@@ -1,0 +1,88 @@
+"""Which weights exist, who holds which, and when a generator may take newer ones.
+
+A version is published after every K updates. `drain`: no training tickets while a version waits; it is applied once
+no training episode runs. `continue`: applied between two forward passes, generator by generator. At most one version
+waits; a newer one replaces it.
+
+Invariants: versions never go back; the applied version is at most what any live generator holds; a generator is live
+once it holds the applied version or a newer one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from polyrhythm.flow.codec import UNSAVED
+from polyrhythm.flow.generators import GeneratorState
+from polyrhythm.flow.settings import FlowSettings
+
+
+@dataclass(slots=True)
+class VersionLedger:
+    """trained: version of the trainer's weights; updates: in all; in_version: updates since `trained`;
+    published: newest that generators can fetch; applied: lowest that every live generator holds (-1: none yet)."""
+
+    settings: FlowSettings = field(metadata=UNSAVED)
+    trained: int = 0
+    updates: int = 0
+    in_version: int = 0
+    published: int = -1
+    applied: int = -1
+
+    @property
+    def waiting(self) -> bool:
+        """A published version is not applied yet."""
+        return self.published > self.applied
+
+    @property
+    def draining(self) -> bool:
+        """Training tickets wait for a version to be applied."""
+        return self.settings.on_update == "drain" and self.waiting
+
+    def count_update(self) -> bool:
+        """One update is trained; True if it completes a version."""
+        self.updates += 1
+        self.in_version += 1
+        if self.in_version < self.settings.sync_interval:
+            return False
+        self.in_version = 0
+        self.trained += 1
+        return True
+
+    def is_live(self, generator: GeneratorState) -> bool:
+        return generator.version >= 0 and generator.version >= self.applied
+
+    def note_applied(self, generators: Iterable[GeneratorState]) -> None:
+        """Raise the applied version to what all live generators hold."""
+        held = [generator.version for generator in generators if generator.version >= self.applied]
+        if held:
+            self.applied = max(self.applied, min(held))
+
+    def due(self, generators: Iterable[GeneratorState], *, quiet: bool, pinned: bool) -> list[GeneratorState]:
+        """The free generators that take the published version now.
+
+        quiet: no training episode runs; pinned: an evaluation holds the weights. A generator that is not live helps
+        nobody as it is, so it also takes the weights when that changes nothing for the others.
+        """
+        present = list(generators)
+        behind = [g for g in present if not g.busy and g.version < self.published]
+        allowed = not pinned and (quiet or self.settings.on_update == "continue")
+        if allowed or not any(self.is_live(g) for g in present):
+            return behind
+        return [g for g in behind if not self.is_live(g) and self.published == self.applied]
+
+    def restart(self, updates: int) -> tuple[int, bool]:
+        """A trainer came back with the weights of `updates` updates: (updates undone, whether their version must be published).
+
+        Within the present version the count simply goes back. Older weights are published under a new number, as
+        versions never go back.
+        """
+        undone = self.updates - updates
+        self.updates = updates
+        if undone <= self.in_version:
+            self.in_version -= undone
+            return undone, self.published < self.trained
+        self.trained = max(self.trained, self.published) + 1
+        self.in_version = 0
+        return undone, True
