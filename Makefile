@@ -1,0 +1,49 @@
+# make setup       the environment, in .venv (quick when nothing changed)
+# make quickstart  setup, then a tiny vision-language-action policy learns four manipulation tasks
+# make test        setup, then everything that a change must pass
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+STAMP := .venv/setup.stamp
+
+# On shared cores more threads per process are slower; say OMP_NUM_THREADS=8 to use more.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: setup quickstart test lint types contracts check clean
+.DEFAULT_GOAL := setup
+
+setup: $(STAMP)
+
+# Torch first and alone: its version decides which builds of the others fit.
+$(STAMP): pyproject.toml constraints.txt tools/render_libs.sh
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python" >&2; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv || { echo "Please run: apt-get install -y python3-venv" >&2; exit 1; }
+	$(BIN)/pip install -q -c constraints.txt torch
+	$(BIN)/pip install -q -c constraints.txt -e '.[metaworld,dev]'
+	tools/render_libs.sh $(BIN)/python
+	@touch $@
+
+quickstart: setup
+	$(BIN)/polyrhythm train quickstart
+
+lint: setup
+	$(BIN)/ruff check .
+
+types: setup
+	$(BIN)/mypy
+
+contracts: setup
+	$(BIN)/lint-imports --no-logo
+
+check: setup
+	$(BIN)/pytest --cov --cov-report=term
+
+# In this order, even under make -j: the quick ones first.
+test: setup
+	$(MAKE) --no-print-directory lint
+	$(MAKE) --no-print-directory types
+	$(MAKE) --no-print-directory contracts
+	$(MAKE) --no-print-directory check
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage dist build

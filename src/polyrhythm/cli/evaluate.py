@@ -1,0 +1,39 @@
+"""Measure a trained policy on held-out seeds: success rate with its Wilson 95% interval."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from polyrhythm.cli.numbers import count, whole
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "path", type=Path, metavar="RUN_OR_CHECKPOINT", help="folder of a run, or one of its checkpoints"
+    )
+    parser.add_argument("--episodes", type=count, default=128, metavar="N", help="episodes, dealt over the tasks (128)")
+    parser.add_argument("--seed", type=whole, default=3_000_000_000, metavar="S", help="first seed (3000000000)")
+    way = parser.add_mutually_exclusive_group()
+    way.add_argument("--greedy", action="store_true", default=True, help="take the most likely actions (default)")
+    way.add_argument("--sampled", action="store_false", dest="greedy", help="sample actions, as in training")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from polyrhythm.errors import RunFolderError
+
+    if not arguments.path.exists():
+        raise RunFolderError(f"{arguments.path} is not there; name the folder of a run or one of its checkpoints")
+    from polyrhythm.pipeline.evaluate import evaluate
+
+    result = evaluate(arguments.path, arguments.episodes, arguments.seed, arguments.greedy)
+    print(json.dumps(result, indent=2) if arguments.json else _sentence(result))
+    return 0
+
+
+def _sentence(result: dict[str, object]) -> str:
+    return ", ".join(
+        f"{name} {value:.3f}" if isinstance(value, float) else f"{name} {value}" for name, value in result.items()
+    )

@@ -1,0 +1,78 @@
+"""From the words of the command line to one command, and from its outcome to an exit status.
+
+Status 0: done; 2: the user's to solve, said in one line on stderr; 130: interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from polyrhythm import __version__
+from polyrhythm.errors import PolyrhythmError
+
+#: Command → what it does. Its module is polyrhythm.cli.<command>.
+COMMANDS = {
+    "train": "train a policy by a recipe",
+    "eval": "measure a trained policy on held-out seeds",
+    "simulate": "run the scheduler on a simulated cluster, in virtual time",
+    "bench": "measure a part of the system",
+}
+
+
+class CommandModule(Protocol):
+    """What the module of a command offers."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, arguments: argparse.Namespace) -> int: ...
+
+
+def entry() -> None:
+    """The installed script `polyrhythm`."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(words: Sequence[str]) -> int:
+    """Run one command; its exit status."""
+    # `module:Class` of the user's own is found in the working folder, as with `python -m`.
+    if os.getcwd() not in sys.path and "" not in sys.path:  # noqa: PTH109 - sys.path holds strings
+        sys.path.append(os.getcwd())  # noqa: PTH109
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    try:
+        return _dispatch(words)
+    except PolyrhythmError as error:
+        message = " ".join(str(error).split())
+        print(f"polyrhythm: error: {message}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("polyrhythm: interrupted", file=sys.stderr)
+        return 130
+
+
+def _dispatch(words: Sequence[str]) -> int:
+    command = words[0] if words else ""
+    if command not in COMMANDS:
+        _top_parser().parse_args(words or ["--help"])
+        raise AssertionError("argparse accepts no unknown command")
+    name = {"eval": "evaluate"}.get(command, command)
+    module = cast(CommandModule, importlib.import_module(f"polyrhythm.cli.{name}"))
+    parser = argparse.ArgumentParser(prog=f"polyrhythm {command}", description=(module.__doc__ or "").strip())
+    module.add_arguments(parser)
+    return module.run(parser.parse_intermixed_args(words[1:]))
+
+
+def _top_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="polyrhythm", description="Post-train robot policies, each part at its tempo."
+    )
+    parser.add_argument("--version", action="version", version=f"polyrhythm {__version__}")
+    commands = parser.add_subparsers(metavar="command", required=True)
+    for command, purpose in COMMANDS.items():
+        commands.add_parser(command, help=purpose, add_help=False)
+    return parser

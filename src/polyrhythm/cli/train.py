@@ -1,0 +1,38 @@
+"""Train a policy by a recipe; settings are overridden by section.key=value."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from datetime import datetime
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", help="a named recipe such as cartpole, or the path of a YAML file")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="section.key=value", help="settings that differ from the recipe"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of this run (default: runs/<recipe>/<time>)")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from polyrhythm.config import load_config, save_config
+    from polyrhythm.observe import new_run_folder, take_folder
+
+    config = load_config(arguments.recipe, arguments.overrides)
+    # Imported after the settings are known to be good: a wrong key answers at once.
+    from polyrhythm.pipeline.run import train
+
+    if arguments.out:
+        folder = take_folder(arguments.out)
+    else:
+        folder = new_run_folder(Path(config.out_dir), config.name, datetime.now().astimezone())
+    save_config(config, folder / "config.yaml")
+    summary = train(config, folder)
+    if arguments.json:
+        print(json.dumps(summary, indent=2))
+    else:
+        print(f"done: {folder / 'summary.json'}")
+    return 0

@@ -1,0 +1,39 @@
+"""The folder of one run: <root>/<recipe>/<time>, never shared and never overwritten."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+from polyrhythm.errors import RunFolderError
+
+
+def new_run_folder(root: Path, name: str, now: datetime) -> Path:
+    """Make <root>/<name>/<YYYYmmdd-HHMMSS>; runs that start in the same second get -2, -3, …
+
+    Making the folder is the claim to it, so two processes never get the same one.
+    """
+    parent = root / name
+    stamp = now.strftime("%Y%m%d-%H%M%S")
+    parent.mkdir(parents=True, exist_ok=True)
+    attempt = 1
+    while True:
+        folder = parent / (stamp if attempt == 1 else f"{stamp}-{attempt}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            attempt += 1
+        else:
+            return folder
+
+
+def take_folder(folder: Path) -> Path:
+    """Use a folder that the user named: it must be absent or empty."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        taken = any(folder.iterdir())
+    except OSError as error:
+        raise RunFolderError(f"folder {folder} cannot be made ({error.strerror}); name another") from error
+    if taken:
+        raise RunFolderError(f"folder {folder} is not empty; name another, a run never overwrites one")
+    return folder

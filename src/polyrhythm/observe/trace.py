@@ -1,0 +1,92 @@
+"""A timeline for Perfetto (ui.perfetto.dev) or chrome://tracing, from times that the caller gives.
+
+The times may be a clock's or a simulation's: seconds in, microseconds in the file. Every process and thread is a
+name; numbers are handed out in the order of appearance. The file is a JSON array written one event a line, so a
+run that is killed leaves a file that the viewers still open.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+
+class TraceWriter:
+    """Writes events as they come; `close` ends the array. Order of events does not matter to the viewers."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("w", encoding="utf-8")
+        self._file.write("[")
+        self._first = True
+        self._processes: dict[str, int] = {}
+        self._threads: dict[tuple[str, str], int] = {}
+
+    def complete(
+        self, process: str, thread: str, name: str, start_s: float, end_s: float, args: Mapping[str, Any] | None = None
+    ) -> None:
+        """A bar from start_s to end_s on a thread's line; `args` show when it is clicked."""
+        assert end_s >= start_s, f"{name} ends at {end_s} before it starts at {start_s}"
+        pid, tid = self._ids(process, thread)
+        # The end is rounded, not the length, so that bars which touch do not overlap.
+        start_us, end_us = _micros(start_s), _micros(end_s)
+        event = {"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": start_us, "dur": round(end_us - start_us, 3)}
+        self._write(event | ({"args": dict(args)} if args else {}))
+
+    def instant(
+        self, process: str, thread: str, name: str, time_s: float, args: Mapping[str, Any] | None = None
+    ) -> None:
+        """A mark on a thread's line."""
+        pid, tid = self._ids(process, thread)
+        event = {"ph": "i", "s": "t", "pid": pid, "tid": tid, "name": name, "ts": _micros(time_s)}
+        self._write(event | ({"args": dict(args)} if args else {}))
+
+    def counter(self, process: str, name: str, time_s: float, values: Mapping[str, float]) -> None:
+        """A stacked curve of one or more numbers, such as queue lengths."""
+        pid = self._process(process)
+        self._write({"ph": "C", "pid": pid, "tid": 0, "name": name, "ts": _micros(time_s), "args": dict(values)})
+
+    def close(self) -> None:
+        """End the array; a second call does nothing."""
+        if not self._file.closed:
+            self._file.write("\n]\n")
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ids(self, process: str, thread: str) -> tuple[int, int]:
+        pid = self._process(process)
+        tid = self._threads.get((process, thread))
+        if tid is None:
+            tid = self._threads[process, thread] = len(self._threads) + 1
+            self._name("thread", pid, tid, thread)
+        return pid, tid
+
+    def _process(self, process: str) -> int:
+        pid = self._processes.get(process)
+        if pid is None:
+            pid = self._processes[process] = len(self._processes) + 1
+            self._name("process", pid, 0, process)
+        return pid
+
+    def _name(self, kind: str, pid: int, tid: int, name: str) -> None:
+        self._write({"ph": "M", "pid": pid, "tid": tid, "name": f"{kind}_name", "args": {"name": name}})
+        order = {"sort_index": tid or pid}
+        self._write({"ph": "M", "pid": pid, "tid": tid, "name": f"{kind}_sort_index", "args": order})
+
+    def _write(self, event: Mapping[str, Any]) -> None:
+        self._file.write(("\n" if self._first else ",\n") + json.dumps(event, separators=(",", ":")))
+        self._first = False
+
+
+def _micros(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
