@@ -1,7 +1,7 @@
 """The contract of a policy: one interface for token, flow-matching, Gaussian and categorical heads.
 
-A policy's file declares a frozen pydantic settings model with a `type` literal and
-`build(env_spec) -> Policy` (an `nn.Module`); randomness in `act` comes from `noise_key` alone.
+A policy's file declares a frozen pydantic settings model with a `type` literal and `build(env_spec, seed) -> Policy`
+(an `nn.Module`, its parameters a function of the seed). Randomness in `act` comes from `noise_key` alone.
 """
 
 from __future__ import annotations

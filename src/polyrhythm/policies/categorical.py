@@ -1,0 +1,86 @@
+"""A categorical distribution over discrete actions, on flat observations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from polyrhythm.policies import distributions, noise
+from polyrhythm.policies.base import Act, Evaluation, Observations
+from polyrhythm.policies.mlp import Activation, FlatObservation, Mlp, seeded
+from polyrhythm.specs import EnvSpec
+
+
+class CategoricalSettings(BaseModel):
+    """MLP policy over discrete choices."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    type: Literal["categorical"] = "categorical"
+    hidden: int = Field(64, ge=1)
+    """Units per hidden layer, of the policy and of the value network."""
+    layers: int = Field(2, ge=0)
+    """Hidden layers of each network."""
+    activation: Activation = "tanh"
+    """Function after each hidden layer."""
+    chunk: int = Field(1, ge=1)
+    """Primitive actions per chunk step (C)."""
+    progress: bool = False
+    """Show the networks the share of the episode that has passed."""
+
+    def build(self, env_spec: EnvSpec, seed: int) -> CategoricalPolicy:
+        """The policy for this environment, its parameters a function of `seed`."""
+        with seeded(seed):
+            return CategoricalPolicy(self, env_spec)
+
+
+class CategoricalPolicy(nn.Module):
+    """Each of the C·A entries is drawn on its own from softmax(logits(obs)).
+
+    forward_inputs = {"tokens": int64 [B,C,A]}.
+    """
+
+    def __init__(self, settings: CategoricalSettings, env_spec: EnvSpec) -> None:
+        super().__init__()
+        action = env_spec.action
+        if action.kind != "discrete" or action.choices < 1:
+            raise ValueError(
+                f"policy.type = 'categorical' needs discrete actions with at least one choice, the environment's are "
+                f"{action.kind!r} with {action.choices} choices: use policy.type = 'gaussian' or 'tiny_vla'"
+            )
+        self.chunk, self.action_dim, self.choices = settings.chunk, action.dim, action.choices
+        self.exact, self.tolerance = True, 1e-5
+        self.flat = FlatObservation(env_spec, settings.progress)
+        shape = (settings.hidden, settings.layers, settings.activation)
+        self.actor = Mlp(self.flat.size, self.chunk * self.action_dim * self.choices, *shape, output_gain=0.01)
+        self.critic = Mlp(self.flat.size, 1, *shape, output_gain=1.0)
+
+    @torch.no_grad()
+    def act(self, obs: Observations, greedy: Tensor, noise_key: Tensor) -> Act:
+        x = self.flat(obs)
+        log_p = self._log_p(x)
+        draws = noise.uniform(noise_key, self.chunk * self.action_dim).view(log_p.shape[:-1])
+        tokens = distributions.categorical_sample(log_p, draws, greedy)
+        logprob = distributions.categorical_logprob(log_p, tokens)
+        return Act(tokens, logprob, self.critic(x).squeeze(1), {"tokens": tokens})
+
+    def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
+        x = self.flat(obs)
+        log_p = self._log_p(x)
+        logprob = distributions.categorical_logprob(log_p, forward_inputs["tokens"])
+        return Evaluation(logprob, self.critic(x).squeeze(1), distributions.categorical_entropy(log_p))
+
+    def value(self, obs: Observations) -> Tensor:
+        value: Tensor = self.critic(self.flat(obs)).squeeze(1)
+        return value
+
+    def sft_loss(self, obs: Observations, actions: Tensor) -> Tensor:
+        """Mean cross entropy per entry of actions [B,C,A] int64."""
+        return -distributions.categorical_logprob(self._log_p(self.flat(obs)), actions.long()).mean()
+
+    def _log_p(self, x: Tensor) -> Tensor:
+        return distributions.log_probs(self.actor(x).view(-1, self.chunk, self.action_dim, self.choices))

@@ -1,0 +1,60 @@
+"""Log-prob, entropy, mode and sample of the two action distributions; in float32 whatever the backbone's dtype.
+
+Pure functions of tensors. Noise comes in as an argument (`polyrhythm.policies.noise`).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+
+
+def log_probs(logits: Tensor) -> Tensor:
+    """Normalised log-probabilities over the last axis: [..., K] -> [..., K] float32."""
+    return torch.log_softmax(logits, dim=-1, dtype=torch.float32)
+
+
+def categorical_logprob(log_p: Tensor, tokens: Tensor) -> Tensor:
+    """Log-prob of each token: log_p [..., K] float32, tokens [...] int64 -> [...] float32."""
+    return log_p.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+
+def categorical_entropy(log_p: Tensor) -> Tensor:
+    """Entropy in nats: log_p [..., K] -> [...]."""
+    return -(log_p.exp() * log_p).sum(-1)
+
+
+def categorical_sample(log_p: Tensor, uniform: Tensor, greedy: Tensor) -> Tensor:
+    """Token by inverse CDF, or the mode where `greedy`.
+
+    log_p [B,...,K] float32, uniform [B,...] in (0,1), greedy [B] bool -> [B,...] int64.
+    One uniform number per token, where the Gumbel trick needs K.
+    """
+    cdf = log_p.exp().cumsum(-1)
+    drawn = (cdf <= uniform.unsqueeze(-1) * cdf[..., -1:]).sum(-1).clamp_(max=log_p.shape[-1] - 1)
+    return torch.where(_rowwise(greedy, drawn), log_p.argmax(-1), drawn)
+
+
+def normal_logprob(x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+    """Log-density of each entry of a diagonal normal: broadcast float32 tensors -> their common shape."""
+    z = (x.float() - mean.float()) * torch.exp(-log_std.float())
+    return -0.5 * z * z - (log_std.float() + _HALF_LOG_2PI)
+
+
+def normal_entropy(log_std: Tensor) -> Tensor:
+    """Differential entropy of each entry in nats."""
+    return log_std.float() + (0.5 + _HALF_LOG_2PI)
+
+
+def normal_sample(mean: Tensor, log_std: Tensor, noise: Tensor, greedy: Tensor) -> Tensor:
+    """mean + std·noise, or the mean where `greedy`: mean and noise [B,...], log_std broadcast, greedy [B] bool."""
+    mean = mean.float()
+    return torch.where(_rowwise(greedy, mean), mean, mean + torch.exp(log_std.float()) * noise)
+
+
+def _rowwise(flags: Tensor, like: Tensor) -> Tensor:
+    return flags.view(-1, *(1,) * (like.dim() - 1))

@@ -1,0 +1,111 @@
+"""A diagonal normal over continuous actions, with a state-independent spread, on flat observations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from polyrhythm.policies import distributions, noise
+from polyrhythm.policies.base import Act, Evaluation, Observations
+from polyrhythm.policies.mlp import Activation, FlatObservation, Mlp, seeded
+from polyrhythm.specs import ActionSpec, EnvSpec
+
+
+class GaussianSettings(BaseModel):
+    """MLP policy with a diagonal normal, for continuous actions."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    type: Literal["gaussian"] = "gaussian"
+    hidden: int = Field(64, ge=1)
+    """Units per hidden layer, of the policy and of the value network."""
+    layers: int = Field(2, ge=0)
+    """Hidden layers of each network."""
+    activation: Activation = "tanh"
+    """Function after each hidden layer."""
+    chunk: int = Field(1, ge=1)
+    """Primitive actions per chunk step (C)."""
+    init_log_std: float = Field(-0.5, ge=-10.0, le=2.0)
+    """Log of the initial spread, in units of half the action range."""
+    progress: bool = False
+    """Show the networks the share of the episode that has passed."""
+
+    def build(self, env_spec: EnvSpec, seed: int) -> GaussianPolicy:
+        """The policy for this environment, its parameters a function of `seed`."""
+        with seeded(seed):
+            return GaussianPolicy(self, env_spec)
+
+
+class GaussianPolicy(nn.Module):
+    """u ~ N(mean(obs), std) in normalised units, the action is middle + half-range · clip(u, -1, 1).
+
+    The log-prob is that of u before clipping, a density in normalised units.
+    forward_inputs = {"raw": u [B,C,A] float32}.
+    """
+
+    middle: Tensor
+    half_range: Tensor
+
+    def __init__(self, settings: GaussianSettings, env_spec: EnvSpec) -> None:
+        super().__init__()
+        low, high = continuous_bounds(env_spec.action, "gaussian")
+        self.chunk, self.action_dim = settings.chunk, env_spec.action.dim
+        self.exact, self.tolerance = True, 1e-5
+        self.flat = FlatObservation(env_spec, settings.progress)
+        shape = (settings.hidden, settings.layers, settings.activation)
+        self.actor = Mlp(self.flat.size, self.chunk * self.action_dim, *shape, output_gain=0.01)
+        self.critic = Mlp(self.flat.size, 1, *shape, output_gain=1.0)
+        self.log_std = nn.Parameter(torch.full((self.chunk, self.action_dim), settings.init_log_std))
+        self.register_buffer("middle", (high + low) / 2, persistent=False)
+        self.register_buffer("half_range", (high - low) / 2, persistent=False)
+
+    @torch.no_grad()
+    def act(self, obs: Observations, greedy: Tensor, noise_key: Tensor) -> Act:
+        x = self.flat(obs)
+        mean = self._mean(x)
+        draws = noise.normal(noise_key, self.chunk * self.action_dim).view_as(mean)
+        raw = distributions.normal_sample(mean, self.log_std, draws, greedy)
+        logprob = distributions.normal_logprob(raw, mean, self.log_std)
+        actions = self.middle + self.half_range * raw.clamp(-1.0, 1.0)
+        return Act(actions, logprob, self.critic(x).squeeze(1), {"raw": raw})
+
+    def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
+        x = self.flat(obs)
+        mean = self._mean(x)
+        logprob = distributions.normal_logprob(forward_inputs["raw"], mean, self.log_std)
+        entropy = distributions.normal_entropy(self.log_std).expand_as(mean)
+        return Evaluation(logprob, self.critic(x).squeeze(1), entropy)
+
+    def value(self, obs: Observations) -> Tensor:
+        value: Tensor = self.critic(self.flat(obs)).squeeze(1)
+        return value
+
+    def sft_loss(self, obs: Observations, actions: Tensor) -> Tensor:
+        """Mean negative log-likelihood per entry of actions [B,C,A] in env units."""
+        raw = (actions.float() - self.middle) / self.half_range
+        return -distributions.normal_logprob(raw, self._mean(self.flat(obs)), self.log_std).mean()
+
+    def _mean(self, x: Tensor) -> Tensor:
+        mean: Tensor = self.actor(x).view(-1, self.chunk, self.action_dim)
+        return mean
+
+
+def continuous_bounds(action: ActionSpec, policy: str) -> tuple[Tensor, Tensor]:
+    """`low`, `high` [A] float32 of a bounded continuous action, or a ValueError that says what to change."""
+    if action.kind != "continuous":
+        raise ValueError(
+            f"policy.type = {policy!r} needs continuous actions, the environment's are {action.kind!r}: "
+            "use policy.type = 'categorical'"
+        )
+    bad = [(a, b) for a, b in zip(action.low, action.high, strict=True) if not (isfinite(a) and isfinite(b) and a < b)]
+    if bad or len(action.low) != action.dim:
+        raise ValueError(
+            f"policy.type = {policy!r} needs finite action bounds with low < high in all {action.dim} entries, got "
+            f"low = {action.low}, high = {action.high}: give the environment's action spec finite bounds"
+        )
+    return torch.tensor(action.low, dtype=torch.float32), torch.tensor(action.high, dtype=torch.float32)

@@ -1,0 +1,68 @@
+"""Counter-based noise: what a row draws depends on its key alone, never on its batch mates or the device's generator.
+
+    word[b, i] = mix(key[b] xor mix(stream, i))      (`polyrhythm.specs.hashing.mix`, the same bits in int64 torch)
+    uniform    = (top 23 bits of the word + ½) / 2^23, exact in float32, never 0 or 1
+
+Words and uniforms have the same bits on CPU and GPU. `normal` and `gumbel` go through log, cos and sin, whose last bits
+may differ between devices and torch versions: equal to about 1e-6, not bit-equal.
+Draw i of a stream does not depend on how many are drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from polyrhythm.specs.hashing import FIRST_MULTIPLIER, GOLDEN, SECOND_MULTIPLIER, mix
+
+_UNIFORM_BITS = 23
+_SCALE = 2.0**-_UNIFORM_BITS
+
+
+def _signed(word: int) -> int:
+    """The 64 bits as a two's complement integer, torch having no uint64 arithmetic."""
+    return word - (1 << 64) if word >> 63 else word
+
+
+_GOLDEN, _FIRST, _SECOND = _signed(GOLDEN), _signed(FIRST_MULTIPLIER), _signed(SECOND_MULTIPLIER)
+
+
+def mix_tensor(values: Tensor) -> Tensor:
+    """`mix(value)` of each int64 entry: int64 in 0..2^63-1. Arithmetic wraps, right shifts are masked."""
+    z = values ^ _GOLDEN
+    z.bitwise_xor_((z >> 30).bitwise_and_((1 << 34) - 1)).mul_(_FIRST)
+    z.bitwise_xor_((z >> 27).bitwise_and_((1 << 37) - 1)).mul_(_SECOND)
+    z.bitwise_xor_((z >> 31).bitwise_and_((1 << 33) - 1))
+    return z.bitwise_and_((1 << 63) - 1)
+
+
+@lru_cache(maxsize=256)
+def _counters(n: int, stream: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.tensor([mix(stream, i) for i in range(n)], dtype=torch.int64, device=device)
+
+
+def words(keys: Tensor, n: int, stream: int = 0) -> Tensor:
+    """n hash words per key: keys [B] int64 -> [B,n] int64 in 0..2^63-1. Streams are independent draws of one key."""
+    return mix_tensor(keys.unsqueeze(1) ^ _counters(n, stream, keys.device))
+
+
+def uniform(keys: Tensor, n: int, stream: int = 0) -> Tensor:
+    """Uniform noise in the open interval (0,1): keys [B] int64 -> [B,n] float32, a multiple of 2^-24."""
+    return (words(keys, n, stream) >> (63 - _UNIFORM_BITS)).to(torch.float32).add_(0.5).mul_(_SCALE)
+
+
+def normal(keys: Tensor, n: int, stream: int = 0) -> Tensor:
+    """Standard normal noise by Box-Muller: keys [B] int64 -> [B,n] float32, within ±5.8."""
+    pairs = uniform(keys, n + n % 2, stream).unflatten(1, (-1, 2))
+    radius = pairs[..., 0].log().mul_(-2.0).sqrt_()
+    angle = pairs[..., 1] * (2.0 * math.pi)
+    return torch.stack((radius * angle.cos(), radius * angle.sin()), dim=-1).flatten(1)[:, :n]
+
+
+def gumbel(keys: Tensor, n: int, stream: int = 0) -> Tensor:
+    """Standard Gumbel noise -log(-log u): keys [B] int64 -> [B,n] float32."""
+    return uniform(keys, n, stream).log_().neg_().log_().neg_()
