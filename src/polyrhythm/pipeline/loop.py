@@ -1,0 +1,172 @@
+"""The live loop: hear an event, ask the conductor, send its commands.
+
+    while not done:
+        event    ← launcher.receive(until the conductor's deadline)   # or Wake, when the deadline passed
+        commands ← conductor.handle(event, now)
+        launcher.send(each command)                                   # those for stations
+
+One wait, one owner. Everything that decides is in the conductor, everything that works is in a station.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from polyrhythm.errors import RunHalted
+from polyrhythm.flow import records
+from polyrhythm.flow.conductor import Conductor
+from polyrhythm.runtime.messages import Report
+
+
+class Launcher(Protocol):
+    """What the loop needs of a launcher."""
+
+    def send(self, command: records.Command) -> None: ...
+
+    def receive(self, timeout: float | None) -> records.Event | None: ...
+
+    def reports(self) -> list[Report]: ...
+
+    def outstanding(self) -> list[str]: ...
+
+
+class Observer(Protocol):
+    """Someone who watches; neither call may change anything."""
+
+    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None: ...
+
+    def reported(self, now: float, report: Report) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One entry of an event trace: what was heard, when, and what the conductor said."""
+
+    now: float
+    event: records.Event
+    commands: tuple[records.Command, ...]
+
+
+_FOR_THE_RUN = (records.SampleEvaluated, records.EvaluationDone, records.TargetReached, records.Halt)
+
+
+class Loop:
+    """Drives one conductor and one launcher.
+
+    observers: told of every decision and report, in order. stall_s: seconds without any event or report, and without a
+    deadline to wait for, after which the run is declared stuck. trace: every decision, if `record`.
+    """
+
+    def __init__(
+        self,
+        conductor: Conductor,
+        launcher: Launcher,
+        clock: Callable[[], float],
+        *,
+        observers: Sequence[Observer] = (),
+        stall_s: float = 60.0,
+        record: bool = False,
+    ) -> None:
+        self.conductor, self.launcher, self.clock = conductor, launcher, clock
+        self.observers = list(observers)
+        self.trace: list[Decision] = []
+        self._record, self._stall_s = record, stall_s
+        self._inbox: list[records.Command] = []
+
+    def tell(self, event: records.Event) -> None:
+        """Put an operator's event, or a station's joining, to the conductor now."""
+        self._decide(event)
+
+    def train_until(self, version: int) -> None:
+        """Go on until `version` versions are trained, published and applied."""
+        self.tell(records.TrainUntil(version))
+        self._run(lambda command: isinstance(command, records.TargetReached) and command.version >= version)
+
+    def evaluate(self, name: str, episodes: Sequence[records.Episode]) -> list[records.SampleEvaluated]:
+        """Run these episodes; their results in the order in which they finished."""
+        results: list[records.SampleEvaluated] = []
+
+        def done(command: records.Command) -> bool:
+            if isinstance(command, records.SampleEvaluated) and command.name == name:
+                results.append(command)
+            return isinstance(command, records.EvaluationDone) and command.name == name
+
+        self.tell(records.Evaluate(name, tuple(episodes)))
+        self._run(done)
+        return results
+
+    def _run(self, done: Callable[[records.Command], bool]) -> None:
+        """Go on until a command to the run satisfies `done`.
+
+        Consumes: events. Waits for: the launcher's next event or the conductor's deadline. Unblocked by: either.
+        Produces: commands to stations, decisions and reports to observers. Raises RunHalted when the conductor gives
+        up, or when nothing has happened for `stall_s` and no timer is set.
+        """
+        quiet_since = self.clock()
+        while not self._finished(done):
+            due, now = self.conductor.deadline(), self.clock()
+            if due <= now:
+                self._decide(records.Wake())
+                due = self.conductor.deadline()
+            until = min(due, quiet_since + self._stall_s)
+            event = self.launcher.receive(max(0.0, until - self.clock()))
+            if event is not None:
+                self._decide(event)
+                quiet_since = self.clock()
+            if self._pass_reports():
+                quiet_since = self.clock()
+            if event is None and self.clock() >= quiet_since + self._stall_s:
+                raise RunHalted(self._stalled())
+
+    def _finished(self, done: Callable[[records.Command], bool]) -> bool:
+        commands, self._inbox = self._inbox, []
+        finished = False
+        for command in commands:
+            if isinstance(command, records.Halt):
+                raise RunHalted(f"the run cannot go on: {command.reason}")
+            finished |= done(command)
+        return finished
+
+    def _decide(self, event: records.Event) -> None:
+        now = self.clock()
+        commands = self.conductor.handle(event, now)
+        if self._record:
+            self.trace.append(Decision(now, event, tuple(commands)))
+        for command in commands:
+            if isinstance(command, _FOR_THE_RUN):
+                self._inbox.append(command)
+            else:
+                self.launcher.send(command)
+        for observer in self.observers:
+            observer.decided(now, event, commands)
+
+    def _pass_reports(self) -> bool:
+        reports = self.launcher.reports()
+        for report in reports:
+            for observer in self.observers:
+                observer.reported(self.clock(), report)
+        return bool(reports)
+
+    def _stalled(self) -> str:
+        """Who waits for what."""
+        conductor = self.conductor
+        generators = [
+            f"{state.name} (weights {state.version}, {'busy' if state.busy else 'idle'})"
+            for state in conductor.dispatch.generators.values()
+        ]
+        versions = conductor.versions
+        parts = [
+            f"nothing has happened for {self._stall_s:g} s",
+            f"{len(conductor.dispatch.queue)} requests wait for generators {', '.join(generators) or '(none)'}",
+            f"versions: trained {versions.trained}, published {versions.published}, applied {versions.applied}",
+            f"trainer: {conductor.lending.trainer or 'none'}, {len(conductor.lending.lent)} groups lent",
+            f"samples: {conductor.ledger.as_dict()}",
+            f"slots: {'; '.join(self.launcher.outstanding()) or 'none is live'}",
+        ]
+        due = conductor.deadline()
+        if math.isfinite(due):
+            parts.append(f"the next timer is due in {due - self.clock():.0f} s")
+        return "; ".join(parts) + ". Please report this with the run folder; it resumes from its last checkpoint"

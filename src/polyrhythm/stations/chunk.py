@@ -1,0 +1,86 @@
+"""One chunk step of some rows: C primitive actions, each held for several env steps; a row that ends is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.envs.base import EnvBatch, StepResult
+from polyrhythm.specs import ActionSpec
+
+Step = Callable[[NDArray[np.intp], NDArray[Any]], StepResult]
+
+
+class ChunkResult(NamedTuple):
+    """Outcome for n rows.
+
+    rewards [n,C] float32, the held steps of an action summed; valid [n,C]: the action was executed; steps [n]: env
+    steps executed; terminated, truncated, success [n], the last at any of the steps.
+    """
+
+    rewards: NDArray[np.float32]
+    valid: NDArray[np.bool_]
+    steps: NDArray[np.int64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    success: NDArray[np.bool_]
+
+    def part(self, first: int, stop: int) -> ChunkResult:
+        """Rows first..stop-1."""
+        return ChunkResult(*(array[first:stop] for array in self))  # type: ignore[arg-type]
+
+
+def step_chunk(
+    step: Step, rows: NDArray[np.intp], actions: NDArray[Any], hold: int, left: NDArray[np.int64]
+) -> ChunkResult:
+    """Execute actions [n,C,A] in the n env rows, each action for `hold` env steps.
+
+    A row is truncated at the latest after `left` [n] env steps, whatever the environment says.
+    """
+    n, chunk = actions.shape[:2]
+    flags = np.zeros((3, n), bool)
+    result = ChunkResult(np.zeros((n, chunk), np.float32), np.zeros((n, chunk), bool), np.zeros(n, np.int64), *flags)
+    alive: slice | NDArray[np.intp] = slice(None)
+    soonest, done = int(left.min()), 0
+    for c in range(chunk):
+        result.valid[alive, c] = True
+        for _ in range(hold):
+            outcome = step(rows[alive], actions[alive, c])
+            done += 1
+            result.rewards[alive, c] += outcome.reward
+            result.success[alive] |= outcome.success
+            over = outcome.terminated | outcome.truncated
+            if done >= soonest:
+                over |= done >= left[alive]
+            if not over.any():
+                continue
+            result.steps[alive] = done
+            result.terminated[alive] = outcome.terminated
+            result.truncated[alive] = over & ~outcome.terminated
+            alive = np.arange(n)[alive][~over]
+            if not len(alive):
+                return result
+    result.steps[alive] = done
+    return result
+
+
+def whole_batch(env: EnvBatch) -> Step:
+    """A step for an environment that steps only all rows together; the others get a no-op, the outcome is discarded."""
+    every = np.arange(env.rows)
+    idle = np.broadcast_to(no_op(env.spec.action), (env.rows, env.spec.action.dim))
+
+    def step(rows: NDArray[np.intp], actions: NDArray[Any]) -> StepResult:
+        whole = idle.astype(actions.dtype)
+        whole[rows] = actions
+        return StepResult(*(array[rows] for array in env.step(every, whole)))  # type: ignore[arg-type]
+
+    return step
+
+
+def no_op(action: ActionSpec) -> NDArray[Any]:
+    """The action that does least: zero, or what is nearest to it within the bounds."""
+    zero = np.zeros(action.dim, action.dtype)
+    return np.clip(zero, action.low, action.high).astype(action.dtype) if action.low else zero

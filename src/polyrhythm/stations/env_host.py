@@ -1,0 +1,233 @@
+"""Hosts one env batch: resets rows, steps slots as soon as their actions are in, survives what the environment raises.
+
+Invariant: an environment that steps or resets only whole batches is never stepped while a row has seen an observation
+that it has not yet acted on, so a no-op never moves a running episode.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from polyrhythm.envs.base import EnvBatch
+from polyrhythm.flow.records import CancelRow, EnvBatchInfo, Event, Grant, RefuseRequest, StartRows
+from polyrhythm.runtime.messages import Reply
+from polyrhythm.runtime.payloads import Payloads
+from polyrhythm.stations.chunk import step_chunk, whole_batch
+from polyrhythm.stations.slot import Slot, StepSettings
+
+log = logging.getLogger(__name__)
+
+
+class EnvHost:
+    """One env batch and its slots. env_s: time inside the environment; env_steps: executed env steps of active rows."""
+
+    def __init__(
+        self,
+        info: EnvBatchInfo,
+        env: EnvBatch,
+        settings: StepSettings,
+        simulator: tuple[str, int],
+        payloads: Payloads,
+        emit: Callable[[Event], None],
+    ) -> None:
+        if settings.segment_steps and not env.spec.step_rows:
+            raise ValueError(
+                f"segment_steps is {settings.segment_steps}, but the environment steps only whole batches, so a parked "
+                "episode would go on by no-ops; set segment_steps to 0"
+            )
+        self.env, self.info = env, info
+        self.slots = {slot.slot: Slot(slot, env, settings, simulator, payloads, emit) for slot in info.slots}
+        self.env_s, self.env_steps, self.chunk_steps = 0.0, 0, 0
+        self._joint = not env.spec.step_rows
+        self._step = whole_batch(env) if self._joint else env.step
+        self._together = self._joint or not info.reset_rows
+        self._hold = settings.action_repeat
+        self._todo: deque[Slot] = deque()
+
+    # ------------------------------------------------------------ what comes in
+
+    def start(self, command: StartRows) -> None:
+        slot = self.slots[command.slot]
+        slot.pending.extend(command.grants)
+        self._queue(slot)
+
+    def cancel(self, command: CancelRow) -> None:
+        slot = self.slots[command.slot]
+        if not slot.cancel(command.ticket):
+            log.info("slot %s: ticket %d is to be cancelled, but has ended", command.slot, command.ticket)
+        self._queue_all()
+
+    def refuse(self, command: RefuseRequest) -> None:
+        slot = self.slots[command.slot]
+        if slot.waits_for(command.sequence):
+            slot.fail_asked(command.reason)
+        self._queue_all()
+
+    def deliver(self, reply: Reply) -> None:
+        slot = self.slots[reply.slot]
+        if slot.answer(reply):
+            self._queue(slot)
+        else:
+            log.warning("slot %s: an answer to request %d comes too late and is ignored", reply.slot, reply.sequence)
+
+    def _queue(self, slot: Slot) -> None:
+        if slot not in self._todo:
+            self._todo.append(slot)
+
+    def _queue_all(self) -> None:
+        for slot in self.slots.values():
+            self._queue(slot)
+
+    # ------------------------------------------------------------ work
+
+    def work(self) -> bool:
+        """One unit: begin rows of a slot, or one chunk step.
+
+        Consumes: grants and answers. Waits for: nothing. Unblocked by: `start` and `deliver`.
+        Produces: `SampleFinished` and `SampleFailed`, always before the slot's next `RequestArrived`. After a step that
+        ended samples the request waits for the next unit, so that the rows that are granted meanwhile can join it.
+        """
+        while self._todo:
+            if self._turn(self._todo.popleft()):
+                return True
+        return False
+
+    def _turn(self, slot: Slot) -> bool:
+        worked = bool(slot.pending) and self._begin(slot)
+        if slot.answered:
+            members = self._members(slot)
+            if members:
+                self._go_on(slot, ended=self._step_members(members))
+                return True
+            if slot.answered:
+                return worked
+        if slot.live and not slot.asked:
+            slot.post()
+            return True
+        return worked
+
+    def _go_on(self, slot: Slot, *, ended: bool) -> None:
+        """After a step: ask again, at once if the same rows go on."""
+        if self._together:
+            self._queue_all()
+        elif ended or slot.pending:
+            self._queue(slot)
+        else:
+            slot.post()
+
+    # ------------------------------------------------------------ begin
+
+    def _begin(self, slot: Slot) -> bool:
+        """Reset the granted rows and let them join; False if that must wait for the batch's other rows."""
+        if not self.info.reset_rows:
+            return self._begin_together()
+        if self._joint and (slot.asked or any(other.answered for other in self.slots.values())):
+            return False
+        grants = sorted(slot.pending, key=lambda grant: grant.row)
+        slot.pending.clear()
+        fresh = [grant for grant in grants if not grant.resume]
+        rows = [grant.row for grant in fresh]
+        tickets = [grant.ticket for grant in fresh]
+        if not rows or self._reset(rows, [t.task for t in tickets], [t.seed for t in tickets], [(slot, fresh)]):
+            self._join(slot, grants)
+        else:
+            self._join(slot, [grant for grant in grants if grant.resume])
+        return True
+
+    def _begin_together(self) -> bool:
+        """Begin the episodes of the whole batch, once no row runs; a row without a ticket is reset too, and idles."""
+        if any(slot.live or slot.asked for slot in self.slots.values()):
+            return False
+        parts = [(slot, sorted(slot.pending, key=lambda grant: grant.row)) for slot in self.slots.values()]
+        tasks, seeds = [0] * self.env.rows, [0] * self.env.rows
+        for slot, grants in parts:
+            slot.pending.clear()
+            for grant in grants:
+                tasks[grant.row], seeds[grant.row] = grant.ticket.task, grant.ticket.seed
+        if self._reset(range(self.env.rows), tasks, seeds, parts):
+            for slot, grants in parts:
+                self._join(slot, grants)
+                self._queue(slot)
+        return True
+
+    def _reset(
+        self,
+        rows: Sequence[int],
+        tasks: Sequence[int],
+        seeds: Sequence[int],
+        parts: Sequence[tuple[Slot, Sequence[Grant]]],
+    ) -> bool:
+        begin = time.perf_counter()
+        try:
+            self.env.reset(rows, tasks, seeds)
+        except Exception as error:  # an environment may raise anything
+            log.exception("env batch %s: reset of rows %s failed", self.info.name, list(rows))
+            for slot, grants in parts:
+                slot.fail_grants(grants, _reason("reset", error))
+            return False
+        finally:
+            self.env_s += time.perf_counter() - begin
+        return True
+
+    def _join(self, slot: Slot, grants: Sequence[Grant]) -> None:
+        if not grants:
+            return
+        begin = time.perf_counter()
+        try:
+            slot.begin(grants)
+        except Exception as error:
+            log.exception("env batch %s: the first observation failed", self.info.name)
+            slot.fail([slot.row(grant) for grant in grants], _reason("observe", error))
+        self.env_s += time.perf_counter() - begin
+
+    # ------------------------------------------------------------ step
+
+    def _members(self, slot: Slot) -> list[Slot]:
+        """The slots to step now: this one; where the batch steps as a whole, all live ones, once all are answered."""
+        others = list(self.slots.values()) if self._joint else [slot]
+        if not all(other.answered for other in others if other.live):
+            return []
+        members = [other for other in others if other.answered]
+        for member in members:
+            if not member.due_rows:
+                member.drop_answer()
+                self._queue(member)
+        return [member for member in members if member.answered]
+
+    def _step_members(self, members: Sequence[Slot]) -> bool:
+        """One chunk step of these slots together; True if a sample ended or failed."""
+        begin = time.perf_counter()
+        try:
+            return self._step_and_record(members)
+        except Exception as error:
+            log.exception("env batch %s: a step failed", self.info.name)
+            for member in members:
+                if member.asked:
+                    member.fail_asked(_reason("step", error))
+            return True
+        finally:
+            self.env_s += time.perf_counter() - begin
+
+    def _step_and_record(self, members: Sequence[Slot]) -> bool:
+        dues = [member.due() for member in members]
+        if len(dues) == 1:
+            rows, actions, left = dues[0]
+        else:
+            rows, actions, left = (np.concatenate(parts) for parts in zip(*dues, strict=True))
+        result = step_chunk(self._step, rows, actions, self._hold, left)  # type: ignore[arg-type]
+        self.env_steps += int(result.steps.sum())
+        self.chunk_steps += len(rows)
+        ended, first = False, 0
+        for member, (own, _, _) in zip(members, dues, strict=True):
+            ended |= member.record(result.part(first, first + len(own)) if len(members) > 1 else result)
+            first += len(own)
+        return ended
+
+
+def _reason(what: str, error: Exception) -> str:
+    return f"{what}: {type(error).__name__}: {error}"

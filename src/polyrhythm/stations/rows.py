@@ -1,0 +1,85 @@
+"""What a slot knows of its rows: which hold tickets, how far their samples are. Arrays, so that a step costs no loop.
+
+Invariant: a row is active exactly while it holds a ticket; `index` lists the active rows in ascending order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.flow.records import Grant, Ticket
+from polyrhythm.runtime.payloads import Index
+from polyrhythm.specs.hashing import mix_array
+
+
+def as_index(rows: NDArray[np.intp]) -> Index:
+    """Ascending rows as a slice if they are consecutive (then indexing makes a view), else as they are."""
+    if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows
+
+
+class Rows:
+    """State of `count` rows, numbered within the slot.
+
+    steps: chunk steps of the present sample; start: ring position of its first observation; sample_steps,
+    episode_steps: env steps of the sample and of the episode; keys[t, row]: noise key of the sample's chunk step t.
+    task, instruction: the episode's, which a continuation keeps whatever its ticket says.
+    parked: the last observation of an episode that waits for its continuation.
+    """
+
+    def __init__(self, count: int, longest: int) -> None:
+        self.count = count
+        self.tickets: list[Ticket | None] = [None] * count
+        self.parked: dict[int, dict[str, NDArray[Any]]] = {}
+        self.active = np.zeros(count, bool)
+        self.greedy = np.zeros(count, bool)
+        self.evaluation = np.zeros(count, bool)
+        self.success = np.zeros(count, bool)
+        self.task = np.zeros(count, np.int64)
+        self.instruction = np.zeros(count, np.int64)
+        self.steps = np.zeros(count, np.int64)
+        self.start = np.zeros(count, np.int64)
+        self.sample_steps = np.zeros(count, np.int64)
+        self.episode_steps = np.zeros(count, np.int64)
+        self.version = np.zeros(count, np.int64)
+        self.returns = np.zeros(count, np.float64)
+        self.keys = np.zeros((longest, count), np.int64)
+        self.index = np.flatnonzero(self.active)
+
+    def ticket(self, row: int) -> Ticket:
+        ticket = self.tickets[row]
+        assert ticket is not None, f"row {row} holds no ticket"
+        return ticket
+
+    def begin(self, grants: Sequence[Grant], rows: Sequence[int], start: int) -> None:
+        """These rows hold tickets now; their first observation lies at ring position `start`."""
+        for row, grant in zip(rows, grants, strict=True):
+            assert self.tickets[row] is None, f"row {row} is granted ticket {grant.ticket.number}, but holds one"
+            self.tickets[row] = grant.ticket
+            self.greedy[row] = grant.ticket.greedy
+            self.evaluation[row] = bool(grant.ticket.evaluation)
+            self.version[row] = grant.ticket.version
+            if not grant.resume:
+                self.task[row], self.instruction[row] = grant.ticket.task, grant.ticket.instruction
+                self.episode_steps[row] = 0
+                self.success[row] = False
+        chosen = np.fromiter(rows, np.intp, len(rows))
+        noise = np.fromiter((grant.ticket.noise for grant in grants), np.int64, len(rows))
+        self.keys[:, chosen] = mix_array(noise[None, :], np.arange(len(self.keys))[:, None])
+        for array in (self.steps, self.sample_steps, self.returns):
+            array[chosen] = 0
+        self.start[chosen] = start
+        self.active[chosen] = True
+        self.index = np.flatnonzero(self.active)
+
+    def end(self, rows: Sequence[int]) -> None:
+        """These rows hold tickets no longer."""
+        for row in rows:
+            self.tickets[row] = None
+            self.active[row] = False
+        self.index = np.flatnonzero(self.active)
