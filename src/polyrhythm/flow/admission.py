@@ -137,7 +137,7 @@ class Admission:
             del self.outstanding[version]
 
     def slack(self) -> Iterator[tuple[int, int]]:
-        """For each version with outstanding samples, oldest first: (version, samples that may be lent before its deadline binds)."""
+        """Per version with outstanding samples, oldest first: (version, samples that may still pass it)."""
         older = 0
         for version in sorted(self.outstanding):
             older += self.outstanding[version]

@@ -17,7 +17,7 @@ from polyrhythm.flow.settings import FlowSettings
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What an idle generator could be given: requests, their rows, arrival of the oldest; `complete`: every live slot waits."""
+    """What an idle generator could be given. oldest: arrival of the oldest; complete: every live slot waits."""
 
     requests: int
     rows: int
@@ -41,13 +41,12 @@ def due_at(oldest: float, settings: FlowSettings) -> float:
 def split_evenly(requests: Sequence[Request], parts: int) -> list[tuple[Request, ...]]:
     """Consecutive shares of about equal rows, for `lockstep` over several generators.
 
-    The share of a request is where its middle row falls: 4 requests of 2 rows over 3 parts give 2 + 1 + 1 or similar,
-    never a split request.
+    A request goes to the share in which its middle row falls: five requests of one row over two parts give 3 + 2.
     """
     total = sum(request.rows for request in requests)
     shares: list[list[Request]] = [[] for _ in range(parts)]
     before = 0
     for request in requests:
-        shares[min(parts - 1, (2 * before + request.rows) * parts // (2 * total))].append(request)
+        shares[min(parts - 1, (2 * before + request.rows - 1) * parts // (2 * total))].append(request)
         before += request.rows
     return [tuple(share) for share in shares]

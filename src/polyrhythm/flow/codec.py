@@ -24,7 +24,7 @@ class Codec:
     def __init__(self, types: Iterable[type]) -> None:
         self._types = {t.__name__: t for t in types}
 
-    def encode(self, value: Any) -> Any:  # noqa: PLR0911 - one line per kind of value
+    def encode(self, value: Any) -> Any:
         if isinstance(value, Enum):
             return {"e": [type(value).__name__, value.value]}
         if value is None or isinstance(value, bool | int | str):
@@ -40,11 +40,13 @@ class Codec:
         if isinstance(value, dict):
             return {"{}": [[self.encode(key), self.encode(item)] for key, item in value.items()]}
         if is_dataclass(value) and type(value).__name__ in self._types:
-            saved = {f.name: self.encode(getattr(value, f.name)) for f in fields(value) if not f.metadata.get("unsaved")}
+            saved = {
+                f.name: self.encode(getattr(value, f.name)) for f in fields(value) if not f.metadata.get("unsaved")
+            }
             return {"$": type(value).__name__, **saved}
         raise TypeError(f"{type(value).__name__} is not plain data and not a known record")
 
-    def decode(self, data: Any, given: Mapping[str, Any] | None = None) -> Any:  # noqa: PLR0911 - one line per kind of value
+    def decode(self, data: Any, given: Mapping[str, Any] | None = None) -> Any:
         if isinstance(data, list):
             return [self.decode(item, given) for item in data]
         if not isinstance(data, dict):

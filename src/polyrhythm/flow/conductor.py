@@ -56,11 +56,14 @@ from polyrhythm.flow.sharding import load_function
 from polyrhythm.flow.slots import Ask, EnvBatchState, Rows, SlotState
 from polyrhythm.flow.versions import VersionLedger
 
-_STATES = (
-    *(Admission, Ask, Batch, Dispatch, EnvBatchState, EvaluationState, Evaluations, GeneratorState, Group, Lending, Pool),
-    *(Request, RequestQueue, Rollout, Router, Rows, Sample, SampleBuffer, SampleLedger, SlotState, State, Ticket, VersionLedger),
+#: All that a saved conductor is made of.
+_CODEC = Codec(
+    (
+        *(Admission, Ask, Batch, Dispatch, EnvBatchState, EvaluationState, Evaluations, GeneratorState, Group),
+        *(Lending, Pool, Request, RequestQueue, Rollout, Router, Rows, Sample, SampleBuffer, SampleLedger),
+        *(SlotState, State, Ticket, VersionLedger),
+    )
 )
-_CODEC = Codec(_STATES)
 
 
 class Conductor:
@@ -104,7 +107,7 @@ class Conductor:
     # ------------------------------------------------------------ saving
 
     def save(self) -> dict[str, Any]:
-        """The whole state as JSON-able data. To resume without the stations, restore and report each `StationLost`."""
+        """The whole state as JSON-able data. To resume without the stations, restore and report each as lost."""
         parts = {name: _CODEC.encode(getattr(self, name)) for name in ("versions", "rollout", "dispatch", "lending")}
         return {**parts, "epochs": dict(self.epochs), "announced": self.announced, "refused": self.refused}
 
@@ -122,7 +125,7 @@ class Conductor:
     # ------------------------------------------------------------ deciding
 
     def _settle(self, now: float, *, weights: bool) -> list[Command]:
-        """Whatever may have become possible besides batches: weights, an evaluation, tickets, the next update, the end."""
+        """Whatever may have become possible besides batches: weights, an evaluation, tickets, an update, the end."""
         rollout, versions = self.rollout, self.versions
         commands: list[Command] = self._refuse_quieted()
         commands += rollout.settle_evaluation()
@@ -195,7 +198,7 @@ class Conductor:
         commands = self._present(event.trainer, event.epoch, now)
         return commands + self.lending.join(event.trainer, event.updates, self.versions, self.rollout)
 
-    def _on_lost(self, event: StationLost, now: float) -> list[Command]:
+    def _on_lost(self, event: StationLost, _now: float) -> list[Command]:
         del self.epochs[event.station]
         if event.station == self.lending.trainer:
             self.lending.leave(self.rollout)
@@ -226,44 +229,44 @@ class Conductor:
         self.dispatch.enqueue(slot.request, slot)
         return []
 
-    def _on_batch_done(self, event: BatchDone, now: float) -> list[Command]:
+    def _on_batch_done(self, event: BatchDone, _now: float) -> list[Command]:
         generator = self.dispatch.generators[event.generator]
         self.dispatch.finish(generator, self.rollout.rows)
         self.dispatch.set_idle((generator,), self.versions)
         return []
 
-    def _on_finished(self, event: SampleFinished, now: float) -> list[Command]:
+    def _on_finished(self, event: SampleFinished, _now: float) -> list[Command]:
         return self.rollout.finish(event)
 
-    def _on_failed(self, event: SampleFailed, now: float) -> list[Command]:
+    def _on_failed(self, event: SampleFailed, _now: float) -> list[Command]:
         return self.rollout.fail(event)
 
-    def _on_update(self, event: UpdateDone, now: float) -> list[Command]:
+    def _on_update(self, _event: UpdateDone, _now: float) -> list[Command]:
         return self.lending.finish(self.versions, self.rollout)
 
-    def _on_published(self, event: Published, now: float) -> list[Command]:
+    def _on_published(self, event: Published, _now: float) -> list[Command]:
         self.versions.published = max(self.versions.published, event.version)
         return []
 
-    def _on_applied(self, event: WeightsApplied, now: float) -> list[Command]:
+    def _on_applied(self, event: WeightsApplied, _now: float) -> list[Command]:
         generator = self.dispatch.generators[event.generator]
         generator.version, generator.applying = event.version, None
         self.versions.note_applied(self.dispatch.generators.values())
         return []
 
-    def _on_checkpoint(self, event: Checkpointed, now: float) -> list[Command]:
+    def _on_checkpoint(self, event: Checkpointed, _now: float) -> list[Command]:
         self.lending.note_checkpoint(event.updates)
         return []
 
-    def _on_target(self, event: TrainUntil, now: float) -> list[Command]:
+    def _on_target(self, event: TrainUntil, _now: float) -> list[Command]:
         self.rollout.admission.target = max(self.rollout.admission.target, event.version)
         return []
 
-    def _on_evaluate(self, event: Evaluate, now: float) -> list[Command]:
+    def _on_evaluate(self, event: Evaluate, _now: float) -> list[Command]:
         self.rollout.evaluations.ask(event.name, event.episodes)
         return []
 
-    def _on_wake(self, event: Wake, now: float) -> list[Command]:
+    def _on_wake(self, _event: Wake, now: float) -> list[Command]:
         return self.rollout.expire(now)
 
 

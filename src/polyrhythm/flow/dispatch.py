@@ -72,10 +72,10 @@ class Dispatch:
         complete = len(self.queue) == rows.live
         if self.settings.batching == "lockstep":
             return self._serve_all() if complete else []
-        started = []
-        for name in [name for name in self.queue.bound if name in self.idle]:
-            if self._is_due((ANY, name), complete, now):
-                started.append(self._start_next(self.generators[name]))
+        bound = [name for name in self.queue.bound if name in self.idle and self._is_due((ANY, name), complete, now)]
+        started = [
+            self._start_next(self.generators[name]) for name in bound if self._is_due((ANY, name), complete, now)
+        ]
         while self.idle and self._is_due((ANY,), complete, now):
             started.append(self._start_next(next_idle(self.generators[name] for name in self.idle)))
         return started

@@ -19,8 +19,8 @@ from polyrhythm.flow.versions import VersionLedger
 
 @dataclass(slots=True)
 class Lending:
-    """trainer: name of the present one, "" for none; lent: groups of the update under way; undoable: (update, samples) trained
-    since the last checkpoint, oldest first."""
+    """trainer: name of the present one, "" for none; lent: groups of the update under way;
+    undoable: (update, samples) trained since the last checkpoint, oldest first."""
 
     settings: FlowSettings = field(metadata=UNSAVED)
     trainer: str = ""
@@ -32,12 +32,13 @@ class Lending:
         self.trainer = trainer
         undone, publish = versions.restart(updates)
         if undone < 0:
-            raise ValueError(f"trainer {trainer!r} has {updates} updates, but only {updates + undone} were ever trained")
+            raise ValueError(f"trainer {trainer!r} has {updates} updates; only {updates + undone} were ever trained")
         while self.undoable and self.undoable[-1][0] >= updates:
             _, count = self.undoable.pop()
             rollout.ledger.move(State.TRAINED, State.ROLLED_BACK, count)
         settings = self.settings
-        rollout.admission.consumed = versions.trained * settings.version_samples + versions.in_version * settings.batch_size
+        whole, part = versions.trained * settings.version_samples, versions.in_version * settings.batch_size
+        rollout.admission.consumed = whole + part
         commands = self._drop_infeasible(rollout)
         return [*commands, PublishWeights(trainer, versions.trained)] if publish else commands
 

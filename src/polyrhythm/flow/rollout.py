@@ -39,8 +39,8 @@ from polyrhythm.flow.slots import Ask, Rows, SlotState
 
 @dataclass(slots=True)
 class Rollout:
-    """samples: every ticket not finally settled; cancelling: (ticket, attempt) → (slot, row) until the simulator answers;
-    expiries: (time, ticket, attempt) in the order of granting."""
+    """samples: every ticket not finally settled; expiries: (time, ticket, attempt) in the order of granting;
+    cancelling: (ticket, attempt) → (slot, row) until the simulator answers."""
 
     settings: FlowSettings = field(metadata=UNSAVED)
     rows: Rows
@@ -184,9 +184,9 @@ class Rollout:
             self.rows.vacate(self.rows.slots[name], row, parked=False)
             return None
         sample = self.samples.get(number)
-        assert sample is not None and sample.state is State.RUNNING and sample.ticket.attempt == attempt, (
-            f"ticket {number}, attempt {attempt}, ended but was not running"
-        )
+        assert sample is not None, f"ticket {number} ended but is unknown"
+        assert sample.state is State.RUNNING, f"ticket {number} ended but was {sample.state}"
+        assert sample.ticket.attempt == attempt, f"ticket {number} ended its attempt {attempt}, not the present one"
         self.rows.vacate(self.rows.slots[sample.slot], sample.row, parked=parked)
         return sample
 
@@ -215,7 +215,7 @@ class Rollout:
         return []
 
     def drop(self, group: Group, reason: str, already_off_row: Sample | None = None) -> list[Command]:
-        """Give up a group: running members are cancelled, finished ones released, its capacity is free for a new one."""
+        """Give up a group: running members are cancelled, finished ones released, a new group may take its place."""
         commands: list[Command] = []
         if group.complete:
             self.buffer.remove(group)

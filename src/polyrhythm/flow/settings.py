@@ -14,11 +14,12 @@ class FlowSettings:
     batch_size: samples per update; sync_interval: updates per version (K); max_lag: α, real, ≥ 0.
     bound: what α binds, every `sample` or the `mean`; order: how samples are chosen for an update.
     batching: `lockstep`, or `dynamic` with max_rows, max_requests and max_wait_s.
-    routing: `least_loaded` (any idle generator takes the next batch), `round_robin` (requests are dealt out in turn as they arrive),
-    `fixed` (slot i belongs to generator i mod n).
+    routing: `least_loaded` (any idle generator takes the next batch), `round_robin` (requests are dealt out in turn
+    as they arrive), `fixed` (slot i belongs to generator i mod n).
     queue_key: `module:function` of a request, lowest served first; empty for arrival time.
-    tasks: number of tasks, dealt round robin over groups. segment_steps is the simulators' affair; here it only forbids groups.
-    episode_deadline_s: a ticket that runs longer is cancelled and re-issued; max_attempts tries, then it is dropped and replaced.
+    tasks: number of tasks, dealt round robin over groups; segments: simulators cut episodes, which excludes groups.
+    episode_deadline_s: a ticket that runs longer is cancelled and re-issued; after max_attempts tries it is dropped
+    and replaced.
     max_dropped: dropped samples after which the run halts.
     """
 

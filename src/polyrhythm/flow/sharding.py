@@ -28,10 +28,11 @@ def shard(
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"sharding of {name}: a slot has {size!r} rows; every slot needs at least 1")
         if generator is not None and generator not in generators:
-            raise ValueError(f"sharding of {name}: there is no generator {generator!r}; there are {', '.join(generators)}")
+            names = ", ".join(generators)
+            raise ValueError(f"sharding of {name}: there is no generator {generator!r}; there are {names}")
     total = sum(size for size, _ in shares)
     if total != rows:
-        raise ValueError(f"sharding of {name}: the slots have {total} rows together, the env batch has {rows}; make them equal")
+        raise ValueError(f"sharding of {name}: the slots have {total} rows together, the env batch has {rows}")
     slots, first = [], 0
     for index, (size, generator) in enumerate(shares):
         slots.append(SlotInfo(slot=f"{name}/{index}", first=first, rows=size, generator=generator))
@@ -49,9 +50,11 @@ def _shares(
     if strategy.startswith("even:"):
         count = int(strategy[5:]) if strategy[5:].isdigit() else 0
         if not 1 <= count <= rows:
-            raise ValueError(f"sharding {strategy!r}: n must be a whole number from 1 to the {rows} rows of an env batch")
+            raise ValueError(
+                f"sharding {strategy!r}: n must be a whole number from 1 to the {rows} rows of an env batch"
+            )
         return [(rows // count + (index < rows % count), None) for index in range(count)]
-    if ":" in strategy:
+    if strategy.partition(":")[2].isidentifier():
         function = cast(Strategy, load_function(strategy, "sharding"))
         return _checked(function(name, rows, generators), strategy)
     raise ValueError(f"sharding {strategy!r} is unknown; use whole, even:n, a list of sizes, or module:function")

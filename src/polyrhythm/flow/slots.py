@@ -50,7 +50,11 @@ class Ask:
 
 @dataclass(slots=True)
 class Rows:
-    """All rows of all present simulators. live: slots with a ticket; quieted: slots that stopped being live since last asked."""
+    """All rows of all present simulators.
+
+    live: how many slots are; quieted: slots that stopped being live since the conductor last looked;
+    ordinals: slots numbered so far.
+    """
 
     env_batches: dict[str, EnvBatchState] = field(default_factory=dict)
     slots: dict[str, SlotState] = field(default_factory=dict)
@@ -78,8 +82,7 @@ class Rows:
         for slot in gone:
             del self.slots[slot.name]
             self.live -= bool(slot.tickets)
-        for name in {slot.env_batch for slot in gone}:
-            del self.env_batches[name]
+        self.env_batches = {name: batch for name, batch in self.env_batches.items() if batch.simulator != simulator}
         self.asks = deque(ask for ask in self.asks if ask.env_batch in self.env_batches)
         return gone
 
@@ -94,8 +97,8 @@ class Rows:
 
     def occupy(self, ask: Ask, tickets: list[int]) -> list[tuple[SlotState, int]]:
         """Give the first rows of `ask` these tickets; rows left over ask again when their env batch is free."""
-        assert self.asks and self.asks[0] is ask
-        self.asks.popleft()
+        first = self.asks.popleft()
+        assert first is ask
         batch = self.env_batches[ask.env_batch]
         placed = []
         for row, ticket in zip(ask.rows, tickets, strict=False):

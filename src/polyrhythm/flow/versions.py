@@ -73,7 +73,7 @@ class VersionLedger:
         return [g for g in behind if not self.is_live(g) and self.published == self.applied]
 
     def restart(self, updates: int) -> tuple[int, bool]:
-        """A trainer came back with the weights of `updates` updates: (updates undone, whether their version must be published).
+        """A trainer came back with the weights of `updates` updates: (updates undone, whether to publish `trained`).
 
         Within the present version the count simply goes back. Older weights are published under a new number, as
         versions never go back.

@@ -1,0 +1,54 @@
+from collections.abc import Sequence
+
+import pytest
+
+from polyrhythm.flow.sharding import shard
+
+
+def by_half(name: str, rows: int, generators: Sequence[str]) -> list[tuple[int, str | None]]:
+    return [(rows // 2, generators[0]), (rows - rows // 2, None)]
+
+
+def to_nobody(name: str, rows: int, generators: Sequence[str]) -> list[tuple[int, str | None]]:
+    return [(rows, "g9")]
+
+
+def nonsense(name: str, rows: int, generators: Sequence[str]) -> str:
+    return "half"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sizes"),
+    [("whole", [7]), ("even:2", [4, 3]), ("even:7", [1] * 7), ([3, 4], [3, 4]), (f"{__name__}:by_half", [3, 4])],
+)
+def test_slots_are_consecutive_and_cover_the_batch(strategy: str | list[int], sizes: list[int]) -> None:
+    info = shard("b", 7, strategy, ["g0", "g1"])
+    assert [slot.rows for slot in info.slots] == sizes
+    assert [slot.first for slot in info.slots] == [sum(sizes[:index]) for index in range(len(sizes))]
+    assert [slot.slot for slot in info.slots] == [f"b/{index}" for index in range(len(sizes))]
+
+
+def test_a_strategy_may_bind_slots_to_generators() -> None:
+    assert [slot.generator for slot in shard("b", 4, f"{__name__}:by_half", ["g0"]).slots] == ["g0", None]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "complaint"),
+    [
+        ("evn:2", "'evn:2' is unknown; use whole"),
+        ("even:9", "from 1 to the 7 rows"),
+        ("even:x", "from 1 to the 7 rows"),
+        ([3, 3], "6 rows together, the env batch has 7"),
+        ([7, 0], "a slot has 0 rows"),
+        ("no.such:function", "cannot be loaded"),
+        (f"{__name__}:nonsense", "returned 'half'"),
+    ],
+)
+def test_wrong_strategies_say_what_is_wrong(strategy: str | list[int], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        shard("b", 7, strategy, ["g0"])
+
+
+def test_unknown_generator_is_refused() -> None:
+    with pytest.raises(ValueError, match="there is no generator 'g9'; there are g0, g1"):
+        shard("b", 7, f"{__name__}:to_nobody", ["g0", "g1"])
