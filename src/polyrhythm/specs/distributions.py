@@ -49,7 +49,7 @@ class Constant:
 
     mean: float
 
-    def sample(self, rng: random.Random) -> float:
+    def sample(self, rng: random.Random) -> float:  # noqa: ARG002 (the protocol's)
         return self.mean
 
 

@@ -1,0 +1,106 @@
+"""A synthetic environment that only takes time: for schedules, benchmarks and tests without a simulator.
+
+The batch sleeps once per step, by a random law, as a vectorised simulator computes once for all its rows.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from polyrhythm.envs.base import StepResult
+from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
+from polyrhythm.specs.distributions import parse_distribution
+from polyrhythm.specs.hashing import mix
+
+_TASK = Task("latency", "wait")
+
+
+class LatencySettings(BaseModel):
+    """Episodes of fixed length whose steps and resets take random times.
+
+    Observation: `state` float32 of `observation_shape`, uniform in 0..1, set by seed and step alone. Action: float32
+    [action_dim] in -1..1, ignored. Reward 1 per step, never a success; the time limit ends the episode.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    type: Literal["latency"] = "latency"
+    episode_steps: Annotated[int, Field(ge=1)] = 50
+    """Env steps of an episode."""
+    step_time: str = "constant:10ms"
+    """Law of the batch's step time, such as `lognormal:10ms:0.8` (see `specs.distributions`)."""
+    reset_time: str = "constant:0ms"
+    """Law of the time of one call to reset, whatever the number of rows."""
+    observation_shape: tuple[Annotated[int, Field(ge=1)], ...] = (8,)
+    """Shape of a row's observation."""
+    action_dim: Annotated[int, Field(ge=1)] = 7
+    """Entries of an action."""
+
+    @field_validator("step_time", "reset_time")
+    @classmethod
+    def _parses(cls, law: str) -> str:
+        parse_distribution(law)
+        return law
+
+    def spec(self) -> EnvSpec:
+        """What a batch offers."""
+        dim = self.action_dim
+        return EnvSpec(
+            observation={"state": ArraySpec(self.observation_shape, "float32")},
+            action=ActionSpec("continuous", dim, low=(-1.0,) * dim, high=(1.0,) * dim),
+            tasks=(_TASK,),
+            max_steps=self.episode_steps,
+            step_rows=False,
+        )
+
+    def build(self, rows: int) -> LatencyBatch:
+        """A batch of `rows` rows that sleeps on the real clock."""
+        return LatencyBatch(self, rows, time.sleep)
+
+
+class LatencyBatch:
+    """Rows that reset on their own and step as one.
+
+    The times drawn follow from the seeds of the resets so far, in order: equal calls sleep equally, and batches
+    that serve different tickets are independent. `sleep` is a parameter so that tests need no real time.
+    """
+
+    def __init__(self, settings: LatencySettings, rows: int, sleep: Callable[[float], None]) -> None:
+        self.rows, self.spec, self._sleep = rows, settings.spec(), sleep
+        self._step_time = parse_distribution(settings.step_time)
+        self._reset_time = parse_distribution(settings.reset_time)
+        self._history = 0
+        self._rng = random.Random(self._history)
+        self._seeds = [0] * rows
+        self._steps = np.zeros(rows, np.int64)
+
+    def reset(self, rows: Sequence[int], tasks: Sequence[int], seeds: Sequence[int]) -> None:
+        for row, task, seed in zip(rows, tasks, seeds, strict=True):
+            assert task == 0, f"task {task}: the synthetic environment has one task"
+            self._seeds[row], self._steps[row] = seed, 0
+            self._history = mix(self._history, row, seed)
+        self._rng.seed(self._history)
+        self._sleep(self._reset_time.sample(self._rng))
+
+    def step(self, rows: Sequence[int], actions: NDArray[np.generic]) -> StepResult:  # noqa: ARG002 (the contract's)
+        assert list(rows) == list(range(self.rows)), f"rows {list(rows)}: this batch steps all {self.rows} rows as one"
+        self._sleep(self._step_time.sample(self._rng))
+        self._steps += 1
+        no = np.zeros(self.rows, np.bool_)
+        return StepResult(np.ones(self.rows, np.float32), no, self._steps >= self.spec.max_steps, no.copy())
+
+    def observe(self, rows: Sequence[int], out: dict[str, NDArray[np.generic]]) -> None:
+        state = out["state"]
+        for i, row in enumerate(rows):
+            noise = np.random.default_rng(mix(self._seeds[row], int(self._steps[row])))
+            state[i] = noise.random(state.shape[1:], dtype=np.float32)
+
+    def close(self) -> None:
+        """Nothing to free."""

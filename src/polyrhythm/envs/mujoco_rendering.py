@@ -1,0 +1,122 @@
+"""Drawing MuJoCo scenes without a display: which GL backend, and a renderer that is cheap or full.
+
+MuJoCo decides on its GL backend when it is imported, so `choose_gl_backend` comes before that import.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.errors import PolyrhythmError
+
+if TYPE_CHECKING:
+    import mujoco
+
+Quality = Literal["cheap", "full"]
+
+_VARIABLE = "MUJOCO_GL"
+_LIBRARIES = {"osmesa": ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so"), "egl": ("libEGL.so.1", "libEGL.so")}
+_MEND = {
+    "osmesa": "apt-get install -y libosmesa6",
+    "egl": "apt-get install -y libegl1 libegl-mesa0 libgl1-mesa-dri",
+}
+
+#: A free camera above the right front of the table: upright, the whole workspace in view.
+_LOOK_AT, _DISTANCE, _AZIMUTH, _ELEVATION = (0.0, 0.72, 0.12), 1.05, 130.0, -35.0
+#: Geoms of groups 0..2 are drawn; the higher groups hold collision shapes.
+_VISUAL_GROUPS = 3
+
+
+class RenderingUnavailable(PolyrhythmError):
+    """Nothing on this machine can draw; the message has the command that mends it."""
+
+
+def choose_gl_backend() -> None:
+    """Set `MUJOCO_GL` if it is not set (Linux): osmesa, else egl, whichever library is there.
+
+    The window backend is never chosen, even with a display: env batches draw from threads of their own, which
+    it does not allow. `RenderingUnavailable` names the missing library and the command that installs it.
+    """
+    chosen = os.environ.get(_VARIABLE, "").lower().strip()
+    if not sys.platform.startswith("linux") or (chosen and chosen not in _LIBRARIES):
+        return
+    if chosen:
+        if not _loadable(chosen):
+            raise RenderingUnavailable(f"{_VARIABLE}={chosen}, but its library is missing; run: {_MEND[chosen]}")
+        return
+    found = next((backend for backend in _LIBRARIES if _loadable(backend)), None)
+    if found is None:
+        raise RenderingUnavailable(f"no GL library to render with (tried osmesa and egl); run: {_MEND['osmesa']}")
+    if "mujoco" in sys.modules:
+        raise RenderingUnavailable(
+            f"mujoco was imported before the GL backend was chosen; set {_VARIABLE}={found} in the environment"
+        )
+    os.environ[_VARIABLE] = found
+
+
+def _loadable(backend: str) -> bool:
+    for library in _LIBRARIES[backend]:
+        try:
+            ctypes.CDLL(library)
+        except OSError:
+            continue
+        return True
+    return False
+
+
+def make_cheap(model: mujoco.MjModel, hidden_bodies: Collection[str], shown_sites: Collection[str]) -> None:
+    """Prepare a model for cheap drawing; physics is untouched.
+
+    Multisampling and shadow maps off, one light, the geoms of `hidden_bodies` and all sites but `shown_sites`
+    transparent. Call it before a `FrameRenderer` is made: the GL context reads the qualities once.
+    """
+    model.vis.quality.offsamples = 0
+    model.vis.quality.shadowsize = 0
+    model.light_active[1:] = 0
+    names = [model.body(int(body)).name for body in model.geom_bodyid]
+    hidden = np.array([name in hidden_bodies for name in names], dtype=bool)
+    model.geom_rgba[hidden, 3] = 0.0
+    unseen = np.array([model.site(site).name not in shown_sites for site in range(model.nsite)], dtype=bool)
+    model.site_rgba[unseen, 3] = 0.0
+
+
+class FrameRenderer:
+    """Draws states of one model into `size` × `size` RGB images; belongs to the thread that made it."""
+
+    def __init__(self, model: mujoco.MjModel, size: int, quality: Quality) -> None:
+        import mujoco
+
+        model.vis.global_.offwidth = model.vis.global_.offheight = size
+        self._renderer = mujoco.Renderer(model, size, size)
+        self._camera = _free_camera()
+        self._option = mujoco.MjvOption()
+        self._option.geomgroup[_VISUAL_GROUPS:] = 0
+        if quality == "cheap":
+            for name in ("SHADOW", "REFLECTION", "SKYBOX", "HAZE", "FOG"):
+                self._renderer.scene.flags[getattr(mujoco.mjtRndFlag, f"mjRND_{name}")] = 0
+
+    def draw(self, data: mujoco.MjData, out: NDArray[np.uint8]) -> None:
+        """Draw `data` (kinematics up to date) into `out` uint8 [size,size,3], row 0 on top."""
+        self._renderer.update_scene(data, self._camera, self._option)
+        self._renderer.render(out=out)
+
+    def close(self) -> None:
+        """Free the GL context."""
+        self._renderer.close()
+
+
+def _free_camera() -> mujoco.MjvCamera:
+    import mujoco
+
+    camera = mujoco.MjvCamera()
+    camera.type = mujoco.mjtCamera.mjCAMERA_FREE
+    camera.lookat[:] = _LOOK_AT
+    camera.distance, camera.azimuth, camera.elevation = _DISTANCE, _AZIMUTH, _ELEVATION
+    return camera

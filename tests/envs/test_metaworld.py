@@ -1,0 +1,174 @@
+"""Meta-World: settings without a simulator, and what tickets, rewards and experts do with one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from polyrhythm.envs.base import Expert
+from polyrhythm.envs.metaworld import MetaWorldBatch, MetaWorldSettings
+from polyrhythm.envs.metaworld_tasks import GOAL_MARKERS, INSTRUCTIONS
+from polyrhythm.envs.mujoco_rendering import RenderingUnavailable, choose_gl_backend
+
+TASKS = ("coffee-button-v3", "door-close-v3")
+Build = Callable[..., MetaWorldBatch]
+
+
+@pytest.fixture
+def build(simulator: None) -> Iterator[Build]:
+    """Makes batches and closes them."""
+    made: list[MetaWorldBatch] = []
+
+    def build_batch(rows: int, **changes: object) -> MetaWorldBatch:
+        made.append(MetaWorldSettings(**{"tasks": TASKS, "image_size": 32, **changes}).build(rows))
+        return made[-1]
+
+    yield build_batch
+    for batch in made:
+        batch.close()
+
+
+def image(batch: MetaWorldBatch, row: int) -> np.ndarray:
+    size = batch.settings.image_size
+    out = {"image": np.zeros((1, size, size, 3), np.uint8), "proprio": np.zeros((1, 4), np.float32)}
+    batch.observe([row], out)
+    return out["image"][0]
+
+
+def expert_episode(batch: MetaWorldBatch, hold: int = 1) -> tuple[float, int, bool]:
+    """Return, length and success of the expert in row 0, asked once per `hold` steps."""
+    total = 0.0
+    for step in range(batch.spec.max_steps):
+        if step % hold == 0:
+            action = batch.expert_actions([0])
+        result = batch.step([0], action)
+        total += float(result.reward[0])
+        if result.terminated[0] or result.truncated[0]:
+            break
+    return total, step + 1, bool(result.success[0])
+
+
+def test_every_task_has_its_own_instruction():
+    assert len(INSTRUCTIONS) == 50
+    assert len(set(INSTRUCTIONS.values())) == 50
+    assert set(GOAL_MARKERS) < set(INSTRUCTIONS)
+
+
+def test_settings_and_spec_need_no_simulator():
+    code = (
+        "import sys; from polyrhythm.envs.metaworld import MetaWorldSettings as S;"
+        "S(tasks=('reach-v3',)).spec();"
+        "sys.exit(bool({'mujoco', 'metaworld', 'gymnasium', 'torch'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("tasks", "said"),
+    [
+        (("door-clos-v3",), "unknown Meta-World task 'door-clos-v3'; the nearest is 'door-close-v3'"),
+        (("reach-v3", "reach-v3"), "listed 2 times"),
+        ((), "at least 1 item"),
+    ],
+)
+def test_bad_tasks_are_refused(tasks, said):
+    with pytest.raises(ValidationError, match=said):
+        MetaWorldSettings(tasks=tasks)
+
+
+def test_a_missing_gl_library_ends_with_the_command_that_mends_it(monkeypatch):
+    monkeypatch.setattr("polyrhythm.envs.mujoco_rendering._LIBRARIES", {"osmesa": ("libno.so",), "egl": ()})
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    with pytest.raises(RenderingUnavailable, match="MUJOCO_GL=egl, but its library is missing; run: apt-get install"):
+        choose_gl_backend()
+    monkeypatch.delenv("MUJOCO_GL")
+    with pytest.raises(RenderingUnavailable, match="run: apt-get install -y libosmesa6"):
+        choose_gl_backend()
+
+
+@pytest.mark.sim
+def test_rows_share_models_and_instances_follow_the_tickets(build):
+    batch = build(4)
+    assert isinstance(batch, Expert)
+    batch.reset([0, 1, 2, 3], [0, 1, 0, 1], [1, 2, 3, 4])
+    for tasks in ([1, 0, 1, 0], [1, 1, 1, 0], [0, 1, 0, 1]):
+        batch.reset([0, 1, 2, 3], tasks, [1, 2, 3, 4])
+    idle = sum(len(scene._idle) for scene in batch._scenes.values())
+    assert len(batch._scenes) == 2
+    assert idle <= 2
+    assert batch._held[0][1]._env.model is batch._held[2][1]._env.model
+
+
+@pytest.mark.sim
+def test_a_row_that_changes_task_shows_the_same_as_one_that_did_not(build):
+    batch = build(2)
+    batch.reset([0], [1], [7])
+    fresh = image(batch, 0)
+    batch.reset([1], [0], [3])
+    batch.step([1], batch.expert_actions([1]))
+    batch.reset([1], [1], [7])
+    assert np.array_equal(image(batch, 1), fresh)
+    assert fresh.std() > 20
+
+
+@pytest.mark.sim
+def test_rows_of_one_task_with_different_goals_do_not_disturb_each_other(build):
+    apart, together = build(1), build(2)
+    apart.reset([0], [1], [5])
+    together.reset([0, 1], [1, 1], [5, 6])
+    for _ in range(30):
+        apart.step([0], apart.expert_actions([0]))
+        together.step([1, 0], together.expert_actions([1, 0]))
+    assert np.array_equal(image(together, 0), image(apart, 0))
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("task", [0, 1])
+def test_the_expert_succeeds_also_when_its_action_is_held(build, task):
+    batch = build(1)
+    for hold in (1, 5):
+        batch.reset([0], [task], [21])
+        total, steps, success = expert_episode(batch, hold)
+        assert success
+        assert total == 1.0
+        assert steps < batch.spec.max_steps
+
+
+@pytest.mark.sim
+def test_an_episode_that_goes_on_after_success_earns_the_sparse_reward_once(build):
+    batch = build(1, end_on_success=False, max_steps=90)
+    batch.reset([0], [0], [21])
+    assert expert_episode(batch)[:2] == (1.0, 90)
+
+
+@pytest.mark.sim
+def test_dense_rewards_lie_in_0_to_1(build):
+    batch = build(1, reward="dense", max_steps=20)
+    batch.reset([0], [0], [21])
+    total, steps, _ = expert_episode(batch)
+    assert 0 < total < steps
+
+
+@pytest.mark.sim
+def test_the_goal_marker_is_drawn_where_nothing_else_shows_the_goal(build):
+    batch = build(1, tasks=("reach-v3",))
+    batch.reset([0], [0], [1])
+    with_marker = image(batch, 0)
+    model = batch._held[0][1]._env.model
+    model.site_rgba[:, 3] = 0
+    assert not np.array_equal(with_marker, image(batch, 0))
+
+
+@pytest.mark.sim
+def test_full_rendering_shows_more_at_the_same_place(build):
+    cheap, full = build(1), build(1, render="full")
+    for batch in (cheap, full):
+        batch.reset([0], [0], [1])
+    assert image(full, 0).shape == image(cheap, 0).shape
+    assert image(full, 0).mean() > image(cheap, 0).mean()
