@@ -1,0 +1,38 @@
+"""What to watch while a policy trains: drift between policies, and how well the values predict the returns."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polyrhythm.algorithms.losses import LOG_RATIO_LIMIT, Entries
+
+
+def approx_kl(new: Tensor, old: Tensor) -> Tensor:
+    """k3 = exp(x) − 1 − x with x = new − old: estimates KL(old ‖ new) per entry for samples of old; never negative.
+
+    Source: Schulman 2020, "Approximating KL divergence".
+    """
+    log_ratio = (new - old).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return torch.expm1(log_ratio) - log_ratio
+
+
+def drift(entries: Entries) -> dict[str, Tensor]:
+    """Per entry, without gradient: ratio π_θ/π_prox, KL(π_prox ‖ π_θ) (this update's own move) and
+    KL(π_b ‖ π_prox) (staleness; 0 where the proximal policy is the behaviour)."""
+    logprob = entries.logprob.detach()
+    return {
+        "ratio": torch.exp((logprob - entries.proximal).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)),
+        "proximal_approx_kl": approx_kl(logprob, entries.proximal),
+        "behav_approx_kl": approx_kl(entries.proximal, entries.behavior),
+    }
+
+
+def explained_variance(values: Tensor, returns: Tensor, valid: Tensor) -> Tensor:
+    """1 − Var(R − V)/Var(R) over the valid entries: 1 perfect, 0 as good as a constant. 0 where all R are equal."""
+    target = returns[valid]
+    if target.numel() == 0:
+        return returns.new_zeros(())
+    variance = target.var(correction=0)
+    residual = (target - values[valid]).var(correction=0)
+    return torch.where(variance > 0, 1.0 - residual / variance.clamp_min(1e-30), 0.0)

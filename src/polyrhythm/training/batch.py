@@ -1,0 +1,134 @@
+"""Trajectories of different lengths as one packed batch: decisions one after another, nothing padded.
+
+Trajectories of 3 and 2 chunk steps become N = 5 decisions with trajectory = (0, 0, 0, 1, 1) and M = 2 final
+observations. Observations are copied once, here; afterwards the trajectories' memory may be reused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyrhythm.specs import Trajectory
+
+Arrays = dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """N decisions of M trajectories, on the host. Meaning and dtypes as in `specs.Trajectory`.
+
+    obs, forward_inputs: name → [N,...]; final_obs: name → [M,...], the observation after each last decision.
+    logprob [N,C,A], value [N] or [N,C], rewards and valid [N,C], version [N]; trajectory [N] int64, the index of
+    each decision's trajectory, non-decreasing; terminated, truncated [M] bool.
+    """
+
+    obs: Arrays
+    final_obs: Arrays
+    forward_inputs: Arrays
+    logprob: Tensor
+    value: Tensor
+    rewards: Tensor
+    valid: Tensor
+    version: Tensor
+    trajectory: Tensor
+    terminated: Tensor
+    truncated: Tensor
+
+    @property
+    def decisions(self) -> int:
+        """N."""
+        return int(self.trajectory.shape[0])
+
+
+def collate(trajectories: Sequence[Trajectory]) -> Batch:
+    """Pack trajectories, in the order given, into host tensors of their own memory."""
+    steps = [t.steps for t in trajectories]
+    if not steps or min(steps) == 0:
+        raise ValueError(f"an update needs trajectories of at least one chunk step each, got chunk steps {steps}")
+    first = trajectories[0]
+    return Batch(
+        obs={name: _packed([t.obs[name][:-1] for t in trajectories]) for name in first.obs},
+        final_obs={name: _packed([t.obs[name][-1:] for t in trajectories]) for name in first.obs},
+        forward_inputs={name: _packed([t.forward_inputs[name] for t in trajectories]) for name in first.forward_inputs},
+        logprob=_packed([t.logprob for t in trajectories]),
+        value=_packed([t.value for t in trajectories]),
+        rewards=_packed([t.rewards for t in trajectories]),
+        valid=_packed([t.valid for t in trajectories]),
+        version=_packed([t.version for t in trajectories]),
+        trajectory=torch.repeat_interleave(torch.arange(len(steps)), torch.tensor(steps)),
+        terminated=torch.tensor([t.terminated for t in trajectories]),
+        truncated=torch.tensor([t.truncated for t in trajectories]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """What the objective needs of N decisions; every tensor has N first. Entries are those of `algorithms.levels`.
+
+    valid [N,C] bool. At log-prob level (zero where masked): behavior, proximal, advantage, weight. At reward level:
+    old_value, returns, value_mask (bool).
+    """
+
+    obs: Arrays
+    forward_inputs: Arrays
+    valid: Tensor
+    behavior: Tensor
+    proximal: Tensor
+    advantage: Tensor
+    weight: Tensor
+    old_value: Tensor
+    returns: Tensor
+    value_mask: Tensor
+
+    def __len__(self) -> int:
+        return int(self.valid.shape[0])
+
+    def take(self, index: Tensor) -> Decisions:
+        """The decisions at `index` (int64, any order), copied: one `index_select` per tensor."""
+        return self._each(lambda x: x.index_select(0, index))
+
+    def parts(self, size: int, device: torch.device) -> Iterator[Decisions]:
+        """Consecutive views of at most `size` decisions (0: all at once), each moved to `device` when it is due."""
+        size = size or len(self)
+        for start in range(0, len(self), size):
+            yield self._each(lambda x, s=start: x[s : s + size].to(device, non_blocking=True))  # type: ignore[misc]
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Decisions:
+        return Decisions(
+            obs={name: change(x) for name, x in self.obs.items()},
+            forward_inputs={name: change(x) for name, x in self.forward_inputs.items()},
+            valid=change(self.valid),
+            behavior=change(self.behavior),
+            proximal=change(self.proximal),
+            advantage=change(self.advantage),
+            weight=change(self.weight),
+            old_value=change(self.old_value),
+            returns=change(self.returns),
+            value_mask=change(self.value_mask),
+        )
+
+
+def minibatches(count: int, size: int, seed: Sequence[int]) -> list[Tensor]:
+    """A shuffle of 0..count-1 cut into the fewest mini-batches of at most `size` (0: one of all), as int64 indices.
+
+    Sizes differ by at most one: 65 decisions at size 64 are 33 + 32, since a step on a single decision would weigh
+    as much as one on 64. The order depends on `seed` alone, not on any global random state.
+    """
+    order = np.random.default_rng(list(seed)).permutation(count)
+    pieces = -(-count // size) if size else 1
+    return [torch.from_numpy(piece) for piece in np.array_split(order, pieces)]
+
+
+def slices(arrays: Mapping[str, Tensor], rows: slice, device: torch.device) -> Arrays:
+    """The same rows of every array, on `device`."""
+    return {name: x[rows].to(device, non_blocking=True) for name, x in arrays.items()}
+
+
+def _packed(arrays: Sequence[NDArray[np.generic]]) -> Tensor:
+    return torch.from_numpy(np.concatenate(arrays))

@@ -1,0 +1,49 @@
+"""Demonstrated decisions, to imitate: observations and the expert's action chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.errors import RunFolderError
+
+_OBS = "obs/"
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstrations:
+    """obs: name → [N,...]; actions [N,C,A] in env units, what the expert would do from that observation on."""
+
+    obs: dict[str, NDArray[np.generic]]
+    actions: NDArray[np.generic]
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(x) for name, x in self.obs.items()} | {"actions": len(self.actions)}
+        if len(set(lengths.values())) != 1 or not len(self.actions):
+            raise ValueError(f"demonstrations need as many observations as actions, and at least one; got {lengths}")
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    def save(self, path: Path) -> None:
+        """Write an .npz (plain arrays), whole or not at all."""
+        arrays = {"actions": self.actions} | {_OBS + name: x for name, x in self.obs.items()}
+        objects = [name for name, x in arrays.items() if x.dtype.hasobject]
+        if objects:
+            raise ValueError(f"{path}: {objects} hold Python objects, which only pickle could store; use number arrays")
+        unfinished = path.with_name(path.name + ".part")
+        with unfinished.open("wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+        unfinished.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Demonstrations:
+        """Read what `save` wrote; nothing in the file is executed."""
+        with np.load(path, allow_pickle=False) as file:
+            if "actions" not in file:
+                raise RunFolderError(f"{path} holds no demonstrations: no array is named actions; record them again")
+            obs = {name.removeprefix(_OBS): file[name] for name in file if name.startswith(_OBS)}
+            return cls(obs, file["actions"])

@@ -1,0 +1,129 @@
+"""Reinforcement learning on one rank: trajectories in, better weights and metrics out.
+
+Invariants (tests/training/test_learner.py): the gradient of an optimizer step does not depend on the micro-batch
+size; an update is a function of the weights, the optimizer's state, the trajectories, the seed and the update's
+index alone; masked entries never matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from polyrhythm.errors import RunHalted
+from polyrhythm.policies.base import Policy, as_module
+from polyrhythm.specs import Trajectory
+from polyrhythm.training import optim
+from polyrhythm.training.batch import Decisions, collate, minibatches
+from polyrhythm.training.objective import Objective
+from polyrhythm.training.steps import Metrics, Steps
+from polyrhythm.training.targets import prepare
+
+if TYPE_CHECKING:
+    from polyrhythm.config.learning import AlgorithmSettings, TrainingSettings
+
+
+class Learner:
+    """Holds a policy and its optimizer; the policy stays on the device where it is given.
+
+    total_updates: length of the learning-rate schedule (versions × sync_interval). seed: of the shuffles.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        algorithm: AlgorithmSettings,
+        training: TrainingSettings,
+        *,
+        total_updates: int,
+        seed: int,
+    ) -> None:
+        self.policy = policy
+        self.updates = 0
+        self._algorithm, self._training = algorithm, training
+        self._total_updates, self._seed = total_updates, seed
+        self._module = as_module(policy)
+        self._parameters = [p for p in self._module.parameters() if p.requires_grad]
+        self._device = self._parameters[0].device
+        self._objective = Objective(algorithm)
+        settings = training.optimizer
+        self._optimizer = optim.adamw(
+            self._module, lr=settings.lr, weight_decay=settings.weight_decay, betas=settings.betas
+        )
+
+    def update(self, trajectories: Sequence[Trajectory], update_index: int) -> Steps:
+        """All epochs over `trajectories`: one optimizer step per `next()`, metrics as the generator's return value.
+
+        The first `next()` also collates (afterwards the trajectories' memory is no longer read) and prepares
+        targets. The learning rate, the shuffles and the critic's warm-up follow update_index (from 0). Metrics are
+        means over the optimizer steps. Closing the generator early leaves the weights of the last step done and
+        `updates` as it was. A gradient that is not finite raises RunHalted before anything is published.
+        """
+        training, settings = self._training, self._training.optimizer
+        self._module.eval()  # dropout would make the ratio differ from 1 before the first step
+        batch = collate(trajectories)
+        micro_batch = training.micro_batch_steps or training.minibatch_steps
+        decisions, explained = prepare(
+            batch, self.policy, self._algorithm, micro_batch=micro_batch, device=self._device
+        )
+        lr = settings.lr * optim.linear_decay(update_index, self._total_updates, settings.lr_final_fraction)
+        optim.set_lr(self._optimizer, lr)
+        critic_only = update_index < training.critic_warmup_updates
+        rows: list[Tensor] = []
+        names: tuple[str, ...] = ()
+        for epoch in range(training.epochs):
+            for index in minibatches(len(decisions), training.minibatch_steps, (self._seed, update_index, epoch)):
+                figures = self._step(decisions.take(index), critic_only=critic_only)
+                names = tuple(figures)
+                rows.append(torch.stack(list(figures.values())))
+                yield
+        metrics = _mean_over_steps(names, rows, update_index)
+        self.updates = update_index + 1
+        metrics["train/actor/lr"] = lr
+        metrics["train/actor/average_version"] = float(batch.version.double().mean())
+        metrics["train/critic/explained_variance"] = float(explained)
+        return metrics
+
+    def _step(self, minibatch: Decisions, *, critic_only: bool) -> dict[str, Tensor]:
+        """One optimizer step on a mini-batch, micro-batch by micro-batch; its figures as scalars."""
+        by = self._objective.normalizers(minibatch)
+        self._optimizer.zero_grad(set_to_none=True)
+        figures: dict[str, Tensor] = {}
+        for part in minibatch.parts(self._training.micro_batch_steps, self._device):
+            evaluation = self.policy.evaluate(part.obs, part.forward_inputs)
+            share = self._objective.share(evaluation, part, by, critic_only=critic_only)
+            share.total.backward()  # type: ignore[no-untyped-call]
+            figures = {name: x + figures[name] for name, x in share.figures.items()} if figures else share.figures
+        norm = optim.clip_gradient(self._parameters, self._training.optimizer.grad_clip)
+        self._optimizer.step()
+        figures["train/actor/grad_norm"] = norm.float()
+        return figures
+
+    def state_dict(self) -> dict[str, Any]:
+        """Policy, optimizer and the number of completed updates; tensors are live, not copies."""
+        return {
+            "policy": self._module.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "updates": self.updates,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on exactly where `state_dict` was taken."""
+        self._module.load_state_dict(state["policy"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.updates = int(state["updates"])
+
+
+def _mean_over_steps(names: Sequence[str], rows: Sequence[Tensor], update_index: int) -> Metrics:
+    """One transfer from the device for the whole update."""
+    metrics = dict(zip(names, torch.stack(list(rows)).mean(0).tolist(), strict=True))
+    if not math.isfinite(metrics["train/actor/grad_norm"]):
+        raise RunHalted(
+            f"update {update_index}: the gradient is not finite, the weights are lost; resume from the last checkpoint "
+            "with a lower training.optimizer.lr or grad_clip"
+        )
+    return metrics

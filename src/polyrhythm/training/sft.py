@@ -1,0 +1,94 @@
+"""Supervised warm start: imitate demonstrations before reinforcement learning begins.
+
+The loss is the policy's (`sft_loss`, soft labels included); here are the order of the data, the optimizer and its
+schedule: AdamW, linear warm-up, half a cosine to zero.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyrhythm.policies.base import Policy, as_module
+from polyrhythm.training import optim
+from polyrhythm.training.demonstrations import Demonstrations
+from polyrhythm.training.steps import Steps
+
+if TYPE_CHECKING:
+    from polyrhythm.config.learning import SupervisedSettings
+
+
+class SupervisedLearner:
+    """Holds a policy and an optimizer of its own; the policy stays on the device where it is given."""
+
+    def __init__(self, policy: Policy, supervised: SupervisedSettings, *, seed: int) -> None:
+        self.policy = policy
+        self.step = 0
+        self._supervised, self._seed = supervised, seed
+        self._module = as_module(policy)
+        self._parameters = [p for p in self._module.parameters() if p.requires_grad]
+        self._device = self._parameters[0].device
+        self._optimizer = optim.adamw(self._module, lr=supervised.lr, weight_decay=supervised.weight_decay)
+
+    def steps(self, demonstrations: Demonstrations) -> Steps:
+        """The optimizer steps that are left (all, or those after `load_state_dict`): one per `next()`.
+
+        Returns means over the last tenth of all steps: train/sft/loss and train/sft/grad_norm. The policy is in
+        training mode between the steps and in evaluation mode at the end.
+        """
+        settings = self._supervised
+        obs = {name: torch.from_numpy(x) for name, x in demonstrations.obs.items()}
+        actions = torch.from_numpy(demonstrations.actions)
+        figures: list[Tensor] = []
+        self._module.train()
+        try:
+            while self.step < settings.steps:
+                index = torch.from_numpy(rows_of_step(self.step, settings.batch_size, len(demonstrations), self._seed))
+                picked = {name: x.index_select(0, index).to(self._device) for name, x in obs.items()}
+                figures.append(self._optimize(picked, actions.index_select(0, index).to(self._device)))
+                self.step += 1
+                yield
+        finally:
+            self._module.eval()
+        if not figures:
+            return {}
+        loss, norm = torch.stack(figures[-max(1, settings.steps // 10) :]).mean(0).tolist()
+        return {"train/sft/loss": loss, "train/sft/grad_norm": norm}
+
+    def _optimize(self, obs: dict[str, Tensor], actions: Tensor) -> Tensor:
+        """One optimizer step; its loss and gradient norm [2]."""
+        settings = self._supervised
+        factor = optim.warmup_cosine(self.step, settings.steps, settings.warmup_steps)
+        optim.set_lr(self._optimizer, settings.lr * factor)
+        self._optimizer.zero_grad(set_to_none=True)
+        loss = self.policy.sft_loss(obs, actions)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = optim.clip_gradient(self._parameters, settings.grad_clip)
+        self._optimizer.step()
+        return torch.stack([loss.detach().float(), norm.float()])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Policy, optimizer and the number of steps done; tensors are live, not copies."""
+        return {"policy": self._module.state_dict(), "optimizer": self._optimizer.state_dict(), "step": self.step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on exactly where `state_dict` was taken."""
+        self._module.load_state_dict(state["policy"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.step = int(state["step"])
+
+
+def rows_of_step(step: int, size: int, count: int, seed: int) -> NDArray[np.int64]:
+    """Rows [size] int64 that a step sees: places step·size … of an endless row of shuffles of 0..count-1.
+
+    Each shuffle depends on (seed, its number) alone, so any step can be found again without those before it.
+    """
+    first, last = step * size, (step + 1) * size
+    epochs = range(first // count, -(-last // count))
+    row = np.concatenate([np.random.default_rng((seed, epoch)).permutation(count) for epoch in epochs])
+    start = first - epochs.start * count
+    return row[start : start + size]

@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import copy
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.training.toy import ToyPolicy, algorithm, collect, same, spoiled, training, weights
+
+from polyrhythm.errors import RunHalted
+from polyrhythm.specs import Trajectory
+from polyrhythm.training.learner import Learner
+from polyrhythm.training.steps import Metrics, finish
+
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"logprob_level": "action", "loss": {"type": "ppo", "dual_clip": 3.0}},
+    {"logprob_level": "chunk", "aggregation": "trajectory_mean"},
+    {"loss": {"type": "decoupled_ppo", "behave_weight_threshold": 2.0}, "proximal": "recompute"},
+    {"reward_level": "action", "logprob_level": "token", "aggregation": "trajectory_mean"},
+]
+SOURCES = {
+    "train/actor/policy_loss",
+    "train/actor/proximal_approx_kl",
+    "train/actor/behav_approx_kl",
+    "train/actor/clip_fraction",
+    "train/actor/dual_clip_fraction",
+    "train/actor/behav_clip_fraction",
+    "train/actor/ratio",
+    "train/actor/grad_norm",
+    "train/actor/entropy_loss",
+    "train/actor/average_version",
+    "train/critic/value_loss",
+    "train/critic/explained_variance",
+}
+
+
+def run(
+    settings: dict[str, Any],
+    train: dict[str, Any],
+    *,
+    trajectories: list[Trajectory] | None = None,
+    updates: int = 1,
+    detach: bool = True,
+) -> tuple[ToyPolicy, Metrics]:
+    """A policy trained from the same start on trajectories of slightly other weights."""
+    per_action = settings.get("reward_level") == "action"
+    policy = ToyPolicy(detach=detach, per_action=per_action)
+    data = trajectories if trajectories is not None else stale(per_action=per_action)
+    learner = Learner(policy, algorithm(**settings), training(**train), total_updates=10, seed=7)
+    metrics: Metrics = {}
+    for index in range(updates):
+        metrics = finish(learner.update(data, index))
+    return policy, metrics
+
+
+def stale(*, per_action: bool = False) -> list[Trajectory]:
+    behaviour = ToyPolicy(per_action=per_action)
+    with torch.no_grad():
+        behaviour.logits.weight.add_(0.05)
+        behaviour.logits.bias[::2].add_(0.2)
+    return collect(behaviour)
+
+
+@pytest.mark.parametrize("settings", VARIANTS)
+@pytest.mark.parametrize("micro", [1, 2, 3])
+def test_micro_batches_do_not_change_the_update(settings: dict[str, Any], micro: int) -> None:
+    whole, a = run(settings, {"epochs": 2, "minibatch_steps": 5})
+    cut, b = run(settings, {"epochs": 2, "minibatch_steps": 5, "micro_batch_steps": micro})
+    for name, x in whole.state_dict().items():
+        torch.testing.assert_close(cut.state_dict()[name], x, atol=1e-7, rtol=1e-6)
+    assert a == pytest.approx(b, rel=1e-4, abs=1e-6)
+
+
+def test_forward_passes_never_exceed_the_micro_batch() -> None:
+    policy, _ = run({"proximal": "recompute"}, {"minibatch_steps": 7, "micro_batch_steps": 3})
+    assert max(policy.rows_seen) == 3
+    assert sum(policy.rows_seen) == 2 * 14
+
+
+@pytest.mark.parametrize("settings", VARIANTS)
+def test_masked_entries_never_matter(settings: dict[str, Any]) -> None:
+    data = stale(per_action=settings.get("reward_level") == "action")
+    assert not all(t.valid.all() for t in data)
+    clean, a = run(settings, {"minibatch_steps": 5}, trajectories=data)
+    dirty, b = run(settings, {"minibatch_steps": 5}, trajectories=[spoiled(t) for t in data])
+    assert same(weights(clean), weights(dirty))
+    assert a == b
+
+
+@pytest.mark.parametrize("settings", VARIANTS)
+def test_order_of_samples_is_only_rounding(settings: dict[str, Any]) -> None:
+    data = stale(per_action=settings.get("reward_level") == "action")
+    there, _ = run(settings, {"epochs": 2}, trajectories=data)
+    back, _ = run(settings, {"epochs": 2}, trajectories=data[::-1])
+    for name, x in there.state_dict().items():
+        torch.testing.assert_close(back.state_dict()[name], x, atol=1e-5, rtol=1e-4)
+
+
+def test_same_seed_same_bits_whatever_the_global_random_state() -> None:
+    first, a = run({}, {"epochs": 2, "minibatch_steps": 4}, updates=3)
+    torch.manual_seed(123)
+    np.random.seed(123)
+    second, b = run({}, {"epochs": 2, "minibatch_steps": 4}, updates=3)
+    assert same(weights(first), weights(second))
+    assert a == b
+
+
+def test_one_optimizer_step_per_next() -> None:
+    policy = ToyPolicy()
+    learner = Learner(policy, algorithm(), training(epochs=3, minibatch_steps=5), total_updates=1, seed=0)
+    steps, seen = learner.update(stale(), 0), [weights(policy)]
+    seen.extend(weights(policy) for _ in steps)
+    assert len(seen) == 1 + 3 * 3
+    assert not any(same(a, b) for a, b in itertools.pairwise(seen))
+    assert learner.updates == 1
+
+
+def test_metrics_have_the_sources_names_and_sense() -> None:
+    loss = {"type": "decoupled_ppo", "dual_clip": 3.0, "behave_weight_threshold": 2.0}
+    _, metrics = run({"loss": loss, "proximal": "recompute"}, {"epochs": 1})
+    assert set(metrics) == SOURCES | {"train/actor/lr"}
+    assert metrics["train/actor/ratio"] == pytest.approx(1.0)
+    assert metrics["train/actor/proximal_approx_kl"] == pytest.approx(0.0, abs=1e-9)
+    assert metrics["train/actor/behav_approx_kl"] > 1e-4
+    assert 0 < metrics["train/actor/entropy_loss"] < np.log(4)
+    assert metrics["train/critic/explained_variance"] < 1
+    assert metrics["train/actor/average_version"] == pytest.approx((0 * 4 + 1 + 2 * 6 + 3 * 3) / 14)
+
+
+def test_decoupled_is_ppo_without_staleness() -> None:
+    """On the first mini-batch of fresh samples, to rounding of the behaviour's float32 log-probs."""
+    data = collect(ToyPolicy())
+    ppo, _ = run({}, {}, trajectories=data)
+    loss = {"type": "decoupled_ppo", "behave_weight_threshold": 2.0}
+    decoupled, _ = run({"loss": loss, "proximal": "recompute"}, {}, trajectories=data)
+    for name, x in ppo.state_dict().items():
+        torch.testing.assert_close(decoupled.state_dict()[name], x, atol=1e-5, rtol=1e-4)
+
+
+def test_gradient_is_the_plain_formula() -> None:
+    """One step of PPO at token level against the loss written out here, over all decisions at once."""
+    data, policy = stale(), ToyPolicy(detach=False)
+    plain = copy.deepcopy(policy)
+    settings = {"gamma": 0.9, "gae_lambda": 0.8, "value": {"coef": 0.5}, "entropy_coef": 0.1}
+    learner = Learner(policy, algorithm(**settings), training(optimizer={"grad_clip": None}), total_updates=1, seed=0)
+    next(learner.update(data, 0))
+    seen = [p.grad.clone() for p in policy.parameters() if p.grad is not None]
+
+    advantages, returns = [], []
+    for t in data:
+        last = float(plain.value({"x": torch.from_numpy(t.obs["x"][-1:])})[0].detach()) if t.truncated else 0.0
+        values, chain = [*t.value.tolist(), last], 0.0
+        mine = []
+        for k in reversed(range(t.steps)):
+            delta = float(t.rewards[k].sum()) + 0.9 * values[k + 1] - values[k]
+            chain = delta + 0.9 * 0.8 * chain
+            mine.insert(0, chain)
+        advantages += mine
+        returns += [a + v for a, v in zip(mine, values, strict=False)]
+    adv, target = torch.tensor(advantages, dtype=torch.float64), torch.tensor(returns, dtype=torch.float64)
+    adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)
+    obs = {"x": torch.from_numpy(np.concatenate([t.obs["x"][:-1] for t in data]))}
+    tokens = torch.from_numpy(np.concatenate([t.forward_inputs["tokens"] for t in data]))
+    old = torch.from_numpy(np.concatenate([t.logprob for t in data]))
+    mask = torch.from_numpy(np.concatenate([t.valid for t in data])).unsqueeze(-1).expand_as(old)
+    e = plain.evaluate(obs, {"tokens": tokens})
+    ratio, a = (e.logprob - old).exp(), adv.reshape(-1, 1, 1)
+    objective = torch.minimum(ratio * a, ratio.clamp(0.8, 1.2) * a)
+    loss = -objective[mask].mean() + 0.5 * (0.5 * (e.value - target) ** 2).mean() - 0.1 * e.entropy[mask].mean()
+    loss.backward()
+    for got, p in zip(seen, plain.parameters(), strict=True):
+        torch.testing.assert_close(got, p.grad, atol=1e-6, rtol=1e-5)
+
+
+def test_training_raises_the_probability_of_what_is_rewarded() -> None:
+    """Reward counts tokens that are 0; on-policy updates make them likely."""
+    policy = ToyPolicy()
+    learner = Learner(policy, algorithm(), training(epochs=4, minibatch_steps=32), total_updates=30, seed=0)
+
+    def share_of_zeros() -> float:
+        return float(np.concatenate([t.actions == 0 for t in collect(policy, (20,) * 4, seed=999)]).mean())
+
+    before = share_of_zeros()
+    for index in range(30):
+        finish(learner.update(collect(policy, (8,) * 8, seed=index), index))
+    assert before < 0.5
+    assert share_of_zeros() > before + 0.3
+
+
+def test_one_step_lowers_the_surrogate() -> None:
+    data, policy = stale(), ToyPolicy()
+    settings = training(optimizer={"lr": 1e-3}, epochs=1)
+    learner = Learner(policy, algorithm(entropy_coef=0.0, value={"coef": 0.0}), settings, total_updates=2, seed=0)
+    losses = [finish(learner.update(data, index))["train/actor/policy_loss"] for index in range(3)]
+    assert losses[2] < losses[1] < losses[0]
+
+
+def test_critic_warmup_leaves_the_policy_alone_to_the_bit() -> None:
+    policy = ToyPolicy(detach=True)
+    train = training(critic_warmup_updates=2, epochs=2, optimizer={"lr": 0.01, "weight_decay": 0.5})
+    learner = Learner(policy, algorithm(), train, total_updates=4, seed=0)
+    start = weights(policy)
+    for index in range(2):
+        metrics = finish(learner.update(stale(), index))
+        assert metrics["train/actor/behav_approx_kl"] == 0.0  # π_prox is the behaviour here
+        assert metrics["train/actor/proximal_approx_kl"] > 0  # reported although not trained
+    after = weights(policy)
+    critic = {name for name in start if name.startswith("critic")}
+    assert same({n: start[n] for n in start.keys() - critic}, after)
+    assert not any(torch.equal(start[n], after[n]) for n in critic)
+    finish(learner.update(stale(), 2))
+    assert not same({n: start[n] for n in start.keys() - critic}, weights(policy))
+
+
+def test_learning_rate_falls_linearly_to_its_fraction() -> None:
+    policy = ToyPolicy()
+    train = training(optimizer={"lr": 0.01, "lr_final_fraction": 0.4})
+    learner = Learner(policy, algorithm(), train, total_updates=4, seed=0)
+    rates = [finish(learner.update(stale(), index))["train/actor/lr"] for index in range(4)]
+    assert rates == pytest.approx([0.01, 0.008, 0.006, 0.004])
+
+
+def test_restored_learner_goes_on_bit_for_bit() -> None:
+    data = stale()
+    train = training(epochs=2, minibatch_steps=5)
+    first = Learner(ToyPolicy(), algorithm(), train, total_updates=4, seed=3)
+    for index in range(2):
+        finish(first.update(data, index))
+    state = copy.deepcopy(first.state_dict())
+    second = Learner(ToyPolicy(seed=9), algorithm(), train, total_updates=4, seed=3)
+    second.load_state_dict(state)
+    assert second.updates == 2
+    assert finish(first.update(data, 2)) == finish(second.update(data, 2))
+    assert same(first.policy.state_dict(), second.policy.state_dict())
+
+
+def test_gradient_that_is_not_finite_halts_the_run() -> None:
+    first, *others = stale()
+    broken = replace(first, rewards=np.full_like(first.rewards, np.nan))
+    learner = Learner(ToyPolicy(), algorithm(), training(), total_updates=1, seed=0)
+    with pytest.raises(RunHalted, match="update 0"):
+        finish(learner.update([broken, *others], 0))
+    assert learner.updates == 0
