@@ -22,14 +22,14 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.observe import new_run_folder, take_folder
 
     config = load_config(arguments.recipe, arguments.overrides)
-    # Imported after the settings are known to be good: a wrong key answers at once.
-    from polyrhythm.pipeline.run import train
-
     if arguments.out:
         folder = take_folder(arguments.out)
     else:
         folder = new_run_folder(Path(config.out_dir), config.name, datetime.now().astimezone())
     save_config(config, folder / "config.yaml")
+    # Imported only now: a wrong key or folder is answered before any tensor library is loaded.
+    from polyrhythm.pipeline.run import train
+
     summary = train(config, folder)
     if arguments.json:
         print(json.dumps(summary, indent=2))

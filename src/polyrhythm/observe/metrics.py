@@ -36,13 +36,14 @@ class MetricsWriter:
     """Appends to `<folder>/metrics.jsonl` and, if asked, to `<folder>/tensorboard`.
 
     Each line is flushed as it is written: updates are seconds apart, and a run that is killed keeps its last one.
-    TensorBoard is flushed every `flush_s` seconds by its own thread. A resumed run appends.
+    TensorBoard is flushed when `flush_s` seconds of the given times have passed. A resumed run appends.
     """
 
     def __init__(self, folder: Path, tensorboard: bool = True, flush_s: float = 10.0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._tensorboard = _tensorboard_writer(folder / "tensorboard") if tensorboard else None
+        self._flush_s, self._flushed_s = flush_s, 0.0
         self._lines: IO[str] = (folder / "metrics.jsonl").open("a", encoding="utf-8")
-        self._tensorboard = _tensorboard_writer(folder / "tensorboard", flush_s) if tensorboard else None
 
     def log(self, step: int, values: Mapping[str, float], time_s: float) -> None:
         """Record scalars of one step. time_s: seconds since the run began. A number that is not finite becomes null."""
@@ -58,6 +59,9 @@ class MetricsWriter:
         if self._tensorboard:
             for name, value in numbers.items():
                 self._tensorboard.add_scalar(name, value, step)
+            if time_s - self._flushed_s >= self._flush_s:
+                self._tensorboard.flush()
+                self._flushed_s = time_s
 
     def close(self) -> None:
         """Flush and close both files; a second call does nothing."""
@@ -75,7 +79,7 @@ class MetricsWriter:
         self.close()
 
 
-def _tensorboard_writer(folder: Path, flush_s: float) -> Writer:
+def _tensorboard_writer(folder: Path) -> Writer:
     from tensorboard.summary import Writer
 
-    return Writer(str(folder), flush_secs=flush_s)
+    return Writer(str(folder))

@@ -1,0 +1,138 @@
+"""The command line answers fast, imports what it runs, and turns outcomes into exit statuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from polyrhythm.cli import main as cli
+from polyrhythm.cli.main import COMMANDS, main
+from polyrhythm.errors import RunHalted
+
+HEAVY = ("torch", "ray", "numpy", "pydantic", "tensorboard", "gymnasium")
+PROBE = f"""
+import sys
+from polyrhythm.cli.main import main
+try:
+    status = main(sys.argv[1:])
+except SystemExit as end:
+    status = end.code
+print([name for name in {HEAVY!r} if name in sys.modules], status)
+"""
+
+
+def _python(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    source = str(Path(cli.__file__).resolve().parents[2])
+    return subprocess.run(
+        [sys.executable, "-W", "error", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=cwd,
+        env={"PYTHONPATH": source, "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+    )
+
+
+@pytest.mark.parametrize("words", [["--help"], *([command, "--help"] for command in COMMANDS)])
+def test_help_imports_nothing_heavy(words: list[str]) -> None:
+    done = _python("-c", PROBE, *words)
+    assert done.stdout.endswith("[] 0\n"), done.stdout + done.stderr
+    assert "usage: polyrhythm" in done.stdout
+
+
+def test_help_is_quick() -> None:
+    """Best of three, so that a busy machine does not decide; the limit is for people, who wait for it."""
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        assert _python("-m", "polyrhythm", "train", "--help").returncode == 0
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.5
+
+
+def test_top_help_lists_every_command_and_no_words_means_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([])
+    assert end.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(command in shown for command in COMMANDS)
+
+
+def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["trian"])
+    assert end.value.code == 2
+    assert "trian" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["train", "cartpol"], "did you mean cartpole?"),
+        (["train", "quickstart", "training.version=3"], "did you mean versions?"),
+        (["train", "quickstart", "freshness.on_update=abort"], "use continue"),
+        (["eval", "nowhere"], "is not there"),
+        (["simulate", "nowhere.yaml"], "is not there"),
+    ],
+)
+def test_a_users_error_is_one_line_and_status_2(
+    words: list[str], part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("polyrhythm: error: ")
+    assert told.err.count("\n") == 1
+    assert part in told.err
+
+
+def test_a_refused_config_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "quickstart", "seed=-1"]) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_used_out_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "kept.txt").write_text("mine")
+    assert main(["train", "quickstart", "--out", str(tmp_path)]) == 2
+    assert "not empty" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["kept.txt"]
+
+
+@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt(), 130), (RunHalted("two\nlines"), 2)])
+def test_exit_statuses(error: BaseException, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(words: object) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "_dispatch", fail)
+    assert main(["train"]) == status
+
+
+def test_our_own_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(words: object) -> int:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cli, "_dispatch", fail)
+    with pytest.raises(ZeroDivisionError):
+        main(["train"])
+
+
+@pytest.mark.parametrize(
+    "words", [["bench", "condor"], ["bench", "conductor", "--slots", "0"], ["eval", ".", "--episodes", "0"]]
+)
+def test_arguments_are_checked_by_argparse(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 2
+
+
+def test_bench_conductor_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("polyrhythm.clustersim.bench_conductor")
+    assert main(["bench", "conductor", "--slots", "16", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)

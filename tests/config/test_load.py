@@ -1,0 +1,160 @@
+"""Recipes: extends, merge, overrides, where they are found, and that saving gives the same run back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from polyrhythm.config import load_config, recipe_names, save_config
+from polyrhythm.config.load import merge, parse_override
+from polyrhythm.config.recipes import find_recipe
+from polyrhythm.config.yaml_text import parse, read
+from polyrhythm.errors import ConfigError
+
+RECIPE = """
+seed: 5
+env: {type: latency}
+policy: {type: gaussian}
+training: {versions: 2, mini_batch_samples: 4}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base.yaml").write_text(RECIPE)
+    return tmp_path
+
+
+def test_overrides_are_yaml_and_win(folder: Path) -> None:
+    config = load_config("base.yaml", ["training.versions=7", "training.optimizer.lr=1e-3", "rollout.sharding=[3, 5]"])
+    assert (config.training.versions, config.training.optimizer.lr) == (7, 1e-3)
+    assert config.rollout.sharding == (3, 5)
+    assert config.seed == 5
+
+
+def test_the_name_is_the_recipes_own_and_not_inherited(folder: Path) -> None:
+    (folder / "named.yaml").write_text("extends: base\nname: special\n")
+    (folder / "child.yaml").write_text("extends: named.yaml\n")
+    assert load_config("base.yaml").name == "base"
+    assert load_config("named.yaml").name == "special"
+    assert load_config("child.yaml").name == "child"
+    assert load_config("child.yaml", ["name=mine"]).name == "mine"
+
+
+def test_extends_merges_deep_and_relative(folder: Path) -> None:
+    (folder / "sub").mkdir()
+    (folder / "sub" / "child.yaml").write_text("extends: ../base.yaml\ntraining: {versions: 9}\n")
+    training = load_config("sub/child.yaml").training
+    assert (training.versions, training.mini_batch_samples) == (9, 4)
+
+
+def test_extends_by_the_name_of_a_packaged_recipe(folder: Path) -> None:
+    (folder / "mine.yaml").write_text("extends: quickstart\nseed: 77\n")
+    tree = read(find_recipe("quickstart"))
+    assert load_config("mine.yaml").seed == 77
+    assert load_config("mine.yaml").training.versions == tree["training"]["versions"]
+
+
+def test_a_circle_of_extends_is_named(folder: Path) -> None:
+    (folder / "a.yaml").write_text("extends: b\n")
+    (folder / "b.yaml").write_text("extends: a\n")
+    with pytest.raises(ConfigError, match=r"a\.yaml → b\.yaml → a\.yaml"):
+        load_config("a.yaml")
+
+
+def test_a_changed_type_replaces_the_section() -> None:
+    old = {"batching": {"type": "dynamic", "max_rows": 3}, "seed": 1}
+    assert merge(old, {"batching": {"type": "lockstep"}}) == {"batching": {"type": "lockstep"}, "seed": 1}
+    assert merge(old, {"batching": {"max_wait_ms": 1}})["batching"] == {
+        "type": "dynamic",
+        "max_rows": 3,
+        "max_wait_ms": 1,
+    }
+    assert old == {"batching": {"type": "dynamic", "max_rows": 3}, "seed": 1}
+
+
+def test_the_short_form_of_an_env_takes_overrides() -> None:
+    merged = merge({"env": "gymnasium:CartPole-v1"}, {"env": {"max_steps": 9}})
+    assert merged == {"env": {"type": "gymnasium", "id": "CartPole-v1", "max_steps": 9}}
+    assert merge({"env": {"type": "latency"}}, {"env": "gymnasium:X"}) == {"env": "gymnasium:X"}
+
+
+def test_overrides_given_in_any_order_mean_the_same(folder: Path) -> None:
+    one = load_config("base.yaml", ["batching.max_rows=9", "batching.type=dynamic"])
+    other = load_config("base.yaml", ["batching.type=dynamic", "batching.max_rows=9"])
+    assert one == other
+
+
+@pytest.mark.parametrize("text", ["training.versions", "=3", "a..b=3", ".a=3"])
+def test_an_override_without_path_or_value_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"section\.key=value"):
+        parse_override(text)
+
+
+def test_an_override_keeps_later_equals_signs() -> None:
+    assert parse_override("rollout.queue_key=a=b") == {"rollout": {"queue_key": "a=b"}}
+
+
+def test_a_wrong_override_names_recipe_and_nearest_key(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^base\.yaml: training\.version = 3: no such key; did you mean versions\?"):
+        load_config("base.yaml", ["training.version=3"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\na: 2", "line 2, column 1: key a is given twice"),
+        ("a: [1", "line 1"),
+        ("a: !!python/object:os.system x", "could not determine a constructor"),
+    ],
+)
+def test_bad_yaml_says_where(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, origin="x.yaml")
+    assert str(caught.value).startswith("x.yaml: ")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1e-3", 1e-3), ("-2E4", -2e4), (".5e1", 5.0), ("1.5", 1.5), ("3", 3), ("1e", "1e"), ("e3", "e3")],
+)
+def test_numbers_are_numbers(text: str, number: object) -> None:
+    parsed = parse(text, origin="")
+    assert parsed == number
+    assert type(parsed) is type(number)
+
+
+def test_a_recipe_that_is_no_mapping_or_not_there(folder: Path) -> None:
+    (folder / "list.yaml").write_text("- 1\n")
+    with pytest.raises(ConfigError, match="list of sections"):
+        load_config("list.yaml")
+    with pytest.raises(ConfigError, match="did you mean cartpole"):
+        load_config("cartpol")
+    with pytest.raises(ConfigError, match="not there"):
+        load_config("nowhere/base.yaml")
+
+
+def test_a_name_is_never_shadowed_by_a_folder(folder: Path) -> None:
+    (folder / "cartpole").mkdir()
+    assert find_recipe("cartpole").parent.name == "recipes"
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_is_valid_and_survives_saving(name: str, tmp_path: Path) -> None:
+    config = load_config(name)
+    save_config(config, tmp_path / "config.yaml")
+    assert load_config(tmp_path / "config.yaml") == config
+    text = find_recipe(name).read_text()
+    assert len(text.splitlines()) < 60
+
+
+def test_the_two_recipes_of_the_readme_are_there() -> None:
+    assert {"cartpole", "quickstart"} <= set(recipe_names())
+
+
+def test_cartpole_is_synchronous_by_settings_alone() -> None:
+    synchronous = ["freshness.max_lag=0", "freshness.on_update=drain", "batching.type=lockstep"]
+    assert load_config("cartpole", synchronous).batching.type == "lockstep"

@@ -1,0 +1,191 @@
+"""Every wrong key, type or combination is refused by a sentence; every right one is kept."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+from polyrhythm.config import RunConfig, validate
+from polyrhythm.config.load import merge
+from polyrhythm.config.rollout import DynamicBatching, LockstepBatching
+from polyrhythm.errors import ConfigError, PolyrhythmError
+
+THING = f"{__name__}:Thing"
+
+
+class Thing(BaseModel):
+    """A user's own settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    type: str
+    size: int = 1
+    flavour: Literal["sweet", "salty"] = "sweet"
+
+
+class Typeless(BaseModel):
+    """Not settings: without a type it could not be loaded again."""
+
+
+BASE: dict[str, Any] = {
+    "name": "test",
+    "env": {"type": THING},
+    "policy": {"type": THING},
+    "training": {"versions": 3, "mini_batch_samples": 8},
+}
+
+
+def refusal(change: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        validate(merge(BASE, change))
+    return str(caught.value)
+
+
+def _models(model: type[BaseModel]) -> set[type[BaseModel]]:
+    found = {model}
+    for field in model.model_fields.values():
+        pending: list[Any] = [field.annotation]
+        while pending:
+            annotation = pending.pop()
+            pending += get_args(annotation)
+            if isinstance(annotation, type) and issubclass(annotation, BaseModel) and annotation not in found:
+                found |= _models(annotation)
+    return found
+
+
+def test_every_field_is_documented_in_one_line() -> None:
+    models = _models(RunConfig) - {BaseModel}
+    assert len(models) > 12
+    for model in models:
+        for name, field in model.model_fields.items():
+            assert field.description, f"{model.__name__}.{name}"
+            assert "\n" not in field.description, f"{model.__name__}.{name}"
+
+
+def test_defaults_are_asynchronous_and_bounded() -> None:
+    config = validate(BASE)
+    assert isinstance(config.batching, DynamicBatching)
+    assert (config.freshness.max_lag, config.freshness.bound, config.freshness.on_update) == (2.0, "sample", "continue")
+    assert config.training.batch_size == 8
+    assert isinstance(config.env, Thing)
+
+
+def test_lockstep_is_a_setting() -> None:
+    config = validate(
+        merge(BASE, {"freshness": {"max_lag": 0, "on_update": "drain"}, "batching": {"type": "lockstep"}})
+    )
+    assert isinstance(config.batching, LockstepBatching)
+    assert config.freshness.max_lag == 0
+
+
+def test_max_lag_zero_with_continue_is_accepted() -> None:
+    assert validate(merge(BASE, {"freshness": {"max_lag": 0, "on_update": "continue"}})).freshness.max_lag == 0
+
+
+def test_config_is_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        validate(BASE).seed = 3
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        ({"trainig": {}}, ["trainig = {}", "did you mean training?"]),
+        (
+            {"training": {"mini_batch_sampels": 3}},
+            ["training.mini_batch_sampels = 3", "did you mean mini_batch_samples?"],
+        ),
+        ({"batching": {"max_wait": 3}}, ["batching.max_wait = 3", "did you mean max_wait_ms?"]),
+        ({"batching": {"type": "lockstp"}}, ["batching = ", "did you mean lockstep?", "dynamic"]),
+        ({"batching": {"type": "lockstep", "max_rows": 3}}, ["batching.max_rows = 3", "no such key"]),
+        ({"batching": 3}, ["batching = 3", "a section"]),
+        ({"freshness": {"on_update": "contine"}}, ["freshness.on_update = 'contine'", "did you mean continue?"]),
+        ({"algorithm": {"loss": {"clip": 1}}}, ["algorithm.loss.clip = 1", "the keys of algorithm.loss"]),
+        ({"training": {"optimizer": {"betas": [0.9, 1.0]}}}, ["training.optimizer.betas.1 = 1.0", "less than 1"]),
+        ({"training": {"optimizer": {"lr": -1}}}, ["training.optimizer.lr = -1", "more than 0"]),
+        ({"rollout": {"rows": True}}, ["rollout.rows = True", "a whole number"]),
+        ({"rollout": {"rows": "8"}}, ["rollout.rows = '8'", "a whole number"]),
+        ({"rollout": {"rows": 0}}, ["rollout.rows = 0", "at least 1"]),
+        ({"rollout": 3}, ["rollout = 3", "a section"]),
+        ({"freshness": {"max_lag": float("inf")}}, ["freshness.max_lag = inf", "finite"]),
+        ({"freshness": {"max_lag": -1}}, ["freshness.max_lag = -1", "at least 0"]),
+        ({"evaluation": {"greedy": "yes"}}, ["evaluation.greedy = 'yes'", "true or false"]),
+        ({"name": "a/b"}, ["name = 'a/b'"]),
+        ({"env": {"size": "big"}}, ["env.size = 'big'", "whole number"]),
+        ({"env": {"sise": 3}}, ["env.sise = 3", "did you mean size?"]),
+        ({"env": {"flavour": "swet"}}, ["env.flavour = 'swet'", "did you mean sweet?"]),
+        ({"env": None}, ["env = None", "type", "metaworld"]),
+        ({"env": {"type": "gymnasum"}}, ["env.type = 'gymnasum'", "did you mean gymnasium?"]),
+        ({"policy": {"type": "tiny_vl"}}, ["policy.type = 'tiny_vl'", "did you mean tiny_vla?"]),
+        ({"env": {"type": "no_such_module:Thing"}}, ["env.type", "cannot be imported"]),
+        ({"env": {"type": f"{__name__}:Nothing"}}, ["env.type", "has no Nothing"]),
+        ({"env": {"type": f"{__name__}:Typeless"}}, ["env.type", "`type` field"]),
+        ({"env": {"type": f"{__name__}:refusal"}}, ["env.type", "pydantic model"]),
+    ],
+)
+def test_wrong_keys_and_values_name_path_value_and_remedy(change: dict[str, Any], parts: list[str]) -> None:
+    message = refusal(change)
+    for part in parts:
+        assert part in message
+    assert "pydantic.dev" not in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "remedy"),
+    [
+        ({"freshness": {"on_update": "abort"}}, "freshness.on_update", "one-pass policy"),
+        ({"groups": {"size": 3}}, "groups.size", "make it 6 or 9"),
+        ({"groups": {"size": 16}}, "groups.size", "make it 16"),
+        ({"groups": {"size": 4}, "rollout": {"segment_steps": 5}}, "rollout.segment_steps", "set segment_steps to 0"),
+        ({"rollout": {"rows": 100}}, "batching.max_rows", "largest slot has 100 rows"),
+        (
+            {"rollout": {"rows": 9, "sharding": "even:2"}, "batching": {"max_rows": 4}},
+            "batching.max_rows",
+            "has 5 rows",
+        ),
+        ({"rollout": {"sharding": [1, 7]}, "batching": {"max_rows": 6}}, "batching.max_rows", "has 7 rows"),
+        ({"rollout": {"sharding": [3, 4]}}, "rollout.sharding", "slots of 7 rows"),
+        ({"rollout": {"sharding": [8, 0]}}, "rollout.sharding", "at least 1 row"),
+        ({"rollout": {"sharding": []}}, "rollout.sharding", "at least 1 row"),
+        ({"rollout": {"sharding": "even:9"}}, "rollout.sharding", "at most even:8"),
+        ({"rollout": {"sharding": "even:0"}}, "rollout.sharding", "even:N"),
+        ({"rollout": {"sharding": "halves"}}, "rollout.sharding", "even:N"),
+        ({"rollout": {"queue_key": "shortest"}}, "rollout.queue_key", "module:function"),
+        ({"supervised": {}}, "supervised", "add demonstrations"),
+        ({"demonstrations": {}}, "demonstrations", "add supervised"),
+        ({"demonstrations": {}, "supervised": {"warmup_steps": 90}}, "supervised.warmup_steps", "lower it"),
+        ({"algorithm": {"loss": {"type": "decoupled_ppo"}}}, "algorithm.proximal", "recompute"),
+        (
+            {"algorithm": {"loss": {"behave_weight_threshold": 2.0}}},
+            "algorithm.loss.behave_weight_threshold",
+            "decoupled_ppo",
+        ),
+        ({"algorithm": {"loss": {"dual_clip": 1.0}}}, "algorithm.loss.dual_clip", "more than 1"),
+        ({"algorithm": {"reward_level": "action", "logprob_level": "chunk"}}, "algorithm.reward_level", "chunk"),
+        ({"training": {"minibatch_steps": 8, "micro_batch_steps": 9}}, "training.micro_batch_steps", "8 steps"),
+        ({"training": {"critic_warmup_updates": 3}}, "training.critic_warmup_updates", "all 3 updates"),
+        ({"evaluation": {"episodes": 8, "greedy": False}}, "evaluation.episodes", "set one"),
+    ],
+)
+def test_impossible_combinations_say_what_to_change(change: dict[str, Any], path: str, remedy: str) -> None:
+    message = refusal(change)
+    assert message.startswith(f"{path} = ")
+    assert remedy in message
+
+
+@pytest.mark.parametrize(
+    ("sharding", "largest"), [("whole", 8), ("even:3", 3), ([2, 6], 6), ("my.module:cut", None), ("even:8", 1)]
+)
+def test_largest_slot(sharding: Any, largest: int | None) -> None:
+    assert validate(merge(BASE, {"rollout": {"sharding": sharding}})).rollout.largest_slot_rows == largest
+
+
+def test_all_problems_are_listed_and_counted() -> None:
+    with pytest.raises(PolyrhythmError) as caught:
+        validate({"name": "x", "env": {"type": THING}, "policy": {"type": THING, "size": "a"}, "sed": 1})
+    assert isinstance(caught.value, ConfigError)
+    assert len(caught.value.problems) == 3
+    assert str(caught.value).endswith("(and 2 more problems)")
+    assert any(problem.startswith("training is missing; add it") for problem in caught.value.problems)

@@ -1,0 +1,128 @@
+"""Who may import what (DESIGN §6), as allow-lists over the sources; import-linter follows the chains."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import polyrhythm
+
+PACKAGE = Path(polyrhythm.__file__).parent
+OURS = "polyrhythm."
+STANDARD = frozenset(sys.stdlib_module_names) | {"__future__"}
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """Full names of all modules that a file imports, inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            assert node.module
+            # `from polyrhythm.flow import records` imports polyrhythm.flow.records.
+            base = PACKAGE.parent / Path(*node.module.split("."))
+            for alias in node.names:
+                inner = base / alias.name
+                yield (
+                    f"{node.module}.{alias.name}"
+                    if inner.with_suffix(".py").exists() or inner.is_dir()
+                    else node.module
+                )
+
+
+def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
+    """Imports of a package that are neither standard library, its own, nor allowed (a name or anything below it)."""
+    own = f"{OURS}{package}"
+    found = []
+    for path in sorted((PACKAGE / package).rglob("*.py")):
+        for name in _imports(path):
+            permitted = name.partition(".")[0] in STANDARD or any(
+                name == root or name.startswith(f"{root}.") for root in (own, *allowed)
+            )
+            if not permitted:
+                found.append(f"{path.relative_to(PACKAGE)}: {name}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("package", "allowed"),
+    [
+        ("flow", ()),
+        ("specs", ("numpy",)),
+        ("config", ("pydantic", "pydantic_core", "yaml", "polyrhythm.errors")),
+        ("algorithms", ("torch",)),
+        ("observe", ("tensorboard", "polyrhythm.errors")),
+        ("envs", ("numpy", "pydantic", "gymnasium", "metaworld", "mujoco", "polyrhythm.specs", "polyrhythm.errors")),
+        ("policies", ("numpy", "pydantic", "torch", "polyrhythm.specs", "polyrhythm.errors")),
+        (
+            "clustersim",
+            (
+                "pydantic",
+                "yaml",
+                "polyrhythm.flow",
+                "polyrhythm.config",
+                "polyrhythm.observe",
+                "polyrhythm.specs",
+                "polyrhythm.errors",
+            ),
+        ),
+        ("cli", ("polyrhythm",)),
+    ],
+)
+def test_a_package_imports_only_what_it_may(package: str, allowed: tuple[str, ...]) -> None:
+    assert (PACKAGE / package).is_dir()
+    assert _strangers(package, allowed) == []
+
+
+@pytest.mark.parametrize("package", ["stations", "runtime"])
+def test_workers_know_the_records_of_the_flow_but_not_its_decisions(package: str) -> None:
+    known = {"polyrhythm.flow.records", "polyrhythm.flow.codec"}
+    for path in sorted((PACKAGE / package).rglob("*.py")):
+        flow = {name for name in _imports(path) if name.startswith("polyrhythm.flow")}
+        assert flow <= known, f"{path.relative_to(PACKAGE)} imports {sorted(flow - known)}"
+
+
+def test_one_module_of_the_runtime_imports_torch() -> None:
+    for path in sorted((PACKAGE / "runtime").rglob("*.py")):
+        if path.name != "tensors.py":
+            assert "torch" not in {name.partition(".")[0] for name in _imports(path)}, path.name
+
+
+def _modules_after(statement: str) -> set[str]:
+    program = f"import sys\n{statement}\nprint('\\n'.join(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={"PYTHONPATH": str(PACKAGE.parent)},
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "statement", ["import polyrhythm.stations.simulator", "import polyrhythm.clustersim", "import polyrhythm.envs.base"]
+)
+def test_a_simulators_process_holds_no_torch(statement: str) -> None:
+    assert not {"torch", "transformers"} & _modules_after(statement)
+
+
+def test_the_flow_pulls_in_nothing_of_ours_or_of_others() -> None:
+    modules = {name.partition(".")[0] for name in _modules_after("import polyrhythm.flow.conductor")}
+    assert not modules & {"numpy", "torch", "pydantic", "yaml"}
+
+
+def test_the_allow_lists_can_fail(tmp_path: Path) -> None:
+    file = tmp_path / "x.py"
+    file.write_text(
+        "import torch.nn\ndef f():\n    from polyrhythm.flow import records\nfrom polyrhythm.flow import Conductor\n"
+    )
+    assert set(_imports(file)) == {"torch.nn", "polyrhythm.flow.records", "polyrhythm.flow"}

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyrhythm.observe import wilson
+
+
+@pytest.mark.parametrize(
+    ("successes", "episodes", "low", "high"),
+    [
+        (29, 160, 0.1293, 0.2482),
+        (0, 10, 0.0, 0.2775),
+        (10, 10, 0.7225, 1.0),
+        (117, 160, 0.6577, 0.7939),
+        (1, 1, 0.2065, 1.0),
+    ],
+)
+def test_golden_numbers(successes: int, episodes: int, low: float, high: float) -> None:
+    interval = wilson(successes, episodes)
+    assert interval.low == pytest.approx(low, abs=1e-4)
+    assert interval.high == pytest.approx(high, abs=1e-4)
+    assert interval.rate == successes / episodes
+    assert (interval.successes, interval.episodes) == (successes, episodes)
+
+
+@given(st.integers(1, 5000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_the_interval_holds_the_rate_and_mirrors(pair: tuple[int, int]) -> None:
+    successes, episodes = pair
+    interval = wilson(successes, episodes)
+    assert 0 <= interval.low <= interval.rate <= interval.high <= 1
+    assert interval.low < interval.high
+    mirror = wilson(episodes - successes, episodes)
+    assert mirror.low == pytest.approx(1 - interval.high, abs=1e-12)
+
+
+@pytest.mark.parametrize(("successes", "episodes"), [(0, 0), (3, 2), (-1, 2)])
+def test_impossible_counts(successes: int, episodes: int) -> None:
+    with pytest.raises(ValueError, match="successes of"):
+        wilson(successes, episodes)

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from polyrhythm.errors import RunFolderError
+from polyrhythm.observe import new_run_folder, take_folder
+
+NOON = datetime(2030, 1, 2, 12, 0, 5, tzinfo=UTC)
+
+
+def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:
+    folders = [new_run_folder(tmp_path / "runs", "cartpole", NOON) for _ in range(3)]
+    assert [folder.name for folder in folders] == ["20300102-120005", "20300102-120005-2", "20300102-120005-3"]
+    assert all(folder.parent == tmp_path / "runs" / "cartpole" and folder.is_dir() for folder in folders)
+
+
+def test_a_named_folder_is_made_or_taken_when_empty(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    assert take_folder(folder) == take_folder(folder) == folder
+    (folder / "x").touch()
+    with pytest.raises(RunFolderError, match="not empty"):
+        take_folder(folder)
+    with pytest.raises(RunFolderError, match="cannot be made"):
+        take_folder(folder / "x")
