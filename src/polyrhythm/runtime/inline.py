@@ -110,6 +110,10 @@ class InlineLauncher:
         """Each station's own counters, with `busy_s`."""
         return {name: {"busy_s": self.busy_s[name], **station.statistics()} for name, station in self._stations.items()}
 
+    def transitions(self) -> float:
+        """Env steps of active rows so far, over all simulators."""
+        return sum(station.statistics().get("env_steps", 0.0) for station in self._stations.values())
+
     def close(self) -> None:
         for station in self._stations.values():
             station.close()

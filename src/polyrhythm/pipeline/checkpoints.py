@@ -1,0 +1,37 @@
+"""The weights of a run in a file: written whole or not at all, read without executing anything in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyrhythm.config import RunConfig, validate
+from polyrhythm.errors import RunFolderError
+from polyrhythm.policies.base import Policy, as_module
+
+#: Name of the final weights in a run folder.
+POLICY_FILE = "policy.pt"
+
+
+def save_policy(policy: Policy, config: RunConfig, path: Path, version: int) -> None:
+    """Write {"policy": state_dict, "config": plain data, "version": int}."""
+    unfinished = path.with_name(path.name + ".part")
+    content = {"policy": as_module(policy).state_dict(), "config": config.model_dump(mode="json"), "version": version}
+    torch.save(content, unfinished)
+    unfinished.replace(path)
+
+
+def load_policy(path: Path) -> tuple[RunConfig, dict[str, Any], int]:
+    """The configuration, weights and version in a run folder or in one of its checkpoints."""
+    file = path / POLICY_FILE if path.is_dir() else path
+    if not file.is_file():
+        raise RunFolderError(f"{path} holds no {POLICY_FILE}: the run did not finish, or this is not a run folder")
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True)
+        weights, version = content["policy"], int(content["version"])
+        config = validate(content["config"], origin=str(file))
+    except (OSError, RuntimeError, KeyError, TypeError, EOFError) as error:
+        raise RunFolderError(f"{file} cannot be read as a checkpoint ({error}); name another") from error
+    return config, weights, version

@@ -1,0 +1,135 @@
+"""Demonstrations by an environment's scripted expert, through the environment contract alone.
+
+Each primitive action of a chunk is what the expert does in the state in which that action begins; it is then held for
+`action_repeat` env steps. In every `noise_every`-th episode noise is added to what is executed, never to the label, so
+that states off the expert's path are seen with the way back. The last entry of an action, the gripper by convention,
+is executed clean. Unsuccessful episodes are thrown away.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.config.learning import DemonstrationSettings
+from polyrhythm.envs.base import EnvBatch, Expert
+from polyrhythm.errors import ConfigError, RunHalted
+from polyrhythm.specs import INSTRUCTION, PROGRESS
+from polyrhythm.specs.hashing import mix
+from polyrhythm.stations.chunk import step_chunk, whole_batch
+from polyrhythm.stations.slot import StepSettings
+from polyrhythm.training.demonstrations import Demonstrations
+
+log = logging.getLogger(__name__)
+
+#: Keeps demonstration seeds apart from those of training and evaluation.
+_DOMAIN = 5
+
+
+@dataclass(slots=True)
+class _Episode:
+    """One demonstration under way: observations and labels so far."""
+
+    task: int
+    seed: int
+    noise: np.random.Generator | None
+    obs: list[dict[str, NDArray[Any]]] = field(default_factory=list)
+    labels: list[NDArray[np.float32]] = field(default_factory=list)
+    steps: int = 0
+    success: bool = False
+
+
+def demonstrate(env: EnvBatch, settings: DemonstrationSettings, step: StepSettings) -> Demonstrations:
+    """Let the expert do `episodes_per_task` episodes of each task; the decisions of the successful ones.
+
+    Raises ConfigError if the environment has no expert, RunHalted if the expert never succeeds at some task.
+    """
+    if not isinstance(env, Expert):
+        raise ConfigError("demonstrations = set: this environment has no scripted expert; set demonstrations to null")
+    episodes = [
+        _episode(settings, task, index)
+        for task in range(len(env.spec.tasks))
+        for index in range(settings.episodes_per_task)
+    ]
+    for first in range(0, len(episodes), env.rows):
+        _perform(env, episodes[first : first + env.rows], settings, step)
+    kept = [episode for episode in episodes if episode.success]
+    log.info("demonstrations: the expert succeeded in %d of %d episodes", len(kept), len(episodes))
+    for task, name in enumerate(env.spec.tasks):
+        if not any(episode.task == task for episode in kept):
+            raise RunHalted(
+                f"the expert never succeeded at {name.name} in {settings.episodes_per_task} episodes; lower "
+                f"demonstrations.noise_std ({settings.noise_std:g}) or rollout.action_repeat ({step.action_repeat})"
+            )
+    shown = [obs for episode in kept for obs in episode.obs]
+    labels = [label for episode in kept for label in episode.labels]
+    return Demonstrations({name: np.stack([obs[name] for obs in shown]) for name in shown[0]}, np.stack(labels))
+
+
+def _episode(settings: DemonstrationSettings, task: int, index: int) -> _Episode:
+    seed = mix(settings.seed, _DOMAIN, task, index)
+    noisy = settings.noise_std > 0 and index % settings.noise_every == settings.noise_every - 1
+    return _Episode(task, seed, np.random.default_rng(mix(seed, 1)) if noisy else None)
+
+
+def _perform(env: EnvBatch, episodes: list[_Episode], settings: DemonstrationSettings, step: StepSettings) -> None:
+    """Run these episodes side by side, one a row."""
+    rows = list(range(len(episodes) if env.spec.reset_rows else env.rows))
+    given = [episodes[min(row, len(episodes) - 1)] for row in rows]
+    env.reset(rows, [episode.task for episode in given], [episode.seed for episode in given])
+    running = np.arange(len(episodes))
+    while len(running):
+        under_way = [episodes[row] for row in running]
+        _look(env, running, under_way)
+        running = running[_act(env, running, under_way, settings.noise_std, step)]
+
+
+def _look(env: EnvBatch, rows: NDArray[np.intp], episodes: list[_Episode]) -> None:
+    """Add what is seen now to each episode, as the simulator station shows it."""
+    seen = {name: np.empty((len(rows), *a.shape), a.dtype) for name, a in env.spec.observation.items()}
+    env.observe(rows, seen)  # type: ignore[arg-type]
+    for i, episode in enumerate(episodes):
+        obs = {name: array[i] for name, array in seen.items()}
+        obs[INSTRUCTION] = np.array(episode.task, np.int64)
+        obs[PROGRESS] = np.array(episode.steps / env.spec.max_steps, np.float32)
+        episode.obs.append(obs)
+
+
+def _act(
+    env: EnvBatch, rows: NDArray[np.intp], episodes: list[_Episode], noise_std: float, step: StepSettings
+) -> NDArray[np.bool_]:
+    """One chunk of the expert in these rows, its labels added to the episodes; which of them go on [n]."""
+    assert isinstance(env, Expert)
+    spec = env.spec
+    advance = env.step if spec.step_rows else whole_batch(env)
+    labels = np.zeros((len(rows), step.chunk, spec.action.dim), np.float32)
+    going = np.ones(len(rows), bool)
+    for c in range(step.chunk):
+        alive = np.flatnonzero(going)
+        if not len(alive):
+            break
+        # A row that ends keeps its last label for the rest of the chunk.
+        labels[alive, c:] = env.expert_actions(rows[alive])[:, None]  # type: ignore[arg-type]
+        noise = np.stack([_noise(episodes[i], noise_std, spec.action.dim) for i in alive])
+        executed = np.clip(labels[alive, c] + noise, spec.action.low, spec.action.high).astype(np.float32)
+        left = np.array([spec.max_steps - episodes[i].steps for i in alive])
+        result = step_chunk(advance, rows[alive], executed[:, None], step.action_repeat, left)  # type: ignore[arg-type]
+        for place, i in enumerate(alive):
+            episodes[i].success |= bool(result.success[place])
+            episodes[i].steps += int(result.steps[place])
+        going[alive] = ~(result.terminated | result.truncated)
+    for episode, label in zip(episodes, labels, strict=True):
+        episode.labels.append(label)
+    return going
+
+
+def _noise(episode: _Episode, noise_std: float, dim: int) -> NDArray[np.float32]:
+    """Added to one executed action [A]: zero in clean episodes, and for the last entry."""
+    noise = np.zeros(dim, np.float32)
+    if episode.noise is not None:
+        noise[: max(1, dim - 1)] = episode.noise.normal(0.0, noise_std, max(1, dim - 1))
+    return noise

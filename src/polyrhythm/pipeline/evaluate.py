@@ -1,0 +1,33 @@
+"""Measuring a trained policy: the stations of a run, without training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from polyrhythm.pipeline.build import build_envs, build_pipeline
+from polyrhythm.pipeline.checkpoints import load_policy
+from polyrhythm.pipeline.episodes import held_out, tally
+from polyrhythm.policies.base import Policy, as_module
+from polyrhythm.runtime.tensors import apply_state
+
+
+def evaluate(path: Path, episodes: int, seed: int, greedy: bool, swap_instructions: bool = False) -> dict[str, Any]:
+    """Success rate with its Wilson 95% interval, and the mean return, of the policy in a run folder or checkpoint.
+
+    episodes: dealt over the tasks, their initial states a function of `seed`, never seen in training.
+    swap_instructions: show every task the next one's sentence; a policy that listens then fails.
+    Raises RunFolderError if there is no such policy.
+    """
+    config, weights, version = load_policy(path)
+    envs = build_envs(config)
+    spec = envs[0].spec
+    policy: Policy = config.policy.build(spec, config.seed)  # type: ignore[attr-defined]
+    apply_state(as_module(policy), weights)
+    pipeline = build_pipeline(config, envs, policy)
+    try:
+        wanted = held_out(episodes, seed, len(spec.tasks), greedy=greedy, swap=swap_instructions)
+        results = pipeline.loop.evaluate("evaluation", wanted)
+    finally:
+        pipeline.close()
+    return {**tally(results, spec.tasks), "greedy": greedy, "seed": seed, "version": version}

@@ -1,0 +1,152 @@
+"""A run from its configuration to its summary.
+
+    demonstrations → supervised warm start → evaluation → reinforcement learning → the same evaluation
+
+Everything lands in the run's folder: config.yaml, metrics.jsonl, tensorboard/, trace.json, demonstrations.npz,
+policy.pt, ledger.json and, last, summary.json.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from polyrhythm.config import RunConfig, save_config
+from polyrhythm.envs.base import EnvBatch
+from polyrhythm.observe import MetricsWriter, TraceWriter
+from polyrhythm.pipeline.build import Pipeline, build_envs, build_pipeline
+from polyrhythm.pipeline.checkpoints import POLICY_FILE, save_policy
+from polyrhythm.pipeline.demos import demonstrate
+from polyrhythm.pipeline.episodes import held_out, tally
+from polyrhythm.pipeline.observers import Lags, Progress, Timeline, UpdateMetrics
+from polyrhythm.policies.base import Policy
+from polyrhythm.specs import Task
+from polyrhythm.stations.slot import StepSettings
+from polyrhythm.training.sft import SupervisedLearner
+from polyrhythm.training.steps import finish
+
+log = logging.getLogger(__name__)
+
+
+class Phases:
+    """Wall time of each phase, in order."""
+
+    def __init__(self) -> None:
+        self.wall_s: dict[str, float] = {}
+        self._began = time.monotonic()
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        log.info("%s …", name.replace("_", " "))
+        begin = time.monotonic()
+        yield
+        self.wall_s[name] = time.monotonic() - begin
+        log.info("%s: %.1f s", name.replace("_", " "), self.wall_s[name])
+
+    def summary(self) -> dict[str, float]:
+        """Seconds by phase, and `total` since the start."""
+        return {**self.wall_s, "total": time.monotonic() - self._began}
+
+
+def train(config: RunConfig, folder: Path) -> dict[str, Any]:
+    """Run all phases that the configuration asks for; the content of summary.json.
+
+    Raises RunHalted when the run cannot go on, ConfigError for settings that the environment or policy refuses.
+    """
+    phases = Phases()
+    save_config(config, folder / "config.yaml")
+    with phases("start"):
+        envs = build_envs(config)
+        policy: Policy = config.policy.build(envs[0].spec, config.seed)  # type: ignore[attr-defined]
+    with MetricsWriter(folder) as metrics, TraceWriter(folder / "trace.json") as trace:
+        _warm_start(config, folder, envs[0], policy, phases, metrics)
+        pipeline = build_pipeline(config, envs, policy)
+        try:
+            summary = _learn(config, folder, pipeline, phases, (metrics, trace), envs[0].spec.tasks)
+        finally:
+            pipeline.close()
+    summary["wall_s"] = phases.summary()
+    _write_json(folder / "summary.json", summary)
+    return summary
+
+
+def _warm_start(
+    config: RunConfig, folder: Path, env: EnvBatch, policy: Policy, phases: Phases, metrics: MetricsWriter
+) -> None:
+    """Demonstrations, and the policy's imitation of them."""
+    if config.demonstrations is None or config.supervised is None:
+        return
+    with phases("demonstrations"):
+        step = StepSettings(policy.chunk, config.rollout.action_repeat)
+        demonstrations = demonstrate(env, config.demonstrations, step)
+        demonstrations.save(folder / "demonstrations.npz")
+    with phases("supervised"):
+        figures = finish(SupervisedLearner(policy, config.supervised, seed=config.seed).steps(demonstrations))
+        values = {f"supervised/{name.rpartition('/')[2]}": value for name, value in figures.items()}
+        metrics.log(0, values, phases.summary()["total"])
+
+
+def _learn(
+    config: RunConfig,
+    folder: Path,
+    pipeline: Pipeline,
+    phases: Phases,
+    writers: tuple[MetricsWriter, TraceWriter],
+    tasks: Sequence[Task],
+) -> dict[str, Any]:
+    """Evaluation, reinforcement learning, evaluation; the summary without wall times."""
+    loop, launcher, versions = pipeline.loop, pipeline.launcher, config.training.versions
+    summary = _evaluate(config, pipeline, phases, "before", tasks)
+    began, lags = loop.clock(), Lags()
+    busy_before, done_before = dict(launcher.busy_s), launcher.transitions()
+    metrics = UpdateMetrics(writers[0], loop.conductor.ledger, launcher.transitions, began)
+    updates = versions * config.freshness.sync_interval
+    loop.observers += [metrics, lags, Timeline(writers[1], began), Progress(updates, began)]
+    if versions:
+        with phases("rl"):
+            loop.train_until(versions)
+        wall = phases.wall_s["rl"]
+        loop.observers.clear()
+        save_policy(pipeline.policy, config, folder / POLICY_FILE, versions)
+        summary["transitions_per_s"] = (launcher.transitions() - done_before) / wall
+        summary["utilisation"] = {name: (busy - busy_before[name]) / wall for name, busy in launcher.busy_s.items()}
+        summary |= _evaluate(config, pipeline, phases, "after", tasks)
+    else:
+        save_policy(pipeline.policy, config, folder / POLICY_FILE, 0)
+    summary["lag"] = lags.summary()
+    summary["ledger"] = loop.conductor.ledger.as_dict()
+    summary["stations"] = launcher.statistics()
+    _write_json(folder / "ledger.json", summary["ledger"])
+    assert not loop.conductor.ledger.imbalance, f"the ledger does not balance: {summary['ledger']}"
+    assert not launcher.payloads.leaked(), f"payloads were never released: {launcher.payloads.leaked()}"
+    return summary
+
+
+def _evaluate(
+    config: RunConfig, pipeline: Pipeline, phases: Phases, name: str, tasks: Sequence[Task]
+) -> dict[str, Any]:
+    """{name: greedy tally, name_sampled: sampled tally}, of those asked for; the same seeds before and after."""
+    wanted = config.evaluation
+    ways = [greedy for greedy, asked in ((True, wanted.greedy), (False, wanted.sampled)) if asked]
+    if not wanted.episodes:
+        return {}
+    episodes = [
+        episode for greedy in ways for episode in held_out(wanted.episodes, wanted.seed, len(tasks), greedy=greedy)
+    ]
+    with phases(f"evaluation_{name}"):
+        results = pipeline.loop.evaluate(name, episodes)
+    tallies = {}
+    for greedy in ways:
+        key = name if greedy else f"{name}_sampled"
+        tallies[key] = tally([result for result in results if result.greedy == greedy], tasks)
+        log.info("%s: success %.3f, return %.1f", key, tallies[key]["rate"], tallies[key]["mean_return"])
+    return tallies
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
