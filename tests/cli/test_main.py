@@ -136,3 +136,32 @@ def test_bench_conductor_prints_json(capsys: pytest.CaptureFixture[str]) -> None
     pytest.importorskip("polyrhythm.clustersim.bench_conductor")
     assert main(["bench", "conductor", "--slots", "16", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)
+
+
+def test_a_run_is_trained_then_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two versions of cartpole: everything that the commands promise, on real parts."""
+    folder = tmp_path / "run"
+    small = ["training.versions=2", "training.mini_batch_samples=4", "rollout.rows=4", "evaluation.episodes=4"]
+    assert main(["train", "cartpole", *small, "--out", str(folder), "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary == json.loads((folder / "summary.json").read_text())
+    assert {"before", "after", "ledger", "lag", "utilisation", "transitions_per_s", "wall_s"} <= set(summary)
+    assert summary["ledger"]["trained"] == 8
+    assert (folder / "config.yaml").is_file()
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) >= 2
+    assert json.loads((folder / "trace.json").read_text())
+
+    assert main(["eval", str(folder), "--episodes", "6", "--seed", "3", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["episodes"] == 6
+    assert result["low"] <= result["rate"] <= result["high"]
+
+
+def test_results_in_words() -> None:
+    from polyrhythm.cli import show
+
+    result = {
+        "after": {"successes": 117, "episodes": 160, "rate": 0.73125, "low": 0.6577, "high": 0.7939},
+        "lag": 1.23456,
+    }
+    assert show.lines(result) == "after: 73% [66, 79], 117 of 160 episodes\nlag: 1.235"

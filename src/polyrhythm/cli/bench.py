@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from polyrhythm.cli import show
 from polyrhythm.cli.numbers import count
 
 SLOTS = (16, 64, 256, 1024, 4096)
@@ -20,13 +21,9 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.clustersim import bench_conductor
 
     result = bench_conductor.run(arguments.slots)
-    print(json.dumps(result, indent=2) if arguments.json else _lines(result))
+    print(json.dumps(result, indent=2) if arguments.json else show.lines(result))
     return 0
 
 
 def _counts(text: str) -> tuple[int, ...]:
     return tuple(count(part) for part in text.split(","))
-
-
-def _lines(result: dict[str, object]) -> str:
-    return "\n".join(f"{name}: {json.dumps(value)}" for name, value in result.items())

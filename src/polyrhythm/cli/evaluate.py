@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+from polyrhythm.cli import show
 from polyrhythm.cli.numbers import count, whole
 
 
@@ -18,6 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     way = parser.add_mutually_exclusive_group()
     way.add_argument("--greedy", action="store_true", default=True, help="take the most likely actions (default)")
     way.add_argument("--sampled", action="store_false", dest="greedy", help="sample actions, as in training")
+    parser.add_argument(
+        "--swap-instructions",
+        action="store_true",
+        help="show each task another's sentence: a policy that listens fails",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -28,12 +34,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise RunFolderError(f"{arguments.path} is not there; name the folder of a run or one of its checkpoints")
     from polyrhythm.pipeline.evaluate import evaluate
 
-    result = evaluate(arguments.path, arguments.episodes, arguments.seed, arguments.greedy)
-    print(json.dumps(result, indent=2) if arguments.json else _sentence(result))
+    result = evaluate(arguments.path, arguments.episodes, arguments.seed, arguments.greedy, arguments.swap_instructions)
+    print(json.dumps(result, indent=2) if arguments.json else show.lines(result))
     return 0
-
-
-def _sentence(result: dict[str, object]) -> str:
-    return ", ".join(
-        f"{name} {value:.3f}" if isinstance(value, float) else f"{name} {value}" for name, value in result.items()
-    )

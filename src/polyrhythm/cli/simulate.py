@@ -6,6 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
+from polyrhythm.cli import show
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="YAML description of the cluster and its workload")
@@ -21,9 +23,5 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.clustersim.file import simulate_file
 
     summary = simulate_file(arguments.file, trace_path=arguments.trace)
-    if arguments.json:
-        print(json.dumps(summary, indent=2))
-        return 0
-    for name, value in summary.items():
-        print(f"{name}: {json.dumps(value)}")
+    print(json.dumps(summary, indent=2) if arguments.json else show.lines(summary))
     return 0

@@ -7,6 +7,11 @@ import json
 from datetime import datetime
 from pathlib import Path
 
+from polyrhythm.cli import show
+
+#: Parts of the summary for the file, not for the eye.
+DETAILS = {"stations", "ledger"}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="a named recipe such as cartpole, or the path of a YAML file")
@@ -18,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from polyrhythm.config import load_config, save_config
+    from polyrhythm.config import load_config
     from polyrhythm.observe import new_run_folder, take_folder
 
     config = load_config(arguments.recipe, arguments.overrides)
@@ -26,7 +31,6 @@ def run(arguments: argparse.Namespace) -> int:
         folder = take_folder(arguments.out)
     else:
         folder = new_run_folder(Path(config.out_dir), config.name, datetime.now().astimezone())
-    save_config(config, folder / "config.yaml")
     # Imported only now: a wrong key or folder is answered before any tensor library is loaded.
     from polyrhythm.pipeline.run import train
 
@@ -34,5 +38,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(summary, indent=2))
     else:
-        print(f"done: {folder / 'summary.json'}")
+        print(show.lines({name: value for name, value in summary.items() if name not in DETAILS}))
+        print(f"all of it: {folder / 'summary.json'}")
     return 0
