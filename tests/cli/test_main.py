@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -112,6 +113,18 @@ def test_exit_statuses(error: BaseException, status: int, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(cli, "_dispatch", fail)
     assert main(["train"]) == status
+
+
+@pytest.mark.parametrize(("given", "used"), [(None, "1"), ("8", "8")])
+def test_threads_default_to_one_and_are_the_users_choice(
+    given: str | None, used: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if given is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    main(["train", "cartpol"])
+    assert os.environ["OMP_NUM_THREADS"] == used
 
 
 def test_our_own_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
