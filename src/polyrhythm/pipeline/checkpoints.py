@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +30,12 @@ def load_policy(path: Path) -> tuple[RunConfig, dict[str, Any], int]:
     file = path / POLICY_FILE if path.is_dir() else path
     if not file.is_file():
         raise RunFolderError(f"{path} holds no {POLICY_FILE}: the run did not finish, or this is not a run folder")
+    if not zipfile.is_zipfile(file):
+        raise RunFolderError(f"{file} cannot be read as a checkpoint: it is damaged, or something else; name another")
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
         weights, version = content["policy"], int(content["version"])
         config = validate(content["config"], origin=str(file))
-    except (OSError, RuntimeError, KeyError, TypeError, EOFError) as error:
+    except (OSError, RuntimeError, KeyError, TypeError, pickle.UnpicklingError) as error:
         raise RunFolderError(f"{file} cannot be read as a checkpoint ({error}); name another") from error
     return config, weights, version

@@ -33,7 +33,7 @@ def held_out(count: int, seed: int, tasks: int, *, greedy: bool, swap: bool = Fa
 
 
 def tally(results: Iterable[SampleEvaluated], tasks: Sequence[Task]) -> dict[str, Any]:
-    """successes, episodes, rate, low, high (Wilson 95%), mean_return; `tasks`: the same by name, where there are several.
+    """successes, episodes, rate, low, high (Wilson 95%), mean_return; `tasks`: the same by name if there are several.
 
     Raises RunHalted if every episode was dropped.
     """

@@ -58,7 +58,7 @@ class EnvHost:
 
     def cancel(self, command: CancelRow) -> None:
         slot = self.slots[command.slot]
-        if not slot.cancel(command.ticket):
+        if not slot.cancel(command.ticket, command.attempt):
             log.info("slot %s: ticket %d is to be cancelled, but has ended", command.slot, command.ticket)
         self._queue_all()
 

@@ -230,15 +230,16 @@ class Slot:
 
     # ------------------------------------------------------------ fail
 
-    def cancel(self, ticket: int) -> bool:
-        """Give up the ticket, running or not yet begun; False if it is not here (its sample has just ended)."""
+    def cancel(self, ticket: int, attempt: int) -> bool:
+        """Give up this attempt, running or not yet begun; False if it is not here (its sample has just ended)."""
         for grant in self.pending:
-            if grant.ticket.number == ticket:
+            if (grant.ticket.number, grant.ticket.attempt) == (ticket, attempt):
                 self.pending.remove(grant)
                 self.fail_grants([grant], "cancelled")
                 return True
         for row in self._rows.index.tolist():
-            if self._rows.ticket(row).number == ticket:
+            held = self._rows.ticket(row)
+            if (held.number, held.attempt) == (ticket, attempt):
                 self.fail([row], "cancelled")
                 return True
         return False

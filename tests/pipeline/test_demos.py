@@ -1,0 +1,74 @@
+"""Demonstrations: clean labels, noisy execution, holding, unsuccessful ones thrown away."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.stations.counting import MAX_STEPS, Counting
+
+from polyrhythm.config.learning import DemonstrationSettings
+from polyrhythm.envs.gymnasium_env import GymnasiumSettings
+from polyrhythm.errors import ConfigError, RunHalted
+from polyrhythm.pipeline.demos import demonstrate
+from polyrhythm.specs import INSTRUCTION, PROGRESS
+from polyrhythm.stations.slot import StepSettings
+
+
+class Demonstrable(Counting):
+    """Its episodes take `length` steps; the expert's action is the number of steps done, plus 1, in both entries."""
+
+    length = 5
+
+    def __init__(self, rows, **flags):
+        super().__init__(rows, **flags)
+        self.executed = []
+
+    def reset(self, rows, tasks, seeds):
+        super().reset(rows, tasks, [self.length if task == 0 else self.length + 1 for task in tasks])
+
+    def step(self, rows, actions):
+        self.executed.append(np.asarray(actions).copy())
+        return super().step(rows, actions)
+
+
+def settings(**changes):
+    return DemonstrationSettings.model_validate({"episodes_per_task": 2, **changes})
+
+
+@pytest.mark.parametrize("flags", [{}, {"step_rows": False}, {"reset_rows": False, "step_rows": False}])
+def test_labels_are_what_the_expert_does_when_each_action_begins(flags):
+    demonstrations = demonstrate(Demonstrable(3, **flags), settings(), StepSettings(chunk=2, action_repeat=2))
+    # Task a ends within its second chunk, in the first action's... 5 = 2+2 | 1, so the last label is kept.
+    # Task b takes 6 = 2+2 | 2 steps.
+    assert len(demonstrations) == 8
+    assert demonstrations.obs[INSTRUCTION].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert demonstrations.actions[:, :, 0].tolist() == [[1, 3], [5, 5], [1, 3], [5, 5]] * 2
+    assert np.allclose(demonstrations.obs[PROGRESS], [0, 4 / MAX_STEPS] * 4)
+    assert demonstrations.obs["x"][:, 1].tolist() == [0, 4] * 4
+
+
+def test_every_second_episode_is_executed_with_noise_and_labelled_without():
+    env = Demonstrable(1)
+    demonstrations = demonstrate(env, settings(noise_std=0.5), StepSettings(chunk=1))
+    assert demonstrations.actions[:5, 0, 0].tolist() == [1, 2, 3, 4, 5]
+    executed = np.concatenate(env.executed)[:, 0]
+    assert executed[:5].tolist() == [1, 2, 3, 4, 5]
+    assert not np.allclose(executed[5:10], [1, 2, 3, 4, 5])
+    assert demonstrations.actions[5:10, 0, 0].tolist() == [1, 2, 3, 4, 5]
+    again = Demonstrable(2)
+    demonstrate(again, settings(noise_std=0.5), StepSettings(chunk=1))
+    assert np.allclose([step[1, 0] for step in again.executed[:5]], executed[5:10]), "noise is the episode's own"
+
+
+def test_an_expert_that_never_succeeds_is_an_error():
+    env = Demonstrable(2)
+    env.length = MAX_STEPS + 5
+    with pytest.raises(RunHalted, match=r"never succeeded at a .*noise_std"):
+        demonstrate(env, settings(), StepSettings(chunk=1))
+
+
+def test_an_environment_without_an_expert_is_refused():
+    env = GymnasiumSettings(id="CartPole-v1").build(1)
+    with pytest.raises(ConfigError, match="no scripted expert"):
+        demonstrate(env, settings(), StepSettings(chunk=1))
+    env.close()

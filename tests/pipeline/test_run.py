@@ -1,0 +1,96 @@
+"""A whole run, from the recipe to its folder."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from polyrhythm.config import load_config
+from polyrhythm.errors import RunFolderError, RunHalted
+from polyrhythm.flow.admission import mix as flow_mix
+from polyrhythm.flow.records import SampleEvaluated
+from polyrhythm.pipeline.episodes import held_out, tally
+from polyrhythm.pipeline.evaluate import evaluate
+from polyrhythm.pipeline.observers import metric_name
+from polyrhythm.pipeline.run import train
+from polyrhythm.specs import Task
+
+
+def test_two_versions_of_the_cartpole_recipe(tmp_path):
+    config = load_config("cartpole", ["training.versions=2", "evaluation.episodes=6", "evaluation.sampled=true"])
+    summary = train(config, tmp_path)
+    assert json.loads((tmp_path / "summary.json").read_text()) == summary
+    assert {"before", "after", "before_sampled", "after_sampled"} <= summary.keys()
+    assert {"successes", "episodes", "rate", "low", "high", "mean_return"} <= summary["after"].keys()
+    assert summary["after"]["episodes"] == 6
+    assert {"start", "evaluation_before", "rl", "evaluation_after", "total"} == summary["wall_s"].keys()
+    assert summary["transitions_per_s"] > 0
+    assert all(0 < share <= 1 for share in summary["utilisation"].values())
+    assert sum(summary["utilisation"].values()) <= 1, "one thread"
+    assert summary["lag"]["max"] <= config.freshness.max_lag
+    assert summary["ledger"]["trained"] == 2 * config.training.batch_size == sum(summary["lag"]["counts"].values())
+
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1]
+    assert {"loss/policy", "episode/return", "lag/mean", "throughput/transitions_per_s"} <= lines[0].keys()
+    names = {event["name"] for event in json.loads((tmp_path / "trace.json").read_text())}
+    assert {"update 0", "publish 1", "apply 1", "wait", "step"} <= names
+    assert json.loads((tmp_path / "ledger.json").read_text()) == summary["ledger"]
+    assert any((tmp_path / "tensorboard").iterdir())
+    assert load_config(tmp_path / "config.yaml") == config
+
+    result = evaluate(tmp_path, 6, config.evaluation.seed, greedy=True)
+    assert result["mean_return"] == summary["after"]["mean_return"]
+    assert (result["version"], result["episodes"]) == (2, 6)
+    assert evaluate(tmp_path / "policy.pt", 3, 1, greedy=False)["episodes"] == 3
+
+
+def test_a_run_without_training_measures_what_it_begins_with(tmp_path):
+    summary = train(load_config("cartpole", ["training.versions=0", "evaluation.episodes=4"]), tmp_path)
+    assert summary["before"]["episodes"] == 4
+    assert "after" not in summary
+    assert evaluate(tmp_path, 4, 1_000_000_000, greedy=True)["mean_return"] == summary["before"]["mean_return"]
+
+
+def test_the_weights_file_is_plain_data(tmp_path):
+    train(load_config("cartpole", ["training.versions=0", "evaluation.episodes=0"]), tmp_path)
+    content = torch.load(tmp_path / "policy.pt", weights_only=True)
+    assert content["config"]["name"] == "cartpole"
+
+
+def test_a_folder_without_weights_and_a_damaged_file_are_refused(tmp_path):
+    with pytest.raises(RunFolderError, match="did not finish"):
+        evaluate(tmp_path, 1, 0, greedy=True)
+    (tmp_path / "policy.pt").write_bytes(b"rubbish")
+    with pytest.raises(RunFolderError, match="cannot be read"):
+        evaluate(tmp_path, 1, 0, greedy=True)
+
+
+def test_held_out_episodes_are_dealt_over_tasks_and_never_trained_on():
+    episodes = held_out(7, seed=0, tasks=3, greedy=True)
+    assert [episode.task for episode in episodes] == [0, 1, 2, 0, 1, 2, 0]
+    assert all(episode.instruction == episode.task for episode in episodes)
+    assert episodes == held_out(9, seed=0, tasks=3, greedy=True)[:7]
+    swapped = held_out(3, seed=0, tasks=3, greedy=True, swap=True)
+    assert [episode.instruction for episode in swapped] == [1, 2, 0]
+    trained = {flow_mix(0, 1, group) for group in range(10_000)}
+    assert not trained & {episode.seed for episode in held_out(10_000, seed=0, tasks=3, greedy=True)}
+
+
+def test_a_tally_has_intervals_and_tasks():
+    results = [SampleEvaluated("e", i % 2, i % 2, True, i % 4 == 0, float(i), 0) for i in range(8)]
+    total = tally(results, [Task("a", "a"), Task("b", "b")])
+    assert (total["successes"], total["episodes"], total["rate"], total["mean_return"]) == (2, 8, 0.25, 3.5)
+    assert total["low"] < 0.25 < total["high"]
+    assert total["tasks"]["b"]["successes"] == 0
+    assert "tasks" not in tally(results, [Task("a", "a")])
+    with pytest.raises(RunHalted, match="dropped"):
+        tally([], [Task("a", "a")])
+
+
+def test_every_figure_finds_its_group():
+    assert metric_name("train/actor/policy_loss") == "loss/policy"
+    assert metric_name("train/actor/anything_new") == "policy/anything_new"
+    assert metric_name("rollout/return") == "episode/return"

@@ -1,0 +1,345 @@
+"""The simulator station: what it asks, what it records, and in which order it says so."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from tests.stations.counting import MAX_STEPS, Bench, Counting, ticket
+
+from polyrhythm.flow.records import CancelRow, End, RefuseRequest, RequestArrived, SampleFailed, SampleFinished
+from polyrhythm.runtime.messages import Reply
+from polyrhythm.runtime.payloads import GREEDY, NOISE_KEY
+from polyrhythm.specs import INSTRUCTION, PROGRESS
+from polyrhythm.specs.hashing import mix
+from polyrhythm.stations.slot import StepSettings
+
+
+def kinds(events):
+    return [type(event).__name__ for event in events]
+
+
+def test_granted_rows_ask_together_with_what_a_policy_needs():
+    bench = Bench(3)
+    bench.start((2, ticket(1, 5, task=1)), (0, ticket(0, 5)))
+    (request,) = bench.run()
+    assert (request.rows, request.sequence, request.version, request.evaluation) == (2, 0, 0, False)
+    assert bench.shown(request) == [[5, 0, 0], [105, 0, 0]]
+    assert bench.shown(request, INSTRUCTION) == [0, 1]
+    assert bench.shown(request, PROGRESS) == [0, 0]
+    assert bench.shown(request, NOISE_KEY) == [mix(7000, 0), mix(7001, 0)]
+    assert bench.shown(request, GREEDY) == [False, False]
+
+
+def test_a_finished_sample_is_complete_and_comes_before_the_next_request():
+    bench = Bench(2)
+    bench.start((0, ticket(0, 2)), (1, ticket(1, 4)))
+    (request,) = bench.run()
+    bench.answer(request, version=3, value=lambda i: i + 1)
+    (request,) = bench.run()
+    assert bench.shown(request) == [[2, 1, 1], [104, 1, 2]]
+    assert np.allclose(bench.shown(request, PROGRESS), 1 / MAX_STEPS)
+    assert bench.shown(request, NOISE_KEY) == [mix(7000, 1), mix(7001, 1)]
+    bench.answer(request, version=4, value=lambda i: i + 3)
+    finished, request = bench.run()
+    assert finished == SampleFinished("s", 0, 0, 1, finished.handle, End.TERMINATED, 2, 2, 3, 4, True, 4.0)
+    assert isinstance(request, RequestArrived)
+    assert bench.shown(request) == [[104, 2, 6]]
+
+    sample = bench.payloads.get(finished.handle)
+    assert sample.obs["x"].tolist() == [[2, 0, 0], [2, 1, 1], [2, 2, 4]]
+    assert sample.obs[PROGRESS].tolist() == pytest.approx([0, 1 / MAX_STEPS, 2 / MAX_STEPS])
+    assert sample.actions.tolist() == [[[1]], [[3]]]
+    assert sample.logprob.tolist() == [[[-1]], [[-3]]]
+    assert sample.value.tolist() == [10, 30]
+    assert sample.forward_inputs["k"].tolist() == [0, 0]
+    assert sample.rewards.tolist() == [[1], [3]]
+    assert sample.valid.all()
+    assert sample.version.tolist() == [3, 4]
+    assert (sample.terminated, sample.truncated, sample.success, sample.env_steps) == (True, False, True, 2)
+    assert (sample.ticket, sample.group, sample.task) == (0, 0, 0)
+
+
+def test_a_row_that_is_granted_again_joins_the_very_next_request():
+    bench = Bench(2)
+    bench.start((0, ticket(0, 1)), (1, ticket(1, 4)))
+    (request,) = bench.run()
+    bench.answer(request)
+    bench.events.clear()
+    assert bench.simulator.work()
+    assert kinds(bench.events) == ["SampleFinished"]
+    bench.start((0, ticket(2, 4)))
+    (request,) = bench.run()
+    assert request.rows == 2
+    assert bench.shown(request) == [[204, 0, 0], [104, 1, 1]]
+
+
+def test_a_row_granted_while_a_request_is_out_waits_for_the_next_one():
+    bench = Bench(2)
+    bench.start((0, ticket(0, 4)))
+    (first,) = bench.run()
+    bench.start((1, ticket(1, 4)))
+    assert bench.run() == []
+    bench.answer(first, value=lambda i: 5)
+    (second,) = bench.run()
+    assert bench.shown(second) == [[4, 1, 5], [104, 0, 0]]
+
+
+def test_many_episodes_of_all_lengths_survive_the_rings():
+    """Rings wrap at different places for every row; each sample must still be the run of its own observations."""
+    bench = Bench(20)
+    lengths = {number: 1 + number * 7 % 11 for number in range(200)}
+    following = iter(range(20, 200))
+    bench.start(*((row, ticket(row, lengths[row])) for row in range(20)))
+    row_of = {row: row for row in range(20)}
+    done = []
+    while len(done) < 200:
+        events = bench.run()
+        for event in events:
+            if isinstance(event, SampleFinished):
+                done.append(event)
+                row = row_of.pop(event.ticket)
+                number = next(following, None)
+                # Some rows rest, so that the active ones are scattered.
+                if number is not None:
+                    row_of[number] = row
+                    bench.start((row, ticket(number, lengths[number])))
+        for event in events:
+            if isinstance(event, RequestArrived):
+                bench.answer(event, value=lambda i: 1)
+    for event in done:
+        sample = bench.payloads.get(event.handle)
+        length = lengths[event.ticket]
+        assert sample.steps == length == event.chunk_steps
+        assert sample.obs["x"][:, 0].tolist() == [length + 100 * event.ticket] * (length + 1)
+        assert sample.obs["x"][:, 1].tolist() == list(range(length + 1))
+        assert sample.obs["x"][:, 2].tolist() == list(range(length + 1))
+
+
+def test_scattered_rows_are_observed_in_one_piece():
+    bench = Bench(40)
+    bench.start(*((row, ticket(row, 3)) for row in range(0, 40, 2)))
+    (request,) = bench.run()
+    assert bench.env.observe_calls == 1
+    assert bench.shown(request) == [[3 + 100 * row, 0, 0] for row in range(0, 40, 2)]
+
+
+def test_the_time_limit_truncates_whatever_the_environment_says():
+    bench = Bench(1)
+    bench.start((0, ticket(0, 99)))
+    events = bench.run()
+    while kinds(events) == ["RequestArrived"]:
+        bench.answer(events[0])
+        events = bench.run()
+    (finished,) = events
+    assert (finished.end, finished.env_steps, finished.success) == (End.TRUNCATED, MAX_STEPS, False)
+    assert bench.payloads.get(finished.handle).truncated
+
+
+def test_a_chunk_is_held_and_its_tail_masked():
+    bench = Bench(2, settings=StepSettings(chunk=2, action_repeat=3))
+    bench.start((0, ticket(0, 2)), (1, ticket(1, 5)))
+    (request,) = bench.run()
+    bench.answer(request, value=lambda i: i + 1)
+    short, long = bench.run()
+    sample = bench.payloads.get(short.handle)
+    assert sample.valid.tolist() == [[True, False]]
+    assert sample.rewards.tolist() == [[2, 0]]
+    assert (short.env_steps, short.chunk_steps) == (2, 1)
+    sample = bench.payloads.get(long.handle)
+    assert sample.valid.tolist() == [[True, True]]
+    assert sample.rewards.tolist() == [[6, 4]]
+    assert bench.env.stepped.tolist() == [2, 5]
+    assert bench.simulator.statistics()["env_steps"] == 7
+
+
+def test_a_segment_goes_on_where_it_was_cut():
+    bench = Bench(1, settings=StepSettings(chunk=1, segment_steps=2))
+    bench.start((0, ticket(0, 3, task=1)))
+    (request,) = bench.run()
+    bench.answer(request)
+    (request,) = bench.run()
+    bench.answer(request)
+    (cut,) = bench.run()
+    assert cut.end is End.SEGMENT
+    assert cut.env_steps == 2
+    segment = bench.payloads.get(cut.handle)
+    assert segment.truncated
+    assert not segment.terminated
+    bench.start((0, ticket(9, 50, version=1)), resume=True)
+    (request,) = bench.run()
+    assert len(bench.env.resets) == 1
+    assert bench.shown(request) == [segment.obs["x"][-1].tolist()]
+    assert bench.shown(request, PROGRESS) == pytest.approx([2 / MAX_STEPS])
+    assert bench.shown(request, INSTRUCTION) == [1], "the episode keeps its task, whatever the new ticket says"
+    assert bench.shown(request, NOISE_KEY) == [mix(7009, 0)]
+    bench.answer(request)
+    (finished,) = bench.run()
+    rest = bench.payloads.get(finished.handle)
+    assert (finished.ticket, finished.end, rest.env_steps, rest.task) == (9, End.TERMINATED, 1, 1)
+
+
+def test_an_evaluation_episode_is_neither_cut_nor_kept():
+    bench = Bench(1, settings=StepSettings(chunk=1, segment_steps=2))
+    bench.start((0, ticket(-1, 5, evaluation="before")))
+    events = bench.run()
+    for _ in range(5):
+        (request,) = events
+        assert request.evaluation
+        bench.answer(request, value=lambda i: 2)
+        events = bench.run()
+    (finished,) = events
+    assert (finished.handle, finished.chunk_steps, finished.episode_return) == ("", 5, 10.0)
+    assert bench.payloads.leaked() == ()
+
+
+# ---------------------------------------------------------------- what goes wrong
+
+
+def test_rows_of_a_step_that_raises_are_lost_and_the_others_go_on(caplog):
+    bench = Bench(4, sharding="even:2")
+    bench.env.broken = {104}
+    bench.start((0, ticket(0, 4)), (1, ticket(1, 4)))
+    bench.start((2, ticket(2, 4)), slot="e/1")
+    first, second = bench.run()
+    bench.answer(first)
+    bench.answer(second)
+    first, second = bench.run()
+    with caplog.at_level(logging.ERROR):
+        bench.answer(first)
+        bench.answer(second)
+        events = bench.run()
+    assert [(e.ticket, e.reason) for e in events if isinstance(e, SampleFailed)] == [
+        (0, "step: RuntimeError: row 1 fell over"),
+        (1, "step: RuntimeError: row 1 fell over"),
+    ]
+    assert [e.slot for e in events if isinstance(e, RequestArrived)] == ["e/1"]
+    assert "Traceback" in caplog.text
+    bench.start((1, ticket(3, 4)))
+    (request,) = bench.run()
+    assert bench.shown(request) == [[304, 0, 0]]
+
+
+def test_a_reset_that_raises_fails_the_rows_it_was_for(caplog):
+    bench = Bench(2)
+    bench.env.unborn = {4}
+    bench.start((0, ticket(0, 4)))
+    (failed,) = bench.run()
+    assert failed == SampleFailed("s", 0, 0, 1, "reset: RuntimeError: no state for seed 4")
+    bench.start((0, ticket(1, 4)))
+    assert kinds(bench.run()) == ["RequestArrived"]
+
+
+def test_cancelling_frees_the_row_and_its_answer_is_not_used():
+    bench = Bench(2)
+    bench.start((0, ticket(0, 4)), (1, ticket(1, 4)))
+    (request,) = bench.run()
+    bench.simulator.handle(CancelRow("s", "e/0", 0, 1))
+    assert bench.events[-1] == SampleFailed("s", 0, 0, 1, "cancelled")
+    bench.start((0, ticket(2, 4)))
+    bench.run()
+    bench.answer(request, value=lambda i: i + 1)
+    (request,) = bench.run()
+    assert bench.shown(request) == [[204, 0, 0], [104, 1, 2]]
+    bench.simulator.handle(CancelRow("s", "e/0", 2, 2))
+    assert kinds(bench.events) == ["RequestArrived"], "an attempt that is not here was answered already"
+
+
+def test_cancelling_before_the_row_has_begun():
+    bench = Bench(1)
+    bench.start((0, ticket(0, 4)))
+    bench.simulator.handle(CancelRow("s", "e/0", 0, 1))
+    assert bench.run() == []
+    assert bench.env.resets == []
+
+
+def test_an_answer_for_rows_that_were_all_cancelled_is_dropped():
+    bench = Bench(1)
+    bench.start((0, ticket(0, 4)))
+    (request,) = bench.run()
+    bench.simulator.handle(CancelRow("s", "e/0", 0, 1))
+    bench.start((0, ticket(1, 4)))
+    assert bench.run() == []
+    bench.answer(request)
+    (request,) = bench.run()
+    assert bench.shown(request) == [[104, 0, 0]]
+    assert bench.env.stepped.tolist() == [0]
+
+
+def test_a_refused_request_fails_its_samples():
+    bench = Bench(1)
+    bench.start((0, ticket(0, 4)))
+    (request,) = bench.run()
+    bench.simulator.handle(RefuseRequest("s", "e/0", request.sequence + 5, "somebody else's"))
+    assert bench.run() == []
+    bench.simulator.handle(RefuseRequest("s", "e/0", request.sequence, "nobody can serve it"))
+    assert bench.events[-1] == SampleFailed("s", 0, 0, 1, "nobody can serve it")
+
+
+def test_an_answer_that_nobody_waits_for_is_ignored_and_said_so(caplog):
+    bench = Bench(1)
+    bench.start((0, ticket(0, 4)))
+    (request,) = bench.run()
+    bench.answer(request)
+    bench.simulator.deliver(Reply("e/0", request.sequence, 0, {}))
+    assert "ignored" in caplog.text
+    assert kinds(bench.run()) == ["RequestArrived"]
+
+
+# ---------------------------------------------------------------- environments that step or reset as a whole
+
+
+def test_slots_of_a_whole_stepping_batch_join_and_parked_rows_idle():
+    bench = Bench(4, sharding="even:2", env=Counting(4, step_rows=False))
+    bench.start((0, ticket(0, 4)))
+    bench.start((2, ticket(1, 4)), slot="e/1")
+    first, second = bench.run()
+    bench.answer(first, value=lambda i: 3)
+    assert bench.run() == []
+    bench.answer(second, value=lambda i: 5)
+    first, second = bench.run()
+    assert bench.env.stepped.tolist() == [1, 1, 1, 1]
+    assert (bench.shown(first), bench.shown(second)) == ([[4, 1, 3]], [[104, 1, 5]])
+    assert bench.env.state[1].tolist() == [0, 1, 0], "a parked row got a no-op"
+
+
+def test_a_row_that_begins_late_is_not_moved_by_the_others_steps():
+    bench = Bench(3, sharding=(2, 1), env=Counting(3, step_rows=False))
+    bench.start((0, ticket(0, 4)))
+    (first,) = bench.run()
+    bench.start((1, ticket(1, 4)))
+    bench.answer(first)
+    bench.start((2, ticket(2, 4)), slot="e/1")
+    events = bench.run()
+    assert sorted(bench.shown(event) for event in events) == [[[4, 1, 0], [104, 0, 0]], [[204, 0, 0]]]
+
+
+def test_segments_need_rows_that_step_on_their_own():
+    with pytest.raises(ValueError, match="set segment_steps to 0"):
+        Bench(1, env=Counting(1, step_rows=False), settings=StepSettings(1, segment_steps=4))
+
+
+def test_episodes_of_a_whole_resetting_batch_begin_together():
+    bench = Bench(4, sharding="even:2", env=Counting(4, reset_rows=False))
+    bench.start((0, ticket(0, 1)), (1, ticket(1, 2)))
+    bench.start((2, ticket(2, 1)), slot="e/1")
+    first, second = bench.run()
+    assert len(bench.env.resets) == 4
+    bench.answer(first)
+    bench.answer(second)
+    events = bench.run()
+    assert sorted(kinds(events)) == ["RequestArrived", "SampleFinished", "SampleFinished"]
+    bench.start((2, ticket(3, 2)), slot="e/1")
+    assert bench.run() == [], "row 1 still runs"
+    bench.answer(next(event for event in events if isinstance(event, RequestArrived)))
+    finished, request = bench.run()
+    assert (finished.ticket, request.slot, bench.shown(request)) == (1, "e/1", [[302, 0, 0]])
+    assert len(bench.env.resets) == 8
+
+
+def test_the_station_reaches_neither_torch_nor_transformers():
+    code = "import sys, polyrhythm.stations.simulator; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
