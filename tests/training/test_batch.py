@@ -62,6 +62,13 @@ def test_bootstrap_values_are_those_of_cut_ends(micro_batch: int) -> None:
     assert every.tolist() == pytest.approx(wanted)
 
 
+def test_bootstrap_of_a_value_per_action_is_its_first() -> None:
+    policy = ToyPolicy(per_action=True)
+    batch = collate(collect(policy))
+    got = bootstrap_values(batch, policy, algorithm(bootstrap="always"), micro_batch=0, device=CPU)
+    assert got.tolist() == pytest.approx(policy.value(batch.final_obs)[:, 0].tolist())
+
+
 def test_prepare_by_hand_for_one_cut_trajectory() -> None:
     """Two chunk steps, λ = 1: the advantage is the discounted return with the final value, less V."""
     policy = ToyPolicy()
