@@ -137,12 +137,22 @@ class Trunk(nn.Module):
         self.queries = nn.Parameter(torch.randn(queries, width))
         self.layers = nn.ModuleList(Layer(width, size.heads, size.expansion) for _ in range(size.layers))
         self.norm = nn.LayerNorm(width)
-        # Unit variance through each linear map, twice that for the few proprioceptive numbers, which vary little.
-        # PyTorch's default, a third of it, ends 90 supervised steps on a toy reach at a loss of 3.2 instead of 2.7.
+        self._initialise(first)
+
+    @torch.no_grad()
+    def _initialise(self, proprio: nn.Linear) -> None:
+        """Unit variance through each linear map, and louder where the inputs vary little.
+
+        Measured on a toy reach (four coloured blocks, the sentence names one; three seeds): after 90 supervised steps
+        the loss is 2.7, with PyTorch's default (a third of the variance) 3.2. After 250 steps the mean error is 0.04 of
+        half the action range; with flat attention maps and faint places it is 0.5, the blocks still unseen.
+        """
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=module.in_features**-0.5)
-        nn.init.normal_(first.weight, std=2.0 * proprio**-0.5)
+        proprio.weight.mul_(2.0)
+        self.spatial.maps.weight.mul_(3.0)
+        self.spatial.place.weight[:, -2:].mul_(5.0)
 
     def forward(self, image: Tensor, proprio: Tensor, instruction: Tensor) -> Tensor:
         """image uint8 [B,H,W,3], proprio [B,P], instruction int64 [B] -> a feature per query [B,queries,width]."""
