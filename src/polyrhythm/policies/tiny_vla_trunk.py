@@ -143,9 +143,9 @@ class Trunk(nn.Module):
     def _initialise(self, proprio: nn.Linear) -> None:
         """Unit variance through each linear map, and louder where the inputs vary little.
 
-        Measured on a toy reach (four coloured blocks, the sentence names one; three seeds): after 90 supervised steps
-        the loss is 2.7, with PyTorch's default (a third of the variance) 3.2. After 250 steps the mean error is 0.04 of
-        half the action range; with flat attention maps and faint places it is 0.5, the blocks still unseen.
+        Measured on a toy reach (four coloured blocks, the sentence names one; three seeds). After 250 supervised steps the
+        mean error is 0.04, 0.04 and 0.30 of half the action range; with flat attention maps and faint places 0.38 to
+        0.54. With PyTorch's default (a third of the variance) even proprioception is barely used after 90 steps.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear):
