@@ -144,8 +144,8 @@ class Trunk(nn.Module):
         """Unit variance through each linear map, and louder where the inputs vary little.
 
         Measured on a toy reach (four coloured blocks, the sentence names one; three seeds). After 250 supervised steps
-        the mean error is 0.04, 0.04 and 0.30 of half the action range; with flat attention maps and faint places 0.38 to
-        0.54. With PyTorch's default (a third of the variance) even proprioception is barely used after 90 steps.
+        the mean error is 0.04, 0.04 and 0.30 of half the action range; with flat attention maps and faint places it is
+        0.38 to 0.54. With PyTorch's default (a third of the variance) proprioception is barely used after 90 steps.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear):
