@@ -172,3 +172,14 @@ def test_full_rendering_shows_more_at_the_same_place(build):
         batch.reset([0], [0], [1])
     assert image(full, 0).shape == image(cheap, 0).shape
     assert image(full, 0).mean() > image(cheap, 0).mean()
+
+
+@pytest.mark.sim
+def test_failing_to_succeed_in_time_is_the_end_unless_the_episode_is_only_cut():
+    for time_limit, ends in (("terminates", (True, False)), ("truncates", (False, True))):
+        batch = MetaWorldSettings(tasks=("door-close-v3",), max_steps=3, time_limit=time_limit).build(1)
+        batch.reset([0], [0], [1])
+        for step in range(3):
+            result = batch.step([0], np.zeros((1, 4), np.float32))
+            assert (result.terminated[0], result.truncated[0]) == (ends if step == 2 else (False, False))
+        batch.close()

@@ -49,7 +49,11 @@ class MetaWorldSettings(BaseModel):
     render: Literal["cheap", "full"] = "cheap"
     """`cheap` is a few milliseconds a frame, `full` 10 to 50 times that."""
     max_steps: Annotated[int, Field(ge=1, le=_LONGEST_EPISODE)] = 100
-    """Simulator steps after which an episode is truncated."""
+    """Simulator steps after which an episode ends."""
+    time_limit: Literal["terminates", "truncates"] = "terminates"
+    """What the end by `max_steps` means. `terminates`: the task is to succeed in time, nothing is earned afterwards.
+    `truncates`: the episode is only cut, and what would have followed is estimated by the value function. With a sparse
+    reward that estimate would pay for failures."""
     end_on_success: bool = True
     """The first success ends the episode."""
     reward: Literal["sparse", "dense"] = "sparse"
@@ -108,8 +112,10 @@ class MetaWorldBatch:
             self._succeeded[row] |= success
             outcome.reward[i] = sparse if self.settings.reward == "sparse" else dense / _DENSE_SCALE
             outcome.success[i] = success
-            outcome.terminated[i] = success and self.settings.end_on_success
-            outcome.truncated[i] = not outcome.terminated[i] and self._steps[row] >= self.spec.max_steps
+            in_time = self._steps[row] < self.spec.max_steps
+            solved = success and self.settings.end_on_success
+            outcome.terminated[i] = solved or (not in_time and self.settings.time_limit == "terminates")
+            outcome.truncated[i] = not (in_time or outcome.terminated[i])
         return outcome
 
     def observe(self, rows: Sequence[int], out: dict[str, NDArray[np.generic]]) -> None:

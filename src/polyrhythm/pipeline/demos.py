@@ -3,7 +3,7 @@
 Each primitive action of a chunk is what the expert does in the state in which that action begins; it is then held for
 `action_repeat` env steps. In every `noise_every`-th episode noise is added to what is executed, never to the label, so
 that states off the expert's path are seen with the way back. The last entry of an action, the gripper by convention,
-is executed clean. Unsuccessful episodes are thrown away.
+is executed clean. Of the unsuccessful episodes only the noisy ones are kept: their labels are still right.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Episode:
 
 
 def demonstrate(env: EnvBatch, settings: DemonstrationSettings, step: StepSettings) -> Demonstrations:
-    """Let the expert do `episodes_per_task` episodes of each task; the decisions of the successful ones.
+    """Let the expert do `episodes_per_task` episodes of each task; the decisions of those worth imitating.
 
     Raises ConfigError if the environment has no expert, RunHalted if the expert never succeeds at some task.
     """
@@ -57,14 +57,15 @@ def demonstrate(env: EnvBatch, settings: DemonstrationSettings, step: StepSettin
     ]
     for first in range(0, len(episodes), env.rows):
         _perform(env, episodes[first : first + env.rows], settings, step)
-    kept = [episode for episode in episodes if episode.success]
-    log.info("demonstrations: the expert succeeded in %d of %d episodes", len(kept), len(episodes))
+    succeeded = [episode for episode in episodes if episode.success]
+    log.info("demonstrations: the expert succeeded in %d of %d episodes", len(succeeded), len(episodes))
     for task, name in enumerate(env.spec.tasks):
-        if not any(episode.task == task for episode in kept):
+        if not any(episode.task == task for episode in succeeded):
             raise RunHalted(
                 f"the expert never succeeded at {name.name} in {settings.episodes_per_task} episodes; lower "
-                f"demonstrations.noise_std ({settings.noise_std:g}) or rollout.action_repeat ({step.action_repeat})"
+                f"demonstrations.noise_std (now {settings.noise_std:g}) or rollout.action_repeat (now {step.action_repeat})"
             )
+    kept = [episode for episode in episodes if episode.success or episode.noise is not None]
     shown = [obs for episode in kept for obs in episode.obs]
     labels = [label for episode in kept for label in episode.labels]
     return Demonstrations({name: np.stack([obs[name] for obs in shown]) for name in shown[0]}, np.stack(labels))
