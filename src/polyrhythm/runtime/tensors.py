@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -15,14 +14,17 @@ State = dict[str, Tensor]
 
 def as_tensors(arrays: Mapping[str, NDArray[Any]], device: torch.device) -> dict[str, Tensor]:
     """Tensors on `device`; on the CPU they share the arrays' memory."""
-    return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+    if device.type == "cpu":
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return {name: torch.from_numpy(array).to(device, non_blocking=True) for name, array in arrays.items()}
 
 
 def as_array(tensor: Tensor) -> NDArray[Any]:
-    """The tensor as a numpy array, sharing memory on the CPU. bfloat16, which numpy lacks, becomes float32."""
+    """The tensor, which needs no gradient, as an array; it shares memory on the CPU. bfloat16 becomes float32."""
     if tensor.dtype is torch.bfloat16:
         tensor = tensor.float()
-    return np.asarray(tensor.detach().cpu().numpy())
+    array: NDArray[Any] = tensor.numpy() if tensor.device.type == "cpu" else tensor.cpu().numpy()
+    return array
 
 
 def snapshot(state: Mapping[str, Tensor], into: State | None = None) -> State:

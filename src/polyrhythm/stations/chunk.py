@@ -55,7 +55,7 @@ def step_chunk(
             over = outcome.terminated | outcome.truncated
             if done >= soonest:
                 over |= done >= left[alive]
-            if not over.any():
+            if not np.count_nonzero(over):
                 continue
             result.steps[alive] = done
             result.terminated[alive] = outcome.terminated

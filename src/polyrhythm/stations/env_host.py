@@ -190,14 +190,16 @@ class EnvHost:
     def _members(self, slot: Slot) -> list[Slot]:
         """The slots to step now: this one; where the batch steps as a whole, all live ones, once all are answered."""
         others = list(self.slots.values()) if self._joint else [slot]
-        if not all(other.answered for other in others if other.live):
+        if self._joint and not all(other.answered for other in others if other.live):
             return []
-        members = [other for other in others if other.answered]
-        for member in members:
-            if not member.due_rows:
-                member.drop_answer()
-                self._queue(member)
-        return [member for member in members if member.answered]
+        members = []
+        for other in others:
+            if other.due_rows and other.answered:
+                members.append(other)
+            elif other.answered:
+                other.drop_answer()
+                self._queue(other)
+        return members
 
     def _step_members(self, members: Sequence[Slot]) -> bool:
         """One chunk step of these slots together; True if a sample ended or failed."""

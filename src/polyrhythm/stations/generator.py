@@ -92,7 +92,7 @@ class Generator:
         first = 0
         for request, view in zip(batch.requests, views, strict=True):
             stop = first + view.count
-            part = {name: array[first:stop] for name, array in answer.items()}
+            part = answer if len(views) == 1 else {name: array[first:stop] for name, array in answer.items()}
             self._reply(Reply(request.slot, request.sequence, self.version, part))
             first = stop
         self._passes += 1

@@ -63,14 +63,18 @@ class Recorder:
     def _ring(self, name: str, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
         return self._payloads.allocate(self._owner, name, (self.length, self._rows, *shape), dtype)
 
-    def observe(self, position: int, rows: NDArray[np.intp]) -> None:
+    def observe(self, position: int, rows: Index) -> None:
         """Have the environment write these rows' observations (ascending, within the slot) straight into the ring."""
+        if isinstance(rows, slice):
+            self._env.observe(
+                self._numbers[rows],  # type: ignore[arg-type]
+                {name: self.obs[name][position, rows] for name in self._shown},
+            )
+            return
         breaks = np.flatnonzero(np.diff(rows) > 1) + 1
         if len(breaks) < _MOST_RUNS:
-            for run in np.split(rows, breaks) if len(breaks) else (rows,):
-                span = slice(int(run[0]), int(run[-1]) + 1)
-                views = {name: self.obs[name][position, span] for name in self._shown}
-                self._env.observe(self._numbers[span], views)  # type: ignore[arg-type]
+            for run in np.split(rows, breaks):
+                self.observe(position, slice(int(run[0]), int(run[-1]) + 1))
             return
         if not self._scratch:
             self._scratch = {name: np.empty_like(self.obs[name][0]) for name in self._shown}

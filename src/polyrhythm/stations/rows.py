@@ -1,6 +1,7 @@
 """What a slot knows of its rows: which hold tickets, how far their samples are. Arrays, so that a step costs no loop.
 
-Invariant: a row is active exactly while it holds a ticket; `index` lists the active rows in ascending order.
+Invariant: a row is active exactly while it holds a ticket; `running`, `index`, `newest` and `evaluating` describe the
+active rows and change only when a ticket comes or goes.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class Rows:
     episode_steps: env steps of the sample and of the episode; keys[t, row]: noise key of the sample's chunk step t.
     task, instruction: the episode's, which a continuation keeps whatever its ticket says.
     parked: the last observation of an episode that waits for its continuation.
+    running: the active rows, ascending; index: the same for indexing; newest: highest version among their tickets;
+    evaluating: one of them belongs to an evaluation.
     """
 
     def __init__(self, count: int, longest: int) -> None:
@@ -49,7 +52,18 @@ class Rows:
         self.version = np.zeros(count, np.int64)
         self.returns = np.zeros(count, np.float64)
         self.keys = np.zeros((longest, count), np.int64)
-        self.index = np.flatnonzero(self.active)
+        self.every = np.arange(count)
+        self._changed()
+
+    def _changed(self) -> None:
+        self.running = np.flatnonzero(self.active)
+        self.index = as_index(self.running)
+        self.newest = int(self.version[self.index].max(initial=0))
+        self.evaluating = bool(self.evaluation[self.index].any())
+
+    def next_keys(self) -> NDArray[np.int64]:
+        """Noise keys of the next chunk step, for every row (those of idle rows mean nothing)."""
+        return self.keys[self.steps, self.every]
 
     def ticket(self, row: int) -> Ticket:
         ticket = self.tickets[row]
@@ -75,11 +89,12 @@ class Rows:
             array[chosen] = 0
         self.start[chosen] = start
         self.active[chosen] = True
-        self.index = np.flatnonzero(self.active)
+        self._changed()
 
     def end(self, rows: Sequence[int]) -> None:
         """These rows hold tickets no longer."""
         for row in rows:
             self.tickets[row] = None
             self.active[row] = False
-        self.index = np.flatnonzero(self.active)
+            self.steps[row] = 0
+        self._changed()

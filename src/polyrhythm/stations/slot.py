@@ -69,13 +69,14 @@ class Slot:
         self._at = 0
         self._posted: Index = slice(0, 0)
         self._asked: NDArray[np.intp] | None = None
+        self._due: Index = slice(0, 0)
 
     # ------------------------------------------------------------ state
 
     @property
     def live(self) -> bool:
         """A row holds a ticket and takes part."""
-        return bool(len(self._rows.index))
+        return bool(len(self._rows.running))
 
     @property
     def asked(self) -> bool:
@@ -90,7 +91,7 @@ class Slot:
     def outstanding(self) -> str:
         """What it waits for, in words."""
         state = "answered" if self.answered else "waits for an answer" if self.asked else "is not asking"
-        return f"{self.name} {state} with {len(self._rows.index)} rows, {len(self.pending)} grants pending"
+        return f"{self.name} {state} with {len(self._rows.running)} rows, {len(self.pending)} grants pending"
 
     # ------------------------------------------------------------ begin
 
@@ -110,7 +111,7 @@ class Slot:
                 self._rings.restore(self._head, row, parked)
         fresh = np.array(sorted(self.row(grant) for grant in grants if not grant.resume), np.intp)
         if len(fresh):
-            self._rings.observe(self._head, fresh)
+            self._rings.observe(self._head, as_index(fresh))
         self._show_progress(as_index(np.array(sorted(rows), np.intp)))
 
     def _show_progress(self, rows: Index) -> None:
@@ -121,25 +122,24 @@ class Slot:
     def post(self) -> None:
         """Ask for actions for all active rows."""
         state = self._rows
-        rows = state.index
-        index = as_index(rows)
         arrays = self._rings.at(self._head)
-        every = np.arange(state.count)
-        arrays[NOISE_KEY] = state.keys[np.minimum(state.steps, len(state.keys) - 1), every]
+        arrays[NOISE_KEY] = state.next_keys()
         arrays[GREEDY] = state.greedy
-        self._at, self._asked, self._posted, self.answered = self._head, rows, index, False
+        self._at, self._asked, self.answered = self._head, state.running, False
+        self._posted = self._due = state.index
         self._head = (self._head + 1) % self._rings.length
         self._sequence += 1
+        view = RequestView(arrays, state.index, len(state.running))
         self._emit(
             RequestArrived(
                 simulator=self._simulator,
                 epoch=self._epoch,
                 slot=self.name,
                 sequence=self._sequence,
-                rows=len(rows),
-                version=int(state.version[index].max()),
-                handle=self._payloads.post(self.name, self._at, RequestView(arrays, index, len(rows))),
-                evaluation=bool(state.evaluation[index].any()),
+                rows=view.count,
+                version=state.newest,
+                handle=self._payloads.post(self.name, self._at, view),
+                evaluation=state.evaluating,
             )
         )
 
@@ -159,16 +159,13 @@ class Slot:
 
     def due(self) -> tuple[NDArray[np.intp], NDArray[np.generic], NDArray[np.int64]]:
         """Env rows to step, their actions [n,C,A], and the env steps that each has left."""
-        assert self._asked is not None
-        index = as_index(self._asked)
-        left = self._max_steps - self._rows.episode_steps[index]
-        return self._numbers[index], self._rings.answers[ACTIONS][self._at, index], left
+        left = self._max_steps - self._rows.episode_steps[self._due]
+        return self._numbers[self._due], self._rings.answers[ACTIONS][self._at, self._due], left
 
     def record(self, result: ChunkResult) -> bool:
         """Keep the outcome of the chunk step, observe, and send off the samples that ended; True if any did."""
-        rows, state = self._asked, self._rows
+        rows, index, state = self._asked, self._due, self._rows
         assert rows is not None
-        index = as_index(rows)
         self._rings.rewards[self._at, index] = result.rewards
         self._rings.valid[self._at, index] = result.valid
         state.returns[index] += result.rewards.sum(1)
@@ -176,12 +173,12 @@ class Slot:
         state.sample_steps[index] += result.steps
         state.episode_steps[index] += result.steps
         state.success[index] |= result.success
-        self._rings.observe(self._head, rows)
+        self._rings.observe(self._head, index)
         self._show_progress(index)
         self._asked, self.answered = None, False
         over = result.terminated | result.truncated
         ended = over | self._segment_ends(index) if self._settings.segment_steps else over
-        if not ended.any():
+        if not np.count_nonzero(ended):
             return False
         for place in np.flatnonzero(ended):
             end = End.TERMINATED if result.terminated[place] else End.TRUNCATED if over[place] else End.SEGMENT
@@ -237,7 +234,7 @@ class Slot:
                 self.pending.remove(grant)
                 self.fail_grants([grant], "cancelled")
                 return True
-        for row in self._rows.index.tolist():
+        for row in self._rows.running.tolist():
             held = self._rows.ticket(row)
             if (held.number, held.attempt) == (ticket, attempt):
                 self.fail([row], "cancelled")
@@ -256,6 +253,7 @@ class Slot:
         self._rows.end(rows)
         if self._asked is not None:
             self._asked = self._asked[self._rows.active[self._asked]]
+            self._due = as_index(self._asked)
         self.fail_grants(lost, reason)
 
     def fail_grants(self, grants: Sequence[Grant], reason: str) -> None:
