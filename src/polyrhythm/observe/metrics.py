@@ -1,6 +1,6 @@
 """Scalars of a run: `metrics.jsonl`, one object a line, and the same numbers for TensorBoard.
 
-A name is `group/what_unit`, in one of the documented `GROUPS`; another group is refused, so that a misspelt name is
+A name is `group/what`, in one of the documented `GROUPS`; another group is refused, so that a misspelt name is
 found by the first run and not by an empty chart. Step is the trainer's update (evaluation: the version).
 """
 
@@ -16,19 +16,16 @@ from typing import IO, TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from tensorboard.summary import Writer
 
-#: What the names of each group tell.
+#: What the names of each group tell. The names within are those of the public systems where they have one.
 GROUPS: Mapping[str, str] = {
-    "episode": "return, success, length and end of the samples of an update",
-    "loss": "policy, value and entropy terms of the loss, as minimised",
-    "policy": "drift of the policy: KL, clip fraction, ratio, entropy, explained variance",
-    "optimizer": "learning rate, gradient norm, optimizer steps",
-    "lag": "versions between a sample's behaviour and the trainer: mean and largest",
-    "flow": "ledger, queue and buffer: counts of samples and requests, rows per batch",
-    "utilisation": "busy share of each kind of station, 0..1",
-    "throughput": "transitions, chunk steps and samples per second",
-    "time": "seconds spent, by cause",
-    "evaluation": "held-out success rate and return, with intervals",
-    "supervised": "loss and learning rate of the supervised warm start",
+    "env": "samples of an update: return, success_once, episode_len (env steps), chunk_steps",
+    "staleness": "trainer's version minus a sample's oldest behaviour version: lag_mean, lag_max",
+    "train/actor": "policy_loss, proximal_approx_kl, behav_approx_kl, clip_fraction, ratio, grad_norm, lr, versions, …",
+    "train/critic": "value_loss, explained_variance",
+    "train/sft": "supervised warm start: loss, grad_norm",
+    "samples": "the ledger's counts by state; dropped/<reason>",
+    "throughput": "transitions_per_s since the update before",
+    "evaluation": "held-out success and return, with intervals",
 }
 
 
@@ -49,8 +46,7 @@ class MetricsWriter:
         """Record scalars of one step. time_s: seconds since the run began. A number that is not finite becomes null."""
         numbers = {name: float(value) for name, value in values.items()}
         for name in numbers:
-            group, slash, what = name.partition("/")
-            if group not in GROUPS or not (slash and what):
+            if not any(name.startswith(f"{group}/") for group in GROUPS):
                 raise ValueError(f"metric {name!r} belongs to no documented group; use {', '.join(GROUPS)}/name")
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         line = json.dumps({"step": step, "time_s": round(time_s, 3), **finite}, allow_nan=False)

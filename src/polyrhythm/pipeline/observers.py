@@ -14,30 +14,6 @@ from polyrhythm.runtime.messages import Report
 
 log = logging.getLogger(__name__)
 
-#: The trainer's names → the documented ones.
-_NAMES = {
-    "train/actor/policy_loss": "loss/policy",
-    "train/actor/entropy_loss": "policy/entropy",
-    "train/critic/value_loss": "loss/value",
-    "train/critic/explained_variance": "policy/explained_variance",
-    "train/actor/lr": "optimizer/lr",
-    "train/actor/grad_norm": "optimizer/grad_norm",
-    "train/actor/average_version": "lag/average_version",
-    "rollout/lag_mean": "lag/mean",
-    "rollout/lag_max": "lag/max",
-    "rollout/version": "flow/version",
-}
-
-
-def metric_name(name: str) -> str:
-    """Where a figure belongs among `observe.metrics.GROUPS`; what has no place of its own is about the policy."""
-    if name in _NAMES:
-        return _NAMES[name]
-    group, _, rest = name.partition("/")
-    if group == "rollout":
-        return f"episode/{rest}"
-    return f"policy/{rest.rpartition('/')[2]}"
-
 
 class UpdateMetrics:
     """Writes the figures of each update, with the ledger and the pace beside them."""
@@ -52,9 +28,10 @@ class UpdateMetrics:
         pass
 
     def reported(self, now: float, report: Report) -> None:
-        values = {metric_name(name): value for name, value in report.values.items()}
-        ledger = self._ledger
-        values |= {"flow/running": ledger.running, "flow/buffered": ledger.buffered, "flow/trained": ledger.trained}
+        values = dict(report.values)
+        counts = self._ledger.as_dict()
+        values |= {f"samples/{state}": float(count) for state, count in counts.items() if isinstance(count, int)}
+        values |= {f"samples/dropped/{reason}": float(count) for reason, count in self._ledger.dropped.items()}
         before, done_before = self._last
         done = self._transitions()
         values["throughput/transitions_per_s"] = (done - done_before) / max(now - before, 1e-9)
@@ -102,9 +79,9 @@ class Progress:
             "update %d of %d: return %.2f, success %.2f, lag %.1f",
             report.step + 1,
             self._updates,
-            values["rollout/return"],
-            values["rollout/success"],
-            values["rollout/lag_mean"],
+            values["env/return"],
+            values["env/success_once"],
+            values["staleness/lag_mean"],
         )
 
 

@@ -87,8 +87,7 @@ def _warm_start(
         demonstrations.save(folder / "demonstrations.npz")
     with phases("supervised"):
         figures = finish(SupervisedLearner(policy, config.supervised, seed=config.seed).steps(demonstrations))
-        values = {f"supervised/{name.rpartition('/')[2]}": value for name, value in figures.items()}
-        metrics.log(0, values, phases.summary()["total"])
+        metrics.log(0, figures, phases.summary()["total"])
 
 
 def _learn(

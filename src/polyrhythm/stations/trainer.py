@@ -96,11 +96,11 @@ def _describe(samples: list[Trajectory], command: LendSamples) -> Metrics:
     lags = [command.version - int(sample.version.min()) for sample in samples]
     count = len(samples)
     return {
-        "rollout/return": sum(sample.episode_return for sample in samples) / count,
-        "rollout/success": sum(sample.success for sample in samples) / count,
-        "rollout/env_steps": sum(sample.env_steps for sample in samples) / count,
-        "rollout/chunk_steps": sum(sample.steps for sample in samples) / count,
-        "rollout/lag_mean": sum(lags) / count,
-        "rollout/lag_max": float(max(lags)),
-        "rollout/version": float(command.version),
+        "env/return": sum(sample.episode_return for sample in samples) / count,
+        "env/success_once": sum(sample.success for sample in samples) / count,
+        "env/episode_len": sum(sample.env_steps for sample in samples) / count,
+        "env/chunk_steps": sum(sample.steps for sample in samples) / count,
+        "staleness/lag_mean": sum(lags) / count,
+        "staleness/lag_max": float(max(lags)),
+        "train/actor/current_version": float(command.version),
     }
