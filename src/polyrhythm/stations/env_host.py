@@ -7,7 +7,6 @@ that it has not yet acted on, so a no-op never moves a running episode.
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -18,13 +17,14 @@ from polyrhythm.flow.records import CancelRow, EnvBatchInfo, Event, Grant, Refus
 from polyrhythm.runtime.messages import Reply
 from polyrhythm.runtime.payloads import Payloads
 from polyrhythm.stations.chunk import step_chunk, whole_batch
+from polyrhythm.stations.guard import EnvFault, GuardedEnv
 from polyrhythm.stations.slot import Slot, StepSettings
 
 log = logging.getLogger(__name__)
 
 
 class EnvHost:
-    """One env batch and its slots. env_s: time inside the environment; env_steps: executed env steps of active rows."""
+    """One env batch and its slots. env_steps: executed env steps of active rows; chunk_steps: of the same rows."""
 
     def __init__(
         self,
@@ -40,11 +40,11 @@ class EnvHost:
                 f"segment_steps is {settings.segment_steps}, but the environment steps only whole batches, so a parked "
                 "episode would go on by no-ops; set segment_steps to 0"
             )
-        self.env, self.info = env, info
-        self.slots = {slot.slot: Slot(slot, env, settings, simulator, payloads, emit) for slot in info.slots}
-        self.env_s, self.env_steps, self.chunk_steps = 0.0, 0, 0
+        self.env, self.info = GuardedEnv(env), info
+        self.slots = {slot.slot: Slot(slot, self.env, settings, simulator, payloads, emit) for slot in info.slots}
+        self.env_steps, self.chunk_steps = 0, 0
         self._joint = not env.spec.step_rows
-        self._step = whole_batch(env) if self._joint else env.step
+        self._step = whole_batch(self.env) if self._joint else self.env.step
         self._together = self._joint or not info.reset_rows
         self._hold = settings.action_repeat
         self._todo: deque[Slot] = deque()
@@ -63,9 +63,7 @@ class EnvHost:
         self._queue_all()
 
     def refuse(self, command: RefuseRequest) -> None:
-        slot = self.slots[command.slot]
-        if slot.waits_for(command.sequence):
-            slot.fail_asked(command.reason)
+        self.slots[command.slot].refuse(command.sequence, command.reason)
         self._queue_all()
 
     def deliver(self, reply: Reply) -> None:
@@ -162,28 +160,23 @@ class EnvHost:
         seeds: Sequence[int],
         parts: Sequence[tuple[Slot, Sequence[Grant]]],
     ) -> bool:
-        begin = time.perf_counter()
         try:
             self.env.reset(rows, tasks, seeds)
-        except Exception as error:  # an environment may raise anything
+        except EnvFault as fault:
             log.exception("env batch %s: reset of rows %s failed", self.info.name, list(rows))
             for slot, grants in parts:
-                slot.fail_grants(grants, _reason("reset", error))
+                slot.fail_grants(grants, str(fault))
             return False
-        finally:
-            self.env_s += time.perf_counter() - begin
         return True
 
     def _join(self, slot: Slot, grants: Sequence[Grant]) -> None:
         if not grants:
             return
-        begin = time.perf_counter()
         try:
             slot.begin(grants)
-        except Exception as error:
+        except EnvFault as fault:
             log.exception("env batch %s: the first observation failed", self.info.name)
-            slot.fail([slot.row(grant) for grant in grants], _reason("observe", error))
-        self.env_s += time.perf_counter() - begin
+            slot.fail([slot.row(grant) for grant in grants], str(fault))
 
     # ------------------------------------------------------------ step
 
@@ -203,17 +196,14 @@ class EnvHost:
 
     def _step_members(self, members: Sequence[Slot]) -> bool:
         """One chunk step of these slots together; True if a sample ended or failed."""
-        begin = time.perf_counter()
         try:
             return self._step_and_record(members)
-        except Exception as error:
+        except EnvFault as fault:
             log.exception("env batch %s: a step failed", self.info.name)
             for member in members:
                 if member.asked:
-                    member.fail_asked(_reason("step", error))
+                    member.fail_asked(str(fault))
             return True
-        finally:
-            self.env_s += time.perf_counter() - begin
 
     def _step_and_record(self, members: Sequence[Slot]) -> bool:
         dues = [member.due() for member in members]
@@ -229,7 +219,3 @@ class EnvHost:
             ended |= member.record(result.part(first, first + len(own)) if len(members) > 1 else result)
             first += len(own)
         return ended
-
-
-def _reason(what: str, error: Exception) -> str:
-    return f"{what}: {type(error).__name__}: {error}"

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from polyrhythm.flow.records import Grant, Ticket
 from polyrhythm.runtime.payloads import Index
 from polyrhythm.specs.hashing import mix_array
+from polyrhythm.stations.chunk import ChunkResult
 
 
 def as_index(rows: NDArray[np.intp]) -> Index:
@@ -69,6 +70,26 @@ class Rows:
         ticket = self.tickets[row]
         assert ticket is not None, f"row {row} holds no ticket"
         return ticket
+
+    def find(self, ticket: int, attempt: int) -> int | None:
+        """The active row that holds this attempt."""
+        for row in self.running.tolist():
+            held = self.ticket(row)
+            if (held.number, held.attempt) == (ticket, attempt):
+                return int(row)
+        return None
+
+    def advance(self, rows: Index, result: ChunkResult) -> None:
+        """These rows did a chunk step."""
+        self.returns[rows] += result.rewards.sum(1)
+        self.steps[rows] += 1
+        self.sample_steps[rows] += result.steps
+        self.episode_steps[rows] += result.steps
+        self.success[rows] |= result.success
+
+    def past(self, rows: Index, segment_steps: int) -> NDArray[np.bool_]:
+        """Whether each of these rows has filled a segment. Evaluation episodes are never cut."""
+        return np.asarray((self.steps[rows] >= segment_steps) & ~self.evaluation[rows])
 
     def begin(self, grants: Sequence[Grant], rows: Sequence[int], start: int) -> None:
         """These rows hold tickets now; their first observation lies at ring position `start`."""

@@ -72,7 +72,7 @@ class Simulator:
     def statistics(self) -> dict[str, float]:
         """env_s: seconds inside the environments; env_steps: transitions; chunk_steps: of rows."""
         return {
-            "env_s": sum(host.env_s for host in self.hosts),
+            "env_s": sum(host.env.seconds for host in self.hosts),
             "env_steps": float(sum(host.env_steps for host in self.hosts)),
             "chunk_steps": float(sum(host.chunk_steps for host in self.hosts)),
         }

@@ -151,10 +151,6 @@ class Slot:
         self.answered = True
         return True
 
-    def waits_for(self, sequence: int) -> bool:
-        """This request is out and not answered."""
-        return self._asked is not None and not self.answered and sequence == self._sequence
-
     # ------------------------------------------------------------ step
 
     def due(self) -> tuple[NDArray[np.intp], NDArray[np.generic], NDArray[np.int64]]:
@@ -168,16 +164,12 @@ class Slot:
         assert rows is not None
         self._rings.rewards[self._at, index] = result.rewards
         self._rings.valid[self._at, index] = result.valid
-        state.returns[index] += result.rewards.sum(1)
-        state.steps[index] += 1
-        state.sample_steps[index] += result.steps
-        state.episode_steps[index] += result.steps
-        state.success[index] |= result.success
+        state.advance(index, result)
         self._rings.observe(self._head, index)
         self._show_progress(index)
         self._asked, self.answered = None, False
         over = result.terminated | result.truncated
-        ended = over | self._segment_ends(index) if self._settings.segment_steps else over
+        ended = over | state.past(index, self._settings.segment_steps) if self._settings.segment_steps else over
         if not np.count_nonzero(ended):
             return False
         for place in np.flatnonzero(ended):
@@ -191,11 +183,6 @@ class Slot:
         assert self._asked is not None
         assert not len(self._asked)
         self._asked, self.answered = None, False
-
-    def _segment_ends(self, index: Index) -> NDArray[np.bool_]:
-        """Evaluation episodes are never cut."""
-        ends = self._rows.steps[index] >= self._settings.segment_steps
-        return np.asarray(ends & ~self._rows.evaluation[index])
 
     def _finish(self, row: int, end: End) -> None:
         state, rings = self._rows, self._rings
@@ -234,12 +221,16 @@ class Slot:
                 self.pending.remove(grant)
                 self.fail_grants([grant], "cancelled")
                 return True
-        for row in self._rows.running.tolist():
-            held = self._rows.ticket(row)
-            if (held.number, held.attempt) == (ticket, attempt):
-                self.fail([row], "cancelled")
-                return True
-        return False
+        row = self._rows.find(ticket, attempt)
+        if row is None:
+            return False
+        self.fail([row], "cancelled")
+        return True
+
+    def refuse(self, sequence: int, reason: str) -> None:
+        """The request will not be answered, so the samples of its rows come to nothing."""
+        if self._asked is not None and not self.answered and sequence == self._sequence:
+            self.fail_asked(reason)
 
     def fail_asked(self, reason: str) -> None:
         """The request out comes to nothing, and with it the samples of its rows."""

@@ -1,0 +1,46 @@
+"""An env batch whose time is measured and whose errors can be told from ours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.envs.base import EnvBatch, StepResult
+
+
+class EnvFault(Exception):
+    """The environment raised; the message says in which call and what."""
+
+
+class GuardedEnv:
+    """The env batch `inner`. seconds: time spent in it so far; whatever it raises comes out as an EnvFault."""
+
+    def __init__(self, inner: EnvBatch) -> None:
+        self.spec, self.rows, self.seconds = inner.spec, inner.rows, 0.0
+        self._inner = inner
+
+    def reset(self, rows: Sequence[int], tasks: Sequence[int], seeds: Sequence[int]) -> None:
+        self._call("reset", self._inner.reset, rows, tasks, seeds)
+
+    def step(self, rows: Sequence[int], actions: NDArray[np.generic]) -> StepResult:
+        result: StepResult = self._call("step", self._inner.step, rows, actions)
+        return result
+
+    def observe(self, rows: Sequence[int], out: dict[str, NDArray[np.generic]]) -> None:
+        self._call("observe", self._inner.observe, rows, out)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _call(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        begin = time.perf_counter()
+        try:
+            return function(*arguments)
+        except Exception as error:
+            raise EnvFault(f"{what}: {type(error).__name__}: {error}") from error
+        finally:
+            self.seconds += time.perf_counter() - begin
