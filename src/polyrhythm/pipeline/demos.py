@@ -62,8 +62,8 @@ def demonstrate(env: EnvBatch, settings: DemonstrationSettings, step: StepSettin
     for task, name in enumerate(env.spec.tasks):
         if not any(episode.task == task for episode in succeeded):
             raise RunHalted(
-                f"the expert never succeeded at {name.name} in {settings.episodes_per_task} episodes; lower "
-                f"demonstrations.noise_std from {settings.noise_std:g} or rollout.action_repeat from {step.action_repeat}"
+                f"the expert never succeeded at {name.name} in {settings.episodes_per_task} episodes; "
+                f"lower demonstrations.noise_std from {settings.noise_std:g} or rollout.action_repeat from {step.action_repeat}"
             )
     kept = [episode for episode in episodes if episode.success or episode.noise is not None]
     shown = [obs for episode in kept for obs in episode.obs]
