@@ -173,7 +173,10 @@ class Conductor:
 
     def _is_outdated(self, event: Event) -> bool:
         name = _SENDER.get(type(event))
-        return name is not None and self.epochs.get(getattr(event, name)) != event.epoch  # type: ignore[union-attr]
+        if name is not None:
+            return self.epochs.get(getattr(event, name)) != event.epoch  # type: ignore[union-attr]
+        name = _NEWCOMER.get(type(event))
+        return name is not None and event.epoch < self.epochs.get(getattr(event, name), event.epoch)  # type: ignore[union-attr]
 
     def _present(self, station: str, epoch: int, now: float) -> list[Command]:
         """A station joins; an earlier incarnation of it that was not reported lost is lost now."""
@@ -203,8 +206,9 @@ class Conductor:
         if event.station == self.lending.trainer:
             self.lending.leave(self.rollout)
         elif event.station in self.dispatch.generators:
-            self.dispatch.leave(event.station, self.rollout.rows)
+            refusals = self.dispatch.leave(event.station, self.rollout.rows)
             self.versions.note_applied(self.dispatch.generators.values())
+            return [*refusals]
         else:
             gone = self.rollout.rows.leave(event.station)
             for slot in gone:
@@ -214,7 +218,10 @@ class Conductor:
 
     def _on_request(self, event: RequestArrived, now: float) -> list[Command]:
         slot = self.rollout.rows.slots[event.slot]
-        assert slot.request is None, f"slot {slot.name} asked twice"
+        if slot.request is not None:
+            # Its reply overtook its generator's report, or the generator died between the two: it is answered.
+            assert slot.request.sequence < event.sequence, f"slot {slot.name} asked twice"
+            self.dispatch.queue.remove(slot.name)
         slot.request = Request(
             slot=event.slot,
             simulator=event.simulator,
@@ -300,6 +307,8 @@ _SENDER: dict[type, str] = {
     **dict.fromkeys((BatchDone, WeightsApplied), "generator"),
     **dict.fromkeys((UpdateDone, Published), "trainer"),
 }
+#: The same for joining, which only a later incarnation outdates.
+_NEWCOMER: dict[type, str] = {SimulatorJoined: "simulator", GeneratorJoined: "generator", TrainerJoined: "trainer"}
 
 
 def _queue_key(settings: FlowSettings) -> Key:

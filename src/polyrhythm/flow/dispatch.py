@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from polyrhythm.flow.batching import Waiting, due_at, is_due, split_evenly
 from polyrhythm.flow.codec import UNSAVED
 from polyrhythm.flow.generators import GeneratorState
-from polyrhythm.flow.records import Batch, Request, Serve
+from polyrhythm.flow.records import Batch, RefuseRequest, Request, Serve
 from polyrhythm.flow.requests import ANY, RequestQueue
 from polyrhythm.flow.routing import Router, next_idle
 from polyrhythm.flow.settings import FlowSettings
@@ -36,15 +36,25 @@ class Dispatch:
         self.generators[generator.name] = generator
         self.generators = {name: self.generators[name] for name in sorted(self.generators)}
 
-    def leave(self, name: str, rows: Rows) -> None:
-        """Its batch goes back to the queue with the old arrival times; what was bound to it is anybody's."""
+    def leave(self, name: str, rows: Rows) -> list[RefuseRequest]:
+        """Its batch goes back to the queue with the old arrival times; what was bound to it is anybody's.
+
+        A slot without tickets either had its reply before the generator was lost or its rows were cancelled: it is refused.
+        """
         generator = self.generators.pop(name)
         self.idle.pop(name, None)
         self.queue.move_all(name, ANY)
+        refusals = []
         for request in generator.batch.requests if generator.batch else ():
             slot = rows.slots.get(request.slot)
-            if slot is not None and slot.request == request:
+            if slot is None or slot.request != request:
+                continue
+            if slot.tickets:
                 self.enqueue(request, slot)
+            else:
+                slot.request = None
+                refusals.append(RefuseRequest(slot.simulator, slot.name, request.sequence, "its rows hold no tickets"))
+        return refusals
 
     def enqueue(self, request: Request, slot: SlotState) -> None:
         self.queue.push(request, self.router.pool(request.generator, slot.ordinal, list(self.generators)))

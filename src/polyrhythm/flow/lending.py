@@ -108,7 +108,7 @@ class Lending:
             return []
         commands: list[Command] = []
         admission = rollout.admission
-        while late := next((version for version, slack in admission.slack() if slack < 0), None):
+        while (late := next((version for version, slack in admission.slack() if slack < 0), None)) is not None:
             group = min(
                 (group for group in admission.groups.values() if group.version <= late),
                 key=lambda group: (group.complete, -group.number),

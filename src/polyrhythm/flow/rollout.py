@@ -222,7 +222,8 @@ class Rollout:
         for number in group.members:
             sample = self.samples.pop(number)
             self.ledger.move(sample.state, State.DROPPED, reason=reason)
-            if sample.state is State.RUNNING and sample is not already_off_row:
+            here = sample.slot in self.rows.slots  # false when its simulator went with it
+            if sample.state is State.RUNNING and sample is not already_off_row and here:
                 commands.append(self._cancel(sample))
             if sample.handle:
                 commands.append(ReleasePayloads((sample.handle,)))
