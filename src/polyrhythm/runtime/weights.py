@@ -5,10 +5,7 @@ Invariant: the two newest published versions can be fetched, whole; an older one
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol
-
-from torch import Tensor
 
 from polyrhythm.runtime.tensors import State, snapshot
 
@@ -16,7 +13,7 @@ from polyrhythm.runtime.tensors import State, snapshot
 class Weights(Protocol):
     """What stations need of a weights bus."""
 
-    def publish(self, version: int, state: Mapping[str, Tensor]) -> None: ...
+    def publish(self, version: int, state: State) -> None: ...
 
     def fetch(self, version: int) -> tuple[int, State]: ...
 
@@ -32,7 +29,7 @@ class InlineWeights:
         """Highest version published, -1 before the first."""
         return max(self._states, default=-1)
 
-    def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
+    def publish(self, version: int, state: State) -> None:
         assert version > self.newest, f"version {version} published after {self.newest}"
         spare = self._states.pop(min(self._states)) if len(self._states) == 2 else None
         self._states[version] = snapshot(state, spare)
