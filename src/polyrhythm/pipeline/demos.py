@@ -63,7 +63,8 @@ def demonstrate(env: EnvBatch, settings: DemonstrationSettings, step: StepSettin
         if not any(episode.task == task for episode in succeeded):
             raise RunHalted(
                 f"the expert never succeeded at {name.name} in {settings.episodes_per_task} episodes; "
-                f"lower demonstrations.noise_std from {settings.noise_std:g} or rollout.action_repeat from {step.action_repeat}"
+                f"lower demonstrations.noise_std ({settings.noise_std:g}) or rollout.action_repeat "
+                f"({step.action_repeat})"
             )
     kept = [episode for episode in episodes if episode.success or episode.noise is not None]
     shown = [obs for episode in kept for obs in episode.obs]
