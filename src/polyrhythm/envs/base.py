@@ -31,7 +31,10 @@ class StepResult(NamedTuple):
 
 @runtime_checkable
 class EnvBatch(Protocol):
-    """A vector environment of `rows` rows."""
+    """A vector environment of `rows` rows. Where a method takes rows, they may come as a numpy array.
+
+    An episode that reaches `spec.max_steps` is cut by the station even if the environment does not say so.
+    """
 
     spec: EnvSpec
     rows: int

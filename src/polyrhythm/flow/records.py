@@ -91,7 +91,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A ticket for a row (index within its env batch). resume: go on with the parked episode, do not reset."""
+    """A ticket for a row (index within its env batch).
+
+    resume: go on with the parked episode, do not reset; the episode keeps the task, seed and instruction it began with.
+    """
 
     row: int
     ticket: Ticket
@@ -171,7 +174,7 @@ class BatchDone:
 class SampleFinished:
     """A row's episode or segment is complete and lies at `handle`.
 
-    oldest, newest: behaviour versions in it. After `End.SEGMENT` the row is parked in mid-episode and
+    handle: "" for an evaluation's, whose trajectory is not kept. oldest, newest: behaviour versions in it. After `End.SEGMENT` the row is parked in mid-episode and
     asks for a continuation; otherwise it is free.
     """
 
