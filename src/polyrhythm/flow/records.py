@@ -174,8 +174,8 @@ class BatchDone:
 class SampleFinished:
     """A row's episode or segment is complete and lies at `handle`.
 
-    handle: "" for an evaluation's, whose trajectory is not kept. oldest, newest: behaviour versions in it. After `End.SEGMENT` the row is parked in mid-episode and
-    asks for a continuation; otherwise it is free.
+    handle: "" for an evaluation's, whose trajectory is not kept. oldest, newest: behaviour versions in it.
+    After `End.SEGMENT` the row is parked in mid-episode and asks for a continuation; otherwise it is free.
     """
 
     simulator: str
