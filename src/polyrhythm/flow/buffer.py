@@ -69,18 +69,22 @@ class SampleBuffer:
         return None
 
     def _by_deadline(self, admission: Admission, wanted: int) -> list[Group] | None:
-        chosen: list[Group] = []
+        shares: list[tuple[int, int]] = []  # (version, groups of it); counted first, since mostly there are too few
+        chosen, allowed = 0, wanted
         size = self.settings.group_size
-        allowed = wanted
         for version, slack in admission.slack():
-            heap = self.ready.get(version, [])
-            taken = heapq.nsmallest(min(len(heap), allowed - len(chosen)), heap)
-            chosen.extend(admission.groups[number] for _, number in taken)
-            if len(chosen) == wanted:
-                return chosen
-            if len(taken) * size < admission.outstanding[version]:  # some of this version are not here yet
+            count = min(len(self.ready.get(version, ())), allowed - chosen)
+            shares.append((version, count))
+            chosen += count
+            if chosen == wanted:
+                return [admission.groups[number] for share in shares for number in self._first(*share)]
+            if count * size < admission.outstanding[version]:  # some of this version are not here yet
                 # What was chosen from versions up to this one leaves its slack unchanged; what is younger uses it up.
-                allowed = min(allowed, len(chosen) + max(0, slack) // size)
-                if allowed == len(chosen):
+                allowed = min(allowed, chosen + max(0, slack) // size)
+                if allowed == chosen:
                     return None
         return None
+
+    def _first(self, version: int, count: int) -> list[int]:
+        """Numbers of the groups of `version` that were complete first."""
+        return [number for _, number in heapq.nsmallest(count, self.ready.get(version, []))]
