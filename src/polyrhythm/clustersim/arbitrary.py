@@ -1,0 +1,99 @@
+"""Small random clusters with everything that may go wrong, for property tests and long random searches."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from polyrhythm.clustersim.settings import ClusterSettings
+
+#: One chunk step in a hundred lasts longer than the episode deadline.
+_STUCK = "mixture:0.99*constant:5ms+0.01*constant:30s"
+
+
+def arbitrary_cluster(rng: random.Random) -> ClusterSettings:
+    """Any episode lengths, stations, delays, faults, groups, K, real α and segments; `rng` may be hypothesis' own."""
+    segment_steps = rng.choice((0, 0, 1, 3))
+    simulators = [_simulators(rng, segment_steps) for _ in range(rng.randint(1, 2))]
+    generators = [
+        {
+            "count": rng.randint(1, 2),
+            "serve": rng.choice(("5ms", "lognormal:5ms:0.8+1ms", "0ms")),
+            "apply": rng.choice(("0ms", "30ms", "lognormal:30ms:1.0")),
+            "detected": rng.choice(("0ms", "50ms")),
+            "restart": rng.choice(("0ms", "100ms")),
+        }
+        for _ in range(rng.randint(1, 2))
+    ]
+    names = [f"simulator-{i}" for i in range(sum(group["count"] for group in simulators))]
+    names += [f"generator-{i}" for i in range(sum(int(str(group["count"])) for group in generators))]
+    return ClusterSettings.model_validate(
+        {
+            "seed": rng.randint(0, 1000),
+            "versions": rng.randint(2, 5),
+            "flow": _flow(rng, segments=segment_steps > 0),
+            "simulators": simulators,
+            "generators": generators,
+            "trainer": {
+                "update": rng.choice(("0ms", "20ms", "lognormal:40ms:1.0")),
+                "publish": rng.choice(("0ms", "40ms", "lognormal:60ms:1.0")),
+                "checkpoint_every": rng.choice((0, 1, 3)),
+                "detected": "50ms",
+                "restart": "50ms",
+            },
+            "faults": [_fault(rng, [*names, "trainer"]) for _ in range(rng.choice((0, 0, 1, 4)))],
+            "message_delay": rng.choice(("0ms", "0ms", "1ms", "lognormal:2ms:1.0")),
+        }
+    )
+
+
+def _simulators(rng: random.Random, segment_steps: int) -> dict[str, Any]:
+    return {
+        "count": rng.randint(1, 2),
+        "env_batches": rng.randint(1, 2),
+        "slots": rng.randint(1, 3),
+        "rows": rng.randint(1, 3),
+        "shared_thread": rng.choice((False, True)),
+        "reset_rows": rng.choice((True, False)),
+        "step": rng.choice(("5ms", "lognormal:10ms:1.0", "0ms", _STUCK)),
+        "reset": rng.choice(("0ms", "20ms")),
+        "steps": rng.choice((1, 5, "lognormal:5steps:1.2")),
+        "chunk": rng.choice((1, 2)),
+        "segment_steps": segment_steps,
+        "raises": rng.choice((0.0, 0.0, 0.05)),
+        "detected": rng.choice(("0ms", "50ms")),
+        "restart": rng.choice(("0ms", "100ms")),
+    }
+
+
+def _flow(rng: random.Random, *, segments: bool) -> dict[str, Any]:
+    group_size = 1 if segments else rng.choice((1, 1, 2, 3, 5))
+    return {
+        "batch_size": group_size * rng.randint(1, 6),
+        "sync_interval": rng.choice((1, 1, 2, 4)),
+        "max_lag": rng.choice((0.0, 0.0, 0.3, 1.0, 1.5, 2.0, 4.0)),
+        "bound": rng.choice(("sample", "sample", "mean")),
+        "on_update": rng.choice(("drain", "continue")),
+        "order": rng.choice(("arrival", "ticket")),
+        "group_size": group_size,
+        "segments": segments,
+        "batching": rng.choice(("dynamic", "lockstep")),
+        "max_rows": rng.choice((1, 4, 64)),
+        "max_requests": rng.choice((1, 3, 1_000_000)),
+        "max_wait_s": rng.choice((0.0, 0.005, 0.05)),
+        "routing": rng.choice(("least_loaded", "least_loaded", "round_robin", "fixed")),
+        "tasks": rng.choice((1, 3)),
+        "seed": rng.randint(0, 1000),
+        "episode_deadline_s": rng.choice((1e9, 20.0)),
+        "max_attempts": rng.choice((1, 3)),
+        "max_dropped": 1_000_000,
+    }
+
+
+def _fault(rng: random.Random, names: list[str]) -> dict[str, Any]:
+    return {
+        "station": rng.choice(names),
+        "at": rng.choice((0.01, 0.05, 0.1, 0.2, 0.35, 0.5, 0.8)) + rng.randint(0, 20) * 0.001,
+        "kind": rng.choice(("dies", "hangs")),
+        "after_reply": rng.choice((False, True)),
+    }

@@ -1,0 +1,166 @@
+"""Builds the cluster that the settings describe, keeps its stations alive, and lets them fail as planned.
+
+A station that dies or hangs falls silent; when that is detected the conductor hears `StationLost`, and after the
+restart the next incarnation joins. A trainer begins again at the last checkpoint that the conductor knows of.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from math import inf
+
+from polyrhythm.clustersim.driver import Decider, Driver
+from polyrhythm.clustersim.generator import Generator
+from polyrhythm.clustersim.settings import (
+    ClusterSettings,
+    Fault,
+    GeneratorGroup,
+    Mortal,
+    SimulatorGroup,
+    TrainerSettings,
+)
+from polyrhythm.clustersim.simulator import Simulator
+from polyrhythm.clustersim.station import Station
+from polyrhythm.clustersim.trainer import Trainer
+from polyrhythm.flow.conductor import Conductor
+from polyrhythm.flow.records import (
+    Checkpointed,
+    Event,
+    GeneratorJoined,
+    SimulatorJoined,
+    StationLost,
+    TrainerJoined,
+    TrainUntil,
+)
+
+
+@dataclass(slots=True)
+class Member:
+    """A station over all its lives. epoch: the latest one; up: it is alive; failed_at: when it last fell silent."""
+
+    name: str
+    group: SimulatorGroup | GeneratorGroup | TrainerSettings
+    epoch: int = -1
+    up: bool = False
+    failed_at: float = 0.0
+
+
+class Cluster:
+    """Stations, faults and the driver of one simulation.
+
+    conductor: the one to drive; by default a fresh `Conductor(settings.flow)`. record: keep the decisions in
+    `driver.steps`.
+    """
+
+    def __init__(self, settings: ClusterSettings, conductor: Decider | None = None, record: bool = False) -> None:
+        self.settings = settings
+        self.conductor = Conductor(settings.flow) if conductor is None else conductor
+        self.driver = Driver(self.conductor, settings.seed, settings.message_delay, record)
+        self.driver.delivered = self._note
+        self.stations: dict[str, Station] = {}
+        self.members = {member.name: member for member in _members(settings)}
+        self._rng = random.Random(f"{settings.seed}/faults")
+        self._checkpoint = 0
+        for member in self.members.values():
+            self._start(member)
+        for fault in settings.faults:
+            self.driver.clock.at(fault.at, self._fail, fault)
+
+    def run(self) -> None:
+        """Go on until the settings' `versions` are reached, the conductor halts, or `max_time` is over."""
+        self.driver.tell(TrainUntil(self.settings.versions))
+        self.driver.run(self.settings.versions, self.settings.max_time or inf)
+        for name, station in self.stations.items():
+            if self.members[name].up:
+                station.flush()
+            else:
+                self._count_down(self.members[name])
+
+    # ------------------------------------------------------------ lives
+
+    def _start(self, member: Member) -> None:
+        """The next incarnation joins."""
+        member.epoch += 1
+        member.up = True
+        station = self._incarnation(member)
+        self.stations[member.name] = station
+        if isinstance(station, Simulator):
+            self.driver.simulators[member.name] = station
+        station.join()
+        if member.group.mean_life > 0:
+            life = self._rng.expovariate(1 / member.group.mean_life)
+            fault = Fault(station=member.name, at=self.driver.clock.now + life)
+            self.driver.clock.at(fault.at, self._fail, fault)
+
+    def _incarnation(self, member: Member) -> Station:
+        name, epoch, group, seed = member.name, member.epoch, member.group, self.settings.seed
+        if isinstance(group, SimulatorGroup):
+            return Simulator(name, epoch, self.driver, seed, group)
+        if isinstance(group, GeneratorGroup):
+            return Generator(name, epoch, self.driver, seed, group)
+        return Trainer(name, epoch, self.driver, seed, group, self._checkpoint)
+
+    def _fail(self, fault: Fault) -> None:
+        """The station falls silent, unless it is down already. What it sent of late may be lost with it."""
+        member, driver = self.members[fault.station], self.driver
+        if not member.up:
+            return
+        member.up = False
+        now = driver.clock.now
+        member.failed_at = now
+        station = self.stations[member.name]
+        if fault.after_reply and isinstance(station, Generator):
+            station.answer_and_fall_silent()
+        station.cut = now - self._rng.random() * 2 * self.settings.message_delay.mean()
+        station.close()
+        driver.measures.lost += 1
+        detected = member.group.detected if fault.detected is None else fault.detected
+        driver.clock.after(detected, self._detect, (member, fault))
+
+    def _detect(self, failure: tuple[Member, Fault]) -> None:
+        member, fault = failure
+        station = self.stations[member.name]
+        if isinstance(station, Generator):
+            station.lost()
+        self.driver.report(station, StationLost(member.name, member.epoch, fault.kind))
+        restart = member.group.restart if fault.restart is None else fault.restart
+        self.driver.clock.after(restart, self._restart, member)
+
+    def _restart(self, member: Member) -> None:
+        self._count_down(member)
+        self._start(member)
+
+    def _count_down(self, member: Member) -> None:
+        now = self.driver.clock.now
+        self.driver.measures.down[_kind(member.group)] += now - member.failed_at
+        member.failed_at = now
+
+    def _note(self, event: Event) -> None:
+        """What the conductor hears decides whom its commands reach, and from where a trainer restarts."""
+        name = _NEWCOMER.get(type(event))
+        if name is not None:
+            station = self.stations[getattr(event, name)]
+            if station.name not in self.driver.stations or station.epoch == event.epoch:  # type: ignore[union-attr]
+                self.driver.stations[station.name] = station
+        elif type(event) is Checkpointed:
+            self._checkpoint = event.updates
+
+
+_NEWCOMER: dict[type, str] = {SimulatorJoined: "simulator", GeneratorJoined: "generator", TrainerJoined: "trainer"}
+
+
+def _members(settings: ClusterSettings) -> list[Member]:
+    simulators = [group for group in settings.simulators for _ in range(group.count)]
+    generators = [group for group in settings.generators for _ in range(group.count)]
+    return [
+        *(Member(f"simulator-{i}", group) for i, group in enumerate(simulators)),
+        *(Member(f"generator-{i}", group) for i, group in enumerate(generators)),
+        Member("trainer", settings.trainer),
+    ]
+
+
+def _kind(group: Mortal) -> str:
+    if isinstance(group, SimulatorGroup):
+        return "simulator"
+    return "generator" if isinstance(group, GeneratorGroup) else "trainer"

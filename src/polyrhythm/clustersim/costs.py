@@ -1,0 +1,81 @@
+"""How long a simulated station works, and how long an episode is.
+
+A cost is a law of durations plus a time per unit of work (a row, a transition):
+
+| text | meaning for n units |
+|---|---|
+| `10ms` | 10 ms |
+| `10ms+0.1ms` | 10 ms + n · 0.1 ms |
+| `lognormal:10ms:0.8+0.1ms` | a draw of mean 10 ms, plus n · 0.1 ms |
+
+A count is a whole number, or a law whose unit is `steps`: `lognormal:40steps:0.4`, rounded, at least 1.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+
+from polyrhythm.specs.distributions import Constant, Distribution, parse_distribution, parse_duration
+
+_AFFINE = re.compile(r"(.*[^+\s])\s*\+\s*([\d.]+\s*[a-z]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """`base` seconds (a law) plus `per_unit` seconds for each unit of work."""
+
+    base: Distribution
+    per_unit: float = 0.0
+
+    def draw(self, rng: random.Random, units: int = 1) -> float:
+        """Seconds that this piece of work takes."""
+        return self.base.sample(rng) + self.per_unit * units
+
+    def mean(self, units: int = 1) -> float:
+        """Expected seconds for `units` units."""
+        return self.base.mean + self.per_unit * units
+
+
+FREE = Cost(Constant(0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A whole number of at least 1, drawn from `law` (whose seconds stand for steps)."""
+
+    law: Distribution
+
+    def draw(self, rng: random.Random) -> int:
+        return max(1, round(self.law.sample(rng)))
+
+
+def parse_cost(value: object) -> Cost:
+    """The cost written as `value`. Raises ValueError with what, the value and the form expected."""
+    if isinstance(value, Cost):
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"cost {value!r} is not text; write a duration with a unit, such as 10ms or 10ms+0.1ms")
+    found = _AFFINE.fullmatch(value.strip())
+    if found is None:
+        return Cost(_law(value))
+    return Cost(_law(found[1]), parse_duration(found[2]))
+
+
+def parse_count(value: object) -> Count:
+    """The count written as `value`: 40, or lognormal:40steps:0.4."""
+    if isinstance(value, Count):
+        return value
+    if isinstance(value, int) and value >= 1:
+        return Count(Constant(float(value)))
+    if not isinstance(value, str) or "steps" not in value:
+        raise ValueError(f"count {value!r} is not a whole number of at least 1; write 40 or lognormal:40steps:0.4")
+    return Count(parse_distribution(value.replace("steps", "s")))
+
+
+def _law(text: str) -> Distribution:
+    """A bare duration is a constant."""
+    if ":" in text:
+        return parse_distribution(text)
+    return Constant(parse_duration(text))

@@ -1,0 +1,255 @@
+"""Drives a conductor on a virtual clock, with simulated stations in the place of live ones.
+
+    event ─▶ conductor.handle(event, now) ─▶ commands ─▶ stations ─▶ planned calls ─▶ event …
+
+Consumes events in the order in which they reach the conductor; waits for nothing but the clock; is unblocked by
+the next planned call or the conductor's deadline, whichever is earlier (at the same instant the call goes
+first, so that a request that arrives exactly when the batch clock ends still boards the batch).
+
+Invariants: the same seed gives the same events, commands and times. When nothing is planned, no deadline is set and
+the goal is not reached, nothing can ever happen again: `Deadlock`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from operator import attrgetter
+from typing import Any, Protocol
+
+from polyrhythm.clustersim.clock import Clock
+from polyrhythm.clustersim.costs import FREE, Cost
+from polyrhythm.clustersim.measures import Measures
+from polyrhythm.clustersim.station import Station
+from polyrhythm.flow.records import (
+    ApplyWeights,
+    CancelRow,
+    Command,
+    Event,
+    Halt,
+    LendSamples,
+    PublishWeights,
+    RefuseRequest,
+    ReleasePayloads,
+    Request,
+    Serve,
+    StartRows,
+    TargetReached,
+    Wake,
+)
+
+#: Events at one instant after which the run is declared to be going in circles.
+INSTANT_LIMIT = 5_000_000
+#: Wakes at one instant after which the conductor's deadline is declared stuck.
+WAKE_LIMIT = 1_000
+
+
+class Decider(Protocol):
+    """The part of the conductor that a driver needs."""
+
+    def handle(self, event: Event, now: float) -> list[Command]: ...
+
+    def deadline(self) -> float | None: ...
+
+
+class Deadlock(RuntimeError):
+    """Nothing is planned and the goal is not reached."""
+
+
+class ProtocolError(RuntimeError):
+    """A command that no correct conductor gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What a finished sample holds, without its data."""
+
+    ticket: int
+    transitions: int
+    chunk_steps: int
+    oldest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One recorded decision."""
+
+    now: float
+    event: Event
+    commands: tuple[Command, ...]
+
+
+_ADDRESS: dict[type, Callable[[Any], str]] = {
+    StartRows: attrgetter("simulator"),
+    CancelRow: attrgetter("simulator"),
+    RefuseRequest: attrgetter("simulator"),
+    Serve: attrgetter("generator"),
+    ApplyWeights: attrgetter("generator"),
+    LendSamples: attrgetter("trainer"),
+    PublishWeights: attrgetter("trainer"),
+}
+
+
+class Asker(Protocol):
+    """A simulator, as a generator sees it."""
+
+    def taken(self, request: Request) -> None:
+        """The request left the queue for a generator."""
+
+    def returned(self, request: Request) -> None:
+        """Its generator died before it answered."""
+
+    def answered(self, request: Request, version: int) -> None:
+        """The reply, computed by weights `version`."""
+
+
+class Driver:
+    """A conductor, a clock, and the stations by name.
+
+    message_delay: how long a message between a station and the conductor is under way; messages of one station
+    keep their order, those of two stations may cross. Replies take the direct way and are immediate.
+    record: keep every decision in `steps` (for replay and benchmarks).
+    """
+
+    def __init__(self, conductor: Decider, seed: int = 0, message_delay: Cost = FREE, record: bool = False) -> None:
+        self.conductor = conductor
+        self.clock = Clock()
+        self.measures = Measures()
+        self.stations: dict[str, Station] = {}
+        self.simulators: dict[str, Asker] = {}
+        self.payloads: dict[str, Payload] = {}
+        self.steps: list[Step] = []
+        self.observer: Callable[[float, Event, list[Command]], None] | None = None
+        self.delivered: Callable[[Event], None] | None = None
+        self.reached = -1
+        self.halted = ""
+        self.events = 0
+        self._record = record
+        self._delay = message_delay
+        self._direct = message_delay is FREE or message_delay.mean() == 0.0
+        self._rng = random.Random(f"{seed}/messages")
+        self._inbox: deque[Event] = deque()
+        self._deadline = inf
+        self._wakes = 0
+        self._instant = (0.0, 0)
+
+    # ------------------------------------------------------------ messages
+
+    def emit(self, station: Station, event: Event) -> None:
+        """A station's event, on its way to the conductor."""
+        if self._direct:
+            self._inbox.append(event)
+            return
+        now = self.clock.now
+        arrival = max(now + self._delay.draw(self._rng), station.last_sent)
+        station.last_sent = arrival
+        self.clock.at(arrival, self._deliver, (station, now, event))
+
+    def tell(self, event: Event) -> None:
+        """An event of the operator or of supervision: reaches the conductor at once."""
+        self._inbox.append(event)
+
+    def report(self, station: Station, event: Event) -> None:
+        """What supervision says of a station comes after what the station said itself."""
+        if station.last_sent <= self.clock.now:
+            self._inbox.append(event)
+        else:
+            self.clock.at(station.last_sent, self._inbox.append, event)
+
+    def reply(self, request: Request, version: int) -> None:
+        """A generator's answer, straight to the slot."""
+        self.simulators[request.simulator].answered(request, version)
+
+    def _deliver(self, message: tuple[Station, float, Event]) -> None:
+        station, sent, event = message
+        if sent <= station.cut:
+            self._inbox.append(event)
+
+    # ------------------------------------------------------------ the loop
+
+    def run(self, version: int, max_time: float = inf) -> None:
+        """Go on until `TargetReached(version)` or `Halt`, or until the clock passes `max_time`.
+
+        Raises Deadlock when nothing can happen any more, ProtocolError when the conductor asks for nonsense.
+        """
+        clock = self.clock
+        self._drain()
+        while self.reached < version and not self.halted:
+            upcoming = clock.upcoming
+            time = min(upcoming, self._deadline)
+            if time == inf:
+                raise Deadlock(
+                    f"at {clock.now:g} s version {self.reached} of {version} is reached and nothing is planned"
+                )
+            if time > max_time:
+                clock.now = max_time
+                return
+            if upcoming <= self._deadline:
+                clock.advance()
+            else:
+                self._wake()
+            if self._inbox:
+                self._drain()
+
+    def _wake(self) -> None:
+        clock = self.clock
+        if self._deadline > clock.now:
+            clock.now = self._deadline
+            self._wakes = 0
+        self._wakes += 1
+        if self._wakes > WAKE_LIMIT:
+            raise ProtocolError(f"the conductor's deadline stays at {self._deadline:g} s however often it is woken")
+        self._inbox.append(Wake())
+
+    def _drain(self) -> None:
+        """Give every waiting event to the conductor and its commands to the stations."""
+        inbox, conductor, clock = self._inbox, self.conductor, self.clock
+        now, count = clock.now, self.events
+        while inbox:
+            event = inbox.popleft()
+            self.events += 1
+            if self.delivered is not None:
+                self.delivered(event)
+            commands = conductor.handle(event, now)
+            if self._record:
+                self.steps.append(Step(now, event, tuple(commands)))
+            for command in commands:
+                self._send(command)
+            if self.observer is not None:
+                self.observer(now, event, commands)
+        began, before = self._instant
+        self._instant = (now, before + self.events - count if began == now else 0)
+        if self._instant[1] > INSTANT_LIMIT:
+            raise ProtocolError(f"more than {INSTANT_LIMIT} events at {now:g} s; the last was {event!r}")
+        deadline = conductor.deadline()
+        self._deadline = inf if deadline is None else deadline
+
+    def _send(self, command: Command) -> None:
+        address = _ADDRESS.get(type(command))
+        if address is None:
+            self._accept(command)
+            return
+        name = address(command)
+        station = self.stations.get(name)
+        if station is None:
+            raise ProtocolError(f"{command!r} is addressed to {name!r}, which never joined")
+        if self._direct:
+            station.handle(command)
+            return
+        arrival = max(self.clock.now + self._delay.draw(self._rng), station.last_told)
+        station.last_told = arrival
+        self.clock.at(arrival, station.handle, command)
+
+    def _accept(self, command: Command) -> None:
+        """A command to the run itself."""
+        if isinstance(command, ReleasePayloads):
+            for handle in command.handles:
+                if self.payloads.pop(handle, None) is None:
+                    raise ProtocolError(f"payload {handle!r} is released twice, or never existed")
+        elif isinstance(command, TargetReached):
+            self.reached = max(self.reached, command.version)
+        elif isinstance(command, Halt):
+            self.halted = command.reason

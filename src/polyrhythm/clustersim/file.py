@@ -1,0 +1,111 @@
+"""From a cluster file to a summary: what `polyrhythm simulate` does."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from polyrhythm.clustersim.cluster import Cluster
+from polyrhythm.clustersim.measures import Span
+from polyrhythm.clustersim.settings import ClusterSettings, Fault, GeneratorGroup, SimulatorGroup, TrainerSettings
+from polyrhythm.clustersim.summary import summarise
+from polyrhythm.errors import ConfigError
+from polyrhythm.flow.conductor import Conductor
+from polyrhythm.flow.settings import FlowSettings
+from polyrhythm.observe.trace import TraceWriter
+
+
+def load_cluster(path: str | Path) -> ClusterSettings:
+    """The settings in a YAML file. Raises ConfigError with what, value and remedy."""
+    try:
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"cluster file {str(path)!r} cannot be read ({error.strerror}); see examples/clusters"
+        ) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"cluster file {str(path)!r} is not YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(
+            f"cluster file {str(path)!r} holds {type(data).__name__}; write a mapping, see examples/clusters"
+        )
+    try:
+        return ClusterSettings.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(*_explain(error), origin=str(path)) from None
+
+
+def simulate(settings: ClusterSettings, span: Span | None = None) -> dict[str, Any]:
+    """Run the cluster to its end and return the summary. span: told of every bar of the timeline."""
+    conductor = Conductor(settings.flow)
+    cluster = Cluster(settings, conductor)
+    cluster.driver.measures.span = span
+    cluster.run()
+    return summarise(cluster.driver, conductor.ledger.as_dict(), settings.gpus)
+
+
+def simulate_file(path: str | Path, trace_path: str | Path | None = None) -> dict[str, Any]:
+    """Simulate the cluster that a YAML file describes.
+
+    trace_path: where to write a timeline for Perfetto or chrome://tracing. Raises ConfigError for a wrong file.
+    """
+    settings = load_cluster(path)
+    if trace_path is None:
+        return simulate(settings)
+    with TraceWriter(Path(trace_path)) as trace:
+        return simulate(settings, Timeline(trace, settings.trace_slots).span)
+
+
+class Timeline:
+    """Writes the bars of all generators and the trainer, and of the first `slots` slots that show one."""
+
+    def __init__(self, trace: TraceWriter, slots: int) -> None:
+        self._trace = trace
+        self._left = slots
+        self._shown: set[str] = set()
+
+    def span(self, track: str, name: str, begin: float, end: float) -> None:
+        process, _, slot = track.partition("/")
+        if slot and track not in self._shown:
+            if not self._left:
+                return
+            self._left -= 1
+            self._shown.add(track)
+        self._trace.complete(process, track, name, begin, end)
+
+
+def _explain(error: ValidationError) -> Iterator[str]:
+    """One sentence per problem: where, value, what is wrong, what to do."""
+    for detail in error.errors(include_url=False):
+        where = ".".join(str(part) for part in detail["loc"]) or "the file"
+        if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            yield f"{where} = {detail['input']!r}: no such key; {_nearest(detail['loc'])}"
+        elif detail["type"] == "missing":
+            yield f"{where} is missing; add it"
+        else:
+            why = detail.get("ctx", {}).get("error", detail["msg"])
+            yield f"{where} = {detail['input']!r}: {why}" if detail["loc"] else str(why)
+
+
+def _nearest(location: tuple[int | str, ...]) -> str:
+    """Which key was meant, among those of the section that `location` ends in."""
+    keys: list[str] = list(ClusterSettings.model_fields)
+    for part in location[:-1]:
+        keys = _SECTIONS.get(str(part), keys)
+    close = difflib.get_close_matches(str(location[-1]), keys, n=1)
+    return f"did you mean {close[0]}?" if close else f"the keys are {', '.join(keys)}"
+
+
+_SECTIONS: dict[str, list[str]] = {
+    "flow": [field.name for field in fields(FlowSettings)],
+    "simulators": list(SimulatorGroup.model_fields),
+    "generators": list(GeneratorGroup.model_fields),
+    "trainer": list(TrainerSettings.model_fields),
+    "faults": list(Fault.model_fields),
+}

@@ -1,0 +1,75 @@
+"""What a simulation counts while it runs; `summary.summarise` turns it into figures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from polyrhythm.clustersim.meters import Causes, Level, Presence
+from polyrhythm.observe.utilisation import Utilisation
+
+#: What a slot does: waits for tickets, resets, waits for a generator, is in a batch, waits for its thread, steps.
+TICKETS, RESET, QUEUED, IN_BATCH, THREAD, STEP = "tickets", "resetting", "generator", "in_batch", "thread", "stepping"
+#: What a generator does. `batch_clock`: idle while requests wait; `no_requests`: idle while none does.
+SERVE, APPLY, NO_REQUESTS, BATCH_CLOCK = "serving", "applying_weights", "no_requests", "batch_clock"
+#: What a trainer does.
+TRAIN, SAMPLES = "training", "samples"
+
+#: track, name, begin and end in seconds of virtual time.
+Span = Callable[[str, str, float, float], None]
+
+
+class Busy:
+    """Utilisation (guarantee 9) over all stations of one kind; those that are dead offer nothing."""
+
+    __slots__ = ("begin", "end", "meter", "slots")
+
+    def __init__(self) -> None:
+        self.meter = Utilisation(0.0, 0)
+        self.begin, self.end = self.meter.begin, self.meter.end
+        self.slots = 0
+
+    def join(self, now: float, slots: int) -> None:
+        self.slots += slots
+        self.meter.offer(now, self.slots)
+
+    def leave(self, now: float, slots: int, active: int) -> None:
+        """A station dies, and with it the `active` pieces it was at."""
+        if active:
+            self.meter.end(now, active)
+        self.join(now, -slots)
+
+
+@dataclass(slots=True)
+class Measures:
+    """Counters and time integrals of one run.
+
+    waiting: requests that no generator serves yet; present: time during which there was at least one of them.
+    lags: lag → samples of completed updates; down: seconds that stations of a kind were dead.
+    """
+
+    simulator: Busy = field(default_factory=Busy)
+    generator: Busy = field(default_factory=Busy)
+    trainer: Busy = field(default_factory=Busy)
+    slot_states: Causes = field(default_factory=lambda: Causes(TICKETS, RESET, QUEUED, IN_BATCH, THREAD, STEP))
+    generator_states: Causes = field(default_factory=lambda: Causes(SERVE, APPLY, NO_REQUESTS, BATCH_CLOCK))
+    trainer_states: Causes = field(default_factory=lambda: Causes(TRAIN, SAMPLES))
+    waiting: Level = field(default_factory=Level)
+    present: Presence = field(default_factory=Presence)
+    lags: Counter[int] = field(default_factory=Counter)
+    down: dict[str, float] = field(default_factory=lambda: {"simulator": 0.0, "generator": 0.0, "trainer": 0.0})
+    requests: int = 0
+    requests_served: int = 0
+    rows_served: int = 0
+    batches: int = 0
+    waited: float = 0.0
+    transitions: int = 0
+    chunk_steps: int = 0
+    samples: int = 0
+    failed: int = 0
+    updates: int = 0
+    trained_samples: int = 0
+    trained_transitions: int = 0
+    lost: int = 0
+    span: Span | None = None

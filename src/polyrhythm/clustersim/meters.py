@@ -1,0 +1,59 @@
+"""Time integrals: what queue lengths and waiting times are read from (utilisation has its own, in `observe`).
+
+Nothing is inferred from counts: every change of a level is entered at the time it happens.
+"""
+
+from __future__ import annotations
+
+
+class Level:
+    """∫ level dt of a number that changes at known times."""
+
+    __slots__ = ("level", "since", "total")
+
+    def __init__(self) -> None:
+        self.level = 0
+        self.since = 0.0
+        self.total = 0.0
+
+    def add(self, now: float, delta: int) -> None:
+        """Change the level by `delta` from `now` on."""
+        self.total += self.level * (now - self.since)
+        self.since = now
+        self.level += delta
+
+    def integral(self, now: float) -> float:
+        """∫ level dt up to `now`."""
+        return self.total + self.level * (now - self.since)
+
+
+class Presence:
+    """∫ [level > 0] dt: how long there was at least one."""
+
+    __slots__ = ("level", "since", "total")
+
+    def __init__(self) -> None:
+        self.level = 0
+        self.since = 0.0
+        self.total = 0.0
+
+    def add(self, now: float, delta: int) -> None:
+        if self.level > 0:
+            self.total += now - self.since
+        self.since = now
+        self.level += delta
+
+    def integral(self, now: float) -> float:
+        return self.total + (now - self.since if self.level > 0 else 0.0)
+
+
+class Causes:
+    """Seconds spent in each state by a population of items, each of which is in one state at a time."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self, *states: str) -> None:
+        self.seconds = dict.fromkeys(states, 0.0)
+
+    def add(self, state: str, seconds: float) -> None:
+        self.seconds[state] += seconds

@@ -1,0 +1,160 @@
+"""What a cluster file says: which stations there are, what their work costs, and what goes wrong."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
+
+from polyrhythm.clustersim.costs import FREE, Cost, Count, parse_cost, parse_count
+from polyrhythm.flow.settings import FlowSettings
+from polyrhythm.specs.distributions import parse_duration
+
+
+def _seconds(value: object) -> float:
+    """A duration with a unit, or a number of seconds given by code."""
+    if isinstance(value, float) and value >= 0:
+        return value
+    if isinstance(value, str):
+        return parse_duration(value)
+    raise ValueError(f"duration {value!r} has no unit; write for example 10ms or 2s")
+
+
+_AsText = PlainSerializer(str)
+CostText = Annotated[Cost, PlainValidator(parse_cost), _AsText]
+CountText = Annotated[Count, PlainValidator(parse_count), _AsText]
+Seconds = Annotated[float, PlainValidator(_seconds)]
+
+
+class Section(BaseModel):
+    """A part of the cluster file: immutable, and unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Mortal(Section):
+    """What every group of equal stations says about failures, and the GPUs that it takes.
+
+    count: stations of the group; gpus: devices per station (only summed up in the summary).
+    mean_life: mean time to a failure at random, exponential; 0s means never.
+    detected: from a failure to its being noticed; restart: from there to the new incarnation.
+    """
+
+    count: int = Field(default=1, ge=1)
+    gpus: float = Field(default=0.0, ge=0)
+    mean_life: Seconds = 0.0
+    detected: Seconds = 1.0
+    restart: Seconds = 10.0
+
+
+class SimulatorGroup(Mortal):
+    """`count` equal simulators.
+
+    env_batches: per simulator; slots: per env batch; rows: per slot.
+    shared_thread: the slots of an env batch take turns on one stepping thread; otherwise each has its own.
+    reset_rows: rows reset on their own; otherwise the episodes of an env batch begin together.
+    step: one chunk step of a slot, per active row; reset: per row that resets at once.
+    steps: env steps of an episode; chunk: env steps per chunk step (C).
+    episode_time: if given, what a whole episode takes instead of `step`: its chunk steps share the time evenly, and
+    a slot's step takes as long as its slowest row.
+    segment_steps: chunk steps after which an unfinished episode ships a segment; 0 for whole episodes.
+    raises: probability that a row's chunk step fails.
+    """
+
+    env_batches: int = Field(default=1, ge=1)
+    slots: int = Field(default=1, ge=1)
+    rows: int = Field(default=1, ge=1)
+    shared_thread: bool = False
+    reset_rows: bool = True
+    step: CostText = FREE
+    reset: CostText = FREE
+    steps: CountText = Field(default_factory=lambda: parse_count(1))
+    chunk: int = Field(default=1, ge=1)
+    episode_time: CostText | None = None
+    segment_steps: int = Field(default=0, ge=0)
+    raises: float = Field(default=0.0, ge=0, lt=1)
+
+
+class GeneratorGroup(Mortal):
+    """`count` equal generators. serve: one forward pass, per row; apply: loading a version."""
+
+    serve: CostText = FREE
+    apply: CostText = FREE
+
+
+class TrainerSettings(Mortal):
+    """The trainer; there is one, of any number of ranks.
+
+    update: one update, per transition; publish: until generators can fetch, beside the next update.
+    checkpoint_every: updates between checkpoints; 0 for none. A restarted trainer begins at its last one.
+    """
+
+    update: CostText = FREE
+    count: int = Field(default=1, ge=1, le=1)
+    publish: CostText = FREE
+    checkpoint_every: int = Field(default=0, ge=0)
+
+
+class Fault(Section):
+    """One failure: `station` (simulator-0, generator-3, trainer) dies or hangs `at` a time.
+
+    after_reply: a generator dies between its replies and its report: the slots go on with answers that the
+    conductor never hears of.
+    detected, restart: in place of the station's own.
+    """
+
+    station: str
+    at: Seconds
+    kind: Literal["dies", "hangs"] = "dies"
+    after_reply: bool = False
+    detected: Seconds | None = None
+    restart: Seconds | None = None
+
+
+class ClusterSettings(Section):
+    """A whole cluster file.
+
+    versions: run until this version is trained, published and applied.
+    message_delay: how long a message between a station and the conductor is under way.
+    max_time: virtual time after which the run stops where it is; 0s for no limit.
+    trace_slots: how many slots the trace shows, beside all generators and the trainer.
+    """
+
+    seed: int = 0
+    versions: int = Field(default=10, ge=1)
+    flow: FlowSettings
+    simulators: tuple[SimulatorGroup, ...] = Field(min_length=1)
+    generators: tuple[GeneratorGroup, ...] = Field(min_length=1)
+    trainer: TrainerSettings = TrainerSettings()
+    faults: tuple[Fault, ...] = ()
+    message_delay: CostText = FREE
+    max_time: Seconds = 0.0
+    trace_slots: int = Field(default=64, ge=0)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        """Refuse pairs of settings that cannot work together."""
+        if any(g.segment_steps for g in self.simulators) and not self.flow.segments:
+            raise ValueError("simulators have segment_steps above 0 but flow.segments is false; set it to true")
+        names = set(self.station_names())
+        for fault in self.faults:
+            if fault.station not in names:
+                known = ", ".join(sorted(names)[:4])
+                raise ValueError(f"fault of {fault.station!r}: there is no such station; write one of {known}, …")
+        return self
+
+    def station_names(self) -> tuple[str, ...]:
+        """simulator-0 …, generator-0 …, trainer: in the order of the groups."""
+        simulators = sum(group.count for group in self.simulators)
+        generators = sum(group.count for group in self.generators)
+        return (
+            *(f"simulator-{i}" for i in range(simulators)),
+            *(f"generator-{i}" for i in range(generators)),
+            "trainer",
+        )
+
+    @property
+    def gpus(self) -> float:
+        """Devices of the whole cluster."""
+        groups = (*self.simulators, *self.generators)
+        return sum(group.gpus * group.count for group in groups) + self.trainer.gpus

@@ -1,0 +1,85 @@
+"""The figures of one simulated run, as plain JSON-able data.
+
+Times are seconds of virtual time. Waiting is by cause, in seconds summed over the slots (generators, the trainer), and
+the shares of each kind add up to 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyrhythm.clustersim.driver import Driver
+from polyrhythm.clustersim.measures import Measures
+from polyrhythm.clustersim.meters import Causes
+
+
+def summarise(driver: Driver, ledger: dict[str, Any], gpus: float = 0.0) -> dict[str, Any]:
+    """Summary of what `driver` did until now. ledger: the conductor's."""
+    now, measures = driver.clock.now, driver.measures
+    return {
+        "virtual_s": now,
+        "versions": driver.reached,
+        "halted": driver.halted,
+        "gpus": gpus,
+        "events": driver.events,
+        "throughput": _throughput(measures, now),
+        "utilisation": {
+            "simulator": measures.simulator.meter.value(now),
+            "generator": measures.generator.meter.value(now),
+            "trainer": measures.trainer.meter.value(now),
+        },
+        "time": {
+            "slots": _shares(measures.slot_states),
+            "generators": _shares(measures.generator_states),
+            "trainer": _shares(measures.trainer_states),
+        },
+        "down_s": dict(measures.down),
+        "stations_lost": measures.lost,
+        "requests": _requests(measures, now),
+        "lag": _lag(measures),
+        "ledger": ledger,
+    }
+
+
+def _throughput(measures: Measures, now: float) -> dict[str, float]:
+    """transitions: primitive env steps of active rows; trained_transitions: those of completed updates."""
+    seconds = now or 1.0
+    return {
+        "transitions": measures.transitions,
+        "transitions_per_s": measures.transitions / seconds,
+        "chunk_steps": measures.chunk_steps,
+        "chunk_steps_per_s": measures.chunk_steps / seconds,
+        "samples": measures.samples,
+        "trained_samples": measures.trained_samples,
+        "trained_samples_per_s": measures.trained_samples / seconds,
+        "trained_transitions": measures.trained_transitions,
+        "trained_transitions_per_s": measures.trained_transitions / seconds,
+        "updates": measures.updates,
+    }
+
+
+def _shares(causes: Causes) -> dict[str, dict[str, float]]:
+    total = sum(causes.seconds.values()) or 1.0
+    return {state: {"s": seconds, "share": seconds / total} for state, seconds in causes.seconds.items()}
+
+
+def _requests(measures: Measures, now: float) -> dict[str, float]:
+    """waiting_mean: mean number in the queue; wait_s: mean time from arrival to the batch. Little's law ties them."""
+    return {
+        "arrived": measures.requests,
+        "served": measures.requests_served,
+        "batches": measures.batches,
+        "rows_per_batch": measures.rows_served / max(1, measures.batches),
+        "waiting_mean": measures.waiting.integral(now) / (now or 1.0),
+        "wait_s": measures.waited / max(1, measures.requests_served),
+    }
+
+
+def _lag(measures: Measures) -> dict[str, Any]:
+    """histogram: lag → samples trained on."""
+    count = sum(measures.lags.values())
+    return {
+        "histogram": {str(lag): samples for lag, samples in sorted(measures.lags.items())},
+        "mean": sum(lag * samples for lag, samples in measures.lags.items()) / max(1, count),
+        "max": max(measures.lags, default=0),
+    }

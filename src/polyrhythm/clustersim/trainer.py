@@ -1,0 +1,119 @@
+"""A simulated trainer: one update at a time, publication beside it."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from polyrhythm.clustersim.driver import Driver, ProtocolError
+from polyrhythm.clustersim.measures import SAMPLES, TRAIN
+from polyrhythm.clustersim.settings import TrainerSettings
+from polyrhythm.clustersim.station import Station
+from polyrhythm.flow.records import (
+    Checkpointed,
+    Command,
+    LendSamples,
+    Published,
+    PublishWeights,
+    TrainerJoined,
+    UpdateDone,
+)
+
+
+class Trainer(Station):
+    """One incarnation of the trainer; its weights contain `updates` updates when it joins."""
+
+    def __init__(
+        self, name: str, epoch: int, driver: Driver, seed: int, settings: TrainerSettings, updates: int = 0
+    ) -> None:
+        super().__init__(name, epoch, driver, seed)
+        self._settings = settings
+        self._updates = updates
+        self._lent: deque[LendSamples] = deque()
+        self._publishing: deque[PublishWeights] = deque()
+        self._state = SAMPLES
+        self._since = 0.0
+
+    # ------------------------------------------------------------ life
+
+    def join(self) -> None:
+        now = self.clock.now
+        self._since = now
+        self.measures.trainer.join(now, 1)
+        self.emit(TrainerJoined(self.name, self.epoch, self._updates))
+
+    def flush(self) -> None:
+        self._enter(self._state)
+
+    def close(self) -> None:
+        now = self.clock.now
+        self._enter(self._state)
+        self.measures.trainer.leave(now, 1, int(self._state == TRAIN))
+        self.alive = False
+
+    # ------------------------------------------------------------ work
+
+    def handle(self, command: Command) -> None:
+        if not self.alive:
+            return
+        if isinstance(command, LendSamples):
+            self._lent.append(command)
+            if len(self._lent) == 1:
+                self._begin()
+        elif isinstance(command, PublishWeights):
+            self._publishing.append(command)
+            if len(self._publishing) == 1:
+                self._publish()
+        else:
+            raise ProtocolError(f"trainer {self.name} cannot obey {command!r}")
+
+    def _begin(self) -> None:
+        payloads, transitions = self.driver.payloads, 0
+        for handle in self._lent[0].handles:
+            payload = payloads.get(handle)
+            if payload is None:
+                raise ProtocolError(f"sample {handle!r} is lent but was released, or never finished")
+            transitions += payload.transitions
+        self._enter(TRAIN)
+        now = self.clock.now
+        self.measures.trainer.begin(now)
+        self.clock.after(self._settings.update.draw(self.rng, transitions), self._trained, transitions)
+
+    def _trained(self, transitions: int) -> None:
+        if not self.alive:
+            return
+        measures, payloads = self.measures, self.driver.payloads
+        lent = self._lent.popleft()
+        for handle in lent.handles:
+            measures.lags[lent.version - payloads[handle].oldest] += 1
+        measures.updates += 1
+        measures.trained_samples += len(lent.handles)
+        measures.trained_transitions += transitions
+        measures.trainer.end(self.clock.now)
+        self._enter(SAMPLES)
+        self._updates = lent.update + 1
+        self.emit(UpdateDone(self.name, self.epoch, lent.update))
+        every = self._settings.checkpoint_every
+        if every and self._updates % every == 0:
+            self.emit(Checkpointed(self._updates))
+        if self._lent:
+            self._begin()
+
+    def _publish(self) -> None:
+        self.clock.after(self._settings.publish.draw(self.rng), self._published, self._publishing[0])
+
+    def _published(self, command: PublishWeights) -> None:
+        if not self.alive:
+            return
+        self.emit(Published(self.name, self.epoch, command.version))
+        self._publishing.popleft()
+        if self._publishing:
+            self._publish()
+
+    # ------------------------------------------------------------ measures
+
+    def _enter(self, state: str) -> None:
+        now, measures = self.clock.now, self.measures
+        measures.trainer_states.add(self._state, now - self._since)
+        if measures.span is not None and self._state == TRAIN:
+            measures.span(self.name, "update", self._since, now)
+        self._state, self._since = state, now

@@ -1,0 +1,212 @@
+"""Holds the guarantees against a running simulation, from events and commands alone.
+
+1. A request is answered exactly once, or its slot is told why not: it leaves the queue by `Serve` or `RefuseRequest`,
+   is served again only after its generator was lost, and none is left when nothing moves.
+2. The ledger balances at every event; no sample is trained twice.
+3. A sample's lag when it is lent is at most ⌈α⌉ (`bound: sample`); the mean lag is at most α (`bound: mean`).
+4. No generator that could serve idles while a batch is due (checked for `routing: least_loaded`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from polyrhythm.clustersim.cluster import Cluster
+from polyrhythm.flow.conductor import Conductor
+from polyrhythm.flow.records import (
+    ApplyWeights,
+    BatchDone,
+    Command,
+    Event,
+    GeneratorJoined,
+    LendSamples,
+    RefuseRequest,
+    Request,
+    RequestArrived,
+    Serve,
+    SimulatorJoined,
+    StationLost,
+    UpdateDone,
+    WeightsApplied,
+)
+
+
+class Violation(AssertionError):
+    """A guarantee does not hold."""
+
+
+@dataclass(slots=True)
+class Seat:
+    """A generator as its messages show it. version: -1 before the first weights; applying: `ApplyWeights` is out."""
+
+    version: int
+    serving: Serve | None = None
+    applying: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request in the queue. arrived: when it first came, also after its generator was lost."""
+
+    arrived: float
+    asked: RequestArrived
+
+
+class Watch:
+    """Observes a cluster's driver; raises `Violation` at the event that breaks a guarantee."""
+
+    def __init__(self, cluster: Cluster, conductor: Conductor) -> None:
+        self._cluster = cluster
+        self._conductor = conductor
+        self._settings = cluster.settings.flow
+        self._refused = 0
+        self._latest: dict[str, RequestArrived] = {}
+        self._waiting: dict[str, Waiting] = {}
+        self._seats: dict[str, Seat] = {}
+        self._lent: LendSamples | None = None
+        self._lent_lags: list[int] = []
+        self._trained: set[int] = set()
+        self._lags: list[int] = []
+        cluster.driver.observer = self.observe
+
+    def observe(self, now: float, event: Event, commands: list[Command]) -> None:
+        refused, self._refused = self._refused, self._conductor.refused
+        if refused != self._refused:  # of an earlier incarnation
+            return
+        note = _EVENTS.get(type(event))
+        if note is not None:
+            note(self, now, event)
+        for command in commands:
+            follow = _COMMANDS.get(type(command))
+            if follow is not None:
+                follow(self, now, command)
+        imbalance = self._conductor.ledger.imbalance
+        if imbalance:
+            raise Violation(f"at {now} the ledger is off by {imbalance} after {event}: {self._conductor.ledger}")
+        self._check_idle(now, event)
+
+    def finish(self) -> None:
+        """The run is over: check the mean, and that no request was forgotten while nothing ran."""
+        clean = not self._conductor.ledger.dropped_total and not self._conductor.ledger.rolled_back
+        if self._settings.bound == "mean" and clean and self._lags:
+            mean = sum(self._lags) / len(self._lags)
+            if mean > self._settings.max_lag + 1e-9:
+                raise Violation(f"the mean lag is {mean}, more than {self._settings.max_lag}")
+
+    # ------------------------------------------------------------ events
+
+    def _simulator(self, _now: float, event: SimulatorJoined) -> None:
+        self._forget(event.simulator)
+
+    def _generator(self, _now: float, event: GeneratorJoined) -> None:
+        self._forget(event.generator)
+        self._seats[event.generator] = Seat(event.version)
+
+    def _lost(self, _now: float, event: StationLost) -> None:
+        self._forget(event.station)
+
+    def _forget(self, station: str) -> None:
+        """A station is lost, or replaced by a later incarnation."""
+        seat = self._seats.pop(station, None)
+        if seat is not None and seat.serving is not None:
+            for request in seat.serving.batch.requests:
+                self._put_back(request)
+        for slot in [slot for slot, asked in self._latest.items() if asked.simulator == station]:
+            del self._latest[slot]
+            self._waiting.pop(slot, None)
+
+    def _put_back(self, request: Request) -> None:
+        """Unanswered, so it waits again; unless its slot is gone, or went on with an answer that nobody reported."""
+        asked = self._latest.get(request.slot)
+        if asked is not None and asked.handle == request.handle:
+            self._waiting[request.slot] = Waiting(request.arrived, asked)
+
+    def _asked(self, now: float, event: RequestArrived) -> None:
+        self._latest[event.slot] = event
+        self._waiting[event.slot] = Waiting(now, event)
+
+    def _batch_done(self, _now: float, event: BatchDone) -> None:
+        self._seats[event.generator].serving = None
+
+    def _applied(self, _now: float, event: WeightsApplied) -> None:
+        seat = self._seats[event.generator]
+        seat.version, seat.applying = event.version, False
+
+    def _updated(self, now: float, _event: UpdateDone) -> None:
+        lent, self._lent = self._lent, None
+        assert lent is not None
+        twice = self._trained.intersection(lent.tickets)
+        if twice:
+            raise Violation(f"at {now} these tickets are trained twice: {sorted(twice)}")
+        self._trained.update(lent.tickets)
+        self._lags.extend(self._lent_lags)
+
+    # ------------------------------------------------------------ commands
+
+    def _serve(self, now: float, command: Serve) -> None:
+        seat = self._seats[command.generator]
+        if seat.serving is not None or seat.applying:
+            raise Violation(f"at {now} {command.generator} is busy and gets {command}")
+        seat.serving = command
+        for request in command.batch.requests:
+            self._leave_queue(now, request.slot, request.sequence, command)
+
+    def _refuse(self, now: float, command: RefuseRequest) -> None:
+        self._leave_queue(now, command.slot, command.sequence, command)
+
+    def _leave_queue(self, now: float, slot: str, sequence: int, command: Command) -> None:
+        waiting = self._waiting.pop(slot, None)
+        if waiting is None or waiting.asked.sequence != sequence:
+            raise Violation(f"at {now} request {sequence} of {slot} does not wait: {command}")
+
+    def _apply(self, now: float, command: ApplyWeights) -> None:
+        seat = self._seats[command.generator]
+        if seat.serving is not None or seat.applying:
+            raise Violation(f"at {now} {command.generator} is busy and gets {command}")
+        seat.applying = True
+
+    def _lend(self, now: float, command: LendSamples) -> None:
+        self._lent = command
+        if len(command.tickets) != self._settings.batch_size or len(set(command.tickets)) != len(command.tickets):
+            raise Violation(f"at {now} an update has not {self._settings.batch_size} different samples: {command}")
+        payloads = self._cluster.driver.payloads
+        self._lent_lags = [command.version - payloads[handle].oldest for handle in command.handles]
+        if self._settings.bound == "sample" and max(self._lent_lags) > ceil(self._settings.max_lag):
+            raise Violation(f"at {now} the lags {self._lent_lags} exceed {self._settings.max_lag}: {command}")
+
+    # ------------------------------------------------------------ batches
+
+    def _check_idle(self, now: float, event: Event) -> None:
+        settings = self._settings
+        if not self._waiting or settings.batching != "dynamic" or settings.routing != "least_loaded":
+            return
+        waiting = self._waiting.values()
+        newest = max(w.asked.version for w in waiting)
+        able = [n for n, s in self._seats.items() if s.serving is None and not s.applying and s.version >= newest]
+        if not able:
+            return
+        oldest = min(w.arrived for w in waiting)
+        rows = sum(w.asked.rows for w in waiting)
+        full = rows >= settings.max_rows or len(waiting) >= settings.max_requests
+        if full or now >= oldest + settings.max_wait_s:
+            raise Violation(f"at {now} {able} idle although {len(waiting)} requests since {oldest} are due: {event}")
+
+
+_EVENTS: dict[type, Callable[[Watch, float, Any], None]] = {
+    SimulatorJoined: Watch._simulator,
+    GeneratorJoined: Watch._generator,
+    StationLost: Watch._lost,
+    RequestArrived: Watch._asked,
+    BatchDone: Watch._batch_done,
+    WeightsApplied: Watch._applied,
+    UpdateDone: Watch._updated,
+}
+_COMMANDS: dict[type, Callable[[Watch, float, Any], None]] = {
+    Serve: Watch._serve,
+    RefuseRequest: Watch._refuse,
+    ApplyWeights: Watch._apply,
+    LendSamples: Watch._lend,
+}

@@ -1,0 +1,113 @@
+"""Guarantees 1-4, 6 and 10 over random clusters of any episode lengths, stations, delays, groups, K, α and faults.
+
+`Watch` raises at the event that breaks a guarantee; the driver raises `Deadlock` when nothing can happen any more.
+A failing cluster is printed by hypothesis as a seed for `arbitrary_cluster`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from polyrhythm.clustersim.arbitrary import arbitrary_cluster
+from polyrhythm.clustersim.cluster import Cluster
+from polyrhythm.clustersim.replay import first_difference
+from polyrhythm.clustersim.settings import ClusterSettings
+from polyrhythm.clustersim.watch import Watch
+from polyrhythm.flow.conductor import Conductor
+from polyrhythm.flow.records import Command, Episode, Evaluate, EvaluationDone, Event, SampleEvaluated
+
+randoms = st.randoms(use_true_random=False)
+examples = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+few_examples = settings(examples, max_examples=100)
+
+
+def watched(cluster_settings: ClusterSettings) -> tuple[Cluster, Conductor, Watch]:
+    conductor = Conductor(cluster_settings.flow)
+    cluster = Cluster(cluster_settings, conductor, record=True)
+    return cluster, conductor, Watch(cluster, conductor)
+
+
+@examples
+@given(randoms)
+def test_every_target_is_reached_and_no_guarantee_is_broken_on_the_way(rng: random.Random) -> None:
+    cluster_settings = arbitrary_cluster(rng)
+    cluster, conductor, watch = watched(cluster_settings)
+    cluster.run()
+    watch.finish()
+    assert cluster.driver.reached >= cluster_settings.versions
+    assert conductor.ledger.imbalance == 0
+    if all(fault.station != "trainer" for fault in cluster_settings.faults):
+        assert conductor.ledger.trained == cluster_settings.versions * cluster_settings.flow.version_samples
+
+
+@few_examples
+@given(randoms)
+def test_an_evaluation_in_the_middle_gets_every_episode_and_holds_one_version(rng: random.Random) -> None:
+    cluster_settings = arbitrary_cluster(rng)
+    cluster, _, watch = watched(cluster_settings)
+    wanted = rng.randint(1, 12)
+    episodes = tuple(Episode(task=0, instruction=0, seed=seed, greedy=True) for seed in range(wanted))
+    cluster.driver.tell(Evaluate("first", episodes))
+    cluster.run()
+    watch.finish()
+    commands = [command for step in cluster.driver.steps for command in step.commands]
+    done = [command for command in commands if isinstance(command, EvaluationDone)]
+    results = [command for command in commands if isinstance(command, SampleEvaluated)]
+    assert [d.finished + d.dropped for d in done] == [wanted]
+    assert len(results) == done[0].finished
+    assert len({result.version for result in results}) <= 1
+
+
+class Resumed:
+    """A conductor that is saved and restored, through JSON, before its n-th event."""
+
+    def __init__(self, conductor: Conductor, before: int) -> None:
+        self.conductor = conductor
+        self.left = before
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        self.left -= 1
+        if self.left == 0:
+            saved = json.loads(json.dumps(self.conductor.save()))
+            self.conductor = Conductor.restore(self.conductor.settings, saved)
+        return self.conductor.handle(event, now)
+
+    def deadline(self) -> float | None:
+        return self.conductor.deadline()
+
+
+@few_examples
+@given(randoms)
+def test_a_restored_conductor_decides_as_the_saved_one_would_have(rng: random.Random) -> None:
+    cluster_settings = arbitrary_cluster(rng)
+    cluster = Cluster(cluster_settings, record=True)
+    cluster.run()
+    before = rng.randint(1, len(cluster.driver.steps))
+    resumed = Resumed(Conductor(cluster_settings.flow), before)
+    assert first_difference(resumed, cluster.driver.steps) is None
+
+
+@few_examples
+@given(randoms)
+def test_the_same_seed_gives_the_same_run_and_another_conductor_the_same_commands(rng: random.Random) -> None:
+    cluster_settings = arbitrary_cluster(rng)
+    first, second = Cluster(cluster_settings, record=True), Cluster(cluster_settings, record=True)
+    first.run()
+    second.run()
+    assert first.driver.steps == second.driver.steps
+    assert first_difference(Conductor(cluster_settings.flow), first.driver.steps) is None
+
+
+@few_examples
+@given(randoms, st.floats(0, 4), st.integers(1, 4))
+def test_pacing_keeps_the_mean_lag_within_any_real_alpha(rng: random.Random, max_lag: float, interval: int) -> None:
+    base = arbitrary_cluster(rng)
+    flow = replace(base.flow, max_lag=max_lag, sync_interval=interval, bound="mean", max_attempts=1_000)
+    cluster, _, watch = watched(base.model_copy(update={"flow": flow, "faults": ()}))
+    cluster.run()
+    watch.finish()
