@@ -38,7 +38,7 @@ def test_categorical_frequencies_follow_the_probabilities() -> None:
     probabilities = torch.tensor([0.1, 0.0, 0.6, 0.05, 0.25])
     log_p = probabilities.log().expand(40_000, 5)
     greedy = torch.zeros(40_000, dtype=torch.bool)
-    tokens = d.categorical_sample(log_p, noise.uniform(torch.arange(40_000), 1).squeeze(1), greedy)
+    tokens = d.categorical_sample(log_p, noise.uniform(torch.arange(40_000), 1).squeeze(1), greedy, log_p.argmax(-1))
     frequencies = torch.bincount(tokens, minlength=5) / 40_000
     assert (frequencies - probabilities).abs().max() < 0.01
     assert frequencies[1] == 0
@@ -47,13 +47,19 @@ def test_categorical_frequencies_follow_the_probabilities() -> None:
 def test_extreme_noise_stays_within_the_choices() -> None:
     log_p = d.log_probs(torch.randn(100, 9, generator=torch.Generator().manual_seed(1)))
     rows = torch.zeros(100, dtype=torch.bool)
-    assert int(d.categorical_sample(log_p, torch.full((100,), 1 - 2.0**-24), rows).max()) <= 8
-    assert int(d.categorical_sample(log_p, torch.full((100,), 2.0**-24), rows).min()) >= 0
+    assert int(d.categorical_sample(log_p, torch.full((100,), 1 - 2.0**-24), rows, log_p.argmax(-1)).max()) <= 8
+    assert int(d.categorical_sample(log_p, torch.full((100,), 2.0**-24), rows, log_p.argmax(-1)).min()) >= 0
 
 
-def test_greedy_is_the_mode_row_by_row() -> None:
+def test_the_mean_of_bins_is_where_the_probability_lies_even_if_no_bin_there_is_likeliest() -> None:
+    log_p = torch.tensor([[0.4, 0.0, 0.0, 0.3, 0.3], [0.0, 0.0, 0.0, 0.0, 1.0]]).log()
+    assert d.categorical_mean(log_p).tolist() == [2, 4]  # 0.3·3 + 0.3·4 = 2.1
+    assert log_p.argmax(-1).tolist() == [0, 4]
+
+
+def test_greedy_is_the_best_token_row_by_row() -> None:
     log_p = d.log_probs(torch.tensor([[0.0, 3.0, 0.0]]).expand(2, 3))
-    tokens = d.categorical_sample(log_p, torch.tensor([1e-6, 1e-6]), torch.tensor([True, False]))
+    tokens = d.categorical_sample(log_p, torch.tensor([1e-6, 1e-6]), torch.tensor([True, False]), log_p.argmax(-1))
     assert tokens.tolist() == [1, 0]
     drawn = d.normal_sample(torch.zeros(2, 1), torch.zeros(1), torch.ones(2, 1), torch.tensor([True, False]))
     assert drawn.tolist() == [[0.0], [1.0]]

@@ -64,7 +64,7 @@ class CategoricalPolicy(nn.Module):
         x = self.flat(obs)
         log_p = self._log_p(x)
         draws = noise.uniform(noise_key, self.chunk * self.action_dim).view(log_p.shape[:-1])
-        tokens = distributions.categorical_sample(log_p, draws, greedy)
+        tokens = distributions.categorical_sample(log_p, draws, greedy, log_p.argmax(-1))
         logprob = distributions.categorical_logprob(log_p, tokens)
         return Act(tokens, logprob, self.critic(x).squeeze(1), {"tokens": tokens})
 

@@ -28,15 +28,20 @@ def categorical_entropy(log_p: Tensor) -> Tensor:
     return -(log_p.exp() * log_p).sum(-1)
 
 
-def categorical_sample(log_p: Tensor, uniform: Tensor, greedy: Tensor) -> Tensor:
-    """Token by inverse CDF, or the mode where `greedy`.
+def categorical_mean(log_p: Tensor) -> Tensor:
+    """Token nearest to the expectation, for tokens that are equal bins of a continuous range: [..., K] -> [...]."""
+    return (log_p.exp() @ torch.arange(log_p.shape[-1], dtype=log_p.dtype, device=log_p.device)).round().long()
 
-    log_p [B,...,K] float32, uniform [B,...] in (0,1), greedy [B] bool -> [B,...] int64.
+
+def categorical_sample(log_p: Tensor, uniform: Tensor, greedy: Tensor, best: Tensor) -> Tensor:
+    """Token by inverse CDF, or `best` where `greedy`.
+
+    log_p [B,...,K] float32, uniform [B,...] in (0,1), greedy [B] bool, best [B,...] int64 -> [B,...] int64.
     One uniform number per token, where the Gumbel trick needs K.
     """
     cdf = log_p.exp().cumsum(-1)
     drawn = (cdf <= uniform.unsqueeze(-1) * cdf[..., -1:]).sum(-1).clamp_(max=log_p.shape[-1] - 1)
-    return torch.where(_rowwise(greedy, drawn), log_p.argmax(-1), drawn)
+    return torch.where(_rowwise(greedy, drawn), best, drawn)
 
 
 def normal_logprob(x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:

@@ -49,6 +49,9 @@ class TinyVlaSettings(BaseModel):
     """Primitive actions per chunk step (C)."""
     label_sigma: float = Field(0.10, gt=0.0)
     """Width of the soft labels of supervised training, in units of half the action range."""
+    greedy: Literal["mean", "mode"] = "mean"
+    """Greedy action of an entry: the bin nearest to its expectation, or the likeliest bin. Reinforcement learning makes
+    neighbouring bins uneven, so the likeliest one can be far from where most of the probability lies."""
     value_detach: bool = True
     """Keep the value loss out of the trunk; letting it in destroyed small policies."""
 
@@ -85,6 +88,7 @@ class TinyVla(nn.Module):
         self.chunk, self.action_dim = settings.chunk, env_spec.action.dim
         self.exact, self.tolerance = True, 1e-4
         self.value_detach, self.label_sigma = settings.value_detach, settings.label_sigma
+        self.greedy = settings.greedy
         self.trunk = Trunk(
             (height, width_px),
             proprio,
@@ -106,7 +110,8 @@ class TinyVla(nn.Module):
     def act(self, obs: Observations, greedy: Tensor, noise_key: Tensor) -> Act:
         log_p, value = self._forward(obs)
         draws = noise.uniform(noise_key, self.chunk * self.action_dim).view(log_p.shape[:-1])
-        tokens = distributions.categorical_sample(log_p, draws, greedy)
+        best = distributions.categorical_mean(log_p) if self.greedy == "mean" else log_p.argmax(-1)
+        tokens = distributions.categorical_sample(log_p, draws, greedy, best)
         actions = self.middle + self.half_range * self.centres[tokens]
         return Act(actions, distributions.categorical_logprob(log_p, tokens), value, {"tokens": tokens})
 
