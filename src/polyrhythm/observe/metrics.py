@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: What the names of each group tell. The names within are those of the public systems where they have one.
 GROUPS: Mapping[str, str] = {
-    "env": "samples of an update: return, success_once, episode_len (env steps), chunk_steps",
+    "env": "samples of an update: return, success_once (and by task index), episode_len in env steps, chunk_steps",
     "staleness": "trainer's version minus a sample's oldest behaviour version: lag_mean, lag_max",
     "train/actor": "policy_loss, proximal_approx_kl, behav_approx_kl, clip_fraction, ratio, grad_norm, lr, versions, …",
     "train/critic": "value_loss, explained_variance",
