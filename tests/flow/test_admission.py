@@ -7,6 +7,7 @@ from polyrhythm.flow.buffer import SampleBuffer
 from polyrhythm.flow.groups import Group, Sample
 from polyrhythm.flow.records import Ticket
 from polyrhythm.flow.settings import FlowSettings
+from polyrhythm.specs import hashing
 
 
 def grant_all(admission: Admission, version: int, samples: dict[int, Sample] | None = None) -> list[Ticket]:
@@ -141,3 +142,4 @@ def test_mix_is_a_63_bit_hash_that_depends_on_every_part() -> None:
     assert len(values) == 512
     assert all(0 <= value < 1 << 63 for value in values)
     assert mix(1, 2) != mix(2, 1)
+    assert mix(1, -2, 3) == hashing.mix(1, -2, 3)

@@ -361,6 +361,48 @@ def test_too_many_dropped_samples_halt_the_run() -> None:
     assert "raised" in halt.reason
 
 
+HOSTS = [{"batching": "lockstep"}, {"routing": "fixed"}, {"routing": "round_robin"}, {}]
+
+
+@pytest.mark.parametrize("settings", HOSTS)
+def test_a_generator_that_may_not_take_weights_yet_is_not_waited_for(settings: dict[str, str]) -> None:
+    script = Script(slots=4, generators=2, max_lag=4, on_update="drain", max_wait_s=0.0, **settings)
+    train_one(script, 0)
+    script.say(r.Published("trainer", 0, 1))  # episodes run, so it waits
+    script.say(r.StationLost("g1", 0, "killed"))
+    assert script.say(r.GeneratorJoined("g1", 1)) == []
+    served = [c for index in range(4) for c in script.ask(f"s{index}") if isinstance(c, r.Serve)]
+    while script.conductor.dispatch.generators["g0"].batch:
+        served += [c for c in script.batch_done() if isinstance(c, r.Serve)]
+    assert sorted(slot for serve in served for slot in slots_of(serve)) == ["s0", "s1", "s2", "s3"]
+    assert {serve.generator for serve in served} == {"g0"}
+
+
+@pytest.mark.parametrize("settings", HOSTS)
+def test_a_generator_that_joins_an_evaluation_takes_its_weights_not_newer_ones(settings: dict[str, str]) -> None:
+    script = Script(slots=2, max_lag=0, max_wait_s=0.0, **settings)
+    evaluate(script, episodes=2)
+    script.finish(0)
+    script.finish(1)
+    script.say(r.UpdateDone("trainer", 0, 0))
+    script.say(r.Published("trainer", 0, 1))
+    script.say(r.StationLost("g0", 0, "killed"))
+    assert script.say(r.GeneratorJoined("g1", 0)) == [r.ApplyWeights("g1", 0)]
+    script.applied(0, "g1")
+    served = [c for slot in ("s0", "s1") for c in script.ask(slot) if isinstance(c, r.Serve)]
+    assert {serve.generator for serve in served} == {"g1"}
+
+
+def test_a_second_trainer_takes_over_what_the_first_had_borrowed() -> None:
+    script = Script(max_lag=0)
+    script.finish(0)
+    script.finish(1)
+    script.say(r.TrainerJoined("other", 0, 0))
+    (lend,) = script.of(r.LendSamples)
+    assert (lend.trainer, lend.tickets) == ("other", (0, 1))
+    assert script.say(r.UpdateDone("trainer", 0, 0)) == []  # the first is no longer heard
+
+
 # ---------------------------------------------------------------- segments, joint resets
 
 
@@ -402,6 +444,26 @@ def test_evaluation_waits_for_running_training_and_holds_new_tickets_back() -> N
     assert script.of(r.SampleEvaluated)[0].success
     assert script.of(r.EvaluationDone) == [r.EvaluationDone("before", 1, 0)]
     assert script.conductor.ledger.started == 2
+
+
+def grants_of_version(*, evaluated: bool) -> list[tuple[int, str]]:
+    """(ticket, slot) of the grants of version 1, after rows 2, 0, 1 ended version 0 in this order."""
+    script = Script(slots=3, batch_size=3, max_lag=0)
+    for number in (2, 0, 1):
+        script.finish(number)
+    if evaluated:
+        evaluate(script, episodes=4)
+        for number in (-2, -1, -4, -3):
+            script.finish(number)
+    script.say(r.UpdateDone("trainer", 0, 0))
+    script.say(r.Published("trainer", 0, 1))
+    script.applied(1)
+    return [(grant.ticket.number, start.slot) for start in script.of(r.StartRows) for grant in start.grants]
+
+
+def test_an_evaluation_leaves_no_trace_in_who_runs_what() -> None:
+    assert grants_of_version(evaluated=True) == grants_of_version(evaluated=False)
+    assert grants_of_version(evaluated=False) == [(3, "s2"), (4, "s0"), (5, "s1")]
 
 
 def test_weights_that_arrive_during_an_evaluation_wait_for_its_end() -> None:

@@ -27,14 +27,14 @@ _MASK = (1 << 64) - 1
 
 
 def mix(*parts: int) -> int:
-    """Hash integers into 0..2^63-1 (the splitmix64 finaliser, applied part by part)."""
-    state = 0
+    """Hash integers into 0..2^63-1: the same function as `specs.hashing.mix`, which may not be imported here."""
+    h = 0
     for part in parts:
-        state = (state + (part & _MASK) + 0x9E3779B97F4A7C15) & _MASK
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
-        state ^= state >> 31
-    return state >> 1
+        z = ((h + 0x9E3779B97F4A7C15) ^ part) & _MASK
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+        h = z ^ (z >> 31)
+    return h & (_MASK >> 1)
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """Records and component states as plain JSON-able data, and back.
 
 Used for saving the conductor, for event traces and for messages. Encoded forms: a dataclass is
-`{"$": "Name", field: …}`, a tuple `{"()": […]}`, a dict with keys other than strings `{"{}": [[k, v], …]}`, an
+`{"$": "Name", field: …}`, a tuple `{"()": […]}`, a dict `{"{}": [[k, v], …]}`, an
 infinite float `{"f": "inf"}`; everything else is itself. Fields marked `metadata=UNSAVED` are supplied at decoding.
 """
 

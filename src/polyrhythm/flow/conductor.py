@@ -132,8 +132,9 @@ class Conductor:
         if weights:
             commands += self._apply_weights()
         evaluations = rollout.evaluations
-        if evaluations.current and not evaluations.begun and not rollout.ledger.running and not versions.waiting:
-            evaluations.begun = versions.applied >= 0
+        ready = versions.applied >= 0 and not versions.waiting and not rollout.ledger.running
+        if ready and evaluations.current and not evaluations.begun:
+            rollout.begin_evaluation()
             commands += rollout.settle_evaluation()
         if versions.applied >= 0:
             training = not versions.draining and not evaluations.queue
@@ -150,11 +151,13 @@ class Conductor:
     def _apply_weights(self) -> list[Command]:
         generators = self.dispatch.generators.values()
         quiet = not self.rollout.ledger.running
-        due = self.versions.due(generators, quiet=quiet, pinned=self.rollout.evaluations.begun)
+        pinned = self.rollout.evaluations.begun
+        due = self.versions.due(generators, quiet=quiet, pinned=pinned)
+        version = self.versions.applied if pinned else self.versions.published
         for generator in due:
-            generator.applying = self.versions.published
-        self.dispatch.set_idle(generators, self.versions)
-        return [ApplyWeights(generator.name, self.versions.published) for generator in due]
+            generator.applying = version
+        self.dispatch.note_weights(self.versions)
+        return [ApplyWeights(generator.name, version) for generator in due]
 
     def _refuse_quieted(self) -> list[Command]:
         """A slot whose rows were all cancelled may still have a request in the queue: tell it why not."""
@@ -199,6 +202,10 @@ class Conductor:
 
     def _on_trainer(self, event: TrainerJoined, now: float) -> list[Command]:
         commands = self._present(event.trainer, event.epoch, now)
+        if self.lending.trainer:
+            commands += self._on_lost(
+                StationLost(self.lending.trainer, self.epochs[self.lending.trainer], "replaced"), now
+            )
         return commands + self.lending.join(event.trainer, event.updates, self.versions, self.rollout)
 
     def _on_lost(self, event: StationLost, _now: float) -> list[Command]:
@@ -239,7 +246,6 @@ class Conductor:
     def _on_batch_done(self, event: BatchDone, _now: float) -> list[Command]:
         generator = self.dispatch.generators[event.generator]
         self.dispatch.finish(generator, self.rollout.rows)
-        self.dispatch.set_idle((generator,), self.versions)
         return []
 
     def _on_finished(self, event: SampleFinished, _now: float) -> list[Command]:
@@ -248,7 +254,9 @@ class Conductor:
     def _on_failed(self, event: SampleFailed, _now: float) -> list[Command]:
         return self.rollout.fail(event)
 
-    def _on_update(self, _event: UpdateDone, _now: float) -> list[Command]:
+    def _on_update(self, event: UpdateDone, _now: float) -> list[Command]:
+        assert self.lending.lent, f"update {event.update} is done, but nothing was lent"
+        assert event.update == self.versions.updates, f"update {event.update} is done, {self.versions.updates} was due"
         return self.lending.finish(self.versions, self.rollout)
 
     def _on_published(self, event: Published, _now: float) -> list[Command]:

@@ -7,7 +7,6 @@ never waits; a generator never serves a request whose tickets are newer than its
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from polyrhythm.flow.batching import Waiting, due_at, is_due, split_evenly
@@ -23,12 +22,16 @@ from polyrhythm.flow.versions import VersionLedger
 
 @dataclass(slots=True)
 class Dispatch:
-    """idle: generators that could start a pass now. Every queued request belongs to a live slot."""
+    """live: generators that hold new enough weights, by name; the others are neither waited for nor given requests.
+
+    idle: live ones that could start a pass now. Every queued request belongs to a live slot.
+    """
 
     settings: FlowSettings = field(metadata=UNSAVED)
     queue: RequestQueue
     router: Router
     generators: dict[str, GeneratorState] = field(default_factory=dict)
+    live: dict[str, None] = field(default_factory=dict)
     idle: dict[str, None] = field(default_factory=dict)
     batches: int = 0
 
@@ -39,10 +42,11 @@ class Dispatch:
     def leave(self, name: str, rows: Rows) -> list[RefuseRequest]:
         """Its batch goes back to the queue with the old arrival times; what was bound to it is anybody's.
 
-        A slot without tickets either had its reply before the generator was lost or its rows were cancelled: it is refused.
+        A slot without tickets had its reply before the generator was lost, or its rows were cancelled: it is refused.
         """
         generator = self.generators.pop(name)
         self.idle.pop(name, None)
+        self.live.pop(name, None)
         self.queue.move_all(name, ANY)
         refusals = []
         for request in generator.batch.requests if generator.batch else ():
@@ -57,7 +61,7 @@ class Dispatch:
         return refusals
 
     def enqueue(self, request: Request, slot: SlotState) -> None:
-        self.queue.push(request, self.router.pool(request.generator, slot.ordinal, list(self.generators)))
+        self.queue.push(request, self.router.pool(request.generator, slot.ordinal, list(self.live)))
 
     def finish(self, generator: GeneratorState, rows: Rows) -> None:
         """The generator's pass is over and its replies are out."""
@@ -66,14 +70,13 @@ class Dispatch:
             if slot is not None and slot.request == request:
                 slot.request = None
         generator.batch = None
+        if generator.name in self.live:
+            self.idle[generator.name] = None
 
-    def set_idle(self, generators: Iterable[GeneratorState], versions: VersionLedger) -> None:
-        """Note which of these generators could start a pass."""
-        for generator in generators:
-            if not generator.busy and versions.is_live(generator):
-                self.idle[generator.name] = None
-            else:
-                self.idle.pop(generator.name, None)
+    def note_weights(self, versions: VersionLedger) -> None:
+        """Weights moved: note which generators are live, and which of them could start a pass."""
+        self.live = {name: None for name, generator in self.generators.items() if versions.is_live(generator)}
+        self.idle = {name: None for name in self.live if not self.generators[name].busy}
 
     def serve(self, rows: Rows, now: float) -> list[Serve]:
         """Start every batch that is due."""
@@ -105,9 +108,9 @@ class Dispatch:
         return due_at(oldest, self.settings)
 
     def _serve_all(self) -> list[Serve]:
-        if len(self.idle) < len(self.generators):
+        if len(self.idle) < len(self.live):
             return []
-        generators = list(self.generators.values())
+        generators = [self.generators[name] for name in self.live]
         common = self.queue.take((ANY,), sys.maxsize, len(self.queue))
         shares = split_evenly(common, len(generators)) if common else [()] * len(generators)
         started = []

@@ -157,6 +157,11 @@ class Rollout:
                     commands += self._lose(sample, "simulator lost")
         return commands
 
+    def begin_evaluation(self) -> None:
+        """No training episode runs: the evaluation asked for first may take the rows."""
+        self.evaluations.begun = True
+        self.rows.remember_order()
+
     def settle_evaluation(self) -> list[Command]:
         """Report the evaluation under way if its last episode is in."""
         evaluation = self.evaluations.current
@@ -164,6 +169,7 @@ class Rollout:
             return []
         self.evaluations.queue.popleft()
         self.evaluations.begun = False
+        self.rows.recall_order()
         return [EvaluationDone(evaluation.name, evaluation.finished, evaluation.dropped)]
 
     def next_expiry(self) -> float:

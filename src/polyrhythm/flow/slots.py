@@ -59,6 +59,7 @@ class Rows:
     env_batches: dict[str, EnvBatchState] = field(default_factory=dict)
     slots: dict[str, SlotState] = field(default_factory=dict)
     asks: deque[Ask] = field(default_factory=deque)
+    order: list[tuple[str, int]] = field(default_factory=list)
     quieted: list[str] = field(default_factory=list)
     live: int = 0
     ordinals: int = 0
@@ -88,17 +89,24 @@ class Rows:
 
     def next_ask(self, *, fresh: bool = False) -> Ask | None:
         """The ask to serve next, left in place. fresh: prefer one that is not parked in mid-episode."""
-        if fresh:
-            for index, ask in enumerate(self.asks):
-                if not ask.parked:
-                    self.asks.rotate(-index)
-                    break
-        return self.asks[0] if self.asks else None
+        unparked = (ask for ask in self.asks if not ask.parked) if fresh else ()
+        return next(iter(unparked), self.asks[0] if self.asks else None)
+
+    def remember_order(self) -> None:
+        """Note in which order rows ask now, for `recall_order`."""
+        self.order = [(ask.env_batch, ask.rows[0]) for ask in self.asks]
+
+    def recall_order(self) -> None:
+        """Let rows ask in the order noted, those that came since last: an evaluation leaves no trace."""
+        places = {ask: place for place, ask in enumerate(self.order)}
+        self.asks = deque(sorted(self.asks, key=lambda ask: places.get((ask.env_batch, ask.rows[0]), len(places))))
 
     def occupy(self, ask: Ask, tickets: list[int]) -> list[tuple[SlotState, int]]:
         """Give the first rows of `ask` these tickets; rows left over ask again when their env batch is free."""
-        first = self.asks.popleft()
-        assert first is ask
+        if ask is self.asks[0]:
+            self.asks.popleft()
+        else:
+            self.asks.remove(ask)
         batch = self.env_batches[ask.env_batch]
         placed = []
         for row, ticket in zip(ask.rows, tickets, strict=False):

@@ -60,14 +60,17 @@ class VersionLedger:
             self.applied = max(self.applied, min(held))
 
     def due(self, generators: Iterable[GeneratorState], *, quiet: bool, pinned: bool) -> list[GeneratorState]:
-        """The free generators that take the published version now.
+        """The free generators that take weights now: the published ones, or the applied ones where `pinned`.
 
-        quiet: no training episode runs; pinned: an evaluation holds the weights. A generator that is not live helps
-        nobody as it is, so it also takes the weights when that changes nothing for the others.
+        quiet: no training episode runs. pinned: an evaluation holds the weights, and only generators that are not
+        live yet take some: the applied ones. A generator that is not live helps nobody as it is, so it also takes
+        the published weights when that changes nothing for the others, or when there are no others.
         """
         present = list(generators)
+        if pinned:
+            return [g for g in present if not g.busy and not self.is_live(g)]
         behind = [g for g in present if not g.busy and g.version < self.published]
-        allowed = not pinned and (quiet or self.settings.on_update == "continue")
+        allowed = quiet or self.settings.on_update == "continue"
         if allowed or not any(self.is_live(g) for g in present):
             return behind
         return [g for g in behind if not self.is_live(g) and self.published == self.applied]
