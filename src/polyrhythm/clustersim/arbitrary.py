@@ -42,6 +42,7 @@ def arbitrary_cluster(rng: random.Random) -> ClusterSettings:
                 "restart": "50ms",
             },
             "faults": [_fault(rng, [*names, "trainer"]) for _ in range(rng.choice((0, 0, 1, 4)))],
+            "max_time": "100000s",  # ends what episode deadlines would keep alive for ever
             "message_delay": rng.choice(("0ms", "0ms", "1ms", "lognormal:2ms:1.0")),
         }
     )

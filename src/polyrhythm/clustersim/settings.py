@@ -136,10 +136,10 @@ class ClusterSettings(Section):
         """Refuse pairs of settings that cannot work together."""
         if any(g.segment_steps for g in self.simulators) and not self.flow.segments:
             raise ValueError("simulators have segment_steps above 0 but flow.segments is false; set it to true")
-        names = set(self.station_names())
+        names = self.station_names()
         for fault in self.faults:
             if fault.station not in names:
-                known = ", ".join(sorted(names)[:4])
+                known = ", ".join(names[:4])
                 raise ValueError(f"fault of {fault.station!r}: there is no such station; write one of {known}, …")
         return self
 

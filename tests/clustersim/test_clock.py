@@ -1,0 +1,33 @@
+import pytest
+
+from polyrhythm.clustersim.clock import Clock
+from polyrhythm.clustersim.meters import Level, Presence
+
+
+def test_calls_come_by_time_and_at_one_instant_in_the_order_of_planning() -> None:
+    clock, heard = Clock(), []
+    for time, name in ((2.0, "c"), (1.0, "a"), (2.0, "d"), (1.0, "b")):
+        clock.at(time, heard.append, name)
+    assert clock.upcoming == 1.0
+    while clock.upcoming < float("inf"):
+        clock.advance()
+    assert heard == ["a", "b", "c", "d"]
+    assert clock.now == 2.0
+
+
+def test_time_never_runs_backwards() -> None:
+    clock = Clock()
+    clock.at(3.0, lambda _: clock.at(1.0, lambda _: None))
+    clock.advance()
+    clock.advance()
+    assert clock.now == 3.0
+
+
+def test_a_level_is_integrated_and_presence_counts_time_with_any() -> None:
+    level, presence = Level(), Presence()
+    for meter in (level, presence):
+        meter.add(1.0, 2)
+        meter.add(3.0, -1)
+        meter.add(4.0, -1)
+    assert level.integral(10.0) == pytest.approx(2 * 2 + 1)
+    assert presence.integral(10.0) == pytest.approx(3)

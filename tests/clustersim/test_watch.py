@@ -1,0 +1,151 @@
+"""The watch and the driver catch conductors that break a guarantee, and a replay finds another decision."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.clustersim.clusters import settings
+
+from polyrhythm.clustersim.bench_conductor import run as bench
+from polyrhythm.clustersim.cluster import Cluster
+from polyrhythm.clustersim.driver import Deadlock, ProtocolError
+from polyrhythm.clustersim.replay import first_difference
+from polyrhythm.clustersim.settings import ClusterSettings
+from polyrhythm.clustersim.watch import Violation, Watch
+from polyrhythm.flow.conductor import Conductor
+from polyrhythm.flow.records import (
+    BatchDone,
+    Command,
+    Event,
+    Grant,
+    LendSamples,
+    ReleasePayloads,
+    RequestArrived,
+    Serve,
+    StartRows,
+)
+
+BUSY = settings(
+    flow={"batch_size": 8, "max_lag": 2.0, "on_update": "continue", "max_rows": 4, "max_wait_s": 0.004},
+    simulators={"slots": 8, "step": "lognormal:10ms:0.8", "steps": 12},
+    generators={"count": 2},
+    versions=6,
+)
+
+
+class Careless:
+    """A conductor whose commands pass through `change`."""
+
+    def __init__(self, flow: Any) -> None:
+        self.conductor = Conductor(flow)
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        return self.change(self.conductor.handle(event, now))
+
+    def deadline(self) -> float | None:
+        return self.conductor.deadline()
+
+    def change(self, commands: list[Command]) -> list[Command]:
+        return commands
+
+
+def drive(careless: Careless, cluster_settings: ClusterSettings = BUSY) -> Cluster:
+    cluster = Cluster(cluster_settings, careless)
+    watch = Watch(cluster, careless.conductor)
+    cluster.run()
+    watch.finish()
+    return cluster
+
+
+def test_a_conductor_that_forgets_a_batch_ends_in_deadlock() -> None:
+    class Forgets(Careless):
+        def change(self, commands: list[Command]) -> list[Command]:
+            return [command for command in commands if not isinstance(command, Serve)]
+
+    with pytest.raises((Deadlock, ProtocolError, Violation)):
+        drive(Forgets(BUSY.flow))
+
+
+def test_lag_beyond_the_bound_is_seen() -> None:
+    strict = BUSY.model_copy(update={"flow": replace(BUSY.flow, max_lag=0.0)})
+    with pytest.raises(Violation, match=r"the lags .* exceed 0"):
+        drive(Careless(BUSY.flow), strict)
+
+
+def test_a_batch_clock_that_starts_late_is_seen() -> None:
+    hurried = BUSY.model_copy(update={"flow": replace(BUSY.flow, max_wait_s=0.001)})
+    with pytest.raises(Violation, match="idle although"):
+        drive(Careless(BUSY.flow), hurried)
+
+
+def test_an_update_on_the_same_samples_again_is_seen() -> None:
+    class Repeats(Careless):
+        first: LendSamples | None = None
+
+        def change(self, commands: list[Command]) -> list[Command]:
+            for index, command in enumerate(commands):
+                if isinstance(command, LendSamples):
+                    self.first = self.first or command
+                    first = replace(self.first, update=command.update, version=self.first.version)
+                    commands[index] = first
+            return [command for command in commands if not isinstance(command, ReleasePayloads)]
+
+    with pytest.raises(Violation, match="trained twice"):
+        drive(Repeats(BUSY.flow))
+
+
+def test_a_ticket_for_a_busy_row_is_seen() -> None:
+    class Crowds(Careless):
+        def change(self, commands: list[Command]) -> list[Command]:
+            return [
+                replace(command, grants=tuple(Grant(0, grant.ticket) for grant in command.grants))
+                if isinstance(command, StartRows)
+                else command
+                for command in commands
+            ]
+
+    two_rows = settings(flow={"batch_size": 2}, simulators={"rows": 2})
+    with pytest.raises(ProtocolError, match="but works on"):
+        drive(Crowds(two_rows.flow), two_rows)
+
+
+def test_a_payload_released_twice_is_seen() -> None:
+    class Releases(Careless):
+        def change(self, commands: list[Command]) -> list[Command]:
+            return commands + [command for command in commands if isinstance(command, ReleasePayloads)]
+
+    with pytest.raises(ProtocolError, match="released twice"):
+        drive(Releases(BUSY.flow))
+
+
+def test_a_request_served_twice_is_seen() -> None:
+    class Doubles(Careless):
+        def change(self, commands: list[Command]) -> list[Command]:
+            return commands + [command for command in commands if isinstance(command, Serve)]
+
+    with pytest.raises(Violation, match="is busy and gets"):
+        drive(Doubles(BUSY.flow))
+
+
+def test_a_replay_names_the_first_decision_that_differs() -> None:
+    cluster = Cluster(BUSY, record=True)
+    cluster.run()
+    trace = cluster.driver.steps
+    assert first_difference(Conductor(BUSY.flow), trace) is None
+    difference = first_difference(Conductor(replace(BUSY.flow, max_rows=3)), trace)
+    assert difference is not None
+    assert isinstance(difference.event, RequestArrived | BatchDone)
+    assert "decided   Serve" in str(difference)
+
+
+def test_the_benchmark_charges_every_request_and_says_whether_it_is_within_the_limit() -> None:
+    result = bench((16, 24))
+    assert [size["slots"] for size in result["sizes"]] == [16, 24]
+    for size in result["sizes"]:
+        assert 0 < size["p50_us"] <= size["p99_us"]
+        assert size["requests"] > 100
+        mean = 1e6 * size["events"] / size["events_per_s"] / size["requests"]
+        assert size["mean_us"] == pytest.approx(mean)
+    assert result["p50_us"] == max(size["p50_us"] for size in result["sizes"])
