@@ -125,6 +125,9 @@ class Silent:
     def reports(self):
         return []
 
+    def work_done(self):
+        return 0
+
     def outstanding(self):
         return ["e/0 is silent"]
 
@@ -139,7 +142,41 @@ def test_a_timer_that_is_due_wakes_the_conductor_before_the_run_is_called_stuck(
         loop.train_until(1)
     assert [(now, type(command)) for now, command in launcher.sent] == [(100.0, StartRows), (107.0, CancelRow)]
     assert [decision.now for decision in loop.trace if decision.event == Wake()] == [107.0]
-    assert launcher.now == 160.0
+    assert launcher.now == 167.0, "a quiet minute after the last thing that was done"
+
+
+def test_a_timer_later_than_the_stall_limit_is_waited_for():
+    launcher = Silent()
+    loop = Loop(Conductor(FlowSettings(batch_size=1, episode_deadline_s=500.0)), launcher, launcher.clock, stall_s=60.0)
+    loop.tell(SimulatorJoined("s", 0, (shard("e", 1, "whole", []),)))
+    loop.tell(GeneratorJoined("g", 0, 0))
+    with pytest.raises(RunHalted, match="nothing has happened for 60 s"):
+        loop.train_until(1)
+    assert (600.0, CancelRow) in [(now, type(command)) for now, command in launcher.sent]
+    assert launcher.now == 660.0
+
+
+class Busy(Silent):
+    """Its stations do a unit of work every 50 s, say nothing, and end the test after the fourth."""
+
+    def __init__(self):
+        super().__init__()
+        self.done = 0
+
+    def work_done(self):
+        return self.done
+
+    def receive(self, timeout):
+        self.now, self.done = self.now + 50.0, self.done + 1
+        if self.done == 4:
+            raise StopIteration
+
+
+def test_a_station_at_work_is_no_stall_however_long_it_is_silent():
+    launcher = Busy()
+    loop = Loop(Conductor(FlowSettings(batch_size=1)), launcher, launcher.clock, stall_s=60.0)
+    with pytest.raises(StopIteration):
+        loop.train_until(1)
 
 
 def test_an_evaluation_leaves_training_as_it_was():

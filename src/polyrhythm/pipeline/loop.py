@@ -30,6 +30,10 @@ class Launcher(Protocol):
 
     def reports(self) -> list[Report]: ...
 
+    def work_done(self) -> int:
+        """Units of work that stations have done so far, those without an event included."""
+        ...
+
     def outstanding(self) -> list[str]: ...
 
 
@@ -56,8 +60,8 @@ _FOR_THE_RUN = (records.SampleEvaluated, records.EvaluationDone, records.TargetR
 class Loop:
     """Drives one conductor and one launcher.
 
-    observers: told of every decision and report, in order. stall_s: seconds without any event or report, and without a
-    deadline to wait for, after which the run is declared stuck. trace: every decision, if `record`.
+    observers: told of every decision and report, in order. stall_s: seconds without any event, report or unit of work,
+    and without a deadline to wait for, after which the run is declared stuck. trace: every decision, if `record`.
     """
 
     def __init__(
@@ -103,22 +107,20 @@ class Loop:
 
         Consumes: events. Waits for: the launcher's next event or the conductor's deadline. Unblocked by: either.
         Produces: commands to stations, decisions and reports to observers. Raises RunHalted when the conductor gives
-        up, or when nothing has happened for `stall_s` and no timer is set.
+        up, or when no station has worked for `stall_s`, nothing has come from one, and no timer is set.
         """
-        quiet_since = self.clock()
+        quiet_since, worked = self.clock(), self.launcher.work_done()
         while not self._finished(done):
+            if self.conductor.deadline() <= self.clock() and self._decide(records.Wake()):
+                quiet_since = self.clock()
             due, now = self.conductor.deadline(), self.clock()
-            if due <= now:
-                self._decide(records.Wake())
-                due = self.conductor.deadline()
-            until = min(due, quiet_since + self._stall_s)
-            event = self.launcher.receive(max(0.0, until - self.clock()))
+            timer = now < due < math.inf
+            event = self.launcher.receive(max(0.0, due - now if timer else quiet_since + self._stall_s - now))
             if event is not None:
                 self._decide(event)
-                quiet_since = self.clock()
-            if self._pass_reports():
-                quiet_since = self.clock()
-            if event is None and self.clock() >= quiet_since + self._stall_s:
+            if self._pass_reports() or event is not None or self.launcher.work_done() != worked:
+                quiet_since, worked = self.clock(), self.launcher.work_done()
+            elif not timer and self.clock() >= quiet_since + self._stall_s:
                 raise RunHalted(self._stalled())
 
     def _finished(self, done: Callable[[records.Command], bool]) -> bool:
@@ -130,7 +132,8 @@ class Loop:
             finished |= done(command)
         return finished
 
-    def _decide(self, event: records.Event) -> None:
+    def _decide(self, event: records.Event) -> bool:
+        """Ask the conductor and do as it says; True if it says anything."""
         now = self.clock()
         commands = self.conductor.handle(event, now)
         if self._record:
@@ -142,6 +145,7 @@ class Loop:
                 self.launcher.send(command)
         for observer in self.observers:
             observer.decided(now, event, commands)
+        return bool(commands)
 
     def _pass_reports(self) -> bool:
         reports = self.launcher.reports()
@@ -166,7 +170,4 @@ class Loop:
             f"samples: {conductor.ledger.as_dict()}",
             f"slots: {'; '.join(self.launcher.outstanding()) or 'none is live'}",
         ]
-        due = conductor.deadline()
-        if math.isfinite(due):
-            parts.append(f"the next timer is due in {due - self.clock():.0f} s")
-        return "; ".join(parts) + ". Please report this with the run folder; it resumes from its last checkpoint"
+        return "; ".join(parts) + ". Please report this with the run folder"

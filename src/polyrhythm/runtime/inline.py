@@ -26,6 +26,7 @@ class InlineLauncher:
         self.clock = clock
         self.payloads = InlinePayloads()
         self.busy_s: dict[str, float] = {}
+        self._work_done = 0
         self._stations: dict[str, Station] = {}
         self._turns: deque[Station] = deque()
         self._events: deque[records.Event] = deque()
@@ -99,8 +100,13 @@ class InlineLauncher:
         begin = time.perf_counter()
         worked = station.work()
         if worked:
+            self._work_done += 1
             self.busy_s[station.name] += time.perf_counter() - begin
         return worked
+
+    def work_done(self) -> int:
+        """Units of work done so far, over all stations."""
+        return self._work_done
 
     def outstanding(self) -> list[str]:
         """What is waiting, in words, for a stall report."""

@@ -123,7 +123,7 @@ def _mean_over_steps(names: Sequence[str], rows: Sequence[Tensor], update_index:
     metrics = dict(zip(names, torch.stack(list(rows)).mean(0).tolist(), strict=True))
     if not math.isfinite(metrics["train/actor/grad_norm"]):
         raise RunHalted(
-            f"update {update_index}: the gradient is not finite, the weights are lost; resume from the last checkpoint "
-            "with a lower training.optimizer.lr or grad_clip"
+            f"update {update_index}: the gradient is not finite, the weights are lost; start again with a lower "
+            "training.optimizer.lr or grad_clip"
         )
     return metrics
