@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from math import inf
 from typing import Any
 
 from polyrhythm.clustersim.settings import ClusterSettings
@@ -31,7 +32,7 @@ def arbitrary_cluster(rng: random.Random) -> ClusterSettings:
         {
             "seed": rng.randint(0, 1000),
             "versions": rng.randint(2, 5),
-            "flow": _flow(rng, segments=segment_steps > 0),
+            "flow": _flow(rng, segments=segment_steps > 0, stuck=any(group["step"] == _STUCK for group in simulators)),
             "simulators": simulators,
             "generators": generators,
             "trainer": {
@@ -41,8 +42,8 @@ def arbitrary_cluster(rng: random.Random) -> ClusterSettings:
                 "detected": "50ms",
                 "restart": "50ms",
             },
-            "faults": [_fault(rng, [*names, "trainer"]) for _ in range(rng.choice((0, 0, 1, 4)))],
-            "max_time": "100000s",  # ends what episode deadlines would keep alive for ever
+            "faults": [_fault(rng, [*names, "trainer"]) for _ in range(rng.choice((0, 0, 1, 4, 8)))],
+            "max_time": "100000s",
             "message_delay": rng.choice(("0ms", "0ms", "1ms", "lognormal:2ms:1.0")),
         }
     )
@@ -67,7 +68,7 @@ def _simulators(rng: random.Random, segment_steps: int) -> dict[str, Any]:
     }
 
 
-def _flow(rng: random.Random, *, segments: bool) -> dict[str, Any]:
+def _flow(rng: random.Random, *, segments: bool, stuck: bool) -> dict[str, Any]:
     group_size = 1 if segments else rng.choice((1, 1, 2, 3, 5))
     return {
         "batch_size": group_size * rng.randint(1, 6),
@@ -85,7 +86,8 @@ def _flow(rng: random.Random, *, segments: bool) -> dict[str, Any]:
         "routing": rng.choice(("least_loaded", "least_loaded", "round_robin", "fixed")),
         "tasks": rng.choice((1, 3)),
         "seed": rng.randint(0, 1000),
-        "episode_deadline_s": rng.choice((1e9, 20.0)),
+        # A deadline would end every hang, so there is one only where a step may really get stuck.
+        "episode_deadline_s": 20.0 if stuck else inf,
         "max_attempts": rng.choice((1, 3)),
         "max_dropped": 1_000_000,
     }
