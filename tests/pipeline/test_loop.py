@@ -8,7 +8,7 @@ import time
 import pytest
 from tests.pipeline.runs import config
 
-from polyrhythm.errors import ConfigError, RunHalted
+from polyrhythm.errors import RunHalted
 from polyrhythm.flow.conductor import Conductor
 from polyrhythm.flow.records import (
     CancelRow,
@@ -198,22 +198,3 @@ def test_the_same_held_out_episodes_give_the_same_results():
         one = pipeline.loop.evaluate(f"one {greedy}", episodes)
         two = pipeline.loop.evaluate(f"two {greedy}", episodes)
         assert sorted(r.episode_return for r in one) == sorted(r.episode_return for r in two)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"rollout": {"sharding": "os:nothing"}}, "rollout.sharding"),
-        (
-            {"env": {"type": "latency"}, "policy": {"type": "gaussian"}, "rollout": {"sharding": "even:2"}},
-            "set rollout.sharding to whole",
-        ),
-        (
-            {"env": {"type": "latency"}, "policy": {"type": "gaussian"}, "rollout": {"segment_steps": 4}},
-            "set segment_steps to 0",
-        ),
-    ],
-)
-def test_what_the_environment_cannot_do_is_refused_with_a_remedy(changes, words):
-    with pytest.raises(ConfigError, match=words):
-        build_pipeline(config(**changes))

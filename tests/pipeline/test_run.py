@@ -11,6 +11,7 @@ from polyrhythm.config import load_config
 from polyrhythm.errors import RunFolderError, RunHalted
 from polyrhythm.flow.admission import mix as flow_mix
 from polyrhythm.flow.records import SampleEvaluated
+from polyrhythm.pipeline.check import check
 from polyrhythm.pipeline.episodes import held_out, tally
 from polyrhythm.pipeline.evaluate import evaluate
 from polyrhythm.pipeline.run import train
@@ -19,7 +20,7 @@ from polyrhythm.specs import Task
 
 def test_two_versions_of_the_cartpole_recipe(tmp_path):
     config = load_config("cartpole", ["training.versions=2", "evaluation.episodes=6", "evaluation.sampled=true"])
-    summary = train(config, tmp_path)
+    summary = train(check(config), tmp_path)
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
     assert {"before", "after", "before_sampled", "after_sampled"} <= summary.keys()
     assert {"successes", "episodes", "rate", "low", "high", "mean_return"} <= summary["after"].keys()
@@ -53,14 +54,14 @@ def test_two_versions_of_the_cartpole_recipe(tmp_path):
 
 
 def test_a_run_without_training_measures_what_it_begins_with(tmp_path):
-    summary = train(load_config("cartpole", ["training.versions=0", "evaluation.episodes=4"]), tmp_path)
+    summary = train(check(load_config("cartpole", ["training.versions=0", "evaluation.episodes=4"])), tmp_path)
     assert summary["before"]["episodes"] == 4
     assert "after" not in summary
     assert evaluate(tmp_path, 4, 1_000_000_000, greedy=True)["mean_return"] == summary["before"]["mean_return"]
 
 
 def test_the_weights_file_is_plain_data(tmp_path):
-    train(load_config("cartpole", ["training.versions=0", "evaluation.episodes=0"]), tmp_path)
+    train(check(load_config("cartpole", ["training.versions=0", "evaluation.episodes=0"])), tmp_path)
     content = torch.load(tmp_path / "policy.pt", weights_only=True)
     assert content["config"]["name"] == "cartpole"
 

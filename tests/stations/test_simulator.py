@@ -317,9 +317,10 @@ def test_a_row_that_begins_late_is_not_moved_by_the_others_steps():
     assert sorted(bench.shown(event) for event in events) == [[[4, 1, 0], [104, 0, 0]], [[204, 0, 0]]]
 
 
-def test_segments_need_rows_that_step_on_their_own():
+@pytest.mark.parametrize("flags", [{"step_rows": False}, {"reset_rows": False}])
+def test_segments_need_rows_that_step_and_reset_on_their_own(flags):
     with pytest.raises(ValueError, match="set segment_steps to 0"):
-        Bench(1, env=Counting(1, step_rows=False), settings=StepSettings(1, segment_steps=4))
+        Bench(1, env=Counting(1, **flags), settings=StepSettings(1, segment_steps=4))
 
 
 def test_episodes_of_a_whole_resetting_batch_begin_together():

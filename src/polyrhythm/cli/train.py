@@ -27,14 +27,16 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.observe import new_run_folder, take_folder
 
     config = load_config(arguments.recipe, arguments.overrides)
+    # Imported only now: a wrong key is answered before any tensor library is loaded.
+    from polyrhythm.pipeline.check import check
+    from polyrhythm.pipeline.run import train
+
+    checked = check(config)
     if arguments.out:
         folder = take_folder(arguments.out)
     else:
         folder = new_run_folder(Path(config.out_dir), config.name, datetime.now().astimezone())
-    # Imported only now: a wrong key or folder is answered before any tensor library is loaded.
-    from polyrhythm.pipeline.run import train
-
-    summary = train(config, folder)
+    summary = train(checked, folder)
     if arguments.json:
         print(json.dumps(summary, indent=2))
     else:

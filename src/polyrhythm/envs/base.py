@@ -2,7 +2,7 @@
 
 Stepping and observing are separate calls, because rendering often costs more than physics and an action chunk
 needs one observation only. Autoreset is off: a row that ended stays as it is until `reset`.
-An adapter's file declares a frozen pydantic settings model with a `type` literal and a `build(rows)` function;
+An adapter's file declares a frozen pydantic settings model with a `type` literal that is an `EnvSettings`;
 heavy imports happen inside the functions.
 """
 
@@ -56,6 +56,19 @@ class EnvBatch(Protocol):
 
     def close(self) -> None:
         """Free everything; called once."""
+        ...
+
+
+@runtime_checkable
+class EnvSettings(Protocol):
+    """What the settings model of an environment offers beside its fields."""
+
+    def spec(self) -> EnvSpec:
+        """What a batch will offer, without building one. ConfigError: there is no such environment."""
+        ...
+
+    def build(self, rows: int) -> EnvBatch:
+        """A batch of `rows` rows; ImportError or PolyrhythmError if this machine cannot run it."""
         ...
 
 

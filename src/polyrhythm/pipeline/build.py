@@ -10,14 +10,14 @@ from typing import Any
 
 from polyrhythm.config import RunConfig
 from polyrhythm.config.rollout import DynamicBatching
-from polyrhythm.envs.base import EnvBatch
+from polyrhythm.envs.base import EnvBatch, EnvSettings
 from polyrhythm.errors import ConfigError
 from polyrhythm.flow.conductor import Conductor
 from polyrhythm.flow.records import EnvBatchInfo, Event
 from polyrhythm.flow.settings import FlowSettings
 from polyrhythm.flow.sharding import shard
 from polyrhythm.pipeline.loop import Loop, Observer
-from polyrhythm.policies.base import Policy
+from polyrhythm.policies.base import Policy, PolicySettings
 from polyrhythm.runtime.inline import InlineLauncher
 from polyrhythm.runtime.tensors import use_one_thread
 from polyrhythm.runtime.weights import InlineWeights
@@ -43,6 +43,21 @@ class Pipeline:
 
     def close(self) -> None:
         self.launcher.close()
+
+
+def env_settings(config: RunConfig) -> EnvSettings:
+    """The environment's section as what it must be. ConfigError if a class of the user's own is not."""
+    if not isinstance(config.env, EnvSettings):
+        raise ConfigError(f"env.type = {getattr(config.env, 'type', '')}: its settings need spec() and build(rows)")
+    return config.env
+
+
+def policy_settings(config: RunConfig) -> PolicySettings:
+    """The policy's section as what it must be. ConfigError if a class of the user's own is not."""
+    if not isinstance(config.policy, PolicySettings):
+        kind = getattr(config.policy, "type", "")
+        raise ConfigError(f"policy.type = {kind}: its settings need build(env_spec, seed)")
+    return config.policy
 
 
 def flow_settings(config: RunConfig, spec: EnvSpec) -> FlowSettings:
@@ -120,19 +135,19 @@ def build_pipeline(
     """Build all stations and let them join.
 
     envs: env batches made already, simulators × env_batches; policy: the trainer's, made already (a warm start).
-    record: keep every decision in `loop.trace`.
+    record: keep every decision in `loop.trace`. The configuration has passed `pipeline.check`.
     """
     if "OMP_NUM_THREADS" not in os.environ:
         use_one_thread()
     envs = build_envs(config) if envs is None else envs
     spec = envs[0].spec
     infos = env_batch_infos(config, spec)
-    policy = config.policy.build(spec, config.seed) if policy is None else policy  # type: ignore[attr-defined]
+    policy = policy_settings(config).build(spec, config.seed) if policy is None else policy
     launcher, weights = InlineLauncher(clock), InlineWeights()
     loop = Loop(Conductor(flow_settings(config, spec)), launcher, clock, observers=observers, record=record)
     joining: list[Event] = _add_simulators(config, envs, infos, policy.chunk, launcher)
     for name in generator_names(config):
-        copy = config.policy.build(spec, config.seed)  # type: ignore[attr-defined]
+        copy = policy_settings(config).build(spec, config.seed)
         generator = Generator(name, FIRST_EPOCH, copy, launcher.payloads, weights, launcher.emit, launcher.reply)
         launcher.add(generator)
         joining.append(generator.joined())
@@ -154,7 +169,8 @@ def build_envs(config: RunConfig) -> list[EnvBatch]:
     """All env batches of the run."""
     rollout = config.rollout
     count = rollout.simulators * rollout.env_batches
-    return [config.env.build(rollout.rows) for _ in range(count)]  # type: ignore[attr-defined]
+    settings = env_settings(config)
+    return [settings.build(rollout.rows) for _ in range(count)]
 
 
 def _add_simulators(
@@ -170,10 +186,7 @@ def _add_simulators(
     joining: list[Event] = []
     for index, batches in enumerate(infos):
         hosted = [(info, next(unused)) for info in batches]
-        try:
-            simulator = Simulator(f"simulator-{index}", FIRST_EPOCH, hosted, settings, launcher.payloads, launcher.emit)
-        except ValueError as error:
-            raise ConfigError(f"rollout.segment_steps = {config.rollout.segment_steps}: {error}") from error
+        simulator = Simulator(f"simulator-{index}", FIRST_EPOCH, hosted, settings, launcher.payloads, launcher.emit)
         launcher.add(simulator)
         for info in batches:
             for slot in info.slots:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from polyrhythm.errors import RunFolderError
 from polyrhythm.pipeline.build import build_envs, build_pipeline
+from polyrhythm.pipeline.check import check
 from polyrhythm.pipeline.checkpoints import load_policy
 from polyrhythm.pipeline.episodes import held_out, tally
-from polyrhythm.policies.base import Policy, as_module
+from polyrhythm.policies.base import as_module
 from polyrhythm.runtime.tensors import apply_state
 
 
@@ -20,10 +22,12 @@ def evaluate(path: Path, episodes: int, seed: int, greedy: bool, swap_instructio
     Raises RunFolderError if there is no such policy.
     """
     config, weights, version = load_policy(path)
+    _, spec, policy = check(config)
+    try:
+        apply_state(as_module(policy), weights)
+    except ValueError as error:
+        raise RunFolderError(f"{path}: {error}; these weights belong to other settings, name another folder") from error
     envs = build_envs(config)
-    spec = envs[0].spec
-    policy: Policy = config.policy.build(spec, config.seed)  # type: ignore[attr-defined]
-    apply_state(as_module(policy), weights)
     pipeline = build_pipeline(config, envs, policy)
     try:
         wanted = held_out(episodes, seed, len(spec.tasks), greedy=greedy, swap=swap_instructions)

@@ -20,6 +20,7 @@ from polyrhythm.config import RunConfig, save_config
 from polyrhythm.envs.base import EnvBatch
 from polyrhythm.observe import MetricsWriter, TraceWriter
 from polyrhythm.pipeline.build import Pipeline, build_envs, build_pipeline
+from polyrhythm.pipeline.check import Checked
 from polyrhythm.pipeline.checkpoints import POLICY_FILE, save_policy
 from polyrhythm.pipeline.demos import demonstrate
 from polyrhythm.pipeline.episodes import held_out, tally
@@ -53,21 +54,22 @@ class Phases:
         return {**self.wall_s, "total": time.monotonic() - self._began}
 
 
-def train(config: RunConfig, folder: Path) -> dict[str, Any]:
+def train(checked: Checked, folder: Path) -> dict[str, Any]:
     """Run all phases that the configuration asks for; the content of summary.json.
 
-    Raises RunHalted when the run cannot go on, ConfigError for settings that the environment or policy refuses.
+    checked: what `pipeline.check` gave; nothing is left to refuse, so the folder may be made before. Its policy is
+    trained in place. Raises RunHalted when the run cannot go on.
     """
+    config, spec, policy = checked
     phases = Phases()
     save_config(config, folder / "config.yaml")
     with phases("start"):
         envs = build_envs(config)
-        policy: Policy = config.policy.build(envs[0].spec, config.seed)  # type: ignore[attr-defined]
     with MetricsWriter(folder) as metrics, TraceWriter(folder / "trace.json") as trace:
         _warm_start(config, folder, envs[0], policy, phases, metrics)
         pipeline = build_pipeline(config, envs, policy)
         try:
-            summary = _learn(config, folder, pipeline, phases, (metrics, trace), envs[0].spec.tasks)
+            summary = _learn(config, folder, pipeline, phases, (metrics, trace), spec.tasks)
         finally:
             pipeline.close()
     summary["wall_s"] = phases.summary()

@@ -1,18 +1,24 @@
 """The contract of a policy: one interface for token, flow-matching, Gaussian and categorical heads.
 
-A policy's file declares a frozen pydantic settings model with a `type` literal and `build(env_spec, seed) -> Policy`
-(an `nn.Module`, its parameters a function of the seed). Randomness in `act` comes from `noise_key` alone.
+A policy's file declares a pydantic settings model with a `type` literal that is a `PolicySettings`; what it builds is an
+`nn.Module`. Randomness in `act` comes from `noise_key` alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
+from pydantic import ConfigDict
 from torch import Tensor
 
+from polyrhythm.specs import EnvSpec
+
 Observations = Mapping[str, Tensor]
+
+#: What every policy's settings model is: frozen, closed to unknown keys, strictly typed, finite, documented per field.
+SETTINGS = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class Act(NamedTuple):
@@ -60,6 +66,15 @@ class Policy(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Tensor]: ...
+
+
+@runtime_checkable
+class PolicySettings(Protocol):
+    """What the settings model of a policy offers beside its fields."""
+
+    def build(self, env_spec: EnvSpec, seed: int) -> Policy:
+        """A policy for this environment, its parameters a function of `seed`. ValueError: they do not go together."""
+        ...
 
 
 def as_module(policy: Policy) -> torch.nn.Module:

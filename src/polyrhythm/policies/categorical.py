@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from polyrhythm.policies import distributions, noise
-from polyrhythm.policies.base import Act, Evaluation, Observations
+from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations
 from polyrhythm.policies.mlp import Activation, FlatObservation, Mlp, seeded
 from polyrhythm.specs import EnvSpec
 
@@ -18,9 +18,10 @@ from polyrhythm.specs import EnvSpec
 class CategoricalSettings(BaseModel):
     """MLP policy over discrete choices."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = SETTINGS
 
     type: Literal["categorical"] = "categorical"
+    """The policy's name."""
     hidden: int = Field(64, ge=1)
     """Units per hidden layer, of the policy and of the value network."""
     layers: int = Field(2, ge=0)

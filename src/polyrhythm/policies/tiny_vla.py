@@ -11,11 +11,11 @@ from dataclasses import fields
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 from torch import Tensor, nn
 
 from polyrhythm.policies import distributions, noise
-from polyrhythm.policies.base import Act, Evaluation, Observations
+from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations
 from polyrhythm.policies.gaussian import continuous_bounds
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.policies.tiny_vla_trunk import Trunk, TrunkSize
@@ -26,9 +26,10 @@ from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec
 class TinyVlaSettings(BaseModel):
     """Tiny vision-language-action model with binned actions."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = SETTINGS
 
     type: Literal["tiny_vla"] = "tiny_vla"
+    """The policy's name."""
     width: int = Field(64, ge=8)
     """Features per token."""
     layers: int = Field(2, ge=1)

@@ -16,11 +16,24 @@ from polyrhythm.envs.base import EnvBatch
 from polyrhythm.flow.records import CancelRow, EnvBatchInfo, Event, Grant, RefuseRequest, StartRows
 from polyrhythm.runtime.messages import Reply
 from polyrhythm.runtime.payloads import Payloads
+from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.chunk import step_chunk, whole_batch
 from polyrhythm.stations.guard import EnvFault, GuardedEnv
 from polyrhythm.stations.slot import Slot, StepSettings
 
 log = logging.getLogger(__name__)
+
+
+def refuse_segments(spec: EnvSpec, segment_steps: int) -> None:
+    """Raise ValueError where a parked episode would not be left as it is."""
+    if segment_steps and not spec.step_rows:
+        raise ValueError(
+            "the environment steps only whole batches, so a parked episode would go on by no-ops; set segment_steps to 0"
+        )
+    if segment_steps and not spec.reset_rows:
+        raise ValueError(
+            "the environment resets only whole batches, so a parked episode would be lost; set segment_steps to 0"
+        )
 
 
 class EnvHost:
@@ -35,11 +48,7 @@ class EnvHost:
         payloads: Payloads,
         emit: Callable[[Event], None],
     ) -> None:
-        if settings.segment_steps and not env.spec.step_rows:
-            raise ValueError(
-                f"segment_steps is {settings.segment_steps}, but the environment steps only whole batches, so a parked "
-                "episode would go on by no-ops; set segment_steps to 0"
-            )
+        refuse_segments(env.spec, settings.segment_steps)
         self.env, self.info = GuardedEnv(env), info
         self.slots = {slot.slot: Slot(slot, self.env, settings, simulator, payloads, emit) for slot in info.slots}
         self.env_steps, self.chunk_steps = 0, 0
@@ -146,6 +155,7 @@ class EnvHost:
         for slot, grants in parts:
             slot.pending.clear()
             for grant in grants:
+                assert not grant.resume, f"row {grant.row} is to resume, but its batch begins together"
                 tasks[grant.row], seeds[grant.row] = grant.ticket.task, grant.ticket.seed
         if self._reset(range(self.env.rows), tasks, seeds, parts):
             for slot, grants in parts:

@@ -1,0 +1,93 @@
+"""What environment, policy and settings refuse of each other, found before anything starts or a folder is made.
+
+The schema refuses what it can see in the configuration alone; here are the combinations that only the parts know.
+Everything that is refused is a ConfigError: what, value, remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from polyrhythm.config import RunConfig
+from polyrhythm.envs.base import EnvSettings, Expert
+from polyrhythm.errors import ConfigError
+from polyrhythm.flow.sharding import load_function
+from polyrhythm.pipeline.build import env_batch_infos, env_settings, flow_settings, policy_settings
+from polyrhythm.policies.base import Policy
+from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec
+from polyrhythm.stations.env_host import refuse_segments
+
+
+class Checked(NamedTuple):
+    """A configuration that can be run, its environment's spec, and its policy with the initial weights."""
+
+    config: RunConfig
+    spec: EnvSpec
+    policy: Policy
+
+
+def check(config: RunConfig) -> Checked:
+    """Raise ConfigError for the first thing that cannot be run; no simulator is started."""
+    env = env_settings(config)
+    kind = getattr(config.env, "type", "")
+    with _naming(f"env.type = {kind}"):
+        try:
+            spec = env.spec()
+        except ImportError as error:
+            raise ConfigError(f"env.type = {kind}: it cannot be imported ({error}); install what is missing") from error
+    with _naming("config"):
+        flow_settings(config, spec)
+    env_batch_infos(config, spec)
+    with _naming(f"rollout.segment_steps = {config.rollout.segment_steps}"):
+        refuse_segments(spec, config.rollout.segment_steps)
+    if config.rollout.queue_key:
+        with _naming("rollout"):
+            load_function(config.rollout.queue_key, "queue_key")
+    with _naming(f"policy.type = {getattr(config.policy, 'type', '')}"):
+        policy = policy_settings(config).build(spec, config.seed)
+    _check_value(config, spec, policy)
+    if config.demonstrations is not None:
+        _check_expert(env)
+    return Checked(config, spec, policy)
+
+
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """A ValueError inside becomes a ConfigError about `what`, unless it is one already or says so itself."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except ValueError as error:
+        said = str(error)
+        raise ConfigError(said if said.startswith(what.partition(" ")[0]) else f"{what}: {said}") from error
+
+
+def _check_value(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
+    """The policy's value per chunk or per action, against what `reward_level` needs; asked with one blank row."""
+    blank = {name: np.zeros((1, *array.shape), array.dtype) for name, array in spec.observation.items()}
+    blank |= {INSTRUCTION: np.zeros(1, np.int64), PROGRESS: np.zeros(1, np.float32)}
+    with torch.no_grad():
+        value = policy.value({name: torch.from_numpy(array) for name, array in blank.items()})
+    given, wanted = "chunk" if value.dim() == 1 else "action", config.algorithm.reward_level
+    if given != wanted:
+        raise ConfigError(
+            f"algorithm.reward_level = {wanted}: the policy {getattr(config.policy, 'type', '')} gives one value per "
+            f"{given}; set algorithm.reward_level to {given}"
+        )
+
+
+def _check_expert(env: EnvSettings) -> None:
+    batch = env.build(1)
+    try:
+        if not isinstance(batch, Expert):
+            raise ConfigError(
+                "demonstrations = set: this environment has no scripted expert; set demonstrations and supervised to null"
+            )
+    finally:
+        batch.close()

@@ -1,0 +1,111 @@
+"""What only the parts know is refused before anything starts: one sentence, no folder."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+import torch
+from pydantic import BaseModel
+from tests.pipeline.runs import config
+from tests.stations.counting import Counting
+
+from polyrhythm.cli.main import main
+from polyrhythm.errors import ConfigError
+from polyrhythm.pipeline.check import check
+from polyrhythm.policies.gaussian import GaussianPolicy, GaussianSettings
+
+LATENCY = {"env": {"type": "latency"}, "policy": {"type": "gaussian"}}
+
+
+class WholeSettings(BaseModel):
+    """The counting environment, which here resets only as a whole."""
+
+    type: Literal["tests.pipeline.test_check:WholeSettings"] = "tests.pipeline.test_check:WholeSettings"
+
+    def spec(self):
+        return Counting(1, reset_rows=False).spec
+
+    def build(self, rows):
+        return Counting(rows, reset_rows=False)
+
+
+class PerAction(GaussianPolicy):
+    """Its value is one per action."""
+
+    def value(self, obs):
+        return super().value(obs).unsqueeze(1).expand(-1, self.chunk)
+
+
+class PerActionSettings(GaussianSettings):
+    """The policy above."""
+
+    type: Literal["tests.pipeline.test_check:PerActionSettings"] = "tests.pipeline.test_check:PerActionSettings"
+
+    def build(self, env_spec, seed):
+        return PerAction(self, env_spec)
+
+
+class Mute(BaseModel):
+    """Neither an environment nor a policy."""
+
+    type: Literal["tests.pipeline.test_check:Mute"] = "tests.pipeline.test_check:Mute"
+
+
+WHOLE = {"type": "tests.pipeline.test_check:WholeSettings"}
+MUTE = {"type": "tests.pipeline.test_check:Mute"}
+IMITATE = {"demonstrations": {}, "supervised": {}}
+REFUSED = [
+    ({"env": "gymnasium:CartPol-v1"}, r"env.id = CartPol-v1: .*the nearest is CartPole-v"),
+    ({"env": MUTE}, r"env.type = .*Mute: its settings need spec"),
+    ({"policy": MUTE}, r"policy.type = .*Mute: its settings need build"),
+    ({"policy": {"type": "gaussian"}}, r"policy.type = 'gaussian' .*use policy.type = 'categorical'"),
+    ({"policy": {"type": "tiny_vla"}}, r"policy.type = .*tiny_vla"),
+    ({"rollout": {"sharding": "os:nothing"}}, r"rollout.sharding = os:nothing: .*name an importable"),
+    ({**LATENCY, "rollout": {"sharding": "even:2"}}, r"rollout.sharding = even:2: .*set rollout.sharding to whole"),
+    ({**LATENCY, "rollout": {"segment_steps": 4}}, r"rollout.segment_steps = 4: .*set segment_steps to 0"),
+    (
+        {"env": WHOLE, "policy": {"type": "gaussian"}, "rollout": {"segment_steps": 4}},
+        r"rollout.segment_steps = 4: the environment resets only whole batches",
+    ),
+    (
+        {"rollout": {"queue_key": "os:nothing"}},
+        r"rollout: queue_key 'os:nothing' cannot be loaded .*name an importable",
+    ),
+    (
+        {"algorithm": {"reward_level": "action"}},
+        r"algorithm.reward_level = action: .*set algorithm.reward_level to chunk",
+    ),
+    (
+        {"env": WHOLE, "policy": {"type": "tests.pipeline.test_check:PerActionSettings"}},
+        r"algorithm.reward_level = chunk: .*set algorithm.reward_level to action",
+    ),
+    (IMITATE, r"demonstrations = set: .*set demonstrations and supervised to null"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), REFUSED)
+def test_a_wrong_combination_is_one_sentence(changes, words):
+    with pytest.raises(ConfigError, match=f"^{words}") as refusal:
+        check(config(**changes))
+    assert "\n" not in str(refusal.value)
+
+
+def test_what_fits_is_given_back():
+    checked = check(config())
+    assert checked.spec.max_steps == 40
+    again = check(config())
+    weights, others = checked.policy.state_dict(), again.policy.state_dict()
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    check(config(env=WHOLE, policy={"type": "gaussian"}, **IMITATE))
+
+
+@pytest.mark.parametrize(
+    "override", ["env=gymnasium:CartPol-v1", "policy=gaussian", "rollout.queue_key=os:nothing", "rollout.sharding=os:x"]
+)
+@pytest.mark.parametrize("out", [False, True])
+def test_a_refused_run_leaves_no_folder(override, out, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "cartpole", override, *(["--out", "mine"] if out else [])]) == 2
+    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr().err.count("\n") == 1
