@@ -11,11 +11,19 @@ from polyrhythm.errors import RunFolderError
 def new_run_folder(root: Path, name: str, now: datetime) -> Path:
     """Make <root>/<name>/<YYYYmmdd-HHMMSS>; runs that start in the same second get -2, -3, …
 
-    Making the folder is the claim to it, so two processes never get the same one.
+    Making the folder is the claim to it, so two processes never get the same one. RunFolderError: it cannot be made.
     """
     parent = root / name
-    stamp = now.strftime("%Y%m%d-%H%M%S")
-    parent.mkdir(parents=True, exist_ok=True)
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        return _claim(parent, now.strftime("%Y%m%d-%H%M%S"))
+    except OSError as error:
+        raise RunFolderError(
+            f"folder {parent} cannot be made ({error.strerror}); set out_dir to another, or use --out"
+        ) from error
+
+
+def _claim(parent: Path, stamp: str) -> Path:
     attempt = 1
     while True:
         folder = parent / (stamp if attempt == 1 else f"{stamp}-{attempt}")
