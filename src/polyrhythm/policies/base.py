@@ -1,7 +1,7 @@
 """The contract of a policy: one interface for token, flow-matching, Gaussian and categorical heads.
 
-A policy's file declares a pydantic settings model with a `type` literal that is a `PolicySettings`; what it builds is an
-`nn.Module`. Randomness in `act` comes from `noise_key` alone.
+A policy's file declares a pydantic settings model with a `type` literal that is a `PolicySettings`; what it builds is
+an `nn.Module`. Randomness in `act` comes from `noise_key` alone.
 """
 
 from __future__ import annotations

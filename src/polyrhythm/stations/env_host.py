@@ -28,7 +28,8 @@ def refuse_segments(spec: EnvSpec, segment_steps: int) -> None:
     """Raise ValueError where a parked episode would not be left as it is."""
     if segment_steps and not spec.step_rows:
         raise ValueError(
-            "the environment steps only whole batches, so a parked episode would go on by no-ops; set segment_steps to 0"
+            "the environment steps only whole batches, so a parked episode would go on by no-ops; "
+            "set segment_steps to 0"
         )
     if segment_steps and not spec.reset_rows:
         raise ValueError(

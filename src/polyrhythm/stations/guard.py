@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.envs.base import EnvBatch, StepResult
+from polyrhythm.errors import PolyrhythmError
 
 
 class EnvFault(Exception):
@@ -17,7 +18,11 @@ class EnvFault(Exception):
 
 
 class GuardedEnv:
-    """The env batch `inner`. seconds: time spent in it so far; whatever it raises comes out as an EnvFault."""
+    """The env batch `inner`. seconds: time spent in it so far.
+
+    What it raises comes out as an EnvFault, but for what no other attempt would mend: a PolyrhythmError, which is the
+    user's to solve, and a missing package.
+    """
 
     def __init__(self, inner: EnvBatch) -> None:
         self.spec, self.rows, self.seconds = inner.spec, inner.rows, 0.0
@@ -40,6 +45,8 @@ class GuardedEnv:
         begin = time.perf_counter()
         try:
             return function(*arguments)
+        except (PolyrhythmError, ImportError):
+            raise
         except Exception as error:
             raise EnvFault(f"{what}: {type(error).__name__}: {error}") from error
         finally:
