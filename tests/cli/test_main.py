@@ -65,6 +65,17 @@ def test_top_help_lists_every_command_and_no_words_means_help(capsys: pytest.Cap
     assert all(command in shown for command in COMMANDS)
 
 
+def test_train_without_a_recipe_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, status in ((["train"], 2), (["train", "--help"], 0)):
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        assert end.value.code == status
+        told = capsys.readouterr()
+        shown = " ".join((told.err or told.out).split())
+        assert "recipe [section.key=value ...]" in shown
+        assert "cartpole, quickstart" in shown
+
+
 def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["trian"])
@@ -79,6 +90,7 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
         (["train", "quickstart", "training.version=3"], "did you mean versions?"),
         (["train", "quickstart", "freshness.on_update=abort"], "use continue"),
         (["eval", "nowhere"], "is not there"),
+        (["train", "cartpole", "out_dir=/proc/x"], "out_dir"),
         (["simulate", "nowhere.yaml"], "is not there"),
     ],
 )
@@ -125,6 +137,22 @@ def test_threads_default_to_one_and_are_the_users_choice(
         monkeypatch.setenv("OMP_NUM_THREADS", given)
     main(["train", "cartpol"])
     assert os.environ["OMP_NUM_THREADS"] == used
+
+
+@pytest.mark.parametrize("name", ["metaworld.env_dict", "polyrhythm.nothing"])
+def test_a_missing_package_is_named_and_a_module_of_ours_is_a_bug(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(words: object) -> int:
+        raise ModuleNotFoundError(name=name)
+
+    monkeypatch.setattr(cli, "_dispatch", fail)
+    if name.startswith("polyrhythm"):
+        with pytest.raises(ModuleNotFoundError):
+            main(["train"])
+    else:
+        assert main(["train"]) == 2
+        assert f"the package {name} is not installed" in capsys.readouterr().err
 
 
 def test_our_own_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

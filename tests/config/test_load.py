@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from polyrhythm.config import load_config, recipe_names, save_config
-from polyrhythm.config.load import merge, parse_override
-from polyrhythm.config.recipes import find_recipe
+from polyrhythm.config.load import load_config, merge, parse_override, save_config
+from polyrhythm.config.recipes import find_recipe, recipe_names
 from polyrhythm.config.yaml_text import parse, read
 from polyrhythm.errors import ConfigError
 

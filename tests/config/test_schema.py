@@ -7,9 +7,9 @@ from typing import Any, Literal, get_args
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from polyrhythm.config import RunConfig, validate
-from polyrhythm.config.load import merge
+from polyrhythm.config.load import merge, validate
 from polyrhythm.config.rollout import DynamicBatching, LockstepBatching
+from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, PolyrhythmError
 
 THING = f"{__name__}:Thing"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyrhythm.config import RunConfig, validate
-from polyrhythm.config.load import merge
+from polyrhythm.config.load import merge, validate
+from polyrhythm.config.schema import RunConfig
 
 ROWS = 6
 

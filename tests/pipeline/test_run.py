@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from typing import Literal
 
 import pytest
 import torch
+import yaml
+from tests.pipeline.runs import LOCKSTEP
 
-from polyrhythm.config import load_config
+from polyrhythm.cli.main import main
+from polyrhythm.config.load import load_config
+from polyrhythm.envs.gymnasium_env import GymnasiumBatch, GymnasiumSettings
 from polyrhythm.errors import RunFolderError, RunHalted
 from polyrhythm.flow.admission import mix as flow_mix
 from polyrhythm.flow.records import SampleEvaluated
@@ -47,8 +52,8 @@ def test_two_versions_of_the_cartpole_recipe(tmp_path):
     assert any((tmp_path / "tensorboard").iterdir())
     assert load_config(tmp_path / "config.yaml") == config
 
-    result = evaluate(tmp_path, 6, config.evaluation.seed, greedy=True)
-    assert result["mean_return"] == summary["after"]["mean_return"]
+    result = evaluate(tmp_path)
+    assert {name: result[name] for name in summary["after"]} == summary["after"]
     assert (result["version"], result["episodes"]) == (2, 6)
     assert evaluate(tmp_path / "policy.pt", 3, 1, greedy=False)["episodes"] == 3
 
@@ -94,3 +99,49 @@ def test_a_tally_has_intervals_and_tasks():
     assert "tasks" not in tally(results, [Task("a", "a")])
     with pytest.raises(RunHalted, match="dropped"):
         tally([], [Task("a", "a")])
+
+
+class InterruptedSettings(GymnasiumSettings):
+    """CartPole whose user presses Ctrl-C once, at env step `at`."""
+
+    type: Literal["tests.pipeline.test_run:InterruptedSettings"] = "tests.pipeline.test_run:InterruptedSettings"
+    at: int = 0
+
+    def build(self, rows):
+        return Interrupted(self, rows)
+
+
+class Interrupted(GymnasiumBatch):
+    steps = 0
+
+    def step(self, rows, actions):
+        Interrupted.steps += 1
+        if Interrupted.steps == self._at:
+            raise KeyboardInterrupt
+        return super().step(rows, actions)
+
+    def __init__(self, settings, rows):
+        super().__init__(settings, rows)
+        self._at = settings.at
+
+
+@pytest.mark.parametrize(("at", "versions"), [(20, {0}), (400, set(range(1, 40)))], ids=["at-first", "later"])
+def test_an_interrupted_run_leaves_the_newest_whole_weights(at, versions, tmp_path, monkeypatch):
+    monkeypatch.setattr(Interrupted, "steps", 0)
+    env = {"type": "tests.pipeline.test_run:InterruptedSettings", "id": "CartPole-v1", "max_steps": 40, "at": at}
+    recipe = tmp_path / "interrupted.yaml"
+    recipe.write_text(yaml.safe_dump({**LOCKSTEP, "env": env, "training": {"versions": 50, "mini_batch_samples": 10}}))
+    folder = tmp_path / "run"
+    assert main(["train", str(recipe), "--out", str(folder)]) == 130
+    assert not (folder / "summary.json").exists()
+    result = evaluate(folder, 4, 0, greedy=True)
+    assert result["version"] in versions
+
+
+def test_weights_of_other_settings_are_refused(tmp_path):
+    train(check(load_config("cartpole", ["training.versions=0", "evaluation.episodes=0"])), tmp_path)
+    content = torch.load(tmp_path / "policy.pt", weights_only=True)
+    content["config"]["policy"]["hidden"] = 32
+    torch.save(content, tmp_path / "policy.pt")
+    with pytest.raises(RunFolderError, match="do not fit the policy"):
+        evaluate(tmp_path, 1, 0, greedy=True)

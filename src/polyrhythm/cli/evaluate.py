@@ -14,8 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path", type=Path, metavar="RUN_OR_CHECKPOINT", help="folder of a run, or one of its checkpoints"
     )
-    parser.add_argument("--episodes", type=count, default=128, metavar="N", help="episodes, dealt over the tasks (128)")
-    parser.add_argument("--seed", type=whole, default=3_000_000_000, metavar="S", help="first seed (3000000000)")
+    parser.add_argument(
+        "--episodes", type=count, metavar="N", help="episodes, dealt over the tasks (as the run's `after`; else 128)"
+    )
+    parser.add_argument("--seed", type=whole, metavar="S", help="which held-out episodes (the run's evaluation.seed)")
     way = parser.add_mutually_exclusive_group()
     way.add_argument("--greedy", action="store_true", default=True, help="take the most likely actions (default)")
     way.add_argument("--sampled", action="store_false", dest="greedy", help="sample actions, as in training")

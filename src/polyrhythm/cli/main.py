@@ -52,6 +52,13 @@ def main(words: Sequence[str]) -> int:
         message = " ".join(str(error).split())
         print(f"polyrhythm: error: {message}", file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        if (error.name or "polyrhythm").partition(".")[0] == "polyrhythm":
+            raise
+        print(
+            f"polyrhythm: error: the package {error.name} is not installed; add it, or run make setup", file=sys.stderr
+        )
+        return 2
     except KeyboardInterrupt:
         print("polyrhythm: interrupted", file=sys.stderr)
         return 130

@@ -8,13 +8,17 @@ from datetime import datetime
 from pathlib import Path
 
 from polyrhythm.cli import show
+from polyrhythm.config.recipes import recipe_names
 
 #: Parts of the summary for the file, not for the eye.
 DETAILS = {"stations", "ledger"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", help="a named recipe such as cartpole, or the path of a YAML file")
+    names = ", ".join(recipe_names())
+    parser.usage = "%(prog)s [-h] [--out DIR] [--json] recipe [section.key=value ...]"
+    parser.set_defaults(usage_error=parser.error)
+    parser.add_argument("recipe", nargs="?", help=f"one of {names}; or the path of a YAML file")
     parser.add_argument(
         "overrides", nargs="*", metavar="section.key=value", help="settings that differ from the recipe"
     )
@@ -23,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from polyrhythm.config import load_config
+    if arguments.recipe is None:
+        arguments.usage_error(f"name a recipe: {', '.join(recipe_names())}; or the path of a YAML file")
+    from polyrhythm.config.load import load_config
     from polyrhythm.observe import new_run_folder, take_folder
 
     config = load_config(arguments.recipe, arguments.overrides)

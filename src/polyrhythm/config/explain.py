@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from polyrhythm.config.base import Refusal
+from polyrhythm.config.nearest import nearest
 
 Location = Sequence[int | str]
 
@@ -35,12 +35,6 @@ _KINDS = {
     "model_attributes_type": "a section (key: value lines)",
     "dict_type": "a section (key: value lines)",
 }
-
-
-def nearest(word: object, valid: Iterable[str]) -> str:
-    """`did you mean X? ` for the closest valid word, or nothing."""
-    match = difflib.get_close_matches(str(word), list(valid), n=1, cutoff=0.5)
-    return f"did you mean {match[0]}? " if match else ""
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[str]:

@@ -149,7 +149,7 @@ class EvaluationSettings(Section):
     episodes: Whole = 0
     """Episodes of each evaluation, dealt over the tasks; 0 for none."""
     seed: Seed = 1_000_000_000
-    """First seed; training's own seeds are drawn elsewhere."""
+    """Which held-out episodes: the i-th begins in a state that is a hash of (seed, i), in a domain of their own."""
     greedy: Flag = True
     """Evaluate the most likely actions."""
     sampled: Flag = False
@@ -172,7 +172,7 @@ class DemonstrationSettings(Section):
     noise_every: Count = 2
     """Every n-th episode is noisy; 1 for all."""
     seed: Seed = 2_000_000_000
-    """First seed."""
+    """Which demonstrations: initial state and noise of each are a hash of (seed, task, number)."""
 
 
 class SupervisedSettings(Section):

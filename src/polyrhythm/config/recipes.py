@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from polyrhythm.config.explain import nearest
+from polyrhythm.config.nearest import nearest
 from polyrhythm.errors import ConfigError
 
 _PACKAGE = Path(__file__).resolve().parents[1]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ValidationError
 
 from polyrhythm.config.base import Refusal
-from polyrhythm.config.explain import nearest
+from polyrhythm.config.nearest import nearest
 
 Kind = Literal["env", "policy"]
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from polyrhythm.config import RunConfig
 from polyrhythm.config.rollout import DynamicBatching
+from polyrhythm.config.schema import RunConfig
 from polyrhythm.envs.base import EnvBatch, EnvSettings
 from polyrhythm.errors import ConfigError
 from polyrhythm.flow.conductor import Conductor
@@ -34,12 +34,13 @@ FIRST_EPOCH = 0
 
 @dataclass(slots=True)
 class Pipeline:
-    """A run's parts, joined. `policy` is the trainer's, generators hold copies."""
+    """A run's parts, joined. `policy` is the trainer's, generators hold copies; `weights` has what was published."""
 
     loop: Loop
     launcher: InlineLauncher
     policy: Policy
     learner: Learner
+    weights: InlineWeights
 
     def close(self) -> None:
         self.launcher.close()
@@ -162,7 +163,7 @@ def build_pipeline(
     launcher.add(trainer)
     for event in (*joining, trainer.joined()):
         loop.tell(event)
-    return Pipeline(loop, launcher, policy, learner)
+    return Pipeline(loop, launcher, policy, learner, weights)
 
 
 def build_envs(config: RunConfig) -> list[EnvBatch]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from polyrhythm.config import RunConfig
+from polyrhythm.config.schema import RunConfig
 from polyrhythm.envs.base import EnvSettings, Expert
 from polyrhythm.errors import ConfigError
 from polyrhythm.flow.sharding import load_function

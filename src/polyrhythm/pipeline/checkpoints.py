@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import pickle
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from polyrhythm.config import RunConfig, validate
+from polyrhythm.config.load import validate
+from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunFolderError
-from polyrhythm.policies.base import Policy, as_module
 
-#: Name of the final weights in a run folder.
+#: Name of the newest whole weights in a run folder: after the warm start, and when training ends, however it ends.
 POLICY_FILE = "policy.pt"
 
 
-def save_policy(policy: Policy, config: RunConfig, path: Path, version: int) -> None:
+def save_policy(weights: Mapping[str, Tensor], config: RunConfig, path: Path, version: int) -> None:
     """Write {"policy": state_dict, "config": plain data, "version": int}."""
     unfinished = path.with_name(path.name + ".part")
-    content = {"policy": as_module(policy).state_dict(), "config": config.model_dump(mode="json"), "version": version}
+    content = {"policy": dict(weights), "config": config.model_dump(mode="json"), "version": version}
     torch.save(content, unfinished)
     unfinished.replace(path)
 

@@ -13,16 +13,28 @@ from polyrhythm.pipeline.episodes import held_out, tally
 from polyrhythm.policies.base import as_module
 from polyrhythm.runtime.tensors import apply_state
 
+#: Episodes where neither the caller nor the run's own configuration names a number.
+EPISODES = 128
 
-def evaluate(path: Path, episodes: int, seed: int, greedy: bool, swap_instructions: bool = False) -> dict[str, Any]:
+
+def evaluate(
+    path: Path,
+    episodes: int | None = None,
+    seed: int | None = None,
+    greedy: bool = True,
+    swap_instructions: bool = False,
+) -> dict[str, Any]:
     """Success rate with its Wilson 95% interval, and the mean return, of the policy in a run folder or checkpoint.
 
-    episodes: dealt over the tasks, their initial states a function of `seed`, never seen in training.
+    episodes: dealt over the tasks, their initial states a function of `seed`, never seen in training; both as in the
+    run's own evaluation unless given, so that a finished run's `after` comes out again.
     swap_instructions: show every task the next one's sentence; a policy that listens then fails.
     Raises RunFolderError if there is no such policy.
     """
     config, weights, version = load_policy(path)
     _, spec, policy = check(config)
+    episodes = episodes or config.evaluation.episodes or EPISODES
+    seed = config.evaluation.seed if seed is None else seed
     try:
         apply_state(as_module(policy), weights)
     except ValueError as error:

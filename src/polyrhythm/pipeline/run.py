@@ -3,7 +3,8 @@
     demonstrations → supervised warm start → evaluation → reinforcement learning → the same evaluation
 
 Everything lands in the run's folder: config.yaml, metrics.jsonl, tensorboard/, trace.json, demonstrations.npz,
-policy.pt, ledger.json and, last, summary.json.
+policy.pt, ledger.json and, last, summary.json. A run that is interrupted leaves the newest weights in policy.pt, so that
+it can be evaluated.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.config import RunConfig, save_config
+from polyrhythm.config.load import save_config
+from polyrhythm.config.schema import RunConfig
 from polyrhythm.envs.base import EnvBatch
 from polyrhythm.observe import MetricsWriter, TraceWriter
 from polyrhythm.pipeline.build import Pipeline, build_envs, build_pipeline
@@ -67,6 +69,7 @@ def train(checked: Checked, folder: Path) -> dict[str, Any]:
         envs = build_envs(config)
     with MetricsWriter(folder) as metrics, TraceWriter(folder / "trace.json") as trace:
         _warm_start(config, folder, envs[0], policy, phases, metrics)
+        save_policy(policy.state_dict(), config, folder / POLICY_FILE, 0)
         pipeline = build_pipeline(config, envs, policy)
         try:
             summary = _learn(config, folder, pipeline, phases, (metrics, trace), spec.tasks)
@@ -109,16 +112,16 @@ def _learn(
     updates = versions * config.freshness.sync_interval
     loop.observers += [metrics, lags, Timeline(writers[1], began), Progress(updates, began)]
     if versions:
-        with phases("rl"):
-            loop.train_until(versions)
+        try:
+            with phases("rl"):
+                loop.train_until(versions)
+        finally:
+            _save_published(config, folder, pipeline)
         wall = phases.wall_s["rl"]
         loop.observers.clear()
-        save_policy(pipeline.policy, config, folder / POLICY_FILE, versions)
         summary["transitions_per_s"] = (launcher.transitions() - done_before) / wall
         summary["utilisation"] = {name: (busy - busy_before[name]) / wall for name, busy in launcher.busy_s.items()}
         summary |= _evaluate(config, pipeline, phases, "after", tasks)
-    else:
-        save_policy(pipeline.policy, config, folder / POLICY_FILE, 0)
     summary["lag"] = lags.summary()
     summary["ledger"] = loop.conductor.ledger.as_dict()
     summary["stations"] = launcher.statistics()
@@ -126,6 +129,13 @@ def _learn(
     assert not loop.conductor.ledger.imbalance, f"the ledger does not balance: {summary['ledger']}"
     assert not launcher.payloads.leaked(), f"payloads were never released: {launcher.payloads.leaked()}"
     return summary
+
+
+def _save_published(config: RunConfig, folder: Path, pipeline: Pipeline) -> None:
+    """The newest published weights: whole even where an update was cut short or went wrong."""
+    if pipeline.weights.newest >= 0:
+        version, weights = pipeline.weights.fetch(pipeline.weights.newest)
+        save_policy(weights, config, folder / POLICY_FILE, version)
 
 
 def _evaluate(
