@@ -206,3 +206,15 @@ def test_results_in_words() -> None:
         "lag": 1.23456,
     }
     assert show.lines(result) == "after: 73% [66, 79], 117 of 160 episodes\nlag: 1.235"
+
+
+def test_where_nothing_ever_succeeded_the_return_leads() -> None:
+    from polyrhythm.cli import show
+
+    none = {"successes": 0, "episodes": 32, "rate": 0.0, "low": 0.0, "high": 0.107, "mean_return": 481.25}
+    some = {**none, "successes": 8, "rate": 0.25, "low": 0.13, "high": 0.42}
+    assert show.lines({"after": none}) == "after: mean return 481.2, 32 episodes, none of which reported success"
+    assert show.lines({"before": none, "after": some}).startswith("before: 0% [0, 11], 0 of 32 episodes")
+    headline = show.lines({**none, "version": 3}).splitlines()[0]
+    assert headline == "mean return 481.2, 32 episodes, none of which reported success"
+    assert show.lines({**some, "version": 3}).splitlines()[0].startswith("25% [13, 42], 8 of 32")

@@ -30,5 +30,5 @@ def test_a_named_folder_is_made_or_taken_when_empty(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for root in (Path("/proc/x"), tmp_path / "file"):
-        with pytest.raises(RunFolderError, match="cannot be made.*out_dir"):
+        with pytest.raises(RunFolderError, match=r"cannot be made.*out_dir"):
             new_run_folder(root, "cartpole", NOON)

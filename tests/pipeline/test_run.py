@@ -38,7 +38,16 @@ def test_two_versions_of_the_cartpole_recipe(tmp_path):
     assert summary["ledger"]["trained"] == 2 * config.training.batch_size == sum(summary["lag"]["counts"].values())
 
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [0, 1]
+    assert [line["step"] for line in lines] == [0, 0, 0, 1, 2, 2], "two evaluations, the updates, two evaluations"
+    by_step = [set(line) - {"step", "time_s"} for line in lines]
+    assert not (by_step[0] & by_step[1] | (by_step[0] | by_step[1]) & by_step[2]), "no name twice at one step"
+    times = [line["time_s"] for line in lines]
+    assert times == sorted(times), "one clock for all"
+    for place, name in ((4, "after"), (5, "after_sampled")):
+        way = "sampled" if name.endswith("sampled") else "greedy"
+        measured = {part: lines[place][f"evaluation/{way}/{part}"] for part in ("rate", "low", "high", "mean_return")}
+        assert measured == {part: summary[name][part] for part in measured}
+    lines = lines[2:4]
     assert {
         "train/actor/policy_loss",
         "env/return",

@@ -35,7 +35,7 @@ def test_an_update_is_several_units_and_ends_with_a_report_and_an_event():
     assert done == UpdateDone("t", 0, 0)
     assert (report.topic, report.step) == ("update", 0)
     assert report.values["staleness/lag_max"] == 2
-    assert report.values["env/chunk_steps"] == 3
+    assert report.values["env/sample_chunk_steps"] == 3
     assert "train/actor/policy_loss" in report.values
 
 

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+_RATE = {"rate", "low", "high", "successes", "episodes"}
+
 
 def rate(result: Mapping[str, Any]) -> str:
     """A success rate with its interval: `73% [66, 79], 117 of 160 episodes`."""
@@ -15,11 +17,25 @@ def rate(result: Mapping[str, Any]) -> str:
 
 
 def lines(result: Mapping[str, Any]) -> str:
-    """One `name: value` line for each entry; rates in words, other nested values as JSON."""
-    return "\n".join(f"{name}: {_value(value)}" for name, value in result.items())
+    """One `name: value` line for each entry; rates in words, other nested values as JSON. A rate itself comes first.
+
+    Where no episode at all succeeded, the environment may well have no measure of success: then the return leads.
+    """
+    succeeded = any(value["successes"] for value in (result, *result.values()) if _is_rate(value))
+    first = [_value(result, succeeded)] if _is_rate(result) else []
+    said = _RATE | {"mean_return"} if first else set()
+    return "\n".join(
+        first + [f"{name}: {_value(value, succeeded)}" for name, value in result.items() if name not in said]
+    )
 
 
-def _value(value: Any) -> str:
-    if isinstance(value, Mapping) and {"rate", "low", "high", "successes", "episodes"} <= set(value):
-        return rate(value)
+def _is_rate(value: Any) -> bool:
+    return isinstance(value, Mapping) and set(value) >= _RATE
+
+
+def _value(value: Any, succeeded: bool) -> str:
+    if _is_rate(value):
+        if succeeded or "mean_return" not in value:
+            return rate(value)
+        return f"mean return {value['mean_return']:.4g}, {value['episodes']} episodes, none of which reported success"
     return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)

@@ -87,7 +87,8 @@ def _check_expert(env: EnvSettings) -> None:
     try:
         if not isinstance(batch, Expert):
             raise ConfigError(
-                "demonstrations = set: this environment has no scripted expert; set demonstrations and supervised to null"
+                "demonstrations = set: this environment has no scripted expert; "
+                "set demonstrations and supervised to null"
             )
     finally:
         batch.close()

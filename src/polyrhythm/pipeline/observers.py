@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from polyrhythm.flow import records
@@ -15,20 +17,100 @@ from polyrhythm.runtime.messages import Report
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class _Episode:
+    """An episode under way in one row: reward and env steps of its segments so far."""
+
+    task: int
+    reward: float = 0.0
+    env_steps: int = 0
+
+
+class Episodes:
+    """The training episodes that ended, whole ones: segments of one episode are put together again.
+
+    figures: at an update's report, of the episodes that ended since the one before: env/return, env/success_once (also
+    by task where there are several), env/episode_len. Empty if none ended. It must be told before those who read it.
+    """
+
+    def __init__(self, tasks: int) -> None:
+        self.figures: dict[str, float] = {}
+        self._tasks = tasks
+        self._running: dict[tuple[int, int], tuple[str, str, int]] = {}
+        self._rows: dict[tuple[str, str, int], _Episode] = {}
+        self._ended: list[tuple[_Episode, bool]] = []
+
+    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+        match event:
+            case records.SampleFinished():
+                self._finish(event)
+            case records.SampleFailed(ticket=ticket, attempt=attempt):
+                self._running.pop((ticket, attempt), None)
+            case records.StationLost(station=station):
+                self._running = {key: place for key, place in self._running.items() if place[0] != station}
+        for command in commands:
+            match command:
+                case records.StartRows(simulator=simulator, slot=slot, grants=grants):
+                    for grant in grants:
+                        self._start((simulator, slot, grant.row), grant)
+                case records.CancelRow(ticket=ticket, attempt=attempt):
+                    self._running.pop((ticket, attempt), None)
+
+    def _start(self, place: tuple[str, str, int], grant: records.Grant) -> None:
+        ticket = grant.ticket
+        if ticket.evaluation:
+            return
+        self._running[ticket.number, ticket.attempt] = place
+        if not grant.resume:
+            self._rows[place] = _Episode(ticket.task)
+
+    def _finish(self, sample: records.SampleFinished) -> None:
+        place = self._running.pop((sample.ticket, sample.attempt), None)
+        if place is None:
+            return
+        episode = self._rows[place]
+        episode.reward += sample.episode_return
+        episode.env_steps += sample.env_steps
+        if sample.end is not records.End.SEGMENT:
+            self._ended.append((self._rows.pop(place), sample.success))
+
+    def reported(self, now: float, report: Report) -> None:  # noqa: ARG002
+        ended, self._ended = self._ended, []
+        self.figures = {}
+        if not ended:
+            return
+        self.figures["env/return"] = fmean(episode.reward for episode, _ in ended)
+        self.figures["env/success_once"] = fmean(success for _, success in ended)
+        self.figures["env/episode_len"] = fmean(episode.env_steps for episode, _ in ended)
+        for task in range(self._tasks) if self._tasks > 1 else ():
+            if own := [success for episode, success in ended if episode.task == task]:
+                self.figures[f"env/success_once/task_{task}"] = fmean(own)
+
+
 class UpdateMetrics:
-    """Writes the figures of each update, with the ledger and the pace beside them."""
+    """Writes the figures of each update, with those of `episodes`, the ledger and the pace beside them.
+
+    began: when the run did; now: when its training does.
+    """
 
     def __init__(
-        self, writer: MetricsWriter, ledger: SampleLedger, transitions: Callable[[], float], began: float
+        self,
+        writer: MetricsWriter,
+        ledger: SampleLedger,
+        transitions: Callable[[], float],
+        episodes: Episodes,
+        *,
+        began: float,
+        now: float,
     ) -> None:
-        self._writer, self._ledger, self._transitions = writer, ledger, transitions
-        self._began, self._last = began, (began, transitions())
+        self._writer, self._ledger, self._transitions, self._episodes = writer, ledger, transitions, episodes
+        self._began, self._last = began, (now, transitions())
 
     def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
         pass
 
     def reported(self, now: float, report: Report) -> None:
-        values = dict(report.values)
+        values = {**self._episodes.figures, **report.values}
         counts = self._ledger.as_dict()
         values |= {f"samples/{state}": float(count) for state, count in counts.items() if isinstance(count, int)}
         values |= {f"samples/dropped/{reason}": float(count) for reason, count in self._ledger.dropped.items()}
@@ -62,10 +144,10 @@ class Lags:
 
 
 class Progress:
-    """Says in the log how far the run is, every `every_s` seconds at most."""
+    """Says in the log how far the run is and how its `episodes` went, every `every_s` seconds at most."""
 
-    def __init__(self, updates: int, began: float, every_s: float = 5.0) -> None:
-        self._updates, self._every_s, self._said = updates, every_s, began
+    def __init__(self, updates: int, episodes: Episodes, now: float, every_s: float = 5.0) -> None:
+        self._updates, self._episodes, self._every_s, self._said = updates, episodes, every_s, now
 
     def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
         pass
@@ -74,15 +156,12 @@ class Progress:
         if now - self._said < self._every_s and report.step + 1 < self._updates:
             return
         self._said = now
-        values = report.values
-        log.info(
-            "update %d of %d: return %.2f, success %.2f, lag %.1f",
-            report.step + 1,
-            self._updates,
-            values["env/return"],
-            values["env/success_once"],
-            values["staleness/lag_mean"],
-        )
+        figures = self._episodes.figures
+        went = "no episode ended, "
+        if figures:
+            went = f"return {figures['env/return']:.2f}, success {figures['env/success_once']:.2f}, "
+        lag = report.values["staleness/lag_mean"]
+        log.info("update %d of %d: %slag %.1f", report.step + 1, self._updates, went, lag)
 
 
 class Timeline:

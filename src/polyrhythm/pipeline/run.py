@@ -3,8 +3,8 @@
     demonstrations → supervised warm start → evaluation → reinforcement learning → the same evaluation
 
 Everything lands in the run's folder: config.yaml, metrics.jsonl, tensorboard/, trace.json, demonstrations.npz,
-policy.pt, ledger.json and, last, summary.json. A run that is interrupted leaves the newest weights in policy.pt, so that
-it can be evaluated.
+policy.pt, ledger.json and, last, summary.json. A run that is interrupted leaves the newest weights in policy.pt, so
+that it can be evaluated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from polyrhythm.pipeline.check import Checked
 from polyrhythm.pipeline.checkpoints import POLICY_FILE, save_policy
 from polyrhythm.pipeline.demos import demonstrate
 from polyrhythm.pipeline.episodes import held_out, tally
-from polyrhythm.pipeline.observers import Lags, Progress, Timeline, UpdateMetrics
+from polyrhythm.pipeline.observers import Episodes, Lags, Progress, Timeline, UpdateMetrics
 from polyrhythm.policies.base import Policy
 from polyrhythm.specs import Task
 from polyrhythm.stations.slot import StepSettings
@@ -35,13 +35,16 @@ from polyrhythm.training.steps import finish
 
 log = logging.getLogger(__name__)
 
+#: What of an evaluation's tally goes to the metrics.
+_MEASURED = ("rate", "low", "high", "mean_return")
+
 
 class Phases:
     """Wall time of each phase, in order."""
 
     def __init__(self) -> None:
         self.wall_s: dict[str, float] = {}
-        self._began = time.monotonic()
+        self.began = time.monotonic()
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -53,7 +56,7 @@ class Phases:
 
     def summary(self) -> dict[str, float]:
         """Seconds by phase, and `total` since the start."""
-        return {**self.wall_s, "total": time.monotonic() - self._began}
+        return {**self.wall_s, "total": time.monotonic() - self.began}
 
 
 def train(checked: Checked, folder: Path) -> dict[str, Any]:
@@ -105,12 +108,14 @@ def _learn(
 ) -> dict[str, Any]:
     """Evaluation, reinforcement learning, evaluation; the summary without wall times."""
     loop, launcher, versions = pipeline.loop, pipeline.launcher, config.training.versions
-    summary = _evaluate(config, pipeline, phases, "before", tasks)
-    began, lags = loop.clock(), Lags()
+    summary = _evaluate(config, pipeline, phases, "before", tasks, writers[0])
+    began, lags, episodes = loop.clock(), Lags(), Episodes(len(tasks))
     busy_before, done_before = dict(launcher.busy_s), launcher.transitions()
-    metrics = UpdateMetrics(writers[0], loop.conductor.ledger, launcher.transitions, began)
+    metrics = UpdateMetrics(
+        writers[0], loop.conductor.ledger, launcher.transitions, episodes, began=phases.began, now=began
+    )
     updates = versions * config.freshness.sync_interval
-    loop.observers += [metrics, lags, Timeline(writers[1], began), Progress(updates, began)]
+    loop.observers += [episodes, metrics, lags, Timeline(writers[1], began), Progress(updates, episodes, began)]
     if versions:
         try:
             with phases("rl"):
@@ -121,7 +126,7 @@ def _learn(
         loop.observers.clear()
         summary["transitions_per_s"] = (launcher.transitions() - done_before) / wall
         summary["utilisation"] = {name: (busy - busy_before[name]) / wall for name, busy in launcher.busy_s.items()}
-        summary |= _evaluate(config, pipeline, phases, "after", tasks)
+        summary |= _evaluate(config, pipeline, phases, "after", tasks, writers[0])
     summary["lag"] = lags.summary()
     summary["ledger"] = loop.conductor.ledger.as_dict()
     summary["stations"] = launcher.statistics()
@@ -139,9 +144,12 @@ def _save_published(config: RunConfig, folder: Path, pipeline: Pipeline) -> None
 
 
 def _evaluate(
-    config: RunConfig, pipeline: Pipeline, phases: Phases, name: str, tasks: Sequence[Task]
+    config: RunConfig, pipeline: Pipeline, phases: Phases, name: str, tasks: Sequence[Task], metrics: MetricsWriter
 ) -> dict[str, Any]:
-    """{name: greedy tally, name_sampled: sampled tally}, of those asked for; the same seeds before and after."""
+    """{name: greedy tally, name_sampled: sampled tally}, of those asked for; the same seeds before and after.
+
+    The metrics get them too, at the step of the version that was measured.
+    """
     wanted = config.evaluation
     ways = [greedy for greedy, asked in ((True, wanted.greedy), (False, wanted.sampled)) if asked]
     if not wanted.episodes:
@@ -154,8 +162,12 @@ def _evaluate(
     tallies = {}
     for greedy in ways:
         key = name if greedy else f"{name}_sampled"
-        tallies[key] = tally([result for result in results if result.greedy == greedy], tasks)
-        log.info("%s: success %.3f, return %.1f", key, tallies[key]["rate"], tallies[key]["mean_return"])
+        total = tallies[key] = tally([result for result in results if result.greedy == greedy], tasks)
+        values = {f"evaluation/{'greedy' if greedy else 'sampled'}/{part}": total[part] for part in _MEASURED}
+        metrics.log(results[0].version, values, phases.summary()["total"])
+        log.info(
+            "%s: return %.1f, success in %d of %d", key, total["mean_return"], total["successes"], total["episodes"]
+        )
     return tallies
 
 

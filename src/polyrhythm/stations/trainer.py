@@ -95,14 +95,9 @@ def _describe(samples: list[Trajectory], command: LendSamples) -> Metrics:
     """Figures of the samples themselves. lag: trainer's version minus the oldest behaviour version of each."""
     lags = [command.version - int(sample.version.min()) for sample in samples]
     count = len(samples)
-    tasks = {sample.task for sample in samples}
-    by_task = {task: [sample.success for sample in samples if sample.task == task] for task in sorted(tasks)}
     return {
-        **{f"env/success_once/task_{task}": sum(each) / len(each) for task, each in by_task.items() if len(tasks) > 1},
-        "env/return": sum(sample.episode_return for sample in samples) / count,
-        "env/success_once": sum(sample.success for sample in samples) / count,
-        "env/episode_len": sum(sample.env_steps for sample in samples) / count,
-        "env/chunk_steps": sum(sample.steps for sample in samples) / count,
+        "env/sample_env_steps": sum(sample.env_steps for sample in samples) / count,
+        "env/sample_chunk_steps": sum(sample.steps for sample in samples) / count,
         "staleness/lag_mean": sum(lags) / count,
         "staleness/lag_max": float(max(lags)),
         "train/actor/current_version": float(command.version),
