@@ -1,14 +1,29 @@
-"""Settings that every test shares."""
+"""Settings that every test shares, and whether Meta-World can run here."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 # One thread per process before torch is imported: on shared cores more threads are many times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from polyrhythm.envs.mujoco_rendering import RenderingUnavailable, choose_gl_backend
 
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("search", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="session")
+def simulator() -> None:
+    """Skips the test, with the reason, where Meta-World is not installed or nothing can render."""
+    if importlib.util.find_spec("metaworld") is None:
+        pytest.skip("the metaworld extra is not installed")
+    try:
+        choose_gl_backend()
+    except RenderingUnavailable as error:
+        pytest.skip(str(error))

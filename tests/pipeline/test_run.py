@@ -154,3 +154,33 @@ def test_weights_of_other_settings_are_refused(tmp_path):
     torch.save(content, tmp_path / "policy.pt")
     with pytest.raises(RunFolderError, match="do not fit the policy"):
         evaluate(tmp_path, 1, 0, greedy=True)
+
+
+@pytest.mark.sim
+def test_two_versions_of_the_quickstart_recipe(tmp_path, simulator):
+    """All five phases on the real simulator, as small as they can be."""
+    small = {
+        "training.versions": 2,
+        "training.mini_batch_samples": 4,
+        "training.critic_warmup_updates": 1,
+        "rollout.rows": 4,
+        "rollout.sharding": "even:2",
+        "evaluation.episodes": 4,
+        "demonstrations.episodes_per_task": 1,
+        "supervised.steps": 2,
+        "supervised.batch_size": 16,
+        "supervised.warmup_steps": 1,
+    }
+    config = load_config("quickstart", [f"{path}={value}" for path, value in small.items()])
+    summary = train(check(config), tmp_path)
+    assert list(summary["wall_s"]) == [
+        *("start", "demonstrations", "supervised", "evaluation_before", "rl", "evaluation_after", "total")
+    ]
+    assert summary["ledger"]["trained"] == 8
+    assert summary["after"]["episodes"] == summary["before_sampled"]["episodes"] == 4
+    assert set(summary["after"]["tasks"]) == set(config.env.tasks)
+    assert (tmp_path / "demonstrations.npz").is_file()
+    names = {name for line in (tmp_path / "metrics.jsonl").read_text().splitlines() for name in json.loads(line)}
+    assert {"train/sft/loss", "evaluation/greedy/rate", "env/return", "train/critic/value_loss"} <= names
+    result = evaluate(tmp_path)
+    assert {name: result[name] for name in summary["after"]} == summary["after"]
