@@ -31,7 +31,7 @@ def test_mix_array_takes_scalars() -> None:
     assert int(mix_array(np.int64(4), np.int64(3))) == mix(4, 3)
 
 
-@pytest.mark.parametrize("draw", [noise.uniform, noise.normal, noise.gumbel])
+@pytest.mark.parametrize("draw", [noise.uniform, noise.normal])
 def test_a_row_draws_the_same_whoever_shares_its_batch(draw: object) -> None:
     keys = torch.arange(64) * 7919
     full = draw(keys, 6)
@@ -50,7 +50,7 @@ def test_words_do_not_repeat() -> None:
 
 def test_moments() -> None:
     keys = torch.arange(20_000)
-    uniform, normal, gumbel = (draw(keys, 10).double() for draw in (noise.uniform, noise.normal, noise.gumbel))
+    uniform, normal = (draw(keys, 10).double() for draw in (noise.uniform, noise.normal))
     assert 0.0 < uniform.min() < 1e-4
     assert 1.0 - 1e-4 < uniform.max() < 1.0
     assert abs(uniform.mean() - 0.5) < 0.003
@@ -58,8 +58,6 @@ def test_moments() -> None:
     assert abs(normal.mean()) < 0.01
     assert abs(normal.var() - 1.0) < 0.015
     assert abs((normal**4).mean() - 3.0) < 0.1
-    assert abs(gumbel.mean() - 0.5772) < 0.015
-    assert abs(gumbel.var() - np.pi**2 / 6) < 0.05
 
 
 def test_neighbours_are_uncorrelated() -> None:
@@ -74,7 +72,7 @@ def test_uniform_ends_stay_open_and_exact() -> None:
 
 
 def test_result_dtypes_and_shapes() -> None:
-    for draw in (noise.uniform, noise.normal, noise.gumbel):
+    for draw in (noise.uniform, noise.normal):
         assert draw(torch.arange(5), 3).shape == (5, 3)
         assert draw(torch.arange(5), 3).dtype == torch.float32
 

@@ -89,7 +89,7 @@ class Watch:
         self._check_idle(now, event)
 
     def finish(self) -> None:
-        """The run is over: check the mean, and that no request was forgotten while nothing ran."""
+        """The run is over: check the mean lag. (A request that nobody answers ends in the driver's `Deadlock`.)"""
         clean = not self._conductor.ledger.dropped_total and not self._conductor.ledger.rolled_back
         if self._settings.bound == "mean" and clean and self._lags:
             mean = sum(self._lags) / len(self._lags)

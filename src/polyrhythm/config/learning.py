@@ -44,7 +44,7 @@ class TrainingSettings(Section):
     micro_batch_steps: Whole = 0
     """Chunk steps per forward and backward pass (memory only, same gradient); 0 for the whole mini-batch."""
     critic_warmup_updates: Whole = 0
-    """First updates that train the value head alone."""
+    """First updates without the policy loss; a trunk that the value shares undetached still moves."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """The optimizer."""
 

@@ -3,7 +3,7 @@
     word[b, i] = mix(key[b] xor mix(stream, i))      (`polyrhythm.specs.hashing.mix`, the same bits in int64 torch)
     uniform    = (top 23 bits of the word + ½) / 2^23, exact in float32, never 0 or 1
 
-Words and uniforms have the same bits on CPU and GPU. `normal` and `gumbel` go through log, cos and sin, whose last bits
+Words and uniforms have the same bits on CPU and GPU. `normal` goes through log, cos and sin, whose last bits
 may differ between devices and torch versions: equal to about 1e-6, not bit-equal.
 Draw i of a stream does not depend on how many are drawn.
 """
@@ -61,8 +61,3 @@ def normal(keys: Tensor, n: int, stream: int = 0) -> Tensor:
     radius = pairs[..., 0].log().mul_(-2.0).sqrt_()
     angle = pairs[..., 1] * (2.0 * math.pi)
     return torch.stack((radius * angle.cos(), radius * angle.sin()), dim=-1).flatten(1)[:, :n]
-
-
-def gumbel(keys: Tensor, n: int, stream: int = 0) -> Tensor:
-    """Standard Gumbel noise -log(-log u): keys [B] int64 -> [B,n] float32."""
-    return uniform(keys, n, stream).log_().neg_().log_().neg_()

@@ -20,7 +20,7 @@ Arrays = dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class Packed:
     """N decisions of M trajectories, on the host. Meaning and dtypes as in `specs.Trajectory`.
 
     obs, forward_inputs: name → [N,...]; final_obs: name → [M,...], the observation after each last decision.
@@ -46,13 +46,13 @@ class Batch:
         return int(self.trajectory.shape[0])
 
 
-def collate(trajectories: Sequence[Trajectory]) -> Batch:
+def collate(trajectories: Sequence[Trajectory]) -> Packed:
     """Pack trajectories, in the order given, into host tensors of their own memory."""
     steps = [t.steps for t in trajectories]
     if not steps or min(steps) == 0:
         raise ValueError(f"an update needs trajectories of at least one chunk step each, got chunk steps {steps}")
     first = trajectories[0]
-    return Batch(
+    return Packed(
         obs={name: _packed([t.obs[name][:-1] for t in trajectories]) for name in first.obs},
         final_obs={name: _packed([t.obs[name][-1:] for t in trajectories]) for name in first.obs},
         forward_inputs={name: _packed([t.forward_inputs[name] for t in trajectories]) for name in first.forward_inputs},

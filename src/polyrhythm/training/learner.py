@@ -65,10 +65,10 @@ class Learner:
         """
         training, settings = self._training, self._training.optimizer
         self._module.eval()  # dropout would make the ratio differ from 1 before the first step
-        batch = collate(trajectories)
+        packed = collate(trajectories)
         micro_batch = training.micro_batch_steps or training.minibatch_steps
         decisions, explained = prepare(
-            batch, self.policy, self._algorithm, micro_batch=micro_batch, device=self._device
+            packed, self.policy, self._algorithm, micro_batch=micro_batch, device=self._device
         )
         lr = settings.lr * optim.linear_decay(update_index, self._total_updates, settings.lr_final_fraction)
         optim.set_lr(self._optimizer, lr)
@@ -84,7 +84,7 @@ class Learner:
         metrics = _mean_over_steps(names, rows, update_index)
         self.updates = update_index + 1
         metrics["train/actor/lr"] = lr
-        metrics["train/actor/average_version"] = float(batch.version.double().mean())
+        metrics["train/actor/average_version"] = float(packed.version.double().mean())
         metrics["train/critic/explained_variance"] = float(explained)
         return metrics
 

@@ -14,7 +14,7 @@ from polyrhythm.algorithms import advantages, aggregation, levels
 from polyrhythm.algorithms.figures import explained_variance
 from polyrhythm.errors import ConfigError
 from polyrhythm.policies.base import Policy
-from polyrhythm.training.batch import Batch, Decisions, slices
+from polyrhythm.training.batch import Decisions, Packed, slices
 
 if TYPE_CHECKING:
     from polyrhythm.config.learning import AlgorithmSettings
@@ -22,58 +22,58 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def prepare(
-    batch: Batch, policy: Policy, algorithm: AlgorithmSettings, *, micro_batch: int, device: torch.device
+    packed: Packed, policy: Policy, algorithm: AlgorithmSettings, *, micro_batch: int, device: torch.device
 ) -> tuple[Decisions, Tensor]:
     """The update's decisions on the host, and the explained variance of the behaviour values (scalar).
 
     micro_batch: rows per forward pass of the policy, which lives on `device`; 0: all at once.
     """
-    _check_value_shape(batch, algorithm)
-    value_mask = levels.reward_mask(batch.valid, algorithm.reward_level)
+    _check_value_shape(packed, algorithm)
+    value_mask = levels.reward_mask(packed.valid, algorithm.reward_level)
     estimate = advantages.gae(
-        levels.reduce_rewards(batch.rewards, batch.valid, algorithm.reward_level),
-        batch.value,
+        levels.reduce_rewards(packed.rewards, packed.valid, algorithm.reward_level),
+        packed.value,
         value_mask,
-        batch.trajectory,
-        bootstrap_values(batch, policy, algorithm, micro_batch=micro_batch, device=device),
+        packed.trajectory,
+        bootstrap_values(packed, policy, algorithm, micro_batch=micro_batch, device=device),
         gamma=algorithm.gamma,
         gae_lambda=algorithm.gae_lambda,
     )
     advantage = estimate.advantages
     if algorithm.normalize_advantage:
         advantage = advantages.normalize(advantage, value_mask)
-    entries = levels.mask(batch.valid, algorithm.logprob_level, batch.logprob.shape[-1])
-    behavior = levels.reduce(batch.logprob, batch.valid, algorithm.logprob_level)
+    entries = levels.mask(packed.valid, algorithm.logprob_level, packed.logprob.shape[-1])
+    behavior = levels.reduce(packed.logprob, packed.valid, algorithm.logprob_level)
     proximal = behavior
     if algorithm.proximal == "recompute":
-        recomputed = evaluate_logprob(batch, policy, micro_batch=micro_batch, device=device)
-        proximal = levels.reduce(recomputed, batch.valid, algorithm.logprob_level)
+        recomputed = evaluate_logprob(packed, policy, micro_batch=micro_batch, device=device)
+        proximal = levels.reduce(recomputed, packed.valid, algorithm.logprob_level)
     decisions = Decisions(
-        obs=batch.obs,
-        forward_inputs=batch.forward_inputs,
-        valid=batch.valid,
+        obs=packed.obs,
+        forward_inputs=packed.forward_inputs,
+        valid=packed.valid,
         behavior=behavior,
         proximal=proximal,
         advantage=levels.spread(advantage, entries),
-        weight=aggregation.entry_weights(entries, batch.trajectory, algorithm.aggregation),
-        old_value=batch.value,
+        weight=aggregation.entry_weights(entries, packed.trajectory, algorithm.aggregation),
+        old_value=packed.value,
         returns=estimate.returns,
         value_mask=value_mask,
     )
-    return decisions, explained_variance(batch.value, estimate.returns, value_mask)
+    return decisions, explained_variance(packed.value, estimate.returns, value_mask)
 
 
 def bootstrap_values(
-    batch: Batch, policy: Policy, algorithm: AlgorithmSettings, *, micro_batch: int, device: torch.device
+    packed: Packed, policy: Policy, algorithm: AlgorithmSettings, *, micro_batch: int, device: torch.device
 ) -> Tensor:
     """Value [M] behind each trajectory's end: V(final observation) where it goes on, 0 elsewhere.
 
     Only those observations are evaluated; a value per action ([M,C]) gives its first.
     """
-    goes_on = advantages.bootstrapped(batch.terminated, batch.truncated, algorithm.bootstrap)
-    out = torch.zeros(goes_on.shape, dtype=batch.value.dtype)
+    goes_on = advantages.bootstrapped(packed.terminated, packed.truncated, algorithm.bootstrap)
+    out = torch.zeros(goes_on.shape, dtype=packed.value.dtype)
     index = goes_on.nonzero().squeeze(1)
-    obs = {name: x.index_select(0, index) for name, x in batch.final_obs.items()}
+    obs = {name: x.index_select(0, index) for name, x in packed.final_obs.items()}
     size = micro_batch or len(index)
     for start in range(0, len(index), size or 1):
         value = policy.value(slices(obs, slice(start, start + size), device))
@@ -82,21 +82,21 @@ def bootstrap_values(
     return out
 
 
-def evaluate_logprob(batch: Batch, policy: Policy, *, micro_batch: int, device: torch.device) -> Tensor:
+def evaluate_logprob(packed: Packed, policy: Policy, *, micro_batch: int, device: torch.device) -> Tensor:
     """logprob [N,C,A] of the batch's actions under the policy's present weights, on the host."""
-    size = micro_batch or batch.decisions
+    size = micro_batch or packed.decisions
     pieces = []
-    for start in range(0, batch.decisions, size):
+    for start in range(0, packed.decisions, size):
         rows = slice(start, start + size)
-        obs, inputs = slices(batch.obs, rows, device), slices(batch.forward_inputs, rows, device)
-        pieces.append(policy.evaluate(obs, inputs).logprob.to(batch.logprob.device))
+        obs, inputs = slices(packed.obs, rows, device), slices(packed.forward_inputs, rows, device)
+        pieces.append(policy.evaluate(obs, inputs).logprob.to(packed.logprob.device))
     return torch.cat(pieces)
 
 
-def _check_value_shape(batch: Batch, algorithm: AlgorithmSettings) -> None:
-    wanted = batch.valid.shape if algorithm.reward_level == "action" else batch.valid.shape[:1]
-    if batch.value.shape != wanted:
+def _check_value_shape(packed: Packed, algorithm: AlgorithmSettings) -> None:
+    wanted = packed.valid.shape if algorithm.reward_level == "action" else packed.valid.shape[:1]
+    if packed.value.shape != wanted:
         raise ConfigError(
             f"algorithm.reward_level {algorithm.reward_level} needs values of shape {tuple(wanted)}, the policy gave "
-            f"{tuple(batch.value.shape)}: set it to {'chunk' if batch.value.dim() == 1 else 'action'}"
+            f"{tuple(packed.value.shape)}: set it to {'chunk' if packed.value.dim() == 1 else 'action'}"
         )
