@@ -6,6 +6,7 @@ MuJoCo decides on its GL backend when it is imported, so `choose_gl_backend` com
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import sys
 from collections.abc import Collection
@@ -44,6 +45,7 @@ def choose_gl_backend() -> None:
     The window backend is never chosen, even with a display: env batches draw from threads of their own, which
     it does not allow. `RenderingUnavailable` names the missing library and the command that installs it.
     """
+    logging.getLogger("OpenGL.acceleratesupport").setLevel(logging.WARNING)  # tells of an optional package at INFO
     chosen = os.environ.get(_VARIABLE, "").lower().strip()
     if not sys.platform.startswith("linux") or (chosen and chosen not in _LIBRARIES):
         return
