@@ -1,4 +1,4 @@
-"""What each choice of freshness costs: trainer utilisation on the virtual clock, the table at the end of DESIGN §3.
+"""What each choice of freshness costs: trainer utilisation on the virtual clock, beside a reference table.
 
     python benchmarks/utilisation_table.py [--units 1500] [--seeds 2] [--out benchmarks/utilisation_table.md]
 
@@ -33,7 +33,7 @@ def lognormal_of_median_one(sigma: float) -> str:
     return f"lognormal:{math.exp(sigma**2 / 2):.6f}s:{sigma}"
 
 
-#: label, law of the episode time (seconds are units), what DESIGN §3 has: lock-step, then sample and mean for each α.
+#: label, law of the episode time (seconds are units), the reference: lock-step, then sample and mean for each α.
 ROWS = (
     ("lognormal σ 0.4", lognormal_of_median_one(0.4), (0.39, 0.74, 1.00, 0.96, 1.00, 1.00, 1.00)),
     (
@@ -85,7 +85,7 @@ def utilisation(law: str, max_lag: float, bound: str, on_update: str, units: flo
 
 
 def table(units: float, seeds: int) -> tuple[list[str], float]:
-    """The rows in markdown, ours above the page's, and the largest difference."""
+    """The rows in markdown, ours above the reference's, and the largest difference."""
     lines = [
         "| episode time, K=4 | | lock-step | α=1 sample / mean | α=2 sample / mean | α=4 sample / mean |",
         "|---|---|---|---|---|---|",
@@ -96,7 +96,7 @@ def table(units: float, seeds: int) -> tuple[list[str], float]:
             statistics.fmean(utilisation(law, *column, units, seed) for seed in range(seeds)) for column in COLUMNS
         ]
         worst = max(worst, *(abs(a - b) for a, b in zip(found, expected, strict=True)))
-        lines += [_line(label, "simulated", found), _line("", "DESIGN §3", expected)]
+        lines += [_line(label, "simulated", found), _line("", "reference", expected)]
     return lines, worst
 
 
@@ -119,12 +119,14 @@ def main() -> None:
         [
             "# Trainer utilisation by freshness",
             "",
-            f"`{command}`, {today}. Largest difference from DESIGN §3: {worst:.3f}.",
+            "The reference is an earlier simulation by other code, from the design of this project.",
+            "",
+            f"`{command}`, {today}. Largest difference from the reference: {worst:.3f}.",
             "",
             *lines,
             "",
             "B = 32 (four updates of eight), training one time unit per version, ample slots; lock-step is α = 0 with",
-            "`drain`. Scale, which the page leaves open: the median episode lasts one time unit (second row: 1, or 5",
+            "`drain`. Scale, which the reference leaves open: the median episode lasts one unit (second row: 1, or 5",
             "with probability 0.05). It was found by matching the first row; the other two rows then follow.",
             "",
         ]

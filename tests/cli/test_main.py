@@ -205,7 +205,7 @@ def test_results_in_words() -> None:
         "after": {"successes": 117, "episodes": 160, "rate": 0.73125, "low": 0.6577, "high": 0.7939},
         "lag": 1.23456,
     }
-    assert show.lines(result) == "after: 73% [66, 79], 117 of 160 episodes\nlag: 1.235"
+    assert show.lines(result) == "lag: 1.235\nafter: 73% [66, 79], 117 of 160 episodes"
 
 
 def test_where_nothing_ever_succeeded_the_return_leads() -> None:
@@ -217,4 +217,6 @@ def test_where_nothing_ever_succeeded_the_return_leads() -> None:
     assert show.lines({"before": none, "after": some}).startswith("before: 0% [0, 11], 0 of 32 episodes")
     headline = show.lines({**none, "version": 3}).splitlines()[0]
     assert headline == "mean return 481.2, 32 episodes, none of which reported success"
+    nothing = {**none, "mean_return": 0.0}  # a sparse reward says the same as the success: a real zero
+    assert show.lines({"after": nothing}).startswith("after: 0% [0, 11], 0 of 32 episodes")
     assert show.lines({**some, "version": 3}).splitlines()[0].startswith("25% [13, 42], 8 of 32")

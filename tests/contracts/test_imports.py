@@ -1,4 +1,4 @@
-"""Who may import what (DESIGN §6), as allow-lists over the sources; import-linter follows the chains."""
+"""Who may import what, as allow-lists over the sources; import-linter follows the chains."""
 
 from __future__ import annotations
 

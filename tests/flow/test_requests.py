@@ -59,6 +59,15 @@ def test_bound_requests_are_merged_with_common_ones_by_key() -> None:
     assert list(queue.bound) == ["g1"]
 
 
+def test_the_oldest_of_all_pools_in_view_counts() -> None:
+    for common, bound in ((1.0, 2.0), (2.0, 1.0)):
+        queue = RequestQueue()
+        queue.push(request("a", common, rows=2), ANY)
+        queue.push(request("b", bound, rows=3), "g0")
+        assert queue.view((ANY, "g0")) == (2, 5, 1.0)
+        assert queue.view((ANY,)) == (1, 2, common)
+
+
 def test_requests_bound_to_a_lost_generator_become_anybodys_at_their_old_place() -> None:
     queue = RequestQueue()
     queue.push(request("common", 2.0), ANY)

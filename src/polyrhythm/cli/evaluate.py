@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=whole, metavar="S", help="which held-out episodes (the run's evaluation.seed)")
     way = parser.add_mutually_exclusive_group()
-    way.add_argument("--greedy", action="store_true", default=True, help="take the most likely actions (default)")
+    way.add_argument("--greedy", action="store_true", default=True, help="let the policy act without noise (default)")
     way.add_argument("--sampled", action="store_false", dest="greedy", help="sample actions, as in training")
     parser.add_argument(
         "--swap-instructions",

@@ -17,16 +17,20 @@ def rate(result: Mapping[str, Any]) -> str:
 
 
 def lines(result: Mapping[str, Any]) -> str:
-    """One `name: value` line for each entry; rates in words, other nested values as JSON. A rate itself comes first.
+    """One `name: value` line for each entry, rates last and in words. A result that is itself a rate comes first.
 
-    Where no episode at all succeeded, the environment may well have no measure of success: then the return leads.
+    Where episodes earned something but none succeeded, the environment measures no success: the return leads.
     """
-    succeeded = any(value["successes"] for value in (result, *result.values()) if _is_rate(value))
+    rates = [value for value in (result, *result.values()) if _is_rate(value)]
+    succeeded = any(value["successes"] or not value.get("mean_return") for value in rates)
     first = [_value(result, succeeded)] if _is_rate(result) else []
     said = _RATE | {"mean_return"} if first else set()
-    return "\n".join(
-        first + [f"{name}: {_value(value, succeeded)}" for name, value in result.items() if name not in said]
-    )
+    rest = [
+        f"{name}: {_value(value, succeeded)}"
+        for name, value in sorted(result.items(), key=lambda item: _is_rate(item[1]))
+        if name not in said
+    ]
+    return "\n".join(first + rest)
 
 
 def _is_rate(value: Any) -> bool:
@@ -38,4 +42,6 @@ def _value(value: Any, succeeded: bool) -> str:
         if succeeded or "mean_return" not in value:
             return rate(value)
         return f"mean return {value['mean_return']:.4g}, {value['episodes']} episodes, none of which reported success"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_value(part, succeeded)}" for name, part in value.items())
     return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -42,7 +43,11 @@ def run(arguments: argparse.Namespace) -> int:
         folder = take_folder(arguments.out)
     else:
         folder = new_run_folder(Path(config.out_dir), config.name, datetime.now().astimezone())
-    summary = train(checked, folder)
+    try:
+        summary = train(checked, folder)
+    except KeyboardInterrupt:
+        print(f"what there is so far, evaluable if it has a policy.pt: {folder}", file=sys.stderr)
+        raise
     if arguments.json:
         print(json.dumps(summary, indent=2))
     else:

@@ -151,7 +151,7 @@ class EvaluationSettings(Section):
     seed: Seed = 1_000_000_000
     """Which held-out episodes: the i-th begins in a state that is a hash of (seed, i), in a domain of their own."""
     greedy: Flag = True
-    """Evaluate the most likely actions."""
+    """Evaluate the policy acting without noise."""
     sampled: Flag = False
     """Evaluate sampled actions too."""
 
