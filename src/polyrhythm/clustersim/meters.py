@@ -30,21 +30,18 @@ class Level:
 class Presence:
     """∫ [level > 0] dt: how long there was at least one."""
 
-    __slots__ = ("level", "since", "total")
+    __slots__ = ("_count", "_some")
 
     def __init__(self) -> None:
-        self.level = 0
-        self.since = 0.0
-        self.total = 0.0
+        self._count = 0
+        self._some = Level()
 
     def add(self, now: float, delta: int) -> None:
-        if self.level > 0:
-            self.total += now - self.since
-        self.since = now
-        self.level += delta
+        before, self._count = self._count, self._count + delta
+        self._some.add(now, (self._count > 0) - (before > 0))
 
     def integral(self, now: float) -> float:
-        return self.total + (now - self.since if self.level > 0 else 0.0)
+        return self._some.integral(now)
 
 
 class Causes:

@@ -31,7 +31,7 @@ class Dispatch:
     queue: RequestQueue
     router: Router
     generators: dict[str, GeneratorState] = field(default_factory=dict)
-    live: dict[str, None] = field(default_factory=dict)
+    live: list[str] = field(default_factory=list)
     idle: dict[str, None] = field(default_factory=dict)
     batches: int = 0
 
@@ -46,13 +46,10 @@ class Dispatch:
         """
         generator = self.generators.pop(name)
         self.idle.pop(name, None)
-        self.live.pop(name, None)
+        self.live = [other for other in self.live if other != name]
         self.queue.move_all(name, ANY)
         refusals = []
-        for request in generator.batch.requests if generator.batch else ():
-            slot = rows.slots.get(request.slot)
-            if slot is None or slot.request != request:
-                continue
+        for request, slot in _unanswered(generator, rows):
             if slot.tickets:
                 self.enqueue(request, slot)
             else:
@@ -61,21 +58,19 @@ class Dispatch:
         return refusals
 
     def enqueue(self, request: Request, slot: SlotState) -> None:
-        self.queue.push(request, self.router.pool(request.generator, slot.ordinal, list(self.live)))
+        self.queue.push(request, self.router.pool(request.generator, slot.ordinal, self.live))
 
     def finish(self, generator: GeneratorState, rows: Rows) -> None:
         """The generator's pass is over and its replies are out."""
-        for request in generator.batch.requests if generator.batch else ():
-            slot = rows.slots.get(request.slot)
-            if slot is not None and slot.request == request:
-                slot.request = None
+        for _, slot in _unanswered(generator, rows):
+            slot.request = None
         generator.batch = None
         if generator.name in self.live:
             self.idle[generator.name] = None
 
     def note_weights(self, versions: VersionLedger) -> None:
         """Weights moved: note which generators are live, and which of them could start a pass."""
-        self.live = {name: None for name, generator in self.generators.items() if versions.is_live(generator)}
+        self.live = [name for name, generator in self.generators.items() if versions.is_live(generator)]
         self.idle = {name: None for name in self.live if not self.generators[name].busy}
 
     def serve(self, rows: Rows, now: float) -> list[Serve]:
@@ -85,7 +80,7 @@ class Dispatch:
         complete = len(self.queue) == rows.live
         if self.settings.batching == "lockstep":
             return self._serve_all() if complete else []
-        bound = [name for name in self.queue.bound if name in self.idle and self._is_due((ANY, name), complete, now)]
+        bound = [name for name in self.queue.bound if name in self.idle]
         started = [
             self._start_next(self.generators[name]) for name in bound if self._is_due((ANY, name), complete, now)
         ]
@@ -127,3 +122,10 @@ class Dispatch:
         generator.served_rows += sum(request.rows for request in requests)
         del self.idle[generator.name]
         return Serve(generator.name, generator.batch)
+
+
+def _unanswered(generator: GeneratorState, rows: Rows) -> list[tuple[Request, SlotState]]:
+    """The requests of the pass under way whose slots still wait for them; others are gone or have gone on."""
+    requests = generator.batch.requests if generator.batch else ()
+    slots = [(request, rows.slots.get(request.slot)) for request in requests]
+    return [(request, slot) for request, slot in slots if slot is not None and slot.request == request]

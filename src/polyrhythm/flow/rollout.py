@@ -140,8 +140,8 @@ class Rollout:
         commands: list[Command] = []
         while self.expiries and self.expiries[0][0] <= now:
             _, number, attempt = self.expiries.popleft()
-            sample = self.samples.get(number)
-            if sample is not None and sample.state is State.RUNNING and sample.ticket.attempt == attempt:
+            sample = self._running(number, attempt)
+            if sample is not None:
                 commands += [self._cancel(sample), *self._lose(sample, "deadline")]
         return commands
 
@@ -176,11 +176,16 @@ class Rollout:
         """When the oldest running ticket runs out of time; infinite without a deadline."""
         while self.expiries:
             expires, number, attempt = self.expiries[0]
-            sample = self.samples.get(number)
-            if sample is not None and sample.state is State.RUNNING and sample.ticket.attempt == attempt:
+            if self._running(number, attempt) is not None:
                 return expires
             self.expiries.popleft()
         return math.inf
+
+    def _running(self, number: int, attempt: int) -> Sample | None:
+        """The ticket's sample while this attempt of it runs."""
+        sample = self.samples.get(number)
+        current = sample is not None and sample.state is State.RUNNING and sample.ticket.attempt == attempt
+        return sample if current else None
 
     def _vacate(self, number: int, attempt: int, *, parked: bool) -> Sample | None:
         """Free the row of this attempt; the sample if it was still wanted, None if it was cancelled."""

@@ -24,8 +24,7 @@ class Router:
 
     def pool(self, bound_to: str | None, ordinal: int, generators: Sequence[str]) -> str:
         """Pool in which a request waits. ordinal: the slot's number; generators: present ones, in order of name."""
-        if bound_to in generators:
-            assert bound_to is not None
+        if bound_to is not None and bound_to in generators:
             return bound_to
         if not generators or self.rule == "least_loaded":
             return ANY
