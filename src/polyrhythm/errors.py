@@ -2,7 +2,8 @@
 
     PolyrhythmError          caught by the command line: one line on stderr, exit status 2
     ├── ConfigError          a recipe, an override, or a combination of settings is wrong
-    ├── RunFolderError       a run folder or checkpoint is missing or incomplete
+    ├── RunFolderError       a run folder or checkpoint is missing, incomplete or of another run
+    ├── StartError           this machine lacks what the run needs: shared memory, an address, a folder
     └── RunHalted            the run cannot go on (too many failures, for example)
 
 `flow` stands apart: it imports nothing of this package and raises `ValueError`.
@@ -29,6 +30,10 @@ class ConfigError(PolyrhythmError, ValueError):
 
 class RunFolderError(PolyrhythmError):
     """A run folder or checkpoint cannot be used."""
+
+
+class StartError(PolyrhythmError):
+    """The machine cannot give what the run needs."""
 
 
 class RunHalted(PolyrhythmError):

@@ -131,14 +131,30 @@ def test_a_simulator_may_take_several_members_of_a_group_with_it() -> None:
     assert summary["ledger"]["trained"] == 8
 
 
-def test_after_a_rollback_samples_of_version_zero_that_are_past_their_deadline_are_dropped() -> None:
-    # K=2, α=1: the trainer dies after version 1 without a checkpoint and comes back as version 2. Samples of version 0,
-    # whose deadline was version 1, wait in the buffer.
+def test_a_trainer_lost_before_its_version_was_published_costs_no_sample() -> None:
+    # The same, but version 1 is still being published: nobody has seen it, so the count goes back and nothing is late.
     cluster, summary = run(
         settings(
             flow={"batch_size": 2, "sync_interval": 2, "max_lag": 1.0, "on_update": "continue"},
             simulators={"slots": 8, "steps": 1},
             faults=[fault("trainer", "330ms")],
+            versions=4,
+        )
+    )
+    published = [c.version for step in cluster.driver.steps for c in step.commands if isinstance(c, PublishWeights)]
+    assert published[:3] == [0, 1, 1]
+    assert summary["ledger"]["rolled_back"] > 0
+    assert summary["ledger"]["dropped"] == {}
+
+
+def test_after_a_rollback_samples_of_version_zero_that_are_past_their_deadline_are_dropped() -> None:
+    # K=2, α=1: the trainer dies after version 1 was published, without a checkpoint and comes back as version 2. Samples of version 0,
+    # whose deadline was version 1, wait in the buffer.
+    cluster, summary = run(
+        settings(
+            flow={"batch_size": 2, "sync_interval": 2, "max_lag": 1.0, "on_update": "continue"},
+            simulators={"slots": 8, "steps": 1},
+            faults=[fault("trainer", "370ms")],
             versions=4,
         )
     )

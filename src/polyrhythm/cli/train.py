@@ -36,13 +36,16 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.recipe, arguments.overrides)
     # Imported only now: a wrong key is answered before any tensor library is loaded.
     from polyrhythm.pipeline.check import check
+    from polyrhythm.pipeline.progress import run_to_resume
     from polyrhythm.pipeline.run import train
 
     checked = check(config)
-    if arguments.out:
-        folder = take_folder(arguments.out)
-    else:
-        folder = new_run_folder(Path(config.out_dir), config.name, datetime.now().astimezone())
+    folder = run_to_resume(config, arguments.out)
+    if folder is None:
+        now = datetime.now().astimezone()
+        folder = (
+            take_folder(arguments.out) if arguments.out else new_run_folder(Path(config.out_dir), config.name, now)
+        )
     try:
         summary = train(checked, folder)
     except KeyboardInterrupt:

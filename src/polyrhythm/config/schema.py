@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, model_validator
 
-from polyrhythm.config.base import Refusal, Section, Seed
+from polyrhythm.config.base import NotNegative, Refusal, Section, Seed
 from polyrhythm.config.learning import (
     AlgorithmSettings,
     DemonstrationSettings,
@@ -24,6 +24,12 @@ from polyrhythm.config.rollout import (
     FreshnessSettings,
     GroupSettings,
     RolloutSettings,
+)
+from polyrhythm.config.running import (
+    CheckpointSettings,
+    DataPlaneSettings,
+    PlacementSettings,
+    SupervisionSettings,
 )
 
 
@@ -42,10 +48,14 @@ class RunConfig(Section):
     """Name of the run's folder under out_dir; a recipe's own name unless it says otherwise."""
     seed: Seed = 0
     """Seed of initial weights, initial states and sampling noise."""
-    launcher: Literal["inline"] = "inline"
-    """What hosts the stations: inline is one process."""
+    launcher: Literal["local", "inline"] = "local"
+    """What hosts the stations: local is a process for each on this machine, inline is this process for all."""
     out_dir: str = "runs"
     """Folder of all runs; this one goes to <out_dir>/<name>/<time>."""
+    resume: str = "never"
+    """never: begin anew; auto: go on with the newest unfinished run of this recipe, if any; or the folder of a run."""
+    shutdown_s: NotNegative = 10.0
+    """Seconds that the first Ctrl-C or SIGTERM gives the update under way; then it is abandoned."""
     env: Annotated[SerializeAsAny[BaseModel], BeforeValidator(_env)]
     """The environment's own settings, by type; gymnasium:ID is short for {type: gymnasium, id: ID}."""
     policy: Annotated[SerializeAsAny[BaseModel], BeforeValidator(_policy)]
@@ -64,6 +74,14 @@ class RunConfig(Section):
     """From trajectories to a loss."""
     evaluation: EvaluationSettings = EvaluationSettings()
     """Episodes on held-out seeds before and after training."""
+    placement: PlacementSettings = PlacementSettings()
+    """Threads and devices of the stations."""
+    data_plane: DataPlaneSettings = DataPlaneSettings()
+    """Messages between processes."""
+    supervision: SupervisionSettings = SupervisionSettings()
+    """Deadlines of stations."""
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    """What a lost trainer or run goes back to."""
     demonstrations: DemonstrationSettings | None = None
     """Episodes of the scripted expert; null for none."""
     supervised: SupervisedSettings | None = None

@@ -47,6 +47,7 @@ from polyrhythm.flow.records import (
     UpdateDone,
     Wake,
     WeightsApplied,
+    WeightsOffered,
 )
 from polyrhythm.flow.requests import Key, Pool, RequestQueue, by_arrival
 from polyrhythm.flow.rollout import Rollout
@@ -107,7 +108,7 @@ class Conductor:
     # ------------------------------------------------------------ saving
 
     def save(self) -> dict[str, Any]:
-        """The whole state as JSON-able data. To resume without the stations, restore and report each as lost."""
+        """The whole state as JSON-able data."""
         parts = {name: _CODEC.encode(getattr(self, name)) for name in ("versions", "rollout", "dispatch", "lending")}
         return {**parts, "epochs": dict(self.epochs), "announced": self.announced, "refused": self.refused}
 
@@ -121,6 +122,24 @@ class Conductor:
         conductor.epochs = dict(data["epochs"])
         conductor.announced, conductor.refused = data["announced"], data["refused"]
         return conductor
+
+    def detach(self) -> None:
+        """Forget the stations, after a restore: the run goes on with new ones.
+
+        What ran goes out again, and the attempt is not held against it; what was lent waits in the buffer; weights
+        have to be offered anew.
+        """
+        gone: list[SlotState] = []
+        for station, epoch in list(self.epochs.items()):
+            if station == self.lending.trainer or station in self.dispatch.generators:
+                self._on_lost(StationLost(station, epoch, "resumed"), 0.0)
+            else:
+                gone += self._remove_slots(station)
+                del self.epochs[station]
+        commands = self.rollout.abandon(gone, "resumed", blame=False)
+        assert not commands, "resuming drops nothing"
+        self.rollout.expiries.clear()
+        self.rollout.cancelling.clear()
 
     # ------------------------------------------------------------ deciding
 
@@ -217,11 +236,15 @@ class Conductor:
             self.versions.note_applied(self.dispatch.generators.values())
             return [*refusals]
         else:
-            gone = self.rollout.rows.leave(event.station)
-            for slot in gone:
-                self.dispatch.queue.remove(slot.name)
-            return self.rollout.abandon(gone)
+            return self.rollout.abandon(self._remove_slots(event.station), "simulator lost")
         return []
+
+    def _remove_slots(self, simulator: str) -> list[SlotState]:
+        """The simulator's slots, which are gone with their requests."""
+        gone = self.rollout.rows.leave(simulator)
+        for slot in gone:
+            self.dispatch.queue.remove(slot.name)
+        return gone
 
     def _on_request(self, event: RequestArrived, now: float) -> list[Command]:
         slot = self.rollout.rows.slots[event.slot]
@@ -260,7 +283,11 @@ class Conductor:
         return self.lending.finish(self.versions, self.rollout)
 
     def _on_published(self, event: Published, _now: float) -> list[Command]:
-        self.versions.published = max(self.versions.published, event.version)
+        self.versions.note_published(event.version)
+        return []
+
+    def _on_offered(self, event: WeightsOffered, _now: float) -> list[Command]:
+        self.versions.note_published(event.version)
         return []
 
     def _on_applied(self, event: WeightsApplied, _now: float) -> list[Command]:
@@ -298,6 +325,7 @@ _HANDLERS: dict[type, Callable[[Conductor, Any, float], list[Command]]] = {
     Published: Conductor._on_published,
     WeightsApplied: Conductor._on_applied,
     Checkpointed: Conductor._on_checkpoint,
+    WeightsOffered: Conductor._on_offered,
     TrainUntil: Conductor._on_target,
     Evaluate: Conductor._on_evaluate,
     Wake: Conductor._on_wake,
@@ -307,7 +335,7 @@ _HANDLERS: dict[type, Callable[[Conductor, Any, float], list[Command]]] = {
 #: Events that change neither tickets nor weights: all that they can cause is a batch.
 _FLOW_EVENTS = frozenset({RequestArrived, BatchDone})
 #: Events after which generators may have to take weights, even if no version waits.
-_WEIGHT_EVENTS = frozenset({GeneratorJoined, StationLost, Published, WeightsApplied})
+_WEIGHT_EVENTS = frozenset({GeneratorJoined, StationLost, Published, WeightsApplied, WeightsOffered})
 #: Where an event names the station that sent it, for those that an earlier incarnation may still send.
 _SENDER: dict[type, str] = {
     StationLost: "station",

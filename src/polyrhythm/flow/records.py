@@ -6,7 +6,8 @@ the launcher. `epoch` is the incarnation of the sending station; an event of an 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -139,6 +140,16 @@ class TrainerJoined:
     updates: int = 0
 
 
+def merge_joined(parts: Sequence[SimulatorJoined | GeneratorJoined | TrainerJoined]) -> Event:
+    """One announcement of all parts of a station: a simulator has one for each env batch, others have one part."""
+    first = parts[0]
+    if isinstance(first, SimulatorJoined):
+        batches = tuple(info for part in parts if isinstance(part, SimulatorJoined) for info in part.batches)
+        return replace(first, batches=batches)
+    assert len(parts) == 1, f"{type(first).__name__} in several parts"
+    return first
+
+
 @dataclass(frozen=True, slots=True)
 class StationLost:
     """A station died or is given up; whatever still arrives from this epoch is refused."""
@@ -237,6 +248,13 @@ class Checkpointed:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsOffered:
+    """The run itself has put weights of `version` where generators find them: initial or restored ones."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class TrainUntil:
     """Grant training tickets until `version` versions have been consumed in all."""
 
@@ -269,6 +287,7 @@ Event = (
     | Published
     | WeightsApplied
     | Checkpointed
+    | WeightsOffered
     | TrainUntil
     | Evaluate
     | Wake

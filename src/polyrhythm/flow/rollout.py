@@ -145,8 +145,8 @@ class Rollout:
                 commands += [self._cancel(sample), *self._lose(sample, "deadline")]
         return commands
 
-    def abandon(self, gone: Sequence[SlotState]) -> list[Command]:
-        """These slots went with their simulator, and all that ran in them."""
+    def abandon(self, gone: Sequence[SlotState], reason: str, *, blame: bool = True) -> list[Command]:
+        """These slots went with their simulator, and all that ran in them; a ticket without blame is never dropped."""
         names = {slot.name for slot in gone}
         self.cancelling = {key: place for key, place in self.cancelling.items() if place[0] not in names}
         commands: list[Command] = []
@@ -154,7 +154,7 @@ class Rollout:
             for number in slot.tickets.values():
                 sample = self.samples.get(number)
                 if sample is not None and sample.state is State.RUNNING and sample.slot == slot.name:
-                    commands += self._lose(sample, "simulator lost")
+                    commands += self._lose(sample, reason, blame=blame)
         return commands
 
     def begin_evaluation(self) -> None:
@@ -206,9 +206,9 @@ class Rollout:
         self.cancelling[ticket.number, ticket.attempt] = (sample.slot, sample.row)
         return CancelRow(self.rows.slots[sample.slot].simulator, sample.slot, ticket.number, ticket.attempt)
 
-    def _lose(self, sample: Sample, reason: str) -> list[Command]:
+    def _lose(self, sample: Sample, reason: str, *, blame: bool = True) -> list[Command]:
         """A running ticket did not finish: out again, or dropped with its group when it had its attempts."""
-        exhausted = sample.ticket.attempt >= self.settings.max_attempts
+        exhausted = blame and sample.ticket.attempt >= self.settings.max_attempts
         if sample.ticket.evaluation:
             del self.samples[sample.ticket.number]
             evaluation = self.evaluations.queue[0]

@@ -21,7 +21,8 @@ from polyrhythm.flow.settings import FlowSettings
 @dataclass(slots=True)
 class VersionLedger:
     """trained: version of the trainer's weights; updates: in all; in_version: updates since `trained`;
-    published: newest that generators can fetch; applied: lowest that every live generator holds (-1: none yet)."""
+    published: newest that generators can fetch; applied: lowest that every live generator holds (-1: none yet);
+    reached: updates contained in each version from `published` on."""
 
     settings: FlowSettings = field(metadata=UNSAVED)
     trained: int = 0
@@ -29,6 +30,7 @@ class VersionLedger:
     in_version: int = 0
     published: int = -1
     applied: int = -1
+    reached: dict[int, int] = field(default_factory=lambda: {0: 0})
 
     @property
     def waiting(self) -> bool:
@@ -48,7 +50,13 @@ class VersionLedger:
             return False
         self.in_version = 0
         self.trained += 1
+        self.reached[self.trained] = self.updates
         return True
+
+    def note_published(self, version: int) -> None:
+        """Generators can fetch this version."""
+        self.published = max(self.published, version)
+        self.reached = {known: updates for known, updates in self.reached.items() if known >= self.published}
 
     def is_live(self, generator: GeneratorState) -> bool:
         return generator.version >= 0 and generator.version >= self.applied
@@ -78,14 +86,17 @@ class VersionLedger:
     def restart(self, updates: int) -> tuple[int, bool]:
         """A trainer came back with the weights of `updates` updates: (updates undone, whether to publish `trained`).
 
-        Within the present version the count simply goes back. Older weights are published under a new number, as
-        versions never go back.
+        Back to the newest published version the count simply goes back, as nobody has seen what came after. Weights
+        older than that are published under a new number: versions that were seen never go back.
         """
         undone = self.updates - updates
         self.updates = updates
-        if undone <= self.in_version:
-            self.in_version -= undone
-            return undone, self.published < self.trained
-        self.trained = max(self.trained, self.published) + 1
-        self.in_version = 0
-        return undone, True
+        if updates >= self.reached.get(self.published, 0):
+            self.reached = {known: at for known, at in self.reached.items() if at <= updates}
+            self.trained = max(self.reached)
+            self.in_version = updates - self.reached[self.trained]
+        else:
+            self.trained = max(self.trained, self.published) + 1
+            self.in_version = 0
+            self.reached[self.trained] = updates
+        return undone, self.published < self.trained

@@ -28,7 +28,7 @@ GROUPS: Mapping[str, str] = {
     "train/critic": "value_loss, explained_variance",
     "train/sft": "supervised warm start: loss, grad_norm",
     "samples": "the ledger's counts by state; dropped/<reason>",
-    "throughput": "transitions_per_s since the update before",
+    "throughput": "transitions_per_s of the samples that finished since the update before",
     "evaluation": "held-out episodes, greedy/ and sampled/: rate of success, low, high (Wilson 95%), mean_return",
 }
 
@@ -77,6 +77,25 @@ class MetricsWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def rewind(folder: Path, step: int) -> None:
+    """Forget the lines of updates from `step` on, before a resumed run writes them again."""
+    path = folder / "metrics.jsonl"
+    if not path.is_file():
+        return
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) < step]
+    unfinished = path.with_name(path.name + ".part")
+    unfinished.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    unfinished.replace(path)
+
+
+def _step_of(line: str) -> float:
+    """The step of a line; a line that a crash cut short is as good as forgotten."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError):
+        return math.inf
 
 
 def _tensorboard_writer(folder: Path) -> Writer:

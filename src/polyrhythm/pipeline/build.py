@@ -6,41 +6,49 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
 
 from polyrhythm.config.rollout import DynamicBatching
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.envs.base import EnvBatch, EnvSettings
+from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError
 from polyrhythm.flow.conductor import Conductor
-from polyrhythm.flow.records import EnvBatchInfo, Event
+from polyrhythm.flow.records import EnvBatchInfo, WeightsOffered
 from polyrhythm.flow.settings import FlowSettings
 from polyrhythm.flow.sharding import shard
-from polyrhythm.pipeline.loop import Loop, Observer
+from polyrhythm.pipeline.checkpoints import SavedRun
+from polyrhythm.pipeline.loop import Launcher, Loop, Observer
 from polyrhythm.policies.base import Policy, PolicySettings
+from polyrhythm.runtime.arena import ArenaLayout
+from polyrhythm.runtime.blocks import blocks_needed
 from polyrhythm.runtime.inline import InlineLauncher
-from polyrhythm.runtime.tensors import use_one_thread
-from polyrhythm.runtime.weights import InlineWeights
-from polyrhythm.specs import EnvSpec
-from polyrhythm.stations.generator import Generator
-from polyrhythm.stations.simulator import Simulator
+from polyrhythm.runtime.jobs import Job, Seat
+from polyrhythm.runtime.local import LocalLauncher
+from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE
+from polyrhythm.runtime.tensors import as_array, use_one_thread
+from polyrhythm.runtime.weights import WeightsBus, bus_nbytes
+from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec
+from polyrhythm.stations.generator_job import GeneratorJob, PolicyJob
+from polyrhythm.stations.simulator_job import SimulatorJob
 from polyrhythm.stations.slot import StepSettings
-from polyrhythm.stations.trainer import Trainer
-from polyrhythm.training.learner import Learner
+from polyrhythm.stations.trainer_job import TrainerJob, TrainerStates
 
-#: Every station's first incarnation.
-FIRST_EPOCH = 0
+#: What a run's folder holds of the machinery.
+LOGS, STATES = "logs", "checkpoints"
 
 
 @dataclass(slots=True)
 class Pipeline:
-    """A run's parts, joined. `policy` is the trainer's, generators hold copies; `weights` has what was published."""
+    """A run's parts, joined. weights: what was published; states: the trainer's, where there is a folder."""
 
     loop: Loop
-    launcher: InlineLauncher
-    policy: Policy
-    learner: Learner
-    weights: InlineWeights
+    launcher: Launcher
+    weights: WeightsBus
+    states: TrainerStates | None
 
     def close(self) -> None:
         self.launcher.close()
@@ -126,71 +134,152 @@ def env_batch_infos(config: RunConfig, spec: EnvSpec) -> list[list[EnvBatchInfo]
 
 def build_pipeline(
     config: RunConfig,
-    envs: Sequence[EnvBatch] | None = None,
     policy: Policy | None = None,
+    folder: Path | None = None,
     *,
+    saved: SavedRun | None = None,
+    version: int = 0,
+    trainer: bool = True,
     observers: Sequence[Observer] = (),
     record: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> Pipeline:
-    """Build all stations and let them join.
+    """Start all stations and let them join. The configuration has passed `pipeline.check`.
 
-    envs: env batches made already, simulators × env_batches; policy: the trainer's, made already (a warm start).
-    record: keep every decision in `loop.trace`. The configuration has passed `pipeline.check`.
+    policy: holds the weights to begin with, as `version`; else those of the seed. folder: where logs and the trainer's states go;
+    launcher local needs one. saved: the run to go on with. trainer: whether there is one.
+    record: keep every decision in `loop.trace`. StartError, RunHalted: the stations cannot be started.
     """
     if "OMP_NUM_THREADS" not in os.environ:
         use_one_thread()
-    envs = build_envs(config) if envs is None else envs
-    spec = envs[0].spec
+    spec = env_settings(config).spec()
     infos = env_batch_infos(config, spec)
     policy = policy_settings(config).build(spec, config.seed) if policy is None else policy
-    launcher, weights = InlineLauncher(clock), InlineWeights()
-    loop = Loop(Conductor(flow_settings(config, spec)), launcher, clock, observers=observers, record=record)
-    joining: list[Event] = _add_simulators(config, envs, infos, policy.chunk, launcher)
-    for name in generator_names(config):
-        copy = policy_settings(config).build(spec, config.seed)
-        generator = Generator(name, FIRST_EPOCH, copy, launcher.payloads, weights, launcher.emit, launcher.reply)
-        launcher.add(generator)
-        joining.append(generator.joined())
-    learner = Learner(
-        policy,
-        config.algorithm,
-        config.training,
-        total_updates=config.training.versions * config.freshness.sync_interval,
-        seed=config.seed,
-    )
-    trainer = Trainer("trainer", FIRST_EPOCH, learner, launcher.payloads, weights, launcher.emit, launcher.report)
-    launcher.add(trainer)
-    for event in (*joining, trainer.joined()):
-        loop.tell(event)
-    return Pipeline(loop, launcher, policy, learner, weights)
+    states = TrainerStates(str(folder / STATES), config.checkpoint.every_versions) if folder else None
+    jobs = _jobs(config, spec, infos, policy, states, trainer=trainer)
+    layout = arena_layout(config, spec, infos, policy, trainer=trainer)
+    launcher = _launcher(config, jobs, layout, bus_nbytes(policy.state_dict()), folder, clock)
+    try:
+        weights = WeightsBus(policy.state_dict(), launcher.weights_memory)
+        conductor = Conductor(flow_settings(config, spec))
+        state = policy.state_dict()
+        if states is not None and trainer:
+            states.reset(saved.trainer if saved else None)
+        if saved is not None:
+            conductor = _restore(saved, conductor.settings, launcher)
+            version, state = saved.version, saved.policy
+        weights.publish(version, state)
+        loop = Loop(conductor, launcher, clock, observers=observers, record=record)
+        loop.tell(WeightsOffered(version))
+        for event in launcher.start():
+            loop.tell(event)
+    except BaseException:
+        launcher.close()
+        raise
+    return Pipeline(loop, launcher, weights, states)
 
 
-def build_envs(config: RunConfig) -> list[EnvBatch]:
-    """All env batches of the run."""
-    rollout = config.rollout
-    count = rollout.simulators * rollout.env_batches
-    settings = env_settings(config)
-    return [settings.build(rollout.rows) for _ in range(count)]
+def _restore(saved: SavedRun, settings: FlowSettings, launcher: Launcher) -> Conductor:
+    """The saved run's conductor, without stations; its samples are in the arena again."""
+    conductor = Conductor.restore(settings, saved.conductor)
+    conductor.detach()
+    for handle, trajectory in saved.samples.items():
+        launcher.arena.store(int(handle), trajectory)
+    launcher.pool.restore(tuple(saved.samples))
+    return conductor
 
 
-def _add_simulators(
+def _launcher(
     config: RunConfig,
-    envs: Sequence[EnvBatch],
+    jobs: Sequence[tuple[Job, Seat]],
+    layout: ArenaLayout,
+    weights_nbytes: int,
+    folder: Path | None,
+    clock: Callable[[], float],
+) -> Launcher:
+    if config.launcher == "inline":
+        return InlineLauncher(jobs, layout, weights_nbytes, clock)
+    assert folder is not None, "processes write their logs to a folder"
+    return LocalLauncher(
+        jobs, layout, weights_nbytes, config.supervision, folder / LOGS, config.data_plane.transport, clock
+    )
+
+
+def arena_layout(
+    config: RunConfig,
+    spec: EnvSpec,
     infos: Sequence[Sequence[EnvBatchInfo]],
-    chunk: int,
-    launcher: InlineLauncher,
-) -> list[Event]:
-    """The simulators' joining."""
-    settings = StepSettings(chunk, config.rollout.action_repeat, config.rollout.segment_steps)
-    unused = iter(envs)
-    joining: list[Event] = []
-    for index, batches in enumerate(infos):
-        hosted = [(info, next(unused)) for info in batches]
-        simulator = Simulator(f"simulator-{index}", FIRST_EPOCH, hosted, settings, launcher.payloads, launcher.emit)
-        launcher.add(simulator)
-        for info in batches:
-            for slot in info.slots:
-                launcher.connect(slot.slot, simulator.deliver)
-        joining.append(simulator.joined())
-    return joining
+    policy: Policy,
+    *,
+    trainer: bool = True,
+) -> ArenaLayout:
+    """What lies in the arena; without a trainer no finished sample waits."""
+    slots = {slot.slot: slot.rows for batches in infos for info in batches for slot in info.slots}
+    rows = sum(slots.values())
+    freshness, batch_size = config.freshness, config.training.batch_size
+    blocks = blocks_needed(rows, batch_size, freshness.sync_interval, freshness.max_lag) if trainer else rows
+    return ArenaLayout(
+        blocks=blocks,
+        steps=step_settings(config, policy).sample_steps(spec.max_steps),
+        chunk=policy.chunk,
+        obs=shown(spec),
+        answers=answer_specs(policy, spec),
+        slots=slots,
+    )
+
+
+def shown(spec: EnvSpec) -> dict[str, ArraySpec]:
+    """What a policy sees: the environment's observation, and what the simulator station adds."""
+    return {**spec.observation, INSTRUCTION: ArraySpec((), "int64"), PROGRESS: ArraySpec((), "float32")}
+
+
+def blank(spec: EnvSpec) -> dict[str, torch.Tensor]:
+    """One row of nothing, to ask a policy for the form of its answers."""
+    return {name: torch.from_numpy(np.zeros((1, *a.shape), a.dtype)) for name, a in shown(spec).items()}
+
+
+def answer_specs(policy: Policy, spec: EnvSpec) -> dict[str, ArraySpec]:
+    """The arrays of one row's answer, by the names of `runtime.messages`."""
+    with torch.inference_mode():
+        act = policy.act(blank(spec), torch.zeros(1, dtype=torch.bool), torch.zeros(1, dtype=torch.int64))
+    tensors = {ACTIONS: act.actions, LOGPROB: act.logprob, VALUE: act.value}
+    tensors |= {FORWARD_INPUTS + name: tensor for name, tensor in act.forward_inputs.items()}
+    arrays = {name: as_array(tensor) for name, tensor in tensors.items()}
+    return {name: ArraySpec(array.shape[1:], array.dtype.name) for name, array in arrays.items()}
+
+
+def step_settings(config: RunConfig, policy: Policy) -> StepSettings:
+    return StepSettings(policy.chunk, config.rollout.action_repeat, config.rollout.segment_steps)
+
+
+def _jobs(
+    config: RunConfig,
+    spec: EnvSpec,
+    infos: Sequence[Sequence[EnvBatchInfo]],
+    policy: Policy,
+    states: TrainerStates | None,
+    *,
+    trainer: bool,
+) -> list[tuple[Job, Seat]]:
+    """Simulators, generators and the trainer, in this order."""
+    seats, step = config.placement, step_settings(config, policy)
+    env = config.env.model_dump(mode="json")
+    own = PolicyJob(config.policy.model_dump(mode="json"), spec, config.seed)
+    seat = Seat(threads=seats.simulators.threads)
+    jobs: list[tuple[Job, Seat]] = [
+        (SimulatorJob(f"simulator-{index}", env, config.rollout.rows, tuple(batches), step), seat)
+        for index, batches in enumerate(infos)
+    ]
+    seat = Seat(seats.generators.device, seats.generators.threads)
+    jobs += [(GeneratorJob(name, own), seat) for name in generator_names(config)]
+    if trainer:
+        job = TrainerJob(
+            "trainer",
+            own,
+            config.algorithm.model_dump(mode="json"),
+            config.training.model_dump(mode="json"),
+            total_updates=config.training.versions * config.freshness.sync_interval,
+            states=states,
+        )
+        jobs.append((job, Seat(seats.trainer.device, seats.trainer.threads)))
+    return jobs

@@ -10,16 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.envs.base import EnvSettings, Expert
 from polyrhythm.errors import ConfigError
 from polyrhythm.flow.sharding import load_function
-from polyrhythm.pipeline.build import env_batch_infos, env_settings, flow_settings, policy_settings
+from polyrhythm.pipeline.build import blank, env_batch_infos, env_settings, flow_settings, policy_settings
 from polyrhythm.policies.base import Policy
-from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec
+from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.env_host import refuse_segments
 
 
@@ -70,10 +69,8 @@ def _naming(what: str) -> Iterator[None]:
 
 def _check_value(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
     """The policy's value per chunk or per action, against what `reward_level` needs; asked with one blank row."""
-    blank = {name: np.zeros((1, *array.shape), array.dtype) for name, array in spec.observation.items()}
-    blank |= {INSTRUCTION: np.zeros(1, np.int64), PROGRESS: np.zeros(1, np.float32)}
     with torch.no_grad():
-        value = policy.value({name: torch.from_numpy(array) for name, array in blank.items()})
+        value = policy.value(blank(spec))
     given, wanted = "chunk" if value.dim() == 1 else "action", config.algorithm.reward_level
     if given != wanted:
         raise ConfigError(

@@ -1,30 +1,53 @@
-"""The weights of a run in a file: written whole or not at all, read without executing anything in it."""
+"""The weights of a run in a file, and the whole run in a folder: written whole or not at all.
+
+    policy.pt                       the newest whole weights
+    checkpoints/run-<number>/       the run as it was at some moment; the highest number is the newest
+        run.json                    the conductor, and what observers go on counting from
+        samples.npz                 the finished samples that wait, or were lent
+        trainer.pt                  policy, optimizer, updates
+        published.pt                the newest published weights, where they are not the trainer's
+
+A folder without its final name is one that was not finished. Nothing in any of them is executed when it is read.
+"""
 
 from __future__ import annotations
 
-import pickle
+import json
+import logging
+import os
+import shutil
 import zipfile
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunFolderError
+from polyrhythm.flow.conductor import Conductor
+from polyrhythm.runtime.arena import Arena
+from polyrhythm.runtime.weights import WeightsBus
+from polyrhythm.specs import Trajectory
+from polyrhythm.stations.trainer_job import TrainerStates
+from polyrhythm.training.checkpoint import load_state, save_state
+
+log = logging.getLogger(__name__)
 
 #: Name of the newest whole weights in a run folder: after the warm start, and when training ends, however it ends.
 POLICY_FILE = "policy.pt"
 
+_KEPT = 2
+_RUN, _SAMPLES, _TRAINER, _PUBLISHED = "run.json", "samples.npz", "trainer.pt", "published.pt"
+
 
 def save_policy(weights: Mapping[str, Tensor], config: RunConfig, path: Path, version: int) -> None:
     """Write {"policy": state_dict, "config": plain data, "version": int}."""
-    unfinished = path.with_name(path.name + ".part")
-    content = {"policy": dict(weights), "config": config.model_dump(mode="json"), "version": version}
-    torch.save(content, unfinished)
-    unfinished.replace(path)
+    save_state({"policy": dict(weights), "config": config.model_dump(mode="json"), "version": version}, path)
 
 
 def load_policy(path: Path) -> tuple[RunConfig, dict[str, Any], int]:
@@ -32,12 +55,121 @@ def load_policy(path: Path) -> tuple[RunConfig, dict[str, Any], int]:
     file = path / POLICY_FILE if path.is_dir() else path
     if not file.is_file():
         raise RunFolderError(f"{path} holds no {POLICY_FILE}: the run did not finish, or this is not a run folder")
-    if not zipfile.is_zipfile(file):
-        raise RunFolderError(f"{file} cannot be read as a checkpoint: it is damaged, or something else; name another")
+    content = load_state(file)
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
         weights, version = content["policy"], int(content["version"])
         config = validate(content["config"], origin=str(file))
-    except (OSError, RuntimeError, KeyError, TypeError, pickle.UnpicklingError) as error:
+    except (KeyError, TypeError) as error:
         raise RunFolderError(f"{file} cannot be read as a checkpoint ({error}); name another") from error
     return config, weights, version
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRun:
+    """A run as it was saved. counts: what observers go on from; samples: by handle; trainer: its state's file;
+    version, policy: the published weights."""
+
+    conductor: dict[str, Any]
+    counts: dict[str, Any]
+    samples: dict[str, Trajectory]
+    trainer: Path
+    version: int
+    policy: dict[str, Tensor]
+
+    @property
+    def updates(self) -> int:
+        """Updates that the trainer's state contains."""
+        return int(load_state(self.trainer)["updates"])
+
+
+def save_run(
+    folder: Path, conductor: Conductor, arena: Arena, weights: WeightsBus, states: TrainerStates, counts: dict[str, Any]
+) -> Path:
+    """Write the run into `folder`, beside older ones of which the newest stay; its path.
+
+    The trainer's newest state goes with it. Updates that it lacks are rolled back when the run is resumed.
+    """
+    runs = saved_runs(folder)
+    whole = folder / f"run-{int(runs[-1].name.removeprefix('run-')) + 1 if runs else 0:06d}"
+    part = whole.with_name(whole.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    arrays: dict[str, NDArray[Any]] = {}
+    for sample in conductor.rollout.samples.values():
+        if sample.handle:
+            arrays |= _flat(sample.handle, arena.trajectory(int(sample.handle)))
+    with (part / _SAMPLES).open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+    state, versions = states.paths()[-1], conductor.versions
+    shutil.copyfile(state, part / _TRAINER)
+    version = versions.trained
+    if versions.in_version or states.updates(state) != versions.updates:
+        version, published = weights.read()
+        save_state({"policy": published}, part / _PUBLISHED)
+    content = {"conductor": conductor.save(), "counts": counts, "version": version}
+    (part / _RUN).write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
+    for path in part.iterdir():
+        _sync(path)
+    part.replace(whole)
+    _sync(folder)
+    for old in runs[: 1 - _KEPT]:
+        shutil.rmtree(old)
+    return whole
+
+
+def saved_runs(folder: Path) -> list[Path]:
+    """The whole runs in a checkpoint folder, oldest first."""
+    return sorted(path for path in folder.glob("run-*") if path.suffix != ".part")
+
+
+def load_run(path: Path) -> SavedRun:
+    """What `save_run` wrote. RunFolderError: something of it is missing or damaged."""
+    try:
+        content = json.loads((path / _RUN).read_text(encoding="utf-8"))
+        with np.load(path / _SAMPLES, allow_pickle=False) as arrays:
+            samples = _unflat(arrays)
+        conductor, counts, version = content["conductor"], content["counts"], int(content["version"])
+        weights = path / _PUBLISHED if (path / _PUBLISHED).exists() else path / _TRAINER
+        policy = load_state(weights)["policy"]
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise RunFolderError(
+            f"{path} cannot be resumed: a whole checkpoint is wanted, but it is damaged "
+            f"({type(error).__name__}: {error}); remove it to go on from the one before, or start anew"
+        ) from error
+    return SavedRun(conductor, counts, samples, path / _TRAINER, version, policy)
+
+
+def _flat(handle: str, trajectory: Trajectory) -> dict[str, NDArray[Any]]:
+    """The trajectory's arrays by `<handle>/<field>` or `<handle>/<field>/<name>`."""
+    arrays: dict[str, NDArray[Any]] = {}
+    for part in fields(trajectory):
+        value = getattr(trajectory, part.name)
+        if isinstance(value, dict):
+            arrays |= {f"{handle}/{part.name}/{name}": array for name, array in value.items()}
+        else:
+            arrays[f"{handle}/{part.name}"] = np.asarray(value)
+    return arrays
+
+
+def _unflat(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Trajectory]:
+    found: dict[str, dict[str, Any]] = {}
+    for key, array in arrays.items():
+        handle, field, *name = key.split("/", 2)
+        sample = found.setdefault(handle, {"forward_inputs": {}})
+        if name:
+            sample.setdefault(field, {})[name[0]] = array
+        else:
+            sample[field] = array.item() if field in _SCALARS else array
+    return {handle: Trajectory(**sample) for handle, sample in found.items()}
+
+
+_SCALARS = frozenset({"terminated", "truncated", "success", "env_steps", "ticket", "group", "task"})
+
+
+def _sync(path: Path) -> None:
+    """To the disk, so that a power cut leaves it whole."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from polyrhythm.errors import RunFolderError
-from polyrhythm.pipeline.build import build_envs, build_pipeline
+from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.check import check
 from polyrhythm.pipeline.checkpoints import load_policy
 from polyrhythm.pipeline.episodes import held_out, tally
@@ -39,11 +40,11 @@ def evaluate(
         apply_state(as_module(policy), weights)
     except ValueError as error:
         raise RunFolderError(f"{path}: {error}; these weights belong to other settings, name another folder") from error
-    envs = build_envs(config)
-    pipeline = build_pipeline(config, envs, policy)
-    try:
-        wanted = held_out(episodes, seed, len(spec.tasks), greedy=greedy, swap=swap_instructions)
-        results = pipeline.loop.evaluate("evaluation", wanted)
-    finally:
-        pipeline.close()
+    wanted = held_out(episodes, seed, len(spec.tasks), greedy=greedy, swap=swap_instructions)
+    with TemporaryDirectory(prefix="polyrhythm-") as logs:
+        pipeline = build_pipeline(config, policy, Path(logs), trainer=False)
+        try:
+            results = pipeline.loop.evaluate("evaluation", wanted)
+        finally:
+            pipeline.close()
     return {**tally(results, spec.tasks), "greedy": greedy, "seed": seed, "version": version}

@@ -18,15 +18,23 @@ from typing import Protocol
 from polyrhythm.errors import RunHalted
 from polyrhythm.flow import records
 from polyrhythm.flow.conductor import Conductor
-from polyrhythm.runtime.messages import Report
+from polyrhythm.runtime.arena import Arena
+from polyrhythm.runtime.blocks import BlockPool
+from polyrhythm.runtime.messages import Report, SaveTrainer
 
 
 class Launcher(Protocol):
     """What the loop needs of a launcher."""
 
-    def send(self, command: records.Command) -> None: ...
+    weights_memory: memoryview
+    arena: Arena
+    pool: BlockPool
 
-    def receive(self, timeout: float | None) -> records.Event | None: ...
+    def start(self) -> list[records.Event]: ...
+
+    def send(self, command: records.Command | SaveTrainer) -> None: ...
+
+    def receive(self, timeout: float) -> records.Event | None: ...
 
     def reports(self) -> list[Report]: ...
 
@@ -35,6 +43,10 @@ class Launcher(Protocol):
         ...
 
     def outstanding(self) -> list[str]: ...
+
+    def statistics(self) -> dict[str, dict[str, float]]: ...
+
+    def close(self) -> None: ...
 
 
 class Observer(Protocol):
@@ -54,14 +66,22 @@ class Decision:
     commands: tuple[records.Command, ...]
 
 
+#: Longest wait for an event, after which `Loop.stop` is asked again.
+_PATIENCE_S = 0.5
+
 _FOR_THE_RUN = (records.SampleEvaluated, records.EvaluationDone, records.TargetReached, records.Halt)
+
+
+class Interrupted(Exception):
+    """Someone asked the run to stop; it stands between two events."""
 
 
 class Loop:
     """Drives one conductor and one launcher.
 
     observers: told of every decision and report, in order. stall_s: seconds without any event, report or unit of work,
-    and without a deadline to wait for, after which the run is declared stuck. trace: every decision, if `record`.
+    and without a deadline to wait for, after which the run is declared stuck. stop: asked between two events; true
+    ends what the loop is at with `Interrupted`. trace: every decision, if `record`.
     """
 
     def __init__(
@@ -76,9 +96,11 @@ class Loop:
     ) -> None:
         self.conductor, self.launcher, self.clock = conductor, launcher, clock
         self.observers = list(observers)
+        self.stop: Callable[[], bool] = lambda: False
         self.trace: list[Decision] = []
         self._record, self._stall_s = record, stall_s
         self._inbox: list[records.Command] = []
+        self._held: tuple[type, ...] = ()
 
     def tell(self, event: records.Event) -> None:
         """Put an operator's event, or a station's joining, to the conductor now."""
@@ -102,20 +124,46 @@ class Loop:
         self._run(done)
         return results
 
+    def wind_down(self, seconds: float) -> bool:
+        """Finish the update under way and save the trainer's state; False if that takes longer than `seconds`.
+
+        Nothing new is started meanwhile: the commands that would are not sent, and what they were for counts as lost
+        when the run is resumed.
+        """
+        self._held = (records.LendSamples, records.StartRows)
+        until, lending = self.clock() + seconds, self.conductor.lending
+        update = self.conductor.versions.updates + bool(lending.lent)
+        asked = False
+        while self.clock() < until:
+            if not asked and lending.trainer and self.conductor.versions.updates == update:
+                self.launcher.send(SaveTrainer(lending.trainer))
+                asked = True
+            event = self.launcher.receive(max(0.0, until - self.clock()))
+            if event is not None:
+                self._decide(event)
+            self._pass_reports()
+            if asked and isinstance(event, records.Checkpointed) and event.updates == update:
+                return True
+        return False
+
     def _run(self, done: Callable[[records.Command], bool]) -> None:
         """Go on until a command to the run satisfies `done`.
 
         Consumes: events. Waits for: the launcher's next event or the conductor's deadline. Unblocked by: either.
         Produces: commands to stations, decisions and reports to observers. Raises RunHalted when the conductor gives
-        up, or when no station has worked for `stall_s`, nothing has come from one, and no timer is set.
+        up, or when no station has worked for `stall_s`, nothing has come from one, and no timer is set; Interrupted
+        when it is told to stop.
         """
         quiet_since, worked = self.clock(), self.launcher.work_done()
         while not self._finished(done):
+            if self.stop():
+                raise Interrupted
             if self.conductor.deadline() <= self.clock() and self._decide(records.Wake()):
                 quiet_since = self.clock()
             due, now = self.conductor.deadline(), self.clock()
             timer = now < due < math.inf
-            event = self.launcher.receive(max(0.0, due - now if timer else quiet_since + self._stall_s - now))
+            wait = max(0.0, due - now if timer else quiet_since + self._stall_s - now)
+            event = self.launcher.receive(min(wait, _PATIENCE_S))
             if event is not None:
                 self._decide(event)
             if self._pass_reports() or event is not None or self.launcher.work_done() != worked:
@@ -141,7 +189,7 @@ class Loop:
         for command in commands:
             if isinstance(command, _FOR_THE_RUN):
                 self._inbox.append(command)
-            else:
+            elif not isinstance(command, self._held):
                 self.launcher.send(command)
         for observer in self.observers:
             observer.decided(now, event, commands)

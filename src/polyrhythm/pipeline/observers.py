@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -97,35 +97,34 @@ class UpdateMetrics:
         self,
         writer: MetricsWriter,
         ledger: SampleLedger,
-        transitions: Callable[[], float],
         episodes: Episodes,
         *,
         began: float,
         now: float,
     ) -> None:
-        self._writer, self._ledger, self._transitions, self._episodes = writer, ledger, transitions, episodes
-        self._began, self._last = began, (now, transitions())
+        self._writer, self._ledger, self._episodes = writer, ledger, episodes
+        self._began, self._last, self._transitions = began, now, 0
 
-    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
-        pass
+    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+        if isinstance(event, records.SampleFinished):
+            self._transitions += event.env_steps
 
     def reported(self, now: float, report: Report) -> None:
         values = {**self._episodes.figures, **report.values}
         counts = self._ledger.as_dict()
         values |= {f"samples/{state}": float(count) for state, count in counts.items() if isinstance(count, int)}
         values |= {f"samples/dropped/{reason}": float(count) for reason, count in self._ledger.dropped.items()}
-        before, done_before = self._last
-        done = self._transitions()
-        values["throughput/transitions_per_s"] = (done - done_before) / max(now - before, 1e-9)
-        self._last = (now, done)
+        values["throughput/transitions_per_s"] = self._transitions / max(now - self._last, 1e-9)
+        self._last, self._transitions = now, 0
         self._writer.log(report.step, values, now - self._began)
 
 
 class Lags:
     """How far behind the trainer each sample was when it was lent. `counts`: lag → samples."""
 
-    def __init__(self) -> None:
-        self.counts: Counter[int] = Counter()
+    def __init__(self, counts: Mapping[str, int] | None = None) -> None:
+        """counts: those of an earlier part of the run, as `summary` gave them."""
+        self.counts: Counter[int] = Counter({int(lag): count for lag, count in (counts or {}).items()})
 
     def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         for command in commands:

@@ -2,34 +2,38 @@
 
     demonstrations → supervised warm start → evaluation → reinforcement learning → the same evaluation
 
-Everything lands in the run's folder: config.yaml, metrics.jsonl, tensorboard/, trace.json, demonstrations.npz,
-policy.pt, ledger.json and, last, summary.json. A run that is interrupted leaves the newest weights in policy.pt, so
-that it can be evaluated.
+Everything lands in the run's folder: config.yaml, progress.json, metrics.jsonl, tensorboard/, trace.json, logs/,
+demonstrations.npz, checkpoints/, policy.pt, ledger.json and, last, summary.json. Each phase commits its result, so a
+run that was cut short goes on where it stood.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from polyrhythm.config.load import save_config
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.envs.base import EnvBatch
 from polyrhythm.observe import MetricsWriter, TraceWriter
-from polyrhythm.pipeline.build import Pipeline, build_envs, build_pipeline
+from polyrhythm.observe.metrics import rewind
+from polyrhythm.pipeline.build import STATES, Pipeline, build_pipeline, env_settings
 from polyrhythm.pipeline.check import Checked
-from polyrhythm.pipeline.checkpoints import POLICY_FILE, save_policy
+from polyrhythm.pipeline.checkpoints import POLICY_FILE, SavedRun, load_policy, load_run, save_policy, saved_runs
 from polyrhythm.pipeline.demos import demonstrate
 from polyrhythm.pipeline.episodes import held_out, tally
-from polyrhythm.pipeline.observers import Episodes, Lags, Progress, Timeline, UpdateMetrics
-from polyrhythm.policies.base import Policy
+from polyrhythm.pipeline.interrupts import Interrupts
+from polyrhythm.pipeline.loop import Interrupted
+from polyrhythm.pipeline.observers import Episodes, Lags, Progress as ProgressLine, Timeline, UpdateMetrics
+from polyrhythm.pipeline.progress import CONFIG_FILE, SUMMARY_FILE, Progress
+from polyrhythm.pipeline.saver import RunSaver
+from polyrhythm.policies.base import Policy, as_module
+from polyrhythm.runtime.tensors import apply_state
 from polyrhythm.specs import Task
 from polyrhythm.stations.slot import StepSettings
+from polyrhythm.training.demonstrations import Demonstrations
 from polyrhythm.training.sft import SupervisedLearner
 from polyrhythm.training.steps import finish
 
@@ -39,136 +43,184 @@ log = logging.getLogger(__name__)
 _MEASURED = ("rate", "low", "high", "mean_return")
 
 
-class Phases:
-    """Wall time of each phase, in order."""
-
-    def __init__(self) -> None:
-        self.wall_s: dict[str, float] = {}
-        self.began = time.monotonic()
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        log.info("%s …", name.replace("_", " "))
-        begin = time.monotonic()
-        yield
-        self.wall_s[name] = time.monotonic() - begin
-        log.info("%s: %.1f s", name.replace("_", " "), self.wall_s[name])
-
-    def summary(self) -> dict[str, float]:
-        """Seconds by phase, and `total` since the start."""
-        return {**self.wall_s, "total": time.monotonic() - self.began}
-
-
 def train(checked: Checked, folder: Path) -> dict[str, Any]:
-    """Run all phases that the configuration asks for; the content of summary.json.
+    """Run all phases that the configuration asks for and that the folder does not have; the content of summary.json.
 
     checked: what `pipeline.check` gave; nothing is left to refuse, so the folder may be made before. Its policy is
-    trained in place. Raises RunHalted when the run cannot go on.
+    trained in place. Raises RunHalted when the run cannot go on, KeyboardInterrupt when it was told to stop.
     """
     config, spec, policy = checked
-    phases = Phases()
-    save_config(config, folder / "config.yaml")
-    with phases("start"):
-        envs = build_envs(config)
-    with MetricsWriter(folder) as metrics, TraceWriter(folder / "trace.json") as trace:
-        _warm_start(config, folder, envs[0], policy, phases, metrics)
-        save_policy(policy.state_dict(), config, folder / POLICY_FILE, 0)
-        pipeline = build_pipeline(config, envs, policy)
+    progress, interrupts = Progress(folder), Interrupts()
+    save_config(config, folder / CONFIG_FILE)
+    saved = _saved(folder, progress)
+    with (
+        interrupts.listening(),
+        MetricsWriter(folder) as metrics,
+        TraceWriter(_new_path(folder / "trace.json")) as trace,
+    ):
+        version = _begin(config, folder, policy, progress, metrics)
+        training = config.training.versions > 0 and progress.result("rl") is None
+        with progress.phase("start"):
+            pipeline = build_pipeline(config, policy, folder, saved=saved, version=version, trainer=training)
         try:
-            summary = _learn(config, folder, pipeline, phases, (metrics, trace), spec.tasks)
+            run = _Run(config, folder, pipeline, progress, metrics, spec.tasks)
+            pipeline.loop.stop = interrupts.requested
+            with interrupts.asked_politely():
+                run.evaluate("before")
+                if training:
+                    run.learn(trace, saved)
+                if config.training.versions:
+                    run.evaluate("after")
+        except Interrupted:
+            raise KeyboardInterrupt from None
         finally:
             pipeline.close()
-    summary["wall_s"] = phases.summary()
-    _write_json(folder / "summary.json", summary)
-    return summary
+    return _summarise(folder, progress)
 
 
-def _warm_start(
-    config: RunConfig, folder: Path, env: EnvBatch, policy: Policy, phases: Phases, metrics: MetricsWriter
-) -> None:
-    """Demonstrations, and the policy's imitation of them."""
-    if config.demonstrations is None or config.supervised is None:
-        return
-    with phases("demonstrations"):
-        step = StepSettings(policy.chunk, config.rollout.action_repeat)
-        demonstrations = demonstrate(env, config.demonstrations, step)
-        demonstrations.save(folder / "demonstrations.npz")
-    with phases("supervised"):
-        figures = finish(SupervisedLearner(policy, config.supervised, seed=config.seed).steps(demonstrations))
-        metrics.log(0, figures, phases.summary()["total"])
+def _saved(folder: Path, progress: Progress) -> SavedRun | None:
+    """The run to go on with, if one was saved in the middle of training."""
+    runs = saved_runs(folder / STATES)
+    if not runs or progress.result("rl") is not None:
+        return None
+    saved = load_run(runs[-1])
+    updates = saved.updates
+    log.info("going on in %s after %d updates", folder, updates)
+    rewind(folder, updates)
+    return saved
 
 
-def _learn(
-    config: RunConfig,
-    folder: Path,
-    pipeline: Pipeline,
-    phases: Phases,
-    writers: tuple[MetricsWriter, TraceWriter],
-    tasks: Sequence[Task],
-) -> dict[str, Any]:
-    """Evaluation, reinforcement learning, evaluation; the summary without wall times."""
-    loop, launcher, versions = pipeline.loop, pipeline.launcher, config.training.versions
-    summary = _evaluate(config, pipeline, phases, "before", tasks, writers[0])
-    began, lags, episodes = loop.clock(), Lags(), Episodes(len(tasks))
-    busy_before, done_before = dict(launcher.busy_s), launcher.transitions()
-    metrics = UpdateMetrics(
-        writers[0], loop.conductor.ledger, launcher.transitions, episodes, began=phases.began, now=began
-    )
-    updates = versions * config.freshness.sync_interval
-    loop.observers += [episodes, metrics, lags, Timeline(writers[1], began), Progress(updates, episodes, began)]
-    if versions:
+def _begin(config: RunConfig, folder: Path, policy: Policy, progress: Progress, metrics: MetricsWriter) -> int:
+    """Give the policy the weights to begin with, by demonstrations and imitation if asked for; their version."""
+    file = folder / POLICY_FILE
+    if progress.result("warm_start") is not None:
+        _, weights, version = load_policy(file)
+        apply_state(as_module(policy), weights)
+        return version
+    if config.demonstrations is not None and config.supervised is not None:
+        demonstrations = _demonstrations(config, folder, policy, progress)
+        with progress.phase("supervised"):
+            figures = finish(SupervisedLearner(policy, config.supervised, seed=config.seed).steps(demonstrations))
+            metrics.log(0, figures, progress.summary()["total"])
+    save_policy(policy.state_dict(), config, file, 0)
+    progress.commit("warm_start", {})
+    return 0
+
+
+def _demonstrations(config: RunConfig, folder: Path, policy: Policy, progress: Progress) -> Demonstrations:
+    file = folder / "demonstrations.npz"
+    if progress.result("demonstrations") is not None:
+        return Demonstrations.load(file)
+    assert config.demonstrations is not None
+    with progress.phase("demonstrations"):
+        env = env_settings(config).build(config.rollout.rows)
         try:
-            with phases("rl"):
-                loop.train_until(versions)
+            found = demonstrate(env, config.demonstrations, StepSettings(policy.chunk, config.rollout.action_repeat))
         finally:
-            _save_published(config, folder, pipeline)
-        wall = phases.wall_s["rl"]
+            env.close()
+        found.save(file)
+    progress.commit("demonstrations", {})
+    return found
+
+
+class _Run:
+    """The phases that need stations."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: Path,
+        pipeline: Pipeline,
+        progress: Progress,
+        metrics: MetricsWriter,
+        tasks: Sequence[Task],
+    ) -> None:
+        self._config, self._folder, self._pipeline = config, folder, pipeline
+        self._progress, self._metrics, self._tasks = progress, metrics, tasks
+
+    def learn(self, trace: TraceWriter, saved: SavedRun | None) -> None:
+        """Reinforcement learning, up to the last version."""
+        config, pipeline, progress = self._config, self._pipeline, self._progress
+        loop, launcher = pipeline.loop, pipeline.launcher
+        began, lags, episodes = loop.clock(), Lags(saved.counts["lags"] if saved else None), Episodes(len(self._tasks))
+        metrics = UpdateMetrics(self._metrics, loop.conductor.ledger, episodes, began=progress.began, now=began)
+        updates = config.training.versions * config.freshness.sync_interval
+        saver = RunSaver(self._folder / STATES, pipeline, config.checkpoint, lags, saved, began)
+        loop.observers += [
+            *(episodes, metrics, lags, Timeline(trace, began), ProgressLine(updates, episodes, began), saver)
+        ]
+        try:
+            with progress.phase("rl"):
+                loop.train_until(config.training.versions)
+        except Interrupted:
+            finished = loop.wind_down(config.shutdown_s)
+            saver.save()
+            log.info(
+                "%s; polyrhythm train … resume=%s goes on from here",
+                "the update under way is finished" if finished else "the update under way is abandoned",
+                self._folder,
+            )
+            raise
+        finally:
+            self._save_published()
         loop.observers.clear()
-        summary["transitions_per_s"] = (launcher.transitions() - done_before) / wall
-        summary["utilisation"] = {name: (busy - busy_before[name]) / wall for name, busy in launcher.busy_s.items()}
-        summary |= _evaluate(config, pipeline, phases, "after", tasks, writers[0])
-    summary["lag"] = lags.summary()
-    summary["ledger"] = loop.conductor.ledger.as_dict()
-    summary["stations"] = launcher.statistics()
-    _write_json(folder / "ledger.json", summary["ledger"])
-    assert not loop.conductor.ledger.imbalance, f"the ledger does not balance: {summary['ledger']}"
-    assert not launcher.payloads.leaked(), f"payloads were never released: {launcher.payloads.leaked()}"
+        ledger = loop.conductor.ledger
+        assert not ledger.imbalance, f"the ledger does not balance: {ledger.as_dict()}"
+        assert not launcher.pool.finished(), f"payloads were never released: {launcher.pool.finished()}"
+        progress.commit("rl", {**saver.totals(), "lag": lags.summary(), "ledger": ledger.as_dict()})
+
+    def _save_published(self) -> None:
+        """The newest published weights: whole even where an update was cut short or went wrong."""
+        version, weights = self._pipeline.weights.read()
+        save_policy(weights, self._config, self._folder / POLICY_FILE, version)
+
+    def evaluate(self, name: str) -> None:
+        """{name: greedy tally, name_sampled: sampled tally}, of those asked for; the same seeds before and after.
+
+        The metrics get them too, at the step of the version that was measured.
+        """
+        wanted, progress = self._config.evaluation, self._progress
+        ways = [greedy for greedy, asked in ((True, wanted.greedy), (False, wanted.sampled)) if asked]
+        if not wanted.episodes or progress.result(f"evaluation_{name}") is not None:
+            return
+        tasks = self._tasks
+        episodes = [
+            episode for greedy in ways for episode in held_out(wanted.episodes, wanted.seed, len(tasks), greedy=greedy)
+        ]
+        with progress.phase(f"evaluation_{name}"):
+            results = self._pipeline.loop.evaluate(name, episodes)
+        tallies = {}
+        for greedy in ways:
+            key = name if greedy else f"{name}_sampled"
+            total = tallies[key] = tally([result for result in results if result.greedy == greedy], tasks)
+            values = {f"evaluation/{'greedy' if greedy else 'sampled'}/{part}": total[part] for part in _MEASURED}
+            self._metrics.log(results[0].version, values, progress.summary()["total"])
+            log.info(
+                "%s: return %.1f, success in %d of %d", key, total["mean_return"], total["successes"], total["episodes"]
+            )
+        progress.commit(f"evaluation_{name}", tallies)
+
+
+def _summarise(folder: Path, progress: Progress) -> dict[str, Any]:
+    """Put the phases' results together, in the files that others read."""
+    rl = progress.result("rl") or {}
+    summary: dict[str, Any] = {}
+    for part in ("evaluation_before", "rl", "evaluation_after"):
+        summary |= progress.result(part) or {}
+    summary["wall_s"] = progress.summary()
+    _write_json(folder / "ledger.json", rl.get("ledger", {}))
+    _write_json(folder / SUMMARY_FILE, summary)
     return summary
 
 
-def _save_published(config: RunConfig, folder: Path, pipeline: Pipeline) -> None:
-    """The newest published weights: whole even where an update was cut short or went wrong."""
-    if pipeline.weights.newest >= 0:
-        version, weights = pipeline.weights.fetch(pipeline.weights.newest)
-        save_policy(weights, config, folder / POLICY_FILE, version)
-
-
-def _evaluate(
-    config: RunConfig, pipeline: Pipeline, phases: Phases, name: str, tasks: Sequence[Task], metrics: MetricsWriter
-) -> dict[str, Any]:
-    """{name: greedy tally, name_sampled: sampled tally}, of those asked for; the same seeds before and after.
-
-    The metrics get them too, at the step of the version that was measured.
-    """
-    wanted = config.evaluation
-    ways = [greedy for greedy, asked in ((True, wanted.greedy), (False, wanted.sampled)) if asked]
-    if not wanted.episodes:
-        return {}
-    episodes = [
-        episode for greedy in ways for episode in held_out(wanted.episodes, wanted.seed, len(tasks), greedy=greedy)
-    ]
-    with phases(f"evaluation_{name}"):
-        results = pipeline.loop.evaluate(name, episodes)
-    tallies = {}
-    for greedy in ways:
-        key = name if greedy else f"{name}_sampled"
-        total = tallies[key] = tally([result for result in results if result.greedy == greedy], tasks)
-        values = {f"evaluation/{'greedy' if greedy else 'sampled'}/{part}": total[part] for part in _MEASURED}
-        metrics.log(results[0].version, values, phases.summary()["total"])
-        log.info(
-            "%s: return %.1f, success in %d of %d", key, total["mean_return"], total["successes"], total["episodes"]
-        )
-    return tallies
+def _new_path(path: Path) -> Path:
+    """The path, or with a number if a run's earlier part has written there."""
+    number = 2
+    found = path
+    while found.exists():
+        found = path.with_stem(f"{path.stem}-{number}")
+        number += 1
+    return found
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

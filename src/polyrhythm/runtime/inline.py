@@ -8,50 +8,113 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from polyrhythm.flow import records
-from polyrhythm.runtime.messages import Reply, Report, Station
-from polyrhythm.runtime.payloads import InlinePayloads
+from polyrhythm.runtime.arena import Arena, ArenaLayout, in_memory
+from polyrhythm.runtime.blocks import BlockPool
+from polyrhythm.runtime.jobs import Host, Job, Seat
+from polyrhythm.runtime.messages import Links, Reply, Report, SaveTrainer, Start, Station
 
 
 class InlineLauncher:
-    """Hosts stations, carries their events, replies and reports, and measures how long each was busy.
+    """Hosts stations, carries their events, answers and reports, and measures how long each was busy."""
 
-    `emit`, `reply` and `report` are the callbacks that stations get; `busy_s` by station name counts the time in
-    units of work.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock
-        self.payloads = InlinePayloads()
-        self.busy_s: dict[str, float] = {}
+    def __init__(
+        self,
+        jobs: Sequence[tuple[Job, Seat]],
+        layout: ArenaLayout,
+        weights_nbytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.clock, self.layout = clock, layout
+        self.pool = BlockPool(layout.blocks)
+        self.arena: Arena = in_memory(layout)
+        self.weights_memory = memoryview(bytearray(weights_nbytes))
+        self._jobs = list(jobs)
         self._work_done = 0
-        self._stations: dict[str, Station] = {}
-        self._turns: deque[Station] = deque()
+        self._parts: list[_Part] = []
+        self._by_name: dict[str, Station] = {}
+        self._by_slot: dict[str, Station] = {}
+        self._turns: deque[_Part] = deque()
         self._events: deque[records.Event] = deque()
         self._reports: deque[Report] = deque()
-        self._deliver: dict[str, Callable[[Reply], None]] = {}
 
-    def add(self, station: Station) -> None:
-        """Host a station; turns follow the order of adding."""
-        assert station.name not in self._stations, f"two stations are called {station.name}"
-        self._stations[station.name] = station
-        self._turns.append(station)
-        self.busy_s[station.name] = 0.0
+    def start(self) -> list[records.Event]:
+        """Make all stations; their announcements, in the order of the jobs."""
+        links = Links(self._events.append, self._deliver, self._reports.append)
+        joined = []
+        for job, seat in self._jobs:
+            host = Host(self.arena, self.weights_memory, links, seat.device)
+            parts = [_Part(job.name, make()) for _, make in job.parts(host, epoch=0)]
+            announcements = [part.station.joined() for part in parts]
+            for part, announcement in zip(parts, announcements, strict=True):
+                self._host(part, announcement)
+            joined.append(records.merge_joined(announcements))
+        return joined
 
-    def connect(self, slot: str, deliver: Callable[[Reply], None]) -> None:
-        """Replies for `slot` go to `deliver`."""
-        self._deliver[slot] = deliver
+    def _host(self, part: _Part, joined: records.Event) -> None:
+        """Turns follow the order of the jobs."""
+        self._parts.append(part)
+        self._turns.append(part)
+        self._by_name[part.name] = part.station
+        if isinstance(joined, records.SimulatorJoined):
+            self._by_slot |= {slot.slot: part.station for info in joined.batches for slot in info.slots}
 
-    def emit(self, event: records.Event) -> None:
-        self._events.append(event)
+    def _deliver(self, reply: Reply) -> None:
+        self._by_slot[reply.slot].deliver(reply)  # type: ignore[attr-defined]
 
-    def reply(self, reply: Reply) -> None:
-        self._deliver[reply.slot](reply)
+    def send(self, command: records.Command | SaveTrainer) -> None:
+        """Hand a command to the station that it addresses; `ReleasePayloads` goes to the pool of blocks."""
+        match command:
+            case records.ReleasePayloads(handles):
+                self.pool.release(handles)
+            case records.StartRows(slot=slot):
+                self._by_slot[slot].handle(Start(command, tuple(self.pool.assign(command))))
+            case records.CancelRow(slot=slot) | records.RefuseRequest(slot=slot):
+                self._by_slot[slot].handle(command)
+            case (
+                records.Serve(generator=station) | records.ApplyWeights(generator=station)
+                | records.LendSamples(trainer=station) | records.PublishWeights(trainer=station)
+                | SaveTrainer(trainer=station)
+            ):  # fmt: skip
+                self._by_name[station].handle(command)
+            case _:
+                raise TypeError(f"{type(command).__name__} is not for a station")
 
-    def report(self, report: Report) -> None:
-        self._reports.append(report)
+    def receive(self, timeout: float) -> records.Event | None:
+        """The next event, or None after `timeout` seconds.
+
+        Consumes: station turns, one unit of work each, round robin. Waits for: an event.
+        Unblocked by: a unit that emits one, or the timeout. Produces: that event.
+        """
+        if not self._events:
+            self._work(self.clock() + timeout)
+        if not self._events:
+            return None
+        event = self._events.popleft()
+        self.pool.hear(event)
+        return event
+
+    def _work(self, until: float) -> None:
+        """Give turns until there is an event, or until the time is over."""
+        idle = 0
+        while idle < len(self._turns):
+            idle = 0 if self._turn() else idle + 1
+            if self._events or self.clock() >= until:
+                return
+        if (rest := until - self.clock()) > 0:
+            time.sleep(rest)
+
+    def _turn(self) -> bool:
+        part = self._turns[0]
+        self._turns.rotate(-1)
+        begin = time.perf_counter()
+        worked = part.station.work()
+        if worked:
+            self._work_done += 1
+            part.busy_s += time.perf_counter() - begin
+        return worked
 
     def reports(self) -> list[Report]:
         """The reports since the last call, oldest first."""
@@ -59,67 +122,30 @@ class InlineLauncher:
         self._reports.clear()
         return reports
 
-    def send(self, command: records.Command) -> None:
-        """Hand a command to the station that it addresses; `ReleasePayloads` goes to the payload store."""
-        match command:
-            case records.ReleasePayloads(handles):
-                self.payloads.release(handles)
-            case (
-                records.StartRows(simulator=station) | records.CancelRow(simulator=station)
-                | records.RefuseRequest(simulator=station)
-                | records.Serve(generator=station) | records.ApplyWeights(generator=station)
-                | records.LendSamples(trainer=station) | records.PublishWeights(trainer=station)
-            ):  # fmt: skip
-                self._stations[station].handle(command)
-            case _:
-                raise TypeError(f"{type(command).__name__} is not for a station")
-
-    def receive(self, timeout: float | None) -> records.Event | None:
-        """The next event, or None after `timeout` seconds (None: as soon as no station has work).
-
-        Consumes: station turns, one unit of work each, round robin. Waits for: an event.
-        Unblocked by: a unit that emits one, or the timeout. Produces: that event.
-        """
-        if self._events:
-            return self._events.popleft()
-        until = None if timeout is None else self.clock() + timeout
-        idle = 0
-        while idle < len(self._turns):
-            idle = 0 if self._turn() else idle + 1
-            if self._events:
-                return self._events.popleft()
-            if until is not None and self.clock() >= until:
-                return None
-        if until is not None and (rest := until - self.clock()) > 0:
-            time.sleep(rest)
-        return None
-
-    def _turn(self) -> bool:
-        station = self._turns[0]
-        self._turns.rotate(-1)
-        begin = time.perf_counter()
-        worked = station.work()
-        if worked:
-            self._work_done += 1
-            self.busy_s[station.name] += time.perf_counter() - begin
-        return worked
-
     def work_done(self) -> int:
         """Units of work done so far, over all stations."""
         return self._work_done
 
     def outstanding(self) -> list[str]:
         """What is waiting, in words, for a stall report."""
-        return [line for station in self._stations.values() for line in station.outstanding()]
+        return [line for part in self._parts for line in part.station.outstanding()]
 
     def statistics(self) -> dict[str, dict[str, float]]:
-        """Each station's own counters, with `busy_s`."""
-        return {name: {"busy_s": self.busy_s[name], **station.statistics()} for name, station in self._stations.items()}
-
-    def transitions(self) -> float:
-        """Env steps of active rows so far, over all simulators."""
-        return sum(station.statistics().get("env_steps", 0.0) for station in self._stations.values())
+        """Each station's own counters over its parts, with `busy_s`."""
+        found: dict[str, dict[str, float]] = {}
+        for part in self._parts:
+            counts = found.setdefault(part.name, {"busy_s": 0.0})
+            for name, value in {"busy_s": part.busy_s, **part.station.statistics()}.items():
+                counts[name] = counts.get(name, 0.0) + value
+        return found
 
     def close(self) -> None:
-        for station in self._stations.values():
-            station.close()
+        for part in self._parts:
+            part.station.close()
+
+
+class _Part:
+    """A part of a station, and how long it was busy."""
+
+    def __init__(self, name: str, station: Station) -> None:
+        self.name, self.station, self.busy_s = name, station, 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,25 +10,41 @@ from numpy.typing import NDArray
 
 from polyrhythm.flow import records
 
-#: Names in `Reply.arrays`; each of the policy's forward inputs is there as `FORWARD_INPUTS + name`.
+#: Names in an answer; each of the policy's forward inputs is there as `FORWARD_INPUTS + name`.
 ACTIONS = "actions"
 LOGPROB = "logprob"
 VALUE = "value"
 FORWARD_INPUTS = "forward_inputs."
+VERSION = "version"
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A generator's answer to one request: arrays [n, ...] for the request's n active rows, in row order.
+    """A generator's answer to one request: records [n] (`ArenaLayout.answer_dtype`) for its n active rows, in order.
 
-    sequence: the request's, so that a late answer is recognised; version: the weights that computed it.
-    The arrays may be overwritten after `deliver` returns.
+    handle: the request's, which is the address of whoever asked; sequence: the request's, so that a late answer is
+    recognised. The records may be overwritten after `deliver` returns.
     """
 
+    handle: str
     slot: str
     sequence: int
-    version: int
-    arrays: Mapping[str, NDArray[Any]]
+    answers: NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """`StartRows` with the arena's block of each grant."""
+
+    command: records.StartRows
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveTrainer:
+    """Save the trainer's state, between two updates; answered by `Checkpointed`."""
+
+    trainer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +57,30 @@ class Report:
     values: Mapping[str, float]
 
 
+Order = records.Command | Start | SaveTrainer
+
+
 class Station(Protocol):
     """A worker that obeys commands, one unit of work at a time. `name` is what commands address."""
 
     name: str
 
-    def handle(self, command: records.Command) -> None:
+    def handle(self, command: Order) -> None:
         """Accept a command; cheap, never blocks."""
         ...
 
     def work(self) -> bool:
         """Do one unit of work; False if there was none."""
+        ...
+
+    def joined(self) -> records.SimulatorJoined | records.GeneratorJoined | records.TrainerJoined:
+        """The event that announces it."""
+        ...
+
+    def doing(self) -> tuple[str, float]:
+        """What the present unit of work is in (`step`, `pass`, …), and since when by `time.monotonic`; ("", 0): idle.
+
+        Asked by another thread."""
         ...
 
     def outstanding(self) -> list[str]:
@@ -65,3 +94,12 @@ class Station(Protocol):
     def close(self) -> None:
         """Free everything; called once."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """How a station speaks: events to the conductor, answers to slots, reports to observers."""
+
+    emit: Callable[[records.Event], None]
+    reply: Callable[[Reply], None]
+    report: Callable[[Report], None]

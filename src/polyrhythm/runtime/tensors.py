@@ -1,4 +1,4 @@
-"""The one module of `runtime` that imports torch: arrays to tensors and back, snapshots of weights."""
+"""The one module of `runtime` that imports torch: arrays to tensors and back, weights in given memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-State = dict[str, Tensor]
+State = Mapping[str, Tensor]
+Module = torch.nn.Module
+
+_ALIGNMENT = 64
 
 
 def as_tensors(arrays: Mapping[str, NDArray[Any]], device: torch.device) -> dict[str, Tensor]:
@@ -27,22 +30,38 @@ def as_array(tensor: Tensor) -> NDArray[Any]:
     return array
 
 
-def snapshot(state: Mapping[str, Tensor], into: State | None = None) -> State:
-    """Copy the tensors, into `into`'s memory where it has the same names (it came from an earlier snapshot)."""
-    if into is None or into.keys() != state.keys():
-        return {name: tensor.detach().clone() for name, tensor in state.items()}
+def nbytes_of(state: State) -> int:
+    """Memory that `tensors_over` needs for tensors like these."""
+    return sum(_padded(tensor) for tensor in state.values())
+
+
+def tensors_over(like: State, memory: memoryview) -> dict[str, Tensor]:
+    """Tensors with the names, shapes and dtypes of `like`, whose data is `memory`; nothing is copied."""
+    found, offset = {}, 0
+    for name, tensor in like.items():
+        data = torch.frombuffer(memory, dtype=tensor.dtype, count=max(tensor.numel(), 1), offset=offset)
+        found[name] = data[: tensor.numel()].view(tensor.shape)
+        offset += _padded(tensor)
+    return found
+
+
+def snapshot(state: State, into: State) -> None:
+    """Copy the tensors into those of the same names. ValueError if names or shapes differ; then nothing is copied."""
+    _refuse_unlike(into, state)
     with torch.no_grad():
         for name, tensor in state.items():
             into[name].copy_(tensor)
-    return into
 
 
-def apply_state(module: torch.nn.Module, state: Mapping[str, Tensor]) -> None:
+def apply_state(module: Module, state: State) -> None:
     """Overwrite the module's weights with `state`, whole or not at all.
 
     Raises ValueError if names or shapes differ; then nothing has been changed.
     """
-    own = module.state_dict()
+    snapshot(state, module.state_dict())
+
+
+def _refuse_unlike(own: State, state: State) -> None:
     if own.keys() != state.keys():
         odd = sorted(own.keys() ^ state.keys())
         raise ValueError(f"weights do not fit the policy: {odd[0]} (and {len(odd) - 1} more) is on one side only")
@@ -51,9 +70,11 @@ def apply_state(module: torch.nn.Module, state: Mapping[str, Tensor]) -> None:
             raise ValueError(
                 f"weights do not fit the policy: {name} is {tuple(tensor.shape)}, it should be {tuple(own[name].shape)}"
             )
-    with torch.no_grad():
-        for name, tensor in state.items():
-            own[name].copy_(tensor)
+
+
+def _padded(tensor: Tensor) -> int:
+    """Bytes of the tensor's data, one element at least, up to the next alignment."""
+    return -(-max(tensor.numel(), 1) * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
 
 
 def use_one_thread() -> None:

@@ -1,45 +1,89 @@
-"""The weights bus of an `inline` run: versioned and double-buffered.
+"""The weights bus: versioned and double-buffered, in plain or in shared memory.
 
-Invariant: the two newest published versions can be fetched, whole; an older one is gone. Versions only rise.
+    header   version of buffer 0, version of buffer 1; -1 while a buffer is empty or being written
+    buffers  two of equal size, every tensor at the same place
+
+Publishing overwrites the older buffer. A reader copies and looks at the header again: what was overwritten meanwhile it
+copies once more, from the newest. One writer at a time.
+
+Invariants: of the two newest versions published at least the newest can be read whole at any time, also when the writer
+died in the middle; versions only rise.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
 
-from polyrhythm.runtime.tensors import State, snapshot
+import numpy as np
 
+from polyrhythm.runtime.tensors import Module, State, apply_state, nbytes_of, snapshot, tensors_over
 
-class Weights(Protocol):
-    """What stations need of a weights bus."""
-
-    def publish(self, version: int, state: State) -> None: ...
-
-    def fetch(self, version: int) -> tuple[int, State]: ...
+_HEADER = 64
 
 
-class InlineWeights:
-    """Two snapshots in this process's memory; the older one's memory is used again."""
+def bus_nbytes(state: State) -> int:
+    """Memory that a bus for such weights needs."""
+    return _HEADER + 2 * nbytes_of(state)
 
-    def __init__(self) -> None:
-        self._states: dict[int, State] = {}
+
+class WeightsBus:
+    """A bus in `memory` (`bus_nbytes` bytes, zero when new) for weights like `like`: names, shapes, dtypes."""
+
+    def __init__(self, like: State, memory: memoryview | bytearray) -> None:
+        view = memoryview(memory)
+        # Versions are stored plus one, so that zeroed memory is an empty bus.
+        self._stored = np.frombuffer(view, np.int64, 2)
+        size = nbytes_of(like)
+        self._buffers = [tensors_over(like, view[_HEADER + i * size : _HEADER + (i + 1) * size]) for i in range(2)]
+
+    def versions(self) -> tuple[int, int]:
+        """What the two buffers hold, -1 for nothing."""
+        return int(self._stored[0]) - 1, int(self._stored[1]) - 1
 
     @property
     def newest(self) -> int:
         """Highest version published, -1 before the first."""
-        return max(self._states, default=-1)
+        return max(self.versions())
 
     def publish(self, version: int, state: State) -> None:
-        assert version > self.newest, f"version {version} published after {self.newest}"
-        spare = self._states.pop(min(self._states)) if len(self._states) == 2 else None
-        self._states[version] = snapshot(state, spare)
+        """Make `state` readable as `version`. ValueError: it does not fit the bus.
 
-    def fetch(self, version: int) -> tuple[int, State]:
-        """`version` and its weights, or the newest one's if `version` has been overwritten meanwhile.
-
-        The caller copies before anybody publishes again.
+        A version that is there already was put there by a writer who died before anybody heard of it: it is replaced.
         """
-        if version not in self._states:
-            version = self.newest
-        assert version >= 0, "nothing was published"
-        return version, self._states[version]
+        held = self.versions()
+        buffer = held.index(max(held)) if max(held) >= version else held.index(min(held))
+        self._stored[buffer] = 0
+        snapshot(state, self._buffers[buffer])
+        self._stored[buffer] = version + 1
+
+    def apply(self, version: int, module: Module, present: int = -1) -> int:
+        """Overwrite the module's weights with `version`, or with the newest where that has been overwritten.
+
+        The version applied; `present` is the one that the module has, which is not copied again.
+        ValueError: the weights do not fit; then nothing has been changed.
+        """
+        while True:
+            held = self.versions()
+            found = version if version in held else max(held)
+            assert found >= 0, "nothing was published"
+            if found == present:
+                return found
+            buffer = held.index(found)
+            apply_state(module, self._buffers[buffer])
+            if self.versions()[buffer] == found:
+                return found
+
+    def read(self) -> tuple[int, Mapping[str, object]]:
+        """The newest version and a copy of its weights."""
+        while True:
+            found = self.newest
+            assert found >= 0, "nothing was published"
+            buffer = self.versions().index(found)
+            copy = {name: tensor.clone() for name, tensor in self._buffers[buffer].items()}
+            if self.versions()[buffer] == found:
+                return found, copy
+
+
+def bus_in_memory(like: State) -> WeightsBus:
+    """A bus in this process's own memory."""
+    return WeightsBus(like, bytearray(bus_nbytes(like)))

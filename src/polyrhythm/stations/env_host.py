@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from polyrhythm.envs.base import EnvBatch
-from polyrhythm.flow.records import CancelRow, EnvBatchInfo, Event, Grant, RefuseRequest, StartRows
-from polyrhythm.runtime.messages import Reply
-from polyrhythm.runtime.payloads import Payloads
+from polyrhythm.flow.records import CancelRow, EnvBatchInfo, RefuseRequest
+from polyrhythm.runtime.arena import Arena
+from polyrhythm.runtime.messages import Reply, Start
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.chunk import step_chunk, whole_batch
 from polyrhythm.stations.guard import EnvFault, GuardedEnv
-from polyrhythm.stations.slot import Slot, StepSettings
+from polyrhythm.stations.slot import Pending, Slot, Source, StepSettings
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +45,12 @@ class EnvHost:
         info: EnvBatchInfo,
         env: EnvBatch,
         settings: StepSettings,
-        simulator: tuple[str, int],
-        payloads: Payloads,
-        emit: Callable[[Event], None],
+        arena: Arena,
+        source: Source,
     ) -> None:
         refuse_segments(env.spec, settings.segment_steps)
         self.env, self.info = GuardedEnv(env), info
-        self.slots = {slot.slot: Slot(slot, self.env, settings, simulator, payloads, emit) for slot in info.slots}
+        self.slots = {slot.slot: Slot(slot, self.env, settings, arena, source) for slot in info.slots}
         self.env_steps, self.chunk_steps = 0, 0
         self._joint = not env.spec.step_rows
         self._step = whole_batch(self.env) if self._joint else self.env.step
@@ -61,9 +60,9 @@ class EnvHost:
 
     # ------------------------------------------------------------ what comes in
 
-    def start(self, command: StartRows) -> None:
-        slot = self.slots[command.slot]
-        slot.pending.extend(command.grants)
+    def start(self, start: Start) -> None:
+        slot = self.slots[start.command.slot]
+        slot.pending += map(Pending, start.command.grants, start.blocks)
         self._queue(slot)
 
     def cancel(self, command: CancelRow) -> None:
@@ -136,31 +135,30 @@ class EnvHost:
             return self._begin_together()
         if self._joint and (slot.asked or any(other.answered for other in self.slots.values())):
             return False
-        grants = sorted(slot.pending, key=lambda grant: grant.row)
-        slot.pending.clear()
-        fresh = [grant for grant in grants if not grant.resume]
-        rows = [grant.row for grant in fresh]
-        tickets = [grant.ticket for grant in fresh]
+        starting = _take_pending(slot)
+        fresh = [pending for pending in starting if not pending.grant.resume]
+        rows = [pending.grant.row for pending in fresh]
+        tickets = [pending.grant.ticket for pending in fresh]
         if not rows or self._reset(rows, [t.task for t in tickets], [t.seed for t in tickets], [(slot, fresh)]):
-            self._join(slot, grants)
+            self._join(slot, starting)
         else:
-            self._join(slot, [grant for grant in grants if grant.resume])
+            self._join(slot, [pending for pending in starting if pending.grant.resume])
         return True
 
     def _begin_together(self) -> bool:
         """Begin the episodes of the whole batch, once no row runs; a row without a ticket is reset too, and idles."""
         if any(slot.live or slot.asked for slot in self.slots.values()):
             return False
-        parts = [(slot, sorted(slot.pending, key=lambda grant: grant.row)) for slot in self.slots.values()]
+        parts = [(slot, _take_pending(slot)) for slot in self.slots.values()]
         tasks, seeds = [0] * self.env.rows, [0] * self.env.rows
-        for slot, grants in parts:
-            slot.pending.clear()
-            for grant in grants:
-                assert not grant.resume, f"row {grant.row} is to resume, but its batch begins together"
-                tasks[grant.row], seeds[grant.row] = grant.ticket.task, grant.ticket.seed
+        for _, starting in parts:
+            for pending in starting:
+                row, ticket = pending.grant.row, pending.grant.ticket
+                assert not pending.grant.resume, f"row {row} is to resume, but its batch begins together"
+                tasks[row], seeds[row] = ticket.task, ticket.seed
         if self._reset(range(self.env.rows), tasks, seeds, parts):
-            for slot, grants in parts:
-                self._join(slot, grants)
+            for slot, starting in parts:
+                self._join(slot, starting)
                 self._queue(slot)
         return True
 
@@ -169,25 +167,25 @@ class EnvHost:
         rows: Sequence[int],
         tasks: Sequence[int],
         seeds: Sequence[int],
-        parts: Sequence[tuple[Slot, Sequence[Grant]]],
+        parts: Sequence[tuple[Slot, Sequence[Pending]]],
     ) -> bool:
         try:
             self.env.reset(rows, tasks, seeds)
         except EnvFault as fault:
             log.exception("env batch %s: reset of rows %s failed", self.info.name, list(rows))
-            for slot, grants in parts:
-                slot.fail_grants(grants, str(fault))
+            for slot, starting in parts:
+                slot.fail_grants([pending.grant for pending in starting], str(fault))
             return False
         return True
 
-    def _join(self, slot: Slot, grants: Sequence[Grant]) -> None:
-        if not grants:
+    def _join(self, slot: Slot, starting: Sequence[Pending]) -> None:
+        if not starting:
             return
         try:
-            slot.begin(grants)
+            slot.begin(starting)
         except EnvFault as fault:
             log.exception("env batch %s: the first observation failed", self.info.name)
-            slot.fail([slot.row(grant) for grant in grants], str(fault))
+            slot.fail([slot.row(pending.grant) for pending in starting], str(fault))
 
     # ------------------------------------------------------------ step
 
@@ -230,3 +228,10 @@ class EnvHost:
             ended |= member.record(result.part(first, first + len(own)) if len(members) > 1 else result)
             first += len(own)
         return ended
+
+
+def _take_pending(slot: Slot) -> list[Pending]:
+    """What the slot was granted and has not begun, by row."""
+    starting = sorted(slot.pending, key=lambda pending: pending.grant.row)
+    slot.pending.clear()
+    return starting

@@ -13,12 +13,16 @@ from polyrhythm.envs.base import EnvBatch, StepResult
 from polyrhythm.errors import PolyrhythmError
 
 
+#: What `Station.doing` gives between two units of work.
+IDLE = ("", 0.0)
+
+
 class EnvFault(Exception):
     """The environment raised; the message says in which call and what."""
 
 
 class GuardedEnv:
-    """The env batch `inner`. seconds: time spent in it so far.
+    """The env batch `inner`. seconds: time spent in it so far; doing: the call under way and since when, ("", 0) for none.
 
     What it raises comes out as an EnvFault, but for what no other attempt would mend: a PolyrhythmError, which is the
     user's to solve, and a missing package.
@@ -26,6 +30,7 @@ class GuardedEnv:
 
     def __init__(self, inner: EnvBatch) -> None:
         self.spec, self.rows, self.seconds = inner.spec, inner.rows, 0.0
+        self.doing = IDLE
         self._inner = inner
 
     def reset(self, rows: Sequence[int], tasks: Sequence[int], seeds: Sequence[int]) -> None:
@@ -42,7 +47,8 @@ class GuardedEnv:
         self._inner.close()
 
     def _call(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        begin = time.perf_counter()
+        begin = time.monotonic()
+        self.doing = (what, begin)
         try:
             return function(*arguments)
         except (PolyrhythmError, ImportError):
@@ -50,4 +56,5 @@ class GuardedEnv:
         except Exception as error:
             raise EnvFault(f"{what}: {type(error).__name__}: {error}") from error
         finally:
-            self.seconds += time.perf_counter() - begin
+            self.doing = IDLE
+            self.seconds += time.monotonic() - begin

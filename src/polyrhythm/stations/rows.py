@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.flow.records import Grant, Ticket
-from polyrhythm.runtime.payloads import Index
 from polyrhythm.specs.hashing import mix_array
 from polyrhythm.stations.chunk import ChunkResult
+
+
+Index = slice | NDArray[np.intp]
 
 
 def as_index(rows: NDArray[np.intp]) -> Index:
@@ -28,7 +30,7 @@ def as_index(rows: NDArray[np.intp]) -> Index:
 class Rows:
     """State of `count` rows, numbered within the slot.
 
-    steps: chunk steps of the present sample; start: ring position of its first observation; sample_steps,
+    steps: chunk steps of the present sample; base: the arena's entry of its first observation; sample_steps,
     episode_steps: env steps of the sample and of the episode; keys[t, row]: noise key of the sample's chunk step t.
     task, instruction: the episode's, which a continuation keeps whatever its ticket says.
     parked: the last observation of an episode that waits for its continuation.
@@ -36,8 +38,8 @@ class Rows:
     evaluating: one of them belongs to an evaluation.
     """
 
-    def __init__(self, count: int, longest: int) -> None:
-        self.count = count
+    def __init__(self, count: int, longest: int, block_entries: int) -> None:
+        self.count, self.block_entries = count, block_entries
         self.tickets: list[Ticket | None] = [None] * count
         self.parked: dict[int, dict[str, NDArray[Any]]] = {}
         self.active = np.zeros(count, bool)
@@ -47,13 +49,12 @@ class Rows:
         self.task = np.zeros(count, np.int64)
         self.instruction = np.zeros(count, np.int64)
         self.steps = np.zeros(count, np.int64)
-        self.start = np.zeros(count, np.int64)
+        self.base = np.zeros(count, np.int64)
         self.sample_steps = np.zeros(count, np.int64)
         self.episode_steps = np.zeros(count, np.int64)
         self.version = np.zeros(count, np.int64)
         self.returns = np.zeros(count, np.float64)
         self.keys = np.zeros((longest, count), np.int64)
-        self.every = np.arange(count)
         self._changed()
 
     def _changed(self) -> None:
@@ -63,8 +64,12 @@ class Rows:
         self.evaluating = bool(self.evaluation[self.index].any())
 
     def next_keys(self) -> NDArray[np.int64]:
-        """Noise keys of the next chunk step, for every row (those of idle rows mean nothing)."""
-        return self.keys[self.steps, self.every]
+        """Noise keys of the active rows' next chunk step."""
+        return self.keys[self.steps[self.index], self.running]
+
+    def entries(self, rows: Index) -> NDArray[np.int64]:
+        """The arena's entries that these active rows are at; an evaluation's episode may go around its block."""
+        return self.base[rows] + self.steps[rows] % self.block_entries
 
     def ticket(self, row: int) -> Ticket:
         ticket = self.tickets[row]
@@ -91,8 +96,8 @@ class Rows:
         """Whether each of these rows has filled a segment. Evaluation episodes are never cut."""
         return np.asarray((self.steps[rows] >= segment_steps) & ~self.evaluation[rows])
 
-    def begin(self, grants: Sequence[Grant], rows: Sequence[int], start: int) -> None:
-        """These rows hold tickets now; their first observation lies at ring position `start`."""
+    def begin(self, grants: Sequence[Grant], rows: Sequence[int], bases: Sequence[int]) -> None:
+        """These rows hold tickets now; their first observations lie at entries `bases`."""
         for row, grant in zip(rows, grants, strict=True):
             assert self.tickets[row] is None, f"row {row} is granted ticket {grant.ticket.number}, but holds one"
             self.tickets[row] = grant.ticket
@@ -108,7 +113,7 @@ class Rows:
         self.keys[:, chosen] = mix_array(noise[None, :], np.arange(len(self.keys))[:, None])
         for array in (self.steps, self.sample_steps, self.returns):
             array[chosen] = 0
-        self.start[chosen] = start
+        self.base[chosen] = bases
         self.active[chosen] = True
         self._changed()
 

@@ -6,15 +6,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from polyrhythm.envs.base import EnvBatch
-from polyrhythm.flow.records import CancelRow, Command, EnvBatchInfo, Event, RefuseRequest, SimulatorJoined, StartRows
-from polyrhythm.runtime.messages import Reply
-from polyrhythm.runtime.payloads import Payloads
+from polyrhythm.flow.records import CancelRow, EnvBatchInfo, Event, RefuseRequest, SimulatorJoined
+from polyrhythm.runtime.arena import Arena
+from polyrhythm.runtime.messages import Order, Reply, Start
 from polyrhythm.stations.env_host import EnvHost
-from polyrhythm.stations.slot import StepSettings
+from polyrhythm.stations.guard import IDLE
+from polyrhythm.stations.slot import Source, StepSettings
 
 
 class Simulator:
-    """Hosts `batches` and signs its events with `name` and `epoch`.
+    """Hosts `batches` and signs its events with `name` and `epoch`; answers come to `address`.
 
     Raises ValueError for a setting that one of the environments cannot do.
     """
@@ -25,11 +26,13 @@ class Simulator:
         epoch: int,
         batches: Sequence[tuple[EnvBatchInfo, EnvBatch]],
         settings: StepSettings,
-        payloads: Payloads,
+        arena: Arena,
         emit: Callable[[Event], None],
+        address: str = "",
     ) -> None:
         self.name, self.epoch = name, epoch
-        self.hosts = [EnvHost(info, env, settings, (name, epoch), payloads, emit) for info, env in batches]
+        source = Source(name, epoch, address, emit)
+        self.hosts = [EnvHost(info, env, settings, arena, source) for info, env in batches]
         self._by_slot = {slot: host for host in self.hosts for slot in host.slots}
         self._turns = deque(self.hosts)
 
@@ -37,10 +40,10 @@ class Simulator:
         """The event that announces it."""
         return SimulatorJoined(self.name, self.epoch, tuple(host.info for host in self.hosts))
 
-    def handle(self, command: Command) -> None:
+    def handle(self, command: Order) -> None:
         match command:
-            case StartRows():
-                self._by_slot[command.slot].start(command)
+            case Start():
+                self._by_slot[command.command.slot].start(command)
             case CancelRow():
                 self._by_slot[command.slot].cancel(command)
             case RefuseRequest():
@@ -64,6 +67,10 @@ class Simulator:
             if host.work():
                 return True
         return False
+
+    def doing(self) -> tuple[str, float]:
+        """The call into an environment that has lasted longest."""
+        return min((doing for host in self.hosts if (doing := host.env.doing)[0]), key=lambda d: d[1], default=IDLE)
 
     def outstanding(self) -> list[str]:
         """What each live slot waits for, for a stall report."""

@@ -1,8 +1,8 @@
 """A slot: the shard of an env batch that asks for actions. It posts requests, keeps answers, and cuts finished samples.
 
-Life: idle → ready (active rows, observations written at `head`) → asked (request out) → answered → stepped → ready …
+Life: idle → ready (active rows, observations written) → asked (request out) → answered → stepped → ready …
 Invariant: at most one request is out; all active rows that were ready when it was posted are in it; a row that starts
-while it is out joins the next one, at `head`.
+while it is out joins the next one.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 
 from polyrhythm.envs.base import EnvBatch
 from polyrhythm.flow.records import End, Event, Grant, RequestArrived, SampleFailed, SampleFinished, SlotInfo
-from polyrhythm.runtime.messages import ACTIONS, Reply
-from polyrhythm.runtime.payloads import GREEDY, NOISE_KEY, Index, Payloads, RequestView
-from polyrhythm.specs import PROGRESS
+from polyrhythm.runtime.arena import Arena, RequestView
+from polyrhythm.runtime.messages import ACTIONS, VERSION, Reply
 from polyrhythm.stations.chunk import ChunkResult
-from polyrhythm.stations.recorder import Ending, Recorder
-from polyrhythm.stations.rows import Rows, as_index
+from polyrhythm.stations.recorder import Entries, Recorder
+from polyrhythm.stations.rows import Index, Rows, as_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,34 +41,41 @@ class StepSettings:
         return min(self.segment_steps, longest) if self.segment_steps else longest
 
 
-class Slot:
-    """One slot of `env`; `simulator` and `epoch` sign its events."""
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Who a slot speaks for: its events are signed with `simulator` and `epoch`, answers to `address` reach it."""
 
-    def __init__(
-        self,
-        info: SlotInfo,
-        env: EnvBatch,
-        settings: StepSettings,
-        simulator: tuple[str, int],
-        payloads: Payloads,
-        emit: Callable[[Event], None],
-    ) -> None:
+    simulator: str
+    epoch: int
+    address: str
+    emit: Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A grant that has not begun, and its block."""
+
+    grant: Grant
+    block: int
+
+
+class Slot:
+    """One slot of `env`."""
+
+    def __init__(self, info: SlotInfo, env: EnvBatch, settings: StepSettings, arena: Arena, source: Source) -> None:
         self.name, self.first = info.slot, info.first
-        self.pending: list[Grant] = []
+        self.pending: list[Pending] = []
         self.answered = False
-        self._settings, self._payloads, self._emit = settings, payloads, emit
-        self._simulator, self._epoch = simulator
+        self._settings, self._arena, self._source = settings, arena, source
         self._max_steps = env.spec.max_steps
-        length = settings.sample_steps(self._max_steps) + 1
-        self._rings = Recorder(info, env, settings.chunk, length, payloads)
-        self._rows = Rows(info.rows, settings.episode_steps(self._max_steps))
+        self._recorder = Recorder(info, env, arena)
+        self._rows = Rows(info.rows, settings.episode_steps(self._max_steps), arena.layout.entries)
         self._numbers = np.arange(info.first, info.first + info.rows)
-        self._head = 0
         self._sequence = -1
-        self._at = 0
-        self._posted: Index = slice(0, 0)
+        self._posted: Entries = np.zeros(0, np.int64)
         self._asked: NDArray[np.intp] | None = None
         self._due: Index = slice(0, 0)
+        self._at: Entries = self._posted
 
     # ------------------------------------------------------------ state
 
@@ -99,46 +105,42 @@ class Slot:
         """The row within the slot."""
         return grant.row - self.first
 
-    def begin(self, grants: Sequence[Grant]) -> None:
-        """Rows that were reset, or go on with a parked episode, join the next request."""
+    def begin(self, starting: Sequence[Pending]) -> None:
+        """Rows that were reset, or go on with a parked episode, join the next request. `starting` is sorted by row."""
+        grants = [pending.grant for pending in starting]
         rows = [self.row(grant) for grant in grants]
-        self._rows.begin(grants, rows, self._head)
-        for row, grant in zip(rows, grants, strict=True):
-            self._rings.show(row, int(self._rows.instruction[row]))
+        bases = [pending.block * self._arena.layout.entries for pending in starting]
+        self._rows.begin(grants, rows, bases)
+        progress = self._rows.episode_steps / self._max_steps
+        for pending, row, base in zip(starting, rows, bases, strict=True):
+            self._recorder.show_instruction(pending.block, int(self._rows.instruction[row]))
             parked = self._rows.parked.pop(row, None)
-            if grant.resume:
-                assert parked is not None, f"row {grant.row} resumes, but no episode is parked there"
-                self._rings.restore(self._head, row, parked)
-        fresh = np.array(sorted(self.row(grant) for grant in grants if not grant.resume), np.intp)
+            if pending.grant.resume:
+                assert parked is not None, f"row {pending.grant.row} resumes, but no episode is parked there"
+                self._recorder.restore(base, parked, progress[row])
+        fresh = np.array([row for row, grant in zip(rows, grants, strict=True) if not grant.resume], np.intp)
         if len(fresh):
-            self._rings.observe(self._head, as_index(fresh))
-        self._show_progress(as_index(np.array(sorted(rows), np.intp)))
-
-    def _show_progress(self, rows: Index) -> None:
-        self._rings.obs[PROGRESS][self._head, rows] = self._rows.episode_steps[rows] / self._max_steps
+            self._recorder.observe(fresh, self._rows.entries(fresh), progress[fresh])
 
     # ------------------------------------------------------------ ask
 
     def post(self) -> None:
         """Ask for actions for all active rows."""
-        state = self._rows
-        arrays = self._rings.at(self._head)
-        arrays[NOISE_KEY] = state.next_keys()
-        arrays[GREEDY] = state.greedy
-        self._at, self._asked, self.answered = self._head, state.running, False
-        self._posted = self._due = state.index
-        self._head = (self._head + 1) % self._rings.length
+        state, source = self._rows, self._source
+        self._asked, self.answered = state.running, False
+        self._due = state.index
+        self._posted = self._at = state.entries(state.index)
         self._sequence += 1
-        view = RequestView(arrays, state.index, len(state.running))
-        self._emit(
+        self._arena.post(self.name, RequestView(self._posted, state.next_keys(), state.greedy[state.index]))
+        source.emit(
             RequestArrived(
-                simulator=self._simulator,
-                epoch=self._epoch,
+                simulator=source.simulator,
+                epoch=source.epoch,
                 slot=self.name,
                 sequence=self._sequence,
-                rows=view.count,
+                rows=len(state.running),
                 version=state.newest,
-                handle=self._payloads.post(self.name, self._at, view),
+                handle=source.address,
                 evaluation=state.evaluating,
             )
         )
@@ -147,7 +149,7 @@ class Slot:
         """Keep the answer; False if it is not the one waited for."""
         if self._asked is None or self.answered or reply.sequence != self._sequence:
             return False
-        self._rings.answer(self._at, self._posted, reply)
+        self._arena.answers[self._posted] = reply.answers
         self.answered = True
         return True
 
@@ -155,18 +157,18 @@ class Slot:
 
     def due(self) -> tuple[NDArray[np.intp], NDArray[np.generic], NDArray[np.int64]]:
         """Env rows to step, their actions [n,C,A], and the env steps that each has left."""
-        left = self._max_steps - self._rows.episode_steps[self._due]
-        return self._numbers[self._due], self._rings.answers[ACTIONS][self._at, self._due], left
+        state = self._rows
+        left = self._max_steps - state.episode_steps[self._due]
+        return self._numbers[self._due], self._arena.answers[ACTIONS][self._at], left
 
     def record(self, result: ChunkResult) -> bool:
         """Keep the outcome of the chunk step, observe, and send off the samples that ended; True if any did."""
-        rows, index, state = self._asked, self._due, self._rows
+        rows, index, state, arena = self._asked, self._due, self._rows, self._arena
         assert rows is not None
-        self._rings.rewards[self._at, index] = result.rewards
-        self._rings.valid[self._at, index] = result.valid
+        arena.rewards[self._at] = result.rewards
+        arena.valid[self._at] = result.valid
         state.advance(index, result)
-        self._rings.observe(self._head, index)
-        self._show_progress(index)
+        self._recorder.observe(rows, state.entries(index), state.episode_steps[index] / self._max_steps)
         self._asked, self.answered = None, False
         over = result.terminated | result.truncated
         ended = over | state.past(index, self._settings.segment_steps) if self._settings.segment_steps else over
@@ -185,28 +187,38 @@ class Slot:
         self._asked, self.answered = None, False
 
     def _finish(self, row: int, end: End) -> None:
-        state, rings = self._rows, self._rings
-        ticket, start, steps = state.ticket(row), int(state.start[row]), int(state.steps[row])
+        state, arena = self._rows, self._arena
+        ticket, base, steps = state.ticket(row), int(state.base[row]), int(state.steps[row])
         success, env_steps = bool(state.success[row]), int(state.sample_steps[row])
         handle = ""
         if not ticket.evaluation:
-            ending = Ending(int(state.task[row]), end is End.TERMINATED, success, env_steps)
-            handle = self._payloads.put(self.name, rings.cut(row, start, steps, ticket, ending))
+            block = base // arena.layout.entries
+            arena.finish(
+                block,
+                steps=steps,
+                terminated=end is End.TERMINATED,
+                success=success,
+                env_steps=env_steps,
+                ticket=ticket.number,
+                group=ticket.group,
+                task=int(state.task[row]),
+            )
+            handle = str(block)
         if end is End.SEGMENT:
-            state.parked[row] = rings.final(row, self._head)
-        oldest, newest = rings.versions(row, start, min(steps, rings.length))
-        self._emit(
+            state.parked[row] = self._recorder.final(base + steps)
+        versions = arena.answers[VERSION][base : base + min(steps, arena.layout.entries)]
+        self._source.emit(
             SampleFinished(
-                simulator=self._simulator,
-                epoch=self._epoch,
+                simulator=self._source.simulator,
+                epoch=self._source.epoch,
                 ticket=ticket.number,
                 attempt=ticket.attempt,
                 handle=handle,
                 end=end,
                 chunk_steps=steps,
                 env_steps=env_steps,
-                oldest=oldest,
-                newest=newest,
+                oldest=int(versions.min()),
+                newest=int(versions.max()),
                 success=success,
                 episode_return=float(state.returns[row]),
             )
@@ -216,10 +228,10 @@ class Slot:
 
     def cancel(self, ticket: int, attempt: int) -> bool:
         """Give up this attempt, running or not yet begun; False if it is not here (its sample has just ended)."""
-        for grant in self.pending:
-            if (grant.ticket.number, grant.ticket.attempt) == (ticket, attempt):
-                self.pending.remove(grant)
-                self.fail_grants([grant], "cancelled")
+        for pending in self.pending:
+            if (pending.grant.ticket.number, pending.grant.ticket.attempt) == (ticket, attempt):
+                self.pending.remove(pending)
+                self.fail_grants([pending.grant], "cancelled")
                 return True
         row = self._rows.find(ticket, attempt)
         if row is None:
@@ -245,8 +257,12 @@ class Slot:
         if self._asked is not None:
             self._asked = self._asked[self._rows.active[self._asked]]
             self._due = as_index(self._asked)
+            self._at = self._rows.entries(self._due)
         self.fail_grants(lost, reason)
 
     def fail_grants(self, grants: Sequence[Grant], reason: str) -> None:
+        source = self._source
         for grant in grants:
-            self._emit(SampleFailed(self._simulator, self._epoch, grant.ticket.number, grant.ticket.attempt, reason))
+            source.emit(
+                SampleFailed(source.simulator, source.epoch, grant.ticket.number, grant.ticket.attempt, reason)
+            )

@@ -1,87 +1,145 @@
 """The trainer station: turns lent samples into updates, one optimizer step per unit of work, and publishes weights.
 
-Invariant: commands are obeyed in order, so weights are published only between two updates; a sample is read only
-between `LendSamples` and `UpdateDone`.
+Where a publication may overlap the next update, a thread copies the weights while that update collates, prepares and
+does its first forward and backward pass; the first step that changes weights waits for it.
+
+Invariant: commands are obeyed in order, so weights are published only between two updates, and saved before they are
+published: what a generator has ever seen can be gone back to. A sample is read only between `LendSamples` and
+`UpdateDone`.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
-from polyrhythm.flow.records import Command, Event, LendSamples, Published, PublishWeights, TrainerJoined, UpdateDone
+from polyrhythm.flow.records import Checkpointed, LendSamples, Published, PublishWeights, TrainerJoined, UpdateDone
 from polyrhythm.policies.base import as_module
-from polyrhythm.runtime.messages import Report
-from polyrhythm.runtime.payloads import Payloads
-from polyrhythm.runtime.weights import Weights
+from polyrhythm.runtime.arena import Arena
+from polyrhythm.runtime.messages import Links, Order, Report, SaveTrainer
+from polyrhythm.runtime.weights import WeightsBus
 from polyrhythm.specs import Trajectory
+from polyrhythm.stations.guard import IDLE
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.steps import Metrics, Steps
 
 
+class Saver(Protocol):
+    """Where the trainer's state goes."""
+
+    def due(self, version: int) -> bool:
+        """Whether the state is saved before this version is published."""
+        ...
+
+    def save(self, learner: Learner) -> None: ...
+
+
 class Trainer:
-    """Trains with `learner`; the figures of each update go to `report` under the topic "update"."""
+    """Trains with `learner`; the figures of each update go to `links.report` under the topic "update".
+
+    overlap: publish in a thread of its own.
+    """
 
     def __init__(
         self,
         name: str,
         epoch: int,
         learner: Learner,
-        payloads: Payloads,
-        weights: Weights,
-        emit: Callable[[Event], None],
-        report: Callable[[Report], None],
+        arena: Arena,
+        weights: WeightsBus,
+        links: Links,
+        saver: Saver | None = None,
+        *,
+        overlap: bool = False,
     ) -> None:
         self.name, self.epoch = name, epoch
-        self._learner, self._payloads, self._weights = learner, payloads, weights
-        self._emit, self._report = emit, report
-        self._todo: deque[LendSamples | PublishWeights] = deque()
+        self._learner, self._arena, self._weights = learner, arena, weights
+        self._links, self._saver, self._overlap = links, saver, overlap
+        self._todo: deque[LendSamples | PublishWeights | SaveTrainer] = deque()
         self._steps: Steps | None = None
         self._figures: Metrics = {}
+        self._publication: _Publication | None = None
+        self._doing = IDLE
         self._optimizer_steps = 0
 
     def joined(self) -> TrainerJoined:
         """The event that announces it."""
         return TrainerJoined(self.name, self.epoch, self._learner.updates)
 
-    def handle(self, command: Command) -> None:
-        if not isinstance(command, LendSamples | PublishWeights):
+    def handle(self, command: Order) -> None:
+        if not isinstance(command, LendSamples | PublishWeights | SaveTrainer):
             raise TypeError(f"a trainer does not do {type(command).__name__}")
         self._todo.append(command)
 
     def work(self) -> bool:
-        """One optimizer step, or one publication.
+        """One optimizer step, one publication, or one save.
 
-        Consumes: lent samples and requests to publish, in the order commanded. Waits for: nothing.
-        Unblocked by: `handle`. Produces: `UpdateDone` and a report after an update's last step; `Published`.
+        Consumes: lent samples and requests to publish or save, in the order commanded. Waits for: nothing but a
+        publication that is still copying what a step would change. Unblocked by: `handle`.
+        Produces: `UpdateDone` and a report after an update's last step; `Checkpointed`; `Published`.
         """
+        if self._publication is not None and self._publication.over:
+            self._settle()
         if not self._todo:
             return False
         command = self._todo[0]
-        if isinstance(command, PublishWeights):
-            self._weights.publish(command.version, as_module(self._learner.policy).state_dict())
-            self._todo.popleft()
-            self._emit(Published(self.name, self.epoch, command.version))
-            return True
+        self._doing = (_WORDS[type(command)], time.monotonic())
+        match command:
+            case PublishWeights():
+                self._publish(command.version)
+                self._todo.popleft()
+            case SaveTrainer():
+                self._settle()
+                self._save()
+                self._todo.popleft()
+            case LendSamples():
+                self._train(command)
+        self._doing = IDLE
+        return True
+
+    def _train(self, command: LendSamples) -> None:
         if self._steps is None:
-            samples = [self._payloads.get(handle) for handle in command.handles]
+            samples = [self._arena.trajectory(int(handle)) for handle in command.handles]
             self._figures = _describe(samples, command)
-            self._steps = self._learner.update(samples, command.update)
+            self._steps = self._learner.update(samples, command.update, before_step=self._settle)
         try:
             next(self._steps)
             self._optimizer_steps += 1
         except StopIteration as stop:
-            self._finish(command, stop.value)
-        return True
+            self._todo.popleft()
+            self._steps = None
+            self._links.report(Report(self.name, "update", command.update, {**self._figures, **stop.value}))
+            self._links.emit(UpdateDone(self.name, self.epoch, command.update))
 
-    def _finish(self, command: LendSamples, metrics: Metrics) -> None:
-        self._todo.popleft()
-        self._steps = None
-        self._report(Report(self.name, "update", command.update, {**self._figures, **metrics}))
-        self._emit(UpdateDone(self.name, self.epoch, command.update))
+    def _publish(self, version: int) -> None:
+        self._settle()
+        self._publication = _Publication(lambda: self._save_and_publish(version), self._overlap)
+
+    def _save_and_publish(self, version: int) -> None:
+        if self._saver is not None and self._saver.due(version):
+            self._save()
+        self._weights.publish(version, as_module(self._learner.policy).state_dict())
+        self._links.emit(Published(self.name, self.epoch, version))
+
+    def _save(self) -> None:
+        if self._saver is not None:
+            self._saver.save(self._learner)
+            self._links.emit(Checkpointed(self._learner.updates))
+
+    def _settle(self) -> None:
+        """Wait for the publication under way; raises what went wrong in it."""
+        if self._publication is not None:
+            self._publication.wait()
+            self._publication = None
+
+    def doing(self) -> tuple[str, float]:
+        return self._doing
 
     def outstanding(self) -> list[str]:
-        return [f"{self.name} has {type(command).__name__} to do" for command in self._todo]
+        return [f"{self.name} has {type(command).__name__} to do" for command in list(self._todo)]
 
     def statistics(self) -> dict[str, float]:
         return {"optimizer_steps": float(self._optimizer_steps), "updates": float(self._learner.updates)}
@@ -89,6 +147,41 @@ class Trainer:
     def close(self) -> None:
         if self._steps is not None:
             self._steps.close()
+        self._settle()
+
+
+#: What a unit of work is called, by its command.
+_WORDS: dict[type, str] = {LendSamples: "update", PublishWeights: "publish", SaveTrainer: "save"}
+
+
+class _Publication:
+    """One publication, now or in a thread."""
+
+    def __init__(self, act: Callable[[], None], overlap: bool) -> None:
+        self._act = act
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="publication", daemon=True) if overlap else None
+        if self._thread is None:
+            act()
+        else:
+            self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._act()
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits
+            self._error = error
+
+    @property
+    def over(self) -> bool:
+        return self._thread is None or not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Until it is over. Raises what went wrong in it."""
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
 
 
 def _describe(samples: list[Trajectory], command: LendSamples) -> Metrics:

@@ -8,7 +8,7 @@ index alone; masked entries never matter.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,13 +55,15 @@ class Learner:
             self._module, lr=settings.lr, weight_decay=settings.weight_decay, betas=settings.betas
         )
 
-    def update(self, trajectories: Sequence[Trajectory], update_index: int) -> Steps:
+    def update(
+        self, trajectories: Sequence[Trajectory], update_index: int, before_step: Callable[[], None] | None = None
+    ) -> Steps:
         """All epochs over `trajectories`: one optimizer step per `next()`, metrics as the generator's return value.
 
         The first `next()` also collates (afterwards the trajectories' memory is no longer read) and prepares
         targets. The learning rate, the shuffles and the critic's warm-up follow update_index (from 0). Metrics are
-        means over the optimizer steps. Closing the generator early leaves the weights of the last step done and
-        `updates` as it was. A gradient that is not finite raises RunHalted before anything is published.
+        means over the optimizer steps. before_step is called before the weights change. Closing the generator early
+        leaves the weights of the last step done and `updates` as it was. A gradient that is not finite raises RunHalted before anything is published.
         """
         training, settings = self._training, self._training.optimizer
         self._module.eval()  # dropout would make the ratio differ from 1 before the first step
@@ -77,7 +79,7 @@ class Learner:
         names: tuple[str, ...] = ()
         for epoch in range(training.epochs):
             for index in minibatches(len(decisions), training.minibatch_steps, (self._seed, update_index, epoch)):
-                figures = self._step(decisions.take(index), critic_only=critic_only)
+                figures = self._step(decisions.take(index), critic_only=critic_only, before=before_step)
                 names = tuple(figures)
                 rows.append(torch.stack(list(figures.values())))
                 yield
@@ -88,7 +90,9 @@ class Learner:
         metrics["train/critic/explained_variance"] = float(explained)
         return metrics
 
-    def _step(self, minibatch: Decisions, *, critic_only: bool) -> dict[str, Tensor]:
+    def _step(
+        self, minibatch: Decisions, *, critic_only: bool, before: Callable[[], None] | None
+    ) -> dict[str, Tensor]:
         """One optimizer step on a mini-batch, micro-batch by micro-batch; its figures as scalars."""
         by = self._objective.normalizers(minibatch)
         self._optimizer.zero_grad(set_to_none=True)
@@ -99,6 +103,8 @@ class Learner:
             share.total.backward()  # type: ignore[no-untyped-call]
             figures = {name: x + figures[name] for name, x in share.figures.items()} if figures else share.figures
         norm = optim.clip_gradient(self._parameters, self._training.optimizer.grad_clip)
+        if before is not None:
+            before()
         self._optimizer.step()
         figures["train/actor/grad_norm"] = norm.float()
         return figures

@@ -1,0 +1,71 @@
+"""Settings of the machinery: where stations run, when one is given up, what is kept for a resumed run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from polyrhythm.config.base import Count, NotNegative, Positive, Section, Whole
+
+Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
+
+
+class SeatSettings(Section):
+    """Where the stations of one kind work."""
+
+    threads: Count = 1
+    """Threads per operation (OMP_NUM_THREADS) of each such process."""
+
+
+class TensorSeatSettings(SeatSettings):
+    """Where stations that compute with tensors work."""
+
+    device: Device = "cpu"
+    """cpu, cuda, or cuda:N."""
+
+
+class PlacementSettings(Section):
+    """Threads and devices, by kind of station. An inline run has one process, so only its devices count."""
+
+    simulators: SeatSettings = SeatSettings()
+    """The simulators."""
+    generators: TensorSeatSettings = TensorSeatSettings()
+    """The generators."""
+    trainer: TensorSeatSettings = TensorSeatSettings()
+    """The trainer."""
+
+
+class DataPlaneSettings(Section):
+    """How processes exchange messages; payloads lie in shared memory."""
+
+    transport: Literal["ipc", "tcp"] = "ipc"
+    """ipc: sockets in the run's folder; tcp: ports of this machine that happen to be free."""
+
+
+class SupervisionSettings(Section):
+    """When a station's process is given up and replaced, and when the run is."""
+
+    heartbeat_s: Positive = 20.0
+    """Seconds without a heartbeat (a stopped process; a call that lets no other thread run)."""
+    start_s: Positive = 300.0
+    """Seconds for a process to stand ready."""
+    reset_s: Positive = 180.0
+    """Seconds for one reset of an environment."""
+    step_s: Positive = 60.0
+    """Seconds for one env step, or one observation."""
+    pass_s: Positive = 180.0
+    """Seconds for one forward pass of a generator."""
+    update_s: Positive = 900.0
+    """Seconds for one optimizer step, publication or save of the trainer."""
+    max_failures: Whole = 100
+    """Failures of stations that a run survives."""
+
+
+class CheckpointSettings(Section):
+    """What is kept so that a lost trainer, or a lost run, goes on."""
+
+    every_versions: Count = 1
+    """The trainer's state is saved before every so many publications; a lost trainer goes back to the last."""
+    run_every_s: NotNegative = 60.0
+    """The whole run, with the samples that wait, is saved with the trainer's state when so many seconds have passed."""

@@ -1,0 +1,56 @@
+"""Ctrl-C and SIGTERM: the first asks the run to stop in good order, the second stops it now.
+
+Only the main process listens; stations ignore SIGINT, though a terminal sends it to them too.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+log = logging.getLogger(__name__)
+
+
+class Interrupts:
+    """Counts signals. `patient`: the run will ask `requested` soon, so the first signal is only noted."""
+
+    def __init__(self) -> None:
+        self.patient = False
+        self._noted = False
+
+    def requested(self) -> bool:
+        """Whether the run is asked to stop."""
+        return self._noted
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Listen within this block (in the main thread; elsewhere there is nothing to listen to)."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def asked_politely(self) -> Iterator[None]:
+        """Within this block the first signal waits to be asked for."""
+        self.patient = True
+        try:
+            yield
+        finally:
+            self.patient = False
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        if self.patient and not self._noted:
+            self._noted = True
+            log.info("%s: stopping in good order; once more stops at once", signal.Signals(number).name)
+            return
+        raise KeyboardInterrupt

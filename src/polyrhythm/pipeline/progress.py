@@ -1,0 +1,117 @@
+"""How far a run has come: each phase commits its result, and a resumed run begins behind the last one.
+
+    progress.json      {"wall_s": {phase: seconds so far}, "done": {phase: result}}
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from polyrhythm.config.load import load_config
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.errors import RunFolderError
+
+log = logging.getLogger(__name__)
+
+CONFIG_FILE, SUMMARY_FILE, _FILE = "config.yaml", "summary.json", "progress.json"
+
+#: Sections that a resumed run may have otherwise: they change where and how it runs, not what it learns.
+_FREE = frozenset(
+    {"launcher", "out_dir", "resume", "shutdown_s", "placement", "data_plane", "supervision", "checkpoint"}
+)
+
+
+class Progress:
+    """Phases of the run in `folder`. wall_s: seconds by phase, over all parts of the run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / _FILE
+        said = json.loads(self._path.read_text(encoding="utf-8")) if self._path.is_file() else {}
+        self.wall_s: dict[str, float] = said.get("wall_s", {})
+        self._done: dict[str, Any] = said.get("done", {})
+        self.began = time.monotonic() - sum(self.wall_s.values())
+
+    def result(self, phase: str) -> Any:
+        """What the phase came to; None if it is not done."""
+        return self._done.get(phase)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measure and announce a phase; its time counts also if it is cut short."""
+        log.info("%s …", name.replace("_", " "))
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.wall_s[name] = self.wall_s.get(name, 0.0) + time.monotonic() - begin
+            self._write()
+        log.info("%s: %.1f s", name.replace("_", " "), self.wall_s[name])
+
+    def commit(self, phase: str, result: Any) -> None:
+        """The phase is done."""
+        self._done[phase] = result
+        self._write()
+
+    def _write(self) -> None:
+        unfinished = self._path.with_name(_FILE + ".part")
+        unfinished.write_text(json.dumps({"wall_s": self.wall_s, "done": self._done}), encoding="utf-8")
+        unfinished.replace(self._path)
+
+    def summary(self) -> dict[str, float]:
+        """Seconds by phase, and `total`."""
+        return {**self.wall_s, "total": time.monotonic() - self.began}
+
+
+def run_to_resume(config: RunConfig, named: Path | None) -> Path | None:
+    """The folder that `resume` asks to go on in; None for a new one.
+
+    named: the folder that the user gave for this run. RunFolderError: `resume` names a folder that does not fit.
+    """
+    if config.resume == "never":
+        return None
+    if config.resume != "auto":
+        return _fitting(Path(config.resume), config)
+    if named is not None:
+        return _fitting(named, config) if (named / CONFIG_FILE).is_file() else None
+    runs = sorted((Path(config.out_dir) / config.name).glob(f"*/{CONFIG_FILE}"), key=lambda path: path.stat().st_mtime)
+    unfinished = [path.parent for path in runs if not (path.parent / SUMMARY_FILE).exists()]
+    return _fitting(unfinished[-1], config) if unfinished else None
+
+
+def _fitting(folder: Path, config: RunConfig) -> Path:
+    if not (folder / CONFIG_FILE).is_file():
+        raise RunFolderError(
+            f"resume = {folder}: a run folder is wanted, but it has no {CONFIG_FILE}; name another, or set resume=never"
+        )
+    if (folder / SUMMARY_FILE).exists():
+        raise RunFolderError(f"resume = {folder}: that run is finished; name another, or set resume=never")
+    found = load_config(folder / CONFIG_FILE)
+    differing = _differences(found.model_dump(mode="json"), config.model_dump(mode="json"))
+    if differing:
+        path, theirs, ours = differing[0]
+        more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+        raise RunFolderError(
+            f"resume = {folder}: {path} = {ours} is wanted, but that run has {theirs}{more}; "
+            "give it the same settings, or set resume=never"
+        )
+    return folder
+
+
+def _differences(theirs: dict[str, Any], ours: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
+    """Dotted paths whose values differ, with both values."""
+    found = []
+    for key in sorted(theirs.keys() | ours.keys()):
+        path, left, right = f"{prefix}{key}", theirs.get(key), ours.get(key)
+        if path in _FREE or left == right:
+            continue
+        if isinstance(left, dict) and isinstance(right, dict):
+            found += _differences(left, right, f"{path}.")
+        else:
+            found.append((path, left, right))
+    return found

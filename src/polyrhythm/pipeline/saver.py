@@ -1,0 +1,86 @@
+"""Saves the whole run now and then, and counts what it has done over all its parts."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from polyrhythm.config.running import CheckpointSettings
+from polyrhythm.flow import records
+from polyrhythm.pipeline.build import Pipeline
+from polyrhythm.pipeline.checkpoints import SavedRun, save_run
+from polyrhythm.pipeline.observers import Lags
+from polyrhythm.runtime.messages import Report
+
+log = logging.getLogger(__name__)
+
+
+class RunSaver:
+    """An observer. A trainer's state that is safe, and exactly as old as the conductor, is the moment to save all."""
+
+    def __init__(
+        self,
+        folder: Path,
+        pipeline: Pipeline,
+        settings: CheckpointSettings,
+        lags: Lags,
+        saved: SavedRun | None,
+        now: float,
+    ) -> None:
+        self._folder, self._pipeline, self._settings, self._lags = folder, pipeline, settings, lags
+        self._before = saved.counts if saved else {"wall_s": 0.0, "transitions": 0.0, "busy_s": {}}
+        self._began = self._saved_at = now
+        self._at_start = pipeline.launcher.statistics()
+
+    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+        conductor = self._pipeline.loop.conductor
+        if (
+            isinstance(event, records.Checkpointed)
+            and event.updates == conductor.versions.updates
+            and now >= self._saved_at + self._settings.run_every_s
+        ):
+            self.save()
+            self._saved_at = now
+
+    def reported(self, now: float, report: Report) -> None:
+        pass
+
+    def save(self) -> None:
+        """Save the run as it is now."""
+        pipeline = self._pipeline
+        assert pipeline.states is not None
+        loop = pipeline.loop
+        path = save_run(
+            self._folder, loop.conductor, pipeline.launcher.arena, pipeline.weights, pipeline.states, self._counts()
+        )
+        log.info("saved the run: %s", path)
+
+    def _counts(self) -> dict[str, Any]:
+        """Seconds, transitions and busy seconds by station, of all parts of the run."""
+        statistics, before = self._pipeline.launcher.statistics(), self._before
+        busy = Counter(before["busy_s"])
+        transitions = before["transitions"]
+        for name, counts in statistics.items():
+            earlier = self._at_start.get(name, {})
+            busy[name] += counts.get("busy_s", 0.0) - earlier.get("busy_s", 0.0)
+            transitions += counts.get("env_steps", 0.0) - earlier.get("env_steps", 0.0)
+        wall_s = before["wall_s"] + self._pipeline.loop.clock() - self._began
+        return {
+            "lags": self._lags.summary()["counts"],
+            "wall_s": wall_s,
+            "transitions": transitions,
+            "busy_s": dict(busy),
+        }
+
+    def totals(self) -> dict[str, Any]:
+        """transitions_per_s, utilisation by station, and the stations' own counters (of this part of the run)."""
+        counts = self._counts()
+        wall_s = counts["wall_s"]
+        return {
+            "transitions_per_s": counts["transitions"] / wall_s,
+            "utilisation": {name: busy / wall_s for name, busy in counts["busy_s"].items()},
+            "stations": self._pipeline.launcher.statistics(),
+        }

@@ -1,0 +1,100 @@
+"""One part of a station at work in its thread: an inbox, the station, and nothing shared with the other parts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import zmq
+
+from polyrhythm.flow import records
+from polyrhythm.runtime.messages import Reply, Station
+from polyrhythm.runtime.sockets import Inbox
+from polyrhythm.runtime.wire import Connect, Ping, Stop, decode
+
+#: Longest wait for a message, after which the station is asked again whether there is work.
+_WAIT_S = 1.0
+
+
+class Actor:
+    """Makes the station, then obeys what comes in and works while there is work, until told to stop.
+
+    ready: set once the station stands. error: what ended it, if anything did. busy_s, units: its work so far.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        endpoint: str,
+        make: Callable[[], Station],
+        context: zmq.Context[zmq.Socket[bytes]],
+        answer_dtype: np.dtype[Any],
+        connect: Callable[[Connect], None],
+        beat: Callable[[], None],
+    ) -> None:
+        self.address, self.endpoint = address, endpoint
+        self.error: BaseException | None = None
+        self.station: Station | None = None
+        self.busy_s, self.units = 0.0, 0
+        self.ready, self.over = threading.Event(), threading.Event()
+        self._make, self._context, self._answer_dtype = make, context, answer_dtype
+        self._connect, self._beat = connect, beat
+        self._thread = threading.Thread(target=self._run, name=address, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def joined(self) -> records.SimulatorJoined | records.GeneratorJoined | records.TrainerJoined:
+        """The announcement of a part that is ready."""
+        assert self.station is not None
+        return self.station.joined()
+
+    def _run(self) -> None:
+        inbox = None
+        try:
+            inbox = Inbox(self._context, self.endpoint)
+            self.endpoint = inbox.endpoint
+            self.station = self._make()
+            self.ready.set()
+            self._work(self.station, inbox)
+            self.station.close()
+        except BaseException as error:  # noqa: BLE001 - the process ends with it
+            self.error = error
+        finally:
+            if inbox is not None:
+                inbox.close()
+            self.ready.set()
+            self.over.set()
+
+    def _work(self, station: Station, inbox: Inbox) -> None:
+        """Consumes: commands and replies. Waits for: a message. Unblocked by: one, or `_WAIT_S`.
+        Produces: what the station says. Ends with `Stop`."""
+        while True:
+            while (frames := inbox.receive()) is not None:
+                if not self._obey(station, frames):
+                    return
+            begin = time.monotonic()
+            if station.work():
+                self.units += 1
+                self.busy_s += time.monotonic() - begin
+            else:
+                inbox.wait(_WAIT_S)
+
+    def _obey(self, station: Station, frames: list[bytes]) -> bool:
+        """One message; False if it is the last."""
+        message = decode(frames, self._answer_dtype)
+        match message:
+            case Reply():
+                station.deliver(message)  # type: ignore[attr-defined]
+            case Stop():
+                return False
+            case Ping():
+                self._beat()
+            case Connect():
+                self._connect(message)
+            case _:
+                station.handle(message)  # type: ignore[arg-type]
+        return True

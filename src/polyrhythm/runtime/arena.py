@@ -1,0 +1,173 @@
+"""Where samples live: one memory of equal blocks, written once by simulators, read in place by everybody else.
+
+A ticket gets a block when it is granted. Its observations are rendered straight into the block, the answers and
+rewards are written beside them, and the finished sample is the block: nothing is copied out, a handle is its number.
+A block has an entry for each chunk step and one for the last observation; across blocks the entries of an array are
+numbered through, so that the rows of a request are read, and its answers written, by one index.
+
+    arrays [blocks * entries, ...]      entry e of block b is b * entries + e
+
+The same code serves one process (plain memory) and several (shared memory).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION
+from polyrhythm.specs import ArraySpec, Trajectory
+
+_ALIGNMENT = 64
+
+#: A block's head, what a sample tells beside its arrays.
+_HEAD = ("steps", "terminated", "success", "env_steps", "ticket", "group", "task")
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaLayout:
+    """What an arena holds. steps: chunk steps of the longest sample; obs, answers: arrays of one entry, by name (the
+    answers' names are those of `runtime.messages`); chunk: primitive actions per chunk step; slots: name → rows."""
+
+    blocks: int
+    steps: int
+    chunk: int
+    obs: Mapping[str, ArraySpec]
+    answers: Mapping[str, ArraySpec]
+    slots: Mapping[str, int]
+
+    @property
+    def entries(self) -> int:
+        """Entries of a block."""
+        return self.steps + 1
+
+    @property
+    def answer_dtype(self) -> np.dtype[np.void]:
+        """A row's answer as one record, so that it is sent and kept in one piece."""
+        fields = [(name, array.dtype, array.shape) for name, array in self.answers.items()]
+        return np.dtype([*fields, (VERSION, "int64")], align=True)
+
+    def arrays(self) -> Iterator[tuple[str, tuple[int, ...], np.dtype[Any]]]:
+        """Name, shape and dtype of every array, in the order of memory."""
+        entries = self.blocks * self.entries
+        yield "head", (self.blocks, len(_HEAD)), np.dtype(np.int64)
+        yield "answers", (entries,), self.answer_dtype
+        yield "rewards", (entries, self.chunk), np.dtype(np.float32)
+        yield "valid", (entries, self.chunk), np.dtype(bool)
+        for name, array in self.obs.items():
+            yield f"obs.{name}", (entries, *array.shape), np.dtype(array.dtype)
+        for slot, rows in self.slots.items():
+            yield f"request.{slot}", (3, rows), np.dtype(np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the memory."""
+        return sum(_padded(shape, dtype) for _, shape, dtype in self.arrays())
+
+    @property
+    def block_nbytes(self) -> int:
+        """Size of one block, for messages to people."""
+        return self.nbytes // self.blocks
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """What a generator reads: which entries [n] ask, their noise keys [n] int64, and which act greedily [n] bool."""
+
+    index: NDArray[np.int64]
+    noise_key: NDArray[np.int64]
+    greedy: NDArray[np.bool_]
+
+
+class Arena:
+    """The arrays of `layout` in `memory`, which has at least `layout.nbytes` bytes.
+
+    obs: name → [entries, ...]; answers: records [entries]; rewards [entries, C] float32; valid [entries, C] bool.
+    """
+
+    def __init__(self, layout: ArenaLayout, memory: memoryview | bytearray) -> None:
+        self.layout = layout
+        found: dict[str, NDArray[Any]] = {}
+        offset = 0
+        for name, shape, dtype in layout.arrays():
+            found[name] = np.frombuffer(memory, dtype, math.prod(shape), offset).reshape(shape)
+            offset += _padded(shape, dtype)
+        self.head, self.answers = found["head"], found["answers"]
+        self.rewards, self.valid = found["rewards"], found["valid"]
+        self.obs = {name: found[f"obs.{name}"] for name in layout.obs}
+        self._requests = {slot: found[f"request.{slot}"] for slot in layout.slots}
+
+    def post(self, slot: str, view: RequestView) -> None:
+        """Make the slot's request readable; it stays until the slot posts again."""
+        area, count = self._requests[slot], len(view.index)
+        area[0, :count], area[1, :count], area[2, :count] = view.index, view.noise_key, view.greedy
+
+    def view(self, slot: str, count: int) -> RequestView:
+        """The request that the slot posted, of `count` rows."""
+        index, noise_key, greedy = self._requests[slot][:, :count]
+        return RequestView(index, noise_key, greedy.astype(bool))
+
+    def finish(self, block: int, **head: int) -> None:
+        """Write the block's head: the sample is complete."""
+        self.head[block] = [head[name] for name in _HEAD]
+
+    def trajectory(self, block: int) -> Trajectory:
+        """The finished sample in a block, in place: valid until the block is released."""
+        head = dict(zip(_HEAD, self.head[block].tolist(), strict=True))
+        first, steps = block * self.layout.entries, head["steps"]
+        part = slice(first, first + steps)
+        answers = self.answers[part]
+        names = [name for name in self.layout.answers if name.startswith(FORWARD_INPUTS)]
+        return Trajectory(
+            obs={name: array[first : first + steps + 1] for name, array in self.obs.items()},
+            actions=answers[ACTIONS],
+            logprob=answers[LOGPROB],
+            value=answers[VALUE],
+            forward_inputs={name.removeprefix(FORWARD_INPUTS): answers[name] for name in names},
+            rewards=self.rewards[part],
+            valid=self.valid[part],
+            version=answers[VERSION],
+            terminated=bool(head["terminated"]),
+            truncated=not head["terminated"],
+            success=bool(head["success"]),
+            env_steps=head["env_steps"],
+            ticket=head["ticket"],
+            group=head["group"],
+            task=head["task"],
+        )
+
+    def store(self, block: int, trajectory: Trajectory) -> None:
+        """Write a finished sample into a block, as it was read from another."""
+        first, steps = block * self.layout.entries, trajectory.steps
+        part = slice(first, first + steps)
+        for name, array in trajectory.obs.items():
+            self.obs[name][first : first + steps + 1] = array
+        inputs = {FORWARD_INPUTS + name: array for name, array in trajectory.forward_inputs.items()}
+        answers = {ACTIONS: trajectory.actions, LOGPROB: trajectory.logprob, VALUE: trajectory.value, **inputs}
+        for name, array in {**answers, VERSION: trajectory.version}.items():
+            self.answers[name][part] = array
+        self.rewards[part], self.valid[part] = trajectory.rewards, trajectory.valid
+        self.finish(
+            block,
+            steps=steps,
+            terminated=trajectory.terminated,
+            success=trajectory.success,
+            env_steps=trajectory.env_steps,
+            ticket=trajectory.ticket,
+            group=trajectory.group,
+            task=trajectory.task,
+        )
+
+
+def in_memory(layout: ArenaLayout) -> Arena:
+    """An arena in this process's own memory."""
+    return Arena(layout, bytearray(layout.nbytes))
+
+
+def _padded(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    return -(-math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,77 @@
+"""Who owns each block of the arena. Kept by the main process, from the commands and events that pass through it.
+
+    free → writing (a simulator, for one attempt of a ticket) → finished (the conductor, by handle) → free
+
+Only the conductor frees a finished block; a failed attempt frees its own. A lost simulator's blocks are free once its
+process is gone, which `lose` takes for granted. As many blocks as rows and as admission lets wait are enough
+(`blocks_needed`), so no ticket ever waits for one.
+
+Invariant: a block is in exactly one of the three states.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from polyrhythm.flow import records
+
+
+def blocks_needed(rows: int, batch_size: int, sync_interval: int, max_lag: float) -> int:
+    """Every row writes one; the others are finished: what admission lets be ahead, and what is lent."""
+    return rows + math.floor((1 + max_lag) * batch_size * sync_interval) + batch_size
+
+
+class BlockPool:
+    """The owners of `count` blocks."""
+
+    def __init__(self, count: int) -> None:
+        self._free = list(range(count - 1, -1, -1))
+        self._writing: dict[tuple[int, int], tuple[int, str]] = {}
+        self._finished: set[int] = set()
+
+    def assign(self, command: records.StartRows) -> list[int]:
+        """A block for each grant, in order."""
+        assert len(self._free) >= len(command.grants), f"no free block: {self.describe()}"
+        blocks = []
+        for grant in command.grants:
+            block = self._free.pop()
+            self._writing[grant.ticket.number, grant.ticket.attempt] = (block, command.simulator)
+            blocks.append(block)
+        return blocks
+
+    def hear(self, event: records.Event) -> None:
+        """Note what an event of a present station tells of its blocks."""
+        if isinstance(event, records.SampleFinished | records.SampleFailed):
+            block, _ = self._writing.pop((event.ticket, event.attempt))
+            if isinstance(event, records.SampleFinished) and event.handle:
+                assert event.handle == str(block), f"sample {event.ticket} is said to lie in {event.handle}, not {block}"
+                self._finished.add(block)
+            else:
+                self._free.append(block)
+
+    def lose(self, simulator: str) -> None:
+        """The simulator's process is gone, and can write no more."""
+        for attempt, (block, owner) in list(self._writing.items()):
+            if owner == simulator:
+                del self._writing[attempt]
+                self._free.append(block)
+
+    def release(self, handles: Iterable[str]) -> None:
+        """Free finished blocks. The empty handle is an evaluation's: its block is free already."""
+        for handle in handles:
+            if handle:
+                self._finished.remove(int(handle))
+                self._free.append(int(handle))
+
+    def restore(self, handles: Sequence[str]) -> None:
+        """These blocks hold finished samples (of a resumed run)."""
+        self._finished = {int(handle) for handle in handles}
+        self._free = [block for block in self._free if block not in self._finished]
+
+    def finished(self) -> tuple[str, ...]:
+        """Handles of the finished samples that are not released yet."""
+        return tuple(str(block) for block in sorted(self._finished))
+
+    def describe(self) -> str:
+        return f"{len(self._free)} blocks free, {len(self._writing)} being written, {len(self._finished)} finished"

@@ -1,0 +1,196 @@
+"""Where a station's process starts: `python -m polyrhythm.runtime.child`, its posting on standard input.
+
+The main thread sends heartbeats and watches the parts; each part works in a thread of its own. SIGINT is main's affair
+and ignored here. The process dies with its parent, whatever ended that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from polyrhythm.errors import PolyrhythmError
+from polyrhythm.flow import records
+from polyrhythm.runtime import wire
+from polyrhythm.runtime.actor import Actor
+from polyrhythm.runtime.arena import Arena, ArenaLayout
+from polyrhythm.runtime.jobs import Host, Seat, unpack
+from polyrhythm.runtime.messages import Links, Reply, Report
+from polyrhythm.runtime.run_memory import open_segment
+from polyrhythm.runtime.sockets import Outbox, Transport, endpoint
+
+log = logging.getLogger(__name__)
+
+_BEAT_S = 0.5
+_LINGER_S = 2.0
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Posting:
+    """All that a station's process is told. kind, content: the packed job; main: the endpoint of main's inbox."""
+
+    station: str
+    epoch: int
+    kind: str
+    content: bytes
+    seat: Seat
+    layout: ArenaLayout
+    folder: str
+    main: str
+    transport: Transport
+    parent: int
+
+
+class Workplace:
+    """One station's process: its parts, and its lines to main and to the slots."""
+
+    def __init__(self, posting: Posting) -> None:
+        self._posting = posting
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._main = Outbox(self._context, posting.main)
+        self._slots: dict[str, Outbox] = {}
+        folder = Path(posting.folder)
+        arena = Arena(posting.layout, memoryview(open_segment(folder, "arena")))
+        weights = memoryview(open_segment(folder, "weights"))
+        links = Links(self._emit, self._reply, self._report)
+        host = Host(arena, weights, links, posting.seat.device, overlap=True)
+        job = unpack(posting.kind, posting.content)
+        self._parts = [
+            Actor(
+                address,
+                endpoint(posting.transport, posting.folder, address),
+                make,
+                self._context,
+                posting.layout.answer_dtype,
+                self._connect,
+                self._beat,
+            )
+            for address, make in job.parts(host, posting.epoch)
+        ]
+
+    def run(self) -> int:
+        """Work until told to stop, or until a part fails; the exit status.
+
+        Consumes: nothing itself. Waits for: the parts. Unblocked by: `_BEAT_S`. Produces: heartbeats, a greeting,
+        and last words.
+        """
+        for part in self._parts:
+            part.start()
+        greeted = False
+        while not all(part.over.is_set() for part in self._parts):
+            failed = next((part.error for part in self._parts if part.error is not None), None)
+            if failed is not None or os.getppid() != self._posting.parent:
+                break
+            if not greeted and all(part.ready.is_set() for part in self._parts):
+                self._greet()
+                greeted = True
+            self._beat()
+            (self._parts[0].over if greeted else self._parts[0].ready).wait(_BEAT_S if greeted else _BEAT_S / 10)
+        return self._leave()
+
+    def _leave(self) -> int:
+        posting = self._posting
+        error = next((part.error for part in self._parts if part.error is not None), None)
+        if error is not None:
+            log.error("%s ends", posting.station, exc_info=error)
+            fatal = isinstance(error, PolyrhythmError | ImportError)
+            said = str(error) if isinstance(error, PolyrhythmError) else f"{type(error).__name__}: {error}"
+            self._send(wire.Failed(posting.station, posting.epoch, said, fatal))
+        else:
+            self._beat()
+        self._main.close(_LINGER_S)
+        for outbox in self._slots.values():
+            outbox.close()
+        if all(part.over.is_set() for part in self._parts):
+            self._context.term()
+        else:
+            time.sleep(_LINGER_S / 10)  # a part hangs, so the last words get a moment instead of a confirmation
+        return 1 if error is not None else 0
+
+    def _greet(self) -> None:
+        posting = self._posting
+        inboxes = {part.address: part.endpoint for part in self._parts}
+        (joined,) = wire.encode(records.merge_joined([part.joined() for part in self._parts]))
+        self._send(wire.Hello(posting.station, posting.epoch, inboxes, bytes(joined)))
+
+    def _beat(self) -> None:
+        """Say that it lives, and what the part that has been busy longest is doing."""
+        posting, now = self._posting, time.monotonic()
+        stations = [part.station for part in self._parts if part.station is not None]
+        under_way = [doing for station in stations if (doing := station.doing())[0]]
+        doing, since = min(under_way, key=lambda d: d[1], default=("", now))
+        counts: Counter[str] = Counter()
+        for station in stations:
+            counts.update(station.statistics())
+        counts["busy_s"] = sum(part.busy_s for part in self._parts) / len(self._parts)
+        waiting = tuple(line for station in stations for line in station.outstanding())
+        units = sum(part.units for part in self._parts)
+        self._send(
+            wire.Heartbeat(posting.station, posting.epoch, doing, now - since, units, waiting, dict(counts))
+        )
+
+    # ------------------------------------------------------------ what the parts say
+
+    def _send(self, message: wire.Message) -> None:
+        self._main.send(wire.encode(message))
+
+    def _emit(self, event: records.Event) -> None:
+        self._main.send(wire.encode(event))
+
+    def _report(self, report: Report) -> None:
+        self._main.send(wire.encode(report))
+
+    def _reply(self, reply: Reply) -> None:
+        outbox = self._slots.get(reply.handle)
+        if outbox is None:
+            log.warning("an answer for %s, which is gone, is dropped", reply.slot)
+            return
+        outbox.send(wire.encode_reply(reply))
+
+    def _connect(self, message: wire.Connect) -> None:
+        old = self._slots.pop(message.address, None)
+        if old is not None:
+            old.close()
+        if message.endpoint:
+            self._slots[message.address] = Outbox(self._context, message.endpoint)
+
+
+def _die_with(parent: int) -> None:
+    """Be killed when the parent's process ends, however it ends (Linux; elsewhere `run` notices it)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)
+
+
+def main() -> None:
+    """Read the posting and do the job."""
+    posting = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Posting)
+    _die_with(posting.parent)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    try:
+        status = Workplace(posting).run()
+    except Exception:
+        log.exception("%s could not begin", posting.station)
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads that hang in a simulator, and a simulator's own exit handlers, must not keep the process.
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""One incarnation of a station as this machine's process: started, heard, told, ended and reaped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+import msgspec
+import zmq
+
+from polyrhythm.flow import records
+from polyrhythm.runtime import wire
+from polyrhythm.runtime.child import Posting
+from polyrhythm.runtime.sockets import Outbox
+from polyrhythm.runtime.supervision import Vigil
+
+#: How much of a station's log is shown when it ends badly.
+_LAST_LINES = 12
+_REAP_S = 10.0
+
+
+class Process:
+    """A started process. joined, endpoints: its announcement and its parts' inboxes, once it stands ready."""
+
+    def __init__(self, posting: Posting, log_file: Path, now: float) -> None:
+        self.station, self.epoch = posting.station, posting.epoch
+        self.vigil = Vigil(began=now)
+        self.endpoints: Mapping[str, str] = {}
+        self.joined: records.Event | None = None
+        self.heartbeat: wire.Heartbeat | None = None
+        self.last_words: wire.Failed | None = None
+        self._parts: list[Outbox] = []
+        self._log_file = log_file
+        with log_file.open("wb") as log:
+            self._popen = _start(posting, log)
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def exited(self) -> bool:
+        return self._popen.poll() is not None
+
+    def greet(self, context: zmq.Context[zmq.Socket[bytes]], hello: wire.Hello) -> None:
+        """It stands ready: open lines to its parts."""
+        self.endpoints = hello.inboxes
+        self.joined = wire.decode([hello.joined])  # type: ignore[assignment]
+        self._parts = [Outbox(context, endpoint) for endpoint in hello.inboxes.values()]
+        self.vigil.present = True
+
+    def tell(self, message: wire.Message, part: int = 0) -> None:
+        """Send to one of its parts, in their order."""
+        self._parts[part].send(wire.encode(message))
+
+    def tell_all(self, message: wire.Message) -> None:
+        for part in range(len(self._parts)):
+            self.tell(message, part)
+
+    def how_it_ended(self) -> str:
+        """The exit in words; "" while it runs."""
+        status = self._popen.poll()
+        if status is None:
+            return ""
+        if self.last_words is not None:
+            return self.last_words.error
+        if status < 0:
+            return f"was ended by {signal.Signals(-status).name}"
+        return f"ended with status {status}"
+
+    def last_lines(self) -> str:
+        """The end of its log."""
+        text = self._log_file.read_text(encoding="utf-8", errors="replace")
+        return "\n".join(text.splitlines()[-_LAST_LINES:])
+
+    def wait(self, seconds: float) -> bool:
+        """Until it has ended; False if it has not in time."""
+        try:
+            self._popen.wait(max(0.0, seconds))
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def end(self) -> None:
+        """Kill it and reap it; afterwards it writes nowhere."""
+        if not self.exited:
+            self._popen.kill()
+            self._popen.wait(_REAP_S)
+        for outbox in self._parts:
+            outbox.close()
+        self._parts = []
+
+
+def _start(posting: Posting, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    threads = str(posting.seat.threads)
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": threads,
+        "PYTHONUNBUFFERED": "1",
+    }
+    command = [sys.executable, "-m", "polyrhythm.runtime.child"]
+    popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment)  # noqa: S603
+    assert popen.stdin is not None
+    try:
+        popen.stdin.write(msgspec.msgpack.encode(posting))
+        popen.stdin.close()
+    except BrokenPipeError:
+        pass  # it has ended already, which is noticed where processes are watched
+    return popen

@@ -1,0 +1,122 @@
+"""The run's folder in shared memory: its segments and its sockets, and the removal of what dead runs left.
+
+    /dev/shm/polyrhythm-<user>-<run id>/     owner (locked while the main process lives), arena, weights, sockets
+
+The kernel drops the lock with its holder, however that ends, so whoever gets it knows that the run is over.
+Where there is no /dev/shm, the folder for temporary files serves.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import mmap
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from polyrhythm.errors import StartError
+
+log = logging.getLogger(__name__)
+
+_SHARED = Path("/dev/shm")  # noqa: S108 - the kernel's shared memory is meant
+_LOCK = "owner"
+#: Seconds after which a folder without a lock file is a dead run's.
+_YOUNG_S = 60.0
+
+
+def shared_root() -> Path:
+    """Where runs keep their shared memory."""
+    return _SHARED if _SHARED.is_dir() and os.access(_SHARED, os.W_OK) else Path(tempfile.gettempdir())
+
+
+class RunMemory:
+    """A folder of this run's own, with segments of the given sizes in bytes, reserved and zero.
+
+    Raises StartError if there is too little memory, or the folder cannot be made; then nothing is left.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], root: Path | None = None) -> None:
+        root = root or shared_root()
+        remove_orphans(root)
+        _refuse_shortage(sizes, root)
+        self.folder = root / f"{_prefix()}{secrets.token_hex(4)}"
+        try:
+            self.folder.mkdir(mode=0o700)
+            self._lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for name, size in sizes.items():
+                _reserve(self.folder / name, size)
+        except OSError as error:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise StartError(
+                f"shared memory: the folder {self.folder} cannot be filled ({error.strerror}); make room in {root}, "
+                "or give it to this user"
+            ) from error
+
+    def segment(self, name: str) -> mmap.mmap:
+        return open_segment(self.folder, name)
+
+    def remove(self) -> None:
+        """Take the folder away. Who has a segment mapped keeps it until it ends."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.close(self._lock)
+
+
+def open_segment(folder: Path, name: str) -> mmap.mmap:
+    """A segment as memory that is shared with everybody who opens it."""
+    with (folder / name).open("r+b") as file:
+        return mmap.mmap(file.fileno(), 0)
+
+
+def remove_orphans(root: Path | None = None) -> list[Path]:
+    """Remove this user's folders whose runs are over; what was removed."""
+    removed = []
+    for folder in sorted((root or shared_root()).glob(f"{_prefix()}*")):
+        if _is_orphan(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            log.info("removed %s, which a dead run had left", folder)
+            removed.append(folder)
+    return removed
+
+
+def _prefix() -> str:
+    return f"polyrhythm-{os.getuid()}-"
+
+
+def _is_orphan(folder: Path) -> bool:
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDWR)
+    except FileNotFoundError:
+        return folder.is_dir() and time.time() - folder.stat().st_mtime > _YOUNG_S
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True
+
+
+def _refuse_shortage(sizes: Mapping[str, int], root: Path) -> None:
+    wanted, free = sum(sizes.values()), shutil.disk_usage(root).free
+    if wanted > free:
+        parts = ", ".join(f"{name} {_megabytes(size)}" for name, size in sizes.items())
+        raise StartError(
+            f"shared memory: {_megabytes(wanted)} wanted ({parts}), {_megabytes(free)} free in {root}; lower "
+            "rollout.rows, training.mini_batch_samples or freshness.max_lag, or enlarge it (docker: --shm-size)"
+        )
+
+
+def _reserve(path: Path, size: int) -> None:
+    """A file of `size` zero bytes whose memory is reserved, so that no later write can fail."""
+    with path.open("xb") as file:
+        os.posix_fallocate(file.fileno(), 0, max(size, 1))
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"

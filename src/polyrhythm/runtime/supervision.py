@@ -1,0 +1,87 @@
+"""When a station is given up, and when a run is: pure rules over what was heard and when.
+
+A process that ends is seen at once by whoever holds it; here is what only time tells. A station that is stopped, or
+that hangs without letting other threads run, sends no heartbeat; one that hangs in a call says so in its heartbeats.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class Limits(Protocol):
+    """Seconds after which a station is given up, by what it does; and how many failures a run survives."""
+
+    heartbeat_s: float
+    start_s: float
+    reset_s: float
+    step_s: float
+    pass_s: float
+    update_s: float
+    max_failures: int
+
+
+#: Failures in a row before a station has ever stood ready, after which another start is not worth trying.
+MAX_FAILED_STARTS = 3
+
+
+@dataclass(slots=True)
+class Vigil:
+    """What is known of one incarnation. heard: when the last heartbeat came; doing, since: its unit of work under way."""
+
+    began: float
+    present: bool = False
+    heard: float = field(default=-math.inf)
+    doing: str = ""
+    since: float = 0.0
+
+    def hear(self, now: float, doing: str, for_s: float) -> None:
+        self.heard, self.doing, self.since = now, doing, now - for_s
+
+    def deadline(self, limits: Limits) -> float:
+        """When it is to be given up, if nothing is heard before."""
+        if not self.present:
+            return self.began + limits.start_s
+        due = self.heard + limits.heartbeat_s
+        return min(due, self.since + _limit(self.doing, limits)) if self.doing else due
+
+    def complaint(self, now: float, limits: Limits) -> str:
+        """Why it is given up now; "" if it is not."""
+        if now < self.deadline(limits):
+            return ""
+        if not self.present:
+            return f"did not stand ready within {limits.start_s:g} s (supervision.start_s)"
+        if now >= self.heard + limits.heartbeat_s:
+            return f"sent no heartbeat for {limits.heartbeat_s:g} s (supervision.heartbeat_s)"
+        return f"has been in one {self.doing} for {now - self.since:.1f} s ({_setting(self.doing)})"
+
+
+def _setting(doing: str) -> str:
+    return f"supervision.{doing}_s" if doing in ("reset", "step", "pass", "update") else "supervision.update_s"
+
+
+def _limit(doing: str, limits: Limits) -> float:
+    known = {"reset": limits.reset_s, "step": limits.step_s, "observe": limits.step_s, "pass": limits.pass_s}
+    return known.get(doing, limits.update_s)
+
+
+@dataclass(slots=True)
+class Failures:
+    """Counts failures; `verdict` says when they end the run."""
+
+    total: int = 0
+    starts: dict[str, int] = field(default_factory=dict)
+
+    def count(self, station: str, *, was_present: bool) -> None:
+        self.total += 1
+        self.starts[station] = 0 if was_present else self.starts.get(station, 0) + 1
+
+    def verdict(self, station: str, limits: Limits) -> str:
+        """Why the run ends; "" if it goes on."""
+        if self.starts[station] >= MAX_FAILED_STARTS:
+            return f"{station} failed {self.starts[station]} times in a row before it stood ready"
+        if self.total > limits.max_failures:
+            return f"{self.total} failures, {limits.max_failures} are allowed (supervision.max_failures)"
+        return ""

@@ -1,0 +1,40 @@
+"""How a simulator is made from plain data. Reaches neither torch nor transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from polyrhythm.config.registry import resolve
+from polyrhythm.envs.base import EnvSettings
+from polyrhythm.flow.records import EnvBatchInfo
+from polyrhythm.runtime.jobs import Host
+from polyrhythm.runtime.messages import Station
+from polyrhythm.stations.simulator import Simulator
+from polyrhythm.stations.slot import StepSettings
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatorJob:
+    """env: the environment's settings as plain data; batches: its env batches of `rows` rows, a part for each."""
+
+    name: str
+    env: dict[str, Any]
+    rows: int
+    batches: tuple[EnvBatchInfo, ...]
+    step: StepSettings
+
+    def parts(self, host: Host, epoch: int) -> Sequence[tuple[str, Callable[[], Station]]]:
+        settings = resolve("env", self.env)
+        assert isinstance(settings, EnvSettings), "checked before the start"
+
+        def make(info: EnvBatchInfo, address: str) -> Station:
+            batch = (info, settings.build(self.rows))
+            return Simulator(self.name, epoch, [batch], self.step, host.arena, host.links.emit, address)
+
+        addresses = [f"{self.name}.{epoch}.{index}" for index in range(len(self.batches))]
+        return [
+            (address, lambda info=info, address=address: make(info, address))  # type: ignore[misc]
+            for info, address in zip(self.batches, addresses, strict=True)
+        ]

@@ -1,0 +1,33 @@
+"""A state in a file: written whole or not at all, read without executing anything in it."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyrhythm.errors import RunFolderError
+
+
+def save_state(state: Mapping[str, Any], path: Path) -> None:
+    """Write plain data and tensors. Who is killed meanwhile leaves what was there before."""
+    unfinished = path.with_name(path.name + ".part")
+    torch.save(dict(state), unfinished)
+    unfinished.replace(path)
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """What was saved. RunFolderError: the file is damaged, or something else."""
+    if not zipfile.is_zipfile(path):
+        raise RunFolderError(f"{path} cannot be read as a checkpoint: it is damaged, or something else; name another")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+        raise RunFolderError(f"{path} cannot be read as a checkpoint ({error}); name another") from error
+    if not isinstance(state, dict):
+        raise RunFolderError(f"{path} cannot be read as a checkpoint: it holds {type(state).__name__}; name another")
+    return state
