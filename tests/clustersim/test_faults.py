@@ -148,8 +148,8 @@ def test_a_trainer_lost_before_its_version_was_published_costs_no_sample() -> No
 
 
 def test_after_a_rollback_samples_of_version_zero_that_are_past_their_deadline_are_dropped() -> None:
-    # K=2, α=1: the trainer dies after version 1 was published, without a checkpoint and comes back as version 2. Samples of version 0,
-    # whose deadline was version 1, wait in the buffer.
+    # K=2, α=1: the trainer dies after version 1 was published, without a checkpoint, and comes back as version 2.
+    # Samples of version 0, whose deadline was version 1, wait in the buffer.
     cluster, summary = run(
         settings(
             flow={"batch_size": 2, "sync_interval": 2, "max_lag": 1.0, "on_update": "continue"},

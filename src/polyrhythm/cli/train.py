@@ -43,9 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = run_to_resume(config, arguments.out)
     if folder is None:
         now = datetime.now().astimezone()
-        folder = (
-            take_folder(arguments.out) if arguments.out else new_run_folder(Path(config.out_dir), config.name, now)
-        )
+        folder = take_folder(arguments.out) if arguments.out else new_run_folder(Path(config.out_dir), config.name, now)
     try:
         summary = train(checked, folder)
     except KeyboardInterrupt:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,12 +142,11 @@ def build_pipeline(
     trainer: bool = True,
     observers: Sequence[Observer] = (),
     record: bool = False,
-    clock: Callable[[], float] = time.monotonic,
 ) -> Pipeline:
     """Start all stations and let them join. The configuration has passed `pipeline.check`.
 
-    policy: holds the weights to begin with, as `version`; else those of the seed. folder: where logs and the trainer's states go;
-    launcher local needs one. saved: the run to go on with. trainer: whether there is one.
+    policy: holds the weights to begin with, as `version`; else those of the seed. folder: where logs and the trainer's
+    states go; launcher local needs one. saved: the run to go on with. trainer: whether there is one.
     record: keep every decision in `loop.trace`. StartError, RunHalted: the stations cannot be started.
     """
     if "OMP_NUM_THREADS" not in os.environ:
@@ -158,7 +157,7 @@ def build_pipeline(
     states = TrainerStates(str(folder / STATES), config.checkpoint.every_versions) if folder else None
     jobs = _jobs(config, spec, infos, policy, states, trainer=trainer)
     layout = arena_layout(config, spec, infos, policy, trainer=trainer)
-    launcher = _launcher(config, jobs, layout, bus_nbytes(policy.state_dict()), folder, clock)
+    launcher = _launcher(config, jobs, layout, bus_nbytes(policy.state_dict()), folder)
     try:
         weights = WeightsBus(policy.state_dict(), launcher.weights_memory)
         conductor = Conductor(flow_settings(config, spec))
@@ -169,7 +168,7 @@ def build_pipeline(
             conductor = _restore(saved, conductor.settings, launcher)
             version, state = saved.version, saved.policy
         weights.publish(version, state)
-        loop = Loop(conductor, launcher, clock, observers=observers, record=record)
+        loop = Loop(conductor, launcher, time.monotonic, observers=observers, record=record)
         loop.tell(WeightsOffered(version))
         for event in launcher.start():
             loop.tell(event)
@@ -195,14 +194,11 @@ def _launcher(
     layout: ArenaLayout,
     weights_nbytes: int,
     folder: Path | None,
-    clock: Callable[[], float],
 ) -> Launcher:
     if config.launcher == "inline":
-        return InlineLauncher(jobs, layout, weights_nbytes, clock)
+        return InlineLauncher(jobs, layout, weights_nbytes)
     assert folder is not None, "processes write their logs to a folder"
-    return LocalLauncher(
-        jobs, layout, weights_nbytes, config.supervision, folder / LOGS, config.data_plane.transport, clock
-    )
+    return LocalLauncher(jobs, layout, weights_nbytes, config.supervision, folder / LOGS, config.data_plane.transport)
 
 
 def arena_layout(

@@ -1,6 +1,6 @@
 """How far a run has come: each phase commits its result, and a resumed run begins behind the last one.
 
-    progress.json      {"wall_s": {phase: seconds so far}, "done": {phase: result}}
+progress.json      {"wall_s": {phase: seconds so far}, "done": {phase: result}}
 """
 
 from __future__ import annotations

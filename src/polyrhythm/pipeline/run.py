@@ -26,7 +26,8 @@ from polyrhythm.pipeline.demos import demonstrate
 from polyrhythm.pipeline.episodes import held_out, tally
 from polyrhythm.pipeline.interrupts import Interrupts
 from polyrhythm.pipeline.loop import Interrupted
-from polyrhythm.pipeline.observers import Episodes, Lags, Progress as ProgressLine, Timeline, UpdateMetrics
+from polyrhythm.pipeline.observers import Episodes, Lags, Timeline, UpdateMetrics
+from polyrhythm.pipeline.observers import Progress as ProgressLine
 from polyrhythm.pipeline.progress import CONFIG_FILE, SUMMARY_FILE, Progress
 from polyrhythm.pipeline.saver import RunSaver
 from polyrhythm.policies.base import Policy, as_module

@@ -45,7 +45,7 @@ class BlockPool:
         if isinstance(event, records.SampleFinished | records.SampleFailed):
             block, _ = self._writing.pop((event.ticket, event.attempt))
             if isinstance(event, records.SampleFinished) and event.handle:
-                assert event.handle == str(block), f"sample {event.ticket} is said to lie in {event.handle}, not {block}"
+                assert event.handle == str(block), f"sample {event.ticket} should lie in {block}, not in {event.handle}"
                 self._finished.add(block)
             else:
                 self._free.append(block)

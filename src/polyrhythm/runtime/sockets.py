@@ -36,7 +36,8 @@ class Inbox:
         except zmq.ZMQError as error:
             self.socket.close(0)
             raise StartError(
-                f"the address {address} cannot be had ({error.strerror}); free it, or choose another data_plane.transport"
+                f"the address {address} cannot be had ({error.strerror}); "
+                "free it, or choose another data_plane.transport"
             ) from error
         self.endpoint: str = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 

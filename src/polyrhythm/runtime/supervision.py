@@ -29,7 +29,9 @@ MAX_FAILED_STARTS = 3
 
 @dataclass(slots=True)
 class Vigil:
-    """What is known of one incarnation. heard: when the last heartbeat came; doing, since: its unit of work under way."""
+    """What is known of one incarnation. heard: when its last heartbeat came; doing, since: its unit of work under way.
+
+    present: it has stood ready."""
 
     began: float
     present: bool = False

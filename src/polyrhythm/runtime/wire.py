@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from polyrhythm.flow import records
-from polyrhythm.runtime.messages import Report, Reply, SaveTrainer, Start
+from polyrhythm.runtime.messages import Reply, Report, SaveTrainer, Start
 
 Frame = bytes | memoryview
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from polyrhythm.envs.base import EnvBatch, StepResult
 from polyrhythm.errors import PolyrhythmError
 
-
 #: What `Station.doing` gives between two units of work.
 IDLE = ("", 0.0)
 
@@ -22,7 +21,7 @@ class EnvFault(Exception):
 
 
 class GuardedEnv:
-    """The env batch `inner`. seconds: time spent in it so far; doing: the call under way and since when, ("", 0) for none.
+    """The env batch `inner`. seconds: time spent in it so far; doing: the call under way and since when, ("", 0): none.
 
     What it raises comes out as an EnvFault, but for what no other attempt would mend: a PolyrhythmError, which is the
     user's to solve, and a missing package.

@@ -16,7 +16,6 @@ from polyrhythm.flow.records import Grant, Ticket
 from polyrhythm.specs.hashing import mix_array
 from polyrhythm.stations.chunk import ChunkResult
 
-
 Index = slice | NDArray[np.intp]
 
 

@@ -263,6 +263,4 @@ class Slot:
     def fail_grants(self, grants: Sequence[Grant], reason: str) -> None:
         source = self._source
         for grant in grants:
-            source.emit(
-                SampleFailed(source.simulator, source.epoch, grant.ticket.number, grant.ticket.attempt, reason)
-            )
+            source.emit(SampleFailed(source.simulator, source.epoch, grant.ticket.number, grant.ticket.attempt, reason))

@@ -63,7 +63,8 @@ class Learner:
         The first `next()` also collates (afterwards the trajectories' memory is no longer read) and prepares
         targets. The learning rate, the shuffles and the critic's warm-up follow update_index (from 0). Metrics are
         means over the optimizer steps. before_step is called before the weights change. Closing the generator early
-        leaves the weights of the last step done and `updates` as it was. A gradient that is not finite raises RunHalted before anything is published.
+        leaves the weights of the last step done and `updates` as it was. A gradient that is not finite raises
+        RunHalted before anything is published.
         """
         training, settings = self._training, self._training.optimizer
         self._module.eval()  # dropout would make the ratio differ from 1 before the first step
@@ -90,9 +91,7 @@ class Learner:
         metrics["train/critic/explained_variance"] = float(explained)
         return metrics
 
-    def _step(
-        self, minibatch: Decisions, *, critic_only: bool, before: Callable[[], None] | None
-    ) -> dict[str, Tensor]:
+    def _step(self, minibatch: Decisions, *, critic_only: bool, before: Callable[[], None] | None) -> dict[str, Tensor]:
         """One optimizer step on a mini-batch, micro-batch by micro-batch; its figures as scalars."""
         by = self._objective.normalizers(minibatch)
         self._optimizer.zero_grad(set_to_none=True)
