@@ -140,10 +140,11 @@ def build_pipeline(
     saved: SavedRun | None = None,
     version: int = 0,
     trainer: bool = True,
+    start: bool = True,
     observers: Sequence[Observer] = (),
     record: bool = False,
 ) -> Pipeline:
-    """Start all stations and let them join. The configuration has passed `pipeline.check`.
+    """Build a run's parts, and start them all if `start`. The configuration has passed `pipeline.check`.
 
     policy: holds the weights to begin with, as `version`; else those of the seed. folder: where logs and the trainer's
     states go; launcher local needs one. saved: the run to go on with. trainer: whether there is one.
@@ -170,8 +171,8 @@ def build_pipeline(
         weights.publish(version, state)
         loop = Loop(conductor, launcher, time.monotonic, observers=observers, record=record)
         loop.tell(WeightsOffered(version))
-        for event in launcher.start():
-            loop.tell(event)
+        if start:
+            loop.start()
     except BaseException:
         launcher.close()
         raise

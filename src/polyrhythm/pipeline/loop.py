@@ -102,6 +102,11 @@ class Loop:
         self._inbox: list[records.Command] = []
         self._held: tuple[type, ...] = ()
 
+    def start(self) -> None:
+        """Start all stations and let them join. A resumed run goes on at once, so observers are there before."""
+        for event in self.launcher.start():
+            self.tell(event)
+
     def tell(self, event: records.Event) -> None:
         """Put an operator's event, or a station's joining, to the conductor now."""
         self._decide(event)

@@ -61,11 +61,12 @@ def train(checked: Checked, folder: Path) -> dict[str, Any]:
     ):
         version = _begin(config, folder, policy, progress, metrics)
         training = config.training.versions > 0 and progress.result("rl") is None
-        with progress.phase("start"):
-            pipeline = build_pipeline(config, policy, folder, saved=saved, version=version, trainer=training)
+        pipeline = build_pipeline(config, policy, folder, saved=saved, version=version, trainer=training, start=False)
         try:
             run = _Run(config, folder, pipeline, progress, metrics, spec.tasks)
             pipeline.loop.stop = interrupts.requested
+            if saved is None:
+                run.start()
             with interrupts.asked_politely():
                 run.evaluate("before")
                 if training:
@@ -139,8 +140,13 @@ class _Run:
         self._config, self._folder, self._pipeline = config, folder, pipeline
         self._progress, self._metrics, self._tasks = progress, metrics, tasks
 
+    def start(self) -> None:
+        """Start the stations."""
+        with self._progress.phase("start"):
+            self._pipeline.loop.start()
+
     def learn(self, trace: TraceWriter, saved: SavedRun | None) -> None:
-        """Reinforcement learning, up to the last version."""
+        """Reinforcement learning, up to the last version. A saved run is started here, under the observers' eyes."""
         config, pipeline, progress = self._config, self._pipeline, self._progress
         loop, launcher = pipeline.loop, pipeline.launcher
         began, lags, episodes = loop.clock(), Lags(saved.counts["lags"] if saved else None), Episodes(len(self._tasks))
@@ -150,6 +156,8 @@ class _Run:
         loop.observers += [
             *(episodes, metrics, lags, Timeline(trace, began), ProgressLine(updates, episodes, began), saver)
         ]
+        if saved is not None:
+            self.start()
         try:
             with progress.phase("rl"):
                 loop.train_until(config.training.versions)

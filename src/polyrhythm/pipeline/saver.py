@@ -33,7 +33,8 @@ class RunSaver:
         self._folder, self._pipeline, self._settings, self._lags = folder, pipeline, settings, lags
         self._before = saved.counts if saved else {"wall_s": 0.0, "transitions": 0.0, "busy_s": {}}
         self._began = self._saved_at = now
-        self._at_start = pipeline.launcher.statistics()
+        # A saved run has not started yet: its stations begin to count at zero.
+        self._at_start = {} if saved else pipeline.launcher.statistics()
 
     def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         conductor = self._pipeline.loop.conductor
