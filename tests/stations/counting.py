@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from polyrhythm.envs.base import StepResult
 from polyrhythm.flow import records
 from polyrhythm.flow.sharding import shard
-from polyrhythm.runtime.messages import ACTIONS, LOGPROB, VALUE, Reply
-from polyrhythm.runtime.payloads import InlinePayloads, RequestView
-from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
+from polyrhythm.runtime.arena import ArenaLayout, RequestView, in_memory
+from polyrhythm.runtime.blocks import BlockPool
+from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION, Reply, Start
+from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task, Trajectory
 from polyrhythm.stations.simulator import Simulator
 from polyrhythm.stations.slot import StepSettings
 
@@ -21,16 +22,17 @@ MAX_STEPS = 12
 
 
 class Counting:
-    """Observation: (seed, steps done, sum of actions). An episode ends, with success, after `seed % 100` steps.
+    """Observation: (seed, steps done, sum of actions), then zeros up to `features` numbers.
 
-    The reward of a step is its action. `stepped` counts the steps of each row, no-ops included. A row whose seed is in
-    `broken` raises at its second step, one in `unborn` at reset.
+    An episode ends, with success, after `seed % 100` steps. The reward of a step is its action. `stepped` counts the
+    steps of each row, no-ops included. A row whose seed is in `broken` raises at its second step, one in `unborn` at
+    reset.
     """
 
-    def __init__(self, rows: int, *, reset_rows: bool = True, step_rows: bool = True) -> None:
+    def __init__(self, rows: int, *, reset_rows: bool = True, step_rows: bool = True, features: int = 3) -> None:
         self.rows = rows
         self.spec = EnvSpec(
-            observation={"x": ArraySpec((3,), "float32")},
+            observation={"x": ArraySpec((features,), "float32")},
             action=ActionSpec("continuous", 1, low=(-9.0,), high=(9.0,)),
             tasks=(Task("a", "do a"), Task("b", "do b")),
             max_steps=MAX_STEPS,
@@ -68,7 +70,8 @@ class Counting:
 
     def observe(self, rows: Sequence[int], out: dict[str, NDArray[np.generic]]) -> None:
         self.observe_calls += 1
-        out["x"][: len(rows)] = self.state[np.asarray(rows)]
+        out["x"][: len(rows), 3:] = 0
+        out["x"][: len(rows), :3] = self.state[np.asarray(rows)]
 
     def expert_actions(self, rows: Sequence[int]) -> NDArray[np.float32]:
         return self.state[np.asarray(rows), 1:2] + 1
@@ -91,8 +94,18 @@ def ticket(number: int, length: int, *, version: int = 0, evaluation: str = "", 
     )
 
 
+def answers(chunk: int) -> dict[str, ArraySpec]:
+    """What a policy with one-number actions and one forward input answers a row."""
+    return {
+        ACTIONS: ArraySpec((chunk, 1), "float32"),
+        LOGPROB: ArraySpec((chunk, 1), "float32"),
+        VALUE: ArraySpec((), "float32"),
+        FORWARD_INPUTS + "k": ArraySpec((), "int64"),
+    }
+
+
 class Bench:
-    """A simulator with one env batch of `rows`, its payloads, and everything that it emitted."""
+    """A simulator with one env batch of `rows`, its arena of `blocks`, and everything that it emitted."""
 
     def __init__(
         self,
@@ -101,19 +114,30 @@ class Bench:
         sharding: str | tuple[int, ...] = "whole",
         settings: StepSettings | None = None,
         env: Counting | None = None,
+        blocks: int = 0,
     ) -> None:
         self.env = env or Counting(rows)
         self.events: list[records.Event] = []
-        self.payloads = InlinePayloads()
-        self.chunk = (settings or StepSettings(1)).chunk
+        settings = settings or StepSettings(1)
         info = shard("e", rows, sharding, [], reset_rows=self.env.spec.reset_rows)
-        self.simulator = Simulator(
-            "s", 0, [(info, self.env)], settings or StepSettings(1), self.payloads, self.events.append
+        layout = ArenaLayout(
+            blocks=blocks or 2 * rows,
+            steps=settings.sample_steps(MAX_STEPS),
+            chunk=settings.chunk,
+            obs={**self.env.spec.observation, INSTRUCTION: ArraySpec((), "int64"), PROGRESS: ArraySpec((), "float32")},
+            answers=answers(settings.chunk),
+            slots={slot.slot: slot.rows for slot in info.slots},
         )
+        self.arena, self.pool = in_memory(layout), BlockPool(layout.blocks)
+        self.simulator = Simulator("s", 0, [(info, self.env)], settings, self.arena, self._emit, "s.0.0")
+
+    def _emit(self, event: records.Event) -> None:
+        self.events.append(event)
+        self.pool.hear(event)
 
     def start(self, *grants: tuple[int, records.Ticket], slot: str = "e/0", resume: bool = False) -> None:
-        given = tuple(records.Grant(row, t, resume) for row, t in grants)
-        self.simulator.handle(records.StartRows("s", slot, given))
+        command = records.StartRows("s", slot, tuple(records.Grant(row, t, resume) for row, t in grants))
+        self.simulator.handle(Start(command, tuple(self.pool.assign(command))))
 
     def run(self) -> list[records.Event]:
         """Work until there is none; the events of it."""
@@ -125,21 +149,24 @@ class Bench:
     def answer(self, event: records.Event, version: int = 0, value: Callable[[int], float] = float) -> None:
         """Reply to a request: each row's action is value(its place), repeated over the chunk."""
         assert isinstance(event, records.RequestArrived)
-        n = event.rows
-        actions = np.array([value(i) for i in range(n)], np.float32)[:, None, None].repeat(self.chunk, 1)
-        arrays: dict[str, NDArray[Any]] = {
-            ACTIONS: actions,
-            LOGPROB: -actions,
-            VALUE: actions[:, 0, 0] * 10,
-            "forward_inputs.k": np.arange(n),
-        }
-        self.simulator.deliver(Reply(event.slot, event.sequence, version, arrays))
+        found = np.zeros(event.rows, self.arena.layout.answer_dtype)
+        values = np.array([value(i) for i in range(event.rows)], np.float32)
+        found[ACTIONS] = values[:, None, None]
+        found[LOGPROB] = -values[:, None, None]
+        found[VALUE] = values * 10
+        found[FORWARD_INPUTS + "k"] = np.arange(event.rows)
+        found[VERSION] = version
+        self.simulator.deliver(Reply(event.handle, event.slot, event.sequence, found))
 
     def view(self, event: records.Event) -> RequestView:
         assert isinstance(event, records.RequestArrived)
-        return self.payloads.view(event.handle)
+        return self.arena.view(event.slot, event.rows)
 
     def shown(self, event: records.Event, name: str = "x") -> list[Any]:
         """What the request shows of an array, active rows only."""
-        view = self.view(event)
-        return view.arrays[name][view.index].tolist()  # type: ignore[no-any-return]
+        return self.arena.obs[name][self.view(event).index].tolist()  # type: ignore[no-any-return]
+
+    def sample(self, event: records.Event) -> Trajectory:
+        """The finished sample, in place."""
+        assert isinstance(event, records.SampleFinished)
+        return self.arena.trajectory(int(event.handle))

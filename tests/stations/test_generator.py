@@ -6,47 +6,58 @@ import numpy as np
 import pytest
 import torch
 
-from polyrhythm.flow.records import ApplyWeights, Batch, BatchDone, PublishWeights, Request, Serve, WeightsApplied
+from polyrhythm.flow.records import (
+    ApplyWeights,
+    Batch,
+    BatchDone,
+    GeneratorJoined,
+    PublishWeights,
+    Request,
+    Serve,
+    WeightsApplied,
+)
+from polyrhythm.pipeline.build import answer_specs, shown
 from polyrhythm.policies.categorical import CategoricalSettings
-from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS
-from polyrhythm.runtime.payloads import GREEDY, NOISE_KEY, InlinePayloads, RequestView
-from polyrhythm.runtime.weights import InlineWeights
-from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
+from polyrhythm.runtime.arena import ArenaLayout, RequestView, in_memory
+from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION, Links
+from polyrhythm.runtime.weights import bus_in_memory
+from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 from polyrhythm.stations.generator import Generator
-from polyrhythm.stations.rows import as_index
 
 SPEC = EnvSpec({"x": ArraySpec((3,), "float32")}, ActionSpec("discrete", 1, choices=4), (Task("t", "t"),), 10)
+SLOTS = {"a": 3, "b": 2, "c": 4}
+
+
+def policy(seed):
+    return CategoricalSettings().build(SPEC, seed)
 
 
 class Stand:
     """A generator with everything that it says, and the policy that it should act like."""
 
     def __init__(self):
-        self.payloads, self.weights, self.said = InlinePayloads(), InlineWeights(), []
-        self.policy = CategoricalSettings().build(SPEC, 1)
-        own = CategoricalSettings().build(SPEC, 2)
-        self.generator = Generator("g", 0, own, self.payloads, self.weights, self.said.append, self.said.append)
+        self.policy, self.said = policy(1), []
+        layout = ArenaLayout(9, 4, 1, shown(SPEC), answer_specs(self.policy, SPEC), SLOTS)
+        self.arena, self.weights = in_memory(layout), bus_in_memory(self.policy.state_dict())
+        self.rng = np.random.default_rng(0)
+        self.arena.obs["x"][:] = self.rng.normal(size=(45, 3))
+        links = Links(self.said.append, lambda reply: self.said.append((reply, reply.answers.copy())), self.said.append)
+        self.generator = Generator("g", 0, policy(2), self.arena, self.weights, links)
         self.weights.publish(0, self.policy.state_dict())
         self.generator.handle(ApplyWeights("g", 0))
         assert self.generator.work()
         self.said.clear()
-        self.rng = np.random.default_rng(0)
 
-    def request(self, slot, size, rows):
-        """A waiting request of `rows` out of `size`, and what it shows."""
-        arrays = {
-            "x": self.rng.normal(size=(size, 3)).astype(np.float32),
-            INSTRUCTION: np.zeros(size, np.int64),
-            PROGRESS: np.zeros(size, np.float32),
-            NOISE_KEY: self.rng.integers(0, 2**62, size),
-            GREEDY: np.arange(size) % 2 == 0,
-        }
-        view = RequestView(arrays, as_index(np.array(rows)), len(rows))
-        handle = self.payloads.post(slot, 0, view)
-        request = Request(slot, "s", 5, len(rows), 0, handle, 0.0)
-        return request, {name: array[rows] for name, array in arrays.items()}
+    def request(self, slot, *entries):
+        """A waiting request of rows at these entries."""
+        view = RequestView(
+            np.array(entries), self.rng.integers(0, 2**62, len(entries)), np.arange(len(entries)) % 2 == 0
+        )
+        self.arena.post(slot, view)
+        return Request(slot, "s", 5, len(entries), 0, f"address of {slot}", 0.0)
 
     def serve(self, *requests):
+        """The replies, each with its answers as they were when it was sent."""
         self.said.clear()
         self.generator.handle(Serve("g", Batch(8, "g", requests)))
         assert self.generator.work()
@@ -55,73 +66,92 @@ class Stand:
         assert done == BatchDone("g", 0, 8, self.generator.version)
         return replies
 
-    def expected(self, shown):
-        obs = {name: torch.from_numpy(array) for name, array in shown.items()}
-        noise_key, greedy = obs.pop(NOISE_KEY), obs.pop(GREEDY)
-        return self.policy.act(obs, greedy, noise_key)
+    def expected(self, *requests):
+        """What the policy answers all of them, in one pass."""
+        views = [self.arena.view(request.slot, request.rows) for request in requests]
+        index, keys, greedy = (
+            np.concatenate([getattr(view, name) for view in views]) for name in ("index", "noise_key", "greedy")
+        )
+        obs = {name: torch.from_numpy(array[index]) for name, array in self.arena.obs.items()}
+        return self.policy.act(obs, torch.from_numpy(greedy), torch.from_numpy(keys))
 
 
-def test_one_request_of_consecutive_rows_is_answered_in_place():
+def test_it_announces_itself_without_weights():
+    layout = Stand().arena.layout
+    generator = Generator(
+        "g", 4, policy(2), in_memory(layout), bus_in_memory(policy(2).state_dict()), Links(*[print] * 3)
+    )
+    assert generator.joined() == GeneratorJoined("g", 4, -1)
+
+
+def test_a_request_is_answered_by_its_own_rows():
     stand = Stand()
-    request, shown = stand.request("a", 6, [1, 2, 3])
-    (reply,) = stand.serve(request)
-    wanted = stand.expected(shown)
-    assert (reply.slot, reply.sequence, reply.version) == ("a", 5, 0)
-    assert np.array_equal(reply.arrays[ACTIONS], wanted.actions.numpy())
-    assert np.array_equal(reply.arrays[FORWARD_INPUTS + "tokens"], wanted.forward_inputs["tokens"].numpy())
-    assert stand.generator._buffers == {}
+    request = stand.request("a", 7, 30, 31)
+    ((reply, answers),) = stand.serve(request)
+    wanted = stand.expected(request)
+    assert (reply.handle, reply.slot, reply.sequence) == ("address of a", "a", 5)
+    assert np.array_equal(answers[ACTIONS], wanted.actions.numpy())
+    assert np.array_equal(answers[FORWARD_INPUTS + "tokens"], wanted.forward_inputs["tokens"].numpy())
+    assert answers[VERSION].tolist() == [0, 0, 0]
 
 
 def test_a_batch_is_one_forward_whose_answers_go_to_their_slots():
     stand = Stand()
-    asked = [stand.request("a", 4, [0, 3]), stand.request("b", 2, [0, 1]), stand.request("c", 9, [1, 2, 5, 8])]
-    replies = stand.serve(*(request for request, _ in asked))
-    shown = {name: np.concatenate([part[name] for _, part in asked]) for name in asked[0][1]}
-    wanted = stand.expected(shown)
-    assert [(reply.slot, len(reply.arrays[ACTIONS])) for reply in replies] == [("a", 2), ("b", 2), ("c", 4)]
-    for name, tensor in (("actions", wanted.actions), ("logprob", wanted.logprob), ("value", wanted.value)):
-        assert np.array_equal(np.concatenate([reply.arrays[name] for reply in replies]), tensor.numpy())
+    asked = [stand.request("a", 0, 3), stand.request("b", 11, 10), stand.request("c", 44, 2, 5, 8)]
+    replies = stand.serve(*asked)
+    wanted = stand.expected(*asked)
+    assert [(reply.slot, reply.handle, len(answers)) for reply, answers in replies] == [
+        ("a", "address of a", 2),
+        ("b", "address of b", 2),
+        ("c", "address of c", 4),
+    ]
+    for name, tensor in ((ACTIONS, wanted.actions), (LOGPROB, wanted.logprob), (VALUE, wanted.value)):
+        assert np.array_equal(np.concatenate([answers[name] for _, answers in replies]), tensor.numpy())
     assert stand.generator.statistics() == {"passes": 1, "rows": 8}
 
 
-def test_the_buffer_grows_once_and_is_used_again():
+def test_all_rows_of_all_slots_fit_one_batch_and_its_memory_is_used_again():
     stand = Stand()
-    first, _ = stand.request("a", 9, [0, 2, 4, 6])
-    second, _ = stand.request("b", 9, [1, 3])
-    stand.serve(first)
-    buffer = stand.generator._buffers["x"]
-    stand.serve(second)
-    assert stand.generator._buffers["x"] is buffer
+    asked = [stand.request("a", 0, 1, 2), stand.request("b", 3, 4), stand.request("c", 5, 6, 7, 8)]
+    first = [reply.answers for reply, _ in stand.serve(*asked)]
+    second = [reply.answers for reply, _ in stand.serve(*asked)]
+    assert all(np.shares_memory(one, other) for one, other in zip(first, second, strict=True))
+
+
+def test_a_request_that_its_slot_has_given_up_may_show_anything():
+    stand = Stand()
+    given_up, good = stand.request("a", 10**9, -5), stand.request("b", 1, 2)
+    (_, (_, answers)) = stand.serve(given_up, good)
+    assert np.array_equal(answers[ACTIONS], stand.expected(good).actions.numpy())
 
 
 def test_weights_change_whole_and_between_passes():
     stand = Stand()
-    stand.policy = CategoricalSettings().build(SPEC, 3)
+    stand.policy = policy(3)
     stand.weights.publish(1, stand.policy.state_dict())
-    request, shown = stand.request("a", 2, [0, 1])
+    request = stand.request("a", 0, 1)
     stand.generator.handle(ApplyWeights("g", 1))
     stand.generator.handle(Serve("g", Batch(9, "g", (request,))))
+    assert stand.generator.outstanding() == ["g has ApplyWeights to do", "g has Serve to do"]
     assert stand.generator.work()
     assert stand.said == [WeightsApplied("g", 0, 1)]
     assert stand.generator.work()
-    reply, _ = stand.said[1:]
-    assert reply.version == 1
-    assert np.array_equal(reply.arrays[ACTIONS], stand.expected(shown).actions.numpy())
+    (_, answers), _ = stand.said[1:]
+    assert answers[VERSION].tolist() == [1, 1]
+    assert np.array_equal(answers[ACTIONS], stand.expected(request).actions.numpy())
 
 
-def test_weights_that_do_not_fit_change_nothing():
+def test_a_version_that_was_overwritten_gives_the_newest_and_says_so():
     stand = Stand()
-    wrong = {**stand.policy.state_dict()}
-    name = list(wrong)[-1]
-    wrong = {key: tensor + 1 for key, tensor in wrong.items()} | {name: torch.zeros(17, 3)}
-    stand.weights.publish(1, wrong)
-    before = {key: tensor.clone() for key, tensor in stand.policy.state_dict().items()}
+    for version in (1, 2, 3):
+        stand.policy = policy(version)
+        stand.weights.publish(version, stand.policy.state_dict())
     stand.generator.handle(ApplyWeights("g", 1))
-    with pytest.raises(ValueError, match=name):
-        stand.generator.work()
-    after = stand.generator._module.state_dict()
-    assert all(torch.equal(after[key], tensor) for key, tensor in before.items())
-    assert stand.generator.version == 0
+    assert stand.generator.work()
+    assert stand.said == [WeightsApplied("g", 0, 3)]
+    request = stand.request("a", 0)
+    ((_, answers),) = stand.serve(request)
+    assert np.array_equal(answers[LOGPROB], stand.expected(request).logprob.numpy())
 
 
 def test_what_a_generator_does_not_do_is_refused():

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from collections import deque
 
 import numpy as np
 import pytest
 from tests.stations.counting import MAX_STEPS, Bench, Counting, ticket
 
 from polyrhythm.flow.records import CancelRow, End, RefuseRequest, RequestArrived, SampleFailed, SampleFinished
-from polyrhythm.runtime.messages import Reply
-from polyrhythm.runtime.payloads import GREEDY, NOISE_KEY
 from polyrhythm.specs import INSTRUCTION, PROGRESS
 from polyrhythm.specs.hashing import mix
 from polyrhythm.stations.slot import StepSettings
@@ -30,8 +29,9 @@ def test_granted_rows_ask_together_with_what_a_policy_needs():
     assert bench.shown(request) == [[5, 0, 0], [105, 0, 0]]
     assert bench.shown(request, INSTRUCTION) == [0, 1]
     assert bench.shown(request, PROGRESS) == [0, 0]
-    assert bench.shown(request, NOISE_KEY) == [mix(7000, 0), mix(7001, 0)]
-    assert bench.shown(request, GREEDY) == [False, False]
+    assert request.handle == "s.0.0", "where answers go"
+    assert bench.view(request).noise_key.tolist() == [mix(7000, 0), mix(7001, 0)]
+    assert bench.view(request).greedy.tolist() == [False, False]
 
 
 def test_a_finished_sample_is_complete_and_comes_before_the_next_request():
@@ -42,14 +42,14 @@ def test_a_finished_sample_is_complete_and_comes_before_the_next_request():
     (request,) = bench.run()
     assert bench.shown(request) == [[2, 1, 1], [104, 1, 2]]
     assert np.allclose(bench.shown(request, PROGRESS), 1 / MAX_STEPS)
-    assert bench.shown(request, NOISE_KEY) == [mix(7000, 1), mix(7001, 1)]
+    assert bench.view(request).noise_key.tolist() == [mix(7000, 1), mix(7001, 1)]
     bench.answer(request, version=4, value=lambda i: i + 3)
     finished, request = bench.run()
     assert finished == SampleFinished("s", 0, 0, 1, finished.handle, End.TERMINATED, 2, 2, 3, 4, True, 4.0)
     assert isinstance(request, RequestArrived)
     assert bench.shown(request) == [[104, 2, 6]]
 
-    sample = bench.payloads.get(finished.handle)
+    sample = bench.sample(finished)
     assert sample.obs["x"].tolist() == [[2, 0, 0], [2, 1, 1], [2, 2, 4]]
     assert sample.obs[PROGRESS].tolist() == pytest.approx([0, 1 / MAX_STEPS, 2 / MAX_STEPS])
     assert sample.actions.tolist() == [[[1]], [[3]]]
@@ -88,19 +88,22 @@ def test_a_row_granted_while_a_request_is_out_waits_for_the_next_one():
     assert bench.shown(second) == [[4, 1, 5], [104, 0, 0]]
 
 
-def test_many_episodes_of_all_lengths_survive_the_rings():
-    """Rings wrap at different places for every row; each sample must still be the run of its own observations."""
-    bench = Bench(20)
+def test_many_episodes_of_all_lengths_in_blocks_that_are_used_again():
+    """Whatever a block held before, each sample must be the run of its own observations."""
+    bench = Bench(20, blocks=30)
     lengths = {number: 1 + number * 7 % 11 for number in range(200)}
     following = iter(range(20, 200))
     bench.start(*((row, ticket(row, lengths[row])) for row in range(20)))
     row_of = {row: row for row in range(20)}
-    done = []
-    while len(done) < 200:
+    done, kept = 0, deque()
+    while done < 200:
         events = bench.run()
         for event in events:
             if isinstance(event, SampleFinished):
-                done.append(event)
+                done += 1
+                kept.append(event)
+                if len(kept) > 10:
+                    check(bench, kept.popleft(), lengths)
                 row = row_of.pop(event.ticket)
                 number = next(following, None)
                 # Some rows rest, so that the active ones are scattered.
@@ -110,21 +113,33 @@ def test_many_episodes_of_all_lengths_survive_the_rings():
         for event in events:
             if isinstance(event, RequestArrived):
                 bench.answer(event, value=lambda i: 1)
-    for event in done:
-        sample = bench.payloads.get(event.handle)
-        length = lengths[event.ticket]
-        assert sample.steps == length == event.chunk_steps
-        assert sample.obs["x"][:, 0].tolist() == [length + 100 * event.ticket] * (length + 1)
-        assert sample.obs["x"][:, 1].tolist() == list(range(length + 1))
-        assert sample.obs["x"][:, 2].tolist() == list(range(length + 1))
+    for event in kept:
+        check(bench, event, lengths)
+    assert bench.pool.describe() == "30 blocks free, 0 being written, 0 finished"
 
 
-def test_scattered_rows_are_observed_in_one_piece():
-    bench = Bench(40)
+def check(bench, event, lengths):
+    """The sample is whole; afterwards its block is free."""
+    sample = bench.sample(event)
+    length = lengths[event.ticket]
+    assert sample.ticket == event.ticket
+    assert sample.steps == length == event.chunk_steps
+    assert sample.obs["x"][:, 0].tolist() == [length + 100 * event.ticket] * (length + 1)
+    assert sample.obs["x"][:, 1].tolist() == list(range(length + 1))
+    assert sample.obs["x"][:, 2].tolist() == list(range(length + 1))
+    bench.pool.release([event.handle])
+
+
+@pytest.mark.parametrize(("features", "calls"), [(3, 1), (1200, 20)], ids=["small", "large"])
+def test_small_observations_are_made_in_one_call_and_large_ones_in_place(features, calls):
+    bench = Bench(40, env=Counting(40, features=features))
     bench.start(*((row, ticket(row, 3)) for row in range(0, 40, 2)))
     (request,) = bench.run()
-    assert bench.env.observe_calls == 1
-    assert bench.shown(request) == [[3 + 100 * row, 0, 0] for row in range(0, 40, 2)]
+    assert bench.env.observe_calls == calls
+    assert [shown[:3] for shown in bench.shown(request)] == [[3 + 100 * row, 0, 0] for row in range(0, 40, 2)]
+    bench.answer(request, value=lambda i: i)
+    (request,) = bench.run()
+    assert [shown[:3] for shown in bench.shown(request)] == [[3 + 200 * i, 1, i] for i in range(20)]
 
 
 def test_the_time_limit_truncates_whatever_the_environment_says():
@@ -136,7 +151,7 @@ def test_the_time_limit_truncates_whatever_the_environment_says():
         events = bench.run()
     (finished,) = events
     assert (finished.end, finished.env_steps, finished.success) == (End.TRUNCATED, MAX_STEPS, False)
-    assert bench.payloads.get(finished.handle).truncated
+    assert bench.sample(finished).truncated
 
 
 def test_a_chunk_is_held_and_its_tail_masked():
@@ -145,11 +160,11 @@ def test_a_chunk_is_held_and_its_tail_masked():
     (request,) = bench.run()
     bench.answer(request, value=lambda i: i + 1)
     short, long = bench.run()
-    sample = bench.payloads.get(short.handle)
+    sample = bench.sample(short)
     assert sample.valid.tolist() == [[True, False]]
     assert sample.rewards.tolist() == [[2, 0]]
     assert (short.env_steps, short.chunk_steps) == (2, 1)
-    sample = bench.payloads.get(long.handle)
+    sample = bench.sample(long)
     assert sample.valid.tolist() == [[True, True]]
     assert sample.rewards.tolist() == [[6, 4]]
     assert bench.env.stepped.tolist() == [2, 5]
@@ -166,7 +181,7 @@ def test_a_segment_goes_on_where_it_was_cut():
     (cut,) = bench.run()
     assert cut.end is End.SEGMENT
     assert cut.env_steps == 2
-    segment = bench.payloads.get(cut.handle)
+    segment = bench.sample(cut)
     assert segment.truncated
     assert not segment.terminated
     bench.start((0, ticket(9, 50, version=1)), resume=True)
@@ -175,10 +190,10 @@ def test_a_segment_goes_on_where_it_was_cut():
     assert bench.shown(request) == [segment.obs["x"][-1].tolist()]
     assert bench.shown(request, PROGRESS) == pytest.approx([2 / MAX_STEPS])
     assert bench.shown(request, INSTRUCTION) == [1], "the episode keeps its task, whatever the new ticket says"
-    assert bench.shown(request, NOISE_KEY) == [mix(7009, 0)]
+    assert bench.view(request).noise_key.tolist() == [mix(7009, 0)]
     bench.answer(request)
     (finished,) = bench.run()
-    rest = bench.payloads.get(finished.handle)
+    rest = bench.sample(finished)
     assert (finished.ticket, finished.end, rest.env_steps, rest.task) == (9, End.TERMINATED, 1, 1)
 
 
@@ -186,14 +201,17 @@ def test_an_evaluation_episode_is_neither_cut_nor_kept():
     bench = Bench(1, settings=StepSettings(chunk=1, segment_steps=2))
     bench.start((0, ticket(-1, 5, evaluation="before")))
     events = bench.run()
-    for _ in range(5):
+    for step in range(5):
         (request,) = events
         assert request.evaluation
-        bench.answer(request, value=lambda i: 2)
+        assert bench.shown(request) == [[5 - 100, step, 2 * step]], "its block has 3 entries, and it goes around them"
+        assert bench.view(request).noise_key.tolist() == [mix(6999, step)]
+        bench.answer(request, version=6, value=lambda i: 2)
         events = bench.run()
     (finished,) = events
     assert (finished.handle, finished.chunk_steps, finished.episode_return) == ("", 5, 10.0)
-    assert bench.payloads.leaked() == ()
+    assert (finished.oldest, finished.newest) == (6, 6)
+    assert bench.pool.describe() == "2 blocks free, 0 being written, 0 finished"
 
 
 # ---------------------------------------------------------------- what goes wrong
@@ -269,6 +287,23 @@ def test_an_answer_for_rows_that_were_all_cancelled_is_dropped():
     assert bench.env.stepped.tolist() == [0]
 
 
+def test_a_late_answer_does_not_reach_the_next_owner_of_a_cancelled_rows_block():
+    bench = Bench(3, sharding=(2, 1))
+    bench.start((0, ticket(0, 4)), (1, ticket(1, 4)))
+    (late,) = bench.run()
+    bench.simulator.handle(CancelRow("s", "e/0", 0, 1))
+    bench.start((2, ticket(2, 1)), slot="e/1")
+    (request,) = bench.run()
+    assert bench.view(request).index[0] == 0, "it has the cancelled row's block"
+    bench.answer(request, value=lambda i: 3)
+    bench.answer(late, value=lambda i: 9 - i)
+    events = bench.run()
+    (finished,) = (event for event in events if isinstance(event, SampleFinished))
+    assert bench.sample(finished).actions.tolist() == [[[3]]]
+    (request,) = (event for event in events if isinstance(event, RequestArrived))
+    assert bench.shown(request) == [[104, 1, 8]], "the row that was not cancelled got its own answer"
+
+
 def test_a_refused_request_fails_its_samples():
     bench = Bench(1)
     bench.start((0, ticket(0, 4)))
@@ -284,7 +319,7 @@ def test_an_answer_that_nobody_waits_for_is_ignored_and_said_so(caplog):
     bench.start((0, ticket(0, 4)))
     (request,) = bench.run()
     bench.answer(request)
-    bench.simulator.deliver(Reply("e/0", request.sequence, 0, {}))
+    bench.answer(request)
     assert "ignored" in caplog.text
     assert kinds(bench.run()) == ["RequestArrived"]
 

@@ -1,32 +1,56 @@
-"""The trainer station: an update in units, weights between updates, figures past the conductor."""
+"""The trainer station: updates in units, weights between updates, states before weights, figures past the conductor."""
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
-from tests.training.toy import ToyPolicy, algorithm, collect, training
+from tests.runtime.arenas import holding
+from tests.training.toy import ToyPolicy, algorithm, collect, same, training, weights
 
-from polyrhythm.flow.records import LendSamples, Published, PublishWeights, Serve, UpdateDone
-from polyrhythm.policies.base import as_module
-from polyrhythm.runtime.payloads import InlinePayloads
-from polyrhythm.runtime.weights import InlineWeights
+from polyrhythm.flow.records import (
+    Checkpointed,
+    LendSamples,
+    Published,
+    PublishWeights,
+    Serve,
+    TrainerJoined,
+    UpdateDone,
+)
+from polyrhythm.runtime.messages import Links, SaveTrainer
+from polyrhythm.runtime.weights import WeightsBus, bus_in_memory, bus_nbytes
 from polyrhythm.stations.trainer import Trainer
+from polyrhythm.stations.trainer_job import TrainerStates
+from polyrhythm.training.checkpoint import load_state
 from polyrhythm.training.learner import Learner
 
+LEND = LendSamples("t", 0, 2, (7, 8, 9), ("0", "1", "2"), (0, 0, 0))
 
-def stand():
-    policy = ToyPolicy()
-    payloads, weights, said = InlinePayloads(), InlineWeights(), []
-    handles = tuple(payloads.put("slot", sample) for sample in collect(policy, lengths=(3, 4, 2)))
-    learner = Learner(policy, algorithm(), training(epochs=2, minibatch_steps=3), total_updates=4, seed=0)
-    trainer = Trainer("t", 0, learner, payloads, weights, said.append, said.append)
-    return trainer, LendSamples("t", 0, 2, (7, 8, 9), handles, (0, 0, 0)), weights, said
+
+class Stand:
+    """A trainer with everything that it says; an update of it has 2 epochs of 3 mini-batches."""
+
+    def __init__(self, states=None, bus=None, policy=None, *, overlap=False):
+        self.policy, self.said = policy or ToyPolicy(), []
+        self.arena = holding(collect(self.policy, lengths=(3, 4, 2)))
+        self.bus = bus or bus_in_memory(self.policy.state_dict())
+        self.learner = Learner(self.policy, algorithm(), training(epochs=2, minibatch_steps=3), total_updates=4, seed=0)
+        links = Links(self.said.append, print, self.said.append)
+        self.trainer = Trainer("t", 0, self.learner, self.arena, self.bus, links, states, overlap=overlap)
+
+    def do(self, *commands):
+        for command in commands:
+            self.trainer.handle(command)
+        while self.trainer.work():
+            pass
 
 
 def test_an_update_is_several_units_and_ends_with_a_report_and_an_event():
-    trainer, lend, _, said = stand()
+    stand = Stand()
+    trainer, said = stand.trainer, stand.said
     assert not trainer.work()
-    trainer.handle(lend)
+    trainer.handle(LEND)
     units = 0
     while trainer.work():
         units += 1
@@ -37,27 +61,130 @@ def test_an_update_is_several_units_and_ends_with_a_report_and_an_event():
     assert report.values["staleness/lag_max"] == 2
     assert report.values["env/sample_chunk_steps"] == 3
     assert "train/actor/policy_loss" in report.values
+    assert trainer.joined() == TrainerJoined("t", 0, 1)
+    assert trainer.statistics() == {"optimizer_steps": 6, "updates": 1}
 
 
 def test_weights_are_published_after_the_update_before_them_and_do_not_move_on():
-    trainer, lend, weights, said = stand()
-    before = {name: x.clone() for name, x in as_module(trainer._learner.policy).state_dict().items()}
-    trainer.handle(PublishWeights("t", 0))
-    trainer.handle(lend)
-    trainer.handle(PublishWeights("t", 1))
-    while trainer.work():
-        pass
-    assert said[0] == Published("t", 0, 0)
-    assert said[-1] == Published("t", 0, 1)
-    _, first = weights.fetch(0)
-    _, second = weights.fetch(1)
-    after = as_module(trainer._learner.policy).state_dict()
-    assert all(torch.equal(first[name], x) for name, x in before.items())
-    assert all(torch.equal(second[name], x) for name, x in after.items())
-    assert any(not torch.equal(first[name], second[name]) for name in first)
+    stand = Stand()
+    before = weights(stand.policy)
+    stand.do(PublishWeights("t", 0), LEND, PublishWeights("t", 1))
+    assert stand.said[0] == Published("t", 0, 0)
+    assert stand.said[-1] == Published("t", 0, 1)
+    assert stand.bus.versions() == (0, 1)
+    module = ToyPolicy(seed=9)
+    assert stand.bus.apply(0, module) == 0
+    assert same(weights(module), before)
+    assert stand.bus.apply(1, module) == 1
+    assert same(weights(module), weights(stand.policy))
+    assert not same(weights(module), before)
+
+
+def test_its_state_is_saved_before_every_second_version_is_published(tmp_path):
+    stand = Stand(TrainerStates(str(tmp_path / "states"), every_versions=2))
+    stand.do(PublishWeights("t", 1), LEND, PublishWeights("t", 2))
+    assert stand.said[0] == Published("t", 0, 1)
+    assert stand.said[-2:] == [Checkpointed(1), Published("t", 0, 2)]
+    (path,) = (tmp_path / "states").iterdir()
+    state = load_state(path)
+    assert state["updates"] == 1
+    assert same(state["policy"], weights(stand.policy))
+
+
+def test_a_save_that_is_asked_for_waits_for_the_update_before_it(tmp_path):
+    stand = Stand(TrainerStates(str(tmp_path), every_versions=9))
+    stand.do(LEND, SaveTrainer("t"))
+    assert stand.said[-2:] == [UpdateDone("t", 0, 0), Checkpointed(1)]
+    assert [path.name for path in tmp_path.iterdir()] == ["trainer-00000001.pt"]
+
+
+class SlowBus(WeightsBus):
+    """Its publication waits until the test lets it go on."""
+
+    def __init__(self, like):
+        super().__init__(like, bytearray(bus_nbytes(like)))
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def publish(self, version, state):
+        self.begun.set()
+        assert self.go_on.wait(10)
+        super().publish(version, state)
+
+
+class Watched(ToyPolicy):
+    """Says when it is asked to evaluate."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = threading.Event()
+
+    def evaluate(self, obs, forward_inputs):
+        self.asked.set()
+        return super().evaluate(obs, forward_inputs)
+
+
+def test_a_publication_overlaps_the_next_update_up_to_its_first_change_of_weights():
+    policy = Watched()
+    bus = SlowBus(policy.state_dict())
+    stand = Stand(bus=bus, policy=policy, overlap=True)
+    before = weights(policy)
+    stand.trainer.handle(PublishWeights("t", 0))
+    stand.trainer.handle(LEND)
+    assert stand.trainer.work()
+    assert bus.begun.wait(10)
+    step = threading.Thread(target=stand.trainer.work)
+    step.start()
+    assert policy.asked.wait(10), "the update's first forward pass runs while the weights are being copied"
+    assert same(weights(stand.policy), before)
+    assert stand.said == []
+    bus.go_on.set()
+    step.join()
+    assert stand.said == [Published("t", 0, 0)]
+    assert same(bus.read()[1], before), "what is published is whole, and of before the step"
+    assert not same(weights(stand.policy), before)
+    stand.do()
+    assert stand.said[-1] == UpdateDone("t", 0, 0)
+    stand.trainer.close()
+
+
+class BrokenBus(WeightsBus):
+    def publish(self, version, state):
+        raise OSError("no memory")
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_goes_wrong_in_a_publication_is_raised_where_the_station_works(overlap):
+    policy = ToyPolicy()
+    like = policy.state_dict()
+    stand = Stand(bus=BrokenBus(like, bytearray(bus_nbytes(like))), overlap=overlap)
+    with pytest.raises(OSError, match="no memory"):
+        stand.do(PublishWeights("t", 0), LEND)
+    assert stand.said == []
+
+
+def test_closing_in_the_middle_of_an_update_leaves_it_uncounted():
+    stand = Stand()
+    stand.trainer.handle(LEND)
+    assert stand.trainer.work()
+    assert stand.trainer.outstanding() == ["t has LendSamples to do"]
+    stand.trainer.close()
+    assert stand.learner.updates == 0
 
 
 def test_what_a_trainer_does_not_do_is_refused():
-    trainer, *_ = stand()
     with pytest.raises(TypeError, match="Serve"):
-        trainer.handle(Serve("t", None))
+        Stand().trainer.handle(Serve("t", None))
+
+
+def test_the_newest_two_states_are_kept_and_another_runs_can_be_taken_over(tmp_path):
+    states, learner = TrainerStates(str(tmp_path / "mine"), every_versions=1), Stand().learner
+    for updates in (1, 2, 10):
+        learner.updates = updates
+        states.save(learner)
+    assert [states.updates(path) for path in states.paths()] == [2, 10]
+    other = TrainerStates(str(tmp_path / "other"), every_versions=1)
+    other.reset(states.paths()[0])
+    assert [other.updates(path) for path in other.paths()] == [2]
+    assert torch.equal(load_state(other.paths()[0])["policy"]["critic.bias"], learner.policy.critic.bias)
+    other.reset(None)
+    assert other.paths() == []

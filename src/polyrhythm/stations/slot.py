@@ -2,7 +2,8 @@
 
 Life: idle → ready (active rows, observations written) → asked (request out) → answered → stepped → ready …
 Invariant: at most one request is out; all active rows that were ready when it was posted are in it; a row that starts
-while it is out joins the next one.
+while it is out joins the next one. An answer is written only to blocks of rows that still wait for it: a cancelled
+row's block may have another owner by then.
 """
 
 from __future__ import annotations
@@ -72,10 +73,10 @@ class Slot:
         self._rows = Rows(info.rows, settings.episode_steps(self._max_steps), arena.layout.entries)
         self._numbers = np.arange(info.first, info.first + info.rows)
         self._sequence = -1
-        self._posted: Entries = np.zeros(0, np.int64)
         self._asked: NDArray[np.intp] | None = None
         self._due: Index = slice(0, 0)
-        self._at: Entries = self._posted
+        self._at: Entries = np.zeros(0, np.int64)
+        self._wanted: NDArray[np.intp] = np.zeros(0, np.intp)
 
     # ------------------------------------------------------------ state
 
@@ -129,9 +130,10 @@ class Slot:
         state, source = self._rows, self._source
         self._asked, self.answered = state.running, False
         self._due = state.index
-        self._posted = self._at = state.entries(state.index)
+        self._at = state.entries(state.index)
+        self._wanted = np.arange(len(state.running))
         self._sequence += 1
-        self._arena.post(self.name, RequestView(self._posted, state.next_keys(), state.greedy[state.index]))
+        self._arena.post(self.name, RequestView(self._at, state.next_keys(), state.greedy[state.index]))
         source.emit(
             RequestArrived(
                 simulator=source.simulator,
@@ -149,7 +151,7 @@ class Slot:
         """Keep the answer; False if it is not the one waited for."""
         if self._asked is None or self.answered or reply.sequence != self._sequence:
             return False
-        self._arena.answers[self._posted] = reply.answers
+        self._arena.answers[self._at] = reply.answers[as_index(self._wanted)]
         self.answered = True
         return True
 
@@ -255,7 +257,8 @@ class Slot:
         lost = [Grant(self.first + row, self._rows.ticket(row)) for row in rows]
         self._rows.end(rows)
         if self._asked is not None:
-            self._asked = self._asked[self._rows.active[self._asked]]
+            still = self._rows.active[self._asked]
+            self._asked, self._wanted = self._asked[still], self._wanted[still]
             self._due = as_index(self._asked)
             self._at = self._rows.entries(self._due)
         self.fail_grants(lost, reason)
