@@ -59,7 +59,7 @@ def train(checked: Checked, folder: Path) -> dict[str, Any]:
         MetricsWriter(folder) as metrics,
         TraceWriter(_new_path(folder / "trace.json")) as trace,
     ):
-        version = _begin(config, folder, policy, progress, metrics)
+        version = begin(config, folder, policy, progress, metrics)
         training = config.training.versions > 0 and progress.result("rl") is None
         pipeline = build_pipeline(config, policy, folder, saved=saved, version=version, trainer=training, start=False)
         try:
@@ -92,7 +92,7 @@ def _saved(folder: Path, progress: Progress) -> SavedRun | None:
     return saved
 
 
-def _begin(config: RunConfig, folder: Path, policy: Policy, progress: Progress, metrics: MetricsWriter) -> int:
+def begin(config: RunConfig, folder: Path, policy: Policy, progress: Progress, metrics: MetricsWriter) -> int:
     """Give the policy the weights to begin with, by demonstrations and imitation if asked for; their version."""
     file = folder / POLICY_FILE
     if progress.result("warm_start") is not None:
@@ -175,7 +175,10 @@ class _Run:
         loop.observers.clear()
         ledger = loop.conductor.ledger
         assert not ledger.imbalance, f"the ledger does not balance: {ledger.as_dict()}"
-        assert not launcher.pool.finished(), f"payloads were never released: {launcher.pool.finished()}"
+        # A trainer that came back from an older state may have left samples that nobody needs any more.
+        held = {sample.handle for sample in loop.conductor.rollout.samples.values() if sample.handle}
+        leaked = set(launcher.pool.finished()) - held
+        assert not leaked, f"payloads were never released: {sorted(leaked)}"
         progress.commit("rl", {**saver.totals(), "lag": lags.summary(), "ledger": ledger.as_dict()})
 
     def _save_published(self) -> None:

@@ -1,0 +1,263 @@
+"""Who owns a block: always exactly one, and there are always enough of them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+
+from polyrhythm.clustersim.arbitrary import arbitrary_cluster
+from polyrhythm.clustersim.cluster import Cluster
+from polyrhythm.clustersim.settings import ClusterSettings
+from polyrhythm.flow.conductor import Conductor
+from polyrhythm.flow.records import (
+    Command,
+    End,
+    Episode,
+    Evaluate,
+    Event,
+    Grant,
+    ReleasePayloads,
+    SampleFailed,
+    SampleFinished,
+    SimulatorJoined,
+    StartRows,
+    StationLost,
+    Ticket,
+)
+from polyrhythm.runtime.blocks import BlockPool, blocks_needed
+
+
+def start(*numbers: int, simulator: str = "s", attempt: int = 1) -> StartRows:
+    tickets = [Ticket(number, number, 0, 0, 0, 0, 0, attempt) for number in numbers]
+    return StartRows(simulator, f"{simulator}/0", tuple(Grant(0, ticket) for ticket in tickets))
+
+
+def finished(number: int, handle: str, *, simulator: str = "s", attempt: int = 1) -> SampleFinished:
+    return SampleFinished(simulator, 0, number, attempt, handle, End.TERMINATED, 1, 1, 0, 0, True, 0.0)
+
+
+def failed(number: int, *, attempt: int = 1) -> SampleFailed:
+    return SampleFailed("s", 0, number, attempt, "cancelled")
+
+
+def test_a_block_goes_from_the_simulator_to_the_conductor_and_is_free_again() -> None:
+    pool = BlockPool(3)
+    first, second = pool.assign(start(0, 1))
+    assert first != second
+    pool.hear(finished(1, str(second)))
+    assert pool.finished() == (str(second),)
+    pool.hear(failed(0))
+    assert pool.describe() == "2 blocks free, 0 being written, 1 finished"
+    pool.release((str(second), ""))
+    assert pool.describe() == "3 blocks free, 0 being written, 0 finished"
+
+
+def test_an_evaluations_block_is_free_when_its_episode_ends() -> None:
+    pool = BlockPool(1)
+    pool.assign(start(-1))
+    pool.hear(finished(-1, ""))
+    assert pool.assign(start(4)) == [0]
+
+
+def test_attempts_of_a_ticket_are_told_apart() -> None:
+    pool = BlockPool(2)
+    (old,) = pool.assign(start(5))
+    (new,) = pool.assign(start(5, attempt=2))  # the first was cancelled, and its simulator has not answered yet
+    pool.hear(failed(5))
+    pool.hear(finished(5, str(new), attempt=2))
+    assert pool.finished() == (str(new),)
+    assert pool.assign(start(6)) == [old]
+
+
+def test_what_a_lost_simulator_wrote_is_free_and_what_it_finished_is_not() -> None:
+    pool = BlockPool(4)
+    kept, _ = pool.assign(start(0, 1))
+    (other,) = pool.assign(start(2, simulator="t"))
+    pool.hear(finished(0, str(kept)))
+    pool.lose("s")
+    assert pool.describe() == "2 blocks free, 1 being written, 1 finished"
+    pool.hear(finished(2, str(other), simulator="t"))
+    assert set(pool.finished()) == {str(kept), str(other)}
+
+
+def test_a_resumed_run_begins_with_the_blocks_that_hold_samples() -> None:
+    pool = BlockPool(4)
+    pool.restore(("2", "0"))
+    assert pool.finished() == ("0", "2")
+    assert sorted(pool.assign(start(7, 8))) == [1, 3]
+    pool.release(("0", "2"))
+    assert pool.describe() == "2 blocks free, 2 being written, 0 finished"
+
+
+def test_mistakes_of_ours_are_noticed() -> None:
+    pool = BlockPool(1)
+    (block,) = pool.assign(start(0))
+    with pytest.raises(AssertionError, match="no free block: 0 blocks free, 1 being written, 0 finished"):
+        pool.assign(start(1))
+    with pytest.raises(KeyError):
+        pool.release((str(block),))
+    with pytest.raises(AssertionError, match=f"sample 0 should lie in {block}, not in 7"):
+        pool.hear(finished(0, "7"))
+
+
+class Ownership(RuleBasedStateMachine):
+    """Anything that may be told a pool, in any order; every block is free, written or finished, never two of them."""
+
+    running = Bundle("running")
+    samples = Bundle("samples")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool, self.count, self.number = BlockPool(12), 12, 0
+        self.lost: set[int] = set()
+
+    @precondition(lambda self: bool(self.pool._free))
+    @rule(target=running, simulator=st.sampled_from("st"))
+    def begin(self, simulator: str) -> tuple[int, str, int]:
+        self.number += 1
+        (block,) = self.pool.assign(start(self.number, simulator=simulator))
+        return self.number, simulator, block
+
+    @rule(target=samples, running=consumes(running))
+    def finish(self, running: tuple[int, str, int]) -> str:
+        number, simulator, block = running
+        if number in self.lost:
+            return ""
+        self.pool.hear(finished(number, str(block), simulator=simulator))
+        return str(block)
+
+    @rule(running=consumes(running))
+    def fail(self, running: tuple[int, str, int]) -> None:
+        if running[0] not in self.lost:
+            self.pool.hear(failed(running[0]))
+
+    @rule(simulator=st.sampled_from("st"))
+    def lose(self, simulator: str) -> None:
+        self.lost |= {number for (number, _), (_, owner) in self.pool._writing.items() if owner == simulator}
+        self.pool.lose(simulator)
+
+    @rule(sample=consumes(samples))
+    def release(self, sample: str) -> None:
+        self.pool.release((sample,))
+
+    @rule()
+    def resume(self) -> None:
+        """The run is saved, and goes on with another pool; what ran is lost."""
+        self.lost |= {number for number, _ in self.pool._writing}
+        handles, self.pool = self.pool.finished(), BlockPool(self.count)
+        self.pool.restore(handles)
+
+    @invariant()
+    def every_block_has_one_owner(self) -> None:
+        pool = self.pool
+        blocks = [*pool._free, *(block for block, _ in pool._writing.values()), *pool._finished]
+        assert sorted(blocks) == list(range(self.count))
+
+
+TestOwnership = Ownership.TestCase
+TestOwnership.settings = settings(max_examples=50, stateful_step_count=40, suppress_health_check=list(HealthCheck))
+
+
+# ---------------------------------------------------------------- enough blocks
+
+
+class Listening:
+    """A conductor whose events and commands pass by a pool, as they do at a launcher; `most`: blocks in use at once."""
+
+    def __init__(self, conductor: Conductor, count: int) -> None:
+        self.conductor, self.pool, self.count, self.most = conductor, BlockPool(count), count, 0
+        self._blocks: dict[tuple[int, int], int] = {}
+        self._handles: dict[str, str] = {}
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        refused = self.conductor.refused
+        commands = self.conductor.handle(event, now)
+        if self.conductor.refused == refused:
+            self._hear(event)
+        for command in commands:
+            if isinstance(command, StartRows):
+                tickets = [(grant.ticket.number, grant.ticket.attempt) for grant in command.grants]
+                self._blocks |= dict(zip(tickets, self.pool.assign(command), strict=True))
+            elif isinstance(command, ReleasePayloads):
+                self.pool.release([self._handles.pop(handle) for handle in command.handles])
+        self.most = max(self.most, self.count - len(self.pool._free))
+        return commands
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, SampleFinished):
+            block = str(self._blocks.pop((event.ticket, event.attempt)))
+            self._handles[event.handle] = block
+            self.pool.hear(replace(event, handle=block))
+        elif isinstance(event, StationLost):
+            self.pool.lose(event.station)
+        elif isinstance(event, SimulatorJoined):
+            self.pool.lose(event.simulator)
+        else:
+            self.pool.hear(event)
+
+    def deadline(self) -> float:
+        return self.conductor.deadline()
+
+    def handles(self) -> set[str]:
+        """What the simulated stations call the finished blocks."""
+        blocks = set(self.pool.finished())
+        return {handle for handle, block in self._handles.items() if block in blocks}
+
+
+def listening(cluster_settings: ClusterSettings) -> tuple[Cluster, Listening]:
+    flow = cluster_settings.flow
+    rows = sum(group.count * group.env_batches * group.slots * group.rows for group in cluster_settings.simulators)
+    count = blocks_needed(rows, flow.batch_size, flow.sync_interval, flow.max_lag)
+    decider = Listening(Conductor(flow), count)
+    return Cluster(cluster_settings, decider), decider
+
+
+randoms = st.randoms(use_true_random=False)
+examples = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@examples
+@given(randoms)
+def test_blocks_suffice_whatever_goes_wrong_and_none_is_left(rng: random.Random) -> None:
+    cluster_settings = arbitrary_cluster(rng)
+    cluster, decider = listening(cluster_settings)
+    cluster.run()
+    assert cluster.driver.reached >= cluster_settings.versions
+    rollout = decider.conductor.rollout
+    held = {sample.handle for sample in rollout.samples.values() if sample.handle}
+    assert decider.handles() == held, "what the conductor does not hold is free"
+    if all(fault.station != "trainer" for fault in cluster_settings.faults):  # a rollback leaves samples that are late
+        assert held == set()
+        assert decider.pool._writing.keys() <= rollout.cancelling.keys(), "what a simulator has not answered yet"
+
+
+@settings(examples, max_examples=50)
+@given(randoms)
+def test_blocks_suffice_for_an_evaluation_while_samples_wait(rng: random.Random) -> None:
+    cluster, decider = listening(arbitrary_cluster(rng))
+    episodes = tuple(Episode(task=0, instruction=0, seed=seed, greedy=True) for seed in range(rng.randint(1, 12)))
+    cluster.driver.clock.at(rng.choice((0.0, 0.03, 0.08, 0.15)), cluster.driver.tell, Evaluate("first", episodes))
+    cluster.run()
+    assert decider.pool.describe()
+
+
+def test_a_slow_trainer_and_a_large_lag_use_many_of_them() -> None:
+    """While it trains the first batch, two more wait: all that admission lets be ahead."""
+    cluster_settings = ClusterSettings.model_validate(
+        {
+            "versions": 6,
+            "flow": {"batch_size": 8, "max_lag": 2.0},
+            "simulators": [{"slots": 4, "step": "1ms", "steps": 3}],
+            "generators": [{"serve": "1ms"}],
+            "trainer": {"update": "10s", "publish": "1ms"},
+        }
+    )
+    cluster, decider = listening(cluster_settings)
+    cluster.run()
+    assert decider.count == 4 + 3 * 8 + 8
+    assert decider.most == 3 * 8
