@@ -57,16 +57,20 @@ class Vigil:
             return f"did not stand ready within {limits.start_s:g} s (supervision.start_s)"
         if now >= self.heard + limits.heartbeat_s:
             return f"sent no heartbeat for {limits.heartbeat_s:g} s (supervision.heartbeat_s)"
-        return f"has been in one {self.doing} for {now - self.since:.1f} s ({_setting(self.doing)})"
+        return f"has been in one {self.doing} for {now - self.since:.1f} s (supervision.{_setting(self.doing)})"
+
+
+#: The setting that limits a unit of work, by what the station is doing; all else is the trainer's.
+_SETTING = {"reset": "reset_s", "step": "step_s", "observe": "step_s", "pass": "pass_s"}
 
 
 def _setting(doing: str) -> str:
-    return f"supervision.{doing}_s" if doing in ("reset", "step", "pass", "update") else "supervision.update_s"
+    return _SETTING.get(doing, "update_s")
 
 
 def _limit(doing: str, limits: Limits) -> float:
-    known = {"reset": limits.reset_s, "step": limits.step_s, "observe": limits.step_s, "pass": limits.pass_s}
-    return known.get(doing, limits.update_s)
+    limit: float = getattr(limits, _setting(doing))
+    return limit
 
 
 @dataclass(slots=True)

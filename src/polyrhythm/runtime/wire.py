@@ -110,12 +110,12 @@ def encode_reply(reply: Reply) -> list[Frame]:
 
 def decode(frames: Sequence[Frame], answer_dtype: np.dtype[Any] | None = None) -> Message | Reply:
     """What was encoded. ValueError: it is no message of ours."""
-    first = frames[0]
     try:
+        first = frames[0]
         message = _DECODERS[first[0]].decode(first[1:])
-    except (IndexError, msgspec.DecodeError) as error:
-        raise ValueError(f"a message of {len(first)} bytes cannot be decoded ({error})") from error
-    if isinstance(message, ReplyHead):
+        if not isinstance(message, ReplyHead):
+            return message  # type: ignore[no-any-return]
         assert answer_dtype is not None, "a reply came to someone who asked nothing"
         return Reply(message.handle, message.slot, message.sequence, np.frombuffer(frames[1], answer_dtype))
-    return message  # type: ignore[no-any-return]
+    except (IndexError, ValueError) as error:
+        raise ValueError(f"a message of {sum(map(len, frames))} bytes cannot be decoded ({error})") from error
