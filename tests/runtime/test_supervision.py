@@ -1,0 +1,108 @@
+"""When a station is given up, and when a run is: tables of what was heard and when."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from polyrhythm.config.running import SupervisionSettings
+from polyrhythm.runtime.supervision import MAX_FAILED_STARTS, Failures, Vigil
+
+LIMITS = SupervisionSettings(
+    heartbeat_s=20, start_s=300, reset_s=180, step_s=60, pass_s=100, update_s=900, max_failures=5
+)
+
+
+def present(doing: str = "", for_s: float = 0.0) -> Vigil:
+    """Began at 0 s, stood ready, and was last heard at 1000 s."""
+    vigil = Vigil(began=0.0, present=True)
+    vigil.hear(1000.0, doing, for_s)
+    return vigil
+
+
+@pytest.mark.parametrize(
+    ("doing", "for_s", "deadline"),
+    [
+        ("", 0.0, 1020.0),
+        ("step", 0.0, 1020.0),  # silence is noticed before a slow step is
+        ("step", 45.0, 1015.0),
+        ("observe", 50.0, 1010.0),
+        ("reset", 45.0, 1020.0),
+        ("reset", 170.0, 1010.0),
+        ("pass", 95.0, 1005.0),
+        ("update", 899.0, 1001.0),
+        ("publish", 890.0, 1010.0),
+        ("save", 890.0, 1010.0),
+        ("weights", 890.0, 1010.0),
+        ("step", 70.0, 990.0),
+    ],
+)
+def test_a_station_is_given_up_when_it_is_silent_or_too_long_at_one_thing(
+    doing: str, for_s: float, deadline: float
+) -> None:
+    vigil = present(doing, for_s)
+    assert vigil.deadline(LIMITS) == deadline
+    assert vigil.complaint(math.nextafter(deadline, 0.0), LIMITS) == ""
+    assert vigil.complaint(deadline, LIMITS) != ""
+
+
+def test_a_start_has_its_own_limit_and_heartbeats_do_not_extend_it() -> None:
+    vigil = Vigil(began=100.0)
+    vigil.hear(390.0, "reset", 1.0)
+    assert vigil.deadline(LIMITS) == 400.0
+    assert vigil.complaint(399.9, LIMITS) == ""
+    assert vigil.complaint(400.0, LIMITS) == "did not stand ready within 300 s (supervision.start_s)"
+
+
+@pytest.mark.parametrize(
+    ("vigil", "now", "words"),
+    [
+        (present(), 1020.0, "sent no heartbeat for 20 s (supervision.heartbeat_s)"),
+        (present("step", 50.0), 1012.5, "has been in one step for 62.5 s (supervision.step_s)"),
+        (present("observe", 50.0), 1012.5, "has been in one observe for 62.5 s (supervision.step_s)"),
+        (present("reset", 170.0), 1011.0, "has been in one reset for 181.0 s (supervision.reset_s)"),
+        (present("pass", 99.0), 1001.0, "has been in one pass for 100.0 s (supervision.pass_s)"),
+        (present("publish", 899.0), 1001.0, "has been in one publish for 900.0 s (supervision.update_s)"),
+    ],
+)
+def test_the_complaint_names_the_setting_that_was_exceeded(vigil: Vigil, now: float, words: str) -> None:
+    assert vigil.complaint(now, LIMITS) == words
+
+
+def test_a_unit_that_ends_is_forgotten() -> None:
+    vigil = present("step", 59.0)
+    vigil.hear(1000.5, "", 0.0)
+    assert vigil.deadline(LIMITS) == 1020.5
+    vigil.hear(1001.0, "step", 0.25)
+    assert vigil.complaint(1019.0, LIMITS) == ""
+
+
+@pytest.mark.parametrize(
+    ("story", "verdict"),
+    [
+        (["a+"] * 5, ""),
+        (["a+"] * 6, "6 failures, 5 are allowed (supervision.max_failures)"),
+        (["a+", "b+", "c+", "a+", "b+", "c+"], "6 failures, 5 are allowed (supervision.max_failures)"),
+        (["a-"] * (MAX_FAILED_STARTS - 1), ""),
+        (["a-"] * MAX_FAILED_STARTS, "a failed 3 times in a row before it stood ready"),
+        (["a-", "b-", "a-", "b-"], ""),
+        (["a-", "a-", "a+", "a-", "a-"], ""),
+        (["a+", "a-", "a-", "a-"], "a failed 3 times in a row before it stood ready"),
+    ],
+)
+def test_when_failures_end_a_run(story: list[str], verdict: str) -> None:
+    """`a+`: station a failed after it had stood ready; `a-`: before."""
+    failures = Failures()
+    said = ""
+    for failure in story:
+        assert said == "", "the run had ended"
+        failures.count(failure[0], was_present=failure[1] == "+")
+        said = failures.verdict(failure[0], LIMITS)
+    assert said == verdict
+
+
+def test_no_failure_at_all_can_be_asked_for() -> None:
+    failures = Failures()
+    failures.count("a", was_present=True)
+    assert failures.verdict("a", LIMITS.model_copy(update={"max_failures": 0})).startswith("1 failures")

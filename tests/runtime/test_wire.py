@@ -1,0 +1,121 @@
+"""Messages as bytes: all of them come out as they went in, and nothing else comes out."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import fields, is_dataclass
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyrhythm.flow import records as r
+from polyrhythm.runtime import wire
+from polyrhythm.runtime.messages import ACTIONS, VERSION, Reply, Report, SaveTrainer, Start
+
+TICKET = r.Ticket(7, 3, 1, 2, 2**62, 2**63 - 1, 4, attempt=2, greedy=True, evaluation="before")
+REQUEST = r.Request("e/0", "s", 9, 4, 2, "s.0.1", 1.25, generator="g", evaluation=True)
+BATCHES = (r.EnvBatchInfo("e", (r.SlotInfo("e/0", 0, 4, "g"), r.SlotInfo("e/1", 4, 2)), False),)
+MESSAGES = [
+    *(r.SimulatorJoined("s", 1, BATCHES), r.GeneratorJoined("g", 2, 5), r.TrainerJoined("t", 0, 12)),
+    *(r.StationLost("s", 1, "ended by SIGKILL"), r.RequestArrived("s", 0, "e/0", 3, 4, 2, "s.0.1", True)),
+    *(r.BatchDone("g", 0, 8, 3), r.SampleFailed("s", 0, 7, 1, "step: RuntimeError: ä")),
+    *(r.SampleFinished("s", 0, 7, 1, "5", end, 3, 30, 1, 2, True, -0.5) for end in r.End),
+    *(r.UpdateDone("t", 0, 4), r.Published("t", 0, 2), r.WeightsApplied("g", 0, 2), r.Checkpointed(6)),
+    *(r.CancelRow("s", "e/0", 7, 1), r.RefuseRequest("s", "e/0", 9, "cancelled")),
+    *(r.Serve("g", r.Batch(8, "g", (REQUEST, REQUEST))), r.ApplyWeights("g", 3)),
+    *(r.LendSamples("t", 4, 2, (7, 8), ("5", "0"), (1, 2)), r.PublishWeights("t", 3)),
+    Start(r.StartRows("s", "e/0", (r.Grant(0, TICKET), r.Grant(3, TICKET, resume=True))), (5, 1)),
+    *(SaveTrainer("t"), Report("t", "update", 4, {"train/loss": 0.5, "x": float("inf")})),
+    *(wire.Hello("s", 1, {"s.1.0": "ipc:///x/y"}, b"\x00\xff"), wire.Connect("s.1.0", ""), wire.Ping(), wire.Stop()),
+    *(wire.Heartbeat("s", 1, "step", 2.5, 30, ("e/0 waits",), {"busy_s": 1.5}), wire.Failed("s", 1, "why", True)),
+]
+DTYPE = np.dtype([(ACTIONS, "float32", (2, 3)), ("forward_inputs.k", "uint8"), (VERSION, "int64")], align=True)
+
+
+def reply(rows: int) -> Reply:
+    answers = np.zeros(rows, DTYPE)
+    answers[ACTIONS] = np.arange(rows * 6).reshape(rows, 2, 3)
+    answers["forward_inputs.k"], answers[VERSION] = 200, 2**40
+    return Reply("s.0.1", "e/0", 9, answers)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_a_message_comes_out_as_it_went_in(message: wire.Message) -> None:
+    frames = wire.encode(message)
+    found = wire.decode([bytes(frame) for frame in frames])
+    assert found == message
+    assert type(found) is type(message)
+    assert type(found).__slots__ == type(message).__slots__
+    _assert_hashable_as_before(found, message)
+
+
+def _assert_hashable_as_before(found: object, message: object) -> None:
+    """Tuples have stayed tuples: records are kept in sets and as keys."""
+    for field in fields(message) if is_dataclass(message) else ():
+        one, other = getattr(found, field.name), getattr(message, field.name)
+        assert type(one) is type(other), field.name
+        _assert_hashable_as_before(one, other)
+
+
+def test_every_type_that_goes_over_the_wire_is_tried() -> None:
+    assert {type(message) for message in MESSAGES} | {wire.ReplyHead} == set(wire._TYPES)
+
+
+def test_what_stays_in_the_main_process_is_known() -> None:
+    """A record that is added to the flow has to say which of the two it is."""
+    at_home = {r.WeightsOffered, r.TrainUntil, r.Evaluate, r.Wake}
+    at_home |= {r.StartRows, r.ReleasePayloads, r.SampleEvaluated, r.EvaluationDone, r.TargetReached, r.Halt}
+    assert {*get_args(r.Event), *get_args(r.Command)} - at_home <= set(wire._TYPES)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_a_reply_brings_its_records_in_a_frame_of_their_own(rows: int) -> None:
+    sent = reply(rows)
+    head, answers = wire.encode_reply(sent)
+    assert np.shares_memory(np.frombuffer(answers, np.uint8), sent.answers), "nothing is copied before it is sent"
+    found = wire.decode([bytes(head), bytes(answers)], DTYPE)
+    assert isinstance(found, Reply)
+    assert (found.handle, found.slot, found.sequence) == (sent.handle, sent.slot, sent.sequence)
+    assert found.answers.dtype == DTYPE
+    assert np.array_equal(found.answers, sent.answers)
+
+
+def test_part_of_a_buffer_can_be_sent() -> None:
+    whole = reply(5)
+    part = Reply("s.0.1", "e/0", 9, whole.answers[1:3])
+    found = wire.decode([bytes(frame) for frame in wire.encode_reply(part)], DTYPE)
+    assert isinstance(found, Reply)
+    assert np.array_equal(found.answers, whole.answers[1:3])
+
+
+@given(st.binary())
+def test_any_bytes_are_a_message_or_a_value_error(content: bytes) -> None:
+    try:
+        found = wire.decode([content, b""], DTYPE)
+    except ValueError as error:
+        assert f"a message of {len(content)} bytes cannot be decoded" in str(error)
+    else:
+        assert isinstance(found, (Reply, *wire._TYPES))
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_a_message_that_was_cut_short_is_a_value_error(message: wire.Message) -> None:
+    (whole,) = wire.encode(message)
+    for length in range(len(whole)):
+        with pytest.raises(ValueError, match="cannot be decoded"):
+            wire.decode([bytes(whole[:length])])
+
+
+def test_a_damaged_reply_is_a_value_error() -> None:
+    head, answers = (bytes(frame) for frame in wire.encode_reply(reply(3)))
+    for frames in ([head], [head, answers[:-1]], [head[:-1], answers], []):
+        with pytest.raises(ValueError, match="cannot be decoded"):
+            wire.decode(frames, DTYPE)
+
+
+def test_a_pickle_is_no_message() -> None:
+    with pytest.raises(ValueError, match="cannot be decoded"):
+        wire.decode([pickle.dumps(MESSAGES[0])])
