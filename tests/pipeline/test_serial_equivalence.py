@@ -87,9 +87,10 @@ def plain_loop(settings):
     policy = settings.policy.build(spec, settings.seed)
     versions = settings.training.versions
     learner = Learner(policy, settings.algorithm, settings.training, total_updates=versions, seed=settings.seed)
-    free, next_ticket = deque(range(ROWS)), 0
+    next_ticket = 0
     for version in range(versions):
         running, finished = {}, []
+        free = deque(range(ROWS))
         target = (version + 1) * settings.training.batch_size
         while len(finished) < settings.training.batch_size:
             while free and next_ticket < target:

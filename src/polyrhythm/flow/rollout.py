@@ -57,6 +57,7 @@ class Rollout:
     def grant(self, version: int, now: float, *, training: bool) -> list[Command]:
         """Give asking rows the tickets that are due at applied version `version`; those of an evaluation first."""
         grants: dict[str, list[Grant]] = {}
+        self.rows.tidy()
         while True:
             evaluation = self.evaluations.current if self.evaluations.begun else None
             fresh = evaluation is not None and bool(evaluation.waiting)
@@ -160,7 +161,6 @@ class Rollout:
     def begin_evaluation(self) -> None:
         """No training episode runs: the evaluation asked for first may take the rows."""
         self.evaluations.begun = True
-        self.rows.remember_order()
 
     def settle_evaluation(self) -> list[Command]:
         """Report the evaluation under way if its last episode is in."""
@@ -169,7 +169,6 @@ class Rollout:
             return []
         self.evaluations.queue.popleft()
         self.evaluations.begun = False
-        self.rows.recall_order()
         return [EvaluationDone(evaluation.name, evaluation.finished, evaluation.dropped)]
 
     def next_expiry(self) -> float:

@@ -59,7 +59,6 @@ class Rows:
     env_batches: dict[str, EnvBatchState] = field(default_factory=dict)
     slots: dict[str, SlotState] = field(default_factory=dict)
     asks: deque[Ask] = field(default_factory=deque)
-    order: list[tuple[str, int]] = field(default_factory=list)
     quieted: list[str] = field(default_factory=list)
     live: int = 0
     ordinals: int = 0
@@ -92,14 +91,14 @@ class Rows:
         unparked = (ask for ask in self.asks if not ask.parked) if fresh else ()
         return next(iter(unparked), self.asks[0] if self.asks else None)
 
-    def remember_order(self) -> None:
-        """Note in which order rows ask now, for `recall_order`."""
-        self.order = [(ask.env_batch, ask.rows[0]) for ask in self.asks]
+    def tidy(self) -> None:
+        """While nothing runs, let rows ask in an order of their own, not in that in which their episodes ended.
 
-    def recall_order(self) -> None:
-        """Let rows ask in the order noted, those that came since last: an evaluation leaves no trace."""
-        places = {ask: place for place, ask in enumerate(self.order)}
-        self.asks = deque(sorted(self.asks, key=lambda ask: places.get((ask.env_batch, ask.rows[0]), len(places))))
+        So what happened before a barrier (an evaluation, a resumed run's first part) does not decide who gets which
+        ticket behind it.
+        """
+        if not self.live:
+            self.asks = deque(sorted(self.asks, key=lambda ask: (ask.env_batch, ask.rows[0])))
 
     def occupy(self, ask: Ask, tickets: list[int]) -> list[tuple[SlotState, int]]:
         """Give the first rows of `ask` these tickets; rows left over ask again when their env batch is free."""

@@ -16,8 +16,10 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.envs.base import EnvSettings, Expert
 from polyrhythm.errors import ConfigError
 from polyrhythm.flow.sharding import load_function
-from polyrhythm.pipeline.build import blank, env_batch_infos, env_settings, flow_settings, policy_settings
+from polyrhythm.pipeline.build import arena_layout, blank, env_batch_infos, env_settings, flow_settings, policy_settings
 from polyrhythm.policies.base import Policy
+from polyrhythm.runtime.run_memory import refuse_shortage, remove_orphans
+from polyrhythm.runtime.weights import bus_nbytes
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.env_host import refuse_segments
 
@@ -30,8 +32,12 @@ class Checked(NamedTuple):
     policy: Policy
 
 
-def check(config: RunConfig) -> Checked:
-    """Raise ConfigError for the first thing that cannot be run; no simulator is started."""
+def check(config: RunConfig, *, trainer: bool = True) -> Checked:
+    """Raise ConfigError for the first thing that cannot be run, StartError for what the machine lacks.
+
+    No simulator is started. trainer: whether there will be one.
+    """
+    _check_devices(config)
     env = env_settings(config)
     kind = getattr(config.env, "type", "")
     with _naming(f"env.type = {kind}"):
@@ -41,7 +47,7 @@ def check(config: RunConfig) -> Checked:
             raise ConfigError(f"env.type = {kind}: it cannot be imported ({error}); install what is missing") from error
     with _naming("config"):
         flow_settings(config, spec)
-    env_batch_infos(config, spec)
+    infos = env_batch_infos(config, spec)
     with _naming(f"rollout.segment_steps = {config.rollout.segment_steps}"):
         refuse_segments(spec, config.rollout.segment_steps)
     if config.rollout.queue_key:
@@ -50,9 +56,25 @@ def check(config: RunConfig) -> Checked:
     with _naming(f"policy.type = {getattr(config.policy, 'type', '')}"):
         policy = policy_settings(config).build(spec, config.seed)
     _check_value(config, spec, policy)
+    if config.launcher == "local":
+        remove_orphans()
+        layout = arena_layout(config, spec, infos, policy, trainer=trainer)
+        refuse_shortage({"arena": layout.nbytes, "weights": bus_nbytes(policy.state_dict())})
     if config.demonstrations is not None:
         _check_expert(env)
     return Checked(config, spec, policy)
+
+
+def _check_devices(config: RunConfig) -> None:
+    seats = {"generators": config.placement.generators, "trainer": config.placement.trainer}
+    for name, seat in seats.items():
+        kind, _, index = seat.device.partition(":")
+        there = torch.cuda.device_count() if kind == "cuda" else 1
+        if int(index or 0) >= there:
+            raise ConfigError(
+                f"placement.{name}.device = {seat.device}: torch sees {there} CUDA devices here; use cpu, "
+                "or a torch that has CUDA"
+            )
 
 
 @contextmanager

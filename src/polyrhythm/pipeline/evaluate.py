@@ -33,7 +33,7 @@ def evaluate(
     Raises RunFolderError if there is no such policy.
     """
     config, weights, version = load_policy(path)
-    _, spec, policy = check(config)
+    _, spec, policy = check(config, trainer=False)
     episodes = episodes or config.evaluation.episodes or EPISODES
     seed = config.evaluation.seed if seed is None else seed
     try:

@@ -43,7 +43,7 @@ class RunMemory:
     def __init__(self, sizes: Mapping[str, int], root: Path | None = None) -> None:
         root = root or shared_root()
         remove_orphans(root)
-        _refuse_shortage(sizes, root)
+        refuse_shortage(sizes, root)
         self.folder = root / f"{_prefix()}{secrets.token_hex(4)}"
         try:
             self.folder.mkdir(mode=0o700)
@@ -102,7 +102,9 @@ def _is_orphan(folder: Path) -> bool:
     return True
 
 
-def _refuse_shortage(sizes: Mapping[str, int], root: Path) -> None:
+def refuse_shortage(sizes: Mapping[str, int], root: Path | None = None) -> None:
+    """Raise StartError if segments of these sizes, in bytes by name, cannot be had."""
+    root = root or shared_root()
     wanted, free = sum(sizes.values()), shutil.disk_usage(root).free
     if wanted > free:
         parts = ", ".join(f"{name} {_megabytes(size)}" for name, size in sizes.items())

@@ -1,0 +1,131 @@
+"""Runs in real processes, and what they must not leave behind."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from polyrhythm.config.load import merge, validate
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.runtime.run_memory import shared_root
+
+ROOT = Path(__file__).parents[2]
+
+ASYNCHRONOUS: dict[str, Any] = {
+    "name": "process",
+    "seed": 3,
+    "env": {"type": "gymnasium", "id": "CartPole-v1", "max_steps": 40},
+    "policy": {"type": "categorical", "hidden": 16},
+    "rollout": {"simulators": 2, "env_batches": 2, "rows": 2, "generators": 2, "segment_steps": 16},
+    "batching": {"type": "dynamic", "max_rows": 8, "max_wait_ms": 1},
+    "freshness": {"max_lag": 1},
+    "training": {"versions": 4, "mini_batch_samples": 8, "epochs": 2, "minibatch_steps": 64},
+    "evaluation": {"episodes": 0},
+}
+
+#: As many rows as samples per version: no row is refilled while others run, so no timing decides who asks with whom.
+LOCKSTEP: dict[str, Any] = {
+    **ASYNCHRONOUS,
+    "rollout": {"rows": 10, "routing": "fixed"},
+    "batching": {"type": "lockstep"},
+    "freshness": {"max_lag": 0, "on_update": "drain"},
+    "training": {**ASYNCHRONOUS["training"], "order": "ticket", "mini_batch_samples": 10},
+}
+
+
+def config(base: dict[str, Any] = ASYNCHRONOUS, **changes: Any) -> RunConfig:
+    return validate(merge(base, changes))
+
+
+def children() -> list[psutil.Process]:
+    """Processes that this one started, directly or not, zombies left out."""
+    return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def orphaned_folders() -> list[Path]:
+    """Folders in shared memory whose runs are over."""
+    found = []
+    for folder in shared_root().glob(f"polyrhythm-{os.getuid()}-*"):
+        try:
+            lock = os.open(folder / "owner", os.O_RDWR)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found.append(folder)
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(lock)
+    return found
+
+
+@contextmanager
+def command(folder: Path, base: dict[str, Any] = ASYNCHRONOUS, **changes: Any) -> Iterator[subprocess.Popen[str]]:
+    """`polyrhythm train` of this recipe in a process of its own, in its own session as under a terminal."""
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(merge(base, changes)))
+    words = [sys.executable, "-m", "polyrhythm", "train", str(recipe), "--out", str(folder / "run")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    output = (folder / "output").open("a+")
+    process = subprocess.Popen(words, stdout=output, stderr=output, env=environment, text=True, cwd=folder)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(10)
+        output.close()
+
+
+def wait_for_updates(folder: Path, updates: int, process: subprocess.Popen[str], seconds: float = 60.0) -> None:
+    """Until the run has written the metrics of so many updates."""
+    file = folder / "run" / "metrics.jsonl"
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        assert process.poll() is None, (folder / "output").read_text()
+        if file.is_file() and file.read_text().count("train/actor/policy_loss") >= updates:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"no {updates} updates within {seconds} s: {(folder / 'output').read_text()}")
+
+
+def gone(pids: list[int], seconds: float = 5.0) -> bool:
+    """Whether all these processes end within so many seconds."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if not any(_lives(pid) for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def stations_of(pid: int) -> dict[str, int]:
+    """Process ids by station of the run whose main process this is; its log file's name is the station's."""
+    found = {}
+    for child in psutil.Process(pid).children():
+        log = Path(os.readlink(f"/proc/{child.pid}/fd/2")).name
+        found[log.partition(".")[0]] = child.pid
+    return found
+
+
+def resume(pid: int) -> None:
+    os.kill(pid, signal.SIGCONT)

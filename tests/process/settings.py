@@ -1,0 +1,95 @@
+"""Environments and a policy that misbehave once, on purpose, in whatever process they are."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from polyrhythm.envs.gymnasium_env import GymnasiumBatch, GymnasiumSettings
+from polyrhythm.policies.categorical import CategoricalSettings
+
+_HERE = "tests.process.settings"
+
+
+def once(marker: str) -> bool:
+    """True for the first caller of all processes."""
+    try:
+        os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+class FaultySettings(GymnasiumSettings):
+    """CartPole that does `fault` at its `at`-th call of `call`, once per `marker`; "always" with an empty marker.
+
+    fault: hang (lets other threads run), exit (the process ends with status 7).
+    """
+
+    type: Literal["tests.process.settings:FaultySettings"] = "tests.process.settings:FaultySettings"
+    call: str = "step"
+    fault: str = ""
+    at: int = 1
+    marker: str = ""
+    modules: str = ""
+    """File that gets the names of the modules loaded in the simulator's process, when it is closed."""
+
+    def build(self, rows: int) -> FaultyBatch:
+        return FaultyBatch(self, rows)
+
+
+class FaultyBatch(GymnasiumBatch):
+    def __init__(self, settings: FaultySettings, rows: int) -> None:
+        self._faulty, self._calls = settings, 0
+        if settings.call == "build":
+            self._misbehave()
+        super().__init__(settings, rows)
+
+    def reset(self, rows: Any, tasks: Any, seeds: Any) -> None:
+        self._called("reset")
+        super().reset(rows, tasks, seeds)
+
+    def step(self, rows: Any, actions: Any) -> Any:
+        self._called("step")
+        return super().step(rows, actions)
+
+    def close(self) -> None:
+        if self._faulty.modules:
+            Path(self._faulty.modules).write_text("\n".join(sys.modules))
+        super().close()
+
+    def _called(self, call: str) -> None:
+        if call == self._faulty.call:
+            self._calls += 1
+            if self._calls == self._faulty.at:
+                self._misbehave()
+
+    def _misbehave(self) -> None:
+        if self._faulty.marker and not once(self._faulty.marker):
+            return
+        if self._faulty.fault == "hang":
+            time.sleep(3600)
+        elif self._faulty.fault == "exit":
+            print("the simulator says good-bye", flush=True)
+            os._exit(7)
+
+
+class SlowSettings(CategoricalSettings):
+    """A categorical policy whose every evaluation for the loss takes `seconds`."""
+
+    type: Literal["tests.process.settings:SlowSettings"] = "tests.process.settings:SlowSettings"  # type: ignore[assignment]
+    seconds: float = 1.0
+
+    def build(self, env_spec: Any, seed: int) -> Any:
+        policy = super().build(env_spec, seed)
+        evaluate = policy.evaluate
+
+        def slowly(*arguments: Any) -> Any:
+            time.sleep(self.seconds)
+            return evaluate(*arguments)
+
+        policy.evaluate = slowly  # type: ignore[method-assign]
+        return policy

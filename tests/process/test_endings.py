@@ -1,0 +1,148 @@
+"""However a run ends, no process outlives it by more than seconds, and nothing stays in shared memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+import torch
+from tests.process.runs import LOCKSTEP, children, command, gone, orphaned_folders, stations_of, wait_for_updates
+
+from polyrhythm.config.load import merge
+from polyrhythm.runtime.run_memory import remove_orphans
+
+LONG = {"training": {"versions": 100_000}}
+
+
+def output(folder):
+    return (folder / "output").read_text()
+
+
+def stop_and_resume(folder, base, signals, *, versions):
+    """Start the run, send the signals, resume it; its ledger, and its weights."""
+    changes = {"training": {"versions": versions}}
+    for number, (signal_number, updates) in enumerate(signals):
+        resume = "never" if number == 0 else "auto"
+        with command(folder, base, **merge(changes, {"resume": resume})) as process:
+            wait_for_updates(folder, updates, process)
+            os.kill(process.pid, signal_number)
+            process.wait(30)
+    with command(folder, base, **merge(changes, {"resume": "auto"})) as process:
+        assert process.wait(90) == 0, output(folder)
+    weights = torch.load(folder / "run" / "policy.pt", weights_only=True)
+    return json.loads((folder / "run" / "ledger.json").read_text()), weights
+
+
+def test_a_run_that_ends_by_itself_leaves_nothing(tmp_path):
+    with command(tmp_path) as process:
+        assert process.wait(90) == 0, output(tmp_path)
+    assert not children()
+    assert not orphaned_folders()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_finishes_the_update_saves_and_stops(number, tmp_path):
+    with command(tmp_path, **LONG) as process:
+        wait_for_updates(tmp_path, 3, process)
+        stations = list(stations_of(process.pid).values())
+        os.kill(process.pid, number)
+        assert process.wait(20) == 130
+        assert gone(stations, 1.0)
+    assert "stopping in good order" in output(tmp_path)
+    assert "the update under way is finished" in output(tmp_path)
+    assert list((tmp_path / "run" / "checkpoints").glob("run-*/run.json"))
+    assert not orphaned_folders()
+
+
+def test_ctrl_c_in_a_terminal_reaches_all_processes_and_only_main_acts(tmp_path):
+    with command(tmp_path, **LONG) as process:
+        wait_for_updates(tmp_path, 3, process)
+        for pid in [*stations_of(process.pid).values(), process.pid]:
+            os.kill(pid, signal.SIGINT)
+        assert process.wait(20) == 130
+    assert "starting it again" not in output(tmp_path)
+    assert "the update under way is finished" in output(tmp_path)
+
+
+def test_the_second_signal_stops_at_once(tmp_path):
+    slow = {"policy": {"type": "tests.process.settings:SlowSettings", "seconds": 20.0}, "shutdown_s": 60}
+    with command(tmp_path, **merge(LONG, slow)) as process:
+        deadline = time.monotonic() + 60
+        while "update" not in output(tmp_path) and "rl …" not in output(tmp_path):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        time.sleep(1.0)
+        stations = list(stations_of(process.pid).values())
+        os.kill(process.pid, signal.SIGINT)
+        time.sleep(0.5)
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(15) == 130
+        assert gone(stations, 1.0)
+    assert not orphaned_folders()
+
+
+def test_an_update_that_takes_too_long_is_abandoned_and_its_samples_wait(tmp_path):
+    slow = {"policy": {"type": "tests.process.settings:SlowSettings", "seconds": 2.0}, "shutdown_s": 0.5}
+    with command(tmp_path, **merge(LONG, slow)) as process:
+        wait_for_updates(tmp_path, 1, process)
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(20) == 130, output(tmp_path)
+    assert "the update under way is abandoned" in output(tmp_path)
+    (saved,) = (tmp_path / "run" / "checkpoints").glob("run-*")
+    assert json.loads((saved / "run.json").read_text())["conductor"]["lending"]["lent"]
+    with command(tmp_path, **merge(merge(LONG, slow), {"seed": 4, "resume": "auto"})) as process:
+        assert process.wait(60) == 2
+    assert "seed = 4 is wanted, but that run has 3; give it the same settings" in output(tmp_path)
+
+
+def test_after_sigkill_of_main_no_process_is_left_and_the_next_start_clears_the_memory(tmp_path):
+    with command(tmp_path, **LONG) as process:
+        wait_for_updates(tmp_path, 2, process)
+        stations = list(stations_of(process.pid).values())
+        os.kill(stations[0], signal.SIGSTOP)  # a stopped one dies as well
+        process.kill()
+        assert gone(stations)
+    (folder,) = orphaned_folders()
+    assert remove_orphans() == [folder]
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    "signals",
+    [[(signal.SIGINT, 2)], [(signal.SIGKILL, 3)], [(signal.SIGTERM, 1), (signal.SIGKILL, 5)]],
+    ids=["ctrl-c", "sigkill", "twice"],
+)
+def test_a_deterministic_run_that_was_cut_gives_the_weights_of_one_that_was_not(signals, tmp_path):
+    base = merge(LOCKSTEP, {"checkpoint": {"run_every_s": 0}})
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir()
+    cut.mkdir()
+    with command(whole, base, training={"versions": 8}) as process:
+        assert process.wait(90) == 0, output(whole)
+    ledger, found = stop_and_resume(cut, base, signals, versions=8)
+    wanted = torch.load(whole / "run" / "policy.pt", weights_only=True)
+    assert found["version"] == wanted["version"] == 8
+    for name, tensor in wanted["policy"].items():
+        assert torch.equal(found["policy"][name], tensor), name
+    assert ledger == {**ledger, "started": 80, "trained": 80, "rolled_back": 0, "running": 0, "dropped": {}}
+    lines = [json.loads(line) for line in (cut / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "train/actor/policy_loss" in line] == list(range(8))
+
+
+def test_an_asynchronous_run_that_was_cut_trains_every_sample_once(tmp_path):
+    ledger, weights = stop_and_resume(
+        tmp_path,
+        merge({**LOCKSTEP}, {"freshness": {"max_lag": 2, "on_update": "continue"}, "batching": {"type": "dynamic"}}),
+        [(signal.SIGINT, 2), (signal.SIGINT, 5)],
+        versions=12,
+    )
+    assert weights["version"] == 12
+    total = sum(ledger[state] for state in ("trained", "lent", "buffered", "running", "reissuing", "rolled_back"))
+    assert ledger["started"] == total + sum(ledger["dropped"].values())
+    assert ledger["trained"] == 120
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert sum(summary["lag"]["counts"].values()) >= 120
+    assert summary["lag"]["max"] <= 2

@@ -1,0 +1,126 @@
+"""One suite for all launchers: the same pipeline gives the same guarantees in one process and in many."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+from tests.process.runs import LOCKSTEP, children, config, orphaned_folders
+
+from polyrhythm.flow import records
+from polyrhythm.pipeline.build import Pipeline, build_pipeline
+from polyrhythm.pipeline.episodes import held_out
+
+LAUNCHERS = {
+    "inline": {"launcher": "inline"},
+    "local": {"launcher": "local"},
+    "local-over-tcp": {"launcher": "local", "data_plane": {"transport": "tcp"}},
+}
+
+
+@pytest.fixture(scope="module", params=LAUNCHERS, ids=str)
+def asynchronous(request, tmp_path_factory):
+    """An asynchronous run that has ended: two simulators of two env batches, two generators, segments."""
+    settings = config(**LAUNCHERS[request.param])
+    pipeline = build_pipeline(settings, folder=tmp_path_factory.mktemp("run"), record=True)
+    try:
+        pipeline.loop.evaluate("before", held_out(7, 1, 1, greedy=True))
+        pipeline.loop.train_until(4)
+        statistics = pipeline.launcher.statistics()
+        finished = pipeline.launcher.pool.finished()
+        version, weights = pipeline.weights.read()
+    finally:
+        pipeline.close()
+    assert not children()
+    return pipeline, statistics, finished, (version, weights)
+
+
+def said(pipeline: Pipeline, kind: type) -> list:
+    """Events and commands of this kind, in order."""
+    return [
+        record
+        for decision in pipeline.loop.trace
+        for record in (decision.event, *decision.commands)
+        if isinstance(record, kind)
+    ]
+
+
+def test_every_sample_is_trained_once_and_none_is_left(asynchronous):
+    pipeline, _, finished, _ = asynchronous
+    lent = Counter(ticket for command in said(pipeline, records.LendSamples) for ticket in command.tickets)
+    ledger = pipeline.loop.conductor.ledger
+    assert ledger.as_dict()["trained"] == 32 == len(lent)
+    assert set(lent.values()) == {1}
+    assert (ledger.imbalance, ledger.running, finished) == (0, 0, ())
+
+
+def test_the_lag_keeps_its_bound(asynchronous):
+    pipeline, *_ = asynchronous
+    lags = [c.version - oldest for c in said(pipeline, records.LendSamples) for oldest in c.oldest]
+    assert max(lags) <= math.ceil(pipeline.loop.conductor.settings.max_lag)
+
+
+def test_every_request_is_served_once(asynchronous):
+    pipeline, *_ = asynchronous
+    asked = Counter((event.slot, event.sequence) for event in said(pipeline, records.RequestArrived))
+    served = Counter(
+        (request.slot, request.sequence) for command in said(pipeline, records.Serve) for request in command.batch.requests
+    )
+    refused = Counter((command.slot, command.sequence) for command in said(pipeline, records.RefuseRequest))
+    assert set(asked.values()) == {1}
+    assert served + refused == asked
+
+
+def test_every_version_is_published_and_applied_by_both_generators(asynchronous):
+    pipeline, _, _, (version, _) = asynchronous
+    assert [event.version for event in said(pipeline, records.Published)] == [1, 2, 3, 4]
+    assert version == 4
+    applied = said(pipeline, records.WeightsApplied)
+    for generator in ("generator-0", "generator-1"):
+        versions = [event.version for event in applied if event.generator == generator]
+        assert versions == sorted(set(versions))
+        assert versions[-1] == 4
+
+
+def test_an_evaluation_is_complete_and_mixed_with_nothing(asynchronous):
+    pipeline, *_ = asynchronous
+    results = said(pipeline, records.SampleEvaluated)
+    assert len(results) == 7
+    assert {result.version for result in results} == {0}
+
+
+def test_stations_tell_how_busy_they_were(asynchronous):
+    pipeline, statistics, *_ = asynchronous
+    assert list(statistics) == ["simulator-0", "simulator-1", "generator-0", "generator-1", "trainer"]
+    assert all(counts["busy_s"] > 0 for counts in statistics.values())
+    steps = sum(event.env_steps for event in said(pipeline, records.SampleFinished))
+    assert sum(statistics[f"simulator-{i}"]["env_steps"] for i in range(2)) >= steps > 0
+    assert statistics["trainer"]["updates"] == 4
+
+
+def test_nothing_is_left_behind(asynchronous):
+    assert not children()
+    assert not orphaned_folders()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_lockstep_grants_and_trains_the_same_samples_under_every_launcher(launcher, tmp_path):
+    def run(name, folder):
+        folder.mkdir()
+        pipeline = build_pipeline(config(LOCKSTEP, **LAUNCHERS[name]), folder=folder, record=True)
+        try:
+            pipeline.loop.train_until(3)
+            weights = pipeline.weights.read()[1]
+        finally:
+            pipeline.close()
+        granted = {
+            grant.ticket.number: (grant.row, grant.ticket.seed, grant.ticket.noise, grant.ticket.version)
+            for command in said(pipeline, records.StartRows)
+            for grant in command.grants
+        }
+        returns = {event.ticket: event.episode_return for event in said(pipeline, records.SampleFinished)}
+        lent = [command.tickets for command in said(pipeline, records.LendSamples)]
+        return granted, returns, lent, {name: tensor.tolist() for name, tensor in weights.items()}
+
+    assert run(launcher, tmp_path / "a") == run("inline", tmp_path / "b")
