@@ -93,12 +93,12 @@ def test_part_of_a_buffer_can_be_sent() -> None:
 
 @given(st.binary())
 def test_any_bytes_are_a_message_or_a_value_error(content: bytes) -> None:
+    found: object
     try:
         found = wire.decode([content, b""], DTYPE)
     except ValueError as error:
-        assert f"a message of {len(content)} bytes cannot be decoded" in str(error)
-    else:
-        assert isinstance(found, (Reply, *wire._TYPES))
+        found = error
+    assert isinstance(found, (ValueError, Reply, *wire._TYPES))
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)

@@ -2,7 +2,8 @@
 
     /dev/shm/polyrhythm-<user>-<run id>/     owner (locked while the main process lives), arena, weights, sockets
 
-The kernel drops the lock with its holder, however that ends, so whoever gets it knows that the run is over.
+The kernel drops the lock with its holder, however that ends, so whoever gets it knows that the run is over: or, while
+no process id is in it, that the run is just about to lock it.
 Where there is no /dev/shm, the folder for temporary files serves.
 """
 
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 
 _SHARED = Path("/dev/shm")  # noqa: S108 - the kernel's shared memory is meant
 _LOCK = "owner"
-#: Seconds after which a folder without a lock file is a dead run's.
+#: Seconds after which a folder that was never locked is a dead run's.
 _YOUNG_S = 60.0
 
 
@@ -45,14 +46,16 @@ class RunMemory:
         remove_orphans(root)
         refuse_shortage(sizes, root)
         self.folder = root / f"{_prefix()}{secrets.token_hex(4)}"
+        self._lock = -1
         try:
             self.folder.mkdir(mode=0o700)
             self._lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            os.write(self._lock, b"%d" % os.getpid())
             for name, size in sizes.items():
                 _reserve(self.folder / name, size)
         except OSError as error:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self.remove()
             raise StartError(
                 f"shared memory: the folder {self.folder} cannot be filled ({error.strerror}); make room in {root}, "
                 "or give it to this user"
@@ -64,7 +67,9 @@ class RunMemory:
     def remove(self) -> None:
         """Take the folder away. Who has a segment mapped keeps it until it ends."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        os.close(self._lock)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
 
 def open_segment(folder: Path, name: str) -> mmap.mmap:
@@ -89,17 +94,22 @@ def _prefix() -> str:
 
 
 def _is_orphan(folder: Path) -> bool:
+    """Whether its run is over. It is not if somebody holds the lock; what cannot be looked into is no run of ours."""
     try:
+        if not (folder / _LOCK).exists():
+            return _is_old(folder)
         lock = os.open(folder / _LOCK, os.O_RDWR)
-    except FileNotFoundError:
-        return folder.is_dir() and time.time() - folder.stat().st_mtime > _YOUNG_S
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return os.fstat(lock).st_size > 0 or _is_old(folder)
+        finally:
+            os.close(lock)
+    except OSError:
         return False
-    finally:
-        os.close(lock)
-    return True
+
+
+def _is_old(folder: Path) -> bool:
+    return folder.is_dir() and time.time() - folder.stat().st_mtime > _YOUNG_S
 
 
 def refuse_shortage(sizes: Mapping[str, int], root: Path | None = None) -> None:
