@@ -12,6 +12,7 @@ ROWS = 6
 LOCKSTEP: dict[str, Any] = {
     "name": "test",
     "seed": 3,
+    "launcher": "inline",
     "env": {"type": "gymnasium", "id": "CartPole-v1", "max_steps": 40},
     "policy": {"type": "categorical", "hidden": 16},
     "rollout": {"rows": ROWS, "routing": "fixed"},

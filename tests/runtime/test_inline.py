@@ -2,34 +2,67 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
 import pytest
 
-from polyrhythm.flow.records import ApplyWeights, PublishWeights, ReleasePayloads, TargetReached, WeightsApplied
+from polyrhythm.flow.records import (
+    ApplyWeights,
+    CancelRow,
+    EnvBatchInfo,
+    GeneratorJoined,
+    Grant,
+    PublishWeights,
+    RefuseRequest,
+    ReleasePayloads,
+    SampleFailed,
+    SimulatorJoined,
+    SlotInfo,
+    StartRows,
+    TargetReached,
+    Ticket,
+    WeightsApplied,
+)
+from polyrhythm.runtime.arena import ArenaLayout
 from polyrhythm.runtime.inline import InlineLauncher
-from polyrhythm.runtime.messages import Reply, Report
+from polyrhythm.runtime.jobs import Seat
+from polyrhythm.runtime.messages import Reply, Report, SaveTrainer, Start
+from polyrhythm.specs import ArraySpec
+
+LAYOUT = ArenaLayout(4, 2, 1, {"x": ArraySpec((3,), "float32")}, {"value": ArraySpec((), "float32")}, {"s.0/0": 2})
 
 
 class Worker:
-    """Does `units` units; each is noted, and emits an event if it is in `speaks`."""
+    """Does `units` units; each is noted, and emits an event if it is in `speaks`. A simulator if it has slots."""
 
-    def __init__(self, name, launcher, diary, units=0, speaks=()):
-        self.name, self.launcher, self.diary, self.units, self.speaks = name, launcher, diary, units, speaks
-        self.commands, self.closed = [], False
+    def __init__(self, job, host, slot=""):
+        self.name, self.host, self.slot, self.diary = job.name, host, slot, job.diary
+        self.units, self.speaks = job.units, job.speaks
+        self.heard, self.closed = [], False
+
+    def joined(self):
+        if not self.slot:
+            return GeneratorJoined(self.name, 0)
+        return SimulatorJoined(self.name, 0, (EnvBatchInfo(self.slot, (SlotInfo(self.slot, 0, 2),)),))
 
     def handle(self, command):
-        self.commands.append(command)
+        self.heard.append(command)
+
+    def deliver(self, reply):
+        self.heard.append(reply)
 
     def work(self):
         if not self.units:
             return False
         self.units -= 1
-        self.diary.append((self.name, self.units))
+        self.diary.append((self.slot or self.name, self.units))
         if self.units in self.speaks:
-            self.launcher.emit(WeightsApplied(self.name, 0, self.units))
+            self.host.links.emit(WeightsApplied(self.name, 0, self.units))
         return True
 
     def outstanding(self):
-        return [f"{self.name} has {self.units} units left"]
+        return [f"{self.slot or self.name} has {self.units} units left"]
 
     def statistics(self):
         return {"units": float(self.units), "env_steps": 3.0}
@@ -38,71 +71,121 @@ class Worker:
         self.closed = True
 
 
-def hosted(**units):
-    launcher, diary = InlineLauncher(), []
-    workers = [Worker(name, launcher, diary, *given) for name, given in units.items()]
-    for worker in workers:
-        launcher.add(worker)
-    return launcher, diary, workers
+@dataclass
+class Workers:
+    """A station with a part for each slot, or with one if it has none."""
+
+    name: str
+    diary: list
+    units: int = 0
+    speaks: tuple = ()
+    slots: tuple = ()
+
+    def parts(self, host, epoch):
+        self.made = []
+
+        def make(slot):
+            self.made.append(Worker(self, host, slot))
+            return self.made[-1]
+
+        return [(f"{self.name}.{slot}", lambda slot=slot: make(slot)) for slot in self.slots or ("",)]
+
+
+def hosted(*, clock=None, slots=(), **units):
+    """Stations of the given (units, speaks); a simulator `s` with `slots` comes last."""
+    diary = []
+    jobs = [Workers(name, diary, *given) for name, given in units.items()]
+    jobs += [Workers("s", diary, 1, slots=slots)] if slots else []
+    seats = [(job, Seat()) for job in jobs]
+    launcher = InlineLauncher(seats, LAYOUT, 64, **({"clock": clock} if clock else {}))
+    joined = launcher.start()
+    return launcher, diary, [worker for job in jobs for worker in job.made], joined
 
 
 def test_stations_take_turns_until_one_says_something():
-    launcher, diary, _ = hosted(a=(3, ()), b=(2, (0,)), c=(1, ()))
-    assert launcher.receive(None) == WeightsApplied("b", 0, 0)
+    launcher, diary, *_ = hosted(a=(3, ()), b=(2, (0,)), c=(1, ()))
+    assert launcher.receive(9.0) == WeightsApplied("b", 0, 0)
     assert diary == [("a", 2), ("b", 1), ("c", 0), ("a", 1), ("b", 0)]
-    assert launcher.receive(None) is None
+    assert launcher.receive(0.01) is None
     assert diary[5:] == [("a", 0)]
+    assert launcher.work_done() == 6
 
 
 def test_without_work_it_waits_no_longer_than_told():
-    launcher, _, _ = hosted(a=(0, ()))
+    launcher, *_ = hosted(a=(0, ()))
     begin = launcher.clock()
     assert launcher.receive(0.02) is None
     assert launcher.clock() - begin >= 0.02
-    assert launcher.receive(None) is None
+    assert launcher.receive(0.0) is None
 
 
 def test_the_timeout_is_kept_while_there_is_work():
     time = iter(range(1000))
-    launcher = InlineLauncher(clock=lambda: float(next(time)))
-    launcher.add(Worker("a", launcher, [], units=500))
+    launcher, _, (worker,), _ = hosted(a=(500, ()), clock=lambda: float(next(time)))
     assert launcher.receive(5.0) is None
-    assert launcher._stations["a"].units > 400
+    assert worker.units > 400
 
 
-def test_commands_go_to_the_station_that_they_name():
-    launcher, _, (a, b) = hosted(a=(0, ()), b=(0, ()))
+def test_all_parts_of_a_station_announce_themselves_as_one_in_the_order_of_the_jobs():
+    launcher, _, workers, joined = hosted(a=(0, ()), slots=("s.0/0", "s.1/0"))
+    infos = tuple(EnvBatchInfo(slot, (SlotInfo(slot, 0, 2),)) for slot in ("s.0/0", "s.1/0"))
+    assert joined == [GeneratorJoined("a", 0), SimulatorJoined("s", 0, infos)]
+    launcher.arena.obs["x"][0] = 7
+    assert all(np.shares_memory(worker.host.arena.obs["x"], launcher.arena.obs["x"]) for worker in workers)
+    assert all(worker.host.weights.nbytes == 64 for worker in workers)
+
+
+def test_commands_go_to_the_station_or_the_slot_that_they_name():
+    launcher, _, (a, b, first, second), _ = hosted(a=(0, ()), b=(0, ()), slots=("s.0/0", "s.1/0"))
     launcher.send(ApplyWeights("a", 1))
     launcher.send(PublishWeights("b", 2))
-    assert (a.commands, b.commands) == ([ApplyWeights("a", 1)], [PublishWeights("b", 2)])
+    launcher.send(SaveTrainer("b"))
+    launcher.send(CancelRow("s", "s.1/0", 7, 1))
+    launcher.send(RefuseRequest("s", "s.0/0", 3, "why"))
+    assert (a.heard, b.heard) == ([ApplyWeights("a", 1)], [PublishWeights("b", 2), SaveTrainer("b")])
+    assert (first.heard, second.heard) == ([RefuseRequest("s", "s.0/0", 3, "why")], [CancelRow("s", "s.1/0", 7, 1)])
     with pytest.raises(TypeError, match="TargetReached"):
         launcher.send(TargetReached(1))
 
 
-def test_released_payloads_are_gone_and_what_is_left_is_a_leak():
-    launcher = InlineLauncher()
-    one, two = launcher.payloads.put("s", "first"), launcher.payloads.put("s", "second")
-    launcher.send(ReleasePayloads((one, "")))
-    assert launcher.payloads.leaked() == (two,)
+def test_a_grant_comes_with_a_block_that_is_the_rows_until_its_attempt_ends():
+    launcher, _, (first, _), _ = hosted(slots=("s.0/0", "s.1/0"))
+    grants = tuple(Grant(row, Ticket(row, row, 0, 0, 0, 0, 0)) for row in range(2))
+    command = StartRows("s", "s.0/0", grants)
+    launcher.send(command)
+    (start,) = first.heard
+    assert isinstance(start, Start)
+    assert start.command == command
+    assert len(set(start.blocks)) == 2
+    assert launcher.pool.describe() == "2 blocks free, 2 being written, 0 finished"
+    failed = SampleFailed("s", 0, 0, 1, "fell over")
+    first.host.links.emit(failed)
+    assert launcher.receive(1.0) == failed
+    assert launcher.pool.describe() == "3 blocks free, 1 being written, 0 finished"
+
+
+def test_released_payloads_are_free():
+    launcher, *_ = hosted(a=(0, ()))
+    launcher.pool.restore(("0", "3"))
+    launcher.send(ReleasePayloads(("3", "")))
+    assert launcher.pool.finished() == ("0",)
     with pytest.raises(KeyError):
-        launcher.send(ReleasePayloads((one,)))
+        launcher.send(ReleasePayloads(("3",)))
 
 
 def test_replies_reports_and_counters():
-    launcher, _, workers = hosted(a=(2, ()))
-    got = []
-    launcher.connect("slot", got.append)
-    reply = Reply("slot", 1, 0, {})
-    launcher.reply(reply)
-    assert got == [reply]
-    launcher.report(Report("a", "update", 1, {"x": 1.0}))
+    launcher, _, (a, first, second), _ = hosted(a=(2, ()), slots=("s.0/0", "s.1/0"))
+    reply = Reply("s.s.1/0", "s.1/0", 1, np.zeros(1, LAYOUT.answer_dtype))
+    a.host.links.reply(reply)
+    assert (first.heard, second.heard) == ([], [reply])
+    a.host.links.report(Report("a", "update", 1, {"x": 1.0}))
     assert [report.step for report in launcher.reports()] == [1]
     assert launcher.reports() == []
-    launcher.receive(None)
-    statistics = launcher.statistics()["a"]
-    assert statistics["busy_s"] > 0
-    assert statistics["units"] == 0
-    assert launcher.transitions() == 3.0
-    assert launcher.outstanding() == ["a has 0 units left"]
+    launcher.receive(0.01)
+    statistics = launcher.statistics()
+    assert statistics["a"]["busy_s"] > 0
+    assert statistics["a"]["units"] == 0
+    assert statistics["s"]["env_steps"] == 6.0, "of both parts"
+    assert launcher.outstanding() == ["a has 0 units left", "s.0/0 has 0 units left", "s.1/0 has 0 units left"]
     launcher.close()
-    assert workers[0].closed
+    assert all(worker.closed for worker in (a, first, second))

@@ -1,0 +1,44 @@
+"""Jobs as plain data: what is packed in one process is the same job in another."""
+
+from __future__ import annotations
+
+import pytest
+from tests.pipeline.runs import config
+
+from polyrhythm.pipeline.build import env_batch_infos, step_settings
+from polyrhythm.policies.base import Policy
+from polyrhythm.runtime.arena import ArenaLayout, in_memory
+from polyrhythm.runtime.jobs import Host, Job, pack, unpack
+from polyrhythm.runtime.messages import Links
+from polyrhythm.stations.generator_job import GeneratorJob, PolicyJob
+from polyrhythm.stations.simulator_job import SimulatorJob
+from polyrhythm.stations.trainer_job import TrainerJob, TrainerStates
+
+RUN = config(rollout={"env_batches": 2, "sharding": "even:2", "generators": 2}, algorithm={"entropy_coef": 0.01})
+SPEC = RUN.env.spec()  # type: ignore[attr-defined]
+
+
+def jobs() -> list[Job]:
+    policy = PolicyJob(RUN.policy.model_dump(mode="json"), SPEC, 3)
+    built: Policy = RUN.policy.build(SPEC, 3)  # type: ignore[attr-defined]
+    infos = env_batch_infos(RUN, SPEC)[0]
+    algorithm, training = (section.model_dump(mode="json") for section in (RUN.algorithm, RUN.training))
+    return [
+        SimulatorJob("s", RUN.env.model_dump(mode="json"), 6, tuple(infos), step_settings(RUN, built)),
+        GeneratorJob("g", policy),
+        TrainerJob("t", policy, algorithm, training, 6, TrainerStates("folder", 2)),
+        TrainerJob("t", policy, algorithm, training, 6, None),
+    ]
+
+
+@pytest.mark.parametrize("job", jobs(), ids=lambda job: type(job).__name__)
+def test_a_job_comes_out_as_it_was_packed(job: Job) -> None:
+    kind, content = pack(job)
+    assert kind == f"{type(job).__module__}:{type(job).__name__}"
+    assert unpack(kind, content) == job
+
+
+def test_a_simulator_has_a_part_for_each_env_batch_with_an_address_of_its_own() -> None:
+    simulator, layout = jobs()[0], ArenaLayout(1, 1, 1, {}, {}, {})
+    host = Host(in_memory(layout), memoryview(b""), Links(print, print, print))
+    assert [address for address, _ in simulator.parts(host, epoch=4)] == ["s.4.0", "s.4.1"]
