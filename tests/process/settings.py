@@ -1,4 +1,4 @@
-"""Environments and a policy that misbehave once, on purpose, in whatever process they are."""
+"""An environment that misbehaves once, on purpose, in whatever process it is."""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polyrhythm.envs.gymnasium_env import GymnasiumBatch, GymnasiumSettings
-from polyrhythm.policies.categorical import CategoricalSettings
-
-_HERE = "tests.process.settings"
-
 
 def once(marker: str) -> bool:
     """True for the first caller of all processes."""
@@ -75,21 +71,3 @@ class FaultyBatch(GymnasiumBatch):
         elif self._faulty.fault == "exit":
             print("the simulator says good-bye", flush=True)
             os._exit(7)
-
-
-class SlowSettings(CategoricalSettings):
-    """A categorical policy whose every evaluation for the loss takes `seconds`."""
-
-    type: Literal["tests.process.settings:SlowSettings"] = "tests.process.settings:SlowSettings"  # type: ignore[assignment]
-    seconds: float = 1.0
-
-    def build(self, env_spec: Any, seed: int) -> Any:
-        policy = super().build(env_spec, seed)
-        evaluate = policy.evaluate
-
-        def slowly(*arguments: Any) -> Any:
-            time.sleep(self.seconds)
-            return evaluate(*arguments)
-
-        policy.evaluate = slowly  # type: ignore[method-assign]
-        return policy

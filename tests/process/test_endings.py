@@ -68,7 +68,7 @@ def test_ctrl_c_in_a_terminal_reaches_all_processes_and_only_main_acts(tmp_path)
 
 
 def test_the_second_signal_stops_at_once(tmp_path):
-    slow = {"policy": {"type": "tests.process.settings:SlowSettings", "seconds": 20.0}, "shutdown_s": 60}
+    slow = {"policy": {"type": "tests.process.policies:SlowSettings", "seconds": 20.0}, "shutdown_s": 60}
     with command(tmp_path, **merge(LONG, slow)) as process:
         deadline = time.monotonic() + 60
         while "update" not in output(tmp_path) and "rl …" not in output(tmp_path):
@@ -85,7 +85,7 @@ def test_the_second_signal_stops_at_once(tmp_path):
 
 
 def test_an_update_that_takes_too_long_is_abandoned_and_its_samples_wait(tmp_path):
-    slow = {"policy": {"type": "tests.process.settings:SlowSettings", "seconds": 2.0}, "shutdown_s": 0.5}
+    slow = {"policy": {"type": "tests.process.policies:SlowSettings", "seconds": 2.0}, "shutdown_s": 0.5}
     with command(tmp_path, **merge(LONG, slow)) as process:
         wait_for_updates(tmp_path, 1, process)
         os.kill(process.pid, signal.SIGINT)

@@ -59,7 +59,6 @@ class LocalLauncher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clock, self.layout = clock, layout
-        self.pool = BlockPool(layout.blocks)
         self.failures = Failures()
         self._jobs = {job.name: (job, seat) for job, seat in jobs}
         self._limits, self._logs, self._transport = limits, logs, transport
@@ -70,6 +69,7 @@ class LocalLauncher:
         except BaseException:
             self._memory.remove()
             raise
+        self.pool = BlockPool(layout.blocks)
         self.arena = Arena(layout, memoryview(self._memory.segment("arena")))
         self.weights_memory = memoryview(self._memory.segment("weights"))
         self._processes: dict[str, Process] = {}
@@ -114,6 +114,11 @@ class LocalLauncher:
         self._logs.mkdir(parents=True, exist_ok=True)
         process = Process(posting, self._logs / f"{name}.{epoch}.log", self.clock())
         self._processes[name] = process
+
+    @property
+    def folder(self) -> Path:
+        """Where the shared memory and the sockets lie, until `close`."""
+        return self._memory.folder
 
     def processes(self) -> dict[str, int]:
         """The process id of each station."""
@@ -179,9 +184,7 @@ class LocalLauncher:
 
     def _wait(self, seconds: float) -> None:
         """Take what has come; if nothing has, wait for it. Looks after the stations now and then."""
-        frames = self._inbox.receive()
-        if frames is None and self._inbox.wait(seconds):
-            frames = self._inbox.receive()
+        frames = self._inbox.receive(seconds)
         if frames is not None:
             self._hear(frames)
         if self.clock() >= self._looked + _LOOK_S:
@@ -266,10 +269,8 @@ class LocalLauncher:
 
     def _drain(self) -> None:
         """Hear what has been sent, the last messages of a process that has just ended included."""
-        while self._inbox.wait(_DRAIN_S):
-            frames = self._inbox.receive()
-            if frames is not None:
-                self._hear(frames)
+        while (frames := self._inbox.receive(_DRAIN_S)) is not None:
+            self._hear(frames)
 
     def _replace(self, process: Process, reason: str) -> None:
         name, epoch = process.station, process.epoch

@@ -1,0 +1,196 @@
+"""Stations that die, hang or are stopped are found, named and replaced, and no sample is lost by it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections import Counter
+
+import psutil
+import pytest
+from tests.process.runs import ASYNCHRONOUS, children, config, orphaned_folders
+
+from polyrhythm.config.load import merge
+from polyrhythm.errors import RunHalted, StartError
+from polyrhythm.flow import records
+from polyrhythm.pipeline.build import build_pipeline
+
+ENV = {"type": "tests.process.settings:FaultySettings", "id": "CartPole-v1", "max_steps": 40}
+SINGLE = merge(ASYNCHRONOUS, {"rollout": {"simulators": 1, "env_batches": 2, "generators": 1}})
+
+
+def run(folder, versions=4, base=SINGLE, during=None, **changes):
+    """A run in processes to its end; `during` is called in a thread with the pipeline. The pipeline, closed."""
+    pipeline = build_pipeline(config(base, **changes), folder=folder, record=True)
+    try:
+        if during is not None:
+            threading.Thread(target=during, args=(pipeline,), daemon=True).start()
+        pipeline.loop.train_until(versions)
+        assert pipeline.launcher.pool.finished() == ()
+    finally:
+        pipeline.close()
+    assert not children()
+    assert not orphaned_folders()
+    return pipeline
+
+
+def lost(pipeline):
+    return [d.event for d in pipeline.loop.trace if isinstance(d.event, records.StationLost)]
+
+
+def balanced(pipeline, trained):
+    ledger = pipeline.loop.conductor.ledger
+    return (ledger.imbalance, ledger.dropped, ledger.trained) == (0, {}, trained)
+
+
+def at_update(number, act):
+    """Something to do once so many updates are done."""
+
+    def wait(pipeline):
+        until = time.monotonic() + 60
+        while pipeline.loop.conductor.versions.updates < number and time.monotonic() < until:
+            time.sleep(0.01)
+        act(pipeline)
+
+    return wait
+
+
+@pytest.mark.parametrize(
+    ("call", "limit"), [("step", {"step_s": 1.0}), ("reset", {"reset_s": 1.0})], ids=["step", "reset"]
+)
+def test_a_call_that_hangs_costs_its_simulator_and_no_sample(call, limit, tmp_path, caplog):
+    env = {**ENV, "call": call, "fault": "hang", "at": 4, "marker": str(tmp_path / "hung")}
+    with caplog.at_level(logging.ERROR):
+        pipeline = run(tmp_path, env=env, supervision=limit)
+    (event,) = lost(pipeline)
+    assert event.station == "simulator-0"
+    assert f"has been in one {call} for 1." in event.reason
+    assert f"supervision.{call}_s" in event.reason
+    assert "starting it again (failure 1)" in caplog.text
+    assert balanced(pipeline, 32)
+
+
+def test_a_process_that_ends_is_named_with_its_last_lines(tmp_path, caplog):
+    env = {**ENV, "fault": "exit", "at": 5, "marker": str(tmp_path / "ended")}
+    with caplog.at_level(logging.ERROR):
+        pipeline = run(tmp_path, env=env)
+    (event,) = lost(pipeline)
+    assert event.reason == "ended with status 7"
+    assert "simulator-0 ended with status 7; starting it again (failure 1)\nthe simulator says good-bye" in caplog.text
+    assert balanced(pipeline, 32)
+
+
+def test_a_killed_station_of_each_kind_is_replaced(tmp_path):
+    names = ["simulator-0", "generator-0", "trainer"]
+
+    def kill(pipeline):
+        for number, name in enumerate(names):
+            at_update(2 + 4 * number, lambda p, name=name: os.kill(p.launcher.processes()[name], signal.SIGKILL))(pipeline)
+
+    pipeline = run(tmp_path, versions=20, during=kill, training={"versions": 20})
+    assert [(event.station, event.reason) for event in lost(pipeline)] == [(n, "was ended by SIGKILL") for n in names]
+    assert balanced(pipeline, 160)
+    joined = [d.event for d in pipeline.loop.trace if type(d.event).__name__.endswith("Joined")]
+    assert [event.epoch for event in joined[-3:]] == [1, 1, 1]
+
+
+def test_a_stopped_station_is_found_and_replaced_and_what_it_would_say_is_refused(tmp_path):
+    stop = at_update(2, lambda pipeline: os.kill(pipeline.launcher.processes()["simulator-0"], signal.SIGSTOP))
+    pipeline = run(tmp_path, versions=20, during=stop, supervision={"heartbeat_s": 2.0}, training={"versions": 20})
+    (event,) = lost(pipeline)
+    assert "sent no heartbeat for 2 s" in event.reason
+    assert balanced(pipeline, 160)
+
+
+def test_a_station_that_is_slow_for_a_while_is_not_replaced(tmp_path):
+    def pause(pipeline):
+        pid = pipeline.launcher.processes()["generator-0"]
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(1.0)
+        os.kill(pid, signal.SIGCONT)
+
+    pipeline = run(
+        tmp_path, versions=20, during=at_update(2, pause), supervision={"heartbeat_s": 4.0}, training={"versions": 20}
+    )
+    assert not lost(pipeline)
+    assert balanced(pipeline, 160)
+
+
+def test_a_trainer_that_goes_back_to_an_older_state_rolls_back_what_it_had_trained_since(tmp_path):
+    kill = at_update(5, lambda pipeline: os.kill(pipeline.launcher.processes()["trainer"], signal.SIGKILL))
+    pipeline = run(
+        tmp_path,
+        versions=12,
+        during=kill,
+        checkpoint={"every_versions": 4},
+        freshness={"max_lag": 4},
+        training={"versions": 12},
+    )
+    ledger = pipeline.loop.conductor.ledger
+    assert ledger.imbalance == 0
+    assert ledger.rolled_back > 0
+    lent, given_back, last = Counter(), set(), ()
+    for decision in pipeline.loop.trace:
+        if isinstance(decision.event, records.StationLost):
+            given_back.update(last)
+        for command in decision.commands:
+            if isinstance(command, records.LendSamples):
+                last = command.tickets
+                lent.update(last)
+    assert {ticket for ticket, times in lent.items() if times > 1} <= given_back, "what was trained is not trained again"
+
+
+def test_a_station_that_cannot_start_ends_the_run_with_what_it_said(tmp_path):
+    with pytest.raises(RunHalted, match=r"simulator-0 failed 3 times in a row before it stood ready.*status 7"):
+        run(tmp_path, env={**ENV, "call": "build", "fault": "exit"})
+    assert not children()
+    assert not orphaned_folders()
+
+
+def test_an_error_that_another_attempt_would_not_mend_ends_the_run_at_once(tmp_path):
+    with pytest.raises(RunHalted, match="the gradient is not finite"):
+        run(tmp_path, training={"optimizer": {"lr": 1e30, "grad_clip": None}}, versions=4)
+    assert not children()
+
+
+def test_too_many_failures_end_the_run_with_the_reason(tmp_path):
+    with pytest.raises(RunHalted, match=r"3 failures, 2 are allowed \(supervision.max_failures\).*status 7"):
+        run(tmp_path, env={**ENV, "fault": "exit", "at": 5}, supervision={"max_failures": 2})
+    assert not orphaned_folders()
+
+
+def test_a_start_that_takes_too_long_is_an_error_in_time(tmp_path):
+    begin = time.monotonic()
+    with pytest.raises(RunHalted, match="did not stand ready within 1 s"):
+        run(tmp_path, env={**ENV, "call": "build", "fault": "hang"}, supervision={"start_s": 1.0})
+    assert time.monotonic() - begin < 30
+
+
+def test_a_simulators_process_holds_no_torch(tmp_path):
+    file = tmp_path / "modules"
+    run(tmp_path, versions=1, env={**ENV, "modules": str(file)})
+    modules = {name.partition(".")[0] for name in file.read_text().split()}
+    assert "gymnasium" in modules
+    assert not {"torch", "transformers", "tensorboard"} & modules
+
+
+def test_threads_are_set_for_each_station(tmp_path):
+    seen = {}
+
+    def look(pipeline):
+        for name, pid in pipeline.launcher.processes().items():
+            seen[name] = psutil.Process(pid).environ()["OMP_NUM_THREADS"]
+
+    placement = {"trainer": {"threads": 2}}
+    run(tmp_path, versions=2, during=at_update(1, look), placement=placement)
+    assert seen == {"simulator-0": "1", "generator-0": "1", "trainer": "2"}
+
+
+def test_too_little_shared_memory_is_said_before_anything_starts(tmp_path):
+    with pytest.raises(StartError, match=r"shared memory: .* MB wanted \(arena .*free in .*; lower rollout.rows"):
+        run(tmp_path, training={"mini_batch_samples": 10**8})
+    assert not children()
+    assert not orphaned_folders()
