@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Literal
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from tests.pipeline.runs import config
 
 from polyrhythm.clustersim.driver import Step
 from polyrhythm.clustersim.replay import first_difference
+from polyrhythm.envs.gymnasium_env import GymnasiumBatch, GymnasiumSettings
 from polyrhythm.errors import RunHalted
 from polyrhythm.flow.conductor import Conductor
 from polyrhythm.flow.records import (
@@ -24,10 +26,10 @@ from polyrhythm.flow.records import (
 )
 from polyrhythm.flow.settings import FlowSettings
 from polyrhythm.flow.sharding import shard
-from polyrhythm.pipeline.build import build_envs, build_pipeline
+from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.episodes import held_out
-from polyrhythm.pipeline.loop import Loop
-from polyrhythm.policies.base import as_module
+from polyrhythm.pipeline.loop import Interrupted, Loop
+from polyrhythm.runtime.arena import ArenaLayout
 from polyrhythm.runtime.inline import InlineLauncher
 
 ASYNCHRONOUS = {
@@ -63,29 +65,40 @@ def test_the_lag_keeps_its_bound_and_nothing_is_left():
     assert 0 < max(lags) <= 2
     assert pipeline.loop.conductor.ledger.as_dict()["trained"] == 60
     assert pipeline.loop.conductor.ledger.imbalance == 0
-    assert pipeline.launcher.payloads.leaked() == ()
+    assert pipeline.launcher.pool.finished() == ()
 
 
-class Flaky:
-    """A real env batch whose step raises now and then: at every `period`-th call."""
+class FlakySettings(GymnasiumSettings):
+    """CartPole whose step raises now and then: at every `period`-th call."""
 
-    def __init__(self, env, period):
-        self._env, self._period, self._calls = env, period, 0
+    type: Literal["tests.pipeline.test_loop:FlakySettings"] = "tests.pipeline.test_loop:FlakySettings"
+    period: int = 1
 
-    def __getattr__(self, name):
-        return getattr(self._env, name)
+    def build(self, rows):
+        return Flaky(self, rows)
+
+
+class Flaky(GymnasiumBatch):
+    def __init__(self, settings, rows):
+        super().__init__(settings, rows)
+        self._period, self._calls = settings.period, 0
 
     def step(self, rows, actions):
         self._calls += 1
         if self._calls % self._period == 0:
             raise RuntimeError("the simulator fell over")
-        return self._env.step(rows, actions)
+        return super().step(rows, actions)
+
+
+def flaky(period, **changes):
+    env = {"type": "tests.pipeline.test_loop:FlakySettings", "id": "CartPole-v1", "max_steps": 40, "period": period}
+    return config(env=env, **changes)
 
 
 @pytest.mark.parametrize("changes", [{}, ASYNCHRONOUS], ids=["lockstep", "asynchronous"])
 def test_an_environment_that_raises_costs_attempts_and_no_sample(changes, caplog):
-    settings = config(**changes)
-    pipeline = build_pipeline(settings, [Flaky(env, 37) for env in build_envs(settings)], record=True)
+    settings = flaky(37, **changes)
+    pipeline = build_pipeline(settings, record=True)
     with caplog.at_level(logging.CRITICAL, "polyrhythm.stations.env_host"):
         pipeline.loop.train_until(2)
     failed = [d.event for d in pipeline.loop.trace if isinstance(d.event, SampleFailed)]
@@ -94,19 +107,19 @@ def test_an_environment_that_raises_costs_attempts_and_no_sample(changes, caplog
     ledger = pipeline.loop.conductor.ledger
     assert (ledger.imbalance, ledger.running, ledger.reissuing) == (0, 0, 0)
     assert ledger.trained == 2 * settings.training.batch_size * settings.freshness.sync_interval
-    assert pipeline.launcher.payloads.leaked() == ()
+    assert pipeline.launcher.pool.describe().endswith("blocks free, 0 being written, 0 finished")
 
 
 def test_an_environment_that_always_raises_ends_the_run_with_the_reason(caplog):
-    settings = config(rollout={"max_dropped": 5})
-    pipeline = build_pipeline(settings, [Flaky(env, 1) for env in build_envs(settings)])
+    pipeline = build_pipeline(flaky(1, rollout={"max_dropped": 5}))
     with caplog.at_level(logging.CRITICAL, "polyrhythm.stations.env_host"), pytest.raises(RunHalted, match="fell over"):
         pipeline.loop.train_until(1)
 
 
 def test_a_run_that_nothing_can_move_says_who_waits_for_what():
     pipeline = build_pipeline(config())
-    stuck = Loop(Conductor(pipeline.loop.conductor.settings), InlineLauncher(), time.monotonic, stall_s=0.05)
+    empty = InlineLauncher([], ArenaLayout(1, 1, 1, {}, {}, {}), 0)
+    stuck = Loop(Conductor(pipeline.loop.conductor.settings), empty, time.monotonic, stall_s=0.05)
     with pytest.raises(RunHalted, match=r"nothing has happened.*\(none\).*trained 0, published -1.*trainer: none"):
         stuck.train_until(1)
 
@@ -183,6 +196,41 @@ def test_a_station_at_work_is_no_stall_however_long_it_is_silent():
         loop.train_until(1)
 
 
+def interrupted(folder, stop):
+    """A run that was told to stop when `stop(conductor)` was first true, and what it had sent by then."""
+    pipeline = build_pipeline(config(), folder=folder, record=True)
+    loop = pipeline.loop
+    loop.stop = lambda: stop(loop.conductor)
+    with pytest.raises(Interrupted):
+        loop.train_until(3)
+    return pipeline
+
+
+def test_winding_down_finishes_the_update_under_way_and_begins_nothing_new(tmp_path):
+    pipeline = interrupted(tmp_path, lambda conductor: conductor.versions.updates == 1 and conductor.lending.lent)
+    conductor, before = pipeline.loop.conductor, pipeline.launcher.statistics()
+    assert pipeline.loop.wind_down(60.0)
+    assert conductor.versions.updates == 2
+    assert pipeline.states.updates(pipeline.states.paths()[-1]) == 2
+    after = pipeline.launcher.statistics()
+    assert after["trainer"]["updates"] == before["trainer"]["updates"] + 1
+    assert after["simulator-0"]["env_steps"] == before["simulator-0"]["env_steps"], "the batch was complete"
+    assert conductor.ledger.imbalance == 0
+
+
+def test_winding_down_between_two_updates_saves_what_there_is(tmp_path):
+    pipeline = interrupted(tmp_path, lambda conductor: conductor.versions.updates == 1 and conductor.ledger.running)
+    assert pipeline.loop.wind_down(60.0)
+    assert pipeline.loop.conductor.versions.updates == 1
+    assert pipeline.states.updates(pipeline.states.paths()[-1]) == 1
+
+
+def test_winding_down_takes_no_longer_than_it_may(tmp_path):
+    pipeline = interrupted(tmp_path, lambda conductor: conductor.versions.updates == 1 and conductor.lending.lent)
+    assert not pipeline.loop.wind_down(0.0)
+    assert pipeline.loop.conductor.versions.updates == 1
+
+
 def granted(pipeline):
     """Who got which training ticket, in order: number, attempt, slot, row, version."""
     commands = [command for decision in pipeline.loop.trace for command in decision.commands]
@@ -215,7 +263,7 @@ def test_an_evaluation_leaves_training_as_it_was(places, episodes, without_evalu
         assert len(results) == episodes
     pipeline.loop.train_until(3)
     assert granted(pipeline) == granted(without_evaluation)
-    wanted, found = (as_module(each.policy).state_dict() for each in (without_evaluation, pipeline))
+    wanted, found = (each.weights.read()[1] for each in (without_evaluation, pipeline))
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     assert pipeline.loop.conductor.ledger.as_dict() == without_evaluation.loop.conductor.ledger.as_dict()
 

@@ -13,7 +13,6 @@ from tests.pipeline.runs import ROWS, config
 from polyrhythm.flow.admission import mix as flow_mix
 from polyrhythm.flow.records import LendSamples, StartRows
 from polyrhythm.pipeline.build import build_pipeline
-from polyrhythm.policies.base import as_module
 from polyrhythm.specs import INSTRUCTION, PROGRESS, Trajectory
 from polyrhythm.specs.hashing import mix
 from polyrhythm.training.learner import Learner
@@ -111,7 +110,7 @@ def plain_loop(settings):
 def live(settings):
     pipeline = build_pipeline(settings, record=True)
     pipeline.loop.train_until(settings.training.versions)
-    assert pipeline.launcher.payloads.leaked() == ()
+    assert pipeline.launcher.pool.finished() == ()
     assert not pipeline.loop.conductor.ledger.imbalance
     pipeline.close()
     return pipeline
@@ -136,7 +135,8 @@ def lockstep():
 
 def test_lockstep_is_the_plain_loop_bit_for_bit(lockstep):
     wanted = plain_loop(config()).state_dict()
-    found = as_module(lockstep.policy).state_dict()
+    version, found = lockstep.weights.read()
+    assert version == 3
     start = config().policy.build(config().env.spec(), 3).state_dict()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     assert any(not torch.equal(start[name], wanted[name]) for name in wanted)
@@ -154,7 +154,7 @@ def test_lockstep_is_the_plain_loop_bit_for_bit(lockstep):
 def test_batching_sharding_and_routing_do_not_change_the_run(lockstep, changes):
     other = live(config(**changes))
     assert tickets(other) == tickets(lockstep)
-    found, wanted = as_module(other.policy).state_dict(), as_module(lockstep.policy).state_dict()
+    found, wanted = other.weights.read()[1], lockstep.weights.read()[1]
     for name, tensor in wanted.items():
         torch.testing.assert_close(found[name], tensor, atol=1e-4, rtol=1e-3)
 
