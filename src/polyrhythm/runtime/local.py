@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two looks at the processes and their deadlines.
 _LOOK_S = 0.25
-#: How long a dead station's last messages are waited for, and its farewell, and counters that were asked for.
-_DRAIN_S, _LEAVE_S, _ANSWER_S = 0.05, 5.0, 2.0
+#: How long a dead station's last messages are waited for (while others talk on), its farewell, and counters asked for.
+_DRAIN_S, _LONGEST_DRAIN_S, _LEAVE_S, _ANSWER_S = 0.05, 0.5, 5.0, 2.0
 
 
 class LocalLauncher:
@@ -93,7 +93,7 @@ class LocalLauncher:
         while not all(process.vigil.present for process in self._processes.values()):
             self._wait(_LOOK_S)
         self._events.clear()
-        self._known = dict.fromkeys(self._jobs, 0)
+        self._known = {name: process.epoch for name, process in self._processes.items()}
         return [process.joined for process in self._processes.values() if process.joined is not None]
 
     def _spawn(self, name: str, epoch: int) -> None:
@@ -269,7 +269,8 @@ class LocalLauncher:
 
     def _drain(self) -> None:
         """Hear what has been sent, the last messages of a process that has just ended included."""
-        while (frames := self._inbox.receive(_DRAIN_S)) is not None:
+        until = self.clock() + _LONGEST_DRAIN_S
+        while self.clock() < until and (frames := self._inbox.receive(_DRAIN_S)) is not None:
             self._hear(frames)
 
     def _replace(self, process: Process, reason: str) -> None:
@@ -325,9 +326,7 @@ class LocalLauncher:
 
     def statistics(self) -> dict[str, dict[str, float]]:
         """Each station's counters with `busy_s`, over all its incarnations; as fresh as they can be had."""
-        asked = {
-            name: process.heartbeat for name, process in self._processes.items() if process.vigil.present
-        }
+        asked = {name: process.heartbeat for name, process in self._processes.items() if process.vigil.present}
         for name in asked:
             self._processes[name].tell(wire.Ping())
         until = self.clock() + _ANSWER_S
