@@ -22,6 +22,7 @@ COMMANDS = {
     "eval": "measure a trained policy on held-out seeds",
     "simulate": "run the scheduler on a simulated cluster, in virtual time",
     "bench": "measure a part of the system",
+    "chaos": "run a recipe while its processes are killed, stopped and slowed",
 }
 
 

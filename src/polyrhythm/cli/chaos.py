@@ -1,0 +1,51 @@
+"""Run a recipe while its stations are killed, stopped and slowed, and check that nothing is lost and all recover."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from polyrhythm.cli import show
+from polyrhythm.cli.numbers import whole
+
+_COLUMNS = ("at_s", "station", "kind", "slowed_s", "noticed_s", "joined_s", "recovered_s", "usual_pace")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s [-h] --kills N [--seed S] [--json] recipe [section.key=value ...]"
+    parser.add_argument("recipe", help="name of a recipe, or path of a YAML file")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings that differ")
+    parser.add_argument("--kills", type=int, required=True, metavar="N", help="faults: kill, stop and slow together")
+    parser.add_argument("--seed", type=whole, default=0, metavar="S", help="which faults, and when (0)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from polyrhythm.pipeline.chaos.run import chaos, chaos_config
+    from polyrhythm.pipeline.check import check
+
+    checked = check(chaos_config(arguments.recipe, arguments.kills, arguments.overrides))
+    folder = Path(tempfile.mkdtemp(prefix="polyrhythm-chaos-"))
+    result = chaos(checked, folder, arguments.kills, arguments.seed)
+    print(json.dumps(result, indent=2) if arguments.json else table(result))
+    if result["totals"]["violations"]:
+        print(f"its logs: {folder / 'logs'}", file=sys.stderr)
+        return 1
+    shutil.rmtree(folder)
+    return 0
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """The faults, one a line, and what they come to."""
+    rows: list[tuple[str, ...]] = [("", *_COLUMNS)]
+    for number, fault in enumerate(result["faults"], 1):
+        rows.append((str(number), *("-" if fault[name] is None else str(fault[name]) for name in _COLUMNS)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join([*lines, "", show.lines(result["totals"])])

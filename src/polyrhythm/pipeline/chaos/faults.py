@@ -1,0 +1,131 @@
+"""Which faults come, in an order that a seed decides, and what came of each.
+
+Kinds and roles are dealt like cards: of three consecutive faults each kind and each role has one, of nine each pair.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+from typing import Any
+
+#: Seconds within which throughput must be back.
+RECOVERY_S = 15.0
+
+#: Seconds of undisturbed running before a fault; how long a station is slowed, as a share of the heartbeat's deadline.
+_PAUSE_S, _SLOW_SHARE = (1.0, 5.0), (0.2, 0.6)
+
+
+class Kind(StrEnum):
+    """kill: SIGKILL; stop: SIGSTOP, for ever; slow: SIGSTOP, then SIGCONT before the station is given up."""
+
+    KILL = "kill"
+    STOP = "stop"
+    SLOW = "slow"
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A fault to come. pause_s: undisturbed seconds before it; slow_s: how long a slowed station stands still, or 0."""
+
+    kind: Kind
+    station: str
+    pause_s: float
+    slow_s: float
+
+
+def plan(seed: int, count: int, stations: Sequence[str], heartbeat_s: float) -> list[Planned]:
+    """`count` faults of these stations (simulator-0, generator-0, …, trainer), the same for the same seed."""
+    rng = random.Random(seed)
+    roles: dict[str, list[str]] = {}
+    for station in stations:
+        roles.setdefault(station.partition("-")[0], []).append(station)
+    pairs = _deal(rng, list(roles))
+    planned = []
+    for _ in range(count):
+        kind, role = next(pairs)
+        slow_s = heartbeat_s * rng.uniform(*_SLOW_SHARE) if kind is Kind.SLOW else 0.0
+        planned.append(Planned(kind, rng.choice(roles[role]), rng.uniform(*_PAUSE_S), slow_s))
+    return planned
+
+
+def _deal(rng: random.Random, roles: list[str]) -> Iterator[tuple[Kind, str]]:
+    kinds = list(Kind)
+    while True:
+        rng.shuffle(kinds)
+        rng.shuffle(roles)
+        for shift in rng.sample(range(len(roles)), len(roles)):
+            hand = [(kind, roles[(index + shift) % len(roles)]) for index, kind in enumerate(kinds)]
+            rng.shuffle(hand)
+            yield from hand
+
+
+@dataclass(slots=True)
+class Fault:
+    """A fault that was applied. Times are the loop's clock, None until it happens.
+
+    pace: what was usual before it, chunk steps/s; noticed_at: `StationLost` was heard; over_at: the station joined
+    again, or was slowed no longer; recovered_at: throughput was back; given_up: why a slowed one was taken for lost.
+    """
+
+    planned: Planned
+    at: float
+    pace: float
+    noticed_at: float | None = None
+    over_at: float | None = None
+    recovered_at: float | None = None
+    given_up: str = ""
+
+    def as_dict(self, began: float) -> dict[str, Any]:
+        """Plain data; times in seconds since `began` (at_s) and since the fault (the others)."""
+        slowed = self.planned.kind is Kind.SLOW
+        return {
+            "station": self.planned.station,
+            "kind": self.planned.kind.value,
+            "at_s": round(self.at - began, 2),
+            "slowed_s": self._since(self.over_at) if slowed else None,
+            "noticed_s": self._since(self.noticed_at),
+            "joined_s": None if slowed else self._since(self.over_at),
+            "recovered_s": self._since(self.recovered_at),
+            "usual_pace": round(self.pace, 1),
+        }
+
+    def complaints(self) -> Iterator[str]:
+        """What of this fault went against the promises."""
+        planned = self.planned
+        what = f"{planned.station} ({planned.kind})"
+        if self.given_up:
+            yield f"{what} was slowed for {planned.slow_s:.1f} s only, but given up: it {self.given_up}"
+        if planned.kind is not Kind.SLOW and self.noticed_at is None:
+            yield f"{what} was never noticed"
+        if self.over_at is None:
+            yield f"{what} never came back"
+        elif self.recovered_at is None:
+            yield f"{what}: throughput never came back to what it was"
+        elif self.recovered_at > self.at + RECOVERY_S:
+            yield f"{what}: throughput was back after {self.recovered_at - self.at:.1f} s, {RECOVERY_S:g} s are allowed"
+
+    def _since(self, moment: float | None) -> float | None:
+        return None if moment is None else round(moment - self.at, 2)
+
+
+def totals(faults: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Over the faults as plain data: how many, by kind, noticed_s and recovered_s (p50, max), recovered_within_15_s."""
+    by_kind = {
+        kind.value: {"faults": len(own), **_times(own)}
+        for kind in Kind
+        if (own := [fault for fault in faults if fault["kind"] == kind])
+    }
+    within = sum(fault["recovered_s"] is not None and fault["recovered_s"] <= RECOVERY_S for fault in faults)
+    return {"faults": len(faults), "by_kind": by_kind, **_times(faults), "recovered_within_15_s": within}
+
+
+def _times(faults: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    found = {}
+    for name in ("noticed_s", "recovered_s"):
+        times = [fault[name] for fault in faults if fault[name] is not None]
+        found[name] = {"p50": round(median(times), 2), "max": max(times)} if times else {"p50": None, "max": None}
+    return found
