@@ -22,7 +22,8 @@ _WAIT_S = 1.0
 class Actor:
     """Makes the station, then obeys what comes in and works while there is work, until told to stop.
 
-    ready: set once the station stands. error: what ended it, if anything did. busy_s, units: its work so far.
+    ready: set once the station stands; over: set when it has ended; `news` with both. error: what ended it, if anything
+    did. busy_s, units: its work so far.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Actor:
         answer_dtype: np.dtype[Any],
         connect: Callable[[Connect], None],
         beat: Callable[[], None],
+        news: threading.Event,
     ) -> None:
         self.address, self.endpoint = address, endpoint
         self.error: BaseException | None = None
@@ -41,7 +43,7 @@ class Actor:
         self.busy_s, self.units = 0.0, 0
         self.ready, self.over = threading.Event(), threading.Event()
         self._make, self._context, self._answer_dtype = make, context, answer_dtype
-        self._connect, self._beat = connect, beat
+        self._connect, self._beat, self._news = connect, beat, news
         self._thread = threading.Thread(target=self._run, name=address, daemon=True)
 
     def start(self) -> None:
@@ -59,6 +61,7 @@ class Actor:
             self.endpoint = inbox.endpoint
             self.station = self._make()
             self.ready.set()
+            self._news.set()
             self._work(self.station, inbox)
             self.station.close()
         except BaseException as error:  # noqa: BLE001 - the process ends with it
@@ -68,20 +71,23 @@ class Actor:
                 inbox.close()
             self.ready.set()
             self.over.set()
+            self._news.set()
 
     def _work(self, station: Station, inbox: Inbox) -> None:
         """Consumes: commands and replies. Waits for: a message. Unblocked by: one, or `_WAIT_S`.
         Produces: what the station says. Ends with `Stop`."""
+        patience = 0.0
         while True:
-            while (frames := inbox.receive()) is not None:
+            frames = inbox.receive(patience)
+            while frames is not None:
                 if not self._obey(station, frames):
                     return
-            begin = time.monotonic()
+                frames = inbox.receive()
+            begin, patience = time.monotonic(), _WAIT_S
             if station.work():
                 self.units += 1
                 self.busy_s += time.monotonic() - begin
-            else:
-                inbox.wait(_WAIT_S)
+                patience = 0.0
 
     def _obey(self, station: Station, frames: list[bytes]) -> bool:
         """One message; False if it is the last."""

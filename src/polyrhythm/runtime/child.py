@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ class Workplace:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._main = Outbox(self._context, posting.main)
         self._slots: dict[str, Outbox] = {}
+        self._news = threading.Event()
         folder = Path(posting.folder)
         arena = Arena(posting.layout, memoryview(open_segment(folder, "arena")))
         weights = memoryview(open_segment(folder, "weights"))
@@ -75,6 +77,7 @@ class Workplace:
                 posting.layout.answer_dtype,
                 self._connect,
                 self._beat,
+                self._news,
             )
             for address, make in job.parts(host, posting.epoch)
         ]
@@ -82,8 +85,8 @@ class Workplace:
     def run(self) -> int:
         """Work until told to stop, or until a part fails; the exit status.
 
-        Consumes: nothing itself. Waits for: the parts. Unblocked by: `_BEAT_S`. Produces: heartbeats, a greeting,
-        and last words.
+        Consumes: nothing itself. Waits for: news of a part. Unblocked by: some, or `_BEAT_S`. Produces: heartbeats, a
+        greeting, and last words.
         """
         for part in self._parts:
             part.start()
@@ -96,7 +99,8 @@ class Workplace:
                 self._greet()
                 greeted = True
             self._beat()
-            (self._parts[0].over if greeted else self._parts[0].ready).wait(_BEAT_S if greeted else _BEAT_S / 10)
+            self._news.wait(_BEAT_S)
+            self._news.clear()
         return self._leave()
 
     def _leave(self) -> int:
