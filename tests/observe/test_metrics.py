@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from polyrhythm.observe import MetricsWriter
+from polyrhythm.observe.metrics import rewind
 
 
 def _lines(folder: Path) -> list[dict[str, object]]:
@@ -21,6 +22,21 @@ def test_lines_are_there_before_close_and_a_resumed_run_appends(tmp_path: Path) 
     with MetricsWriter(tmp_path, tensorboard=False) as metrics:
         metrics.log(1, {"staleness/lag_mean": 1, "env/success_once": True}, time_s=2)
     assert [line["step"] for line in _lines(tmp_path)] == [0, 1]
+
+
+def test_a_rewound_run_forgets_the_updates_that_it_does_again(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path, tensorboard=False) as metrics:
+        metrics.log(0, {"train/sft/loss": 1.0}, time_s=1)
+        metrics.log(0, {"evaluation/greedy/rate": 0.5}, time_s=2)
+        for step in range(3):
+            metrics.log(step, {"throughput/transitions_per_s": 9.0}, time_s=3 + step)
+    whole = _lines(tmp_path)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "time_s": 6, "thr')
+    for step, kept in ((3, 5), (2, 4), (0, 2)):
+        rewind(tmp_path, step)
+        assert _lines(tmp_path) == whole[:kept]
+    rewind(tmp_path / "nowhere", 0)
 
 
 def test_not_a_number_is_null(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import Literal
 
 import pytest
@@ -17,6 +18,7 @@ from polyrhythm.errors import RunFolderError, RunHalted
 from polyrhythm.flow.admission import mix as flow_mix
 from polyrhythm.flow.records import SampleEvaluated
 from polyrhythm.pipeline.check import check
+from polyrhythm.pipeline.checkpoints import load_policy
 from polyrhythm.pipeline.episodes import held_out, tally
 from polyrhythm.pipeline.evaluate import evaluate
 from polyrhythm.pipeline.run import train
@@ -24,7 +26,9 @@ from polyrhythm.specs import Task
 
 
 def test_two_versions_of_the_cartpole_recipe(tmp_path):
-    config = load_config("cartpole", ["training.versions=2", "evaluation.episodes=6", "evaluation.sampled=true"])
+    config = load_config(
+        "cartpole", ["launcher=inline", "training.versions=2", "evaluation.episodes=6", "evaluation.sampled=true"]
+    )
     summary = train(check(config), tmp_path)
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
     assert {"before", "after", "before_sampled", "after_sampled"} <= summary.keys()
@@ -68,14 +72,16 @@ def test_two_versions_of_the_cartpole_recipe(tmp_path):
 
 
 def test_a_run_without_training_measures_what_it_begins_with(tmp_path):
-    summary = train(check(load_config("cartpole", ["training.versions=0", "evaluation.episodes=4"])), tmp_path)
+    summary = train(
+        check(load_config("cartpole", ["launcher=inline", "training.versions=0", "evaluation.episodes=4"])), tmp_path
+    )
     assert summary["before"]["episodes"] == 4
     assert "after" not in summary
     assert evaluate(tmp_path, 4, 1_000_000_000, greedy=True)["mean_return"] == summary["before"]["mean_return"]
 
 
 def test_the_weights_file_is_plain_data(tmp_path):
-    train(check(load_config("cartpole", ["training.versions=0", "evaluation.episodes=0"])), tmp_path)
+    train(check(load_config("cartpole", ["launcher=inline", "training.versions=0", "evaluation.episodes=0"])), tmp_path)
     content = torch.load(tmp_path / "policy.pt", weights_only=True)
     assert content["config"]["name"] == "cartpole"
 
@@ -111,10 +117,10 @@ def test_a_tally_has_intervals_and_tasks():
 
 
 class InterruptedSettings(GymnasiumSettings):
-    """CartPole whose user presses Ctrl-C once, at env step `at`."""
+    """CartPole whose user presses Ctrl-C at these env steps, counted over all parts of a run."""
 
     type: Literal["tests.pipeline.test_run:InterruptedSettings"] = "tests.pipeline.test_run:InterruptedSettings"
-    at: int = 0
+    at: tuple[int, ...] = ()
 
     def build(self, rows):
         return Interrupted(self, rows)
@@ -123,32 +129,77 @@ class InterruptedSettings(GymnasiumSettings):
 class Interrupted(GymnasiumBatch):
     steps = 0
 
-    def step(self, rows, actions):
-        Interrupted.steps += 1
-        if Interrupted.steps == self._at:
-            raise KeyboardInterrupt
-        return super().step(rows, actions)
-
     def __init__(self, settings, rows):
         super().__init__(settings, rows)
         self._at = settings.at
 
+    def step(self, rows, actions):
+        Interrupted.steps += 1
+        for _ in range(self._at.count(Interrupted.steps)):
+            signal.raise_signal(signal.SIGINT)
+        return super().step(rows, actions)
+
+
+class Recipe:
+    """A lock-step run of `versions` that is interrupted `at` some env steps."""
+
+    def __init__(self, folder, monkeypatch, at=(), versions=50):
+        monkeypatch.setattr(Interrupted, "steps", 0)
+        env = {"type": "tests.pipeline.test_run:InterruptedSettings", "id": "CartPole-v1", "max_steps": 40, "at": at}
+        training = {**LOCKSTEP["training"], "versions": versions}
+        self.path, self.folder = folder / "recipe.yaml", folder / "run"
+        folder.mkdir(exist_ok=True)
+        self.path.write_text(yaml.safe_dump({**LOCKSTEP, "env": env, "training": training}))
+
+    def train(self, *overrides):
+        return main(["train", str(self.path), "--out", str(self.folder), *overrides])
+
+    def summary(self):
+        return json.loads((self.folder / "summary.json").read_text())
+
+    def steps(self):
+        return [json.loads(line)["step"] for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+    def weights(self):
+        return load_policy(self.folder)[1:]
+
 
 @pytest.mark.parametrize(("at", "versions"), [(20, {0}), (400, set(range(1, 40)))], ids=["at-first", "later"])
 def test_an_interrupted_run_leaves_the_newest_whole_weights(at, versions, tmp_path, monkeypatch):
-    monkeypatch.setattr(Interrupted, "steps", 0)
-    env = {"type": "tests.pipeline.test_run:InterruptedSettings", "id": "CartPole-v1", "max_steps": 40, "at": at}
-    recipe = tmp_path / "interrupted.yaml"
-    recipe.write_text(yaml.safe_dump({**LOCKSTEP, "env": env, "training": {"versions": 50, "mini_batch_samples": 10}}))
-    folder = tmp_path / "run"
-    assert main(["train", str(recipe), "--out", str(folder)]) == 130
-    assert not (folder / "summary.json").exists()
-    result = evaluate(folder, 4, 0, greedy=True)
+    recipe = Recipe(tmp_path, monkeypatch, (at, at))
+    assert recipe.train() == 130
+    assert not (recipe.folder / "summary.json").exists()
+    result = evaluate(recipe.folder, 4, 0, greedy=True)
     assert result["version"] in versions
 
 
+@pytest.mark.parametrize("at", [(150,), (150, 260), (150, 150)], ids=["once", "twice", "at once"])
+def test_a_run_that_was_cut_and_goes_on_learns_what_a_whole_one_does(at, tmp_path, monkeypatch):
+    """Two signals at once end it without a farewell, so it has to go back to what was saved before.
+
+    Weights are equal but for rounding: the rest of a batch that was cut is computed in smaller passes.
+    """
+    whole = Recipe(tmp_path / "whole", monkeypatch, (), 12)
+    assert whole.train() == 0
+    cut = Recipe(tmp_path / "cut", monkeypatch, at, 12)
+    assert cut.train("shutdown_s=60") == 130
+    parts = 1
+    while not (cut.folder / "summary.json").exists():
+        assert cut.train("resume=auto", "shutdown_s=60") in (0, 130)
+        parts += 1
+    assert parts == (3 if at == (150, 260) else 2)
+    version, found = reversed(cut.weights())
+    assert version == 12
+    for name, tensor in whole.weights()[0].items():
+        torch.testing.assert_close(found[name], tensor, atol=1e-5, rtol=1e-4)
+    assert cut.steps() == whole.steps() == list(range(12))
+    assert cut.summary()["lag"]["counts"] == whole.summary()["lag"]["counts"] == {"0": 120}
+    assert cut.summary()["ledger"]["trained"] == 120
+    assert len(list(cut.folder.glob("trace*.json"))) == parts
+
+
 def test_weights_of_other_settings_are_refused(tmp_path):
-    train(check(load_config("cartpole", ["training.versions=0", "evaluation.episodes=0"])), tmp_path)
+    train(check(load_config("cartpole", ["launcher=inline", "training.versions=0", "evaluation.episodes=0"])), tmp_path)
     content = torch.load(tmp_path / "policy.pt", weights_only=True)
     content["config"]["policy"]["hidden"] = 32
     torch.save(content, tmp_path / "policy.pt")
@@ -171,10 +222,11 @@ def test_two_versions_of_the_quickstart_recipe(tmp_path, simulator):
         "supervised.batch_size": 16,
         "supervised.warmup_steps": 1,
     }
-    config = load_config("quickstart", [f"{path}={value}" for path, value in small.items()])
+    overrides = [f"{path}={value}" for path, value in small.items()]
+    config = load_config("quickstart", ["launcher=inline", *overrides])
     summary = train(check(config), tmp_path)
     assert list(summary["wall_s"]) == [
-        *("start", "demonstrations", "supervised", "evaluation_before", "rl", "evaluation_after", "total")
+        *("demonstrations", "supervised", "start", "evaluation_before", "rl", "evaluation_after", "total")
     ]
     assert summary["ledger"]["trained"] == 8
     assert summary["after"]["episodes"] == summary["before_sampled"]["episodes"] == 4

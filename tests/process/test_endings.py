@@ -91,7 +91,7 @@ def test_an_update_that_takes_too_long_is_abandoned_and_its_samples_wait(tmp_pat
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(20) == 130, output(tmp_path)
     assert "the update under way is abandoned" in output(tmp_path)
-    (saved,) = (tmp_path / "run" / "checkpoints").glob("run-*")
+    *_, saved = sorted((tmp_path / "run" / "checkpoints").glob("run-*"))
     assert json.loads((saved / "run.json").read_text())["conductor"]["lending"]["lent"]
     with command(tmp_path, **merge(merge(LONG, slow), {"seed": 4, "resume": "auto"})) as process:
         assert process.wait(60) == 2

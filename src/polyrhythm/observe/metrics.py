@@ -29,7 +29,7 @@ GROUPS: Mapping[str, str] = {
     "train/sft": "supervised warm start: loss, grad_norm",
     "samples": "the ledger's counts by state; dropped/<reason>",
     "throughput": "transitions_per_s of the samples that finished since the update before",
-    "evaluation": "held-out episodes, greedy/ and sampled/: rate of success, low, high (Wilson 95%), mean_return",
+    "evaluation": "held-out episodes, greedy/, sampled/ and swapped/: rate of success, low, high (Wilson 95%), mean_return",
 }
 
 
@@ -80,22 +80,23 @@ class MetricsWriter:
 
 
 def rewind(folder: Path, step: int) -> None:
-    """Forget the lines of updates from `step` on, before a resumed run writes them again."""
+    """Forget the lines of updates from `step` on, before a resumed run writes them again; those of phases stay."""
     path = folder / "metrics.jsonl"
     if not path.is_file():
         return
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) < step]
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if _stays(line, step)]
     unfinished = path.with_name(path.name + ".part")
     unfinished.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     unfinished.replace(path)
 
 
-def _step_of(line: str) -> float:
-    """The step of a line; a line that a crash cut short is as good as forgotten."""
+def _stays(line: str, step: int) -> bool:
+    """Whether a line is earlier than `step`, or of no update; one that a crash cut short is as good as forgotten."""
     try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError):
-        return math.inf
+        content = json.loads(line)
+    except ValueError:
+        return False
+    return content["step"] < step or not any(name.startswith("throughput/") for name in content)
 
 
 def _tensorboard_writer(folder: Path) -> Writer:

@@ -156,7 +156,9 @@ class _Run:
         loop.observers += [
             *(episodes, metrics, lags, Timeline(trace, began), ProgressLine(updates, episodes, began), saver)
         ]
-        if saved is not None:
+        if saved is None:
+            saver.save()  # from here on policy.pt changes, so a run that is cut short goes on from a saved one
+        else:
             self.start()
         try:
             with progress.phase("rl"):
@@ -164,11 +166,7 @@ class _Run:
         except Interrupted:
             finished = loop.wind_down(config.shutdown_s)
             saver.save()
-            log.info(
-                "%s; polyrhythm train … resume=%s goes on from here",
-                "the update under way is finished" if finished else "the update under way is abandoned",
-                self._folder,
-            )
+            log.info("the update under way is %s", "finished" if finished else "abandoned")
             raise
         finally:
             self._save_published()
@@ -187,25 +185,35 @@ class _Run:
         save_policy(weights, self._config, self._folder / POLICY_FILE, version)
 
     def evaluate(self, name: str) -> None:
-        """{name: greedy tally, name_sampled: sampled tally}, of those asked for; the same seeds before and after.
+        """{name: greedy tally, name_sampled: sampled tally, swapped: …}, of those asked for; the same seeds each time.
 
         The metrics get them too, at the step of the version that was measured.
         """
-        wanted, progress = self._config.evaluation, self._progress
-        ways = [greedy for greedy, asked in ((True, wanted.greedy), (False, wanted.sampled)) if asked]
+        wanted, progress, tasks = self._config.evaluation, self._progress, self._tasks
         if not wanted.episodes or progress.result(f"evaluation_{name}") is not None:
             return
-        tasks = self._tasks
+        ways = {
+            key: (greedy, swap)
+            for key, greedy, swap, asked in (
+                (name, True, False, wanted.greedy),
+                (f"{name}_sampled", False, False, wanted.sampled),
+                ("swapped", True, True, wanted.swapped and name == "after"),
+            )
+            if asked
+        }
         episodes = [
-            episode for greedy in ways for episode in held_out(wanted.episodes, wanted.seed, len(tasks), greedy=greedy)
+            episode
+            for greedy, swap in ways.values()
+            for episode in held_out(wanted.episodes, wanted.seed, len(tasks), greedy=greedy, swap=swap)
         ]
         with progress.phase(f"evaluation_{name}"):
             results = self._pipeline.loop.evaluate(name, episodes)
         tallies = {}
-        for greedy in ways:
-            key = name if greedy else f"{name}_sampled"
-            total = tallies[key] = tally([result for result in results if result.greedy == greedy], tasks)
-            values = {f"evaluation/{'greedy' if greedy else 'sampled'}/{part}": total[part] for part in _MEASURED}
+        for key, (greedy, swap) in ways.items():
+            own = [r for r in results if r.greedy == greedy and (r.instruction != r.task) == swap]
+            total = tallies[key] = tally(own, tasks)
+            way = "swapped" if swap else "greedy" if greedy else "sampled"
+            values = {f"evaluation/{way}/{part}": total[part] for part in _MEASURED}
             self._metrics.log(results[0].version, values, progress.summary()["total"])
             log.info(
                 "%s: return %.1f, success in %d of %d", key, total["mean_return"], total["successes"], total["episodes"]

@@ -1,0 +1,146 @@
+"""How far a run has come, and which run is gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.pipeline.runs import config
+
+from polyrhythm.config.load import save_config
+from polyrhythm.errors import RunFolderError
+from polyrhythm.pipeline.progress import CONFIG_FILE, SUMMARY_FILE, Progress, run_to_resume
+
+
+def run_in(folder: Path, *, age: float = 0.0, finished: bool = False, **changes: Any) -> Path:
+    """The folder of a run that began `age` seconds before the others."""
+    folder.mkdir(parents=True)
+    file = folder / CONFIG_FILE
+    save_config(config(**changes), file)
+    os.utime(file, (1e9 - age, 1e9 - age))
+    if finished:
+        (folder / SUMMARY_FILE).write_text("{}")
+    return folder
+
+
+def wanted(out: Path, resume: str, **changes: Any) -> Any:
+    return config(out_dir=str(out), resume=resume, **changes)
+
+
+def test_never_begins_anew_whatever_there_is(tmp_path: Path) -> None:
+    run_in(tmp_path / "test" / "1")
+    assert run_to_resume(wanted(tmp_path, "never"), None) is None
+    assert run_to_resume(wanted(tmp_path, "never"), tmp_path / "test" / "1") is None
+
+
+def test_auto_goes_on_with_the_newest_unfinished_run_of_the_recipe(tmp_path: Path) -> None:
+    run_in(tmp_path / "test" / "3", age=300)
+    newest = run_in(tmp_path / "test" / "1", age=100)
+    run_in(tmp_path / "test" / "2", finished=True)
+    run_in(tmp_path / "another" / "4")
+    (tmp_path / "test" / "empty").mkdir()
+    assert run_to_resume(wanted(tmp_path, "auto"), None) == newest
+
+
+def test_auto_begins_anew_where_there_is_nothing_to_go_on_with(tmp_path: Path) -> None:
+    assert run_to_resume(wanted(tmp_path, "auto"), None) is None
+    run_in(tmp_path / "test" / "1", finished=True)
+    assert run_to_resume(wanted(tmp_path, "auto"), None) is None
+
+
+def test_auto_means_the_folder_that_was_named(tmp_path: Path) -> None:
+    run_in(tmp_path / "test" / "1")
+    mine = tmp_path / "mine"
+    assert run_to_resume(wanted(tmp_path, "auto"), mine) is None
+    mine.mkdir()
+    assert run_to_resume(wanted(tmp_path, "auto"), mine) is None
+    run_in(tmp_path / "mine" / "run")
+    assert run_to_resume(wanted(tmp_path, "auto"), mine / "run") == mine / "run"
+
+
+def test_a_folder_can_be_named_in_the_settings(tmp_path: Path) -> None:
+    folder = run_in(tmp_path / "elsewhere")
+    assert run_to_resume(wanted(tmp_path, str(folder)), None) == folder
+
+
+@pytest.mark.parametrize("resume", ["auto", "path"])
+def test_a_finished_run_is_not_gone_on_with(resume: str, tmp_path: Path) -> None:
+    folder = run_in(tmp_path / "run", finished=True)
+    given = wanted(tmp_path, "auto" if resume == "auto" else str(folder))
+    with pytest.raises(RunFolderError, match=f"resume = {folder}: that run is finished; name another, or set resume"):
+        run_to_resume(given, folder)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"a run folder is wanted, but it has no config.yaml; name another"):
+        run_to_resume(wanted(tmp_path, str(tmp_path)), None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"seed": 4}, "seed = 4 is wanted, but that run has 3; give it the same settings, or set resume=never"),
+        ({"training": {"optimizer": {"lr": 1.0}}}, "training.optimizer.lr = 1.0 is wanted, but that run has 0.003"),
+        ({"policy": {"hidden": 8}, "seed": 4}, r"policy.hidden = 8 is wanted, but that run has 16 \(and 1 more\)"),
+        ({"env": "gymnasium:Acrobot-v1"}, "env.id = Acrobot-v1 is wanted, but that run has CartPole-v1"),
+        ({"batching": {"type": "dynamic"}}, "batching.max_requests = .* is wanted, but that run has None"),
+    ],
+)
+@pytest.mark.parametrize("resume", ["auto", "path"])
+def test_other_settings_are_refused_by_name(resume: str, changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    folder = run_in(tmp_path / "test" / "1")
+    with pytest.raises(RunFolderError, match=f"^resume = {folder}: {words}"):
+        run_to_resume(wanted(tmp_path, "auto" if resume == "auto" else str(folder), **changes), None)
+
+
+def test_where_and_how_a_run_runs_may_change(tmp_path: Path) -> None:
+    folder = run_in(tmp_path / "test" / "1")
+    changes = {
+        "launcher": "local",
+        "placement": {"generators": {"threads": 2}},
+        "data_plane": {"transport": "tcp"},
+        "supervision": {"step_s": 5.0},
+        "checkpoint": {"run_every_s": 1.0},
+        "shutdown_s": 3.0,
+    }
+    assert run_to_resume(wanted(tmp_path, "auto", **changes), None) == folder
+
+
+def test_what_is_done_is_remembered_and_times_add_up(tmp_path: Path) -> None:
+    progress = Progress(tmp_path)
+    assert progress.result("warm_start") is None
+    with progress.phase("start"):
+        pass
+    progress.commit("warm_start", {})
+    progress.commit("evaluation_before", {"before": {"rate": 0.5}})
+    spent = progress.wall_s["start"]
+    again = Progress(tmp_path)
+    assert again.result("warm_start") == {}, "done, though it came to nothing"
+    assert again.result("evaluation_before") == {"before": {"rate": 0.5}}
+    assert again.result("rl") is None
+    with again.phase("start"):
+        pass
+    assert again.wall_s["start"] > spent
+    assert again.summary()["total"] >= again.wall_s["start"]
+
+
+def test_the_time_of_a_phase_that_is_cut_short_counts(tmp_path: Path) -> None:
+    progress = Progress(tmp_path)
+    with pytest.raises(KeyboardInterrupt), progress.phase("rl"):
+        raise KeyboardInterrupt
+    again = Progress(tmp_path)
+    assert again.wall_s["rl"] > 0
+    assert again.result("rl") is None
+
+
+def test_progress_is_written_whole(tmp_path: Path) -> None:
+    progress = Progress(tmp_path)
+    progress.commit("warm_start", {})
+    (tmp_path / "progress.json.part").write_text("{ cut sh")
+    assert Progress(tmp_path).result("warm_start") == {}
+    progress.commit("rl", {"lag": 1})
+    assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
+    assert json.loads((tmp_path / "progress.json").read_text())["done"] == {"warm_start": {}, "rl": {"lag": 1}}
