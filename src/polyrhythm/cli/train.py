@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -47,7 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         summary = train(checked, folder)
     except KeyboardInterrupt:
-        print(f"what there is so far, evaluable if it has a policy.pt: {folder}", file=sys.stderr)
+        overrides = [word for word in arguments.overrides if not word.startswith("resume=")]
+        words = shlex.join([arguments.recipe, *overrides, f"resume={folder}"])
+        print(f"to go on: polyrhythm train {words}", file=sys.stderr)
         raise
     if arguments.json:
         print(json.dumps(summary, indent=2))

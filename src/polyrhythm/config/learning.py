@@ -154,6 +154,8 @@ class EvaluationSettings(Section):
     """Evaluate the policy acting without noise."""
     sampled: Flag = False
     """Evaluate sampled actions too."""
+    swapped: Flag = False
+    """After training, show each task another's instruction too (greedily): a policy that listens then fails."""
 
     @model_validator(mode="after")
     def _some_way_to_act(self) -> EvaluationSettings:

@@ -62,7 +62,18 @@ def check(config: RunConfig, *, trainer: bool = True) -> Checked:
         refuse_shortage({"arena": layout.nbytes, "weights": bus_nbytes(policy.state_dict())})
     if config.demonstrations is not None:
         _check_expert(env)
+    if config.evaluation.swapped:
+        refuse_swapping(spec)
     return Checked(config, spec, policy)
+
+
+def refuse_swapping(spec: EnvSpec) -> None:
+    """Raise ConfigError where there is no other instruction to show."""
+    if len(spec.tasks) < 2:
+        raise ConfigError(
+            "swapping instructions: at least 2 tasks are wanted, the environment has 1; leave it out "
+            "(evaluation.swapped=false, no --swap-instructions)"
+        )
 
 
 def _check_devices(config: RunConfig) -> None:

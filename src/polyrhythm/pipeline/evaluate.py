@@ -8,7 +8,7 @@ from typing import Any
 
 from polyrhythm.errors import RunFolderError
 from polyrhythm.pipeline.build import build_pipeline
-from polyrhythm.pipeline.check import check
+from polyrhythm.pipeline.check import check, refuse_swapping
 from polyrhythm.pipeline.checkpoints import load_policy
 from polyrhythm.pipeline.episodes import held_out, tally
 from polyrhythm.policies.base import as_module
@@ -34,6 +34,8 @@ def evaluate(
     """
     config, weights, version = load_policy(path)
     _, spec, policy = check(config, trainer=False)
+    if swap_instructions:
+        refuse_swapping(spec)
     episodes = episodes or config.evaluation.episodes or EPISODES
     seed = config.evaluation.seed if seed is None else seed
     try:
