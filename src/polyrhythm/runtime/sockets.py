@@ -1,7 +1,8 @@
 """Inboxes and outboxes over ZeroMQ. Whoever works has one inbox; everybody may hold an outbox to it.
 
 Queues have no limit of their own: the protocol bounds them (one request a slot, one batch a generator, one update).
-Sending never blocks, and an outbox may be used from several threads: each gets a socket of its own.
+Sending never blocks, and an outbox may be used from several threads: they take turns, so what arrives is in the order
+in which it was handed over, whoever did so.
 """
 
 from __future__ import annotations
@@ -40,17 +41,24 @@ class Inbox:
                 "free it, or choose another data_plane.transport"
             ) from error
         self.endpoint: str = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._timeout = -1
 
-    def receive(self) -> list[bytes] | None:
-        """The frames of the next message; None if none has come."""
+    def receive(self, seconds: float = 0.0) -> list[bytes] | None:
+        """The frames of the next message; None if none has come within `seconds`."""
+        socket, milliseconds = self.socket, round(seconds * 1000)
+        if milliseconds <= 0:
+            if not socket.get(zmq.EVENTS) & zmq.POLLIN:
+                return None
+        elif milliseconds != self._timeout:
+            socket.set(zmq.RCVTIMEO, milliseconds)
+            self._timeout = milliseconds
         try:
-            return self.socket.recv_multipart(zmq.NOBLOCK)
+            frames = [socket.recv()]
         except zmq.Again:
             return None
-
-    def wait(self, seconds: float) -> bool:
-        """Until a message has come; False if none came in time."""
-        return bool(self.socket.poll(max(0, round(seconds * 1000))))
+        while socket.get(zmq.RCVMORE):
+            frames.append(socket.recv())
+        return frames
 
     def close(self) -> None:
         self.socket.close(0)
@@ -60,25 +68,20 @@ class Outbox:
     """Sends to the inbox at `address`, from any thread."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
-        self._context, self._address = context, address
-        self._own = threading.local()
-        self._sockets: list[zmq.Socket[bytes]] = []
+        self._turn = threading.Lock()
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.set_hwm(0)
+        self._socket.connect(address)
 
     def send(self, frames: Sequence[Frame]) -> None:
         """Hand the frames over; they are copied, and sent by a thread of ZeroMQ's."""
-        socket = getattr(self._own, "socket", None)
-        if socket is None:
-            socket = self._own.socket = self._connect()
-        socket.send_multipart(frames)
-
-    def _connect(self) -> zmq.Socket[bytes]:
-        socket = self._context.socket(zmq.PUSH)
-        socket.set_hwm(0)
-        socket.connect(self._address)
-        self._sockets.append(socket)
-        return socket
+        *first, last = frames
+        with self._turn:
+            for frame in first:
+                self._socket.send(frame, zmq.SNDMORE)
+            self._socket.send(last)
 
     def close(self, linger_s: float = 0.0) -> None:
         """What is not sent within `linger_s` is lost."""
-        for socket in self._sockets:
-            socket.close(round(linger_s * 1000))
+        with self._turn:
+            self._socket.close(round(linger_s * 1000))
