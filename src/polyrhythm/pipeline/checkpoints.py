@@ -66,20 +66,16 @@ def load_policy(path: Path) -> tuple[RunConfig, dict[str, Any], int]:
 
 @dataclass(frozen=True, slots=True)
 class SavedRun:
-    """A run as it was saved. counts: what observers go on from; samples: by handle; trainer: its state's file;
-    version, policy: the published weights."""
+    """A run as it was saved. counts: what observers go on from; samples: by handle; trainer: its state's file, which
+    contains `updates`; version, policy: the published weights."""
 
     conductor: dict[str, Any]
     counts: dict[str, Any]
     samples: dict[str, Trajectory]
     trainer: Path
+    updates: int
     version: int
     policy: dict[str, Tensor]
-
-    @property
-    def updates(self) -> int:
-        """Updates that the trainer's state contains."""
-        return int(load_state(self.trainer)["updates"])
 
 
 def save_run(
@@ -126,17 +122,18 @@ def load_run(path: Path) -> SavedRun:
     """What `save_run` wrote. RunFolderError: something of it is missing or damaged."""
     try:
         content = json.loads((path / _RUN).read_text(encoding="utf-8"))
-        with np.load(path / _SAMPLES, allow_pickle=False) as arrays:
+        with (path / _SAMPLES).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             samples = _unflat(arrays)
         conductor, counts, version = content["conductor"], content["counts"], int(content["version"])
-        weights = path / _PUBLISHED if (path / _PUBLISHED).exists() else path / _TRAINER
-        policy = load_state(weights)["policy"]
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        trainer = load_state(path / _TRAINER)
+        published = load_state(path / _PUBLISHED) if (path / _PUBLISHED).exists() else trainer
+        updates, policy = int(trainer["updates"]), published["policy"]
+    except (RunFolderError, OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise RunFolderError(
             f"{path} cannot be resumed: a whole checkpoint is wanted, but it is damaged "
             f"({type(error).__name__}: {error}); remove it to go on from the one before, or start anew"
         ) from error
-    return SavedRun(conductor, counts, samples, path / _TRAINER, version, policy)
+    return SavedRun(conductor, counts, samples, path / _TRAINER, updates, version, policy)
 
 
 def _flat(handle: str, trajectory: Trajectory) -> dict[str, NDArray[Any]]:

@@ -1,0 +1,267 @@
+"""A run saved in the middle and gone on with; what is not whole is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+from tests.pipeline.runs import config
+
+from polyrhythm.errors import RunFolderError
+from polyrhythm.flow.records import Checkpointed, LendSamples, UpdateDone
+from polyrhythm.pipeline.build import STATES, build_pipeline
+from polyrhythm.pipeline.checkpoints import load_policy, load_run, save_policy, save_run, saved_runs
+from polyrhythm.pipeline.loop import Interrupted
+from polyrhythm.pipeline.observers import Lags
+from polyrhythm.pipeline.saver import RunSaver
+from polyrhythm.specs import Trajectory
+from polyrhythm.training.checkpoint import load_state, save_state
+
+COUNTS = {"lags": {"0": 3}, "wall_s": 1.5}
+ASYNCHRONOUS = {
+    "rollout": {"sharding": "even:2", "generators": 2, "segment_steps": 8},
+    "batching": {"type": "dynamic", "max_rows": 4, "max_wait_ms": 1},
+    "freshness": {"max_lag": 1.5, "on_update": "continue", "sync_interval": 2},
+    "training": {"order": "arrival"},
+}
+
+
+def stopped(folder, stop, changes=ASYNCHRONOUS):
+    """A real run that stands where `stop(conductor)` was first true."""
+    pipeline = build_pipeline(config(**changes), folder=folder, record=True)
+    pipeline.loop.stop = lambda: stop(pipeline.loop.conductor)
+    with pytest.raises(Interrupted):
+        pipeline.loop.train_until(3)
+    return pipeline
+
+
+def save(folder, pipeline):
+    launcher = pipeline.launcher
+    return save_run(folder / STATES, pipeline.loop.conductor, launcher.arena, pipeline.weights, pipeline.states, COUNTS)
+
+
+def waiting(conductor):
+    """Handles of the samples that wait or are lent."""
+    return {sample.handle for sample in conductor.rollout.samples.values() if sample.handle}
+
+
+def in_the_second_version(conductor):
+    """An update is lent, as the second of its version."""
+    return conductor.versions.updates == 3 and conductor.lending.lent
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def assert_same_sample(found, wanted):
+    for field in fields(Trajectory):
+        one, other = getattr(found, field.name), getattr(wanted, field.name)
+        if isinstance(other, dict):
+            assert one.keys() == other.keys(), field.name
+            assert all(np.array_equal(one[name], other[name]) for name in other), field.name
+        else:
+            assert np.array_equal(one, other), field.name
+            assert type(one) is type(other), field.name
+
+
+def test_a_saved_run_comes_back_with_samples_weights_and_counts(tmp_path):
+    pipeline = stopped(tmp_path, in_the_second_version)
+    conductor = pipeline.loop.conductor
+    path = save(tmp_path, pipeline)
+    saved = load_run(path)
+    assert saved.conductor == json.loads(json.dumps(conductor.save()))
+    assert saved.counts == COUNTS
+    assert saved.samples.keys() == waiting(conductor) == set(pipeline.launcher.pool.finished())
+    for handle, sample in saved.samples.items():
+        assert_same_sample(sample, pipeline.launcher.arena.trajectory(int(handle)))
+    version, weights = pipeline.weights.read()
+    assert saved.version == version == 1
+    assert same(saved.policy, weights)
+    assert saved.updates == 2, "of the state that was saved before version 1 was published"
+    assert load_state(saved.trainer)["updates"] == 2
+
+
+def test_weights_that_are_the_trainers_own_are_saved_once(tmp_path):
+    pipeline = stopped(tmp_path, lambda conductor: conductor.versions.applied == 1)
+    path = save(tmp_path, pipeline)
+    assert {file.name for file in path.iterdir()} == {"run.json", "samples.npz", "trainer.pt"}
+    saved = load_run(path)
+    assert saved.version == 1
+    assert same(saved.policy, pipeline.weights.read()[1])
+
+
+def trained(pipeline):
+    """Tickets of the updates that were finished, update by update."""
+    lent, found = (), {}
+    for decision in pipeline.loop.trace:
+        if isinstance(decision.event, UpdateDone):
+            found[decision.event.update] = lent
+        for command in decision.commands:
+            lent = command.tickets if isinstance(command, LendSamples) else lent
+    return found
+
+
+@pytest.mark.parametrize("every_versions", [1, 3])
+def test_a_run_goes_on_from_where_it_was_saved(every_versions, tmp_path):
+    """With a state for every version nothing but the update under way is done again. With fewer, the run goes back to
+    the first weights, under a new version; what it had trained is lost, and nothing else."""
+    changes = {**ASYNCHRONOUS, "checkpoint": {"every_versions": every_versions}}
+    first = stopped(tmp_path, in_the_second_version, changes)
+    first.close()
+    saved = load_run(save(tmp_path, first))
+    second = build_pipeline(config(**changes), folder=tmp_path, saved=saved, record=True)
+    conductor = second.loop.conductor
+    assert waiting(conductor) >= set(saved.samples)
+    assert second.weights.newest == saved.version
+    second.loop.train_until(3)
+    ledger, begun = conductor.ledger, saved.updates
+    assert ledger.imbalance == 0
+    assert begun == (2 if every_versions == 1 else 0)
+    whole = {update: tickets for update, tickets in trained(first).items() if update < begun} | trained(second)
+    tickets = [ticket for tickets in whole.values() for ticket in tickets]
+    assert len(tickets) == len(set(tickets)) == ledger.trained
+    if every_versions == 1:
+        assert list(whole) == list(range(6))
+        assert ledger.trained == 60
+        assert ledger.rolled_back == 10
+    else:
+        assert second.weights.newest == 3, "version 1 was seen, so what is trained from version 0 anew is version 2"
+        assert ledger.rolled_back == 30
+    lags = [
+        c.version - oldest
+        for d in second.loop.trace
+        for c in d.commands
+        if isinstance(c, LendSamples)
+        for oldest in c.oldest
+    ]
+    assert max(lags) <= 2
+    assert set(second.launcher.pool.finished()) == waiting(conductor)
+    second.close()
+
+
+def test_the_newest_two_runs_are_kept_and_one_that_was_not_finished_is_none(tmp_path):
+    pipeline = stopped(tmp_path, in_the_second_version)
+    folder = tmp_path / STATES
+    (folder / "run-000007.part").mkdir(parents=True)
+    (folder / "run-000007.part" / "run.json").write_text("{")
+    assert saved_runs(folder) == []
+    paths = [save(tmp_path, pipeline) for _ in range(3)]
+    assert [path.name for path in paths] == ["run-000000", "run-000001", "run-000002"]
+    assert saved_runs(folder) == paths[1:]
+    (folder / "run-000003.part").mkdir()
+    (folder / "run-000003.part" / "samples.npz").write_bytes(b"cut short")
+    assert load_run(save(tmp_path, pipeline)).samples
+    assert saved_runs(folder)[-1].name == "run-000003"
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+DAMAGES = {
+    "missing": lambda path: path.unlink(),
+    "cut short": cut,
+    "empty": lambda path: path.write_bytes(b""),
+    "something else": lambda path: path.write_bytes(b"rubbish"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["run.json", "samples.npz", "trainer.pt", "published.pt"])
+def test_a_damaged_checkpoint_is_refused_with_what_to_do(name, damage, tmp_path, saved_once):
+    path = tmp_path / "run-000000"
+    path.mkdir()
+    for file in saved_once.iterdir():
+        (path / file.name).write_bytes(file.read_bytes())
+    load_run(path)
+    DAMAGES[damage](path / name)
+    if (name, damage) == ("published.pt", "missing"):
+        return  # as where the trainer's own weights are the published ones
+    words = (
+        rf"^{path} cannot be resumed: a whole checkpoint is wanted, but it is damaged \(.+\); "
+        "remove it to go on from the one before, or start anew$"
+    )
+    with pytest.raises(RunFolderError, match=words):
+        load_run(path)
+
+
+@pytest.fixture(scope="module")
+def saved_once(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    path = save(folder, stopped(folder, in_the_second_version))
+    assert (path / "published.pt").is_file()
+    return path
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"conductor": {}, "counts": {}}', '{"version": "x"}', "null"])
+def test_a_checkpoint_with_other_content_is_refused(content, tmp_path, saved_once):
+    path = tmp_path / "run-000000"
+    path.mkdir()
+    for file in saved_once.iterdir():
+        (path / file.name).write_bytes(file.read_bytes())
+    (path / "run.json").write_text(content)
+    with pytest.raises(RunFolderError, match="cannot be resumed"):
+        load_run(path)
+
+
+def test_a_run_is_saved_when_the_trainers_state_is_as_old_as_the_conductor(tmp_path):
+    """Not more often than it may be, and never in the middle of an update."""
+    settings = config(**ASYNCHRONOUS, checkpoint={"run_every_s": 5.0})
+    pipeline = build_pipeline(settings, folder=tmp_path)
+    conductor = pipeline.loop.conductor
+    saver = RunSaver(tmp_path / STATES, pipeline, settings.checkpoint, Lags(), None, 100.0)
+    for now, updates in ((104.0, 0), (105.0, 1), (106.0, 0), (110.0, 0), (111.0, 0)):
+        saver.decided(now, Checkpointed(updates), [])
+    assert conductor.versions.updates == 0
+    assert [path.name for path in saved_runs(tmp_path / STATES)] == ["run-000000", "run-000001"]
+    pipeline.close()
+
+
+def test_what_a_run_has_counted_goes_on_counting(tmp_path):
+    settings = config()
+    pipeline = build_pipeline(settings, folder=tmp_path)
+    saver = RunSaver(tmp_path / STATES, pipeline, settings.checkpoint, Lags({"1": 4}), None, pipeline.loop.clock())
+    pipeline.loop.train_until(1)
+    saver.save()
+    pipeline.close()
+    saved = load_run(saved_runs(tmp_path / STATES)[-1])
+    assert saved.counts["lags"] == {"1": 4}
+    again = build_pipeline(settings, folder=tmp_path, saved=saved)
+    later = RunSaver(tmp_path / STATES, again, settings.checkpoint, Lags(), saved, again.loop.clock())
+    again.loop.train_until(2)
+    before, after = saved.counts, later._counts()
+    assert after["transitions"] > before["transitions"] > 0
+    assert after["wall_s"] > before["wall_s"] > 0
+    assert after["busy_s"].keys() == before["busy_s"].keys() == {"simulator-0", "generator-0", "trainer"}
+    assert all(after["busy_s"][name] > before["busy_s"][name] > 0 for name in before["busy_s"])
+    again.close()
+
+
+def test_the_policy_alone_is_saved_with_its_settings_and_version(tmp_path):
+    settings = config()
+    policy = settings.policy.build(settings.env.spec(), 3)
+    save_policy(policy.state_dict(), settings, tmp_path / "policy.pt", 7)
+    for path in (tmp_path, tmp_path / "policy.pt"):
+        found, weights, version = load_policy(path)
+        assert (found, version) == (settings, 7)
+        assert same(weights, policy.state_dict())
+    save_state({"policy": {}}, tmp_path / "policy.pt")
+    with pytest.raises(RunFolderError, match=r"cannot be read as a checkpoint \('version'\); name another"):
+        load_policy(tmp_path)
+    torch.save([1], tmp_path / "policy.pt")
+    with pytest.raises(RunFolderError, match="it holds list; name another"):
+        load_policy(tmp_path)
+
+
+def test_a_state_is_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "state.pt"
+    save_state({"updates": 1}, path)
+    (tmp_path / "state.pt.part").write_bytes(b"cut short")
+    assert load_state(path) == {"updates": 1}
+    save_state({"updates": 2}, path)
+    assert load_state(path) == {"updates": 2}
+    assert [file.name for file in tmp_path.iterdir()] == ["state.pt"]
