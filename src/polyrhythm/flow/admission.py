@@ -104,9 +104,10 @@ class Admission:
             version=version,
         )
 
-    def give_back(self, sample: Sample) -> None:
-        """A running ticket was lost: it keeps number, version and group and goes out again as a new attempt."""
-        sample.ticket = replace(sample.ticket, attempt=sample.ticket.attempt + 1)
+    def give_back(self, sample: Sample, *, blame: bool = True) -> None:
+        """A running ticket was lost: it keeps number, version and group and goes out again, with blame as a new
+        attempt."""
+        sample.ticket = replace(sample.ticket, attempt=sample.ticket.attempt + blame)
         sample.slot, sample.row = "", -1
         heapq.heappush(self.lost, sample.ticket.number)
 

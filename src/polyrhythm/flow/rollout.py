@@ -147,7 +147,7 @@ class Rollout:
         return commands
 
     def abandon(self, gone: Sequence[SlotState], reason: str, *, blame: bool = True) -> list[Command]:
-        """These slots went with their simulator, and all that ran in them; a ticket without blame is never dropped."""
+        """These slots went with their simulator, and all that ran in them; without blame that is no attempt."""
         names = {slot.name for slot in gone}
         self.cancelling = {key: place for key, place in self.cancelling.items() if place[0] not in names}
         commands: list[Command] = []
@@ -215,13 +215,13 @@ class Rollout:
             if exhausted:
                 evaluation.dropped += 1
             else:
-                evaluation.waiting.append(replace(sample.ticket, attempt=sample.ticket.attempt + 1))
+                evaluation.waiting.append(replace(sample.ticket, attempt=sample.ticket.attempt + blame))
             return []
         if exhausted:
             return self.drop(self.admission.groups[sample.ticket.group], reason, already_off_row=sample)
         self.ledger.move(State.RUNNING, State.REISSUING)
         sample.state = State.REISSUING
-        self.admission.give_back(sample)
+        self.admission.give_back(sample, blame=blame)
         return []
 
     def drop(self, group: Group, reason: str, already_off_row: Sample | None = None) -> list[Command]:

@@ -1,0 +1,219 @@
+"""A run that goes on with other stations: what ran goes out again, what waited waits, and nobody is to blame."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.flow.test_conductor import Script, train_one
+
+from polyrhythm.clustersim.arbitrary import arbitrary_cluster
+from polyrhythm.clustersim.cluster import Cluster, Member
+from polyrhythm.clustersim.settings import ClusterSettings
+from polyrhythm.clustersim.station import Station
+from polyrhythm.clustersim.watch import Watch
+from polyrhythm.flow import records as r
+from polyrhythm.flow.conductor import Conductor
+
+
+def cut(script: Script) -> Script:
+    """The script's conductor saved, restored and without stations."""
+    before = script.conductor
+    saved = json.loads(json.dumps(before.save()))
+    script.conductor = Conductor.restore(before.settings, saved)
+    script.conductor.detach()
+    assert script.conductor.ledger.imbalance == 0
+    return script
+
+
+def go_on(script: Script, version: int, *, updates: int = 0, slots: int = 2, rows: int = 1) -> list[r.Grant]:
+    """New stations join, whose epochs begin at 0 again; the first grants."""
+    assert script.say(r.WeightsOffered(version)) == []
+    said = script.join_simulator(slots, rows)
+    assert script.say(r.GeneratorJoined("g0", 0)) == [r.ApplyWeights("g0", version)]
+    said += script.say(r.TrainerJoined("trainer", 0, updates))
+    said += script.applied(version)
+    return [grant for start in said if isinstance(start, r.StartRows) for grant in start.grants]
+
+
+def test_no_station_is_left_and_nothing_is_waited_for() -> None:
+    script = Script(generators=2, slots=3, max_lag=9, episode_deadline_s=50.0)
+    script.ask("s0")
+    script.ask("s1")
+    conductor = cut(script).conductor
+    assert conductor.epochs == {}
+    assert conductor.dispatch.generators == {}
+    assert len(conductor.dispatch.queue) == 0
+    assert conductor.rollout.rows.slots == {}
+    assert conductor.lending.trainer == ""
+    assert conductor.deadline() == math.inf
+
+
+def test_what_ran_goes_out_again_as_it_was_and_before_anything_new() -> None:
+    script = Script(slots=3, max_lag=9)
+    script.finish(1)
+    wanted = {number: script.tickets[number] for number in (0, 2, 3)}
+    grants = go_on(cut(script), 0, slots=4)
+    assert [grant.ticket for grant in grants] == [*wanted.values(), script.tickets[4]]
+    assert script.conductor.ledger.running == 4
+
+
+def test_what_waited_and_what_was_lent_is_lent_again() -> None:
+    script = Script(slots=3, max_lag=9)
+    for number in (0, 1, 2):
+        script.finish(number)
+    assert script.conductor.ledger.lent == 2
+    cut(script)
+    assert (script.conductor.ledger.lent, script.conductor.ledger.buffered) == (0, 3)
+    script.say(r.WeightsOffered(0))
+    (lend,) = script.say(r.TrainerJoined("trainer", 0, 0))
+    assert isinstance(lend, r.LendSamples)
+    assert (lend.tickets, lend.handles) == ((0, 1), ("p0", "p1"))
+
+
+def test_updates_that_the_trainers_state_lacks_are_rolled_back() -> None:
+    script = Script(slots=2, max_lag=2, sync_interval=2)
+    train_one(script, 0)
+    script.say(r.Checkpointed(1))
+    train_one(script, 2)
+    go_on(cut(script), 0, updates=1)
+    ledger = script.conductor.ledger
+    assert (ledger.trained, ledger.rolled_back) == (2, 2)
+    assert script.conductor.versions.updates == 1
+
+
+@pytest.mark.parametrize("max_attempts", [1, 2])
+def test_being_cut_is_no_attempt(max_attempts: int) -> None:
+    script = Script(slots=1, max_lag=0, max_attempts=max_attempts)
+    for _ in range(3):
+        (grant,) = go_on(cut(script), 0, slots=1)
+        assert (grant.ticket.number, grant.ticket.attempt) == (0, 1)
+    for attempt in range(1, max_attempts):
+        script.say(r.SampleFailed("sim", 0, 0, attempt, "raised"))
+        assert script.conductor.ledger.dropped == {}
+    script.say(r.SampleFailed("sim", 0, 0, max_attempts, "raised"))
+    assert script.conductor.ledger.dropped == {"raised": 1}
+
+
+def test_a_row_that_was_cancelled_is_not_waited_for() -> None:
+    script = Script(slots=1, max_lag=0, episode_deadline_s=5.0)
+    script.now = 5.0
+    assert script.say(r.Wake()) == [r.CancelRow("sim", "s0", 0, 1)]
+    (grant,) = go_on(cut(script), 0, slots=1)
+    assert (grant.ticket.number, grant.ticket.attempt) == (0, 2), "this one was an attempt"
+    assert script.conductor.rollout.cancelling == {}
+    assert script.conductor.deadline() == 10.0
+
+
+def test_a_group_that_was_begun_is_completed() -> None:
+    script = Script(slots=3, group_size=4, batch_size=4, max_lag=0)
+    script.finish(1)  # its row goes to the last member
+    grants = go_on(cut(script), 0, slots=4)
+    assert [(grant.ticket.number, grant.ticket.group) for grant in grants] == [(0, 0), (2, 0), (3, 0)]
+    for number in (0, 2, 3):
+        script.finish(number)
+    (lend,) = script.of(r.LendSamples)
+    assert sorted(lend.tickets) == [0, 1, 2, 3]
+
+
+def test_a_parked_episode_is_begun_anew() -> None:
+    script = Script(slots=1, max_lag=9, segments=True)
+    script.finish(0, end=r.End.SEGMENT)
+    (start,) = script.of(r.StartRows)
+    assert start.grants[0].resume
+    (grant,) = go_on(cut(script), 0, slots=1)
+    assert (grant.ticket.number, grant.resume) == (1, False)
+
+
+def test_an_evaluation_under_way_gets_all_its_episodes() -> None:
+    script = Script(slots=2, target=0)
+    script.say(r.Evaluate("before", tuple(r.Episode(0, 0, seed, greedy=True) for seed in range(3))))
+    script.finish(-1)
+    grants = go_on(cut(script), 0)
+    assert sorted(grant.ticket.number for grant in grants) == [-3, -2]
+    script.finish(-2)
+    script.finish(-3)
+    assert script.of(r.EvaluationDone) == [r.EvaluationDone("before", 3, 0)]
+
+
+# ---------------------------------------------------------------- any run, cut anywhere
+
+
+class Cut(Exception):
+    pass
+
+
+class Stopping:
+    """A conductor that is taken away after some events."""
+
+    def __init__(self, conductor: Conductor, left: int) -> None:
+        self.conductor, self._left = conductor, left
+
+    def handle(self, event: r.Event, now: float) -> list[r.Command]:
+        if not self._left:
+            raise Cut
+        self._left -= 1
+        return self.conductor.handle(event, now)
+
+    def deadline(self) -> float:
+        return self.conductor.deadline()
+
+
+class Resumed(Cluster):
+    """A cluster whose trainer begins with what an earlier one saved."""
+
+    def __init__(self, cluster_settings: ClusterSettings, conductor: Conductor, before: Cluster) -> None:
+        self._saved = before._checkpoint
+        super().__init__(cluster_settings, conductor, record=True)
+        self.driver.payloads |= before.driver.payloads
+
+    def _incarnation(self, member: Member) -> Station:
+        self._checkpoint = max(self._checkpoint, self._saved)
+        return super()._incarnation(member)
+
+
+def trained(cluster: Cluster) -> list[int]:
+    """The tickets of all updates that were done."""
+    lent: tuple[int, ...] = ()
+    done: list[int] = []
+    for step in cluster.driver.steps:
+        if isinstance(step.event, r.UpdateDone):
+            done += lent
+        for command in step.commands:
+            lent = command.tickets if isinstance(command, r.LendSamples) else lent
+    return done
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.randoms(use_true_random=False))
+def test_a_run_that_is_cut_anywhere_reaches_its_target(rng: random.Random) -> None:
+    cluster_settings = arbitrary_cluster(rng).model_copy(update={"faults": ()})
+    whole = Cluster(cluster_settings, record=True)
+    whole.run()
+    first = Stopping(Conductor(cluster_settings.flow), rng.randint(1, len(whole.driver.steps) - 1))
+    before = Cluster(cluster_settings, first, record=True)
+    with pytest.raises(Cut):
+        before.run()
+    conductor = Conductor.restore(cluster_settings.flow, json.loads(json.dumps(first.conductor.save())))
+    dropped = dict(conductor.ledger.dropped)
+    conductor.detach()
+    assert conductor.ledger.imbalance == 0
+    assert conductor.ledger.dropped == dropped
+    assert (conductor.ledger.running, conductor.ledger.lent) == (0, 0)
+    after = Resumed(cluster_settings, conductor, before)
+    watch = Watch(after, conductor)
+    if conductor.versions.published >= 0:
+        after.driver.tell(r.WeightsOffered(conductor.versions.published))
+    after.run()
+    watch.finish()
+    ledger = conductor.ledger
+    assert after.driver.reached >= cluster_settings.versions
+    assert ledger.imbalance == 0
+    times = Counter(trained(before)) + Counter(trained(after))
+    assert times.total() == ledger.trained + ledger.rolled_back
+    assert max(times.values(), default=1) == 1, "what was rolled back is gone, the rest is trained once"
