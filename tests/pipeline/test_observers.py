@@ -102,7 +102,8 @@ class Kept(Episodes):
 def test_a_live_run_in_segments_reports_whole_episodes():
     """In CartPole an episode's return is its length; nearly all are longer than a segment of 8."""
     episodes = Kept(tasks=1)
-    pipeline = build_pipeline(config(**ASYNCHRONOUS), observers=[episodes], record=True)
+    pipeline = build_pipeline(config(**ASYNCHRONOUS), record=True)
+    pipeline.loop.observers.append(episodes)
     pipeline.loop.evaluate("before", held_out(5, 1, 1, greedy=True))
     pipeline.loop.train_until(2)
     ended = [episode for episode, _ in episodes._ended]

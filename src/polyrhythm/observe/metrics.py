@@ -29,7 +29,9 @@ GROUPS: Mapping[str, str] = {
     "train/sft": "supervised warm start: loss, grad_norm",
     "samples": "the ledger's counts by state; dropped/<reason>",
     "throughput": "transitions_per_s of the samples that finished since the update before",
-    "evaluation": "held-out episodes, greedy/, sampled/ and swapped/: rate of success, low, high (Wilson 95%), mean_return",
+    "evaluation": (
+        "held-out episodes, greedy/, sampled/ and swapped/: rate of success, low, high (Wilson 95%), mean_return"
+    ),
 }
 
 

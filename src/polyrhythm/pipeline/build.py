@@ -21,7 +21,7 @@ from polyrhythm.flow.records import EnvBatchInfo, WeightsOffered
 from polyrhythm.flow.settings import FlowSettings
 from polyrhythm.flow.sharding import shard
 from polyrhythm.pipeline.checkpoints import SavedRun
-from polyrhythm.pipeline.loop import Launcher, Loop, Observer
+from polyrhythm.pipeline.loop import Launcher, Loop
 from polyrhythm.policies.base import Policy, PolicySettings
 from polyrhythm.runtime.arena import ArenaLayout
 from polyrhythm.runtime.blocks import blocks_needed
@@ -141,7 +141,6 @@ def build_pipeline(
     version: int = 0,
     trainer: bool = True,
     start: bool = True,
-    observers: Sequence[Observer] = (),
     record: bool = False,
 ) -> Pipeline:
     """Build a run's parts, and start them all if `start`. The configuration has passed `pipeline.check`.
@@ -169,7 +168,7 @@ def build_pipeline(
             conductor = _restore(saved, conductor.settings, launcher)
             version, state = saved.version, saved.policy
         weights.publish(version, state)
-        loop = Loop(conductor, launcher, time.monotonic, observers=observers, record=record)
+        loop = Loop(conductor, launcher, time.monotonic, record=record)
         loop.tell(WeightsOffered(version))
         if start:
             loop.start()
