@@ -71,6 +71,19 @@ def test_defaults_are_asynchronous_and_bounded() -> None:
     assert isinstance(config.env, Thing)
 
 
+def test_a_run_has_processes_of_its_own_on_the_cpu_and_begins_anew() -> None:
+    config = validate(BASE)
+    assert (config.launcher, config.resume, config.data_plane.transport) == ("local", "never", "ipc")
+    assert (config.placement.generators.device, config.placement.trainer.device) == ("cpu", "cpu")
+    assert config.checkpoint.every_versions == 1, "weights that were seen can always be gone back to"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0", "cuda:12"])
+def test_devices_have_torchs_names(device: str) -> None:
+    config = validate(merge(BASE, {"placement": {"trainer": {"device": device}}}))
+    assert config.placement.trainer.device == device
+
+
 def test_lockstep_is_a_setting() -> None:
     config = validate(
         merge(BASE, {"freshness": {"max_lag": 0, "on_update": "drain"}, "batching": {"type": "lockstep"}})
@@ -112,6 +125,15 @@ def test_config_is_frozen() -> None:
         ({"freshness": {"max_lag": -1}}, ["freshness.max_lag = -1", "at least 0"]),
         ({"evaluation": {"greedy": "yes"}}, ["evaluation.greedy = 'yes'", "true or false"]),
         ({"name": "a/b"}, ["name = 'a/b'"]),
+        ({"launcher": "inlin"}, ["launcher = 'inlin'", "did you mean inline?"]),
+        ({"shutdown_s": -1}, ["shutdown_s = -1", "at least 0"]),
+        ({"placement": {"trainer": {"device": "gpu"}}}, ["placement.trainer.device = 'gpu'", "cuda"]),
+        ({"placement": {"simulators": {"device": "cuda"}}}, ["placement.simulators.device = 'cuda'", "no such key"]),
+        ({"placement": {"generators": {"threads": 0}}}, ["placement.generators.threads = 0", "at least 1"]),
+        ({"data_plane": {"transport": "ipx"}}, ["data_plane.transport = 'ipx'", "did you mean ipc?"]),
+        ({"supervision": {"step_s": 0}}, ["supervision.step_s = 0", "more than 0"]),
+        ({"supervision": {"heartbeat": 3}}, ["supervision.heartbeat = 3", "did you mean heartbeat_s?"]),
+        ({"checkpoint": {"every_versions": 0}}, ["checkpoint.every_versions = 0", "at least 1"]),
         ({"env": {"size": "big"}}, ["env.size = 'big'", "whole number"]),
         ({"env": {"sise": 3}}, ["env.sise = 3", "did you mean size?"]),
         ({"env": {"flavour": "swet"}}, ["env.flavour = 'swet'", "did you mean sweet?"]),

@@ -11,7 +11,7 @@ from tests.pipeline.runs import config
 from tests.stations.counting import Counting
 
 from polyrhythm.cli.main import main
-from polyrhythm.errors import ConfigError
+from polyrhythm.errors import ConfigError, StartError
 from polyrhythm.pipeline.check import check
 from polyrhythm.policies.gaussian import GaussianPolicy, GaussianSettings
 
@@ -81,6 +81,14 @@ REFUSED = [
         r"algorithm.reward_level = chunk: .*set algorithm.reward_level to action",
     ),
     (IMITATE, r"demonstrations = set: .*set demonstrations and supervised to null"),
+    (
+        {"placement": {"trainer": {"device": "cuda:99"}}},
+        r"placement.trainer.device = cuda:99: torch sees \d+ CUDA devices here; use cpu",
+    ),
+    (
+        {"placement": {"generators": {"device": "cuda:99"}}},
+        r"placement.generators.device = cuda:99: torch sees \d+ CUDA devices here; use cpu",
+    ),
 ]
 
 
@@ -89,6 +97,14 @@ def test_a_wrong_combination_is_one_sentence(changes, words):
     with pytest.raises(ConfigError, match=f"^{words}") as refusal:
         check(config(**changes))
     assert "\n" not in str(refusal.value)
+
+
+def test_too_little_shared_memory_is_said_before_anything_starts():
+    huge = {"launcher": "local", "training": {"mini_batch_samples": 10**10}}
+    with pytest.raises(StartError, match=r"^shared memory: [\d,.]+ MB wanted .*, [\d,.]+ MB free in .*; lower"):
+        check(config(**huge))
+    check(config(**huge), trainer=False)  # no sample waits then
+    check(config(**{**huge, "launcher": "inline"}))
 
 
 def test_what_fits_is_given_back():
