@@ -91,6 +91,8 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
         (["train", "quickstart", "freshness.on_update=abort"], "use continue"),
         (["eval", "nowhere"], "is not there"),
         (["train", "cartpole", "out_dir=/proc/x"], "out_dir"),
+        (["train", "cartpole", "resume=nowhere"], "it has no config.yaml; name another, or set resume=never"),
+        (["train", "cartpole", "training.mini_batch_samples=10000000000"], "shared memory: "),
         (["simulate", "nowhere.yaml"], "is not there"),
     ],
 )
@@ -183,7 +185,7 @@ def test_a_run_is_trained_then_measured(tmp_path: Path, capsys: pytest.CaptureFi
     """Two versions of cartpole: everything that the commands promise, on real parts."""
     folder = tmp_path / "run"
     small = ["training.versions=2", "training.mini_batch_samples=4", "rollout.rows=4", "evaluation.episodes=4"]
-    assert main(["train", "cartpole", *small, "--out", str(folder), "--json"]) == 0
+    assert main(["train", "cartpole", "launcher=inline", *small, "--out", str(folder), "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary == json.loads((folder / "summary.json").read_text())
     assert {"before", "after", "ledger", "lag", "utilisation", "transitions_per_s", "wall_s"} <= set(summary)

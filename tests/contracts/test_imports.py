@@ -61,6 +61,34 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
         ("envs", ("numpy", "pydantic", "gymnasium", "metaworld", "mujoco", "polyrhythm.specs", "polyrhythm.errors")),
         ("policies", ("numpy", "pydantic", "torch", "polyrhythm.specs", "polyrhythm.errors")),
         (
+            "training",
+            (
+                "numpy",
+                "torch",
+                "polyrhythm.algorithms",
+                "polyrhythm.config",
+                "polyrhythm.errors",
+                "polyrhythm.policies",
+                "polyrhythm.specs",
+            ),
+        ),
+        ("runtime", ("msgspec", "numpy", "torch", "zmq", "polyrhythm.errors", "polyrhythm.flow", "polyrhythm.specs")),
+        (
+            "stations",
+            (
+                "numpy",
+                "torch",
+                "polyrhythm.config",
+                "polyrhythm.envs",
+                "polyrhythm.errors",
+                "polyrhythm.flow",
+                "polyrhythm.policies",
+                "polyrhythm.runtime",
+                "polyrhythm.specs",
+                "polyrhythm.training",
+            ),
+        ),
+        (
             "clustersim",
             (
                 "pydantic",
@@ -94,6 +122,43 @@ def test_one_module_of_the_runtime_imports_torch() -> None:
             assert "torch" not in {name.partition(".")[0] for name in _imports(path)}, path.name
 
 
+def test_sockets_are_known_where_processes_talk() -> None:
+    talking = {"actor.py", "child.py", "local.py", "process.py", "sockets.py"}
+    for path in sorted((PACKAGE / "runtime").rglob("*.py")):
+        if path.name not in talking:
+            assert "zmq" not in {name.partition(".")[0] for name in _imports(path)}, path.name
+
+
+@pytest.mark.parametrize("name", ["blocks", "supervision"])
+def test_what_a_launcher_decides_is_decided_without_io(name: str) -> None:
+    allowed = {"__future__", "collections.abc", "dataclasses", "math", "typing", "polyrhythm.flow.records"}
+    assert set(_imports(PACKAGE / "runtime" / f"{name}.py")) <= allowed
+
+
+def _calls(name: str) -> Iterator[tuple[str, dict[str, object]]]:
+    """Where a function of this dotted name is called in the sources, with its constant keyword arguments."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == name:
+                words = {word.arg or "": getattr(word.value, "value", None) for word in node.keywords}
+                yield str(path.relative_to(PACKAGE)), words
+
+
+def test_nothing_that_is_read_is_executed() -> None:
+    """Neither messages nor files are pickles: one module names pickle, for the error that torch raises."""
+    unsafe = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+    importing = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if unsafe & {name.partition(".")[0] for name in _imports(path)}
+    }
+    assert importing == {"training/checkpoint.py"}
+    loads = list(_calls("torch.load"))
+    assert loads
+    assert all(words.get("weights_only") is True for _, words in loads), loads
+    assert all(not words.get("allow_pickle", False) for _, words in _calls("np.load"))
+
+
 def _modules_after(statement: str) -> set[str]:
     program = f"import sys\n{statement}\nprint('\\n'.join(sys.modules))"
     done = subprocess.run(
@@ -109,10 +174,30 @@ def _modules_after(statement: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "statement", ["import polyrhythm.stations.simulator", "import polyrhythm.clustersim", "import polyrhythm.envs.base"]
+    "statement",
+    [
+        "import polyrhythm.stations.simulator",
+        "import polyrhythm.stations.simulator_job",
+        "import polyrhythm.runtime.child",
+        "import polyrhythm.runtime.local",
+        "import polyrhythm.clustersim",
+        "import polyrhythm.envs.base",
+    ],
 )
 def test_a_simulators_process_holds_no_torch(statement: str) -> None:
     assert not {"torch", "transformers"} & _modules_after(statement)
+
+
+@pytest.mark.parametrize("env", ["{'type': 'latency'}", "{'type': 'gymnasium', 'id': 'CartPole-v1'}"])
+def test_a_simulator_at_work_holds_neither_torch_nor_the_main_process(env: str) -> None:
+    modules = _modules_after(
+        "import polyrhythm.runtime.child\nfrom polyrhythm.runtime.jobs import unpack\n"
+        "from polyrhythm.stations.simulator_job import SimulatorJob\nfrom polyrhythm.config.registry import resolve\n"
+        f"resolve('env', {env}).build(2)"
+    )
+    assert not {"torch", "transformers", "tensorboard", "yaml", "psutil"} & modules
+    assert not any(name.startswith(("polyrhythm.pipeline", "polyrhythm.training")) for name in modules)
+    assert "polyrhythm.flow.conductor" not in modules
 
 
 def test_the_flow_pulls_in_nothing_of_ours_or_of_others() -> None:

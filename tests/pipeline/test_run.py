@@ -165,9 +165,10 @@ class Recipe:
 
 
 @pytest.mark.parametrize(("at", "versions"), [(20, {0}), (400, set(range(1, 40)))], ids=["at-first", "later"])
-def test_an_interrupted_run_leaves_the_newest_whole_weights(at, versions, tmp_path, monkeypatch):
+def test_an_interrupted_run_leaves_the_newest_whole_weights(at, versions, tmp_path, monkeypatch, capsys):
     recipe = Recipe(tmp_path, monkeypatch, (at, at))
     assert recipe.train() == 130
+    assert f"to go on: polyrhythm train {recipe.path} resume={recipe.folder}\n" in capsys.readouterr().err
     assert not (recipe.folder / "summary.json").exists()
     result = evaluate(recipe.folder, 4, 0, greedy=True)
     assert result["version"] in versions
