@@ -16,10 +16,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from polyrhythm.clustersim.cluster import Cluster
-from polyrhythm.clustersim.driver import Step
 from polyrhythm.clustersim.settings import ClusterSettings
 from polyrhythm.flow.conductor import Conductor
-from polyrhythm.flow.records import BatchDone, RequestArrived, SampleFailed, SampleFinished, Serve, StartRows, Wake
+from polyrhythm.flow.records import (
+    BatchDone,
+    Decision,
+    RequestArrived,
+    SampleFailed,
+    SampleFinished,
+    Serve,
+    StartRows,
+    Wake,
+)
 from polyrhythm.flow.settings import FlowSettings
 
 #: CPU microseconds per request that the design allows at the median.
@@ -95,7 +103,7 @@ def _measure(slots: int) -> dict[str, Any]:
     }
 
 
-def _time(conductor: Conductor, trace: Sequence[Step]) -> list[int]:
+def _time(conductor: Conductor, trace: Sequence[Decision]) -> list[int]:
     """CPU nanoseconds of each event, with the question for the deadline that a driver asks after it."""
     clock, handle, deadline = time.process_time_ns, conductor.handle, conductor.deadline
     spent: list[int] = []
@@ -120,7 +128,7 @@ def _overhead() -> int:
     return int(statistics.median(-(clock() - clock()) for _ in range(_CALIBRATIONS)))
 
 
-def _charge(trace: Sequence[Step], spent: Sequence[int]) -> list[float]:
+def _charge(trace: Sequence[Decision], spent: Sequence[int]) -> list[float]:
     """Nanoseconds per request."""
     costs: list[float] = []
     shared = 0
@@ -154,7 +162,7 @@ def _charge(trace: Sequence[Step], spent: Sequence[int]) -> list[float]:
     return [cost + shared / len(costs) for cost in costs]
 
 
-def _follow(step: Step, latest: dict[str, int], slot_of: dict[int, str], batches: dict[int, list[int]]) -> None:
+def _follow(step: Decision, latest: dict[str, int], slot_of: dict[int, str], batches: dict[int, list[int]]) -> None:
     """Note where tickets run and which requests form a batch."""
     for command in step.commands:
         if isinstance(command, StartRows):

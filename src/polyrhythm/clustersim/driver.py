@@ -28,6 +28,7 @@ from polyrhythm.flow.records import (
     ApplyWeights,
     CancelRow,
     Command,
+    Decision,
     Event,
     Halt,
     LendSamples,
@@ -73,15 +74,6 @@ class Payload:
     oldest: int
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One recorded decision."""
-
-    now: float
-    event: Event
-    commands: tuple[Command, ...]
-
-
 _ADDRESS: dict[type, Callable[[Any], str]] = {
     StartRows: attrgetter("simulator"),
     CancelRow: attrgetter("simulator"),
@@ -121,7 +113,7 @@ class Driver:
         self.stations: dict[str, Station] = {}
         self.simulators: dict[str, Asker] = {}
         self.payloads: dict[str, Payload] = {}
-        self.steps: list[Step] = []
+        self.steps: list[Decision] = []
         self.observer: Callable[[float, Event, list[Command]], None] | None = None
         self.delivered: Callable[[Event], None] | None = None
         self.reached = -1
@@ -215,7 +207,7 @@ class Driver:
                 self.delivered(event)
             commands = conductor.handle(event, now)
             if self._record:
-                self.steps.append(Step(now, event, tuple(commands)))
+                self.steps.append(Decision(now, event, tuple(commands)))
             for command in commands:
                 self._send(command)
             if self.observer is not None:

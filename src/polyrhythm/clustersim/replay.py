@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from polyrhythm.clustersim.driver import Decider, Step
-from polyrhythm.flow.records import Command, Event
+from polyrhythm.clustersim.driver import Decider
+from polyrhythm.flow.records import Command, Decision, Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Difference:
         return "\n".join(lines)
 
 
-def first_difference(conductor: Decider, trace: Iterable[Step]) -> Difference | None:
+def first_difference(conductor: Decider, trace: Iterable[Decision]) -> Difference | None:
     """Where `conductor`, which must be as fresh as the recorded one was, first decides otherwise; None if nowhere."""
     for index, step in enumerate(trace):
         decided = tuple(conductor.handle(step.event, step.now))

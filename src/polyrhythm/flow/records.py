@@ -416,3 +416,12 @@ Command = (
     | TargetReached
     | Halt
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One entry of an event trace: what the conductor heard, when, and what it said."""
+
+    now: float
+    event: Event
+    commands: tuple[Command, ...]
