@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from polyrhythm.errors import RunHalted
@@ -44,7 +43,13 @@ class Launcher(Protocol):
 
     def outstanding(self) -> list[str]: ...
 
-    def statistics(self) -> dict[str, dict[str, float]]: ...
+    def statistics(self) -> dict[str, dict[str, float]]:
+        """Each station's counters, as fresh as they can be had: it may ask and wait."""
+        ...
+
+    def latest(self) -> dict[str, dict[str, float]]:
+        """The same as last heard: cheap, asks nobody."""
+        ...
 
     def close(self) -> None: ...
 
@@ -55,15 +60,6 @@ class Observer(Protocol):
     def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None: ...
 
     def reported(self, now: float, report: Report) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """One entry of an event trace: what was heard, when, and what the conductor said."""
-
-    now: float
-    event: records.Event
-    commands: tuple[records.Command, ...]
 
 
 #: Longest wait for an event, after which `Loop.stop` is asked again.
@@ -97,7 +93,7 @@ class Loop:
         self.conductor, self.launcher, self.clock = conductor, launcher, clock
         self.observers = list(observers)
         self.stop: Callable[[], bool] = lambda: False
-        self.trace: list[Decision] = []
+        self.trace: list[records.Decision] = []
         self._record, self._stall_s = record, stall_s
         self._inbox: list[records.Command] = []
         self._held: tuple[type, ...] = ()
@@ -190,7 +186,7 @@ class Loop:
         now = self.clock()
         commands = self.conductor.handle(event, now)
         if self._record:
-            self.trace.append(Decision(now, event, tuple(commands)))
+            self.trace.append(records.Decision(now, event, tuple(commands)))
         for command in commands:
             if isinstance(command, _FOR_THE_RUN):
                 self._inbox.append(command)
