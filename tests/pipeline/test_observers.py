@@ -53,6 +53,7 @@ def test_segments_are_put_together_and_counted_where_the_episode_ends():
     # The ticket that pays for the continuation is of another task; the episode keeps its own.
     last = (start(5, 0, task=0, resume=True), finish(5, 1.0, 3, success=True))
     assert told(episodes, *last) == {
+        "env/episodes": 1.0,
         "env/return": 3.0,
         "env/success_once": 1.0,
         "env/episode_len": 11.0,
@@ -71,6 +72,7 @@ def test_means_are_over_episodes_and_by_task_where_there_are_several():
         finish(1, 2.0, 4),
     )
     assert told(Episodes(tasks=1), *heard) == {
+        "env/episodes": 3.0,
         "env/return": 1.0,
         "env/success_once": pytest.approx(1 / 3),
         "env/episode_len": 6.0,

@@ -1,9 +1,19 @@
 """What a run shows of itself: metrics, traces, utilisation, intervals, and the folder that holds them. No torch."""
 
+from polyrhythm.observe.activity import Activity
 from polyrhythm.observe.intervals import Interval, wilson
 from polyrhythm.observe.metrics import MetricsWriter
 from polyrhythm.observe.run_folder import new_run_folder, take_folder
 from polyrhythm.observe.trace import TraceWriter
 from polyrhythm.observe.utilisation import Utilisation
 
-__all__ = ["Interval", "MetricsWriter", "TraceWriter", "Utilisation", "new_run_folder", "take_folder", "wilson"]
+__all__ = [
+    "Activity",
+    "Interval",
+    "MetricsWriter",
+    "TraceWriter",
+    "Utilisation",
+    "new_run_folder",
+    "take_folder",
+    "wilson",
+]

@@ -19,16 +19,23 @@ if TYPE_CHECKING:
 #: What the names of each group tell. The names within are those of the public systems where they have one.
 GROUPS: Mapping[str, str] = {
     "env": (
-        "training episodes that ended since the update before, absent if none did: return, success_once (also by task "
-        "index, /task_N), episode_len in env steps; samples of the update (episodes or segments): sample_env_steps, "
-        "sample_chunk_steps"
+        "training episodes that ended since the update before, absent if none did: episodes (how many), return, "
+        "success_once (also by task index, /task_N), episode_len in env steps; samples of the update (episodes or "
+        "segments): sample_env_steps, sample_chunk_steps"
     ),
     "staleness": "trainer's version minus a sample's oldest behaviour version: lag_mean, lag_max",
     "train/actor": "policy_loss, proximal_approx_kl, behav_approx_kl, clip_fraction, ratio, grad_norm, lr, versions, …",
     "train/critic": "value_loss, explained_variance",
     "train/sft": "supervised warm start: loss, grad_norm",
     "samples": "the ledger's counts by state; dropped/<reason>",
-    "throughput": "transitions_per_s of the samples that finished since the update before",
+    "throughput": (
+        "transitions: env steps of all samples that finished since training began, over all parts of the run; "
+        "transitions_per_s: of those that finished since the update before"
+    ),
+    "stations": (
+        "utilisation/NAME: share of the last ten seconds in which each was busy; faults: stations lost so far, over "
+        "all parts of the run"
+    ),
     "evaluation": (
         "held-out episodes, greedy/, sampled/ and swapped/: rate of success, low, high (Wilson 95%), mean_return"
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -12,9 +12,13 @@ from typing import Any
 from polyrhythm.flow import records
 from polyrhythm.flow.ledger import SampleLedger
 from polyrhythm.observe import MetricsWriter, TraceWriter
+from polyrhythm.pipeline.account import Account, Stations
 from polyrhythm.runtime.messages import Report
 
 log = logging.getLogger(__name__)
+
+#: How many episodes say how training goes at the moment.
+_RECENT = 128
 
 
 @dataclass(slots=True)
@@ -29,12 +33,14 @@ class _Episode:
 class Episodes:
     """The training episodes that ended, whole ones: segments of one episode are put together again.
 
-    figures: at an update's report, of the episodes that ended since the one before: env/return, env/success_once (also
-    by task where there are several), env/episode_len. Empty if none ended. It must be told before those who read it.
+    figures: at an update's report, of the episodes that ended since the one before: env/episodes, env/return,
+    env/success_once (also by task where there are several), env/episode_len. Empty if none ended. recent: success and
+    return of the last ones. It must be told before those who read it.
     """
 
     def __init__(self, tasks: int) -> None:
         self.figures: dict[str, float] = {}
+        self.recent: deque[tuple[bool, float]] = deque(maxlen=_RECENT)
         self._tasks = tasks
         self._running: dict[tuple[int, int], tuple[str, str, int]] = {}
         self._rows: dict[tuple[str, str, int], _Episode] = {}
@@ -73,12 +79,14 @@ class Episodes:
         episode.env_steps += sample.env_steps
         if sample.end is not records.End.SEGMENT:
             self._ended.append((self._rows.pop(place), sample.success))
+            self.recent.append((sample.success, episode.reward))
 
     def reported(self, now: float, report: Report) -> None:  # noqa: ARG002
         ended, self._ended = self._ended, []
         self.figures = {}
         if not ended:
             return
+        self.figures["env/episodes"] = float(len(ended))
         self.figures["env/return"] = fmean(episode.reward for episode, _ in ended)
         self.figures["env/success_once"] = fmean(success for _, success in ended)
         self.figures["env/episode_len"] = fmean(episode.env_steps for episode, _ in ended)
@@ -88,7 +96,7 @@ class Episodes:
 
 
 class UpdateMetrics:
-    """Writes the figures of each update, with those of `episodes`, the ledger and the pace beside them.
+    """Writes the figures of each update, with those of `episodes`, the ledger, the pace and the stations beside them.
 
     began: when the run did; now: when its training does.
     """
@@ -98,24 +106,31 @@ class UpdateMetrics:
         writer: MetricsWriter,
         ledger: SampleLedger,
         episodes: Episodes,
+        account: Account,
+        stations: Stations,
         *,
         began: float,
         now: float,
     ) -> None:
         self._writer, self._ledger, self._episodes = writer, ledger, episodes
-        self._began, self._last, self._transitions = began, now, 0
+        self._account, self._stations = account, stations
+        self._began, self._last, self._transitions = began, now, account.transitions
 
-    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
-        if isinstance(event, records.SampleFinished):
-            self._transitions += event.env_steps
+    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+        pass
 
     def reported(self, now: float, report: Report) -> None:
         values = {**self._episodes.figures, **report.values}
         counts = self._ledger.as_dict()
         values |= {f"samples/{state}": float(count) for state, count in counts.items() if isinstance(count, int)}
         values |= {f"samples/dropped/{reason}": float(count) for reason, count in self._ledger.dropped.items()}
-        values["throughput/transitions_per_s"] = self._transitions / max(now - self._last, 1e-9)
-        self._last, self._transitions = now, 0
+        transitions = self._account.transitions
+        values["throughput/transitions"] = transitions
+        values["throughput/transitions_per_s"] = (transitions - self._transitions) / max(now - self._last, 1e-9)
+        self._last, self._transitions = now, transitions
+        utilisation = self._stations.activity.utilisation()
+        values |= {f"stations/utilisation/{name}": share for name, share in utilisation.items()}
+        values["stations/faults"] = len(self._account.faults)
         self._writer.log(report.step, values, now - self._began)
 
 

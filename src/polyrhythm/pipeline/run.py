@@ -19,6 +19,7 @@ from polyrhythm.config.load import save_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.observe import MetricsWriter, TraceWriter
 from polyrhythm.observe.metrics import rewind
+from polyrhythm.pipeline.account import Stations
 from polyrhythm.pipeline.build import STATES, Pipeline, build_pipeline, env_settings
 from polyrhythm.pipeline.check import Checked
 from polyrhythm.pipeline.checkpoints import POLICY_FILE, SavedRun, load_policy, load_run, save_policy, saved_runs
@@ -150,11 +151,15 @@ class _Run:
         config, pipeline, progress = self._config, self._pipeline, self._progress
         loop, launcher = pipeline.loop, pipeline.launcher
         began, lags, episodes = loop.clock(), Lags(saved.counts["lags"] if saved else None), Episodes(len(self._tasks))
-        metrics = UpdateMetrics(self._metrics, loop.conductor.ledger, episodes, began=progress.began, now=began)
         updates = config.training.versions * config.freshness.sync_interval
         saver = RunSaver(self._folder / STATES, pipeline, config.checkpoint, lags, saved, began)
+        stations = Stations(launcher)
+        metrics = UpdateMetrics(
+            *(self._metrics, loop.conductor.ledger, episodes, saver.account, stations), began=progress.began, now=began
+        )
         loop.observers += [
-            *(episodes, metrics, lags, Timeline(trace, began), ProgressLine(updates, episodes, began), saver)
+            *(episodes, metrics, lags, stations, Timeline(trace, began)),
+            *(ProgressLine(updates, episodes, began), saver),
         ]
         if saved is None:
             saver.save()  # from here on policy.pt changes, so a run that is cut short goes on from a saved one

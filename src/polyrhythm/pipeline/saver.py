@@ -10,6 +10,7 @@ from typing import Any
 
 from polyrhythm.config.running import CheckpointSettings
 from polyrhythm.flow import records
+from polyrhythm.pipeline.account import Account
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.checkpoints import SavedRun, save_run
 from polyrhythm.pipeline.observers import Lags
@@ -19,7 +20,10 @@ log = logging.getLogger(__name__)
 
 
 class RunSaver:
-    """An observer. A trainer's state that is safe, and exactly as old as the conductor, is the moment to save all."""
+    """An observer. A trainer's state that is safe, and exactly as old as the conductor, is the moment to save all.
+
+    account: of all parts of the run.
+    """
 
     def __init__(
         self,
@@ -32,11 +36,13 @@ class RunSaver:
     ) -> None:
         self._folder, self._pipeline, self._settings, self._lags = folder, pipeline, settings, lags
         self._before = saved.counts if saved else {"wall_s": 0.0, "transitions": 0.0, "busy_s": {}}
+        self.account = Account(self._before.get("account"))
         self._began = self._saved_at = now
         # A saved run has not started yet: its stations begin to count at zero.
         self._at_start = {} if saved else pipeline.launcher.statistics()
 
-    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+        self.account.decided(now, event, commands)
         conductor = self._pipeline.loop.conductor
         if (
             isinstance(event, records.Checkpointed)
@@ -70,6 +76,7 @@ class RunSaver:
             transitions += counts.get("env_steps", 0.0) - earlier.get("env_steps", 0.0)
         wall_s = before["wall_s"] + self._pipeline.loop.clock() - self._began
         return {
+            "account": self.account.as_dict(),
             "lags": self._lags.summary()["counts"],
             "wall_s": wall_s,
             "transitions": transitions,
@@ -77,11 +84,12 @@ class RunSaver:
         }
 
     def totals(self) -> dict[str, Any]:
-        """transitions_per_s, utilisation by station, and the stations' own counters (of this part of the run)."""
+        """transitions_per_s, utilisation by station, faults, and the stations' own counters (of this part)."""
         counts = self._counts()
         wall_s = counts["wall_s"]
         return {
             "transitions_per_s": counts["transitions"] / wall_s,
             "utilisation": {name: busy / wall_s for name, busy in counts["busy_s"].items()},
+            "faults": self.account.faults,
             "stations": self._pipeline.launcher.statistics(),
         }

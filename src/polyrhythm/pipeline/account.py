@@ -1,0 +1,56 @@
+"""Observers that count: what a run has come to over all its parts, and what its stations did a moment ago."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from polyrhythm.flow import records
+from polyrhythm.observe import Activity
+from polyrhythm.pipeline.loop import Launcher
+from polyrhythm.runtime.messages import Report
+
+#: Seconds between two looks at the stations' counters, which come twice a second.
+_LOOK_S = 0.5
+
+
+class Account:
+    """Counts that go on over an interruption. transitions: of all finished samples; faults: each station that was lost.
+
+    A fault is {station, reason, transitions: so far when it happened}.
+    """
+
+    def __init__(self, counts: Mapping[str, Any] | None = None) -> None:
+        """counts: those of an earlier part of the run, as `as_dict` gave them."""
+        self.transitions: int = counts["transitions"] if counts else 0
+        self.faults: list[dict[str, Any]] = list(counts["faults"]) if counts else []
+
+    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+        match event:
+            case records.SampleFinished(env_steps=env_steps):
+                self.transitions += env_steps
+            case records.StationLost(station=station, reason=reason):
+                self.faults.append({"station": station, "reason": reason, "transitions": self.transitions})
+
+    def reported(self, now: float, report: Report) -> None:
+        pass
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the saved run."""
+        return {"transitions": self.transitions, "faults": list(self.faults)}
+
+
+class Stations:
+    """Looks at the stations' counters as they lie there; `activity` says what they did in the last seconds."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self.activity = Activity()
+        self._launcher, self._due = launcher, 0.0
+
+    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+        if now >= self._due:
+            self.activity.take(now, self._launcher.latest())
+            self._due = now + _LOOK_S
+
+    def reported(self, now: float, report: Report) -> None:
+        pass

@@ -1,0 +1,42 @@
+"""What is counted over all parts of a run, and what is looked at while it goes on."""
+
+from __future__ import annotations
+
+import json
+
+from tests.pipeline.runs import config
+from tests.pipeline.test_loop import ASYNCHRONOUS
+from tests.pipeline.test_observers import finish
+
+from polyrhythm.flow.records import SampleFinished, StationLost, Wake
+from polyrhythm.pipeline.account import Account, Stations
+from polyrhythm.pipeline.build import build_pipeline
+
+
+def test_an_account_goes_on_where_it_was_saved():
+    first = Account()
+    for event in (finish(0, 1.0, 8), Wake(), StationLost("trainer", 0, "was killed"), finish(1, 0.0, 3)):
+        first.decided(0.0, event, [])
+    second = Account(json.loads(json.dumps(first.as_dict())))
+    second.decided(0.0, finish(2, 0.0, 4), [])
+    second.decided(0.0, StationLost("generator-0", 1, "hung"), [])
+    assert (first.transitions, len(first.faults)) == (11, 1)
+    assert second.transitions == 15
+    assert second.faults == [
+        {"station": "trainer", "reason": "was killed", "transitions": 8},
+        {"station": "generator-0", "reason": "hung", "transitions": 15},
+    ]
+
+
+def test_a_live_run_is_counted_and_looked_at():
+    pipeline = build_pipeline(config(**ASYNCHRONOUS), record=True)
+    account, stations = Account(), Stations(pipeline.launcher)
+    looks = []
+    stations.activity.take = lambda now, counters: looks.append(counters)
+    pipeline.loop.observers += [account, stations]
+    pipeline.loop.train_until(2)
+    pipeline.close()
+    finished = [d.event.env_steps for d in pipeline.loop.trace if isinstance(d.event, SampleFinished)]
+    assert account.transitions == sum(finished) > 0
+    assert looks
+    assert set(looks[-1]) == {"simulator-0", "generator-0", "generator-1", "trainer"}
