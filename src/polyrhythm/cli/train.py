@@ -13,7 +13,7 @@ from polyrhythm.cli import show
 from polyrhythm.config.recipes import recipe_names
 
 #: Parts of the summary for the file, not for the eye.
-DETAILS = {"stations", "ledger"}
+DETAILS = {"stations", "ledger", "faults"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.recipe, arguments.overrides)
     # Imported only now: a wrong key is answered before any tensor library is loaded.
     from polyrhythm.pipeline.check import check
+    from polyrhythm.pipeline.live import live_terminal
     from polyrhythm.pipeline.progress import run_to_resume
     from polyrhythm.pipeline.run import train
 
@@ -46,7 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
         now = datetime.now().astimezone()
         folder = take_folder(arguments.out) if arguments.out else new_run_folder(Path(config.out_dir), config.name, now)
     try:
-        summary = train(checked, folder)
+        with live_terminal(sys.stderr) as live:
+            summary = train(checked, folder, live)
     except KeyboardInterrupt:
         overrides = [word for word in arguments.overrides if not word.startswith("resume=")]
         words = shlex.join([arguments.recipe, *overrides, f"resume={folder}"])

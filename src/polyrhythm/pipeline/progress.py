@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,9 @@ _FREE = frozenset(
 class Progress:
     """Phases of the run in `folder`. wall_s: seconds by phase, over all parts of the run."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, announce: Callable[[str, float], None] | None = None) -> None:
+        """announce: told when a phase begins, with its name and when the run began."""
+        self._announce = announce
         self._path = folder / _FILE
         said = json.loads(self._path.read_text(encoding="utf-8")) if self._path.is_file() else {}
         self.wall_s: dict[str, float] = said.get("wall_s", {})
@@ -45,6 +47,8 @@ class Progress:
     def phase(self, name: str) -> Iterator[None]:
         """Measure and announce a phase; its time counts also if it is cut short."""
         log.info("%s …", name.replace("_", " "))
+        if self._announce is not None:
+            self._announce(name, self.began)
         begin = time.monotonic()
         try:
             yield

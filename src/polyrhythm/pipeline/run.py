@@ -26,6 +26,7 @@ from polyrhythm.pipeline.checkpoints import POLICY_FILE, SavedRun, load_policy, 
 from polyrhythm.pipeline.demos import demonstrate
 from polyrhythm.pipeline.episodes import held_out, tally
 from polyrhythm.pipeline.interrupts import Interrupts
+from polyrhythm.pipeline.live import Live
 from polyrhythm.pipeline.loop import Interrupted
 from polyrhythm.pipeline.observers import Episodes, Lags, Timeline, UpdateMetrics
 from polyrhythm.pipeline.observers import Progress as ProgressLine
@@ -45,14 +46,15 @@ log = logging.getLogger(__name__)
 _MEASURED = ("rate", "low", "high", "mean_return")
 
 
-def train(checked: Checked, folder: Path) -> dict[str, Any]:
+def train(checked: Checked, folder: Path, live: Live | None = None) -> dict[str, Any]:
     """Run all phases that the configuration asks for and that the folder does not have; the content of summary.json.
 
     checked: what `pipeline.check` gave; nothing is left to refuse, so the folder may be made before. Its policy is
-    trained in place. Raises RunHalted when the run cannot go on, KeyboardInterrupt when it was told to stop.
+    trained in place. live: shows a person how it goes. Raises RunHalted when the run cannot go on, KeyboardInterrupt
+    when it was told to stop.
     """
     config, spec, policy = checked
-    progress, interrupts = Progress(folder), Interrupts()
+    progress, interrupts = Progress(folder, live.phase if live else None), Interrupts()
     save_config(config, folder / CONFIG_FILE)
     saved = _saved(folder, progress)
     with (
@@ -64,7 +66,9 @@ def train(checked: Checked, folder: Path) -> dict[str, Any]:
         training = config.training.versions > 0 and progress.result("rl") is None
         pipeline = build_pipeline(config, policy, folder, saved=saved, version=version, trainer=training, start=False)
         try:
-            run = _Run(config, folder, pipeline, progress, metrics, spec.tasks)
+            if live:
+                live.watch(pipeline)
+            run = _Run(config, folder, pipeline, progress, metrics, spec.tasks, live)
             pipeline.loop.stop = interrupts.requested
             if saved is None:
                 run.start()
@@ -137,9 +141,10 @@ class _Run:
         progress: Progress,
         metrics: MetricsWriter,
         tasks: Sequence[Task],
+        live: Live | None,
     ) -> None:
         self._config, self._folder, self._pipeline = config, folder, pipeline
-        self._progress, self._metrics, self._tasks = progress, metrics, tasks
+        self._progress, self._metrics, self._tasks, self._live = progress, metrics, tasks, live
 
     def start(self) -> None:
         """Start the stations."""
@@ -157,16 +162,18 @@ class _Run:
         metrics = UpdateMetrics(
             *(self._metrics, loop.conductor.ledger, episodes, saver.account, stations), began=progress.began, now=began
         )
-        loop.observers += [
-            *(episodes, metrics, lags, stations, Timeline(trace, began)),
-            *(ProgressLine(updates, episodes, began), saver),
-        ]
+        watching = list(loop.observers)
+        loop.observers += [*(episodes, metrics, lags, stations, Timeline(trace, began)), saver]
+        if self._live is None:
+            loop.observers.append(ProgressLine(updates, episodes, began))
         if saved is None:
             saver.save()  # from here on policy.pt changes, so a run that is cut short goes on from a saved one
         else:
             self.start()
         try:
             with progress.phase("rl"):
+                if self._live is not None:
+                    self._live.train(updates, episodes, saver.account, lags, self._after_s())
                 loop.train_until(config.training.versions)
         except Interrupted:
             finished = loop.wind_down(config.shutdown_s)
@@ -175,7 +182,7 @@ class _Run:
             raise
         finally:
             self._save_published()
-        loop.observers.clear()
+        loop.observers[:] = watching
         ledger = loop.conductor.ledger
         assert not ledger.imbalance, f"the ledger does not balance: {ledger.as_dict()}"
         # A trainer that came back from an older state may have left samples that nobody needs any more.
@@ -189,6 +196,21 @@ class _Run:
         version, weights = self._pipeline.weights.read()
         save_policy(weights, self._config, self._folder / POLICY_FILE, version)
 
+    def _after_s(self) -> float:
+        """What the evaluation after training will take, by what the one before did."""
+        before, after = self._ways("before"), self._ways("after")
+        return self._progress.wall_s.get("evaluation_before", 0.0) * len(after) / max(1, len(before))
+
+    def _ways(self, name: str) -> dict[str, tuple[bool, bool]]:
+        """How the policy is evaluated: what the tally is called → greedy, swapped."""
+        wanted = self._config.evaluation
+        asked = (
+            (name, True, False, wanted.greedy),
+            (f"{name}_sampled", False, False, wanted.sampled),
+            ("swapped", True, True, wanted.swapped and name == "after"),
+        )
+        return {key: (greedy, swap) for key, greedy, swap, is_asked in asked if is_asked}
+
     def evaluate(self, name: str) -> None:
         """{name: greedy tally, name_sampled: sampled tally, swapped: …}, of those asked for; the same seeds each time.
 
@@ -197,15 +219,7 @@ class _Run:
         wanted, progress, tasks = self._config.evaluation, self._progress, self._tasks
         if not wanted.episodes or progress.result(f"evaluation_{name}") is not None:
             return
-        ways = {
-            key: (greedy, swap)
-            for key, greedy, swap, asked in (
-                (name, True, False, wanted.greedy),
-                (f"{name}_sampled", False, False, wanted.sampled),
-                ("swapped", True, True, wanted.swapped and name == "after"),
-            )
-            if asked
-        }
+        ways = self._ways(name)
         episodes = [
             episode
             for greedy, swap in ways.values()

@@ -1,0 +1,120 @@
+"""The live block of a running command: a status in, a few lines of text out. Pure, reads no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from polyrhythm.observe.intervals import wilson
+
+#: More stations than this are shown as one for each kind, with the mean of their shares.
+_STATIONS = 6
+_BAR = 10
+#: For terminals that show nothing but ASCII.
+_PLAIN = str.maketrans({"─": "-", "█": "#", "░": ".", "·": "|", "×": "x", "…": "~"})
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What a run says of itself at a moment. None or empty: there is nothing to say yet.
+
+    done, of: units of the phase (updates, or episodes of an evaluation); left_s: for the rest of the run, or of what
+    left_of says; recent: success and return of the last training episodes; lag: mean of the last update, largest of
+    all; buffer: finished samples that wait for the trainer; utilisation: share of the last seconds, by station.
+    """
+
+    phase: str
+    elapsed_s: float
+    done: int = 0
+    of: int = 0
+    unit: str = ""
+    left_s: float | None = None
+    left_of: str = ""
+    recent: Sequence[tuple[bool, float]] = ()
+    transitions_per_s: float | None = None
+    lag: tuple[float, int] | None = None
+    buffer: int | None = None
+    faults: int = 0
+    utilisation: Mapping[str, float] = field(default_factory=dict)
+
+
+def block(status: Status, width: int, *, plain: bool = False) -> list[str]:
+    """The lines of the block, none longer than `width`. plain: ASCII only."""
+    lines = [_heading(status, width), *_wrapped(_figures(status), " · ", width)]
+    lines += _wrapped(_stations(status.utilisation), "   ", width)
+    cut = [line if len(line) <= width else line[: width - 1] + "…" for line in lines]
+    return [line.translate(_PLAIN) for line in cut] if plain else cut
+
+
+def _heading(status: Status, width: int) -> str:
+    parts = [status.phase]
+    if status.of:
+        parts.append(f"{status.unit} {status.done} of {status.of}")
+    parts.append(f"{duration(status.elapsed_s)} so far")
+    if status.left_s is not None:
+        parts.append(f"about {duration(status.left_s)} left{' of ' if status.left_of else ''}{status.left_of}")
+    return f"── {' · '.join(parts)} ".ljust(width, "─")
+
+
+def _figures(status: Status) -> list[str]:
+    figures = []
+    if status.recent:
+        figures.append(episodes(status.recent))
+    if status.transitions_per_s is not None:
+        figures.append(f"{status.transitions_per_s:,.0f} transitions/s")
+    if status.lag is not None:
+        figures.append(f"lag {status.lag[0]:.1f} (largest {status.lag[1]})")
+    if status.buffer is not None:
+        figures.append(f"buffer {_counted(status.buffer, 'sample')}")
+    if figures or status.faults:
+        figures.append(_counted(status.faults, "fault"))
+    return figures
+
+
+def episodes(recent: Sequence[tuple[bool, float]]) -> str:
+    """How the last episodes went: success with its 95% interval; where only rewards come, the mean return."""
+    count, successes = len(recent), sum(success for success, _ in recent)
+    mean = sum(reward for _, reward in recent) / count
+    of = f"{count} episodes"
+    if not successes and mean:
+        return f"return {mean:.4g} (last {of})"
+    rate = wilson(successes, count)
+    return f"success {100 * rate.rate:.0f}% [{100 * rate.low:.0f}, {100 * rate.high:.0f}] (last {of})"
+
+
+def _stations(utilisation: Mapping[str, float]) -> list[str]:
+    shares = dict(utilisation)
+    if len(shares) > _STATIONS:
+        kinds: dict[str, list[float]] = {}
+        for name, share in shares.items():
+            kinds.setdefault(name.rpartition("-")[0] or name, []).append(share)
+        shares = {f"{kind} ×{len(own)}" if len(own) > 1 else kind: sum(own) / len(own) for kind, own in kinds.items()}
+    return [f"{name} {bar(share)} {100 * share:3.0f}%" for name, share in shares.items()]
+
+
+def bar(share: float, length: int = _BAR) -> str:
+    """A bar that is filled to `share`, 0..1."""
+    filled = round(max(0.0, min(1.0, share)) * length)
+    return "█" * filled + "░" * (length - filled)
+
+
+def duration(seconds: float) -> str:
+    """`0:07`, `12:30`, `1:02:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
+
+
+def _wrapped(parts: Sequence[str], between: str, width: int) -> list[str]:
+    """The parts in as few lines as they fit into; a part is never split."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + len(between) + len(part) <= width:
+            lines[-1] += between + part
+        else:
+            lines.append(part)
+    return lines

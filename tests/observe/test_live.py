@@ -1,0 +1,107 @@
+"""The live block as text, and a terminal whose screen is played back."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+
+from polyrhythm.observe.live import Status, bar, block, duration
+from polyrhythm.observe.terminal import Terminal
+
+TRAINING = Status(
+    "reinforcement learning",
+    192.4,
+    done=57,
+    of=200,
+    unit="update",
+    left_s=460.2,
+    recent=[(i < 55, float(i < 55)) for i in range(128)],
+    transitions_per_s=1812.3,
+    lag=(0.94, 1),
+    buffer=14,
+    faults=1,
+    utilisation={"simulator-0": 0.81, "generator-0": 0.305, "trainer": 1.0},
+)
+
+
+def test_a_training_run_in_three_lines() -> None:
+    assert block(TRAINING, 119) == [
+        "── reinforcement learning · update 57 of 200 · 3:12 so far · about 7:40 left ".ljust(119, "─"),
+        "success 43% [35, 52] (last 128 episodes) · "
+        + "1,812 transitions/s · lag 0.9 (largest 1) · buffer 14 samples · 1 fault",
+        "simulator-0 ████████░░  81%   generator-0 ███░░░░░░░  30%   trainer ██████████ 100%",
+    ]
+
+
+def test_what_is_not_known_is_not_said() -> None:
+    assert block(Status("demonstrations", 3.0), 40) == ["── demonstrations · 0:03 so far ".ljust(40, "─")]
+    evaluation = Status("evaluation", 9.0, done=1, of=32, unit="episode", left_s=4.0, left_of="this phase")
+    assert block(evaluation, 20)[0] == "── evaluation · epi…"
+    assert "about 0:04 left of this phase" in block(evaluation, 119)[0]
+
+
+@pytest.mark.parametrize("width", [20, 40, 79, 119])
+def test_no_line_is_longer_than_the_terminal(width: int) -> None:
+    lines = block(TRAINING, width)
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= 9
+
+
+def test_many_stations_are_shown_by_kind() -> None:
+    shares = {f"simulator-{i}": i / 10 for i in range(6)} | {"trainer": 0.5}
+    assert block(Status("x", 0.0, utilisation=shares), 119)[1] == (
+        "simulator ×6 ██░░░░░░░░  25%   trainer █████░░░░░  50%"
+    )
+
+
+def test_an_ascii_terminal_gets_ascii() -> None:
+    assert all(line.isascii() for line in block(TRAINING, 60, plain=True))
+
+
+def test_where_only_rewards_come_the_return_leads() -> None:
+    assert block(Status("x", 0.0, recent=[(False, 20.0), (False, 31.0)]), 79)[1] == (
+        "return 25.5 (last 2 episodes) · no faults"
+    )
+    assert "success 0% [0, 66]" in block(Status("x", 0.0, recent=[(False, 0.0)] * 2), 79)[1]
+
+
+def test_numbers_in_words() -> None:
+    assert [duration(seconds) for seconds in (7.4, 59.6, 750, 3723)] == ["0:07", "1:00", "12:30", "1:02:03"]
+    assert (bar(-1.0, 4), bar(0.5, 4), bar(7.0, 4)) == ("░░░░", "██░░", "████")
+
+
+def screen(written: str) -> list[str]:
+    """What a terminal shows after this: lines, `up n lines`, and `erase what is below`, nothing else."""
+    lines, row = [""], 0
+    for part in re.split(r"(\x1b\[\d+F|\x1b\[J|\n)", written):
+        if part == "\n":
+            row += 1
+            if row == len(lines):
+                lines.append("")
+        elif part == "\x1b[J":
+            lines = [*lines[:row], ""]
+        elif part.startswith("\x1b["):
+            row -= int(part[2:-1])
+        else:
+            assert not part or lines[row] == "", "text is never written over text"
+            lines[row] += part
+    return lines
+
+
+def test_text_passes_above_the_block() -> None:
+    stream = io.StringIO()
+    terminal = Terminal(stream, columns=lambda: 80)
+    print("before", file=terminal)
+    terminal.show(["a", "b"])
+    print("one\ntwo", file=terminal)
+    terminal.write("three, ")
+    assert screen(stream.getvalue()) == ["before", "one", "two", "a", "b", ""]
+    terminal.show(["c"])
+    terminal.write("and its end\n")
+    assert screen(stream.getvalue()) == ["before", "one", "two", "three, and its end", "c", ""]
+    terminal.write("unfinished")
+    terminal.end()
+    assert screen(stream.getvalue()) == ["before", "one", "two", "three, and its end", "unfinished"]
+    assert terminal.width == 79

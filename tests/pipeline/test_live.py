@@ -1,0 +1,92 @@
+"""What a live run says of itself, and that nothing changes where nobody watches."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+
+import pytest
+from tests.pipeline.runs import config
+from tests.pipeline.test_loop import ASYNCHRONOUS
+
+from polyrhythm.flow.records import StationLost
+from polyrhythm.observe.terminal import Terminal
+from polyrhythm.pipeline.account import Account
+from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.episodes import held_out
+from polyrhythm.pipeline.live import Live, live_terminal
+from polyrhythm.pipeline.observers import Episodes, Lags
+
+
+class Screen(io.StringIO):
+    """A terminal that keeps all that was written."""
+
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+    def fileno(self):
+        raise OSError("no terminal that the system knows")
+
+
+def test_a_run_is_told_from_its_evaluation_to_its_last_update():
+    stream = Screen()
+    live = Live(Terminal(stream))
+    pipeline = build_pipeline(config(**ASYNCHRONOUS))
+    live.watch(pipeline)
+    live.phase("evaluation_before", live._clock())
+    pipeline.loop.evaluate("before", held_out(7, 1, 1, greedy=True))
+    said = live._collect(pipeline.loop.clock())
+    assert (said.phase, said.done, said.of, said.unit) == ("evaluation before training", 7, 7, "episode")
+    assert said.lag is None
+
+    live.phase("rl", live._clock())
+    episodes, account, lags = Episodes(1), Account(), Lags()
+    live.train(6, episodes, account, lags, after_s=100.0)
+    pipeline.loop.observers += [episodes, account, lags]
+    pipeline.loop.train_until(2)
+    live.decided(pipeline.loop.clock(), StationLost("generator-1", 0, "died"), [])
+    said = live._collect(pipeline.loop.clock())
+    pipeline.close()
+    assert (said.phase, said.done, said.of, said.unit) == ("reinforcement learning", 4, 6, "update")
+    assert said.left_s > 100.0, "two more updates, and the evaluation"
+    assert said.recent
+    assert said.transitions_per_s is not None
+    assert said.lag[1] == max(lags.counts)
+    assert said.faults == 1
+    live._status = said
+    live.draw()
+    assert "update 4 of 6" in stream.getvalue()
+
+
+@pytest.mark.parametrize(("stream", "term"), [(io.StringIO(), "xterm"), (Screen(), "dumb")])
+def test_where_nobody_watches_nothing_changes(stream, term):
+    handler = logging.StreamHandler(stream)
+    logging.getLogger().addHandler(handler)
+    try:
+        with live_terminal(stream, {"TERM": term}) as live:
+            assert live is None
+            assert handler.stream is stream
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+def test_logs_and_warnings_pass_above_the_block_and_it_goes_in_the_end():
+    stream, before = Screen(), sys.stderr
+    handler = logging.StreamHandler(stream)
+    logging.getLogger().addHandler(handler)
+    try:
+        with live_terminal(stream, {"TERM": "xterm"}) as live:
+            live.phase("demonstrations", live._clock())
+            logging.getLogger("polyrhythm").error("a line of the log")
+            sys.stderr.write("a warning\n")
+        assert handler.stream is stream
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert sys.stderr is before
+    written = stream.getvalue()
+    assert "\x1b[1F\x1b[Ja line of the log\n── demonstrations" in written
+    assert "\x1b[1F\x1b[Ja warning\n── demonstrations" in written
+    assert written.endswith("\x1b[1F\x1b[J")
