@@ -5,7 +5,7 @@ import torch
 from tests.algorithms.reference import gae_of_one
 from torch import Tensor
 
-from polyrhythm.algorithms.advantages import bootstrapped, gae, normalize
+from polyrhythm.algorithms.advantages import bootstrapped, gae, grpo, normalize
 
 
 def packed(lengths: list[int], chunk: int | None, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -104,3 +104,22 @@ def test_normalize_whitens_valid_entries_only() -> None:
 def test_normalize_of_too_few_entries_is_zero(count: int) -> None:
     valid = torch.tensor([True, False]) if count else torch.tensor([False, False])
     assert normalize(torch.tensor([3.0, 4.0]), valid).tolist() == [0.0, 0.0]
+
+
+def test_grpo_worked_example() -> None:
+    got = grpo(torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([7, 7, 7, 7])).tolist()
+    assert got == pytest.approx([0.8660239, -0.8660239, -0.8660239, 0.8660239], abs=1e-6)
+
+
+def test_grpo_compares_within_groups_in_any_order() -> None:
+    scores = torch.tensor([3.0, 1.0, 5.0, 2.0, 1.0, 0.5, 4.0], dtype=torch.float64)
+    group = torch.tensor([9, 4, 9, 4, 4, 2, 9])
+    got = grpo(scores, group)
+    for number in (9, 4, 2):
+        mine = scores[group == number].tolist()
+        mean = sum(mine) / len(mine)
+        std = (sum((x - mean) ** 2 for x in mine) / max(len(mine) - 1, 1)) ** 0.5
+        wanted = [(x - mean) / (std + 1e-6) for x in mine]
+        assert got[group == number].tolist() == pytest.approx(wanted)
+    assert got[5] == 0, "a group of one has nobody to be compared with"
+    assert not grpo(torch.ones(4), torch.zeros(4, dtype=torch.int64)).any()

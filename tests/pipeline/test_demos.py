@@ -37,7 +37,9 @@ def settings(**changes):
 
 @pytest.mark.parametrize("flags", [{}, {"step_rows": False}, {"reset_rows": False, "step_rows": False}])
 def test_labels_are_what_the_expert_does_when_each_action_begins(flags):
-    demonstrations = demonstrate(Demonstrable(3, **flags), settings(), StepSettings(chunk=2, action_repeat=2))
+    demonstrations = demonstrate(
+        Demonstrable(3, **flags), settings(), StepSettings(chunk=2, action_repeat=2)
+    ).demonstrations
     # Task a ends within its second chunk, in the first action's... 5 = 2+2 | 1, so the last label is kept.
     # Task b takes 6 = 2+2 | 2 steps.
     assert len(demonstrations) == 8
@@ -49,7 +51,7 @@ def test_labels_are_what_the_expert_does_when_each_action_begins(flags):
 
 def test_every_second_episode_is_executed_with_noise_and_labelled_without():
     env = Demonstrable(1)
-    demonstrations = demonstrate(env, settings(noise_std=0.5), StepSettings(chunk=1))
+    demonstrations = demonstrate(env, settings(noise_std=0.5), StepSettings(chunk=1)).demonstrations
     assert demonstrations.actions[:5, 0, 0].tolist() == [1, 2, 3, 4, 5]
     executed = np.concatenate(env.executed)[:, 0]
     assert executed[:5].tolist() == [1, 2, 3, 4, 5]

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from tests.training.toy import ToyPolicy, algorithm, collect
 
+from polyrhythm.algorithms.levels import RewardLevel, reward_mask
 from polyrhythm.training.batch import collate, minibatches
-from polyrhythm.training.targets import bootstrap_values, prepare
+from polyrhythm.training.targets import bootstrap_values, group_advantages, prepare
 
 CPU = torch.device("cpu")
 
@@ -49,6 +52,23 @@ def test_minibatches_follow_their_seed_alone() -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, minibatches(50, 10, (1, 2, 3)), strict=True))
     for other in ((2, 2, 3), (1, 3, 3), (1, 2, 4)):
         assert not torch.equal(torch.cat(first), torch.cat(minibatches(50, 10, other)))
+
+
+@pytest.mark.parametrize("level", ["chunk", "action"])
+def test_group_advantages_are_of_whole_returns_at_every_valid_entry(level: RewardLevel) -> None:
+    trajectories = [replace(t, group=7 + i // 2) for i, t in enumerate(collect(ToyPolicy()))]
+    batch = collate(trajectories)
+    mask = reward_mask(batch.valid, level)
+    got = group_advantages(batch, mask)
+    assert got.shape == mask.shape
+    assert not got[~mask].any()
+    returns = [t.episode_return for t in trajectories]
+    for i, trajectory in enumerate(trajectories):
+        other = returns[i ^ 1]
+        sign = 1.0 if trajectory.episode_return > other else -1.0
+        assert got[batch.trajectory == i][mask[batch.trajectory == i]].unique().tolist() == pytest.approx(
+            [sign * 0.5**0.5], abs=1e-4
+        )
 
 
 @pytest.mark.parametrize("micro_batch", [0, 1])

@@ -84,6 +84,7 @@ def test_demonstrations_survive_the_disk(tmp_path: Path) -> None:
     assert len(back) == 6
     assert np.array_equal(back.actions, shown.actions)
     assert back.actions.dtype == np.float32
+    assert (back.tasks, back.action_repeat) == ((), 0)
     assert set(back.obs) == {"x"}
     assert np.array_equal(back.obs["x"], shown.obs["x"])
     assert [p.name for p in tmp_path.iterdir()] == ["demonstrations.npz"]

@@ -1,9 +1,9 @@
-"""How much better was an action than expected: generalised advantage estimation over packed trajectories.
+"""How much better was an action than expected, over packed trajectories: by a value function, or by a group's others.
 
 Packed means that the decisions of all trajectories stand one after another, without padding: trajectory 0
-complete and in time order, then trajectory 1, and so on. Source: Schulman et al. 2016 (GAE); truncation as in
-Pardo et al. 2018. Deviation: none, but masked entries are skipped instead of zeroed, so that a chunk cut short
-by the end of its episode never puts a gap into the recursion.
+complete and in time order, then trajectory 1, and so on. Sources: Schulman et al. 2016 (GAE); truncation as in
+Pardo et al. 2018; Shao et al. 2024 (GRPO). Deviation: none, but masked entries are skipped instead of zeroed, so that
+a chunk cut short by the end of its episode never puts a gap into the recursion.
 """
 
 from __future__ import annotations
@@ -70,6 +70,21 @@ def bootstrapped(terminated: Tensor, truncated: Tensor, bootstrap: Bootstrap) ->
     if bootstrap == "always":
         return torch.ones_like(terminated)
     return truncated & ~terminated
+
+
+def grpo(scores: Tensor, group: Tensor, *, eps: float = 1e-6) -> Tensor:
+    """A_i = (R_i − mean_g)/(std_g + eps): each trajectory's score against its group's, [M]. No value function.
+
+    scores [M]: one per trajectory, such as its return. group [M] int64: equal where task and initial state are; any
+    numbers, in any order. std divides by the group's size − 1; a group of one, or of equal scores, gives 0.
+    Example: scores (1, 0, 0, 1), one group → mean 0.5, std 0.577 → (0.866, -0.866, -0.866, 0.866).
+    """
+    _, place = torch.unique(group, return_inverse=True)
+    count = torch.bincount(place).to(scores.dtype)
+    centred = scores - (torch.zeros_like(count).index_add_(0, place, scores) / count)[place]
+    square = torch.zeros_like(count).index_add_(0, place, centred.square())
+    std = (square / (count - 1).clamp(min=1)).sqrt()
+    return centred / (std[place] + eps)
 
 
 def normalize(advantages: Tensor, valid: Tensor, *, eps: float = 1e-8) -> Tensor:

@@ -33,6 +33,11 @@ def lines(result: Mapping[str, Any]) -> str:
     return "\n".join(first + rest)
 
 
+def flat(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The result with its `tasks`, if it has any, as entries of their own: a line each."""
+    return {**{name: value for name, value in result.items() if name != "tasks"}, **result.get("tasks", {})}
+
+
 def _is_rate(value: Any) -> bool:
     return isinstance(value, Mapping) and set(value) >= _RATE
 

@@ -107,10 +107,10 @@ class AlgorithmSettings(Section):
     """Discount per chunk step (reward_level chunk) or per primitive action (action)."""
     gae_lambda: Fraction = 0.95
     """Decay of the generalised advantage estimate."""
-    advantage: Literal["gae"] = "gae"
-    """The advantage estimator."""
+    advantage: Literal["gae", "grpo"] = "gae"
+    """gae: against the value function; grpo: an episode's return against those of its group (groups.size > 1)."""
     normalize_advantage: Flag = True
-    """Whiten advantages over the valid entries of an update."""
+    """Whiten advantages over the valid entries of an update; false leaves grpo's as they are by group."""
     bootstrap: Literal["standard", "always"] = "standard"
     """Add the final observation's value where an episode was truncated (standard), or at every end (always)."""
     loss: LossSettings = LossSettings()

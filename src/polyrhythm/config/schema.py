@@ -54,6 +54,8 @@ class RunConfig(Section):
     """Folder of all runs; this one goes to <out_dir>/<name>/<time>."""
     resume: str = "never"
     """never: begin anew; auto: go on with the newest unfinished run of this recipe, if any; or the folder of a run."""
+    init_from: str = ""
+    """Run folder or policy file whose weights to begin with, instead of the phases before training; empty for none."""
     shutdown_s: NotNegative = 10.0
     """Seconds that the first Ctrl-C or SIGTERM gives the update under way; then it is abandoned."""
     env: Annotated[SerializeAsAny[BaseModel], BeforeValidator(_env)]
@@ -110,6 +112,21 @@ def _check_groups(config: RunConfig) -> None:
             "rollout.segment_steps",
             config.rollout.segment_steps,
             "segments and groups exclude each other; set segment_steps to 0 or groups.size to 1",
+        )
+    if config.algorithm.advantage == "grpo":
+        _check_grpo(config)
+
+
+def _check_grpo(config: RunConfig) -> None:
+    if config.groups.size == 1:
+        raise Refusal(
+            "groups.size", 1, "grpo compares the samples of a group; make it 2 or more, or set algorithm.advantage gae"
+        )
+    if config.training.critic_warmup_updates:
+        raise Refusal(
+            "training.critic_warmup_updates",
+            config.training.critic_warmup_updates,
+            "grpo uses no value function, so there is nothing to wait for; set it to 0",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 from pathlib import Path
 
@@ -33,6 +34,19 @@ def _claim(parent: Path, stamp: str) -> Path:
             attempt += 1
         else:
             return folder
+
+
+def take_file(file: Path) -> Path:
+    """A file that the user named: it must be absent, and its folder is made. RunFolderError: it cannot be written."""
+    if file.exists():
+        raise RunFolderError(f"file {file} is there already; name another, nothing is overwritten")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(f"folder {file.parent} cannot be made ({error.strerror}); name another") from error
+    if not os.access(file.parent, os.W_OK):
+        raise RunFolderError(f"folder {file.parent} cannot be written to; name another")
+    return file
 
 
 def take_folder(folder: Path) -> Path:

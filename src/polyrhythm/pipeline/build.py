@@ -20,7 +20,7 @@ from polyrhythm.flow.conductor import Conductor
 from polyrhythm.flow.records import EnvBatchInfo, WeightsOffered
 from polyrhythm.flow.settings import FlowSettings
 from polyrhythm.flow.sharding import shard
-from polyrhythm.pipeline.checkpoints import SavedRun
+from polyrhythm.pipeline.checkpoints import STATES, SavedRun
 from polyrhythm.pipeline.loop import Launcher, Loop
 from polyrhythm.policies.base import Policy, PolicySettings
 from polyrhythm.runtime.arena import ArenaLayout
@@ -38,7 +38,7 @@ from polyrhythm.stations.slot import StepSettings
 from polyrhythm.stations.trainer_job import TrainerJob, TrainerStates
 
 #: What a run's folder holds of the machinery.
-LOGS, STATES = "logs", "checkpoints"
+LOGS = "logs"
 
 
 @dataclass(slots=True)

@@ -13,10 +13,11 @@ from typing import NamedTuple
 import torch
 
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.envs.base import EnvSettings, Expert
 from polyrhythm.errors import ConfigError
 from polyrhythm.flow.sharding import load_function
 from polyrhythm.pipeline.build import arena_layout, blank, env_batch_infos, env_settings, flow_settings, policy_settings
+from polyrhythm.pipeline.demos import has_expert
+from polyrhythm.pipeline.given import take_given_weights
 from polyrhythm.policies.base import Policy
 from polyrhythm.runtime.run_memory import refuse_shortage, remove_orphans
 from polyrhythm.runtime.weights import bus_nbytes
@@ -60,8 +61,10 @@ def check(config: RunConfig, *, trainer: bool = True) -> Checked:
         remove_orphans()
         layout = arena_layout(config, spec, infos, policy, trainer=trainer)
         refuse_shortage({"arena": layout.nbytes, "weights": bus_nbytes(policy.state_dict())})
-    if config.demonstrations is not None:
-        _check_expert(env)
+    if trainer and config.init_from:
+        _check_given(config, policy)
+    elif trainer and config.demonstrations is not None:
+        _check_expert(config)
     if config.evaluation.swapped:
         refuse_swapping(spec)
     return Checked(config, spec, policy)
@@ -112,13 +115,14 @@ def _check_value(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
         )
 
 
-def _check_expert(env: EnvSettings) -> None:
-    batch = env.build(1)
-    try:
-        if not isinstance(batch, Expert):
-            raise ConfigError(
-                "demonstrations = set: this environment has no scripted expert; "
-                "set demonstrations and supervised to null"
-            )
-    finally:
-        batch.close()
+def _check_expert(config: RunConfig) -> None:
+    if not has_expert(env_settings(config)):
+        raise ConfigError(
+            "demonstrations = set: this environment has no scripted expert; set demonstrations and supervised to null"
+        )
+
+
+def _check_given(config: RunConfig, policy: Policy) -> None:
+    """A run that goes on has its weights already: those that it was once given may be gone."""
+    if config.resume == "never":
+        take_given_weights(config, policy)

@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 #: Name of the newest whole weights in a run folder: after the warm start, and when training ends, however it ends.
 POLICY_FILE = "policy.pt"
+#: Where in a run folder the trainer's states and the saved runs are.
+STATES = "checkpoints"
 
 _KEPT = 2
 _RUN, _SAMPLES, _TRAINER, _PUBLISHED = "run.json", "samples.npz", "trainer.pt", "published.pt"
@@ -51,17 +53,41 @@ def save_policy(weights: Mapping[str, Tensor], config: RunConfig, path: Path, ve
 
 
 def load_policy(path: Path) -> tuple[RunConfig, dict[str, Any], int]:
-    """The configuration, weights and version in a run folder or in one of its checkpoints."""
-    file = path / POLICY_FILE if path.is_dir() else path
+    """The configuration, weights and version of a file of weights, a run folder, or one of its saved runs.
+
+    A run folder's are its newest: a run that was killed has saved itself after its last policy.pt.
+    """
+    if (path / _RUN).is_file():
+        return _load_file(path.resolve().parents[1] / POLICY_FILE)[0], *_saved_policy(path)
+    if not path.is_dir():
+        return _load_file(path)
+    found = _load_file(path / POLICY_FILE)
+    runs = saved_runs(path / STATES)
+    saved = _saved_policy(runs[-1]) if runs else ({}, -1)
+    return (found[0], *saved) if saved[1] > found[2] else found
+
+
+def _load_file(file: Path) -> tuple[RunConfig, dict[str, Any], int]:
     if not file.is_file():
-        raise RunFolderError(f"{path} holds no {POLICY_FILE}: the run did not finish, or this is not a run folder")
+        raise RunFolderError(
+            f"{file.parent} holds no {file.name}: the run did not finish, or this is not a run folder; name another"
+        )
     content = load_state(file)
     try:
         weights, version = content["policy"], int(content["version"])
-        config = validate(content["config"], origin=str(file))
+        return validate(content["config"], origin=str(file)), weights, version
     except (KeyError, TypeError) as error:
         raise RunFolderError(f"{file} cannot be read as a checkpoint ({error}); name another") from error
-    return config, weights, version
+
+
+def _saved_policy(path: Path) -> tuple[dict[str, Any], int]:
+    """The published weights of a saved run, and their version."""
+    try:
+        version = int(json.loads((path / _RUN).read_text(encoding="utf-8"))["version"])
+        file = path / _PUBLISHED
+        return load_state(file if file.exists() else path / _TRAINER)["policy"], version
+    except (OSError, ValueError, KeyError) as error:
+        raise RunFolderError(f"{path} cannot be read as a checkpoint ({error}); name another") from error
 
 
 @dataclass(frozen=True, slots=True)

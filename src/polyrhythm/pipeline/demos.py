@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.config.learning import DemonstrationSettings
-from polyrhythm.envs.base import EnvBatch, Expert
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.envs.base import EnvBatch, EnvSettings, Expert
 from polyrhythm.errors import ConfigError, RunHalted
-from polyrhythm.specs import INSTRUCTION, PROGRESS
+from polyrhythm.observe import wilson
+from polyrhythm.pipeline.build import env_settings, shown
+from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec
 from polyrhythm.specs.hashing import mix
 from polyrhythm.stations.chunk import step_chunk, whole_batch
 from polyrhythm.stations.slot import StepSettings
@@ -43,8 +46,61 @@ class _Episode:
     success: bool = False
 
 
-def demonstrate(env: EnvBatch, settings: DemonstrationSettings, step: StepSettings) -> Demonstrations:
-    """Let the expert do `episodes_per_task` episodes of each task; the decisions of those worth imitating.
+class Recorded(NamedTuple):
+    """The decisions worth imitating, and by task name how often the expert succeeded (noisy episodes included):
+    successes, episodes, rate, low, high (Wilson 95%)."""
+
+    demonstrations: Demonstrations
+    tasks: dict[str, dict[str, float]]
+
+    def summary(self) -> dict[str, Any]:
+        """decisions: how many; tasks."""
+        return {"decisions": len(self.demonstrations), "tasks": self.tasks}
+
+
+def record(config: RunConfig, settings: DemonstrationSettings, chunk: int) -> Recorded:
+    """`demonstrate` in the run's environment, for a policy with chunks of this length."""
+    env = env_settings(config).build(config.rollout.rows)
+    try:
+        return demonstrate(env, settings, StepSettings(chunk, config.rollout.action_repeat))
+    finally:
+        env.close()
+
+
+def has_expert(env: EnvSettings) -> bool:
+    """Whether the environment can demonstrate; makes a batch of one row to see."""
+    batch = env.build(1)
+    try:
+        return isinstance(batch, Expert)
+    finally:
+        batch.close()
+
+
+def refuse_misfit(found: Demonstrations, spec: EnvSpec, chunk: int, action_repeat: int) -> None:
+    """Raise ConfigError if these demonstrations are not of this environment, chunk length or action repeat."""
+    here = [task.name for task in spec.tasks]
+    if found.tasks and list(found.tasks) != here:
+        raise ConfigError(
+            f"these demonstrations are of the tasks {', '.join(found.tasks)}, the environment's are {', '.join(here)}; "
+            "make them equal, in this order"
+        )
+    if found.action_repeat and found.action_repeat != action_repeat:
+        raise ConfigError(
+            f"rollout.action_repeat = {action_repeat}: these demonstrations hold each action for {found.action_repeat} "
+            "steps; set it to that"
+        )
+    shapes = {name: x.shape[1:] for name, x in found.obs.items()} | {"actions": found.actions.shape[1:]}
+    wanted = {name: x.shape for name, x in shown(spec).items()} | {"actions": (chunk, spec.action.dim)}
+    if shapes != wanted:
+        odd = next(name for name in sorted(wanted | shapes) if shapes.get(name) != wanted.get(name))
+        raise ConfigError(
+            f"these demonstrations are of other settings: {odd} is {shapes.get(odd, 'absent')}, "
+            f"the policy and environment want {wanted.get(odd, 'none')}; record them again"
+        )
+
+
+def demonstrate(env: EnvBatch, settings: DemonstrationSettings, step: StepSettings) -> Recorded:
+    """Let the expert do `episodes_per_task` episodes of each task.
 
     Raises ConfigError if the environment has no expert, RunHalted if the expert never succeeds at some task.
     """
@@ -67,9 +123,23 @@ def demonstrate(env: EnvBatch, settings: DemonstrationSettings, step: StepSettin
                 f"({step.action_repeat})"
             )
     kept = [episode for episode in episodes if episode.success or episode.noise is not None]
-    shown = [obs for episode in kept for obs in episode.obs]
+    observed = [obs for episode in kept for obs in episode.obs]
     labels = [label for episode in kept for label in episode.labels]
-    return Demonstrations({name: np.stack([obs[name] for obs in shown]) for name in shown[0]}, np.stack(labels))
+    demonstrations = Demonstrations(
+        {name: np.stack([obs[name] for obs in observed]) for name in observed[0]},
+        np.stack(labels),
+        tuple(task.name for task in env.spec.tasks),
+        step.action_repeat,
+    )
+    return Recorded(demonstrations, _successes(episodes, env.spec))
+
+
+def _successes(episodes: list[_Episode], spec: EnvSpec) -> dict[str, dict[str, float]]:
+    by_task = [[episode.success for episode in episodes if episode.task == task] for task in range(len(spec.tasks))]
+    return {
+        task.name: wilson(sum(successes), len(successes))._asdict()
+        for task, successes in zip(spec.tasks, by_task, strict=True)
+    }
 
 
 def _episode(settings: DemonstrationSettings, task: int, index: int) -> _Episode:

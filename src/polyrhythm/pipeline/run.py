@@ -3,7 +3,7 @@
     demonstrations → supervised warm start → evaluation → reinforcement learning → the same evaluation
 
 Everything lands in the run's folder: config.yaml, progress.json, metrics.jsonl, tensorboard/, trace.json, logs/,
-demonstrations.npz, checkpoints/, policy.pt, ledger.json and, last, summary.json. Each phase commits its result, so a
+demonstrations.npz, checkpoints/, policy.pt, ledger.json and, last, summary.json and report.html. Each phase commits its result, so a
 run that was cut short goes on where it stood.
 """
 
@@ -19,12 +19,22 @@ from polyrhythm.config.load import save_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.observe import MetricsWriter, TraceWriter
 from polyrhythm.observe.metrics import rewind
+from polyrhythm.observe.report import write_report
 from polyrhythm.pipeline.account import Stations
-from polyrhythm.pipeline.build import STATES, Pipeline, build_pipeline, env_settings
+from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.check import Checked
-from polyrhythm.pipeline.checkpoints import POLICY_FILE, SavedRun, load_policy, load_run, save_policy, saved_runs
-from polyrhythm.pipeline.demos import demonstrate
+from polyrhythm.pipeline.checkpoints import (
+    POLICY_FILE,
+    STATES,
+    SavedRun,
+    load_policy,
+    load_run,
+    save_policy,
+    saved_runs,
+)
+from polyrhythm.pipeline.demos import record
 from polyrhythm.pipeline.episodes import held_out, tally
+from polyrhythm.pipeline.given import take_given_weights
 from polyrhythm.pipeline.interrupts import Interrupts
 from polyrhythm.pipeline.live import Live
 from polyrhythm.pipeline.loop import Interrupted
@@ -35,12 +45,13 @@ from polyrhythm.pipeline.saver import RunSaver
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.tensors import apply_state
 from polyrhythm.specs import Task
-from polyrhythm.stations.slot import StepSettings
 from polyrhythm.training.demonstrations import Demonstrations
 from polyrhythm.training.sft import SupervisedLearner
 from polyrhythm.training.steps import finish
 
 log = logging.getLogger(__name__)
+
+DEMONSTRATIONS_FILE = "demonstrations.npz"
 
 #: What of an evaluation's tally goes to the metrics.
 _MEASURED = ("rate", "low", "high", "mean_return")
@@ -82,7 +93,9 @@ def train(checked: Checked, folder: Path, live: Live | None = None) -> dict[str,
             raise KeyboardInterrupt from None
         finally:
             pipeline.close()
-    return _summarise(folder, progress)
+    summary = _summarise(folder, progress)
+    _report(folder)
+    return summary
 
 
 def _saved(folder: Path, progress: Progress) -> SavedRun | None:
@@ -98,36 +111,36 @@ def _saved(folder: Path, progress: Progress) -> SavedRun | None:
 
 
 def begin(config: RunConfig, folder: Path, policy: Policy, progress: Progress, metrics: MetricsWriter) -> int:
-    """Give the policy the weights to begin with, by demonstrations and imitation if asked for; their version."""
+    """Give the policy the weights to begin with: the given ones, or by demonstrations and imitation; their version."""
     file = folder / POLICY_FILE
     if progress.result("warm_start") is not None:
         _, weights, version = load_policy(file)
         apply_state(as_module(policy), weights)
         return version
-    if config.demonstrations is not None and config.supervised is not None:
+    figures: dict[str, float] = {}
+    if config.init_from:
+        take_given_weights(config, policy)
+        log.info("begins with the weights of %s", config.init_from)
+    elif config.demonstrations is not None and config.supervised is not None:
         demonstrations = _demonstrations(config, folder, policy, progress)
         with progress.phase("supervised"):
             figures = finish(SupervisedLearner(policy, config.supervised, seed=config.seed).steps(demonstrations))
             metrics.log(0, figures, progress.summary()["total"])
     save_policy(policy.state_dict(), config, file, 0)
-    progress.commit("warm_start", {})
+    progress.commit("warm_start", figures)
     return 0
 
 
 def _demonstrations(config: RunConfig, folder: Path, policy: Policy, progress: Progress) -> Demonstrations:
-    file = folder / "demonstrations.npz"
+    file = folder / DEMONSTRATIONS_FILE
     if progress.result("demonstrations") is not None:
         return Demonstrations.load(file)
     assert config.demonstrations is not None
     with progress.phase("demonstrations"):
-        env = env_settings(config).build(config.rollout.rows)
-        try:
-            found = demonstrate(env, config.demonstrations, StepSettings(policy.chunk, config.rollout.action_repeat))
-        finally:
-            env.close()
-        found.save(file)
-    progress.commit("demonstrations", {})
-    return found
+        recorded = record(config, config.demonstrations, policy.chunk)
+        recorded.demonstrations.save(file)
+    progress.commit("demonstrations", recorded.summary())
+    return recorded.demonstrations
 
 
 class _Run:
@@ -170,6 +183,7 @@ class _Run:
             saver.save()  # from here on policy.pt changes, so a run that is cut short goes on from a saved one
         else:
             self.start()
+            saver.start(loop.clock())
         try:
             with progress.phase("rl"):
                 if self._live is not None:
@@ -250,6 +264,14 @@ def _summarise(folder: Path, progress: Progress) -> dict[str, Any]:
     _write_json(folder / "ledger.json", rl.get("ledger", {}))
     _write_json(folder / SUMMARY_FILE, summary)
     return summary
+
+
+def _report(folder: Path) -> None:
+    """Write the run's page. The run is whole without it, so nothing that goes wrong there may cost it."""
+    try:
+        write_report([folder])
+    except Exception:
+        log.exception("no report was written; the run is whole, to try again: polyrhythm report %s", folder)
 
 
 def _new_path(path: Path) -> Path:

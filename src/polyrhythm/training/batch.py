@@ -25,7 +25,7 @@ class Packed:
 
     obs, forward_inputs: name → [N,...]; final_obs: name → [M,...], the observation after each last decision.
     logprob [N,C,A], value [N] or [N,C], rewards and valid [N,C], version [N]; trajectory [N] int64, the index of
-    each decision's trajectory, non-decreasing; terminated, truncated [M] bool.
+    each decision's trajectory, non-decreasing; terminated, truncated [M] bool; group [M] int64.
     """
 
     obs: Arrays
@@ -39,6 +39,7 @@ class Packed:
     trajectory: Tensor
     terminated: Tensor
     truncated: Tensor
+    group: Tensor
 
     @property
     def decisions(self) -> int:
@@ -64,6 +65,7 @@ def collate(trajectories: Sequence[Trajectory]) -> Packed:
         trajectory=torch.repeat_interleave(torch.arange(len(steps)), torch.tensor(steps)),
         terminated=torch.tensor([t.terminated for t in trajectories]),
         truncated=torch.tensor([t.truncated for t in trajectories]),
+        group=torch.tensor([t.group for t in trajectories], dtype=torch.int64),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,14 +12,21 @@ from numpy.typing import NDArray
 from polyrhythm.errors import RunFolderError
 
 _OBS = "obs/"
+_TASKS, _REPEAT = "tasks", "action_repeat"
 
 
 @dataclass(frozen=True, slots=True)
 class Demonstrations:
-    """obs: name → [N,...]; actions [N,C,A] in env units, what the expert would do from that observation on."""
+    """obs: name → [N,...]; actions [N,C,A] in env units, what the expert would do from that observation on.
+
+    tasks: names of the tasks that instructions count; action_repeat: env steps that an action was held. Both are there
+    to tell whether they fit a run: () and 0 where nobody knows.
+    """
 
     obs: dict[str, NDArray[np.generic]]
     actions: NDArray[np.generic]
+    tasks: tuple[str, ...] = ()
+    action_repeat: int = 0
 
     def __post_init__(self) -> None:
         lengths = {name: len(x) for name, x in self.obs.items()} | {"actions": len(self.actions)}
@@ -31,6 +39,7 @@ class Demonstrations:
     def save(self, path: Path) -> None:
         """Write an .npz (plain arrays), whole or not at all."""
         arrays = {"actions": self.actions} | {_OBS + name: x for name, x in self.obs.items()}
+        arrays |= {_TASKS: np.array(self.tasks, np.str_), _REPEAT: np.array(self.action_repeat)}
         objects = [name for name, x in arrays.items() if x.dtype.hasobject]
         if objects:
             raise ValueError(f"{path}: {objects} hold Python objects, which only pickle could store; use number arrays")
@@ -41,9 +50,14 @@ class Demonstrations:
 
     @classmethod
     def load(cls, path: Path) -> Demonstrations:
-        """Read what `save` wrote; nothing in the file is executed."""
+        """Read what `save` wrote; nothing in the file is executed. RunFolderError: it is absent, or something else."""
+        if not path.is_file():
+            raise RunFolderError(f"{path} is not there; name a file of demonstrations")
+        if not zipfile.is_zipfile(path):
+            raise RunFolderError(f"{path} holds no demonstrations: it is damaged, or something else; record them again")
         with np.load(path, allow_pickle=False) as file:
             if "actions" not in file:
                 raise RunFolderError(f"{path} holds no demonstrations: no array is named actions; record them again")
             obs = {name.removeprefix(_OBS): file[name] for name in file if name.startswith(_OBS)}
-            return cls(obs, file["actions"])
+            tasks = tuple(file[_TASKS].tolist()) if _TASKS in file else ()
+            return cls(obs, file["actions"], tasks, int(file[_REPEAT]) if _REPEAT in file else 0)

@@ -39,7 +39,7 @@ def prepare(
         gamma=algorithm.gamma,
         gae_lambda=algorithm.gae_lambda,
     )
-    advantage = estimate.advantages
+    advantage = estimate.advantages if algorithm.advantage == "gae" else group_advantages(packed, value_mask)
     if algorithm.normalize_advantage:
         advantage = advantages.normalize(advantage, value_mask)
     entries = levels.mask(packed.valid, algorithm.logprob_level, packed.logprob.shape[-1])
@@ -61,6 +61,13 @@ def prepare(
         value_mask=value_mask,
     )
     return decisions, explained_variance(packed.value, estimate.returns, value_mask)
+
+
+def group_advantages(packed: Packed, value_mask: Tensor) -> Tensor:
+    """GRPO's advantage of a trajectory's return, at all its entries: shaped like `value_mask`."""
+    earned = levels.reduce_rewards(packed.rewards, packed.valid, "chunk")
+    returns = earned.new_zeros(packed.group.shape).index_add_(0, packed.trajectory, earned)
+    return levels.spread(advantages.grpo(returns, packed.group)[packed.trajectory], value_mask)
 
 
 def bootstrap_values(

@@ -1,0 +1,42 @@
+"""Record demonstrations by the environment's scripted expert, and say how often it succeeds at each task."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from polyrhythm.cli import show
+from polyrhythm.cli.numbers import count
+from polyrhythm.cli.recipe_words import IMITATION, add_recipe
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_recipe(parser, "--out FILE.npz [--episodes-per-task N] [--json]")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.npz", help="where to write them (a new file)")
+    parser.add_argument(
+        "--episodes-per-task", type=count, metavar="N", help="episodes for each task (the recipe's, else 8)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from polyrhythm.config.load import load_config
+    from polyrhythm.observe.run_folder import take_file
+
+    episodes = arguments.episodes_per_task
+    overrides = [f"demonstrations.episodes_per_task={episodes}"] if episodes else []
+    config = load_config(arguments.recipe, [*IMITATION, *arguments.overrides, *overrides])
+    take_file(arguments.out)
+    from polyrhythm.pipeline.check import check
+    from polyrhythm.pipeline.demos import record
+    from polyrhythm.pipeline.sft import refuse_without_expert
+
+    policy = check(config, trainer=False).policy
+    refuse_without_expert(config)
+    assert config.demonstrations is not None
+    recorded = record(config, config.demonstrations, policy.chunk)
+    recorded.demonstrations.save(arguments.out)
+    result = {"file": str(arguments.out), **recorded.summary()}
+    print(json.dumps(result, indent=2) if arguments.json else show.lines(show.flat(result)))
+    return 0

@@ -1,0 +1,49 @@
+"""Supervised warm start alone: demonstrations and imitation, for `train RECIPE init_from=DIR` to begin with."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from datetime import datetime
+from pathlib import Path
+
+from polyrhythm.cli import show
+from polyrhythm.cli.recipe_words import IMITATION, add_recipe
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_recipe(parser, "[--demos FILE.npz] [--out DIR] [--json]")
+    parser.add_argument("--demos", type=Path, metavar="FILE.npz", help="imitate these (from polyrhythm demos)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of this run (runs/<recipe>-sft/<time>)")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from polyrhythm.config.load import load_config
+    from polyrhythm.observe import new_run_folder, take_folder
+
+    config = load_config(arguments.recipe, [*IMITATION, *arguments.overrides])
+    from polyrhythm.pipeline.check import check
+    from polyrhythm.pipeline.progress import run_to_resume
+    from polyrhythm.pipeline.sft import fitting_demonstrations, imitate, refuse_without_expert, sft_config
+
+    checked = check(sft_config(config), trainer=False)
+    config = checked.config
+    folder = run_to_resume(config, arguments.out)
+    if arguments.demos:
+        fitting_demonstrations(arguments.demos, checked)
+    else:
+        refuse_without_expert(config)
+    if folder is None:
+        now = datetime.now().astimezone()
+        folder = take_folder(arguments.out) if arguments.out else new_run_folder(Path(config.out_dir), config.name, now)
+    summary = imitate(checked, folder, arguments.demos)
+    if arguments.json:
+        print(json.dumps({"folder": str(folder), **summary}, indent=2))
+    else:
+        print(show.lines(show.flat(summary)))
+        print(f"to measure it: polyrhythm eval {folder}")
+        overrides = [word for word in arguments.overrides if not word.startswith("resume=")]
+        print(f"to go on: polyrhythm train {shlex.join([arguments.recipe, *overrides, f'init_from={folder}'])}")
+    return 0

@@ -1,0 +1,61 @@
+"""The warm start alone: a run that ends before reinforcement learning, for others to begin with (`init_from`)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from polyrhythm.config.load import save_config
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.errors import ConfigError
+from polyrhythm.observe import MetricsWriter
+from polyrhythm.pipeline.build import env_settings
+from polyrhythm.pipeline.check import Checked
+from polyrhythm.pipeline.demos import has_expert, refuse_misfit
+from polyrhythm.pipeline.progress import CONFIG_FILE, SUMMARY_FILE, Progress
+from polyrhythm.pipeline.run import DEMONSTRATIONS_FILE, begin
+from polyrhythm.training.demonstrations import Demonstrations
+
+
+def sft_config(config: RunConfig) -> RunConfig:
+    """The configuration of a recipe's warm start, a run of its own: <name>-sft."""
+    if config.init_from:
+        raise ConfigError(f"init_from = {config.init_from}: sft makes the weights to begin with; leave it out")
+    return config.model_copy(update={"name": f"{config.name}-sft"})
+
+
+def refuse_without_expert(config: RunConfig) -> None:
+    """Raise ConfigError where nobody can demonstrate."""
+    if not has_expert(env_settings(config)):
+        raise ConfigError(
+            f"env.type = {getattr(config.env, 'type', '')}: this environment has no scripted expert; "
+            "take one that has, such as metaworld"
+        )
+
+
+def fitting_demonstrations(file: Path, checked: Checked) -> Demonstrations:
+    """The file's demonstrations. RunFolderError, ConfigError: it holds none, or they are not for this run."""
+    found = Demonstrations.load(file)
+    refuse_misfit(found, checked.spec, checked.policy.chunk, checked.config.rollout.action_repeat)
+    return found
+
+
+def imitate(checked: Checked, folder: Path, file: Path | None) -> dict[str, Any]:
+    """Demonstrate, or take the demonstrations in `file`, and imitate; the content of the folder's summary.json.
+
+    What an earlier part of the same run has done is not done again.
+    """
+    config, _, policy = checked
+    progress = Progress(folder)
+    save_config(config, folder / CONFIG_FILE)
+    if file is not None and progress.result("demonstrations") is None:
+        decisions = len(fitting_demonstrations(file, checked))
+        shutil.copyfile(file, folder / DEMONSTRATIONS_FILE)
+        progress.commit("demonstrations", {"file": str(file), "decisions": decisions})
+    with MetricsWriter(folder) as metrics:
+        begin(config, folder, policy, progress, metrics)
+    summary = {**progress.result("warm_start"), **progress.result("demonstrations"), "wall_s": progress.summary()}
+    (folder / SUMMARY_FILE).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    return summary

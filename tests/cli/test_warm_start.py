@@ -1,0 +1,245 @@
+"""Demonstrations and the warm start as commands, and runs that begin with its weights; the parts are real."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from pydantic import BaseModel
+from tests.pipeline.runs import LOCKSTEP
+from tests.pipeline.test_demos import Demonstrable
+
+from polyrhythm.cli.main import main
+from polyrhythm.config.load import merge
+from polyrhythm.pipeline.checkpoints import STATES, load_policy
+from polyrhythm.training.demonstrations import Demonstrations
+
+EXPERT = "tests.cli.test_warm_start:CountedSettings"
+
+
+class CountedSettings(BaseModel):
+    """The environment that counts, whose expert succeeds after 5 steps at task a and 6 at task b."""
+
+    type: Literal["tests.cli.test_warm_start:CountedSettings"] = "tests.cli.test_warm_start:CountedSettings"
+
+    def spec(self) -> Any:
+        return Demonstrable(1).spec
+
+    def build(self, rows: int) -> Demonstrable:
+        return Demonstrable(rows)
+
+
+def written(path: Path, tree: dict[str, Any]) -> str:
+    path.write_text(yaml.safe_dump(tree))
+    return str(path)
+
+
+def recipe(folder: Path) -> str:
+    """The path of a small recipe with an expert's environment, and no word of demonstrations."""
+    tree = merge(LOCKSTEP, {"env": {"type": EXPERT}, "policy": {"type": "gaussian", "hidden": 8}})
+    return written(folder / "counted.yaml", tree)
+
+
+def cartpole(folder: Path) -> str:
+    """The path of a small recipe without an expert."""
+    return written(folder / "cartpole.yaml", LOCKSTEP)
+
+
+def test_demonstrations_come_with_the_experts_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "new" / "d.npz"
+    words = ["demos", recipe(tmp_path), "--out", str(file), "--episodes-per-task", "3"]
+    assert main([*words, "rollout.action_repeat=2", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    found = Demonstrations.load(file)
+    assert (found.tasks, found.action_repeat, len(found)) == (("a", "b"), 2, 18)
+    assert result["decisions"] == 18
+    assert {name: (rate["successes"], rate["episodes"]) for name, rate in result["tasks"].items()} == {
+        "a": (3, 3),
+        "b": (3, 3),
+    }
+    assert main(words) == 2
+    assert "is there already" in capsys.readouterr().err
+    file.unlink()
+    assert main(words) == 0
+    assert "\na: 100% [44, 100], 3 of 3 episodes\nb: 100%" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["demos", "sft"])
+def test_nobody_demonstrates_cartpole(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert main([command, cartpole(tmp_path), "--out", str(out)]) == 2
+    told = capsys.readouterr().err
+    assert "env.type = gymnasium: this environment has no scripted expert; take one that has" in told
+    assert told.count("\n") == 1
+    assert not out.exists()
+
+
+def test_a_warm_start_is_measured_and_trained_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, start, run = recipe(tmp_path), tmp_path / "start", tmp_path / "run"
+    few = ["supervised.steps=3", "supervised.batch_size=8"]
+    assert main(["sft", path, "--out", str(start), *few, "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["folder"] == str(start)
+    assert summary["tasks"]["b"]["rate"] == 1.0
+    assert {"demonstrations", "supervised", "total"} == summary["wall_s"].keys()
+    assert json.loads((start / "summary.json").read_text())["train/sft/loss"] == summary["train/sft/loss"]
+    assert main(["eval", str(start), "--episodes", "4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["version"] == 0
+
+    given = f"init_from={start}"
+    assert main(["train", path, "--out", str(run), given, "demonstrations={}", "supervised={}"]) == 0
+    assert not (run / "demonstrations.npz").exists(), "the phases before training are not done again"
+    first = torch.load(next(iter(sorted((run / STATES).glob("run-*")))) / "trainer.pt", weights_only=True)
+    weights = load_policy(start)[1]
+    assert all(torch.equal(weights[name], tensor) for name, tensor in first["policy"].items())
+    assert load_policy(run)[2] == 3
+
+
+def test_given_demonstrations_are_imitated_and_an_interrupted_warm_start_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, file, folder = recipe(tmp_path), tmp_path / "d.npz", tmp_path / "start"
+    assert main(["demos", path, "--out", str(file)]) == 0
+    words = ["sft", path, "--demos", str(file), "--out", str(folder), "supervised.steps=2"]
+    assert main(words) == 0
+    assert f'file: "{file}"' in capsys.readouterr().out
+    weights = load_policy(folder)[1]
+    # As if it had been cut before the weights were safe.
+    (folder / "summary.json").unlink()
+    (folder / "policy.pt").unlink()
+    progress = json.loads((folder / "progress.json").read_text())
+    del progress["done"]["warm_start"]
+    (folder / "progress.json").write_text(json.dumps(progress))
+    assert main([*words, "resume=auto"]) == 0
+    assert all(torch.equal(weights[name], tensor) for name, tensor in load_policy(folder)[1].items())
+
+
+def test_demonstrations_of_other_settings_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, file, folder = recipe(tmp_path), tmp_path / "d.npz", tmp_path / "start"
+    assert main(["demos", path, "--out", str(file)]) == 0
+    found = Demonstrations.load(file)
+    renamed, rubbish = tmp_path / "renamed.npz", tmp_path / "rubbish.npz"
+    Demonstrations(found.obs, found.actions, ("b", "a"), 1).save(renamed)
+    rubbish.write_bytes(b"rubbish")
+    refused = {
+        (str(file), "policy.chunk=2"): "actions is (1, 1), the policy and environment want (2, 1); record them again",
+        (
+            str(file),
+            "rollout.action_repeat=3",
+        ): "rollout.action_repeat = 3: these demonstrations hold each action for",
+        (str(renamed), "seed=3"): "of the tasks b, a, the environment's are a, b; make them equal",
+        (str(rubbish), "seed=3"): "holds no demonstrations: it is damaged",
+        (str(tmp_path / "none"), "seed=3"): "is not there; name a file of demonstrations",
+    }
+    for (name, override), words in refused.items():
+        capsys.readouterr()
+        assert main(["sft", path, "--demos", name, "--out", str(folder), override]) == 2
+        told = capsys.readouterr().err
+        assert words in told
+        assert told.count("\n") == 1
+    assert not folder.exists()
+
+
+def test_weights_of_another_policy_are_refused_before_a_folder_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start, run = tmp_path / "start", tmp_path / "run"
+    assert main(["train", cartpole(tmp_path), "--out", str(start), "training.versions=0"]) == 0
+    given = f"init_from={start}"
+    refused = {
+        (recipe(tmp_path), given): "belong to a policy with type = categorical, here it is gaussian",
+        (cartpole(tmp_path), given, "policy.activation=relu"): "with activation = tanh, here it is relu; make policy.",
+        (cartpole(tmp_path), given, "env=gymnasium:Acrobot-v1"): "weights do not fit the policy",
+        (cartpole(tmp_path), f"{given}x"): "is not there; name the folder of a run or its policy.pt",
+        (cartpole(tmp_path), f"init_from={tmp_path}"): "holds no policy.pt",
+    }
+    for (path, *overrides), words in refused.items():
+        capsys.readouterr()
+        assert main(["train", path, "--out", str(run), *overrides]) == 2
+        told = capsys.readouterr().err
+        assert words in told
+        assert told.count("\n") == 1
+        assert not run.exists()
+    assert main(["sft", recipe(tmp_path), given]) == 2
+    assert "sft makes the weights to begin with" in capsys.readouterr().err
+
+
+def test_a_run_goes_on_without_the_weights_that_it_was_given(tmp_path: Path) -> None:
+    start, run = tmp_path / "start", tmp_path / "run"
+    path = cartpole(tmp_path)
+    assert main(["train", path, "--out", str(start), "training.versions=0"]) == 0
+    words = ["train", path, "--out", str(run), f"init_from={start / 'policy.pt'}"]
+    assert main(words) == 0
+    (start / "policy.pt").unlink()
+    (run / "summary.json").unlink()
+    assert main([*words, "resume=auto"]) == 0
+
+
+def test_grpo_trains_from_the_same_warm_start_by_settings_alone(tmp_path: Path) -> None:
+    """Groups of 4 with one initial state each: whole groups are trained on, and the weights move."""
+    start, run = tmp_path / "start", tmp_path / "run"
+    path = cartpole(tmp_path)
+    assert main(["train", path, "--out", str(start), "training.versions=0"]) == 0
+    settings = {
+        "groups.size": 4,
+        "algorithm.advantage": "grpo",
+        "algorithm.normalize_advantage": "false",
+        "algorithm.value.coef": 0.0,
+        "training.mini_batch_samples": 8,
+        "training.versions": 2,
+    }
+    overrides = [f"{name}={value}" for name, value in settings.items()]
+    assert main(["train", path, "--out", str(run), f"init_from={start}", *overrides]) == 0
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["ledger"]["trained"] == 16
+    begun, (_, weights, version) = load_policy(start)[1], load_policy(run)
+    assert version == 2
+    moved = {name.partition(".")[0] for name, tensor in weights.items() if not torch.equal(tensor, begun[name])}
+    assert moved == {"actor"}, "nothing asks the value function"
+    first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
+    assert np.isfinite(first["train/actor/policy_loss"])
+    assert first["train/actor/grad_norm"] > 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([], "groups.size = 1: grpo compares the samples of a group; make it 2 or more"),
+        (
+            ["groups.size=5", "training.critic_warmup_updates=1"],
+            "training.critic_warmup_updates = 1: grpo uses no value function",
+        ),
+    ],
+)
+def test_grpo_refuses_what_it_cannot_use(
+    overrides: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", cartpole(tmp_path), "algorithm.advantage=grpo", *overrides]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_the_newest_weights_of_a_run_that_was_killed_are_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a kill leaves: policy.pt of the warm start, newer weights in the saved runs, no summary."""
+    run, early = tmp_path / "run", tmp_path / "early"
+    path = cartpole(tmp_path)
+    assert main(["train", path, "--out", str(run), "checkpoint.run_every_s=0"]) == 0
+    assert main(["train", path, "--out", str(early), "training.versions=0"]) == 0
+    (early / "policy.pt").replace(run / "policy.pt")
+    (run / "summary.json").unlink()
+    saved = sorted((run / STATES).glob("run-*"))
+    versions = [json.loads((folder / "run.json").read_text())["version"] for folder in saved]
+    assert versions[-1] > 0
+    for folder, version in ((run, versions[-1]), (saved[0], versions[0]), (run / "policy.pt", 0)):
+        capsys.readouterr()
+        assert main(["eval", str(folder), "--episodes", "2", "--sampled", "--seed", "5", "--json"]) == 0
+        result = json.loads(capsys.readouterr().out)
+        assert (result["version"], result["greedy"], result["seed"]) == (version, False, 5)
+    assert main(["eval", str(run), "--swap-instructions"]) == 2
+    assert "at least 2 tasks are wanted" in capsys.readouterr().err
