@@ -212,7 +212,7 @@ class Listening:
 def listening(cluster_settings: ClusterSettings) -> tuple[Cluster, Listening]:
     flow = cluster_settings.flow
     rows = sum(group.count * group.env_batches * group.slots * group.rows for group in cluster_settings.simulators)
-    count = blocks_needed(rows, flow.batch_size, flow.sync_interval, flow.max_lag)
+    count = blocks_needed(rows, flow.version_samples, flow.max_lag)
     decider = Listening(Conductor(flow), count)
     return Cluster(cluster_settings, decider), decider
 

@@ -17,9 +17,13 @@ from collections.abc import Iterable, Sequence
 from polyrhythm.flow import records
 
 
-def blocks_needed(rows: int, batch_size: int, sync_interval: int, max_lag: float) -> int:
-    """Every row writes one; the others are finished: what admission lets be ahead, and what is lent."""
-    return rows + math.floor((1 + max_lag) * batch_size * sync_interval) + batch_size
+def blocks_needed(rows: int, version_samples: int, max_lag: float) -> int:
+    """Every row writes one; the others are finished, as many as admission lets be ahead of the applied version.
+
+    version_samples: consumed for each version. A lent sample is ahead as well: it counts as consumed until its version
+    is applied.
+    """
+    return rows + version_samples + math.floor(max_lag * version_samples + 1e-9)
 
 
 class BlockPool:
