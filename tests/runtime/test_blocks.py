@@ -259,5 +259,5 @@ def test_a_slow_trainer_and_a_large_lag_use_many_of_them() -> None:
     )
     cluster, decider = listening(cluster_settings)
     cluster.run()
-    assert decider.count == 4 + 3 * 8 + 8
+    assert decider.count == 4 + 3 * 8
     assert decider.most == 3 * 8
