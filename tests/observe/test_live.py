@@ -29,8 +29,12 @@ TRAINING = Status(
 def test_a_training_run_in_three_lines() -> None:
     assert block(TRAINING, 119) == [
         "── reinforcement learning · update 57 of 200 · 3:12 so far · about 7:40 left ".ljust(119, "─"),
-        "success 43% [35, 52] (last 128 episodes) · "
-        + "1,812 transitions/s · lag 0.9 (largest 1) · buffer 14 samples · 1 fault",
+        " · ".join(
+            (
+                "success 43% [35, 52] (last 128 episodes)",
+                *("1,812 transitions/s", "lag 0.9 (largest 1)", "buffer 14 samples", "1 fault"),
+            )
+        ),
         "simulator-0 ████████░░  81%   generator-0 ███░░░░░░░  30%   trainer ██████████ 100%",
     ]
 

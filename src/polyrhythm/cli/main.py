@@ -22,6 +22,7 @@ COMMANDS = {
     "demos": "record demonstrations by the environment's expert",
     "sft": "make a supervised warm start, to train from",
     "eval": "measure a trained policy on held-out seeds",
+    "report": "write the page that shows a run, or several side by side",
     "simulate": "run the scheduler on a simulated cluster, in virtual time",
     "bench": "measure a part of the system",
     "chaos": "run a recipe while its processes are killed, stopped and slowed",

@@ -33,6 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.usage_error(f"name a recipe: {', '.join(recipe_names())}; or the path of a YAML file")
     from polyrhythm.config.load import load_config
     from polyrhythm.observe import new_run_folder, take_folder
+    from polyrhythm.observe.report import REPORT_FILE
 
     config = load_config(arguments.recipe, arguments.overrides)
     # Imported only now: a wrong key is answered before any tensor library is loaded.
@@ -59,4 +60,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(show.lines({name: value for name, value in summary.items() if name not in DETAILS}))
         print(f"all of it: {folder / 'summary.json'}")
+        if (folder / REPORT_FILE).is_file():
+            print(f"to look at: {folder / REPORT_FILE}")
     return 0

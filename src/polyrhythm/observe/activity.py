@@ -44,3 +44,13 @@ class Activity:
             before = first.get(station, {}).get(counter, 0.0)
             gains[station] = max(0.0, counts.get(counter, 0.0) - before) / (end - begin)
         return gains
+
+
+def by_kind(shares: Mapping[str, float], most: int) -> dict[str, float]:
+    """The shares by station; of more than `most` stations the mean of each kind: `simulator ×8`."""
+    if len(shares) <= most:
+        return dict(shares)
+    kinds: dict[str, list[float]] = {}
+    for name, share in shares.items():
+        kinds.setdefault(name.rpartition("-")[0] or name, []).append(share)
+    return {f"{kind} ×{len(own)}" if len(own) > 1 else kind: sum(own) / len(own) for kind, own in kinds.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from polyrhythm.observe.activity import by_kind
 from polyrhythm.observe.intervals import wilson
 
 #: More stations than this are shown as one for each kind, with the mean of their shares.
@@ -83,12 +84,7 @@ def episodes(recent: Sequence[tuple[bool, float]]) -> str:
 
 
 def _stations(utilisation: Mapping[str, float]) -> list[str]:
-    shares = dict(utilisation)
-    if len(shares) > _STATIONS:
-        kinds: dict[str, list[float]] = {}
-        for name, share in shares.items():
-            kinds.setdefault(name.rpartition("-")[0] or name, []).append(share)
-        shares = {f"{kind} ×{len(own)}" if len(own) > 1 else kind: sum(own) / len(own) for kind, own in kinds.items()}
+    shares = by_kind(utilisation, _STATIONS)
     return [f"{name} {bar(share)} {100 * share:3.0f}%" for name, share in shares.items()]
 
 

@@ -3,8 +3,8 @@
     demonstrations → supervised warm start → evaluation → reinforcement learning → the same evaluation
 
 Everything lands in the run's folder: config.yaml, progress.json, metrics.jsonl, tensorboard/, trace.json, logs/,
-demonstrations.npz, checkpoints/, policy.pt, ledger.json and, last, summary.json. Each phase commits its result, so a
-run that was cut short goes on where it stood.
+demonstrations.npz, checkpoints/, policy.pt, ledger.json and, last, summary.json and report.html. Each phase commits its
+result, so a run that was cut short goes on where it stood.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from polyrhythm.config.load import save_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.observe import MetricsWriter, TraceWriter
 from polyrhythm.observe.metrics import rewind
+from polyrhythm.observe.report import write_report
 from polyrhythm.pipeline.account import Stations
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.check import Checked
@@ -92,7 +93,9 @@ def train(checked: Checked, folder: Path, live: Live | None = None) -> dict[str,
             raise KeyboardInterrupt from None
         finally:
             pipeline.close()
-    return _summarise(folder, progress)
+    summary = _summarise(folder, progress)
+    _report(folder)
+    return summary
 
 
 def _saved(folder: Path, progress: Progress) -> SavedRun | None:
@@ -180,6 +183,7 @@ class _Run:
             saver.save()  # from here on policy.pt changes, so a run that is cut short goes on from a saved one
         else:
             self.start()
+            saver.start(loop.clock())
         try:
             with progress.phase("rl"):
                 if self._live is not None:
@@ -260,6 +264,14 @@ def _summarise(folder: Path, progress: Progress) -> dict[str, Any]:
     _write_json(folder / "ledger.json", rl.get("ledger", {}))
     _write_json(folder / SUMMARY_FILE, summary)
     return summary
+
+
+def _report(folder: Path) -> None:
+    """Write the run's page. The run is whole without it, so nothing that goes wrong there may cost it."""
+    try:
+        write_report([folder])
+    except Exception:
+        log.exception("no report was written; the run is whole, to try again: polyrhythm report %s", folder)
 
 
 def _new_path(path: Path) -> Path:

@@ -41,6 +41,10 @@ class RunSaver:
         # A saved run has not started yet: its stations begin to count at zero.
         self._at_start = {} if saved else pipeline.launcher.statistics()
 
+    def start(self, now: float) -> None:
+        """The stations of a saved run stand: its time goes on from now, as a new one's does from its first moment."""
+        self._began = now
+
     def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
         self.account.decided(now, event, commands)
         conductor = self._pipeline.loop.conductor

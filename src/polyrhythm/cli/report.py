@@ -1,0 +1,23 @@
+"""Write the report on a run, or on several side by side: one page, for a browser, that needs nothing else."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run; several are compared")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="where it goes (default: RUN/report.html; of several, comparison.html beside the first)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from polyrhythm.observe.report import write_report
+
+    print(write_report(arguments.runs, arguments.out))
+    return 0

@@ -1,0 +1,30 @@
+"""The report on a run, or on several: what its folder holds, as one page for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from polyrhythm.errors import RunFolderError
+from polyrhythm.observe.report.page import page
+from polyrhythm.observe.report.read import read_run
+
+REPORT_FILE, COMPARISON_FILE = "report.html", "comparison.html"
+
+
+def write_report(folders: Sequence[Path], path: Path | None = None) -> Path:
+    """Write the page on these runs; its path: the first run's report.html, or comparison.html beside it for several.
+
+    RunFolderError: one of them is no run's folder, or the page cannot be written.
+    """
+    runs = [read_run(folder) for folder in folders]
+    if path is None:
+        first = folders[0].resolve()
+        path = folders[0] / REPORT_FILE if len(runs) == 1 else first.parent / COMPARISON_FILE
+    unfinished = path.with_name(path.name + ".part")
+    try:
+        unfinished.write_text(page(runs), encoding="utf-8")
+        unfinished.replace(path)
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be written ({error.strerror}); name another with --out") from error
+    return path

@@ -1,0 +1,116 @@
+"""Two figures whose bars are times: what the stations did side by side, and how long each phase took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from polyrhythm.observe.report import svg
+from polyrhythm.observe.report.figures import Figure, area_key, colour
+from polyrhythm.observe.report.read import Run
+from polyrhythm.observe.report.timeline import Window, timeline_window
+
+_WIDTH, _LEFT, _RIGHT = 920, 120, 12
+#: Most lanes of one kind, and the height of a lane and of what it leaves free.
+_LANES, _LANE, _GAP = 12, 18, 5
+
+#: Kind of a bar → its class and what it is called.
+_KINDS = {
+    "step": ("s2", "simulator steps"),
+    "wait": ("faint", "waits for an answer"),
+    "forward": ("s0", "forward pass"),
+    "update": ("s1", "update"),
+    "publish": ("s3", "publishes weights"),
+    "apply": ("s4", "applies weights"),
+}
+
+
+def timeline(run: Run) -> Figure | None:
+    """A few seconds of the trace, a lane for each slot, generator and trainer."""
+    window = timeline_window(run.folder)
+    if window is None:
+        return None
+    lanes, left_out = _lanes(window)
+    parts, y = [], 4
+    for lane in lanes:
+        name = lane[1].rpartition("/")[2] if lane[0] == "slots" else lane[1]
+        label = f"slot {name}" if lane[0] == "slots" else name
+        parts.append(f'<text class="end" x="{_LEFT - 8}" y="{y + 13}">{escape(label)}</text>')
+        parts.append(svg.rectangle(_LEFT, y, _WIDTH - _LEFT - _RIGHT, _LANE, "lane"))
+        parts += [_bar(window, kind, lane, y) for kind in _KINDS]
+        y += _LANE + _GAP
+    parts += _seconds(window, y)
+    keys = [
+        (area_key(kind), words) for name, (kind, words) in _KINDS.items() if any(b.kind == name for b in window.bars)
+    ]
+    more = f" {left_out} more slots are left out." if left_out else ""
+    sentence = (
+        f"{window.end - window.start:.2g} seconds out of the middle of training: where lanes are busy at once, "
+        f"stations overlap instead of waiting for each other.{more}"
+    )
+    picture = svg.picture("Timeline of the stations", _WIDTH, y + 42, parts)
+    return Figure("Timeline of the stations", sentence, keys, [picture])
+
+
+def _lanes(window: Window) -> tuple[list[tuple[str, str]], int]:
+    slots = [lane for lane in window.lanes if lane[0] == "slots"]
+    rest = [lane for lane in window.lanes if lane[0] != "slots"]
+    return slots[:_LANES] + rest[: 2 * _LANES], len(slots[_LANES:])
+
+
+def _x(window: Window, time_s: float) -> float:
+    share = (time_s - window.start) / (window.end - window.start)
+    return _LEFT + max(0.0, min(1.0, share)) * (_WIDTH - _LEFT - _RIGHT)
+
+
+def _bar(window: Window, kind: str, lane: tuple[str, str], y: int) -> str:
+    """All bars of a kind in a lane, as one path. What goes on beside an update is drawn lower."""
+    beside = kind in ("publish", "apply")
+    top, height = (y + _LANE - 7, 7) if beside else (y, _LANE)
+    path = []
+    for bar in window.bars:
+        if bar.lane == lane and bar.kind == kind:
+            begin, end = _x(window, bar.start), _x(window, bar.end)
+            path.append(f"M{begin:.1f},{top}h{max(end - begin, 0.4):.1f}v{height}H{begin:.1f}z")
+    return f'<path class="fill {_KINDS[kind][0]}" d="{"".join(path)}"/>' if path else ""
+
+
+def _seconds(window: Window, y: int) -> list[str]:
+    length = window.end - window.start
+    parts = [f'<path class="axis" d="M{_LEFT},{y}H{_WIDTH - _RIGHT}"/>']
+    for second in svg.ticks(0, length, 8):
+        at = _x(window, window.start + second)
+        parts.append(f'<path class="axis" d="M{at:.1f},{y}v5"/>')
+        parts.append(f'<text class="tick middle" x="{at:.1f}" y="{y + 18}">{svg.short(second)}</text>')
+    parts.append(f'<text class="name middle" x="{(_LEFT + _WIDTH) / 2:.0f}" y="{y + 36}">seconds</text>')
+    return parts
+
+
+def wall_time(runs: Sequence[Run]) -> Figure | None:
+    """How long each phase took."""
+    walls = [{k: v for k, v in run.summary.get("wall_s", {}).items() if k != "total"} for run in runs]
+    phases = list(dict.fromkeys(phase for wall in walls for phase in wall))
+    if not phases:
+        return None
+    longest = max(sum(wall.values()) for wall in walls)
+    parts, y, left = [], 4, _LEFT if len(runs) > 1 else 4
+    for run, wall in zip(runs, walls, strict=True):
+        x = float(left)
+        if len(runs) > 1:
+            name = run.label.rpartition("/")[2][-17:]
+            parts.append(f'<text class="end" x="{left - 8}" y="{y + 17}">{escape(name)}</text>')
+        for place, phase in enumerate(phases):
+            long = wall.get(phase, 0.0) / longest * (_WIDTH - left - 90) if longest else 0.0
+            title = f"{phase.replace('_', ' ')}: {wall.get(phase, 0.0):.1f} s"
+            parts.append(svg.rectangle(x, y, long, 24, colour(place), title))
+            x += long
+        parts.append(f'<text x="{x + 8:.1f}" y="{y + 17}">{sum(wall.values()):,.0f} s</text>')
+        y += 32
+    keys = [(area_key(colour(place)), _phase(phase, walls)) for place, phase in enumerate(phases)]
+    sentence = "Seconds of each phase, over all parts of the run if it was interrupted."
+    return Figure("Wall time by phase", sentence, keys, [svg.picture("Wall time by phase", _WIDTH, y, parts)])
+
+
+def _phase(phase: str, walls: Sequence[dict[str, float]]) -> str:
+    seconds = " / ".join(f"{wall.get(phase, 0.0):,.1f} s" for wall in walls)
+    return f"{'reinforcement learning' if phase == 'rl' else phase.replace('_', ' ')}: {seconds}"

@@ -1,0 +1,287 @@
+"""The figures of a report: each is given runs, one or several to compare, and says in a sentence what it shows.
+
+One run's series have a colour each; of several runs each has one, with a dash of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+from polyrhythm.observe.activity import by_kind
+from polyrhythm.observe.report import svg
+from polyrhythm.observe.report.read import Measured, Run, fault_times, lag_points, pace_points, training_points
+from polyrhythm.observe.report.svg import Plot, percent
+
+_WAYS = ("greedy", "sampled", "swapped")
+#: More stations than this are shown by kind; colours that there are.
+_STATIONS, _COLOURS = 8, 7
+_HALF = (450, 240)
+
+
+class Figure(NamedTuple):
+    """legend: (key, text), the key a small picture; pictures: beside each other where there is room."""
+
+    heading: str
+    sentence: str
+    legend: list[tuple[str, str]]
+    pictures: list[str]
+
+
+def colour(number: int) -> str:
+    return f"s{number % _COLOURS}"
+
+
+def look(number: int) -> str:
+    """Colour and dash of a line."""
+    return f"{colour(number)} d{number % 4}"
+
+
+def line_key(kind: str) -> str:
+    return f'<svg class="key" viewBox="0 0 26 12" aria-hidden="true"><path class="line {kind}" d="M1,6H25"/></svg>'
+
+
+def mark_key(kind: str, mark: int) -> str:
+    shape = f'<path class="mark {kind}" transform="translate(13,6)" d="{svg.MARKS[mark]}"/>'
+    return f'<svg class="key" viewBox="0 0 26 12" aria-hidden="true">{shape}</svg>'
+
+
+def area_key(kind: str) -> str:
+    shape = svg.rectangle(5, 1, 16, 10, kind)
+    return f'<svg class="key" viewBox="0 0 26 12" aria-hidden="true">{shape}</svg>'
+
+
+def run_keys(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    return [(line_key(look(number)), run.label) for number, run in enumerate(runs)]
+
+
+# ---------------------------------------------------------------- success
+
+
+def success(runs: Sequence[Run]) -> Figure | None:
+    """Evaluations as points with intervals and training as a curve; the return, where success is not measured."""
+    if not any(run.evaluations or run.updates for run in runs):
+        return None
+    measured = any(run.measures_success for run in runs)
+    most = max((line.get("throughput/transitions") or 0.0 for run in runs for line in run.updates), default=1.0)
+    high = 1.0 if measured else _highest_return(runs)
+    low = 0.0 if measured else min(0.0, _lowest_return(runs))
+    what = "Success" if measured else "Mean return"
+    plot = Plot(
+        f"{what} over transitions", (-0.02 * most, 1.02 * most), (low, high), size=(920, 340), right=_space(runs)
+    )
+    plot.axes(
+        "transitions (env steps of finished training samples)",
+        what.lower(),
+        y_format=percent if measured else svg.short,
+        x_ticks=svg.ticks(0, most, 8),
+    )
+    for number, run in enumerate(runs):
+        points = training_points(run)
+        if measured:
+            plot.band([(p.transitions, p.low, p.high) for p in points], colour(number))
+        curve = [(p.transitions, p.rate if measured else p.mean_return) for p in points]
+        plot.line(curve, look(number) if len(runs) > 1 else "s0")
+    _evaluations(plot, runs, measured=measured)
+    sentence = (
+        "The curve is the success of training episodes, with noise; the points are evaluations on held-out seeds, each "
+        "with its Wilson 95% interval."
+        if measured
+        else "This environment reports no success, so the mean return is shown: of training episodes, with noise, as a "
+        "curve, of evaluations on held-out seeds as points."
+    )
+    return Figure(f"{what} over transitions", sentence, _success_keys(runs), [plot.text])
+
+
+def _space(runs: Sequence[Run]) -> int:
+    """Room for the labels of one run's last evaluation."""
+    return 72 if len(runs) == 1 else 30
+
+
+def _ways(runs: Sequence[Run]) -> list[str]:
+    return [way for way in _WAYS if any(e.way == way for run in runs for e in run.evaluations)]
+
+
+def _evaluations(plot: Plot, runs: Sequence[Run], *, measured: bool) -> None:
+    ways = _ways(runs)
+    places = len(runs) * len(ways)
+    for number, run in enumerate(runs):
+        for evaluation in run.evaluations:
+            way = ways.index(evaluation.way)
+            aside = 9.0 * (number * len(ways) + way - (places - 1) / 2)
+            kind = colour(number if len(runs) > 1 else way + 1)
+            y = evaluation.rate if measured else evaluation.mean_return
+            if measured:
+                plot.interval(evaluation.transitions, evaluation.low, evaluation.high, kind, aside=aside)
+            plot.point(evaluation.transitions, y, kind, way, aside=aside)
+    if len(runs) == 1:
+        _labels(plot, runs[0].evaluations, ways, measured=measured)
+
+
+def _labels(plot: Plot, evaluations: Sequence[Measured], ways: Sequence[str], *, measured: bool) -> None:
+    """The numbers beside one run's points."""
+    for at in sorted({evaluation.transitions for evaluation in evaluations}):
+        own = [evaluation for evaluation in evaluations if evaluation.transitions == at]
+        values = [evaluation.rate if measured else evaluation.mean_return for evaluation in own]
+        heights = svg.apart([plot.py(value) for value in values], 15, 12, plot.height - 46)
+        for evaluation, value, height in zip(own, values, heights, strict=True):
+            text = percent(value) if measured else svg.short(value)
+            kind = colour(ways.index(evaluation.way) + 1)
+            plot.label(plot.px(at) + 9.0 * len(ways) / 2 + 8, height + 4, text, f"value {kind}")
+
+
+def _success_keys(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    ways = _ways(runs)
+    if len(runs) > 1:
+        return run_keys(runs) + [(mark_key("plain", number), way) for number, way in enumerate(ways)]
+    marks = [(mark_key(colour(number + 1), number), f"evaluation, {way}") for number, way in enumerate(ways)]
+    return [(line_key("s0"), "training episodes"), *marks]
+
+
+def _returns(runs: Sequence[Run]) -> list[float]:
+    points = [point.mean_return for run in runs for point in training_points(run)]
+    return points + [evaluation.mean_return for run in runs for evaluation in run.evaluations]
+
+
+def _highest_return(runs: Sequence[Run]) -> float:
+    highest = max(_returns(runs), default=1.0)
+    return highest + 0.05 * abs(highest)
+
+
+def _lowest_return(runs: Sequence[Run]) -> float:
+    return min(_returns(runs), default=0.0)
+
+
+# ---------------------------------------------------------------- the machinery
+
+
+def throughput(runs: Sequence[Run]) -> Figure | None:
+    """Transitions per second over time, faults marked."""
+    curves = [pace_points(run) for run in runs]
+    if not any(curves):
+        return None
+    times = [x for curve in curves for x, _ in curve]
+    unit, name = _unit(times)
+    highest = max(y for curve in curves for _, y in curve)
+    plot = Plot("Transitions per second over time", (min(times) / unit, max(times) / unit), (0, 1.1 * highest))
+    plot.axes(f"{name} since the run began", "transitions/s")
+    lost = False
+    for number, (run, curve) in enumerate(zip(runs, curves, strict=True)):
+        plot.line([(x / unit, y) for x, y in curve], look(number))
+        for time_s in fault_times(run):
+            plot.upright(time_s / unit)
+            lost = True
+    keys = run_keys(runs) if len(runs) > 1 else []
+    if lost:
+        keys.append((line_key("fault"), "a station was lost"))
+    sentence = (
+        "Env steps of the training samples that finished, each second; evaluations before and after are left out."
+    )
+    return Figure("Throughput", sentence, keys, [plot.text])
+
+
+def _unit(times: Sequence[float]) -> tuple[float, str]:
+    """Seconds of the unit that suits these times, and its name."""
+    return (60.0, "minutes") if max(times) > 180 else (1.0, "seconds")
+
+
+def utilisation(runs: Sequence[Run]) -> Figure | None:
+    """Each station's share over the whole training as bars; for one run also as curves."""
+    shares = [by_kind(run.summary.get("utilisation", {}), _STATIONS) for run in runs]
+    stations = list(dict.fromkeys(name for own in shares for name in own))
+    pictures = [_bars(runs, shares, stations)] if stations else []
+    keys: list[tuple[str, str]] = []
+    if len(runs) == 1:
+        names = sorted({name for line in runs[0].updates for name in line if name.startswith("stations/utilisation/")})
+        order = {name: number for number, name in enumerate(stations)}
+        names.sort(key=lambda name: order.get(name.rpartition("/")[2], len(order)))
+        if names and len(names) <= _STATIONS:
+            pictures.append(_curves(runs[0], names))
+            keys = [(line_key(look(number)), name.rpartition("/")[2]) for number, name in enumerate(names)]
+    else:
+        keys = [(area_key(colour(number)), run.label) for number, run in enumerate(runs)]
+    if not pictures:
+        return None
+    sentence = (
+        "The share of training in which each station was at work (bars), and of the last ten seconds (curves); the one "
+        "near 100% sets the tempo, the others wait for it."
+    )
+    if len(runs) > 1:
+        sentence = "The share of training in which each station was at work; the one near 100% sets the tempo."
+    return Figure("Utilisation", sentence, keys, pictures)
+
+
+def _bars(runs: Sequence[Run], shares: Sequence[dict[str, float]], stations: Sequence[str]) -> str:
+    single = len(runs) == 1
+    width, left = (450, 120) if single else (920, 150)
+    thick, gap = (18, 14) if single else (13, 12)
+    parts, y = [], 8.0
+    for number, station in enumerate(stations):
+        height = len(runs) * thick
+        parts.append(f'<text class="end" x="{left - 8}" y="{y + height / 2 + 4:.1f}">{escape(station)}</text>')
+        for place, own in enumerate(shares):
+            share = own.get(station)
+            if share is not None:
+                long = share * (width - left - 60)
+                parts.append(svg.rectangle(left, y, long, thick - 2, colour(number if single else place)))
+                parts.append(f'<text x="{left + long + 6:.1f}" y="{y + thick - 5:.1f}">{percent(share)}</text>')
+            y += thick
+        y += gap
+    return svg.picture("Utilisation of each station", width, y, parts)
+
+
+def _curves(run: Run, names: Sequence[str]) -> str:
+    series = [run.series(name, over="time_s") for name in names]
+    times = [x for curve in series for x, _ in curve]
+    unit, words = _unit(times)
+    plot = Plot("Utilisation over time", (min(times) / unit, max(times) / unit), (0, 1), size=_HALF)
+    plot.axes(f"{words} since the run began", "share at work", y_format=percent)
+    for number, curve in enumerate(series):
+        plot.line([(x / unit, y) for x, y in curve[:: max(1, len(curve) // 150)]], look(number))
+    return plot.text
+
+
+def lag(runs: Sequence[Run]) -> Figure | None:
+    """How old samples were when they were trained on: a histogram, and over transitions."""
+    counts = [{int(k): v for k, v in run.summary.get("lag", {}).get("counts", {}).items()} for run in runs]
+    pictures = [_histogram(counts, single=len(runs) == 1)] if any(counts) else []
+    curves = [lag_points(run) for run in runs]
+    if any(curves):
+        pictures.append(_lags(curves))
+    if not pictures:
+        return None
+    keys = [(line_key("s0"), "mean"), (line_key("s1 d1"), "largest")] if len(runs) == 1 else run_keys(runs)
+    stated = [run.summary["lag"] for run in runs if "lag" in run.summary]
+    numbers = f" Mean {stated[0]['mean']:.2f}, largest {stated[0]['max']}." if len(runs) == 1 and stated else ""
+    sentence = f"By how many versions the trainer was ahead of the weights that made a sample when it got it.{numbers}"
+    return Figure("Lag", sentence, keys, pictures)
+
+
+def _histogram(counts: Sequence[dict[int, int]], *, single: bool) -> str:
+    largest = max(lag for own in counts for lag in own)
+    plot = Plot("Samples by lag", (-0.6, largest + 0.6), (0, 1), size=_HALF)
+    whole = range(0, largest + 1, max(1, (largest + 1) // 10))
+    plot.axes("lag in versions", "share of samples", y_format=percent, x_ticks=list(whole))
+    width = min(60.0, 300.0 / (largest + 1)) / len(counts)
+    for number, own in enumerate(counts):
+        total = sum(own.values())
+        for versions, count in own.items():
+            aside = width * (number - (len(counts) - 1) / 2)
+            plot.column(versions, width - 2, count / total, colour(number), aside=aside)
+            if single:
+                plot.label(plot.px(versions), plot.py(count / total) - 4, f"{count:,}", "tick middle")
+    return plot.text
+
+
+def _lags(curves: Sequence[list[tuple[float, float, float]]]) -> str:
+    """Mean and largest of one run, the means of several."""
+    points = [point for curve in curves for point in curve]
+    high = max(1.0, *(largest for _, _, largest in points))
+    plot = Plot("Lag over transitions", (0, max(x for x, _, _ in points)), (0, 1.1 * high), size=_HALF)
+    plot.axes("transitions", "lag in versions", y_ticks=[y for y in svg.ticks(0, high) if y == int(y)])
+    for number, curve in enumerate(curves):
+        if len(curves) == 1:
+            plot.stairs([(x, largest) for x, _, largest in curve], "s1 d1")
+        plot.line([(x, mean) for x, mean, _ in curve], look(number))
+    return plot.text

@@ -1,0 +1,176 @@
+"""What a report is made of, read from a run's folder. Whatever is missing (an unfinished run) is left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from polyrhythm.errors import RunFolderError
+from polyrhythm.observe.intervals import wilson
+
+Line = Mapping[str, Any]
+
+#: The least episodes of a point of the training curve, and about how many points it has.
+_EPISODES, _POINTS = 32, 60
+
+
+class Measured(NamedTuple):
+    """An evaluation. way: greedy, sampled or swapped; transitions: when it was made."""
+
+    way: str
+    transitions: float
+    rate: float
+    low: float
+    high: float
+    mean_return: float
+
+
+class Point(NamedTuple):
+    """Training episodes of some updates in a row, until `transitions`; low, high: Wilson 95%."""
+
+    transitions: float
+    rate: float
+    low: float
+    high: float
+    mean_return: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run. updates: its metrics, a line each; summary: as in summary.json, as far as the run came."""
+
+    folder: Path
+    label: str
+    config: str
+    updates: list[Line]
+    evaluations: list[Measured]
+    summary: Mapping[str, Any]
+    finished: bool
+
+    @property
+    def measures_success(self) -> bool:
+        """False where episodes earned something but none succeeded: its environment says nothing of success."""
+        rates = [e.rate for e in self.evaluations] + [line.get("env/success_once") or 0.0 for line in self.updates]
+        returns = [e.mean_return for e in self.evaluations] + [line.get("env/return") or 0.0 for line in self.updates]
+        return any(rates) or not any(returns)
+
+    def series(self, name: str, over: str = "throughput/transitions") -> list[tuple[float, float]]:
+        """A metric of the updates that have it, over another."""
+        found = [(line.get(over), line.get(name)) for line in self.updates]
+        return [(x, y) for x, y in found if x is not None and y is not None]
+
+    @property
+    def faults(self) -> list[Mapping[str, Any]]:
+        return list(self.summary.get("faults", ()))
+
+
+def read_run(folder: Path) -> Run:
+    """The run in `folder`. RunFolderError: there is none, or its files cannot be read."""
+    if not (folder / "config.yaml").is_file():
+        raise RunFolderError(f"{folder} is no run's folder: it has no config.yaml; name the folder of a run")
+    try:
+        lines = _lines(folder / "metrics.jsonl")
+        progress = _json(folder / "progress.json")
+        finished = (folder / "summary.json").is_file()
+        summary = _json(folder / "summary.json") if finished else _so_far(progress)
+        config = (folder / "config.yaml").read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{folder} cannot be read ({type(error).__name__}: {error}); name another run") from error
+    updates = [line for line in lines if "throughput/transitions_per_s" in line]
+    place = folder.resolve()
+    label = f"{place.parent.name}/{place.name}"
+    return Run(folder, label, config, updates, _evaluations(lines), summary, finished)
+
+
+def _so_far(progress: Line) -> dict[str, Any]:
+    """A summary of the phases that are done."""
+    done = progress.get("done", {})
+    summary: dict[str, Any] = {}
+    for part in ("evaluation_before", "rl", "evaluation_after"):
+        summary |= done.get(part) or {}
+    return {**summary, "wall_s": progress.get("wall_s", {})}
+
+
+def _evaluations(lines: list[Line]) -> list[Measured]:
+    found, transitions = [], 0.0
+    for line in lines:
+        transitions = line.get("throughput/transitions") or transitions
+        for way in ("greedy", "sampled", "swapped"):
+            values = [line.get(f"evaluation/{way}/{part}") for part in ("rate", "low", "high", "mean_return")]
+            if None not in values:
+                found.append(Measured(way, transitions, *map(float, values)))  # type: ignore[arg-type]
+    return found
+
+
+def training_points(run: Run) -> list[Point]:
+    """The training curve: updates in a row are taken together until they have episodes enough for an interval."""
+    total = sum(line.get("env/episodes") or 0.0 for line in run.updates)
+    wanted = max(_EPISODES, total / _POINTS)
+    points: list[Point] = []
+    episodes = successes = rewards = 0.0
+    for number, line in enumerate(run.updates, 1):
+        count = line.get("env/episodes") or 0.0
+        episodes += count
+        if count:
+            successes += count * (line.get("env/success_once") or 0.0)
+            rewards += count * (line.get("env/return") or 0.0)
+        rest = number == len(run.updates) and episodes >= wanted / 4
+        if episodes >= wanted or rest:
+            rate = wilson(round(successes), round(episodes))
+            transitions = line.get("throughput/transitions") or 0.0
+            points.append(Point(transitions, rate.rate, rate.low, rate.high, rewards / episodes))
+            episodes = successes = rewards = 0.0
+    return points
+
+
+def pace_points(run: Run) -> list[tuple[float, float]]:
+    """(seconds since the run began, transitions/s), of updates taken together to about as many points."""
+    series = run.series("throughput/transitions", over="time_s")
+    if len(series) < 2:
+        return []
+    least = (series[-1][0] - series[0][0]) / _POINTS
+    points, (begin, before) = [], series[0]
+    for time_s, transitions in series[1:]:
+        if time_s - begin >= least and time_s > begin:
+            points.append(((begin + time_s) / 2, (transitions - before) / (time_s - begin)))
+            begin, before = time_s, transitions
+    return points
+
+
+def fault_times(run: Run) -> list[float]:
+    """When stations were lost, in seconds since the run began (to the update)."""
+    series = run.series("stations/faults", over="time_s")
+    befores = [0.0, *(count for _, count in series)]
+    return [time_s for (time_s, count), before in zip(series, befores, strict=False) if count > before]
+
+
+def lag_points(run: Run) -> list[tuple[float, float, float]]:
+    """(transitions, mean, largest) lag, of updates taken together to about as many points."""
+    means, largest = run.series("staleness/lag_mean"), run.series("staleness/lag_max")
+    together = -(-len(means) // _POINTS)
+    points = []
+    for first in range(0, min(len(means), len(largest)), max(1, together)):
+        own = means[first : first + together]
+        most = max(lag for _, lag in largest[first : first + together])
+        points.append((own[-1][0], sum(lag for _, lag in own) / len(own), most))
+    return points
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _lines(path: Path) -> list[Line]:
+    """The lines of a metrics file; a last one that was cut is left out."""
+    texts = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    found: list[Line] = []
+    for number, text in enumerate(texts):
+        try:
+            found.append(json.loads(text))
+        except ValueError:
+            if number < len(texts) - 1:
+                raise
+    return found

@@ -1,0 +1,179 @@
+"""Charts as SVG text: axes, lines, bands, points with bars, rectangles. Colours and fonts are the page's, by class.
+
+Coordinates that a caller gives are the data's; what comes out is in the picture's own units, 1 to a CSS pixel at full
+width. A series has a class `s0`…`s6` (its colour), and lines a dash `d0`…`d3`, so that colour is never alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+from itertools import pairwise
+
+Format = Callable[[float], str]
+
+#: How points of one way look, as path around the origin.
+MARKS = ("M-4.5,0a4.5,4.5 0 1,0 9,0a4.5,4.5 0 1,0 -9,0", "M-4,-4h8v8h-8z", "M0,-5.5L5,4H-5z", "M0,-6L5,0 0,6 -5,0z")
+
+
+def short(value: float) -> str:
+    """`0`, `0.25`, `12.5`, `800`, `1.25k`, `12k`, `1.2M`."""
+    for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g}{letter}"
+    return f"{value:.3g}"
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.0f}%"
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers from `low` to `high`, about `count` of them."""
+    span = high - low
+    if span <= 0:
+        return [low]
+    raw = span / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [round(number * step, 12) for number in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+class Plot:
+    """A chart over x0..x1 and 0..y1 (or y0..y1) with its axes; methods add to it, `text` is the SVG."""
+
+    def __init__(
+        self,
+        title: str,
+        x: tuple[float, float],
+        y: tuple[float, float],
+        *,
+        size: tuple[int, int] = (920, 300),
+        right: int = 16,
+    ) -> None:
+        self.width, self.height = size
+        self._title = title
+        self._left, self._right, self._top, self._bottom = 58, right, 10, 42
+        (self._x0, self._x1), (self._y0, self._y1) = _wide(x), _wide(y)
+        self._parts: list[str] = []
+
+    def px(self, x: float) -> float:
+        share = (x - self._x0) / (self._x1 - self._x0)
+        return self._left + share * (self.width - self._left - self._right)
+
+    def py(self, y: float) -> float:
+        share = (y - self._y0) / (self._y1 - self._y0)
+        return self.height - self._bottom - share * (self.height - self._top - self._bottom)
+
+    def axes(
+        self,
+        x_label: str,
+        y_label: str,
+        *,
+        y_format: Format = short,
+        x_ticks: Sequence[float] | None = None,
+        y_ticks: Sequence[float] | None = None,
+    ) -> None:
+        """Grid lines with their numbers (round ones unless given), and what the axes show."""
+        left, right, floor = self._left, self.width - self._right, self.height - self._bottom
+        for y in ticks(self._y0, self._y1) if y_ticks is None else y_ticks:
+            at = self.py(y)
+            self._parts.append(f'<path class="grid" d="M{left},{at:.1f}H{right}"/>')
+            self.label(left - 8, at + 4, y_format(y), "tick end")
+        for x in ticks(self._x0, self._x1, self.width // 110) if x_ticks is None else x_ticks:
+            self._parts.append(f'<path class="axis" d="M{self.px(x):.1f},{floor}v5"/>')
+            self.label(self.px(x), floor + 18, short(x), "tick middle")
+        self._parts.append(f'<path class="axis" d="M{left},{floor}H{right}"/>')
+        self.label((left + right) / 2, self.height - 6, x_label, "name middle")
+        middle = (self._top + floor) / 2
+        self._parts.append(
+            f'<text class="name middle" transform="translate(14,{middle:.0f}) rotate(-90)">{escape(y_label)}</text>'
+        )
+
+    def label(self, px: float, py: float, text: str, kind: str = "") -> None:
+        """Text at a place of the picture."""
+        self._parts.append(f'<text class="{kind}" x="{px:.1f}" y="{py:.1f}">{escape(text)}</text>')
+
+    def line(self, points: Iterable[tuple[float, float]], kind: str) -> None:
+        path = _path((self.px(x), self.py(y)) for x, y in points)
+        if path:
+            self._parts.append(f'<path class="line {kind}" d="{path}"/>')
+
+    def stairs(self, points: Sequence[tuple[float, float]], kind: str) -> None:
+        """A line that keeps each value until the next."""
+        corners = [corner for (x, y), (then, _) in pairwise(points) for corner in ((x, y), (then, y))]
+        self.line([*corners, *points[-1:]], kind)
+
+    def band(self, points: Sequence[tuple[float, float, float]], kind: str) -> None:
+        """The area between low and high, of (x, low, high)."""
+        if len(points) > 1:
+            edge = [(x, high) for x, _, high in points] + [(x, low) for x, low, _ in reversed(points)]
+            path = _path((self.px(x), self.py(y)) for x, y in edge)
+            self._parts.append(f'<path class="band {kind}" d="{path}Z"/>')
+
+    def point(self, x: float, y: float, kind: str, mark: int, *, aside: float = 0.0) -> None:
+        """A mark, `aside` units of the picture beside its place."""
+        self._parts.append(
+            f'<path class="mark {kind}" transform="translate({self.px(x) + aside:.1f},{self.py(y):.1f})" '
+            f'd="{MARKS[mark % len(MARKS)]}"/>'
+        )
+
+    def interval(self, x: float, low: float, high: float, kind: str, *, aside: float = 0.0) -> None:
+        """A bar from low to high with ends."""
+        at, top, bottom = self.px(x) + aside, self.py(high), self.py(low)
+        ends = f"M{at - 4:.1f},{top:.1f}h8M{at - 4:.1f},{bottom:.1f}h8M{at:.1f},{top:.1f}V{bottom:.1f}"
+        self._parts.append(f'<path class="bar {kind}" d="{ends}"/>')
+
+    def column(self, x: float, width: float, y: float, kind: str, *, aside: float = 0.0) -> None:
+        """A column from zero, `width` units of the picture wide, around its place."""
+        top, floor = self.py(y), self.py(self._y0)
+        left = self.px(x) + aside - width / 2
+        self._parts.append(rectangle(left, top, width, floor - top, kind))
+
+    def upright(self, x: float, kind: str = "fault") -> None:
+        """A line from the floor to the top."""
+        self._parts.append(f'<path class="{kind}" d="M{self.px(x):.1f},{self._top}V{self.height - self._bottom}"/>')
+
+    @property
+    def text(self) -> str:
+        return picture(self._title, self.width, self.height, self._parts)
+
+
+def picture(title: str, width: float, height: float, parts: Iterable[str]) -> str:
+    """An SVG element with a title for those who do not see it."""
+    name = escape(title, quote=True)
+    return f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{name}">{"".join(parts)}</svg>'
+
+
+def rectangle(x: float, y: float, width: float, height: float, kind: str, title: str = "") -> str:
+    """A filled rectangle, in units of the picture; `title` shows when the pointer rests on it."""
+    inside = f"<title>{escape(title)}</title>" if title else ""
+    place = f'x="{x:.1f}" y="{y:.1f}" width="{max(width, 0):.1f}" height="{max(height, 0):.1f}"'
+    return f'<rect class="fill {kind}" {place}>{inside}</rect>'
+
+
+def apart(places: Sequence[float], least: float, low: float, high: float) -> list[float]:
+    """The places, moved so that labels at them do not touch: `least` apart, within low..high where there is room."""
+    order = sorted(range(len(places)), key=lambda index: places[index])
+    moved = [0.0] * len(places)
+    last = low - least
+    for index in order:
+        last = moved[index] = max(places[index], last + least)
+    shift = max(0.0, last - high)
+    ceiling = last - shift
+    for index in reversed(order):
+        moved[index] = ceiling = min(moved[index], ceiling)
+        ceiling -= least
+    return moved
+
+
+def _path(points: Iterable[tuple[float, float]]) -> str:
+    return "".join(f"{'L' if number else 'M'}{x:.1f},{y:.1f}" for number, (x, y) in enumerate(points))
+
+
+def _wide(limits: tuple[float, float]) -> tuple[float, float]:
+    """Limits with something between them."""
+    low, high = limits
+    return (low, high) if high > low else (low, low + 1.0)

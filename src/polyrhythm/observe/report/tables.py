@@ -1,0 +1,150 @@
+"""The tables of a report, as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from polyrhythm.observe.report.read import Run
+
+#: What the summary's results are called.
+_RESULTS = {
+    "before": "before, greedy",
+    "after": "after, greedy",
+    "before_sampled": "before, sampled",
+    "after_sampled": "after, sampled",
+    "swapped": "after, instructions swapped",
+}
+_LEDGER = ("started", "trained", "lent", "buffered", "running", "reissuing", "rolled_back", "dropped")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
+    """A table whose first column names its rows. All cells are text."""
+    first = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+    body = "".join(
+        f'<tr><th scope="row">{escape(row[0])}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in row[1:])}</tr>'
+        for row in rows
+    )
+    rows_of_it = f"<thead><tr>{first}</tr></thead><tbody>{body}</tbody>"
+    words = escape(caption, quote=True)
+    return f'<p class="soft">{words}</p><div class="scroll"><table aria-label="{words}">{rows_of_it}</table></div>'
+
+
+def interval(result: Mapping[str, Any], *, counts: bool = True) -> str:
+    """`73% [66, 79], 117 of 160`."""
+    said = f"{100 * result['rate']:.0f}% [{100 * result['low']:.0f}, {100 * result['high']:.0f}]"
+    return f"{said}, {result['successes']} of {result['episodes']}" if counts else said
+
+
+def results(runs: Sequence[Run]) -> str:
+    """Evaluations: success with its interval and the mean return; of several runs a column for each."""
+    found = [(words, [run.summary.get(name) for run in runs]) for name, words in _RESULTS.items()]
+    found = [(words, own) for words, own in found if any(own)]
+    if not found:
+        return ""
+    success = any(run.measures_success for run in runs)
+    if len(runs) > 1:
+        rows = [[words, *(_result(result, success=success) for result in own)] for words, own in found]
+        return table(["evaluation", *labels(runs)], rows, _caption(success=success))
+    head = ["evaluation", *(["success", "95% interval", "succeeded"] if success else []), "episodes", "mean return"]
+    rows = [[words, *_cells(result, success=success)] for words, own in found for result in own if result]
+    return table(head, rows, _caption(success=success))
+
+
+def _caption(*, success: bool) -> str:
+    what = "Success on held-out seeds with its Wilson 95% interval" if success else "Mean return on held-out seeds"
+    return f"{what}; the same seeds before and after."
+
+
+def _cells(result: Mapping[str, Any], *, success: bool) -> list[str]:
+    low, high = (f"{100 * result[key]:.0f}%" for key in ("low", "high"))
+    rate = [f"{100 * result['rate']:.0f}%", f"{low} to {high}", str(result["successes"])] if success else []
+    return [*rate, str(result["episodes"]), f"{result['mean_return']:.4g}"]
+
+
+def _result(result: Mapping[str, Any] | None, *, success: bool) -> str:
+    if result is None:
+        return "–"
+    return interval(result) if success else f"{result['mean_return']:.4g} over {result['episodes']} episodes"
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    return [run.label for run in runs] if len(runs) > 1 else ["result"]
+
+
+def by_task(run: Run) -> str:
+    """Success by task, where there are several."""
+    names = [name for name in _RESULTS if "tasks" in (run.summary.get(name) or {})]
+    tasks = list(dict.fromkeys(task for name in names for task in run.summary[name]["tasks"]))
+    rows = [
+        [
+            task,
+            *(interval(own, counts=False) if (own := run.summary[name]["tasks"].get(task)) else "–" for name in names),
+        ]
+        for task in tasks
+    ]
+    return table(["task", *(_RESULTS[name] for name in names)], rows, "Success by task.") if rows else ""
+
+
+def ledger(runs: Sequence[Run]) -> str:
+    """Where every sample went."""
+    ledgers = [run.summary.get("ledger") for run in runs]
+    if not any(ledgers):
+        return ""
+    rows = [[state.replace("_", " "), *(_count(own, state) for own in ledgers)] for state in _LEDGER]
+    caption = "Where every sample went: those that were started are the sum of all the others."
+    return table(["samples", *(labels(runs) if len(runs) > 1 else ["count"])], rows, caption)
+
+
+def _count(own: Mapping[str, Any] | None, state: str) -> str:
+    if own is None:
+        return "–"
+    count = own[state]
+    if not isinstance(count, dict):
+        return f"{count:,}"
+    reasons = ", ".join(f"{reason} {number}" for reason, number in count.items())
+    return f"{sum(count.values()):,}{f' ({reasons})' if reasons else ''}"
+
+
+def faults(run: Run) -> str:
+    """Stations that were lost and replaced."""
+    if "faults" not in run.summary:
+        return ""
+    if not run.faults:
+        return "<p>No station was lost.</p>"
+    rows = [[fault["station"], fault["reason"], f"{fault['transitions']:,}"] for fault in run.faults]
+    return table(["station", "it …", "after transitions"], rows, "Stations that were lost and replaced.")
+
+
+def tiles(run: Run) -> str:
+    """The run in a few numbers."""
+    summary = run.summary
+    found: list[tuple[str, str, str]] = []
+    for name, words in (("before", "before"), ("after", "after"), ("swapped", "swapped")):
+        if name in summary:
+            found.append(_tile(words, summary[name], success=run.measures_success))
+    if "transitions_per_s" in summary:
+        found.append(("throughput", f"{summary['transitions_per_s']:,.0f}", "transitions/s"))
+    if "lag" in summary:
+        found.append(("lag", f"{summary['lag']['mean']:.2f}", f"largest {summary['lag']['max']}"))
+    if "faults" in summary:
+        found.append(("faults", str(len(run.faults)), "stations replaced"))
+    if wall := summary.get("wall_s"):
+        total = wall.get("total", sum(wall.values()))
+        found.append(("wall time", f"{total / 60:.1f}", "minutes"))
+    items = "".join(
+        f"<div><dt>{escape(name)}</dt><dd><b>{escape(value)}</b> <span>{escape(unit)}</span></dd></div>"
+        for name, value, unit in found
+    )
+    return f'<dl class="tiles">{items}</dl>' if items else ""
+
+
+def _tile(words: str, result: Mapping[str, Any], *, success: bool) -> tuple[str, str, str]:
+    if success:
+        return (
+            f"success {words}",
+            f"{100 * result['rate']:.0f}%",
+            f"[{100 * result['low']:.0f}, {100 * result['high']:.0f}]",
+        )
+    return f"return {words}", f"{result['mean_return']:.4g}", f"{result['episodes']} episodes"

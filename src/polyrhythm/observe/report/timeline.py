@@ -1,0 +1,104 @@
+"""A few seconds out of the middle of a run's trace: which station did what, while the others did what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+#: Updates that the window shows, the most bars in it, and its length where there are no updates.
+_UPDATES, _MOST, _SECONDS = 3, 3000, 2.0
+
+
+class Bar(NamedTuple):
+    """What a lane did, in seconds of the trace. kind: step, wait, forward, update, publish, apply."""
+
+    lane: tuple[str, str]
+    kind: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Window:
+    """Bars between two times, and the lanes in the order of the trace."""
+
+    start: float
+    end: float
+    lanes: list[tuple[str, str]]
+    bars: list[Bar]
+
+
+def timeline_window(folder: Path) -> Window | None:
+    """The window of the run in `folder`; None if it has no trace with bars.
+
+    A resumed run has several traces: the largest is taken.
+    """
+    traces = sorted(folder.glob("trace*.json"), key=lambda path: path.stat().st_size)
+    bars = sorted(_bars(traces[-1]), key=lambda bar: bar.start) if traces else []
+    if not bars:
+        return None
+    start, end = _middle(bars)
+    shown = [bar for bar in bars if bar.end > start and bar.start < end]
+    if len(shown) > _MOST:
+        end = shown[_MOST].start
+        shown = shown[:_MOST]
+    lanes = sorted({bar.lane for bar in bars}, key=_order)
+    return Window(start, end, lanes, shown)
+
+
+def _middle(bars: list[Bar]) -> tuple[float, float]:
+    """From an update in the middle to the end of the last one that is shown."""
+    updates = [bar for bar in bars if bar.kind == "update"]
+    if not updates:
+        middle = bars[len(bars) // 2].start
+        return middle, middle + _SECONDS
+    first = max(0, min(len(updates) // 2, len(updates) - _UPDATES))
+    shown = updates[first : first + _UPDATES]
+    margin = 0.02 * (shown[-1].end - shown[0].start)
+    return shown[0].start - margin, shown[-1].end + margin
+
+
+#: Lanes from the source of the data to its end.
+_PROCESSES = ("slots", "generators", "trainer")
+
+
+def _order(lane: tuple[str, str]) -> tuple[int, str, list[int]]:
+    process, thread = lane
+    known = _PROCESSES.index(process) if process in _PROCESSES else len(_PROCESSES)
+    digits = "".join(c if c.isdigit() else " " for c in thread).split()
+    return known, process, [int(number) for number in digits]
+
+
+def _bars(path: Path) -> Iterator[Bar]:
+    threads: dict[tuple[int, int], str] = {}
+    processes: dict[int, str] = {}
+    for event in _events(path):
+        pid, tid = event.get("pid", 0), event.get("tid", 0)
+        if event["ph"] == "M" and event["name"] == "process_name":
+            processes[pid] = event["args"]["name"]
+        elif event["ph"] == "M" and event["name"] == "thread_name":
+            threads[pid, tid] = event["args"]["name"]
+        elif event["ph"] == "X":
+            start = event["ts"] / 1e6
+            lane = (processes[pid], threads[pid, tid])
+            yield Bar(lane, _kind(event["name"]), start, start + event["dur"] / 1e6)
+
+
+def _kind(name: str) -> str:
+    """`update 17` is an update, `4 requests` a forward pass."""
+    return "forward" if name.endswith("requests") else name.split(maxsplit=1)[0]
+
+
+def _events(path: Path) -> Iterator[dict[str, Any]]:
+    """One event a line, as they are written; a last line that was cut is left out."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            text = line.strip().removeprefix("[").rstrip(",")
+            if text and text != "]":
+                try:
+                    yield json.loads(text)
+                except ValueError:
+                    return

@@ -1,0 +1,43 @@
+"""`polyrhythm report`, and the page that training leaves behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from polyrhythm.cli.main import main
+
+SMALL = ["training.versions=2", "training.mini_batch_samples=4", "rollout.rows=4", "evaluation.episodes=4"]
+
+
+def test_training_leaves_a_report_and_it_can_be_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    assert main(["train", "cartpole", "launcher=inline", *SMALL, "--out", str(folder)]) == 0
+    assert f"to look at: {folder / 'report.html'}" in capsys.readouterr().out
+    whole = (folder / "report.html").read_text()
+    (folder / "report.html").unlink()
+    assert main(["report", str(folder)]) == 0
+    assert capsys.readouterr().out == f"{folder / 'report.html'}\n"
+    assert (folder / "report.html").read_text() == whole
+    other = tmp_path / "both.html"
+    assert main(["report", str(folder), str(folder), "--out", str(other)]) == 0
+    assert "2 runs compared" in other.read_text()
+
+
+def test_a_run_is_not_lost_with_its_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    from polyrhythm.config.load import load_config
+    from polyrhythm.pipeline.check import check
+    from polyrhythm.pipeline.run import train
+
+    (tmp_path / "report.html").mkdir()  # nothing can be written there
+    assert "after" in train(check(load_config("cartpole", ["launcher=inline", *SMALL])), tmp_path)
+    assert (tmp_path / "summary.json").is_file()
+    assert "no report was written; the run is whole" in caplog.text
+
+
+def test_a_folder_without_a_run_is_the_users_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path)]) == 2
+    assert "no config.yaml" in capsys.readouterr().err

@@ -1,0 +1,223 @@
+"""The page on a run: what is read, what is drawn, and that it needs nothing but itself."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from polyrhythm.errors import RunFolderError
+from polyrhythm.observe import MetricsWriter, TraceWriter, wilson
+from polyrhythm.observe.report import svg, write_report
+from polyrhythm.observe.report.read import fault_times, lag_points, pace_points, read_run, training_points
+from polyrhythm.observe.report.timeline import timeline_window
+
+UPDATES = 8
+
+
+def tally(successes: int) -> dict[str, Any]:
+    one = {**wilson(successes, 40)._asdict(), "mean_return": successes / 40}
+    return {**one, "tasks": {"a<b>": one, "door": one}}
+
+
+SUMMARY: dict[str, Any] = {
+    "before": tally(8),
+    "after": tally(30),
+    "swapped": tally(5),
+    "transitions_per_s": 800.0,
+    "utilisation": {"simulator-0": 0.9, "generator-0": 0.4, "trainer": 0.7},
+    "faults": [{"station": "generator-0", "reason": "was killed by SIGKILL", "transitions": 5000}],
+    "lag": {"mean": 0.9, "max": 1, "counts": {"0": 16, "1": 112}},
+    "ledger": {
+        **dict.fromkeys(("lent", "buffered", "running", "reissuing", "rolled_back"), 0),
+        "started": 130,
+        "trained": 128,
+        "dropped": {"too many attempts": 2},
+    },
+    "wall_s": {"start": 5.0, "evaluation_before": 2.0, "rl": 80.0, "evaluation_after": 3.0, "total": 91.0},
+}
+
+
+def evaluation(way: str, result: dict[str, Any]) -> dict[str, float]:
+    return {f"evaluation/{way}/{part}": result[part] for part in ("rate", "low", "high", "mean_return")}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Path]:
+    """Make a run's folder by its name; success false: an environment that only gives rewards."""
+
+    def make(name: str, *, success: bool = True, finished: bool = True) -> Path:
+        folder = tmp_path / "recipe" / name
+        summary = SUMMARY if success else {**SUMMARY, "before": {**tally(0), "mean_return": 9.0}, "after": tally(0)}
+        with MetricsWriter(folder, tensorboard=False) as metrics:
+            metrics.log(0, evaluation("greedy", summary["before"]), 5.0)
+            for update in range(UPDATES):
+                values = {
+                    "env/episodes": 16.0,
+                    "env/success_once": update / UPDATES if success else 0.0,
+                    "env/return": float(update),
+                    "staleness/lag_mean": 0.5,
+                    "staleness/lag_max": 1.0,
+                    "throughput/transitions": 1000.0 * (update + 1),
+                    "throughput/transitions_per_s": 100.0,
+                    "stations/utilisation/trainer": 0.5,
+                    "stations/faults": float(update >= 5),
+                }
+                metrics.log(update, values, 20.0 + 10 * update)
+            if finished:
+                metrics.log(UPDATES, evaluation("greedy", summary["after"]), 95.0)
+        (folder / "config.yaml").write_text("name: recipe\nnote: <b>&\n")
+        progress = {"wall_s": {"start": 5.0, "rl": 40.0}, "done": {"evaluation_before": {"before": summary["before"]}}}
+        (folder / "progress.json").write_text(json.dumps(progress))
+        if finished:
+            (folder / "summary.json").write_text(json.dumps(summary))
+        with TraceWriter(folder / "trace.json") as trace:
+            for update in range(9):
+                trace.complete("trainer", "trainer", f"update {update}", update, update + 0.8)
+                trace.complete("generators", "generator-0", "4 requests", update + 0.1, update + 0.2)
+                trace.complete("slots", "simulator-0.0/10", "step", update + 0.2, update + 0.9)
+                trace.complete("slots", "simulator-0.0/2", "wait", update + 0.2, update + 0.9)
+        return folder
+
+    return make
+
+
+class Page(HTMLParser):
+    """Headings, and that every element which is opened is closed in order."""
+
+    VOID = frozenset({"meta", "path", "rect"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.headings: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID or tag == "rect":
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] in ("h1", "h2"):
+            self.headings.append(data)
+
+
+def checked(path: Path) -> str:
+    """The page's text, after a look at its form: whole, alone, and every picture an XML document with a name."""
+    text = path.read_text(encoding="utf-8")
+    assert not re.search(r"https?:|<script|<link|src=|@import|url\(", text)
+    assert "nan" not in re.sub(r"<pre>.*?</pre>", "", text, flags=re.DOTALL).lower().split()
+    for drawn in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL):
+        root = ET.fromstring(drawn)
+        assert root.get("aria-label") or root.get("aria-hidden") == "true"
+    return text
+
+
+def test_one_run_has_every_figure_and_every_table(run: Callable[..., Path]) -> None:
+    folder = run("one")
+    assert write_report([folder]) == folder / "report.html"
+    text = checked(folder / "report.html")
+    assert Page(text).headings == [
+        *("recipe/one", "Results", "Success over transitions", "Throughput", "Utilisation", "Lag"),
+        *("Timeline of the stations", "Wall time by phase", "Ledger", "Faults", "Configuration"),
+    ]
+    assert "<td>75%</td><td>60% to 86%</td><td>30</td><td>40</td>" in text
+    assert "a&lt;b&gt;" in text
+    assert "&lt;b&gt;&amp;" in text
+    assert "2 (too many attempts 2)" in text
+    assert "was killed by SIGKILL" in text
+    assert "slot 10" in text
+    assert list(folder.glob("*.part")) == []
+
+
+def test_several_runs_share_their_figures(run: Callable[..., Path], tmp_path: Path) -> None:
+    folders = [run("one"), run("two")]
+    assert write_report(folders) == tmp_path / "recipe" / "comparison.html"
+    text = checked(tmp_path / "recipe" / "comparison.html")
+    headings = Page(text).headings
+    assert headings[0] == "2 runs compared"
+    assert headings.count("Success over transitions") == 1
+    assert {f"Timeline of the stations: recipe/{name}" for name in ("one", "two")} <= set(headings)
+    assert text.count("75% [60, 86], 30 of 40") == 2
+    assert write_report(folders, tmp_path / "x.html") == tmp_path / "x.html"
+
+
+def test_where_nothing_succeeds_the_return_is_drawn(run: Callable[..., Path]) -> None:
+    text = checked(write_report([run("one", success=False)]))
+    assert "Mean return over transitions" in Page(text).headings
+    assert "0% to" not in text
+
+
+def test_an_unfinished_run_shows_what_there_is(run: Callable[..., Path], tmp_path: Path) -> None:
+    folder = run("cut", finished=False)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9, "ti')
+    with (folder / "trace.json").open("r+") as file:
+        file.truncate((folder / "trace.json").stat().st_size - 30)
+    text = checked(write_report([folder]))
+    assert "not finished" in text
+    assert {"Results", "Throughput", "Timeline of the stations", "Wall time by phase"} <= set(Page(text).headings)
+    for name in ("metrics.jsonl", "progress.json", "trace.json"):
+        (folder / name).unlink()
+    assert Page(checked(write_report([folder]))).headings == ["recipe/cut", "Configuration"]
+
+
+def test_what_is_no_run_is_refused(run: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"no config\.yaml"):
+        write_report([tmp_path])
+    folder = run("one")
+    with pytest.raises(RunFolderError, match="cannot be written"):
+        write_report([folder], tmp_path / "nowhere" / "x.html")
+    (folder / "summary.json").write_text("{")
+    with pytest.raises(RunFolderError, match="cannot be read"):
+        write_report([folder])
+
+
+def test_points_of_the_curves(run: Callable[..., Path]) -> None:
+    read = read_run(run("one"))
+    points = training_points(read)  # 32 episodes are two updates
+    assert [point.transitions for point in points] == [2000.0, 4000.0, 6000.0, 8000.0]
+    assert (points[1].rate, points[1].low, points[1].high) == wilson(10, 32)[2:]
+    assert [point.mean_return for point in points] == [0.5, 2.5, 4.5, 6.5]
+    assert pace_points(read) == [(25.0 + 10 * update, 100.0) for update in range(UPDATES - 1)]
+    assert fault_times(read) == [70.0]
+    assert lag_points(read)[0] == (1000.0, 0.5, 1.0)
+    assert [(e.way, e.transitions) for e in read.evaluations] == [("greedy", 0.0), ("greedy", 8000.0)]
+
+
+def test_the_window_is_three_updates_out_of_the_middle(run: Callable[..., Path]) -> None:
+    window = timeline_window(run("one"))
+    assert window is not None
+    assert window.start == pytest.approx(4 - 0.056)
+    assert window.end == pytest.approx(6.8 + 0.056)
+    names = [thread for _, thread in window.lanes]
+    assert names == ["simulator-0.0/2", "simulator-0.0/10", "generator-0", "trainer"]
+    assert [bar.kind for bar in window.bars if bar.lane[0] == "generators"] == ["forward"] * 3
+
+
+def test_ticks_are_round_and_inside() -> None:
+    assert svg.ticks(0, 1) == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    assert svg.ticks(-3, 487_000) == [0, 100_000, 200_000, 300_000, 400_000]
+    assert svg.ticks(2, 2) == [2]
+    assert [svg.short(value) for value in (0, 0.25, 8.938, 750, 1250, 480_000, 1.2e6)] == [
+        *("0", "0.25", "8.94", "750", "1.25k", "480k", "1.2M")
+    ]
+
+
+def test_labels_stand_apart_in_the_order_of_their_places() -> None:
+    assert svg.apart([50, 52, 10], 15, 0, 100) == [50, 65, 10]
+    assert svg.apart([98, 99], 15, 0, 100) == [85, 100]
+    assert svg.apart([], 15, 0, 100) == []
