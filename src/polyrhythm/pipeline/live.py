@@ -84,7 +84,9 @@ class Live:
 
     def train(self, updates: int, episodes: Episodes, account: Account, lags: Lags, after_s: float) -> None:
         """The present phase is training, of so many updates; `episodes`, `account` and `lags` go on."""
+        assert self._pipeline is not None
         self._training = _Training(updates, episodes, account, lags, after_s)
+        self._done, self._of = self._pipeline.loop.conductor.versions.updates, updates
         self._faults = len(account.faults)
 
     # ------------------------------------------------------------ as observer

@@ -204,11 +204,14 @@ def utilisation(runs: Sequence[Run]) -> Figure | None:
     if not pictures:
         return None
     sentence = (
-        "The share of training in which each station was at work (bars), and of the last ten seconds (curves); the one "
-        "near 100% sets the tempo, the others wait for it."
+        "The share of training in which each station was at work (bars), and of the last ten seconds (curves), "
+        "waiting for a processor core included; the one near 100% sets the tempo, the others wait for it."
     )
     if len(runs) > 1:
-        sentence = "The share of training in which each station was at work; the one near 100% sets the tempo."
+        sentence = (
+            "The share of training in which each station was at work, waiting for a processor core included; the one "
+            "near 100% sets the tempo."
+        )
     return Figure("Utilisation", sentence, keys, pictures)
 
 
