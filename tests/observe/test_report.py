@@ -151,7 +151,7 @@ def test_several_runs_share_their_figures(run: Callable[..., Path], tmp_path: Pa
     assert headings[0] == "2 runs compared"
     assert headings.count("Success over transitions") == 1
     assert {f"Timeline of the stations: recipe/{name}" for name in ("one", "two")} <= set(headings)
-    assert text.count("75% [60, 86], 30 of 40") == 2
+    assert text.replace("\u00a0", " ").count("75% [60, 86], 30 of 40") == 2
     assert write_report(folders, tmp_path / "x.html") == tmp_path / "x.html"
 
 

@@ -55,7 +55,7 @@ summary{cursor:pointer}
 --s1:#c2570c;--s2:#1b7f5a;--s3:#7c4db8;--s4:#0f7c8a;--s5:#b3324b;--s6:#6b7280}
 body{font-size:11pt;-webkit-print-color-adjust:exact;print-color-adjust:exact}
 main{max-width:none;padding:0}section,table,.tiles div{break-inside:avoid}h2,h3{break-after:avoid}
-.scroll,.one{overflow:visible}details:not([open]){display:none}}
+.scroll,.one{overflow:visible}section:has(details){display:none}}
 """
 _SERIES = "".join(
     f".s{n}{{--c:var(--s{n})}}.line.s{n},.bar.s{n}{{stroke:var(--c)}}.fill.s{n},.band.s{n},.mark.s{n},.value.s{n}{{fill:var(--c)}}"

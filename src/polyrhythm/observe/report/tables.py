@@ -32,8 +32,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> s
 
 
 def interval(result: Mapping[str, Any], *, counts: bool = True) -> str:
-    """`73% [66, 79], 117 of 160`."""
-    said = f"{100 * result['rate']:.0f}% [{100 * result['low']:.0f}, {100 * result['high']:.0f}]"
+    """`73% [66, 79], 117 of 160`; a line is not broken within the interval."""
+    said = f"{100 * result['rate']:.0f}%&[{100 * result['low']:.0f},&{100 * result['high']:.0f}]".replace("&", "\u00a0")
     return f"{said}, {result['successes']} of {result['episodes']}" if counts else said
 
 
