@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from tests.pipeline.runs import LOCKSTEP
 from tests.pipeline.test_demos import Demonstrable
 
 from polyrhythm.cli.main import main
-from polyrhythm.config.load import merge
+from polyrhythm.config.load import load_config, merge
 from polyrhythm.pipeline.checkpoints import STATES, load_policy
 from polyrhythm.training.demonstrations import Demonstrations
 
@@ -221,6 +222,15 @@ def test_grpo_refuses_what_it_cannot_use(
 ) -> None:
     assert main(["train", cartpole(tmp_path), "algorithm.advantage=grpo", *overrides]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_the_commands_of_the_tour_are_taken() -> None:
+    """docs/recipes.md, up to what a machine and a warm start decide."""
+    tour = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
+    commands = [shlex.split(line)[1:] for line in tour.splitlines() if line.startswith("polyrhythm ")]
+    assert [command[0] for command in commands] == ["sft", "train", "train"]
+    for _, recipe_name, *words in commands[1:]:
+        assert load_config(recipe_name, words).init_from == "runs/start"
 
 
 def test_the_newest_weights_of_a_run_that_was_killed_are_measured(

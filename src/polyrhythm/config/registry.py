@@ -50,14 +50,15 @@ def resolve(kind: Kind, value: Any) -> BaseModel:
     value = expand(value)
     if not isinstance(value, dict) or not isinstance(value.get("type"), str):
         raise Refusal("", value, f"a section with a type is needed; the known types are {', '.join(TABLE[kind])}")
-    model = _settings_class(kind, value["type"])
+    model = settings_class(kind, value["type"])
     try:
         return model.model_validate(value)
     except ValidationError as error:
         raise NestedRefusal(model, error) from error
 
 
-def _settings_class(kind: Kind, name: str) -> type[BaseModel]:
+def settings_class(kind: Kind, name: str) -> type[BaseModel]:
+    """The settings model of a type, or of module:Class. Refusal: there is none."""
     known = TABLE[kind]
     address = known.get(name, name)
     module_name, _, class_name = address.partition(":")

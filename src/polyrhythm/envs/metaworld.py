@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,9 @@ class MetaWorldSettings(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    needs: ClassVar = ("metaworld", "mujoco")
+    extra: ClassVar = "metaworld"
+    known_tasks: ClassVar = INSTRUCTIONS
 
     type: Literal["metaworld"] = "metaworld"
     tasks: Annotated[tuple[str, ...], Field(min_length=1)]

@@ -24,6 +24,8 @@ Quality = Literal["cheap", "full"]
 
 _VARIABLE = "MUJOCO_GL"
 _LIBRARIES = {"osmesa": ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so"), "egl": ("libEGL.so.1", "libEGL.so")}
+#: GL backends that need no screen, the preferred one first.
+BACKENDS = tuple(_LIBRARIES)
 _MEND = {
     "osmesa": "apt-get install -y libosmesa6",
     "egl": "apt-get install -y libegl1 libegl-mesa0 libgl1-mesa-dri",
@@ -50,10 +52,10 @@ def choose_gl_backend() -> None:
     if not sys.platform.startswith("linux") or (chosen and chosen not in _LIBRARIES):
         return
     if chosen:
-        if not _loadable(chosen):
+        if not is_loadable(chosen):
             raise RenderingUnavailable(f"{_VARIABLE}={chosen}, but its library is missing; run: {_MEND[chosen]}")
         return
-    found = next((backend for backend in _LIBRARIES if _loadable(backend)), None)
+    found = next((backend for backend in _LIBRARIES if is_loadable(backend)), None)
     if found is None:
         raise RenderingUnavailable(f"no GL library to render with (tried osmesa and egl); run: {_MEND['osmesa']}")
     if "mujoco" in sys.modules:
@@ -63,7 +65,8 @@ def choose_gl_backend() -> None:
     os.environ[_VARIABLE] = found
 
 
-def _loadable(backend: str) -> bool:
+def is_loadable(backend: str) -> bool:
+    """Whether the library of one of `BACKENDS` is there."""
     for library in _LIBRARIES[backend]:
         try:
             ctypes.CDLL(library)

@@ -48,7 +48,7 @@ def check(config: RunConfig, *, trainer: bool = True) -> Checked:
             raise ConfigError(f"env.type = {kind}: it cannot be imported ({error}); install what is missing") from error
     with _naming("config"):
         flow_settings(config, spec)
-    infos = env_batch_infos(config, spec)
+    env_batch_infos(config, spec)  # for what it refuses
     with _naming(f"rollout.segment_steps = {config.rollout.segment_steps}"):
         refuse_segments(spec, config.rollout.segment_steps)
     if config.rollout.queue_key:
@@ -59,8 +59,7 @@ def check(config: RunConfig, *, trainer: bool = True) -> Checked:
     _check_value(config, spec, policy)
     if config.launcher == "local":
         remove_orphans()
-        layout = arena_layout(config, spec, infos, policy, trainer=trainer)
-        refuse_shortage({"arena": layout.nbytes, "weights": bus_nbytes(policy.state_dict())})
+        refuse_shortage(shared_sizes(config, spec, policy, trainer=trainer))
     if trainer and config.init_from:
         _check_given(config, policy)
     elif trainer and config.demonstrations is not None:
@@ -68,6 +67,12 @@ def check(config: RunConfig, *, trainer: bool = True) -> Checked:
     if config.evaluation.swapped:
         refuse_swapping(spec)
     return Checked(config, spec, policy)
+
+
+def shared_sizes(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: bool = True) -> dict[str, int]:
+    """Bytes of shared memory that the run reserves, by segment."""
+    layout = arena_layout(config, spec, env_batch_infos(config, spec), policy, trainer=trainer)
+    return {"arena": layout.nbytes, "weights": bus_nbytes(policy.state_dict())}
 
 
 def refuse_swapping(spec: EnvSpec) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, Field
@@ -19,6 +19,7 @@ class CategoricalSettings(BaseModel):
     """MLP policy over discrete choices."""
 
     model_config = SETTINGS
+    needs: ClassVar = ("torch",)
 
     type: Literal["categorical"] = "categorical"
     """The policy's name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isfinite
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, Field
@@ -20,6 +20,7 @@ class GaussianSettings(BaseModel):
     """MLP policy with a diagonal normal, for continuous actions."""
 
     model_config = SETTINGS
+    needs: ClassVar = ("torch",)
 
     type: Literal["gaussian"] = "gaussian"
     """The policy's name."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, Field, model_validator
@@ -27,6 +27,7 @@ class TinyVlaSettings(BaseModel):
     """Tiny vision-language-action model with binned actions."""
 
     model_config = SETTINGS
+    needs: ClassVar = ("torch",)
 
     type: Literal["tiny_vla"] = "tiny_vla"
     """The policy's name."""

@@ -1,0 +1,39 @@
+"""Try all that the quickstart needs of this machine, one frame included; say what is missing and what mends it.
+
+Exit status 0 if all of it is there, 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from polyrhythm.pipeline.doctor import Finding
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from polyrhythm.pipeline.doctor import examine
+
+    findings = []
+    for finding in examine():
+        findings.append(finding)
+        if not arguments.json:
+            print(line(finding), flush=True)
+    missing = [finding.name for finding in findings if finding.state == "missing"]
+    if arguments.json:
+        print(json.dumps({"ready": not missing, "checks": [finding._asdict() for finding in findings]}, indent=2))
+    else:
+        print(f"missing: {', '.join(missing)}" if missing else "all that the quickstart needs is here")
+    return 1 if missing else 0
+
+
+def line(finding: Finding) -> str:
+    """`ok       python            3.11.7, …`, and below what to run, if anything."""
+    mend = f"\n{'':27}run: {finding.mend}" if finding.mend else ""
+    return f"{finding.state:9}{finding.name:18}{finding.said}{mend}"

@@ -1,0 +1,15 @@
+"""What environments there are, what each needs of this machine; with TYPE: its settings, their defaults and meaning."""
+
+from __future__ import annotations
+
+import argparse
+
+from polyrhythm.cli import adapters
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    adapters.add_type(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return adapters.show("env", arguments)

@@ -1,0 +1,120 @@
+"""What there is to choose from: the adapters of the registry, their settings, and what they need of this machine.
+
+An adapter's settings class may say with class variables `needs` (packages to import), `extra` (the extra of this
+package that brings them) and `known_tasks` (task name → instruction). Nothing that it needs is imported to tell.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from types import NoneType
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+from pydantic import BaseModel
+
+from polyrhythm.config.base import Refusal
+from polyrhythm.config.registry import TABLE, Kind, settings_class
+from polyrhythm.errors import ConfigError
+
+
+class Need(NamedTuple):
+    """A package that an adapter imports. version: "" where it is not found."""
+
+    package: str
+    found: bool
+    version: str
+
+
+class Setting(NamedTuple):
+    """A field of an adapter's settings. default: plain data; None also where it is required."""
+
+    name: str
+    kind: str
+    required: bool
+    default: Any
+    about: str
+
+
+class Adapter(NamedTuple):
+    """An environment or a policy. install: the command that brings what is missing, "" where nothing is."""
+
+    type: str
+    summary: str
+    about: str
+    needs: Sequence[Need]
+    install: str
+    settings: Sequence[Setting]
+    tasks: Mapping[str, str]
+
+
+def adapters(kind: Kind) -> list[Adapter]:
+    """All that have a name."""
+    return [adapter(kind, name) for name in TABLE[kind]]
+
+
+def adapter(kind: Kind, name: str) -> Adapter:
+    """One, by name or module:Class. ConfigError: there is none."""
+    try:
+        model = settings_class(kind, name)
+    except Refusal as error:
+        raise ConfigError(f"{kind}.{error}") from error
+    about = [_one_line(paragraph) for paragraph in (model.__doc__ or "").split("\n\n")]
+    needs = [need(package) for package in getattr(model, "needs", ())]
+    missing = [wanted.package for wanted in needs if not wanted.found]
+    extra = getattr(model, "extra", "")
+    install = f"pip install 'polyrhythm[{extra}]'" if extra else f"pip install {' '.join(missing)}"
+    return Adapter(
+        name,
+        about[0],
+        "\n\n".join(about[1:]),
+        needs,
+        install if missing else "",
+        _settings(model),
+        dict(getattr(model, "known_tasks", {})),
+    )
+
+
+def need(package: str) -> Need:
+    """Whether the package is there, without importing it."""
+    found = importlib.util.find_spec(package) is not None
+    try:
+        return Need(package, found, metadata.version(package) if found else "")
+    except metadata.PackageNotFoundError:
+        return Need(package, found, "")
+
+
+def _settings(model: type[BaseModel]) -> list[Setting]:
+    return [
+        Setting(
+            name,
+            _kind(field.annotation),
+            field.is_required(),
+            None if field.is_required() else field.get_default(call_default_factory=True),
+            _one_line(field.description or ""),
+        )
+        for name, field in model.model_fields.items()
+        if name != "type"
+    ]
+
+
+def _kind(annotation: Any) -> str:
+    """A type as a user would write it: `int`, `cheap | full`, `list of text`."""
+    if annotation is NoneType:
+        return "null"
+    names = {str: "text", bool: "true | false", Mapping: "section", dict: "section"}
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return " | ".join(map(str, inner))
+    if origin in (tuple, list):
+        return f"list of {_kind(inner[0])}"
+    if isinstance(annotation, type) or origin in (Mapping, dict) or "Mapping" in str(origin):
+        return names.get(origin or annotation, "section" if origin else annotation.__name__)
+    if hasattr(annotation, "__metadata__"):
+        return _kind(inner[0])
+    return " | ".join(_kind(part) for part in inner) or str(annotation)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

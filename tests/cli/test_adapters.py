@@ -1,0 +1,102 @@
+"""What environments and policies there are, in words and for programs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+import polyrhythm
+from polyrhythm.cli.main import main
+from polyrhythm.config.catalog import adapter
+from polyrhythm.config.registry import TABLE
+from polyrhythm.envs.metaworld_tasks import INSTRUCTIONS
+from polyrhythm.errors import ConfigError
+
+OWN = "tests.cli.test_adapters:Own"
+
+
+class Own(BaseModel):
+    """A user's environment
+    on two lines.
+
+    It needs what nobody has.
+    """
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+    needs: ClassVar = ("json", "no_such_simulator")
+    type: Literal["own"] = "own"
+    speed: float | None = None
+    """Metres
+    per second."""
+    sizes: tuple[int, ...]
+
+
+@pytest.mark.parametrize(("command", "kind"), [("envs", "env"), ("policies", "policy")])
+def test_all_are_listed_with_what_they_need(
+    command: str, kind: Literal["env", "policy"], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[::2]] == list(TABLE[kind])
+    assert all(line.strip().startswith("needs ") for line in lines[1::2])
+    for name in TABLE[kind]:
+        capsys.readouterr()
+        assert main([command, name, "--json"]) == 0
+        (found,) = json.loads(capsys.readouterr().out)
+        assert found["type"] == name
+        assert found["summary"].endswith(".")
+        assert all(setting["about"] for setting in found["settings"])
+        assert main([command, name]) == 0
+        shown = capsys.readouterr().out
+        assert all(f"  {setting['name']}: {setting['kind']}, " in shown for setting in found["settings"])
+
+
+def test_metaworld_shows_its_tasks_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["envs", "metaworld"]) == 0
+    shown = capsys.readouterr().out
+    assert "\n  image_size: int, 64\n" in shown
+    assert '\n  render: cheap | full, "cheap"\n' in shown
+    assert "\n  tasks: list of text, required\n" in shown
+    for task, instruction in INSTRUCTIONS.items():
+        assert f"  {task} " in shown
+        assert instruction in shown
+
+
+def test_what_is_missing_is_named_with_the_command_that_brings_it() -> None:
+    own = adapter("env", OWN)
+    assert (own.summary, own.about) == ("A user's environment on two lines.", "It needs what nobody has.")
+    assert [need.found for need in own.needs] == [True, False]
+    assert own.install == "pip install no_such_simulator"
+    kinds = {setting.name: (setting.kind, setting.required, setting.about) for setting in own.settings}
+    assert kinds == {"speed": ("float | null", False, "Metres per second."), "sizes": ("list of int", True, "")}
+
+
+def test_an_unknown_type_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["envs", "metaworl"]) == 2
+    told = capsys.readouterr().err
+    assert "env.type = metaworl: did you mean metaworld?" in told
+    assert told.count("\n") == 1
+    with pytest.raises(ConfigError, match="cannot be imported"):
+        adapter("policy", "no_such_module:Settings")
+
+
+def test_listing_environments_imports_neither_torch_nor_a_simulator() -> None:
+    program = (
+        "import sys\nfrom polyrhythm.cli.main import main\nmain(['envs', 'metaworld'])\n"
+        "print(sorted({'torch', 'mujoco', 'metaworld'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={"PYTHONPATH": str(Path(polyrhythm.__file__).parents[1])},
+    )
+    assert done.stderr == "[]\n"

@@ -1,0 +1,81 @@
+"""The doctor tries things: what works, what does not, and what it says then."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from polyrhythm.cli.doctor import line
+from polyrhythm.cli.main import main
+from polyrhythm.pipeline import doctor
+from polyrhythm.pipeline.doctor import Finding, examine
+from polyrhythm.runtime.run_memory import shared_root
+
+
+@pytest.mark.slow
+@pytest.mark.sim
+def test_where_all_is_there_a_frame_is_drawn_and_the_status_is_0(
+    simulator: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["ready"]
+    states = {check["name"]: check["state"] for check in told["checks"]}
+    assert {"python", "packages", "torch", "cores", "memory", "shared memory", "processes", "messages"} <= states.keys()
+    drawn = [check for check in told["checks"] if check["name"].startswith("rendering")]
+    assert "a frame of door-close-v3 in" in drawn[0]["said"]
+
+
+def test_a_backend_that_cannot_draw_is_missing_with_one_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A window backend without a screen: a real failure, in the process that draws."""
+    monkeypatch.setenv("MUJOCO_GL", "glfw")
+    monkeypatch.delenv("DISPLAY", raising=False)
+    finding = doctor._rendering("glfw", needed=True)
+    assert finding.state == "missing"
+    assert finding.said.startswith("no frame of door-close-v3: ")
+    assert finding.mend == "unset MUJOCO_GL"
+    assert doctor._rendering("glfw", needed=False).state == "note"
+    assert next(iter(doctor._backends().items())) == ("glfw", True)
+
+
+def test_what_dead_runs_left_is_removed() -> None:
+    folder = Path(tempfile.mkdtemp(prefix=f"polyrhythm-{os.getuid()}-", dir=shared_root()))
+    (folder / "owner").write_text("1")
+    found = doctor._leftovers()
+    assert found.said.startswith("removed the shared memory of ")
+    assert not folder.exists()
+    assert doctor._leftovers().said == "no shared memory of dead runs"
+
+
+def test_threads_beyond_the_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "9999")
+    assert doctor._cores().state == "note"
+    assert doctor._cores().mend == "export OMP_NUM_THREADS=1"
+
+
+def test_the_first_checks_need_no_simulator() -> None:
+    findings = examine()
+    first = [next(findings) for _ in range(9)]
+    findings.close()  # type: ignore[attr-defined]
+    assert [finding.name for finding in first] == [
+        *("python", "packages", "torch", "cores", "memory"),
+        *("leftovers", "shared memory", "processes", "messages"),
+    ]
+    assert {finding.state for finding in first} <= {"ok", "note"}
+
+
+def test_a_finding_is_one_aligned_line_and_what_to_run() -> None:
+    assert line(Finding("cores", "ok", "2 to use")) == "ok       cores             2 to use"
+    lines = line(Finding("rendering egl", "missing", "no frame", "apt-get install x")).splitlines()
+    assert lines == ["missing  rendering egl     no frame", f"{'':27}run: apt-get install x"]
+
+
+def test_setup_installs_what_the_doctor_names() -> None:
+    script = Path(__file__).parents[2] / "tools" / "render_libs.sh"
+    assert f'packages="{doctor.RENDER_PACKAGES}"' in script.read_text()
