@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from polyrhythm.flow.ledger import SampleLedger
 from polyrhythm.pipeline.chaos import run as chaos_run
 from polyrhythm.pipeline.chaos.book import Book
 from polyrhythm.pipeline.chaos.faults import Fault, Kind, Planned, plan, totals
+from polyrhythm.pipeline.chaos.load import LEAST, Load, of_processes
 from polyrhythm.pipeline.chaos.pace import WINDOW_S, Pace
 from polyrhythm.pipeline.chaos.run import chaos, chaos_config
 from polyrhythm.pipeline.chaos.watch import Watch
@@ -94,6 +96,43 @@ def test_what_is_usual_follows_a_change_that_stays_and_the_first_is_remembered()
     heard(pace, 60.0, 80.0, 50, calm_since=0.0)
     assert pace.usual == pytest.approx(50, rel=0.05)
     assert pace.first == pytest.approx(100, rel=0.05)
+
+
+def loaded(*seconds):
+    """The load of a machine with two cores: by second, what others and what the run took."""
+    busy, used = [0.0], [0.0]
+    for others, own in seconds:
+        busy.append(busy[-1] + others + own)
+        used.append(used[-1] + own)
+    moments = iter(zip(busy, used, strict=True))
+    load = Load(lambda: next(moments), 2)
+    for now in range(len(seconds) + 1):
+        load.look(float(now))
+        load.look(now + 0.1)  # too soon
+        if 2 <= now < 8:
+            load.keep()
+    return load
+
+
+def test_others_that_leave_less_than_the_run_needs_lower_what_is_expected():
+    calm = [(0.5, 1.0)] * 8
+    assert loaded(*calm).share() == 1
+    assert loaded(*calm, (0.9, 1.1), (0.9, 1.1)).share() == 1, "it may take more than usual"
+    assert loaded(*calm, (1.4, 0.6), (1.4, 0.6)).share() == pytest.approx(0.6)
+    assert loaded(*calm, (0.5, 0.0), (0.5, 0.0)).share() == 1, "it stands still although there is room"
+    assert loaded(*calm, (2.0, 0.0), (2.0, 0.0)).share() == LEAST
+    assert loaded((0.5, 1.0)).share() == 1, "nothing is known of it yet"
+
+
+def test_the_load_of_this_machine_knows_this_process():
+    load = of_processes(lambda: [2**22 + 1])  # gone
+    load.look(0.0)
+    until = time.process_time() + 0.2
+    while time.process_time() < until:
+        pass
+    load.look(1.0)
+    load.keep()
+    assert 0 < load.share() <= 1
 
 
 # ---------------------------------------------------------------- the book
@@ -227,9 +266,15 @@ def test_many_violations_are_counted():
 # ---------------------------------------------------------------- watching
 
 
-def watch(*faults, ledger=None):
+def alone():
+    """A machine of which nobody takes anything."""
+    return 0.0, 0.0
+
+
+def watch(*faults, ledger=None, load=None):
     """A watch, without its thread, under which these faults were applied at 10 s, when 100 rows/s were usual."""
-    seen = Watch(SimpleNamespace(processes=dict), ledger or SampleLedger(), lambda: 0.0, 1.0)
+    load = load or Load(alone, 2)
+    seen = Watch(SimpleNamespace(processes=dict), ledger or SampleLedger(), load, lambda: 0.0, 1.0)
     seen.faults += [Fault(Planned(kind, station, 1.0, 1.0), 10.0, 100.0) for kind, station in faults]
     return seen
 
@@ -251,6 +296,19 @@ def test_recovered_is_back_and_as_fast_as_before():
     assert (fault["noticed_s"], fault["joined_s"]) == (2.0, 4.0)
     assert fault["recovered_s"] == pytest.approx(5.7, abs=0.3)
     assert seen.violations == list(seen.faults[0].complaints()) == []
+
+
+def test_what_others_take_counts_once_the_run_works_again():
+    """They leave it half of the CPU; while it stood still they took all."""
+    seen = watch((Kind.KILL, "g"), load=SimpleNamespace(look=lambda now: None, keep=list, share=lambda: 0.5))
+    seen.decided(10.5, records.StationLost("g", 0, "was killed"), [])
+    seen.decided(12.0, records.GeneratorJoined("g", 1), [])
+    asked(seen, 12.0, 13.9, 50)
+    (fault,) = seen.faults
+    assert fault.recovered_at is None
+    asked(seen, 13.9, 14.5, 50)
+    assert fault.recovered_at == pytest.approx(14.0, abs=0.05)
+    assert fault.share == 0.5
 
 
 def test_a_loss_that_nobody_caused_is_a_violation_and_so_is_an_imbalance():

@@ -14,7 +14,7 @@ from typing import Any
 from polyrhythm.cli import show
 from polyrhythm.cli.numbers import whole
 
-_COLUMNS = ("at_s", "station", "kind", "slowed_s", "noticed_s", "joined_s", "recovered_s", "usual_pace")
+_COLUMNS = ("at_s", "station", "kind", "slowed_s", "noticed_s", "joined_s", "recovered_s", "usual_pace", "cpu_share")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -68,7 +68,8 @@ class Fault:
     """A fault that was applied. Times are the loop's clock, None until it happens.
 
     pace: what was usual before it, chunk steps/s; noticed_at: `StationLost` was heard; over_at: the station joined
-    again, or was slowed no longer; recovered_at: throughput was back; given_up: why a slowed one was taken for lost.
+    again, or was slowed no longer; recovered_at: throughput was back; share: of the CPU that the run usually takes, how
+    much others left it then; given_up: why a slowed one was taken for lost.
     """
 
     planned: Planned
@@ -77,6 +78,7 @@ class Fault:
     noticed_at: float | None = None
     over_at: float | None = None
     recovered_at: float | None = None
+    share: float = 1.0
     given_up: str = ""
 
     def as_dict(self, began: float) -> dict[str, Any]:
@@ -91,6 +93,7 @@ class Fault:
             "joined_s": None if slowed else self._since(self.over_at),
             "recovered_s": self._since(self.recovered_at),
             "usual_pace": round(self.pace, 1),
+            "cpu_share": round(self.share, 2),
         }
 
     def complaints(self) -> Iterator[str]:

@@ -14,19 +14,19 @@ from statistics import median
 WINDOW_S = 2.0
 _EVERY_S = 0.5
 #: Undisturbed windows that count as the latest: ten seconds.
-_KEPT = 20
+KEPT = 20
 
 
 class Pace:
     """What was heard in the last `WINDOW_S` seconds, and the undisturbed windows. first: what was usual after the
-    first `_KEPT` of them, or up to now."""
+    first `KEPT` of them, or up to now."""
 
     def __init__(self) -> None:
         self.first = 0.0
         self.windows = 0
         self._heard: deque[tuple[float, int]] = deque()
         self._rows = 0
-        self._kept: deque[float] = deque(maxlen=_KEPT)
+        self._kept: deque[float] = deque(maxlen=KEPT)
         self._taken = 0.0
 
     def hear(self, now: float, rows: int) -> None:
@@ -47,7 +47,7 @@ class Pace:
         self._taken = now
         self.windows += 1
         self._kept.append(self.rate(now))
-        if self.windows <= _KEPT:
+        if self.windows <= KEPT:
             self.first = self.usual
         return True
 

@@ -17,11 +17,13 @@ from polyrhythm.config.load import load_config, save_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.observe import MetricsWriter
-from polyrhythm.pipeline.build import STATES, Pipeline, build_pipeline
+from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.chaos.book import Book
 from polyrhythm.pipeline.chaos.faults import RECOVERY_S, plan, totals
+from polyrhythm.pipeline.chaos.load import of_processes
 from polyrhythm.pipeline.chaos.watch import Watch
 from polyrhythm.pipeline.check import Checked
+from polyrhythm.pipeline.checkpoints import STATES
 from polyrhythm.pipeline.loop import Interrupted
 from polyrhythm.pipeline.observers import Lags
 from polyrhythm.pipeline.progress import CONFIG_FILE, Progress
@@ -99,7 +101,8 @@ class _Disturbed:
         self._launcher, self._plan = launcher, (seed, kills)
         self.violations: list[str] = []
         self.book = Book(freshness.max_lag, freshness.bound)
-        self.watch = Watch(launcher, loop.conductor.ledger, loop.clock, warm_up_s)
+        load = of_processes(lambda: launcher.processes().values())
+        self.watch = Watch(launcher, loop.conductor.ledger, load, loop.clock, warm_up_s)
 
     def run(self) -> None:
         """Start, disturb, end in good order, compare."""

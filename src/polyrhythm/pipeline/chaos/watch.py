@@ -4,7 +4,8 @@
 
 A thread of its own applies them, so that a fault falls anywhere, also while the main process decides; all that is
 known of the run comes from its events. Recovered: the station stands again (or is slowed no longer), and the throughput
-of the latest window, in which the disturbance still counts, is `ENOUGH` of what was usual before.
+of the latest window, in which the disturbance still counts, is `ENOUGH` of what was usual before. A window that begins
+after the disturbance is compared with as much of it as others leave the machine for (`load`).
 
 Invariant: at most one fault is applied before throughput is back or `RECOVERY_S` are over.
 """
@@ -21,7 +22,8 @@ from typing import Protocol
 from polyrhythm.flow import records
 from polyrhythm.flow.ledger import SampleLedger
 from polyrhythm.pipeline.chaos.faults import RECOVERY_S, Fault, Kind, Planned
-from polyrhythm.pipeline.chaos.pace import Pace
+from polyrhythm.pipeline.chaos.load import Load
+from polyrhythm.pipeline.chaos.pace import WINDOW_S, Pace
 from polyrhythm.runtime.messages import Report
 
 log = logging.getLogger(__name__)
@@ -50,6 +52,7 @@ class Watch:
         self,
         launcher: Processes,
         ledger: SampleLedger,
+        load: Load,
         clock: Callable[[], float],
         warm_up_s: float,
     ) -> None:
@@ -57,7 +60,8 @@ class Watch:
         self.violations: list[str] = []
         self.over = threading.Event()
         self.pace = Pace()
-        self._launcher, self._ledger, self._clock, self._warm_up_s = launcher, ledger, clock, warm_up_s
+        self._launcher, self._ledger, self._load = launcher, ledger, load
+        self._clock, self._warm_up_s = clock, warm_up_s
         self._standing: set[str] = set()
         self._calm_since = float("inf")
         self._changed = threading.Condition()
@@ -83,12 +87,14 @@ class Watch:
         if self._ledger.imbalance and not self.violations:
             after, said = type(event).__name__, self._ledger.as_dict()
             self.violations.append(f"after {after} the ledger does not balance: {said}")
+        self._load.look(now)
         with self._changed:
             self._hear(now, event)
             for fault in self.faults:
                 if fault.recovered_at is None:
                     self._look(now, fault)
             if self.pace.take(now, self._calm_since):
+                self._load.keep()
                 self._changed.notify_all()
 
     def reported(self, now: float, report: Report) -> None:
@@ -129,8 +135,12 @@ class Watch:
 
     def _look(self, now: float, fault: Fault) -> None:
         """Note whether the fault is recovered from."""
-        if fault.over_at is not None and self.pace.rate(now) >= ENOUGH * fault.pace:
-            fault.recovered_at = now
+        if fault.over_at is None:
+            return
+        # While the run stood still others took what it left: that says nothing about what they leave.
+        share = self._load.share() if now >= fault.over_at + WINDOW_S else 1.0
+        if self.pace.rate(now) >= ENOUGH * fault.pace * share:
+            fault.recovered_at, fault.share = now, share
             self._changed.notify_all()
             if all(other.recovered_at is not None for other in self.faults):
                 self._calm_since = now
