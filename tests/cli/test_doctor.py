@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
+import polyrhythm
 from polyrhythm.cli.doctor import line
 from polyrhythm.cli.main import main
 from polyrhythm.pipeline import doctor
@@ -68,6 +71,27 @@ def test_the_first_checks_need_no_simulator() -> None:
         *("leftovers", "shared memory", "processes", "messages"),
     ]
     assert {finding.state for finding in first} <= {"ok", "note"}
+
+
+def test_without_any_package_each_check_says_what_is_missing() -> None:
+    """A bare Python, which finds our sources and nothing else."""
+    program = (
+        "import itertools, json\nfrom polyrhythm.pipeline.doctor import examine\n"
+        "print(json.dumps([finding._asdict() for finding in itertools.islice(examine(), 9)]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={"PYTHONPATH": str(Path(polyrhythm.__file__).parents[1])},
+    )
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)}
+    assert {name for name, finding in found.items() if finding["state"] == "missing"} == {
+        *("torch", "memory", "shared memory", "messages")
+    }
+    assert all(found[name]["mend"] == "make setup" for name in ("torch", "memory", "shared memory", "messages"))
 
 
 def test_a_finding_is_one_aligned_line_and_what_to_run() -> None:

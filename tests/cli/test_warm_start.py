@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,24 @@ from polyrhythm.pipeline.checkpoints import STATES, load_policy
 from polyrhythm.training.demonstrations import Demonstrations
 
 EXPERT = "tests.cli.test_warm_start:CountedSettings"
+
+
+class HastySettings(BaseModel):
+    """The same, and whoever waits for its demonstrations presses Ctrl-C."""
+
+    type: Literal["tests.cli.test_warm_start:HastySettings"] = "tests.cli.test_warm_start:HastySettings"
+
+    def spec(self) -> Any:
+        return Demonstrable(1).spec
+
+    def build(self, rows: int) -> Demonstrable:
+        return Hasty(rows)
+
+
+class Hasty(Demonstrable):
+    def expert_actions(self, rows: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return super().expert_actions(rows)
 
 
 class CountedSettings(BaseModel):
@@ -118,6 +137,16 @@ def test_given_demonstrations_are_imitated_and_an_interrupted_warm_start_goes_on
     (folder / "progress.json").write_text(json.dumps(progress))
     assert main([*words, "resume=auto"]) == 0
     assert all(torch.equal(weights[name], tensor) for name, tensor in load_policy(folder)[1].items())
+
+
+def test_a_warm_start_that_is_cut_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "start"
+    hasty = "env={type: 'tests.cli.test_warm_start:HastySettings'}"
+    assert main(["sft", recipe(tmp_path), "--out", str(folder), hasty]) == 130
+    told = capsys.readouterr().err
+    assert f"to go on: polyrhythm sft {tmp_path / 'counted.yaml'} " in told
+    assert f"resume={folder}\n" in told
+    assert not (folder / "summary.json").exists()
 
 
 def test_demonstrations_of_other_settings_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,10 @@ from polyrhythm.cli.numbers import count, whole
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "path", type=Path, metavar="RUN_OR_CHECKPOINT", help="folder of a run, or one of its checkpoints"
+        "path",
+        type=Path,
+        metavar="RUN_OR_CHECKPOINT",
+        help="folder of a run (finished or cut: its newest weights), one of its checkpoints/run-*, or a policy.pt",
     )
     parser.add_argument(
         "--episodes", type=count, metavar="N", help="episodes, dealt over the tasks (as the run's `after`; else 128)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -38,12 +39,18 @@ def run(arguments: argparse.Namespace) -> int:
     if folder is None:
         now = datetime.now().astimezone()
         folder = take_folder(arguments.out) if arguments.out else new_run_folder(Path(config.out_dir), config.name, now)
-    summary = imitate(checked, folder, arguments.demos)
+    overrides = [word for word in arguments.overrides if not word.startswith("resume=")]
+    try:
+        summary = imitate(checked, folder, arguments.demos)
+    except KeyboardInterrupt:
+        demos = ["--demos", str(arguments.demos)] if arguments.demos else []
+        words = shlex.join([arguments.recipe, *demos, *overrides, f"resume={folder}"])
+        print(f"to go on: polyrhythm sft {words}", file=sys.stderr)
+        raise
     if arguments.json:
         print(json.dumps({"folder": str(folder), **summary}, indent=2))
     else:
         print(show.lines(show.flat(summary)))
         print(f"to measure it: polyrhythm eval {folder}")
-        overrides = [word for word in arguments.overrides if not word.startswith("resume=")]
         print(f"to go on: polyrhythm train {shlex.join([arguments.recipe, *overrides, f'init_from={folder}'])}")
     return 0
