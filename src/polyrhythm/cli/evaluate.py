@@ -40,5 +40,5 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.pipeline.evaluate import evaluate
 
     result = evaluate(arguments.path, arguments.episodes, arguments.seed, arguments.greedy, arguments.swap_instructions)
-    print(json.dumps(result, indent=2) if arguments.json else show.lines(result))
+    print(json.dumps(result, indent=2) if arguments.json else show.lines(show.flat(result)))
     return 0
