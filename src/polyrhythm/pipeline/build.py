@@ -212,8 +212,9 @@ def arena_layout(
     """What lies in the arena; without a trainer no finished sample waits."""
     slots = {slot.slot: slot.rows for batches in infos for info in batches for slot in info.slots}
     rows = sum(slots.values())
-    freshness, batch_size = config.freshness, config.training.batch_size
-    blocks = blocks_needed(rows, batch_size, freshness.sync_interval, freshness.max_lag) if trainer else rows
+    freshness = config.freshness
+    version_samples = config.training.batch_size * freshness.sync_interval
+    blocks = blocks_needed(rows, version_samples, freshness.max_lag) if trainer else rows
     return ArenaLayout(
         blocks=blocks,
         steps=step_settings(config, policy).sample_steps(spec.max_steps),
