@@ -94,7 +94,7 @@ class Learner:
     def _step(self, minibatch: Decisions, *, critic_only: bool, before: Callable[[], None] | None) -> dict[str, Tensor]:
         """One optimizer step on a mini-batch, micro-batch by micro-batch; its figures as scalars."""
         by = self._objective.normalizers(minibatch)
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad()
         figures: dict[str, Tensor] = {}
         for part in minibatch.parts(self._training.micro_batch_steps, self._device):
             evaluation = self.policy.evaluate(part.obs, part.forward_inputs)

@@ -3,25 +3,102 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 
-def adamw(
-    module: nn.Module, *, lr: float, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999)
-) -> torch.optim.AdamW:
+class AdamW:
+    """Loshchilov and Hutter's AdamW by torch's fused kernel: to the bit what `torch.optim.AdamW(fused=True)` does, with
+    its state in the same layout.
+
+    Torch's class brings torch's compiler into the process at its first use, which takes half of the CPU time in which a
+    trainer starts, and 70 MB; nothing here is compiled. groups: `params` and `weight_decay` of each.
+    """
+
+    def __init__(self, groups: Sequence[dict[str, Any]], *, lr: float, betas: tuple[float, float]) -> None:
+        self.param_groups = [{"lr": lr, "betas": betas, "eps": 1e-8, **group} for group in groups]
+        self.state: dict[Tensor, dict[str, Tensor]] = {}
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Change every parameter that has a gradient."""
+        for group in self.param_groups:
+            alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+            for p in group["params"]:
+                if p.grad is not None:
+                    alike.setdefault((p.device, p.dtype), []).append(p)
+            for parameters in alike.values():
+                self._step(parameters, group)
+
+    def _step(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        """The kernel, for parameters of one device and dtype."""
+        states = [self.state.get(p) or self._begin(p) for p in parameters]
+        steps = [state["step"] for state in states]
+        torch._foreach_add_(steps, 1)
+        torch._fused_adamw_(
+            parameters,
+            [p.grad for p in parameters],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            steps,
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def _begin(self, p: Tensor) -> dict[str, Tensor]:
+        step = torch.zeros((), dtype=torch.float32, device=p.device)
+        self.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        return self.state[p]
+
+    def state_dict(self) -> dict[str, Any]:
+        """In the layout of `torch.optim`; tensors are live, not copies."""
+        numbers = {p: number for number, p in enumerate(self._parameters())}
+        groups = [{**group, "params": [numbers[p] for p in group["params"]]} for group in self.param_groups]
+        return {"state": {numbers[p]: dict(state) for p, state in self.state.items()}, "param_groups": groups}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on exactly where `state_dict` was taken. ValueError: it is of other parameters."""
+        parameters, groups = self._parameters(), state["param_groups"]
+        sizes = [[len(group["params"]) for group in each] for each in (self.param_groups, groups)]
+        if sizes[0] != sizes[1]:
+            raise ValueError(f"the optimizer's state is of groups of {sizes[1]} parameters, these are of {sizes[0]}")
+        for own, group in zip(self.param_groups, groups, strict=True):
+            own |= {name: group[name] for name in own if name != "params"}
+        self.state = {
+            parameters[number]: {name: x.to(parameters[number].device, copy=True) for name, x in saved.items()}
+            for number, saved in state["state"].items()
+        }
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+
+def adamw(module: nn.Module, *, lr: float, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999)) -> AdamW:
     """AdamW over the trainable parameters; only matrices and larger decay (no biases, norms or scales)."""
     trainable = [p for p in module.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trainable if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=betas, fused=True)
+    return AdamW([g for g in groups if g["params"]], lr=lr, betas=betas)
 
 
-def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+def set_lr(optimizer: AdamW, lr: float) -> None:
     """The same learning rate for every group."""
     for group in optimizer.param_groups:
         group["lr"] = lr

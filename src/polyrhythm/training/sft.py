@@ -64,7 +64,7 @@ class SupervisedLearner:
         settings = self._supervised
         factor = optim.warmup_cosine(self.step, settings.steps, settings.warmup_steps)
         optim.set_lr(self._optimizer, settings.lr * factor)
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad()
         loss = self.policy.sft_loss(obs, actions)
         loss.backward()  # type: ignore[no-untyped-call]
         norm = optim.clip_gradient(self._parameters, settings.grad_clip)
