@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -122,10 +121,6 @@ def stations_of(pid: int) -> dict[str, int]:
     """Process ids by station of the run whose main process this is; its log file's name is the station's."""
     found = {}
     for child in psutil.Process(pid).children():
-        log = Path(os.readlink(f"/proc/{child.pid}/fd/2")).name
+        log = Path(f"/proc/{child.pid}/fd/2").readlink().name
         found[log.partition(".")[0]] = child.pid
     return found
-
-
-def resume(pid: int) -> None:
-    os.kill(pid, signal.SIGCONT)

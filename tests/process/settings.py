@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from polyrhythm.envs.gymnasium_env import GymnasiumBatch, GymnasiumSettings
 
+
 def once(marker: str) -> bool:
     """True for the first caller of all processes."""
     try:
@@ -69,5 +70,6 @@ class FaultyBatch(GymnasiumBatch):
         if self._faulty.fault == "hang":
             time.sleep(3600)
         elif self._faulty.fault == "exit":
-            print("the simulator says good-bye", flush=True)
+            sys.stderr.write("the simulator says good-bye\n")
+            sys.stderr.flush()
             os._exit(7)

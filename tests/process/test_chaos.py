@@ -431,7 +431,7 @@ def test_one_fault_of_each_kind_at_each_role(tmp_path, any_pace):
 
 
 def test_two_versions_of_the_latency_recipe(tmp_path):
-    summary = train(check(load_config("latency", ["training.versions=2"])), tmp_path)
+    summary = train(check(load_config("latency", ["training.versions=2", "launcher=inline"])), tmp_path)
     assert summary["ledger"]["trained"] == 32
     assert len(summary["utilisation"]) == 5
 

@@ -64,9 +64,8 @@ def test_the_lag_keeps_its_bound(asynchronous):
 def test_every_request_is_served_once(asynchronous):
     pipeline, *_ = asynchronous
     asked = Counter((event.slot, event.sequence) for event in said(pipeline, records.RequestArrived))
-    served = Counter(
-        (request.slot, request.sequence) for command in said(pipeline, records.Serve) for request in command.batch.requests
-    )
+    requests = [request for command in said(pipeline, records.Serve) for request in command.batch.requests]
+    served = Counter((request.slot, request.sequence) for request in requests)
     refused = Counter((command.slot, command.sequence) for command in said(pipeline, records.RefuseRequest))
     assert set(asked.values()) == {1}
     assert served + refused == asked

@@ -88,7 +88,8 @@ def test_a_killed_station_of_each_kind_is_replaced(tmp_path):
 
     def kill(pipeline):
         for number, name in enumerate(names):
-            at_update(2 + 4 * number, lambda p, name=name: os.kill(p.launcher.processes()[name], signal.SIGKILL))(pipeline)
+            at_update(2 + 4 * number, lambda _: None)(pipeline)
+            os.kill(pipeline.launcher.processes()[name], signal.SIGKILL)
 
     pipeline = run(tmp_path, versions=20, during=kill, training={"versions": 20})
     assert [(event.station, event.reason) for event in lost(pipeline)] == [(n, "was ended by SIGKILL") for n in names]
@@ -140,7 +141,8 @@ def test_a_trainer_that_goes_back_to_an_older_state_rolls_back_what_it_had_train
             if isinstance(command, records.LendSamples):
                 last = command.tickets
                 lent.update(last)
-    assert {ticket for ticket, times in lent.items() if times > 1} <= given_back, "what was trained is not trained again"
+    twice = {ticket for ticket, times in lent.items() if times > 1}
+    assert twice <= given_back, "what was trained is not trained again"
 
 
 def test_a_station_that_cannot_start_ends_the_run_with_what_it_said(tmp_path):

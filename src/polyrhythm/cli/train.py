@@ -42,8 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.pipeline.progress import run_to_resume
     from polyrhythm.pipeline.run import train
 
-    checked = check(config)
     folder = run_to_resume(config, arguments.out)
+    checked = check(config)
     if folder is None:
         now = datetime.now().astimezone()
         folder = take_folder(arguments.out) if arguments.out else new_run_folder(Path(config.out_dir), config.name, now)

@@ -64,6 +64,7 @@ class Watch:
         self._settings = cluster.settings.flow
         self._refused = 0
         self._latest: dict[str, RequestArrived] = {}
+        self._answered: dict[str, tuple[str, Request]] = {}
         self._waiting: dict[str, Waiting] = {}
         self._seats: dict[str, Seat] = {}
         self._lent: LendSamples | None = None
@@ -114,6 +115,9 @@ class Watch:
         if seat is not None and seat.serving is not None:
             for request in seat.serving.batch.requests:
                 self._put_back(request)
+        for request in [request for generator, request in self._answered.values() if generator == station]:
+            del self._answered[request.slot]  # the answer may have been lost with it
+            self._put_back(request)
         for slot in [slot for slot, asked in self._latest.items() if asked.simulator == station]:
             del self._latest[slot]
             self._waiting.pop(slot, None)
@@ -126,10 +130,16 @@ class Watch:
 
     def _asked(self, now: float, event: RequestArrived) -> None:
         self._latest[event.slot] = event
+        self._answered.pop(event.slot, None)
         self._waiting[event.slot] = Waiting(now, event)
 
     def _batch_done(self, _now: float, event: BatchDone) -> None:
-        self._seats[event.generator].serving = None
+        seat = self._seats[event.generator]
+        for request in seat.serving.batch.requests if seat.serving is not None else ():
+            asked = self._latest.get(request.slot)
+            if asked is not None and asked.handle == request.handle:
+                self._answered[request.slot] = (event.generator, request)
+        seat.serving = None
 
     def _applied(self, _now: float, event: WeightsApplied) -> None:
         seat = self._seats[event.generator]

@@ -263,6 +263,7 @@ class Conductor:
             generator=slot.generator,
             evaluation=event.evaluation,
         )
+        slot.asked, slot.answered_by = slot.request, ""
         self.dispatch.enqueue(slot.request, slot)
         return []
 

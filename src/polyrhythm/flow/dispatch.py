@@ -42,15 +42,19 @@ class Dispatch:
     def leave(self, name: str, rows: Rows) -> list[RefuseRequest]:
         """Its batch goes back to the queue with the old arrival times; what was bound to it is anybody's.
 
-        A slot without tickets had its reply before the generator was lost, or its rows were cancelled: it is refused.
+        So do requests that it said it had answered, where the slot has not been heard since: the answer may have been
+        lost with it, and a second one does no harm. A slot without tickets had its reply before the generator was
+        lost, or its rows were cancelled: it is refused.
         """
         generator = self.generators.pop(name)
         self.idle.pop(name, None)
         self.live = [other for other in self.live if other != name]
         self.queue.move_all(name, ANY)
         refusals = []
-        for request, slot in _unanswered(generator, rows):
+        for request, slot in (*_unanswered(generator, rows), *_unconfirmed(name, rows)):
+            slot.answered_by = ""
             if slot.tickets:
+                slot.request = request
                 self.enqueue(request, slot)
             else:
                 slot.request = None
@@ -63,7 +67,7 @@ class Dispatch:
     def finish(self, generator: GeneratorState, rows: Rows) -> None:
         """The generator's pass is over and its replies are out."""
         for _, slot in _unanswered(generator, rows):
-            slot.request = None
+            slot.request, slot.answered_by = None, generator.name
         generator.batch = None
         if generator.name in self.live:
             self.idle[generator.name] = None
@@ -129,3 +133,8 @@ def _unanswered(generator: GeneratorState, rows: Rows) -> list[tuple[Request, Sl
     requests = generator.batch.requests if generator.batch else ()
     slots = [(request, rows.slots.get(request.slot)) for request in requests]
     return [(request, slot) for request, slot in slots if slot is not None and slot.request == request]
+
+
+def _unconfirmed(generator: str, rows: Rows) -> list[tuple[Request, SlotState]]:
+    """The requests that this generator says it has answered, of slots that have not been heard since."""
+    return [(slot.asked, slot) for slot in rows.slots.values() if slot.asked and slot.answered_by == generator]

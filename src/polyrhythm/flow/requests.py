@@ -22,6 +22,10 @@ Key = Callable[[Request], Any]
 ANY = ""
 
 
+#: Stale entries that a heap may hold beside as many as there are waiting.
+_SLACK = 64
+
+
 def by_arrival(request: Request) -> float:
     return request.arrived
 
@@ -56,7 +60,16 @@ class Pool:
     def remove(self, order: int) -> Request:
         request = self.waiting.pop(order)
         self.rows -= request.rows
+        if len(self.by_arrival) > 2 * len(self.waiting) + _SLACK:
+            self._sweep()
         return request
+
+    def _sweep(self) -> None:
+        """Drop the stale entries of both heaps: who asks only one of them never sees those of the other surface."""
+        self.by_key = [entry for entry in self.by_key if entry[1] in self.waiting]
+        self.by_arrival = [entry for entry in self.by_arrival if entry[1] in self.waiting]
+        heapq.heapify(self.by_key)
+        heapq.heapify(self.by_arrival)
 
 
 @dataclass(slots=True)

@@ -17,7 +17,10 @@ from polyrhythm.flow.records import EnvBatchInfo, Request
 
 @dataclass(slots=True)
 class SlotState:
-    """tickets: row (index in the env batch) → ticket number; request: the one waiting or being served."""
+    """tickets: row (index in the env batch) → ticket number; request: the one waiting or being served.
+
+    asked: the last one heard; answered_by: the generator that said it had answered that.
+    """
 
     name: str
     simulator: str
@@ -26,6 +29,8 @@ class SlotState:
     generator: str | None
     tickets: dict[int, int] = field(default_factory=dict)
     request: Request | None = None
+    asked: Request | None = None
+    answered_by: str = ""
 
 
 @dataclass(slots=True)
@@ -53,7 +58,7 @@ class Rows:
     """All rows of all present simulators.
 
     live: how many slots are; quieted: slots that stopped being live since the conductor last looked;
-    ordinals: slots numbered so far.
+    ordinals: slot → its number, which it keeps when its simulator leaves and comes back.
     """
 
     env_batches: dict[str, EnvBatchState] = field(default_factory=dict)
@@ -61,7 +66,7 @@ class Rows:
     asks: deque[Ask] = field(default_factory=deque)
     quieted: list[str] = field(default_factory=list)
     live: int = 0
-    ordinals: int = 0
+    ordinals: dict[str, int] = field(default_factory=dict)
 
     def join(self, simulator: str, batches: tuple[EnvBatchInfo, ...]) -> None:
         for info in batches:
@@ -71,8 +76,8 @@ class Rows:
             batch = EnvBatchState(info.name, simulator, info.reset_rows, slot_of)
             self.env_batches[info.name] = batch
             for slot in info.slots:
-                self.slots[slot.slot] = SlotState(slot.slot, simulator, info.name, self.ordinals, slot.generator)
-                self.ordinals += 1
+                ordinal = self.ordinals.setdefault(slot.slot, len(self.ordinals))
+                self.slots[slot.slot] = SlotState(slot.slot, simulator, info.name, ordinal, slot.generator)
             for row in slot_of:
                 self._free(batch, row)
 

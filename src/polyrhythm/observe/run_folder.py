@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -47,6 +50,26 @@ def take_file(file: Path) -> Path:
     if not os.access(file.parent, os.W_OK):
         raise RunFolderError(f"folder {file.parent} cannot be written to; name another")
     return file
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Have the folder to oneself: the kernel drops the claim with its holder, however that ends.
+
+    RunFolderError: another process has it.
+    """
+    with (folder / ".lock").open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise RunFolderError(
+                f"{folder} is in use by process {file.read().strip() or 'unknown'}; wait for it, or name another"
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
 
 
 def take_folder(folder: Path) -> Path:

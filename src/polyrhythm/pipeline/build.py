@@ -15,7 +15,7 @@ import torch
 from polyrhythm.config.rollout import DynamicBatching
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.envs.base import EnvSettings
-from polyrhythm.errors import ConfigError
+from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.flow.conductor import Conductor
 from polyrhythm.flow.records import EnvBatchInfo, WeightsOffered
 from polyrhythm.flow.settings import FlowSettings
@@ -180,11 +180,18 @@ def build_pipeline(
 
 def _restore(saved: SavedRun, settings: FlowSettings, launcher: Launcher) -> Conductor:
     """The saved run's conductor, without stations; its samples are in the arena again."""
-    conductor = Conductor.restore(settings, saved.conductor)
+    try:
+        conductor = Conductor.restore(settings, saved.conductor)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(
+            f"{saved.trainer.parent} cannot be resumed: a run of this version of polyrhythm is wanted, this one does "
+            f"not fit ({type(error).__name__}: {error}); resume it with the version that began it, or start anew"
+        ) from error
     conductor.detach()
     for handle, trajectory in saved.samples.items():
         launcher.arena.store(int(handle), trajectory)
     launcher.pool.restore(tuple(saved.samples))
+    saved.samples.clear()  # they lie in the arena now
     return conductor
 
 

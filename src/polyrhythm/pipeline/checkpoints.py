@@ -123,7 +123,7 @@ def save_run(
     with (part / _SAMPLES).open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
     state, versions = states.paths()[-1], conductor.versions
-    shutil.copyfile(state, part / _TRAINER)
+    os.link(state, part / _TRAINER)  # a state is replaced, never changed
     version = versions.trained
     if versions.in_version or states.updates(state) != versions.updates:
         version, published = weights.read()

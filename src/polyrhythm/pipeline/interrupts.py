@@ -27,14 +27,14 @@ class Interrupts:
         return self._noted
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def listening(self) -> Iterator[Interrupts]:
         """Listen within this block (in the main thread; elsewhere there is nothing to listen to)."""
         if threading.current_thread() is not threading.main_thread():
-            yield
+            yield self
             return
         before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            yield
+            yield self
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

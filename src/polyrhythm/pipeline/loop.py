@@ -159,9 +159,10 @@ class Loop:
         while not self._finished(done):
             if self.stop():
                 raise Interrupted
-            if self.conductor.deadline() <= self.clock() and self._decide(records.Wake()):
-                quiet_since = self.clock()
             due, now = self.conductor.deadline(), self.clock()
+            if due <= now:
+                quiet_since = self.clock() if self._decide(records.Wake()) else quiet_since
+                due, now = self.conductor.deadline(), self.clock()
             timer = now < due < math.inf
             wait = max(0.0, due - now if timer else quiet_since + self._stall_s - now)
             event = self.launcher.receive(min(wait, _PATIENCE_S))
@@ -173,6 +174,8 @@ class Loop:
                 raise RunHalted(self._stalled())
 
     def _finished(self, done: Callable[[records.Command], bool]) -> bool:
+        if not self._inbox:
+            return False
         commands, self._inbox = self._inbox, []
         finished = False
         for command in commands:

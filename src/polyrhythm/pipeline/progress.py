@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,7 +35,12 @@ class Progress:
         """announce: told when a phase begins, with its name and when the run began."""
         self._announce = announce
         self._path = folder / _FILE
-        said = json.loads(self._path.read_text(encoding="utf-8")) if self._path.is_file() else {}
+        try:
+            said = json.loads(self._path.read_text(encoding="utf-8")) if self._path.is_file() else {}
+        except ValueError as error:
+            raise RunFolderError(
+                f"{self._path} is damaged ({error}), so nobody knows how far that run has come; start anew"
+            ) from error
         self.wall_s: dict[str, float] = said.get("wall_s", {})
         self._done: dict[str, Any] = said.get("done", {})
         self.began = time.monotonic() - sum(self.wall_s.values())
@@ -64,7 +70,10 @@ class Progress:
 
     def _write(self) -> None:
         unfinished = self._path.with_name(_FILE + ".part")
-        unfinished.write_text(json.dumps({"wall_s": self.wall_s, "done": self._done}), encoding="utf-8")
+        with unfinished.open("w", encoding="utf-8") as file:
+            json.dump({"wall_s": self.wall_s, "done": self._done}, file)
+            file.flush()
+            os.fsync(file.fileno())
         unfinished.replace(self._path)
 
     def summary(self) -> dict[str, float]:

@@ -20,6 +20,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.observe import MetricsWriter, TraceWriter
 from polyrhythm.observe.metrics import rewind
 from polyrhythm.observe.report import write_report
+from polyrhythm.observe.run_folder import held
 from polyrhythm.pipeline.account import Stations
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.check import Checked
@@ -64,38 +65,50 @@ def train(checked: Checked, folder: Path, live: Live | None = None) -> dict[str,
     trained in place. live: shows a person how it goes. Raises RunHalted when the run cannot go on, KeyboardInterrupt
     when it was told to stop.
     """
-    config, spec, policy = checked
-    progress, interrupts = Progress(folder, live.phase if live else None), Interrupts()
-    save_config(config, folder / CONFIG_FILE)
-    saved = _saved(folder, progress)
-    with (
-        interrupts.listening(),
-        MetricsWriter(folder) as metrics,
-        TraceWriter(_new_path(folder / "trace.json")) as trace,
-    ):
-        version = begin(config, folder, policy, progress, metrics)
-        training = config.training.versions > 0 and progress.result("rl") is None
-        pipeline = build_pipeline(config, policy, folder, saved=saved, version=version, trainer=training, start=False)
-        try:
-            if live:
-                live.watch(pipeline)
-            run = _Run(config, folder, pipeline, progress, metrics, spec.tasks, live)
-            pipeline.loop.stop = interrupts.requested
-            if saved is None:
-                run.start()
-            with interrupts.asked_politely():
-                run.evaluate("before")
-                if training:
-                    run.learn(trace, saved)
-                if config.training.versions:
-                    run.evaluate("after")
-        except Interrupted:
-            raise KeyboardInterrupt from None
-        finally:
-            pipeline.close()
-    summary = _summarise(folder, progress)
-    _report(folder)
+    with held(folder), Interrupts().listening() as interrupts:
+        progress = Progress(folder, live.phase if live else None)
+        save_config(checked.config, folder / CONFIG_FILE)
+        saved = _saved(folder, progress)
+        with MetricsWriter(folder) as metrics, TraceWriter(_new_path(folder / "trace.json")) as trace:
+            try:
+                _phases(checked, folder, saved, (progress, interrupts), (metrics, trace), live)
+            except Interrupted:
+                raise KeyboardInterrupt from None
+        summary = _summarise(folder, progress)
+        _report(folder)
     return summary
+
+
+def _phases(
+    checked: Checked,
+    folder: Path,
+    saved: SavedRun | None,
+    course: tuple[Progress, Interrupts],
+    writers: tuple[MetricsWriter, TraceWriter],
+    live: Live | None,
+) -> None:
+    """The phases that are asked for and not done."""
+    config, spec, policy = checked
+    (progress, interrupts), (metrics, trace) = course, writers
+    version = begin(config, folder, policy, progress, metrics)
+    training = config.training.versions > 0 and progress.result("rl") is None
+    pipeline = build_pipeline(config, policy, folder, saved=saved, version=version, trainer=training, start=False)
+    try:
+        if live:
+            live.watch(pipeline)
+        run = _Run(config, folder, pipeline, progress, metrics, spec.tasks, live)
+        pipeline.loop.stop = interrupts.requested
+        if saved is None:
+            run.start()
+        with interrupts.asked_politely():
+            run.evaluate("before")
+        if training:
+            run.learn(trace, saved, interrupts)
+        if config.training.versions:
+            with interrupts.asked_politely():
+                run.evaluate("after")
+    finally:
+        pipeline.close()
 
 
 def _saved(folder: Path, progress: Progress) -> SavedRun | None:
@@ -164,7 +177,7 @@ class _Run:
         with self._progress.phase("start"):
             self._pipeline.loop.start()
 
-    def learn(self, trace: TraceWriter, saved: SavedRun | None) -> None:
+    def learn(self, trace: TraceWriter, saved: SavedRun | None, interrupts: Interrupts) -> None:
         """Reinforcement learning, up to the last version. A saved run is started here, under the observers' eyes."""
         config, pipeline, progress = self._config, self._pipeline, self._progress
         loop, launcher = pipeline.loop, pipeline.launcher
@@ -185,7 +198,7 @@ class _Run:
             self.start()
             saver.start(loop.clock())
         try:
-            with progress.phase("rl"):
+            with interrupts.asked_politely(), progress.phase("rl"):
                 if self._live is not None:
                     self._live.train(updates, episodes, saver.account, lags, self._after_s())
                 loop.train_until(config.training.versions)

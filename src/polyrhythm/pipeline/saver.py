@@ -37,7 +37,8 @@ class RunSaver:
         self._folder, self._pipeline, self._settings, self._lags = folder, pipeline, settings, lags
         self._before = saved.counts if saved else {"wall_s": 0.0, "transitions": 0.0, "busy_s": {}}
         self.account = Account(self._before.get("account"))
-        self._began = self._saved_at = now
+        self._began = now
+        self._next = now + settings.run_every_s
         # A saved run has not started yet: its stations begin to count at zero.
         self._at_start = {} if saved else pipeline.launcher.statistics()
 
@@ -51,23 +52,30 @@ class RunSaver:
         if (
             isinstance(event, records.Checkpointed)
             and event.updates == conductor.versions.updates
-            and now >= self._saved_at + self._settings.run_every_s
+            and now >= self._next
         ):
+            begin = self._pipeline.loop.clock()
             self.save()
-            self._saved_at = now
+            took = self._pipeline.loop.clock() - begin
+            # Nothing is scheduled meanwhile, so saving takes a tenth of the time at most.
+            self._next = now + max(self._settings.run_every_s, 10 * took)
 
     def reported(self, now: float, report: Report) -> None:
         pass
 
     def save(self) -> None:
-        """Save the run as it is now."""
+        """Save the run as it is now. If that is impossible the log says so, the one before stays, the run goes on."""
         pipeline = self._pipeline
         assert pipeline.states is not None
         loop = pipeline.loop
-        path = save_run(
-            self._folder, loop.conductor, pipeline.launcher.arena, pipeline.weights, pipeline.states, self._counts()
-        )
-        log.info("saved the run: %s", path)
+        try:
+            path = save_run(
+                self._folder, loop.conductor, pipeline.launcher.arena, pipeline.weights, pipeline.states, self._counts()
+            )
+        except OSError as error:
+            log.error("the run cannot be saved in %s (%s); make room there", self._folder, error.strerror)
+        else:
+            log.info("saved the run: %s", path)
 
     def _counts(self) -> dict[str, Any]:
         """Seconds, transitions and busy seconds by station, of all parts of the run."""

@@ -98,6 +98,7 @@ class Arena:
             found[name] = np.frombuffer(memory, dtype, math.prod(shape), offset).reshape(shape)
             offset += _padded(shape, dtype)
         self.head, self.answers = found["head"], found["answers"]
+        self._unread = self.answers.view(np.dtype((np.void, self.answers.itemsize)))
         self.rewards, self.valid = found["rewards"], found["valid"]
         self.obs = {name: found[f"obs.{name}"] for name in layout.obs}
         self._requests = {slot: found[f"request.{slot}"] for slot in layout.slots}
@@ -111,6 +112,10 @@ class Arena:
         """The request that the slot posted, of `count` rows."""
         index, noise_key, greedy = self._requests[slot][:, :count]
         return RequestView(index, noise_key, greedy.astype(bool))
+
+    def keep(self, entries: NDArray[np.int64], answers: NDArray[np.void]) -> None:
+        """Write an answer's records [n], which may be anybody's memory, to n entries; each is copied in one piece."""
+        self._unread.put(entries, answers.view(self._unread.dtype))
 
     def finish(self, block: int, **head: int) -> None:
         """Write the block's head: the sample is complete."""
@@ -162,6 +167,11 @@ class Arena:
             group=trajectory.group,
             task=trajectory.task,
         )
+
+
+def whole(array: NDArray[Any]) -> NDArray[np.void]:
+    """The items of a contiguous array [n, ...], n > 0, as bytes without a meaning, [n]: each is copied in one piece."""
+    return array.reshape(len(array), -1).view(f"V{array[:1].nbytes}")[:, 0]
 
 
 def in_memory(layout: ArenaLayout) -> Arena:

@@ -256,6 +256,7 @@ class LocalLauncher:
     def _look_after(self) -> None:
         """Replace every station that has ended or is to be given up."""
         now = self._looked = self.clock()
+        self._progress += not all(process.vigil.present for process in self._processes.values())
         for process in list(self._processes.values()):
             complaint = ""
             if process.exited:
@@ -354,13 +355,16 @@ class LocalLauncher:
             if process.vigil.present and not process.exited:
                 process.tell_all(wire.Stop())
         until = self.clock() + _LEAVE_S
-        for process in self._processes.values():
-            if process.vigil.present:
-                process.wait(until - self.clock())
-            process.end()
-        self._inbox.close()
-        self._context.destroy(linger=0)
-        self._memory.remove()
+        try:
+            for process in self._processes.values():
+                if process.vigil.present:
+                    process.wait(until - self.clock())
+            for process in self._processes.values():
+                process.end()
+        finally:
+            self._inbox.close()
+            self._context.destroy(linger=0)
+            self._memory.remove()
 
 
 _JOINING = (records.SimulatorJoined, records.GeneratorJoined, records.TrainerJoined)

@@ -13,6 +13,7 @@ from typing import IO
 import msgspec
 import zmq
 
+from polyrhythm.errors import RunHalted
 from polyrhythm.flow import records
 from polyrhythm.runtime import wire
 from polyrhythm.runtime.child import Posting
@@ -20,7 +21,7 @@ from polyrhythm.runtime.sockets import Outbox
 from polyrhythm.runtime.supervision import Vigil
 
 #: How much of a station's log is shown when it ends badly.
-_LAST_LINES = 12
+_LAST_LINES, _LAST_BYTES = 12, 16_384
 _REAP_S = 10.0
 
 
@@ -36,7 +37,7 @@ class Process:
         self.last_words: wire.Failed | None = None
         self._parts: list[Outbox] = []
         self._log_file = log_file
-        with log_file.open("wb") as log:
+        with log_file.open("ab") as log:  # a resumed run writes on
             self._popen = _start(posting, log)
 
     @property
@@ -70,12 +71,15 @@ class Process:
         if self.last_words is not None:
             return self.last_words.error
         if status < 0:
-            return f"was ended by {signal.Signals(-status).name}"
+            known = {number.value: number.name for number in signal.Signals}
+            return f"was ended by {known.get(-status, f'signal {-status}')}"
         return f"ended with status {status}"
 
     def last_lines(self) -> str:
         """The end of its log."""
-        text = self._log_file.read_text(encoding="utf-8", errors="replace")
+        with self._log_file.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+            text = file.read().decode("utf-8", errors="replace")
         return "\n".join(text.splitlines()[-_LAST_LINES:])
 
     def wait(self, seconds: float) -> bool:
@@ -87,13 +91,17 @@ class Process:
         return True
 
     def end(self) -> None:
-        """Kill it and reap it; afterwards it writes nowhere."""
-        if not self.exited:
-            self._popen.kill()
-            self._popen.wait(_REAP_S)
+        """Kill it and reap it; afterwards it writes nowhere. RunHalted: the kernel does not let it go."""
         for outbox in self._parts:
             outbox.close()
         self._parts = []
+        if not self.exited:
+            self._popen.kill()
+            if not self.wait(_REAP_S):
+                raise RunHalted(
+                    f"{self.station}: its process {self.pid} does not end {_REAP_S:g} s after SIGKILL, so its memory "
+                    "cannot be given to another; look at its device or file system, then start again with resume"
+                )
 
 
 def _start(posting: Posting, log: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -106,7 +114,10 @@ def _start(posting: Posting, log: IO[bytes]) -> subprocess.Popen[bytes]:
         "PYTHONUNBUFFERED": "1",
     }
     command = [sys.executable, "-m", "polyrhythm.runtime.child"]
-    popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment)  # noqa: S603
+    # A session of its own: what a terminal sends to main's group is main's affair from the first moment.
+    popen = subprocess.Popen(  # noqa: S603
+        command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
+    )
     assert popen.stdin is not None
     try:
         popen.stdin.write(msgspec.msgpack.encode(posting))

@@ -26,7 +26,7 @@ def as_array(tensor: Tensor) -> NDArray[Any]:
     """The tensor, which needs no gradient, as an array; it shares memory on the CPU. bfloat16 becomes float32."""
     if tensor.dtype is torch.bfloat16:
         tensor = tensor.float()
-    array: NDArray[Any] = tensor.numpy() if tensor.device.type == "cpu" else tensor.cpu().numpy()
+    array: NDArray[Any] = tensor.numpy() if tensor.is_cpu else tensor.cpu().numpy()
     return array
 
 

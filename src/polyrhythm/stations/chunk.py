@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +42,8 @@ def step_chunk(
     A row is truncated at the latest after `left` [n] env steps, whatever the environment says.
     """
     n, chunk = actions.shape[:2]
+    if chunk == hold == 1:
+        return _one_step(step(rows, actions[:, 0]), left)
     flags = np.zeros((3, n), bool)
     result = ChunkResult(np.zeros((n, chunk), np.float32), np.zeros((n, chunk), bool), np.zeros(n, np.int64), *flags)
     alive: slice | NDArray[np.intp] = slice(None)
@@ -65,6 +68,19 @@ def step_chunk(
                 return result
     result.steps[alive] = done
     return result
+
+
+def _one_step(outcome: StepResult, left: NDArray[np.int64]) -> ChunkResult:
+    """The same for a single env step, after which there is nothing to go on with."""
+    valid, steps = _one_each(len(left))
+    truncated = (outcome.truncated | (left <= 1)) & ~outcome.terminated
+    return ChunkResult(outcome.reward[:, None], valid, steps, outcome.terminated, truncated, outcome.success)
+
+
+@lru_cache
+def _one_each(n: int) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """`valid` and `steps` of n rows that did one env step."""
+    return np.ones((n, 1), bool), np.ones(n, np.int64)
 
 
 def whole_batch(env: EnvBatch) -> Step:

@@ -38,7 +38,7 @@ def refuse_segments(spec: EnvSpec, segment_steps: int) -> None:
 
 
 class EnvHost:
-    """One env batch and its slots. env_steps: executed env steps of active rows; chunk_steps: of the same rows."""
+    """One env batch and its slots. chunk_steps: of active rows."""
 
     def __init__(
         self,
@@ -51,12 +51,17 @@ class EnvHost:
         refuse_segments(env.spec, settings.segment_steps)
         self.env, self.info = GuardedEnv(env), info
         self.slots = {slot.slot: Slot(slot, self.env, settings, arena, source) for slot in info.slots}
-        self.env_steps, self.chunk_steps = 0, 0
+        self.chunk_steps = 0
         self._joint = not env.spec.step_rows
         self._step = whole_batch(self.env) if self._joint else self.env.step
         self._together = self._joint or not info.reset_rows
         self._hold = settings.action_repeat
         self._todo: deque[Slot] = deque()
+
+    @property
+    def env_steps(self) -> int:
+        """Executed env steps of active rows."""
+        return sum(slot.env_steps for slot in self.slots.values())
 
     # ------------------------------------------------------------ what comes in
 
@@ -221,7 +226,6 @@ class EnvHost:
         else:
             rows, actions, left = (np.concatenate(parts) for parts in zip(*dues, strict=True))
         result = step_chunk(self._step, rows, actions, self._hold, left)  # type: ignore[arg-type]
-        self.env_steps += int(result.steps.sum())
         self.chunk_steps += len(rows)
         ended, first = False, 0
         for member, (own, _, _) in zip(members, dues, strict=True):

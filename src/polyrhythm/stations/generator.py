@@ -9,16 +9,14 @@ from __future__ import annotations
 import time
 from collections import deque
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from polyrhythm.flow.records import ApplyWeights, Batch, BatchDone, GeneratorJoined, Serve, WeightsApplied
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.arena import Arena
-from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION, Links, Order, Reply
-from polyrhythm.runtime.tensors import as_array, as_tensors
+from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, Links, Order, Reply
 from polyrhythm.runtime.weights import WeightsBus
+from polyrhythm.stations.batch_buffer import BatchBuffer
 from polyrhythm.stations.guard import IDLE
 
 
@@ -33,12 +31,8 @@ class Generator:
         self._todo: deque[Serve | ApplyWeights] = deque()
         self._doing = IDLE
         self._passes, self._rows = 0, 0
-        # One buffer for the largest batch there can be; memory that no batch has touched costs nothing.
-        most = sum(arena.layout.slots.values())
-        self._obs = {name: np.empty((most, *array.shape[1:]), array.dtype) for name, array in arena.obs.items()}
-        self._index, self._noise_key = np.empty(most, np.int64), np.empty(most, np.int64)
-        self._greedy = np.empty(most, bool)
-        self._answers = np.zeros(most, arena.layout.answer_dtype)
+        self._buffer = BatchBuffer.of(arena)
+        self._buffers: dict[int, BatchBuffer] = {}  # the same memory, by the rows of a pass
 
     def joined(self) -> GeneratorJoined:
         """The event that announces it."""
@@ -71,42 +65,33 @@ class Generator:
         self._links.emit(WeightsApplied(self.name, self.epoch, self.version))
 
     def _serve(self, batch: Batch) -> None:
-        rows = self._gather(batch)
-        obs = as_tensors({name: buffer[:rows] for name, buffer in self._obs.items()}, self._device)
-        keys = as_tensors({"noise_key": self._noise_key[:rows], "greedy": self._greedy[:rows]}, self._device)
+        buffer = self._gather(batch)
+        obs, greedy, noise_key = buffer.inputs(self._device)
         with torch.inference_mode():
-            act = self._policy.act(obs, keys["greedy"], keys["noise_key"])
-            self._pack(rows, {ACTIONS: act.actions, LOGPROB: act.logprob, VALUE: act.value}, act.forward_inputs)
+            act = self._policy.act(obs, greedy, noise_key)
+            inputs = {FORWARD_INPUTS + name: tensor for name, tensor in act.forward_inputs.items()}
+            buffer.answer({ACTIONS: act.actions, LOGPROB: act.logprob, VALUE: act.value, **inputs}, self.version)
         first = 0
         for request in batch.requests:
             stop = first + request.rows
-            self._links.reply(Reply(request.handle, request.slot, request.sequence, self._answers[first:stop]))
+            self._links.reply(Reply(request.handle, request.slot, request.sequence, buffer.answers[first:stop]))
             first = stop
         self._passes += 1
-        self._rows += rows
+        self._rows += first
         self._links.emit(BatchDone(self.name, self.epoch, batch.number, self.version))
 
-    def _gather(self, batch: Batch) -> int:
-        """The active rows of all requests, one after another, copied once into the batch buffer; how many."""
-        rows = 0
+    def _gather(self, batch: Batch) -> BatchBuffer:
+        """The active rows of all requests, one after another."""
+        rows = sum(request.rows for request in batch.requests)
+        buffer = self._buffers.get(rows)
+        if buffer is None:
+            buffer = self._buffers[rows] = self._buffer.first(rows)
+        first = 0
         for request in batch.requests:
-            view = self._arena.view(request.slot, request.rows)
-            part = slice(rows, rows + request.rows)
-            self._index[part], self._noise_key[part], self._greedy[part] = view.index, view.noise_key, view.greedy
-            rows += request.rows
-        for name, array in self._arena.obs.items():
-            # A request that its slot has given up meanwhile may show any entry: clipped, it does no harm.
-            np.take(array, self._index[:rows], axis=0, out=self._obs[name][:rows], mode="clip")
-        return rows
-
-    def _pack(self, rows: int, answer: dict[str, Tensor], forward_inputs: dict[str, Tensor]) -> None:
-        """Write the answer as records."""
-        answers = self._answers[:rows]
-        for name, tensor in answer.items():
-            answers[name] = as_array(tensor)
-        for name, tensor in forward_inputs.items():
-            answers[FORWARD_INPUTS + name] = as_array(tensor)
-        answers[VERSION] = self.version
+            buffer.ask(first, self._arena.view(request.slot, request.rows))
+            first += request.rows
+        buffer.gather(self._arena)
+        return buffer
 
     def doing(self) -> tuple[str, float]:
         return self._doing
@@ -119,4 +104,4 @@ class Generator:
         return {"passes": float(self._passes), "rows": float(self._rows)}
 
     def close(self) -> None:
-        self._obs.clear()
+        self._buffers.clear()

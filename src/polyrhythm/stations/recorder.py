@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from polyrhythm.envs.base import EnvBatch
 from polyrhythm.flow.records import SlotInfo
-from polyrhythm.runtime.arena import Arena
+from polyrhythm.runtime.arena import Arena, whole
 from polyrhythm.specs import INSTRUCTION, PROGRESS
+from polyrhythm.stations.rows import Index
 
 Entries = NDArray[np.int64]
 
@@ -37,15 +38,16 @@ class Recorder:
             for name, array in self._shown.items()
             if size < _LARGE and info.rows > 1
         }
+        self._moves = [(whole(array), whole(self._shown[name])) for name, array in self._scratch.items()]
 
-    def observe(self, rows: NDArray[np.intp], entries: Entries, progress: NDArray[np.float64]) -> None:
+    def observe(self, rows: Index, entries: Entries, progress: NDArray[np.float64]) -> None:
         """Have the environment show these rows (ascending, within the slot), each at its entry."""
         numbers = self._numbers[rows]
         if self._scratch:
-            made = {name: array[: len(rows)] for name, array in self._scratch.items()}
-            self._env.observe(numbers, made)  # type: ignore[arg-type]
-            for name, array in made.items():
-                self._shown[name][entries] = array
+            count = len(entries)
+            self._env.observe(numbers, {name: array[:count] for name, array in self._scratch.items()})  # type: ignore[arg-type]
+            for made, shown in self._moves:
+                shown.put(entries, made[:count])
         else:
             for place, entry in enumerate(entries.tolist()):
                 into = {name: array[entry : entry + 1] for name, array in self._shown.items()}

@@ -30,7 +30,8 @@ class Rows:
     """State of `count` rows, numbered within the slot.
 
     steps: chunk steps of the present sample; base: the arena's entry of its first observation; sample_steps,
-    episode_steps: env steps of the sample and of the episode; keys[t, row]: noise key of the sample's chunk step t.
+    episode_steps, all_steps: env steps of the sample, of the episode and ever; keys[t, row]: noise key of the sample's
+    chunk step t.
     task, instruction: the episode's, which a continuation keeps whatever its ticket says.
     parked: the last observation of an episode that waits for its continuation.
     running: the active rows, ascending; index: the same for indexing; newest: highest version among their tickets;
@@ -49,8 +50,8 @@ class Rows:
         self.instruction = np.zeros(count, np.int64)
         self.steps = np.zeros(count, np.int64)
         self.base = np.zeros(count, np.int64)
-        self.sample_steps = np.zeros(count, np.int64)
-        self.episode_steps = np.zeros(count, np.int64)
+        self._env_steps = np.zeros((3, count), np.int64)
+        self.sample_steps, self.episode_steps, self.all_steps = self._env_steps
         self.version = np.zeros(count, np.int64)
         self.returns = np.zeros(count, np.float64)
         self.keys = np.zeros((longest, count), np.int64)
@@ -68,7 +69,8 @@ class Rows:
 
     def entries(self, rows: Index) -> NDArray[np.int64]:
         """The arena's entries that these active rows are at; an evaluation's episode may go around its block."""
-        return self.base[rows] + self.steps[rows] % self.block_entries
+        steps = self.steps[rows]
+        return self.base[rows] + (steps % self.block_entries if self.evaluating else steps)
 
     def ticket(self, row: int) -> Ticket:
         ticket = self.tickets[row]
@@ -85,10 +87,10 @@ class Rows:
 
     def advance(self, rows: Index, result: ChunkResult) -> None:
         """These rows did a chunk step."""
-        self.returns[rows] += result.rewards.sum(1)
+        rewards = result.rewards
+        self.returns[rows] += rewards.sum(1) if rewards.shape[1] > 1 else rewards[:, 0]
         self.steps[rows] += 1
-        self.sample_steps[rows] += result.steps
-        self.episode_steps[rows] += result.steps
+        self._env_steps[:, rows] += result.steps
         self.success[rows] |= result.success
 
     def past(self, rows: Index, segment_steps: int) -> NDArray[np.bool_]:

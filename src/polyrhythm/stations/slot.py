@@ -76,7 +76,9 @@ class Slot:
         self._asked: NDArray[np.intp] | None = None
         self._due: Index = slice(0, 0)
         self._at: Entries = np.zeros(0, np.int64)
-        self._wanted: NDArray[np.intp] = np.zeros(0, np.intp)
+        self._places = np.arange(info.rows)
+        self._wanted = self._places[:0]
+        self._actions: NDArray[np.generic] = np.zeros(0)
 
     # ------------------------------------------------------------ state
 
@@ -94,6 +96,11 @@ class Slot:
     def due_rows(self) -> int:
         """Rows that the request out was for and that still run."""
         return 0 if self._asked is None else len(self._asked)
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps that its rows have executed."""
+        return int(self._rows.all_steps.sum())
 
     def outstanding(self) -> str:
         """What it waits for, in words."""
@@ -131,7 +138,7 @@ class Slot:
         self._asked, self.answered = state.running, False
         self._due = state.index
         self._at = state.entries(state.index)
-        self._wanted = np.arange(len(state.running))
+        self._wanted = self._places[: len(state.running)]
         self._sequence += 1
         self._arena.post(self.name, RequestView(self._at, state.next_keys(), state.greedy[state.index]))
         source.emit(
@@ -151,7 +158,11 @@ class Slot:
         """Keep the answer; False if it is not the one waited for."""
         if self._asked is None or self.answered or reply.sequence != self._sequence:
             return False
-        self._arena.answers[self._at] = reply.answers[as_index(self._wanted)]
+        answers = reply.answers
+        if len(self._wanted) < len(answers):
+            answers = answers[self._wanted]
+        self._arena.keep(self._at, answers)
+        self._actions = answers[ACTIONS].copy()
         self.answered = True
         return True
 
@@ -161,7 +172,7 @@ class Slot:
         """Env rows to step, their actions [n,C,A], and the env steps that each has left."""
         state = self._rows
         left = self._max_steps - state.episode_steps[self._due]
-        return self._numbers[self._due], self._arena.answers[ACTIONS][self._at], left
+        return self._numbers[self._due], self._actions, left
 
     def record(self, result: ChunkResult) -> bool:
         """Keep the outcome of the chunk step, observe, and send off the samples that ended; True if any did."""
@@ -170,7 +181,7 @@ class Slot:
         arena.rewards[self._at] = result.rewards
         arena.valid[self._at] = result.valid
         state.advance(index, result)
-        self._recorder.observe(rows, state.entries(index), state.episode_steps[index] / self._max_steps)
+        self._recorder.observe(index, state.entries(index), state.episode_steps[index] / self._max_steps)
         self._asked, self.answered = None, False
         over = result.terminated | result.truncated
         ended = over | state.past(index, self._settings.segment_steps) if self._settings.segment_steps else over
@@ -259,8 +270,12 @@ class Slot:
         if self._asked is not None:
             still = self._rows.active[self._asked]
             self._asked, self._wanted = self._asked[still], self._wanted[still]
+            if self.answered:
+                self._actions = self._actions[still]
             self._due = as_index(self._asked)
             self._at = self._rows.entries(self._due)
+            if not len(self._asked) and not self.answered:
+                self._asked = None  # whatever becomes of the request, nobody waits for it
         self.fail_grants(lost, reason)
 
     def fail_grants(self, grants: Sequence[Grant], reason: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.config.learning import AlgorithmSettings, TrainingSettings
+from polyrhythm.errors import RunFolderError
 from polyrhythm.policies.base import as_module
 from polyrhythm.runtime.jobs import Host
 from polyrhythm.runtime.messages import Station
@@ -39,7 +40,10 @@ class TrainerStates:
     def save(self, learner: Learner) -> None:
         path = Path(self.folder) / f"trainer-{learner.updates:08d}.pt"
         path.parent.mkdir(exist_ok=True)
-        save_state(learner.state_dict(), path)
+        try:
+            save_state(learner.state_dict(), path)
+        except (OSError, RuntimeError) as error:
+            raise RunFolderError(f"{path} cannot be written ({error}); make room, then go on with resume") from error
         for old in self.paths()[:-_KEPT]:
             old.unlink()
 
