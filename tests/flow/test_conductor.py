@@ -174,6 +174,26 @@ def test_lost_generators_batch_goes_back_with_its_old_arrival_time() -> None:
 # ---------------------------------------------------------------- updates and versions
 
 
+def test_an_answer_that_may_have_been_lost_with_its_generator_is_asked_for_again() -> None:
+    script = Script(slots=1, generators=2, max_lag=0)
+    script.ask("s0", 1)
+    (serve,) = script.of(r.Serve)
+    script.batch_done(generator=serve.generator)
+    script.say(r.StationLost(serve.generator, 0, "killed"))
+    (again,) = script.of(r.Serve)
+    assert (again.generator != serve.generator, again.batch.requests) == (True, serve.batch.requests)
+
+
+def test_an_answer_that_has_arrived_is_not_asked_for_again() -> None:
+    script = Script(slots=1, generators=2, max_lag=0)
+    script.ask("s0", 1)
+    (serve,) = script.of(r.Serve)
+    script.batch_done(generator=serve.generator)
+    script.ask("s0", 2)
+    script.say(r.StationLost(serve.generator, 0, "killed"))
+    assert [request.sequence for command in script.of(r.Serve) for request in command.batch.requests] in ([2], [])
+
+
 def train_one(script: Script, first: int) -> None:
     for number in (first, first + 1):
         script.finish(number)

@@ -84,3 +84,14 @@ def test_removed_requests_are_neither_counted_nor_served() -> None:
     assert queue.remove("a") is None
     assert queue.view((ANY,)) == (1, 1, 2.0)
     assert slots(queue.take((ANY,), 9, 9)) == ["b"]
+
+
+def test_the_heaps_stay_small_whoever_asks_which_of_them() -> None:
+    queue = RequestQueue()
+    for number in range(5000):
+        queue.push(request("a", float(number)), ANY)
+        queue.push(request("b", number + 0.5), ANY)
+        assert len(queue.take((ANY,), 9, 9)) == 2
+    pool = queue.pools[ANY]
+    assert len(pool.by_arrival) < 200
+    assert len(pool.by_key) < 200

@@ -1,9 +1,11 @@
-"""A policy that takes its time."""
+"""A policy that takes its time, and one with a lot to say."""
 
 from __future__ import annotations
 
 import time
 from typing import Any, Literal
+
+import torch
 
 from polyrhythm.policies.categorical import CategoricalSettings
 
@@ -23,4 +25,22 @@ class SlowSettings(CategoricalSettings):
             return evaluate(*arguments)
 
         policy.evaluate = slowly  # type: ignore[method-assign]
+        return policy
+
+
+class HeavySettings(CategoricalSettings):
+    """A categorical policy whose answer for each row has a megabyte of forward inputs."""
+
+    type: Literal["tests.process.policies:HeavySettings"] = "tests.process.policies:HeavySettings"  # type: ignore[assignment]
+
+    def build(self, env_spec: Any, seed: int) -> Any:
+        policy = super().build(env_spec, seed)
+        act = policy.act
+
+        def heavily(*arguments: Any) -> Any:
+            answer = act(*arguments)
+            ballast = torch.zeros(len(answer.value), 250_000)
+            return answer._replace(forward_inputs={**answer.forward_inputs, "ballast": ballast})
+
+        policy.act = heavily  # type: ignore[method-assign]
         return policy

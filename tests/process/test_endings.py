@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import time
 
@@ -28,6 +29,7 @@ def stop_and_resume(folder, base, signals, *, versions):
         resume = "never" if number == 0 else "auto"
         with command(folder, base, **merge(changes, {"resume": resume})) as process:
             wait_for_updates(folder, updates, process)
+            time.sleep(random.random())
             os.kill(process.pid, signal_number)
             process.wait(30)
     with command(folder, base, **merge(changes, {"resume": "auto"})) as process:
@@ -65,6 +67,25 @@ def test_ctrl_c_in_a_terminal_reaches_all_processes_and_only_main_acts(tmp_path)
         assert process.wait(20) == 130
     assert "starting it again" not in output(tmp_path)
     assert "the update under way is finished" in output(tmp_path)
+
+
+def test_a_job_managers_sigterm_to_every_process_is_mains_affair(tmp_path):
+    with command(tmp_path, **LONG) as process:
+        wait_for_updates(tmp_path, 3, process)
+        for pid in [*stations_of(process.pid).values(), process.pid]:
+            os.kill(pid, signal.SIGTERM)
+        assert process.wait(20) == 130
+    assert "starting it again" not in output(tmp_path)
+    assert "the update under way is finished" in output(tmp_path)
+
+
+def test_a_folder_in_use_is_left_to_whoever_has_it(tmp_path):
+    with command(tmp_path, **LONG) as process:
+        wait_for_updates(tmp_path, 2, process)
+        with command(tmp_path, **LONG, resume="auto") as second:
+            assert second.wait(30) == 2
+        assert f"is in use by process {process.pid}" in output(tmp_path)
+        assert process.poll() is None
 
 
 def test_the_second_signal_stops_at_once(tmp_path):

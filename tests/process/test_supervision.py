@@ -98,6 +98,41 @@ def test_a_killed_station_of_each_kind_is_replaced(tmp_path):
     assert [event.epoch for event in joined[-3:]] == [1, 1, 1]
 
 
+def test_two_stations_that_die_at_once_are_both_replaced(tmp_path):
+    def kill(pipeline):
+        for name in ("simulator-0", "trainer"):
+            os.kill(pipeline.launcher.processes()[name], signal.SIGKILL)
+
+    pipeline = run(tmp_path, versions=12, during=at_update(2, kill), training={"versions": 12})
+    assert sorted(event.station for event in lost(pipeline)) == ["simulator-0", "trainer"]
+    assert balanced(pipeline, 96)
+
+
+def test_a_generator_killed_the_moment_it_has_answered_strands_no_slot(tmp_path):
+    """Its answers are large, so some are still being written when its report has already been heard."""
+    policy = {"type": "tests.process.policies:HeavySettings"}
+    changes = {"policy": policy, "rollout": {"env_batches": 1, "rows": 4}, "training": {"versions": 6}}
+    pipeline = build_pipeline(config(SINGLE, **changes), folder=tmp_path, record=True)
+    killed = []
+
+    class Killer:
+        def decided(self, now, event, commands):
+            if isinstance(event, records.BatchDone) and len(killed) < 2 and event.batch in (20, 60):
+                killed.append(event.batch)
+                os.kill(pipeline.launcher.processes()["generator-0"], signal.SIGKILL)
+
+        def reported(self, now, report):
+            pass
+
+    pipeline.loop.observers.append(Killer())
+    try:
+        pipeline.loop.train_until(6)
+    finally:
+        pipeline.close()
+    assert len(killed) == 2
+    assert balanced(pipeline, 48)
+
+
 def test_a_stopped_station_is_found_and_replaced_and_what_it_would_say_is_refused(tmp_path):
     stop = at_update(2, lambda pipeline: os.kill(pipeline.launcher.processes()["simulator-0"], signal.SIGSTOP))
     pipeline = run(tmp_path, versions=20, during=stop, supervision={"heartbeat_s": 2.0}, training={"versions": 20})
