@@ -1,4 +1,8 @@
-"""Measure a part of the system. `conductor`: events per second and CPU time per request, by number of slots."""
+"""Measure a part of the system, beside what it is held against.
+
+conductor: CPU time per request, by number of slots. roundtrip: from an observation to its action through processes.
+throughput: whole runs beside a plain loop, and the memory of sixteen simulators. weights: a model over the weights bus.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +13,41 @@ from polyrhythm.cli import show
 from polyrhythm.cli.numbers import count
 
 SLOTS = (16, 64, 256, 1024, 4096)
+NAMES = ("conductor", "roundtrip", "throughput", "weights")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", choices=["conductor"], metavar="NAME", help="what to measure: conductor")
-    parser.add_argument("--slots", type=_counts, default=SLOTS, metavar="N,N", help="numbers of slots (16,64,…,4096)")
+    parser.add_argument("name", choices=NAMES, metavar="NAME", help=f"what to measure: {', '.join(NAMES)}")
+    parser.add_argument("--slots", type=_counts, default=SLOTS, metavar="N,N", help="conductor: numbers of slots")
+    parser.add_argument("--rows", type=_counts, default=(16, 256), metavar="N,N", help="throughput: numbers of rows")
+    parser.add_argument("--steps", type=count, default=1000, metavar="N", help="roundtrip: round trips of a turn")
+    parser.add_argument("--megabytes", type=count, default=500, metavar="N", help="weights: size of the model")
+    parser.add_argument("--repeats", type=count, default=5, metavar="N", help="turns, interleaved (all but conductor)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from polyrhythm.clustersim import bench_conductor
-
-    result = bench_conductor.run(arguments.slots)
+    result = _measure(arguments)
     print(json.dumps(result, indent=2) if arguments.json else show.lines(result))
     return 0
+
+
+def _measure(arguments: argparse.Namespace) -> dict[str, object]:
+    if arguments.name == "conductor":
+        from polyrhythm.clustersim import bench_conductor
+
+        return bench_conductor.run(arguments.slots)
+    if arguments.name == "roundtrip":
+        from polyrhythm.benchmarks import roundtrip
+
+        return roundtrip.run(arguments.steps, arguments.repeats)
+    if arguments.name == "weights":
+        from polyrhythm.benchmarks import weights
+
+        return weights.run(arguments.megabytes, arguments.repeats)
+    from polyrhythm.benchmarks import throughput
+
+    return throughput.run(arguments.rows, repeats=arguments.repeats)
 
 
 def _counts(text: str) -> tuple[int, ...]:

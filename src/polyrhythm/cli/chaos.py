@@ -32,7 +32,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     checked = check(chaos_config(arguments.recipe, arguments.kills, arguments.overrides))
     folder = Path(tempfile.mkdtemp(prefix="polyrhythm-chaos-"))
-    result = chaos(checked, folder, arguments.kills, arguments.seed)
+    try:
+        result = chaos(checked, folder, arguments.kills, arguments.seed)
+    except BaseException:
+        print(f"its logs: {folder / 'logs'}", file=sys.stderr)
+        raise
     print(json.dumps(result, indent=2) if arguments.json else table(result))
     if result["totals"]["violations"]:
         print(f"its logs: {folder / 'logs'}", file=sys.stderr)
