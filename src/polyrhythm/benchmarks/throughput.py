@@ -77,7 +77,7 @@ def config(rows: int, launcher: str) -> Any:
             "policy": {"type": "gaussian"},
             "rollout": {"rows": rows},
             "batching": {"type": "dynamic", "max_rows": rows},
-            "freshness": {"max_lag": 1},
+            "freshness": {"max_lag": 1 if launcher == "local" else 0},
             "training": {
                 "versions": _NEVER, "mini_batch_samples": rows, "epochs": 4, "minibatch_steps": max(512, rows * 32)
             },

@@ -9,14 +9,13 @@ when the generator becomes idle.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from polyrhythm.flow.records import Request
 from polyrhythm.flow.settings import FlowSettings
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     """What an idle generator could be given. oldest: arrival of the oldest; complete: every live slot waits."""
 
     requests: int

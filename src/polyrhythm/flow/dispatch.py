@@ -132,7 +132,12 @@ def _unanswered(generator: GeneratorState, rows: Rows) -> list[tuple[Request, Sl
     """The requests of the pass under way whose slots still wait for them; others are gone or have gone on."""
     requests = generator.batch.requests if generator.batch else ()
     slots = [(request, rows.slots.get(request.slot)) for request in requests]
-    return [(request, slot) for request, slot in slots if slot is not None and slot.request == request]
+    # Mostly it is the same object; after a resumption it is only equal.
+    return [
+        (request, slot)
+        for request, slot in slots
+        if slot is not None and (slot.request is request or slot.request == request)
+    ]
 
 
 def _unconfirmed(generator: str, rows: Rows) -> list[tuple[Request, SlotState]]:

@@ -13,6 +13,7 @@ State = Mapping[str, Tensor]
 Module = torch.nn.Module
 
 _ALIGNMENT = 64
+_BFLOAT16 = torch.bfloat16
 
 
 def as_tensors(arrays: Mapping[str, NDArray[Any]], device: torch.device) -> dict[str, Tensor]:
@@ -24,7 +25,7 @@ def as_tensors(arrays: Mapping[str, NDArray[Any]], device: torch.device) -> dict
 
 def as_array(tensor: Tensor) -> NDArray[Any]:
     """The tensor, which needs no gradient, as an array; it shares memory on the CPU. bfloat16 becomes float32."""
-    if tensor.dtype is torch.bfloat16:
+    if tensor.dtype is _BFLOAT16:
         tensor = tensor.float()
     array: NDArray[Any] = tensor.numpy() if tensor.is_cpu else tensor.cpu().numpy()
     return array

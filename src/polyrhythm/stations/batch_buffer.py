@@ -1,4 +1,4 @@
-"""The memory of a generator's passes: what is gathered for one, and what comes out of it. Made once, filled again."""
+"""The memory of a generator's passes: what is gathered for one, and what comes out of it. Made once, filled each time."""
 
 from __future__ import annotations
 
@@ -10,31 +10,39 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polyrhythm.policies.base import Act
 from polyrhythm.runtime.arena import Arena, RequestView
-from polyrhythm.runtime.messages import VERSION
+from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION
 from polyrhythm.runtime.tensors import as_array, as_tensors
+
+#: Observations, greedy and noise keys, as `Policy.act` takes them.
+Inputs = tuple[dict[str, Tensor], Tensor, Tensor]
 
 
 class BatchBuffer:
     """For n rows. view: which entries ask, and how [n]; obs: name → [n, ...]; answers: records [n]."""
 
-    def __init__(self, view: RequestView, obs: Mapping[str, NDArray[Any]], answers: NDArray[Any]) -> None:
+    def __init__(
+        self, view: RequestView, obs: Mapping[str, NDArray[Any]], answers: NDArray[Any], device: torch.device
+    ) -> None:
         self.view, self.obs, self.answers = view, obs, answers
         self._fields = {name: answers[name] for name in answers.dtype.names or ()}
-        self._inputs: tuple[dict[str, Tensor], Tensor, Tensor] | None = None
+        self._device = device
+        self._shared = self._tensors() if device.type == "cpu" else None
 
     @classmethod
-    def of(cls, arena: Arena) -> BatchBuffer:
+    def of(cls, arena: Arena, device: torch.device) -> BatchBuffer:
         """For the largest batch there can be; memory that no batch has touched costs nothing."""
         rows = sum(arena.layout.slots.values())
         view = RequestView(np.empty(rows, np.int64), np.empty(rows, np.int64), np.empty(rows, bool))
         obs = {name: np.empty((rows, *array.shape[1:]), array.dtype) for name, array in arena.obs.items()}
-        return cls(view, obs, np.zeros(rows, arena.layout.answer_dtype))
+        return cls(view, obs, np.zeros(rows, arena.layout.answer_dtype), device)
 
     def first(self, rows: int) -> BatchBuffer:
         """The same memory, for its first rows only."""
         view = RequestView(self.view.index[:rows], self.view.noise_key[:rows], self.view.greedy[:rows])
-        return BatchBuffer(view, {name: array[:rows] for name, array in self.obs.items()}, self.answers[:rows])
+        obs = {name: array[:rows] for name, array in self.obs.items()}
+        return BatchBuffer(view, obs, self.answers[:rows], self._device)
 
     def ask(self, first: int, view: RequestView) -> None:
         """Put a request's rows at `first` and after."""
@@ -47,15 +55,20 @@ class BatchBuffer:
             # A request that its slot has given up meanwhile may show any entry: clipped, it does no harm.
             arena.obs[name].take(self.view.index, 0, into, "clip")
 
-    def inputs(self, device: torch.device) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Observations, greedy and noise keys on `device`; on the CPU they share this memory, and are made once."""
-        if self._inputs is None or device.type != "cpu":
-            keys = as_tensors({"greedy": self.view.greedy, "noise_key": self.view.noise_key}, device)
-            self._inputs = (as_tensors(self.obs, device), keys["greedy"], keys["noise_key"])
-        return self._inputs
+    def inputs(self) -> Inputs:
+        """What was gathered, on the policy's device; on the CPU it is this memory itself."""
+        return self._shared or self._tensors()
 
-    def answer(self, tensors: Mapping[str, Tensor], version: int) -> None:
-        """Write the answer as records."""
-        for name, tensor in tensors.items():
-            self._fields[name][...] = as_array(tensor)
-        self._fields[VERSION][...] = version
+    def _tensors(self) -> Inputs:
+        keys = as_tensors({"greedy": self.view.greedy, "noise_key": self.view.noise_key}, self._device)
+        return as_tensors(self.obs, self._device), keys["greedy"], keys["noise_key"]
+
+    def answer(self, act: Act, version: int) -> None:
+        """Write what the policy answered as records."""
+        fields = self._fields
+        fields[ACTIONS][...] = as_array(act.actions)
+        fields[LOGPROB][...] = as_array(act.logprob)
+        fields[VALUE][...] = as_array(act.value)
+        for name, tensor in act.forward_inputs.items():
+            fields[FORWARD_INPUTS + name][...] = as_array(tensor)
+        fields[VERSION][...] = version

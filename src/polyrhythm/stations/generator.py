@@ -14,7 +14,7 @@ import torch
 from polyrhythm.flow.records import ApplyWeights, Batch, BatchDone, GeneratorJoined, Serve, WeightsApplied
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.arena import Arena
-from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, Links, Order, Reply
+from polyrhythm.runtime.messages import Links, Order, Reply
 from polyrhythm.runtime.weights import WeightsBus
 from polyrhythm.stations.batch_buffer import BatchBuffer
 from polyrhythm.stations.guard import IDLE
@@ -26,12 +26,11 @@ class Generator:
     def __init__(self, name: str, epoch: int, policy: Policy, arena: Arena, weights: WeightsBus, links: Links) -> None:
         self.name, self.epoch, self.version = name, epoch, -1
         self._policy, self._module = policy, as_module(policy).eval()
-        self._device = next(self._module.parameters()).device
         self._arena, self._weights, self._links = arena, weights, links
         self._todo: deque[Serve | ApplyWeights] = deque()
         self._doing = IDLE
         self._passes, self._rows = 0, 0
-        self._buffer = BatchBuffer.of(arena)
+        self._buffer = BatchBuffer.of(arena, next(self._module.parameters()).device)
         self._buffers: dict[int, BatchBuffer] = {}  # the same memory, by the rows of a pass
 
     def joined(self) -> GeneratorJoined:
@@ -66,11 +65,8 @@ class Generator:
 
     def _serve(self, batch: Batch) -> None:
         buffer = self._gather(batch)
-        obs, greedy, noise_key = buffer.inputs(self._device)
         with torch.inference_mode():
-            act = self._policy.act(obs, greedy, noise_key)
-            inputs = {FORWARD_INPUTS + name: tensor for name, tensor in act.forward_inputs.items()}
-            buffer.answer({ACTIONS: act.actions, LOGPROB: act.logprob, VALUE: act.value, **inputs}, self.version)
+            buffer.answer(self._policy.act(*buffer.inputs()), self.version)
         first = 0
         for request in batch.requests:
             stop = first + request.rows
