@@ -29,7 +29,7 @@ def stop_and_resume(folder, base, signals, *, versions):
         resume = "never" if number == 0 else "auto"
         with command(folder, base, **merge(changes, {"resume": resume})) as process:
             wait_for_updates(folder, updates, process)
-            time.sleep(random.random())
+            time.sleep(0.4 * random.random())  # at whatever moment
             os.kill(process.pid, signal_number)
             process.wait(30)
     with command(folder, base, **merge(changes, {"resume": "auto"})) as process:
@@ -141,16 +141,16 @@ def test_a_deterministic_run_that_was_cut_gives_the_weights_of_one_that_was_not(
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     whole.mkdir()
     cut.mkdir()
-    with command(whole, base, training={"versions": 8}) as process:
+    with command(whole, base, training={"versions": 24}) as process:
         assert process.wait(90) == 0, output(whole)
-    ledger, found = stop_and_resume(cut, base, signals, versions=8)
+    ledger, found = stop_and_resume(cut, base, signals, versions=24)
     wanted = torch.load(whole / "run" / "policy.pt", weights_only=True)
-    assert found["version"] == wanted["version"] == 8
+    assert found["version"] == wanted["version"] == 24
     for name, tensor in wanted["policy"].items():
         assert torch.equal(found["policy"][name], tensor), name
-    assert ledger == {**ledger, "started": 80, "trained": 80, "rolled_back": 0, "running": 0, "dropped": {}}
+    assert ledger == {**ledger, "started": 240, "trained": 240, "rolled_back": 0, "running": 0, "dropped": {}}
     lines = [json.loads(line) for line in (cut / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "train/actor/policy_loss" in line] == list(range(8))
+    assert [line["step"] for line in lines if "train/actor/policy_loss" in line] == list(range(24))
 
 
 def test_an_asynchronous_run_that_was_cut_trains_every_sample_once(tmp_path):
@@ -158,12 +158,12 @@ def test_an_asynchronous_run_that_was_cut_trains_every_sample_once(tmp_path):
         tmp_path,
         merge({**LOCKSTEP}, {"freshness": {"max_lag": 2, "on_update": "continue"}, "batching": {"type": "dynamic"}}),
         [(signal.SIGINT, 2), (signal.SIGINT, 5)],
-        versions=12,
+        versions=24,
     )
-    assert weights["version"] == 12
+    assert weights["version"] == 24
     total = sum(ledger[state] for state in ("trained", "lent", "buffered", "running", "reissuing", "rolled_back"))
     assert ledger["started"] == total + sum(ledger["dropped"].values())
-    assert ledger["trained"] == 120
+    assert ledger["trained"] == 240
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert sum(summary["lag"]["counts"].values()) >= 120
+    assert sum(summary["lag"]["counts"].values()) >= 240
     assert summary["lag"]["max"] <= 2
