@@ -79,16 +79,17 @@ class Dispatch:
 
     def serve(self, rows: Rows, now: float) -> list[Serve]:
         """Start every batch that is due."""
-        if not self.idle or not len(self.queue):
+        idle, waiting = self.idle, self.queue.orders
+        if not idle or not waiting:
             return []
-        complete = len(self.queue) == rows.live
+        complete = len(waiting) == rows.live
         if self.settings.batching == "lockstep":
             return self._serve_all() if complete else []
-        bound = [name for name in self.queue.bound if name in self.idle]
-        started = [
-            self._start_next(self.generators[name]) for name in bound if self._is_due((ANY, name), complete, now)
-        ]
-        while self.idle and self._is_due((ANY,), complete, now):
+        started: list[Serve] = []
+        for name in [name for name in self.queue.bound if name in idle] if self.queue.bound else ():
+            if self._is_due((ANY, name), complete, now):
+                started.append(self._start_next(self.generators[name]))
+        while idle and waiting and self._is_due((ANY,), complete, now):
             started.append(self._start_next(next_idle(self.generators[name] for name in self.idle)))
         return started
 
@@ -101,7 +102,7 @@ class Dispatch:
 
     def deadline(self) -> float:
         """When the next batch of an idle generator becomes due by the clock; infinite if none waits."""
-        if not self.idle or not len(self.queue) or self.settings.batching == "lockstep":
+        if not self.idle or not self.queue.orders or self.settings.batching == "lockstep":
             return float("inf")
         _, _, oldest = self.queue.view([ANY, *(name for name in self.queue.bound if name in self.idle)])
         return due_at(oldest, self.settings)
@@ -120,10 +121,11 @@ class Dispatch:
         return started
 
     def _start(self, generator: GeneratorState, requests: tuple[Request, ...]) -> Serve:
-        assert all(request.version <= generator.version for request in requests), "weights older than a ticket"
+        for request in requests:
+            assert request.version <= generator.version, "weights older than a ticket"
+            generator.served_rows += request.rows
         self.batches += 1
         generator.batch = Batch(self.batches, generator.name, requests)
-        generator.served_rows += sum(request.rows for request in requests)
         del self.idle[generator.name]
         return Serve(generator.name, generator.batch)
 

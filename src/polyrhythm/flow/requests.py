@@ -128,7 +128,7 @@ class RequestQueue:
         """
         taken: list[Request] = []
         rows = 0
-        while len(taken) < max_requests:
+        while len(taken) < max_requests and self.orders:
             heads = [(head, name) for name in names if name in self.pools and (head := self.pools[name].head())]
             if not heads:
                 break

@@ -88,27 +88,28 @@ class InlineLauncher:
         Consumes: station turns, one unit of work each, round robin. Waits for: an event.
         Unblocked by: a unit that emits one, or the timeout. Produces: that event.
         """
-        if not self._events:
+        events = self._events
+        if not events:
             self._work(self.clock() + timeout)
-        if not self._events:
-            return None
-        event = self._events.popleft()
+            if not events:
+                return None
+        event = events.popleft()
         self.pool.hear(event)
         return event
 
     def _work(self, until: float) -> None:
         """Give turns until there is an event, or until the time is over."""
-        idle = 0
-        while idle < len(self._turns):
-            idle = 0 if self._turn() else idle + 1
-            if self._events or self.clock() >= until:
+        idle, events, turns = 0, self._events, self._turns
+        while idle < len(turns):
+            idle = 0 if self._turn(turns) else idle + 1
+            if events or self.clock() >= until:
                 return
         if (rest := until - self.clock()) > 0:
             time.sleep(rest)
 
-    def _turn(self) -> bool:
-        part = self._turns[0]
-        self._turns.rotate(-1)
+    def _turn(self, turns: deque[_Part]) -> bool:
+        part = turns[0]
+        turns.rotate(-1)
         begin = time.perf_counter()
         worked = part.station.work()
         if worked:

@@ -35,19 +35,20 @@ class ChunkResult(NamedTuple):
 
 
 def step_chunk(
-    step: Step, rows: NDArray[np.intp], actions: NDArray[Any], hold: int, left: NDArray[np.int64]
+    step: Step, rows: NDArray[np.intp], actions: NDArray[Any], hold: int, left: NDArray[np.int64] | None
 ) -> ChunkResult:
     """Execute actions [n,C,A] in the n env rows, each action for `hold` env steps.
 
-    A row is truncated at the latest after `left` [n] env steps, whatever the environment says.
+    A row is truncated at the latest after `left` [n] env steps, whatever the environment says. None: no row's time
+    runs out in this chunk.
     """
     n, chunk = actions.shape[:2]
     if chunk == hold == 1:
-        return _one_step(step(rows, actions[:, 0]), left)
+        return _one_step(step(rows, actions[:, 0]), n, left)
     flags = np.zeros((3, n), bool)
     result = ChunkResult(np.zeros((n, chunk), np.float32), np.zeros((n, chunk), bool), np.zeros(n, np.int64), *flags)
     alive: slice | NDArray[np.intp] = slice(None)
-    soonest, done = int(left.min()), 0
+    done = 0
     for c in range(chunk):
         result.valid[alive, c] = True
         for _ in range(hold):
@@ -56,7 +57,7 @@ def step_chunk(
             result.rewards[alive, c] += outcome.reward
             result.success[alive] |= outcome.success
             over = outcome.terminated | outcome.truncated
-            if done >= soonest:
+            if left is not None:
                 over |= done >= left[alive]
             if not np.count_nonzero(over):
                 continue
@@ -70,10 +71,11 @@ def step_chunk(
     return result
 
 
-def _one_step(outcome: StepResult, left: NDArray[np.int64]) -> ChunkResult:
+def _one_step(outcome: StepResult, n: int, left: NDArray[np.int64] | None) -> ChunkResult:
     """The same for a single env step, after which there is nothing to go on with."""
-    valid, steps = _one_each(len(left))
-    truncated = (outcome.truncated | (left <= 1)) & ~outcome.terminated
+    valid, steps = _one_each(n)
+    cut = outcome.truncated if left is None else outcome.truncated | (left <= 1)
+    truncated = cut & ~outcome.terminated
     return ChunkResult(outcome.reward[:, None], valid, steps, outcome.terminated, truncated, outcome.success)
 
 

@@ -220,17 +220,22 @@ class EnvHost:
             return True
 
     def _step_and_record(self, members: Sequence[Slot]) -> bool:
-        dues = [member.due() for member in members]
-        if len(dues) == 1:
-            rows, actions, left = dues[0]
+        left = None
+        if any([member.runs_out for member in members]):
+            left = np.concatenate([member.left() for member in members])
+        if len(members) == 1:
+            rows, actions = members[0].due()
         else:
-            rows, actions, left = (np.concatenate(parts) for parts in zip(*dues, strict=True))
-        result = step_chunk(self._step, rows, actions, self._hold, left)  # type: ignore[arg-type]
+            rows, actions = (np.concatenate(parts) for parts in zip(*map(Slot.due, members), strict=True))
+        result = step_chunk(self._step, rows, actions, self._hold, left)
         self.chunk_steps += len(rows)
+        if len(members) == 1:
+            return members[0].record(result)
         ended, first = False, 0
-        for member, (own, _, _) in zip(members, dues, strict=True):
-            ended |= member.record(result.part(first, first + len(own)) if len(members) > 1 else result)
-            first += len(own)
+        for member in members:
+            own = member.due_rows
+            ended |= member.record(result.part(first, first + own))
+            first += own
         return ended
 
 

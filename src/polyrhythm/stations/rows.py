@@ -35,7 +35,7 @@ class Rows:
     task, instruction: the episode's, which a continuation keeps whatever its ticket says.
     parked: the last observation of an episode that waits for its continuation.
     running: the active rows, ascending; index: the same for indexing; newest: highest version among their tickets;
-    evaluating: one of them belongs to an evaluation.
+    evaluating: one of them belongs to an evaluation; furthest: none of their episodes has more env steps than that.
     """
 
     def __init__(self, count: int, longest: int, block_entries: int) -> None:
@@ -62,6 +62,7 @@ class Rows:
         self.index = as_index(self.running)
         self.newest = int(self.version[self.index].max(initial=0))
         self.evaluating = bool(self.evaluation[self.index].any())
+        self.furthest = int(self.episode_steps[self.index].max(initial=0))
 
     def next_keys(self) -> NDArray[np.int64]:
         """Noise keys of the active rows' next chunk step."""
@@ -85,8 +86,9 @@ class Rows:
                 return int(row)
         return None
 
-    def advance(self, rows: Index, result: ChunkResult) -> None:
-        """These rows did a chunk step."""
+    def advance(self, rows: Index, result: ChunkResult, most: int) -> None:
+        """These rows did a chunk step, of `most` env steps at most."""
+        self.furthest += most
         rewards = result.rewards
         self.returns[rows] += rewards.sum(1) if rewards.shape[1] > 1 else rewards[:, 0]
         self.steps[rows] += 1

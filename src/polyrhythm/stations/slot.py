@@ -68,7 +68,7 @@ class Slot:
         self.pending: list[Pending] = []
         self.answered = False
         self._settings, self._arena, self._source = settings, arena, source
-        self._max_steps = env.spec.max_steps
+        self._max_steps, self._stride = env.spec.max_steps, settings.chunk * settings.action_repeat
         self._recorder = Recorder(info, env, arena)
         self._rows = Rows(info.rows, settings.episode_steps(self._max_steps), arena.layout.entries)
         self._numbers = np.arange(info.first, info.first + info.rows)
@@ -76,8 +76,8 @@ class Slot:
         self._asked: NDArray[np.intp] | None = None
         self._due: Index = slice(0, 0)
         self._at: Entries = np.zeros(0, np.int64)
-        self._places = np.arange(info.rows)
-        self._wanted = self._places[:0]
+        self._next = (self._rows.running, self._at)
+        self._wanted: NDArray[np.intp] | None = None
         self._actions: NDArray[np.generic] = np.zeros(0)
 
     # ------------------------------------------------------------ state
@@ -137,8 +137,9 @@ class Slot:
         state, source = self._rows, self._source
         self._asked, self.answered = state.running, False
         self._due = state.index
-        self._at = state.entries(state.index)
-        self._wanted = self._places[: len(state.running)]
+        running, at = self._next
+        self._at = at if running is state.running else state.entries(state.index)
+        self._wanted = None
         self._sequence += 1
         self._arena.post(self.name, RequestView(self._at, state.next_keys(), state.greedy[state.index]))
         source.emit(
@@ -158,9 +159,7 @@ class Slot:
         """Keep the answer; False if it is not the one waited for."""
         if self._asked is None or self.answered or reply.sequence != self._sequence:
             return False
-        answers = reply.answers
-        if len(self._wanted) < len(answers):
-            answers = answers[self._wanted]
+        answers = reply.answers if self._wanted is None else reply.answers[self._wanted]
         self._arena.keep(self._at, answers)
         self._actions = answers[ACTIONS].copy()
         self.answered = True
@@ -168,11 +167,18 @@ class Slot:
 
     # ------------------------------------------------------------ step
 
-    def due(self) -> tuple[NDArray[np.intp], NDArray[np.generic], NDArray[np.int64]]:
-        """Env rows to step, their actions [n,C,A], and the env steps that each has left."""
-        state = self._rows
-        left = self._max_steps - state.episode_steps[self._due]
-        return self._numbers[self._due], self._actions, left
+    def due(self) -> tuple[NDArray[np.intp], NDArray[np.generic]]:
+        """Env rows to step, and their actions [n,C,A]."""
+        return self._numbers[self._due], self._actions
+
+    @property
+    def runs_out(self) -> bool:
+        """The time limit may be reached in this chunk step."""
+        return self._rows.furthest + self._stride >= self._max_steps
+
+    def left(self) -> NDArray[np.int64]:
+        """Env steps that each of the rows to step has left."""
+        return np.asarray(self._max_steps - self._rows.episode_steps[self._due])
 
     def record(self, result: ChunkResult) -> bool:
         """Keep the outcome of the chunk step, observe, and send off the samples that ended; True if any did."""
@@ -180,8 +186,10 @@ class Slot:
         assert rows is not None
         arena.rewards[self._at] = result.rewards
         arena.valid[self._at] = result.valid
-        state.advance(index, result)
-        self._recorder.observe(index, state.entries(index), state.episode_steps[index] / self._max_steps)
+        state.advance(index, result, self._stride)
+        at = state.entries(index)
+        self._next = (rows, at)
+        self._recorder.observe(index, at, state.episode_steps[index] / self._max_steps)
         self._asked, self.answered = None, False
         over = result.terminated | result.truncated
         ended = over | state.past(index, self._settings.segment_steps) if self._settings.segment_steps else over
@@ -269,7 +277,8 @@ class Slot:
         self._rows.end(rows)
         if self._asked is not None:
             still = self._rows.active[self._asked]
-            self._asked, self._wanted = self._asked[still], self._wanted[still]
+            wanted = np.arange(len(self._asked)) if self._wanted is None else self._wanted
+            self._asked, self._wanted = self._asked[still], wanted[still]
             if self.answered:
                 self._actions = self._actions[still]
             self._due = as_index(self._asked)
