@@ -1,4 +1,4 @@
-"""The memory of a generator's passes: what is gathered for one, and what comes out of it. Made once, filled each time."""
+"""The memory of a generator's passes: what is gathered for one, and what comes out. Made once, filled each time."""
 
 from __future__ import annotations
 
