@@ -85,10 +85,10 @@ class Dispatch:
         complete = len(waiting) == rows.live
         if self.settings.batching == "lockstep":
             return self._serve_all() if complete else []
-        started: list[Serve] = []
-        for name in [name for name in self.queue.bound if name in idle] if self.queue.bound else ():
-            if self._is_due((ANY, name), complete, now):
-                started.append(self._start_next(self.generators[name]))
+        bound = [name for name in self.queue.bound if name in idle]
+        started = [
+            self._start_next(self.generators[name]) for name in bound if self._is_due((ANY, name), complete, now)
+        ]
         while idle and waiting and self._is_due((ANY,), complete, now):
             started.append(self._start_next(next_idle(self.generators[name] for name in self.idle)))
         return started

@@ -221,7 +221,7 @@ class EnvHost:
 
     def _step_and_record(self, members: Sequence[Slot]) -> bool:
         left = None
-        if any([member.runs_out for member in members]):
+        if any(member.runs_out for member in members):
             left = np.concatenate([member.left() for member in members])
         if len(members) == 1:
             rows, actions = members[0].due()
