@@ -6,12 +6,16 @@ import logging
 import subprocess
 import sys
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.stations.counting import MAX_STEPS, Bench, Counting, ticket
 
 from polyrhythm.flow.records import CancelRow, End, RefuseRequest, RequestArrived, SampleFailed, SampleFinished
+from polyrhythm.runtime.blocks import BlockPool
 from polyrhythm.specs import INSTRUCTION, PROGRESS
 from polyrhythm.specs.hashing import mix
 from polyrhythm.stations.slot import StepSettings
@@ -128,6 +132,45 @@ def check(bench, event, lengths):
     assert sample.obs["x"][:, 1].tolist() == list(range(length + 1))
     assert sample.obs["x"][:, 2].tolist() == list(range(length + 1))
     bench.pool.release([event.handle])
+
+
+@given(st.permutations(range(8)), st.lists(st.integers(1, 6), min_size=4, max_size=4), st.integers(0, 3))
+def test_a_sample_does_not_depend_on_where_its_block_lies(blocks, lengths, late):
+    """Rows that go abreast in blocks side by side are written in one piece, others one by one: the same samples.
+
+    One row begins `late` requests after the others, and versions go up and down as if several generators answered.
+    """
+    whole, scattered = Bench(4), Bench(4)
+    for bench, order in ((whole, range(8)), (scattered, blocks)):
+        bench.pool = BlockPool(8)
+        bench.pool.assign = lambda command, order=iter(order): [next(order) for _ in command.grants]
+        bench.pool.hear = lambda event: None
+    samples = []
+    for bench in (whole, scattered):
+        bench.start(*((row, ticket(row, lengths[row])) for row in range(3)))
+        events, found = bench.run(), {}
+        for turn in range(20):
+            if turn == late:
+                bench.start((3, ticket(3, lengths[3])))
+                events += bench.run()
+            for event in [event for event in events if isinstance(event, SampleFinished)]:
+                found[event.ticket] = (event, bench.sample(event))
+            asked = [event for event in events if isinstance(event, RequestArrived)]
+            if not asked:
+                events = []
+                continue
+            bench.answer(asked[-1], version=(0, 3, 1, 2)[turn % 4])
+            events = bench.run()
+        samples.append(found)
+    assert samples[0].keys() == samples[1].keys() == {0, 1, 2, 3}
+    for number, (event, sample) in samples[0].items():
+        other, twin = samples[1][number]
+        assert replace(event, handle="") == replace(other, handle="")
+        assert (event.oldest, event.newest) == (sample.version.min(), sample.version.max())
+        assert sample.steps == lengths[number]
+        assert all(np.array_equal(sample.obs[name], twin.obs[name]) for name in sample.obs)
+        for field in ("actions", "logprob", "value", "rewards", "valid", "version"):
+            assert np.array_equal(getattr(sample, field), getattr(twin, field)), field
 
 
 @pytest.mark.parametrize(("features", "calls"), [(3, 1), (1200, 20)], ids=["small", "large"])

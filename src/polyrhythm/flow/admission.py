@@ -64,6 +64,10 @@ class Admission:
         limit = min(self.settings.limit(version), self.target * self.settings.version_samples)
         return limit - self.consumed - self.outstanding_total
 
+    def closed(self, version: int) -> bool:
+        """Whether `next` has no ticket to give."""
+        return self.open_group is None and not self.lost and self.room(version) < self.settings.group_size
+
     def next(self, version: int, samples: Mapping[int, Sample]) -> Ticket | None:
         """The next ticket to grant: a lost one, a member of the group begun, or a new group's; None if none is due."""
         while self.lost:

@@ -56,6 +56,9 @@ class Rollout:
 
     def grant(self, version: int, now: float, *, training: bool) -> list[Command]:
         """Give asking rows the tickets that are due at applied version `version`; those of an evaluation first."""
+        training = training and not self.admission.closed(version)
+        if not training and not self.evaluations.begun:
+            return []
         grants: dict[str, list[Grant]] = {}
         self.rows.tidy()
         while True:

@@ -161,14 +161,16 @@ class Loop:
                 raise Interrupted
             due, now = self.conductor.deadline(), self.clock()
             if due <= now:
-                quiet_since = self.clock() if self._decide(records.Wake()) else quiet_since
+                quiet_since = now if self._decide(records.Wake()) else quiet_since
                 due, now = self.conductor.deadline(), self.clock()
             timer = now < due < math.inf
             wait = max(0.0, due - now if timer else quiet_since + self._stall_s - now)
             event = self.launcher.receive(min(wait, _PATIENCE_S))
             if event is not None:
                 self._decide(event)
-            if self._pass_reports() or event is not None or self.launcher.work_done() != worked:
+            if self._pass_reports() or event is not None:
+                quiet_since = self.clock()
+            elif self.launcher.work_done() != worked:
                 quiet_since, worked = self.clock(), self.launcher.work_done()
             elif not timer and self.clock() >= quiet_since + self._stall_s:
                 raise RunHalted(self._stalled())

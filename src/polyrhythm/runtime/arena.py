@@ -3,9 +3,10 @@
 A ticket gets a block when it is granted. Its observations are rendered straight into the block, the answers and
 rewards are written beside them, and the finished sample is the block: nothing is copied out, a handle is its number.
 A block has an entry for each chunk step and one for the last observation; across blocks the entries of an array are
-numbered through, so that the rows of a request are read, and its answers written, by one index.
+numbered through, so that the rows of a request are read, and its answers written, by one index. The blocks of one step
+lie side by side: rows that go in step write memory that is in one piece.
 
-    arrays [blocks * entries, ...]      entry e of block b is b * entries + e
+    arrays [entries * blocks, ...]      entry e of block b is e * blocks + b
 
 The same code serves one process (plain memory) and several (shared memory).
 """
@@ -22,6 +23,9 @@ from numpy.typing import NDArray
 
 from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION
 from polyrhythm.specs import ArraySpec, Trajectory
+
+#: Some entries: by their numbers, or a slice where they are in one piece.
+Entries = NDArray[np.int64] | slice
 
 _ALIGNMENT = 64
 
@@ -46,6 +50,10 @@ class ArenaLayout:
         """Entries of a block."""
         return self.steps + 1
 
+    def block(self, number: int, count: int) -> slice:
+        """Where the first `count` entries of a block lie."""
+        return slice(number, number + count * self.blocks, self.blocks)
+
     @property
     def answer_dtype(self) -> np.dtype[np.void]:
         """A row's answer as one record, so that it is sent and kept in one piece."""
@@ -68,11 +76,6 @@ class ArenaLayout:
     def nbytes(self) -> int:
         """Size of the memory."""
         return sum(_padded(shape, dtype) for _, shape, dtype in self.arrays())
-
-    @property
-    def block_nbytes(self) -> int:
-        """Size of one block, for messages to people."""
-        return self.nbytes // self.blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,7 @@ class Arena:
         self._unread = self.answers.view(np.dtype((np.void, self.answers.itemsize)))
         self.rewards, self.valid = found["rewards"], found["valid"]
         self.obs = {name: found[f"obs.{name}"] for name in layout.obs}
+        self._inputs = [(name.removeprefix(FORWARD_INPUTS), name) for name in layout.answers if FORWARD_INPUTS in name]
         self._requests = {slot: found[f"request.{slot}"] for slot in layout.slots}
 
     def post(self, slot: str, view: RequestView) -> None:
@@ -109,13 +113,17 @@ class Arena:
         area[0, :count], area[1, :count], area[2, :count] = view.index, view.noise_key, view.greedy
 
     def view(self, slot: str, count: int) -> RequestView:
-        """The request that the slot posted, of `count` rows."""
-        index, noise_key, greedy = self._requests[slot][:, :count]
-        return RequestView(index, noise_key, greedy.astype(bool))
+        """The request that the slot posted, of `count` rows, in place."""
+        area = self._requests[slot]
+        return RequestView(area[0, :count], area[1, :count], area[2, :count] != 0)
 
-    def keep(self, entries: NDArray[np.int64], answers: NDArray[np.void]) -> None:
+    def keep(self, entries: Entries, answers: NDArray[np.void]) -> None:
         """Write an answer's records [n], which may be anybody's memory, to n entries; each is copied in one piece."""
-        self._unread.put(entries, answers.view(self._unread.dtype))
+        records = answers.view(self._unread.dtype)
+        if isinstance(entries, slice):
+            self._unread[entries] = records
+        else:
+            self._unread.put(entries, records)
 
     def finish(self, block: int, **head: int) -> None:
         """Write the block's head: the sample is complete."""
@@ -123,35 +131,33 @@ class Arena:
 
     def trajectory(self, block: int) -> Trajectory:
         """The finished sample in a block, in place: valid until the block is released."""
-        head = dict(zip(_HEAD, self.head[block].tolist(), strict=True))
-        first, steps = block * self.layout.entries, head["steps"]
-        part = slice(first, first + steps)
+        steps, terminated, success, env_steps, ticket, group, task = self.head[block].tolist()
+        part, shown = self.layout.block(block, steps), self.layout.block(block, steps + 1)
         answers = self.answers[part]
-        names = [name for name in self.layout.answers if name.startswith(FORWARD_INPUTS)]
         return Trajectory(
-            obs={name: array[first : first + steps + 1] for name, array in self.obs.items()},
+            obs={name: array[shown] for name, array in self.obs.items()},
             actions=answers[ACTIONS],
             logprob=answers[LOGPROB],
             value=answers[VALUE],
-            forward_inputs={name.removeprefix(FORWARD_INPUTS): answers[name] for name in names},
+            forward_inputs={name: answers[field] for name, field in self._inputs},
             rewards=self.rewards[part],
             valid=self.valid[part],
             version=answers[VERSION],
-            terminated=bool(head["terminated"]),
-            truncated=not head["terminated"],
-            success=bool(head["success"]),
-            env_steps=head["env_steps"],
-            ticket=head["ticket"],
-            group=head["group"],
-            task=head["task"],
+            terminated=bool(terminated),
+            truncated=not terminated,
+            success=bool(success),
+            env_steps=env_steps,
+            ticket=ticket,
+            group=group,
+            task=task,
         )
 
     def store(self, block: int, trajectory: Trajectory) -> None:
         """Write a finished sample into a block, as it was read from another."""
-        first, steps = block * self.layout.entries, trajectory.steps
-        part = slice(first, first + steps)
+        steps = trajectory.steps
+        part, shown = self.layout.block(block, steps), self.layout.block(block, steps + 1)
         for name, array in trajectory.obs.items():
-            self.obs[name][first : first + steps + 1] = array
+            self.obs[name][shown] = array
         inputs = {FORWARD_INPUTS + name: array for name, array in trajectory.forward_inputs.items()}
         answers = {ACTIONS: trajectory.actions, LOGPROB: trajectory.logprob, VALUE: trajectory.value, **inputs}
         for name, array in {**answers, VERSION: trajectory.version}.items():
@@ -167,6 +173,11 @@ class Arena:
             group=trajectory.group,
             task=trajectory.task,
         )
+
+
+def numbers(entries: Entries) -> NDArray[np.int64]:
+    """The entries one by one."""
+    return np.arange(entries.start, entries.stop) if isinstance(entries, slice) else entries
 
 
 def whole(array: NDArray[Any]) -> NDArray[np.void]:

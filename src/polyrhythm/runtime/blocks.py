@@ -11,6 +11,7 @@ Invariant: a block is in exactly one of the three states.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterable, Sequence
 
@@ -30,7 +31,7 @@ class BlockPool:
     """The owners of `count` blocks."""
 
     def __init__(self, count: int) -> None:
-        self._free = list(range(count - 1, -1, -1))
+        self._free = list(range(count))  # a heap: rows that start together get blocks side by side, where it can be
         self._writing: dict[tuple[int, int], tuple[int, str]] = {}
         self._finished: set[int] = set()
 
@@ -39,7 +40,7 @@ class BlockPool:
         assert len(self._free) >= len(command.grants), f"no free block: {self.describe()}"
         blocks = []
         for grant in command.grants:
-            block = self._free.pop()
+            block = heapq.heappop(self._free)
             self._writing[grant.ticket.number, grant.ticket.attempt] = (block, command.simulator)
             blocks.append(block)
         return blocks
@@ -52,26 +53,26 @@ class BlockPool:
                 assert event.handle == str(block), f"sample {event.ticket} should lie in {block}, not in {event.handle}"
                 self._finished.add(block)
             else:
-                self._free.append(block)
+                heapq.heappush(self._free, block)
 
     def lose(self, simulator: str) -> None:
         """The simulator's process is gone, and can write no more."""
         for attempt, (block, owner) in list(self._writing.items()):
             if owner == simulator:
                 del self._writing[attempt]
-                self._free.append(block)
+                heapq.heappush(self._free, block)
 
     def release(self, handles: Iterable[str]) -> None:
         """Free finished blocks. The empty handle is an evaluation's: its block is free already."""
         for handle in handles:
             if handle:
                 self._finished.remove(int(handle))
-                self._free.append(int(handle))
+                heapq.heappush(self._free, int(handle))
 
     def restore(self, handles: Sequence[str]) -> None:
         """These blocks hold finished samples (of a resumed run)."""
         self._finished = {int(handle) for handle in handles}
-        self._free = [block for block in self._free if block not in self._finished]
+        self._free = sorted(set(self._free) - self._finished)
 
     def finished(self) -> tuple[str, ...]:
         """Handles of the finished samples that are not released yet."""

@@ -38,11 +38,11 @@ class InlineLauncher:
         self._by_slot: dict[str, Station] = {}
         self._turns: deque[_Part] = deque()
         self._events: deque[records.Event] = deque()
-        self._reports: deque[Report] = deque()
+        self._reports: list[Report] = []
 
     def start(self) -> list[records.Event]:
         """Make all stations; their announcements, in the order of the jobs."""
-        links = Links(self._events.append, self._deliver, self._reports.append)
+        links = Links(self._events.append, self._deliver, self._report)
         joined = []
         for job, seat in self._jobs:
             host = Host(self.arena, self.weights_memory, links, seat.device)
@@ -61,12 +61,17 @@ class InlineLauncher:
         if isinstance(joined, records.SimulatorJoined):
             self._by_slot |= {slot.slot: part.station for info in joined.batches for slot in info.slots}
 
+    def _report(self, report: Report) -> None:
+        self._reports.append(report)
+
     def _deliver(self, reply: Reply) -> None:
         self._by_slot[reply.slot].deliver(reply)  # type: ignore[attr-defined]
 
     def send(self, command: records.Command | SaveTrainer) -> None:
         """Hand a command to the station that it addresses; `ReleasePayloads` goes to the pool of blocks."""
         match command:
+            case records.Serve(generator=station):  # first, being most of all
+                self._by_name[station].handle(command)
             case records.ReleasePayloads(handles):
                 self.pool.release(handles)
             case records.StartRows(slot=slot):
@@ -74,9 +79,8 @@ class InlineLauncher:
             case records.CancelRow(slot=slot) | records.RefuseRequest(slot=slot):
                 self._by_slot[slot].handle(command)
             case (
-                records.Serve(generator=station) | records.ApplyWeights(generator=station)
-                | records.LendSamples(trainer=station) | records.PublishWeights(trainer=station)
-                | SaveTrainer(trainer=station)
+                records.ApplyWeights(generator=station) | records.LendSamples(trainer=station)
+                | records.PublishWeights(trainer=station) | SaveTrainer(trainer=station)
             ):  # fmt: skip
                 self._by_name[station].handle(command)
             case _:
@@ -99,28 +103,26 @@ class InlineLauncher:
 
     def _work(self, until: float) -> None:
         """Give turns until there is an event, or until the time is over."""
-        idle, events, turns = 0, self._events, self._turns
+        idle, events, turns, clock = 0, self._events, self._turns, self.clock
+        now = clock()
         while idle < len(turns):
-            idle = 0 if self._turn(turns) else idle + 1
-            if events or self.clock() >= until:
+            part = turns[0]
+            turns.rotate(-1)
+            if part.station.work():
+                begin, now = now, clock()
+                part.busy_s += now - begin
+                self._work_done += 1
+                idle = 0
+            else:
+                idle += 1
+            if events or now >= until:
                 return
-        if (rest := until - self.clock()) > 0:
+        if (rest := until - clock()) > 0:
             time.sleep(rest)
-
-    def _turn(self, turns: deque[_Part]) -> bool:
-        part = turns[0]
-        turns.rotate(-1)
-        begin = time.perf_counter()
-        worked = part.station.work()
-        if worked:
-            self._work_done += 1
-            part.busy_s += time.perf_counter() - begin
-        return worked
 
     def reports(self) -> list[Report]:
         """The reports since the last call, oldest first."""
-        reports = list(self._reports)
-        self._reports.clear()
+        reports, self._reports = self._reports, []
         return reports
 
     def work_done(self) -> int:

@@ -1,7 +1,7 @@
 """Where a slot's observations and answers are written, once: the arena's blocks of its rows.
 
-Each running row writes its own block. Small observations are made for all rows in one call and scattered; large ones
-are rendered row by row, straight into their entries.
+Each running row writes its own block. Rows that go abreast are rendered together, straight into their entries.
+Otherwise small observations are made for all rows in one call and scattered, large ones are rendered row by row.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from numpy.typing import NDArray
 
 from polyrhythm.envs.base import EnvBatch
 from polyrhythm.flow.records import SlotInfo
-from polyrhythm.runtime.arena import Arena, whole
+from polyrhythm.runtime.arena import Arena, Entries, whole
 from polyrhythm.specs import INSTRUCTION, PROGRESS
 from polyrhythm.stations.rows import Index
-
-Entries = NDArray[np.int64]
 
 #: From this size on, in bytes of one row, an observation is rendered in place rather than scattered.
 _LARGE = 4096
@@ -40,10 +38,12 @@ class Recorder:
         }
         self._moves = [(whole(array), whole(self._shown[name])) for name, array in self._scratch.items()]
 
-    def observe(self, rows: Index, entries: Entries, progress: NDArray[np.float64]) -> None:
+    def observe(self, rows: Index, entries: Entries, progress: NDArray[np.float64] | float) -> None:
         """Have the environment show these rows (ascending, within the slot), each at its entry."""
         numbers = self._numbers[rows]
-        if self._scratch:
+        if isinstance(entries, slice):
+            self._env.observe(numbers, {name: array[entries] for name, array in self._shown.items()})  # type: ignore[arg-type]
+        elif self._scratch:
             count = len(entries)
             self._env.observe(numbers, {name: array[:count] for name, array in self._scratch.items()})  # type: ignore[arg-type]
             for made, shown in self._moves:
@@ -56,8 +56,8 @@ class Recorder:
 
     def show_instruction(self, block: int, instruction: int) -> None:
         """The whole block shows this instruction."""
-        entries = self.arena.layout.entries
-        self._instruction[block * entries : (block + 1) * entries] = instruction
+        layout = self.arena.layout
+        self._instruction[layout.block(block, layout.entries)] = instruction
 
     def restore(self, entry: int, observation: dict[str, NDArray[Any]], progress: float) -> None:
         """Show at an entry what `final` gave."""

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from polyrhythm.envs.base import EnvBatch
 from polyrhythm.flow.records import End, Event, Grant, RequestArrived, SampleFailed, SampleFinished, SlotInfo
-from polyrhythm.runtime.arena import Arena, RequestView
+from polyrhythm.runtime.arena import Arena, Entries, RequestView, numbers
 from polyrhythm.runtime.messages import ACTIONS, VERSION, Reply
 from polyrhythm.stations.chunk import ChunkResult
-from polyrhythm.stations.recorder import Entries, Recorder
+from polyrhythm.stations.recorder import Recorder
 from polyrhythm.stations.rows import Index, Rows, as_index
 
 
@@ -61,21 +61,22 @@ class Pending:
 
 
 class Slot:
-    """One slot of `env`."""
+    """One slot of `env`. env_steps: that its rows have executed."""
 
     def __init__(self, info: SlotInfo, env: EnvBatch, settings: StepSettings, arena: Arena, source: Source) -> None:
         self.name, self.first = info.slot, info.first
         self.pending: list[Pending] = []
         self.answered = False
         self._settings, self._arena, self._source = settings, arena, source
+        self.env_steps = 0
         self._max_steps, self._stride = env.spec.max_steps, settings.chunk * settings.action_repeat
         self._recorder = Recorder(info, env, arena)
-        self._rows = Rows(info.rows, settings.episode_steps(self._max_steps), arena.layout.entries)
+        self._rows = Rows(info.rows, settings.episode_steps(self._max_steps), self._stride, arena.layout)
         self._numbers = np.arange(info.first, info.first + info.rows)
         self._sequence = -1
         self._asked: NDArray[np.intp] | None = None
         self._due: Index = slice(0, 0)
-        self._at: Entries = np.zeros(0, np.int64)
+        self._at: Entries = slice(0, 0)
         self._next = (self._rows.running, self._at)
         self._wanted: NDArray[np.intp] | None = None
         self._actions: NDArray[np.generic] = np.zeros(0)
@@ -97,11 +98,6 @@ class Slot:
         """Rows that the request out was for and that still run."""
         return 0 if self._asked is None else len(self._asked)
 
-    @property
-    def env_steps(self) -> int:
-        """Env steps that its rows have executed."""
-        return int(self._rows.all_steps.sum())
-
     def outstanding(self) -> str:
         """What it waits for, in words."""
         state = "answered" if self.answered else "waits for an answer" if self.asked else "is not asking"
@@ -117,18 +113,17 @@ class Slot:
         """Rows that were reset, or go on with a parked episode, join the next request. `starting` is sorted by row."""
         grants = [pending.grant for pending in starting]
         rows = [self.row(grant) for grant in grants]
-        bases = [pending.block * self._arena.layout.entries for pending in starting]
-        self._rows.begin(grants, rows, bases)
-        progress = self._rows.episode_steps / self._max_steps
-        for pending, row, base in zip(starting, rows, bases, strict=True):
+        blocks = [pending.block for pending in starting]
+        self._rows.begin(grants, rows, blocks)
+        for pending, row in zip(starting, rows, strict=True):
             self._recorder.show_instruction(pending.block, int(self._rows.instruction[row]))
             parked = self._rows.parked.pop(row, None)
             if pending.grant.resume:
                 assert parked is not None, f"row {pending.grant.row} resumes, but no episode is parked there"
-                self._recorder.restore(base, parked, progress[row])
+                self._recorder.restore(pending.block, parked, self._rows.before[row] / self._max_steps)
         fresh = np.array([row for row, grant in zip(rows, grants, strict=True) if not grant.resume], np.intp)
         if len(fresh):
-            self._recorder.observe(fresh, self._rows.entries(fresh), progress[fresh])
+            self._recorder.observe(fresh, self._rows.entries(fresh), 0.0)
 
     # ------------------------------------------------------------ ask
 
@@ -141,7 +136,7 @@ class Slot:
         self._at = at if running is state.running else state.entries(state.index)
         self._wanted = None
         self._sequence += 1
-        self._arena.post(self.name, RequestView(self._at, state.next_keys(), state.greedy[state.index]))
+        self._arena.post(self.name, RequestView(numbers(self._at), state.next_keys(), state.greedy[state.index]))
         source.emit(
             RequestArrived(
                 simulator=source.simulator,
@@ -149,7 +144,7 @@ class Slot:
                 slot=self.name,
                 sequence=self._sequence,
                 rows=len(state.running),
-                version=state.newest,
+                version=state.required,
                 handle=source.address,
                 evaluation=state.evaluating,
             )
@@ -161,6 +156,7 @@ class Slot:
             return False
         answers = reply.answers if self._wanted is None else reply.answers[self._wanted]
         self._arena.keep(self._at, answers)
+        self._rows.answered(self._due, int(answers[VERSION][0]) if len(answers) else 0)
         self._actions = answers[ACTIONS].copy()
         self.answered = True
         return True
@@ -178,7 +174,7 @@ class Slot:
 
     def left(self) -> NDArray[np.int64]:
         """Env steps that each of the rows to step has left."""
-        return np.asarray(self._max_steps - self._rows.episode_steps[self._due])
+        return np.asarray(self._max_steps - self._rows.elapsed(self._due))
 
     def record(self, result: ChunkResult) -> bool:
         """Keep the outcome of the chunk step, observe, and send off the samples that ended; True if any did."""
@@ -186,10 +182,11 @@ class Slot:
         assert rows is not None
         arena.rewards[self._at] = result.rewards
         arena.valid[self._at] = result.valid
-        state.advance(index, result, self._stride)
+        state.advance(index, result)
+        self.env_steps += len(rows) * self._stride
         at = state.entries(index)
         self._next = (rows, at)
-        self._recorder.observe(index, at, state.episode_steps[index] / self._max_steps)
+        self._recorder.observe(index, at, state.elapsed(index) / self._max_steps)
         self._asked, self.answered = None, False
         over = result.terminated | result.truncated
         ended = over | state.past(index, self._settings.segment_steps) if self._settings.segment_steps else over
@@ -197,7 +194,7 @@ class Slot:
             return False
         for place in np.flatnonzero(ended):
             end = End.TERMINATED if result.terminated[place] else End.TRUNCATED if over[place] else End.SEGMENT
-            self._finish(int(rows[place]), end)
+            self._finish(int(rows[place]), end, int(result.steps[place]))
         state.end(rows[ended].tolist())
         return True
 
@@ -207,13 +204,14 @@ class Slot:
         assert not len(self._asked)
         self._asked, self.answered = None, False
 
-    def _finish(self, row: int, end: End) -> None:
+    def _finish(self, row: int, end: End, last: int) -> None:
+        """Its last chunk step had `last` env steps."""
         state, arena = self._rows, self._arena
-        ticket, base, steps = state.ticket(row), int(state.base[row]), int(state.steps[row])
-        success, env_steps = bool(state.success[row]), int(state.sample_steps[row])
+        ticket, block, steps = state.ticket(row), int(state.block[row]), int(state.steps[row])
+        success, env_steps = bool(state.success[row]), (steps - 1) * self._stride + last
+        self.env_steps += last - self._stride
         handle = ""
         if not ticket.evaluation:
-            block = base // arena.layout.entries
             arena.finish(
                 block,
                 steps=steps,
@@ -226,8 +224,8 @@ class Slot:
             )
             handle = str(block)
         if end is End.SEGMENT:
-            state.parked[row] = self._recorder.final(base + steps)
-        versions = arena.answers[VERSION][base : base + min(steps, arena.layout.entries)]
+            state.before[row] += env_steps
+            state.parked[row] = self._recorder.final(block + steps * arena.layout.blocks)
         self._source.emit(
             SampleFinished(
                 simulator=self._source.simulator,
@@ -238,8 +236,8 @@ class Slot:
                 end=end,
                 chunk_steps=steps,
                 env_steps=env_steps,
-                oldest=int(versions.min()),
-                newest=int(versions.max()),
+                oldest=int(state.oldest[row]),
+                newest=int(state.newest[row]),
                 success=success,
                 episode_return=float(state.returns[row]),
             )
