@@ -370,8 +370,19 @@ def test_a_trainer_that_lost_only_part_of_a_version_goes_on_under_the_same_versi
 def test_checkpointed_updates_cannot_be_rolled_back() -> None:
     script = Script(max_lag=1)
     train_one(script, 0)
-    script.say(r.Checkpointed(1))
+    script.say(r.Checkpointed("trainer", 0, 1))
     assert list(script.conductor.lending.undoable) == []
+
+
+def test_a_checkpoint_of_an_earlier_trainer_is_none_of_the_present_ones() -> None:
+    script = Script(max_lag=1)
+    train_one(script, 0)
+    script.say(r.StationLost("trainer", 0, "killed"))
+    script.say(r.TrainerJoined("trainer", 1, 1))
+    assert script.conductor.lending.undoable
+    script.say(r.Checkpointed("trainer", 0, 1))
+    assert script.conductor.lending.undoable
+    assert script.conductor.refused == 1
 
 
 def test_too_many_dropped_samples_halt_the_run() -> None:

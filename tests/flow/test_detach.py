@@ -79,7 +79,7 @@ def test_what_waited_and_what_was_lent_is_lent_again() -> None:
 def test_updates_that_the_trainers_state_lacks_are_rolled_back() -> None:
     script = Script(slots=2, max_lag=2, sync_interval=2)
     train_one(script, 0)
-    script.say(r.Checkpointed(1))
+    script.say(r.Checkpointed("trainer", 0, 1))
     train_one(script, 2)
     go_on(cut(script), 0, updates=1)
     ledger = script.conductor.ledger

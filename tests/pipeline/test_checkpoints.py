@@ -215,7 +215,7 @@ def test_a_run_is_saved_when_the_trainers_state_is_as_old_as_the_conductor(tmp_p
     conductor = pipeline.loop.conductor
     saver = RunSaver(tmp_path / STATES, pipeline, settings.checkpoint, Lags(), None, 100.0)
     for now, updates in ((104.0, 0), (105.0, 1), (106.0, 0), (110.0, 0), (111.0, 0)):
-        saver.decided(now, Checkpointed(updates), [])
+        saver.decided(now, Checkpointed("trainer", 0, updates), [])
     assert conductor.versions.updates == 0
     assert [path.name for path in saved_runs(tmp_path / STATES)] == ["run-000000", "run-000001"]
     pipeline.close()

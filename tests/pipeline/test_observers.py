@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 
 import pytest
 from tests.pipeline.runs import config
 from tests.pipeline.test_loop import ASYNCHRONOUS
 
+from polyrhythm.flow.ledger import SampleLedger
 from polyrhythm.flow.records import (
     CancelRow,
     End,
@@ -17,14 +19,32 @@ from polyrhythm.flow.records import (
     StartRows,
     StationLost,
     Ticket,
+    TrainerJoined,
     Wake,
 )
+from polyrhythm.observe import MetricsWriter
+from polyrhythm.pipeline.account import Account, Stations
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.episodes import held_out
-from polyrhythm.pipeline.observers import Episodes, Progress
+from polyrhythm.pipeline.observers import Episodes, Progress, UpdateMetrics
 from polyrhythm.runtime.messages import Report
 
-REPORT = Report("trainer", "update", 0, {"staleness/lag_mean": 0.5})
+REPORT = Report("trainer", 0, "update", 0, {"staleness/lag_mean": 0.5})
+
+
+def test_an_update_that_a_lost_trainer_takes_with_it_is_written_once(tmp_path):
+    account, ledger = Account(), SampleLedger()
+    with MetricsWriter(tmp_path, tensorboard=False) as writer:
+        writer.log(0, {"evaluation/greedy/rate": 0.5}, time_s=0)
+        stations = Stations(None)  # nobody looks
+        metrics = UpdateMetrics(writer, ledger, Episodes(tasks=1), account, stations, began=0.0, now=0.0)
+        metrics.decided(0.0, TrainerJoined("trainer", 0, 0), [])
+        for step, now in ((0, 1.0), (1, 2.0), (2, 3.0)):
+            metrics.reported(now, Report("trainer", 0, "update", step, {"train/actor/lr": now}))
+        metrics.decided(3.5, TrainerJoined("trainer", 1, 2), [])
+        metrics.reported(4.0, Report("trainer", 1, "update", 2, {"train/actor/lr": 4.0}))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line.get("train/actor/lr")) for line in lines] == [(0, None), (0, 1.0), (1, 2.0), (2, 4.0)]
 
 
 def start(number, row, *, task=0, resume=False, attempt=1, evaluation=""):

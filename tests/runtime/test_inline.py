@@ -178,7 +178,7 @@ def test_replies_reports_and_counters():
     reply = Reply("s.s.1/0", "s.1/0", 1, np.zeros(1, LAYOUT.answer_dtype))
     a.host.links.reply(reply)
     assert (first.heard, second.heard) == ([], [reply])
-    a.host.links.report(Report("a", "update", 1, {"x": 1.0}))
+    a.host.links.report(Report("a", 0, "update", 1, {"x": 1.0}))
     assert [report.step for report in launcher.reports()] == [1]
     assert launcher.reports() == []
     launcher.receive(0.01)

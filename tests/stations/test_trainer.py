@@ -84,7 +84,7 @@ def test_its_state_is_saved_before_every_second_version_is_published(tmp_path):
     stand = Stand(TrainerStates(str(tmp_path / "states"), every_versions=2))
     stand.do(PublishWeights("t", 1), LEND, PublishWeights("t", 2))
     assert stand.said[0] == Published("t", 0, 1)
-    assert stand.said[-2:] == [Checkpointed(1), Published("t", 0, 2)]
+    assert stand.said[-2:] == [Checkpointed("t", 0, 1), Published("t", 0, 2)]
     (path,) = (tmp_path / "states").iterdir()
     state = load_state(path)
     assert state["updates"] == 1
@@ -94,7 +94,7 @@ def test_its_state_is_saved_before_every_second_version_is_published(tmp_path):
 def test_a_save_that_is_asked_for_waits_for_the_update_before_it(tmp_path):
     stand = Stand(TrainerStates(str(tmp_path), every_versions=9))
     stand.do(LEND, SaveTrainer("t"))
-    assert stand.said[-2:] == [UpdateDone("t", 0, 0), Checkpointed(1)]
+    assert stand.said[-2:] == [UpdateDone("t", 0, 0), Checkpointed("t", 0, 1)]
     assert [path.name for path in tmp_path.iterdir()] == ["trainer-00000001.pt"]
 
 

@@ -94,7 +94,7 @@ class Trainer(Station):
         self.emit(UpdateDone(self.name, self.epoch, lent.update))
         every = self._settings.checkpoint_every
         if every and self._updates % every == 0:
-            self.emit(Checkpointed(self._updates))
+            self.emit(Checkpointed(self.name, self.epoch, self._updates))
         if self._lent:
             self._begin()
 

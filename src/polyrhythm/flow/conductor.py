@@ -342,7 +342,7 @@ _SENDER: dict[type, str] = {
     StationLost: "station",
     **dict.fromkeys((RequestArrived, SampleFinished, SampleFailed), "simulator"),
     **dict.fromkeys((BatchDone, WeightsApplied), "generator"),
-    **dict.fromkeys((UpdateDone, Published), "trainer"),
+    **dict.fromkeys((UpdateDone, Published, Checkpointed), "trainer"),
 }
 #: The same for joining, which only a later incarnation outdates.
 _NEWCOMER: dict[type, str] = {SimulatorJoined: "simulator", GeneratorJoined: "generator", TrainerJoined: "trainer"}

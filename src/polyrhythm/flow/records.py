@@ -244,6 +244,8 @@ class WeightsApplied:
 class Checkpointed:
     """The trainer's state after `updates` updates is safe: what it trained on cannot be rolled back."""
 
+    trainer: str
+    epoch: int
     updates: int
 
 

@@ -52,7 +52,7 @@ class MetricsWriter:
     def __init__(self, folder: Path, tensorboard: bool = True, flush_s: float = 10.0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._tensorboard = _tensorboard_writer(folder / "tensorboard") if tensorboard else None
-        self._flush_s, self._flushed_s = flush_s, 0.0
+        self._folder, self._flush_s, self._flushed_s = folder, flush_s, 0.0
         self._lines: IO[str] = (folder / "metrics.jsonl").open("a", encoding="utf-8")
 
     def log(self, step: int, values: Mapping[str, float], time_s: float) -> None:
@@ -72,6 +72,12 @@ class MetricsWriter:
                 self._tensorboard.flush()
                 self._flushed_s = time_s
 
+    def rewind(self, step: int) -> None:
+        """Forget the lines of updates from `step` on, which are done again: the trainer was lost and came back."""
+        self._lines.close()
+        rewind(self._folder, step)
+        self._lines = (self._folder / "metrics.jsonl").open("a", encoding="utf-8")
+
     def close(self) -> None:
         """Flush and close both files; a second call does nothing."""
         self._lines.close()
@@ -89,7 +95,7 @@ class MetricsWriter:
 
 
 def rewind(folder: Path, step: int) -> None:
-    """Forget the lines of updates from `step` on, before a resumed run writes them again; those of phases stay."""
+    """Forget the lines of updates from `step` on, before they are written again; those of phases stay."""
     path = folder / "metrics.jsonl"
     if not path.is_file():
         return

@@ -98,7 +98,7 @@ class Episodes:
 class UpdateMetrics:
     """Writes the figures of each update, with those of `episodes`, the ledger, the pace and the stations beside them.
 
-    began: when the run did; now: when its training does.
+    An update that a lost trainer takes with it is written anew. began: when the run did; now: when its training does.
     """
 
     def __init__(
@@ -115,11 +115,14 @@ class UpdateMetrics:
         self._writer, self._ledger, self._episodes = writer, ledger, episodes
         self._account, self._stations = account, stations
         self._began, self._last, self._transitions = began, now, account.transitions
+        self._updates = 0
 
-    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
-        pass
+    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+        if isinstance(event, records.TrainerJoined) and event.updates < self._updates:
+            self._writer.rewind(event.updates)
 
     def reported(self, now: float, report: Report) -> None:
+        self._updates = report.step + 1
         values = {**self._episodes.figures, **report.values}
         counts = self._ledger.as_dict()
         values |= {f"samples/{state}": float(count) for state, count in counts.items() if isinstance(count, int)}

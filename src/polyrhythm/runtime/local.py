@@ -201,8 +201,9 @@ class LocalLauncher:
             case wire.Failed(station=station, epoch=epoch):
                 if self._is_present(station, epoch):
                     self._processes[station].last_words = message
-            case Report():
-                self._reports.append(message)
+            case Report(station=station, epoch=epoch):
+                if self._is_present(station, epoch):
+                    self._reports.append(message)
             case Reply():
                 raise AssertionError("a reply came to main")
             case _:

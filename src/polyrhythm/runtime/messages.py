@@ -52,6 +52,7 @@ class Report:
     """Numbers for the observers, past the conductor: `topic` says of what, `step` which one."""
 
     station: str
+    epoch: int
     topic: str
     step: int
     values: Mapping[str, float]

@@ -111,7 +111,7 @@ class Trainer:
         except StopIteration as stop:
             self._todo.popleft()
             self._steps = None
-            self._links.report(Report(self.name, "update", command.update, {**self._figures, **stop.value}))
+            self._links.report(Report(self.name, self.epoch, "update", command.update, {**self._figures, **stop.value}))
             self._links.emit(UpdateDone(self.name, self.epoch, command.update))
 
     def _publish(self, version: int) -> None:
@@ -127,7 +127,7 @@ class Trainer:
     def _save(self) -> None:
         if self._saver is not None:
             self._saver.save(self._learner)
-            self._links.emit(Checkpointed(self._learner.updates))
+            self._links.emit(Checkpointed(self.name, self.epoch, self._learner.updates))
 
     def _settle(self) -> None:
         """Wait for the publication under way; raises what went wrong in it."""
