@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from typing import Literal
 
 import pytest
@@ -16,11 +17,14 @@ from polyrhythm.errors import RunHalted
 from polyrhythm.flow.conductor import Conductor
 from polyrhythm.flow.records import (
     CancelRow,
+    End,
     GeneratorJoined,
     RequestArrived,
     SampleFailed,
+    SampleFinished,
     SimulatorJoined,
     StartRows,
+    TrainUntil,
     Wake,
 )
 from polyrhythm.flow.settings import FlowSettings
@@ -169,6 +173,38 @@ def test_a_timer_later_than_the_stall_limit_is_waited_for():
         loop.train_until(1)
     assert (600.0, CancelRow) in [(now, type(command)) for now, command in launcher.sent]
     assert launcher.now == 660.0
+
+
+class Late(Silent):
+    """It is heard only long after the sample came, when its deadline has passed."""
+
+    def __init__(self, events):
+        super().__init__()
+        self.events = deque(events)
+
+    def receive(self, timeout):
+        if self.events:
+            self.now = 120.0
+            return self.events.popleft()
+        return super().receive(timeout)
+
+
+def test_what_came_before_a_deadline_is_heard_before_it_counts():
+    """A main process that was stopped, or overloaded, must not cancel what has ended meanwhile."""
+    late = Late([])
+    loop = Loop(Conductor(FlowSettings(batch_size=1, episode_deadline_s=7.0)), late, late.clock, record=True)
+    loop.tell(SimulatorJoined("s", 0, (shard("e", 2, "whole", []),)))
+    loop.tell(GeneratorJoined("g", 0, 0))
+    loop.tell(TrainUntil(2))
+    late.now = 120.0
+    late.events.append(SampleFinished("s", 0, 0, 1, "0", End.TERMINATED, 1, 1, 0, 0, True, 1.0))
+    with pytest.raises(RunHalted):
+        loop.train_until(2)
+    told = [type(decision.event) for decision in loop.trace]
+    assert told.index(SampleFinished) < told.index(Wake)
+    cancelled = [command.ticket for _, command in late.sent if isinstance(command, CancelRow)]
+    assert 0 not in cancelled
+    assert 1 in cancelled
 
 
 class Busy(Silent):

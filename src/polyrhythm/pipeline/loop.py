@@ -64,6 +64,8 @@ class Observer(Protocol):
 
 #: Longest wait for an event, after which `Loop.stop` is asked again.
 _PATIENCE_S = 0.5
+#: So many events go before a deadline that has passed.
+_MOST_LATE = 10_000
 
 _FOR_THE_RUN = (records.SampleEvaluated, records.EvaluationDone, records.TargetReached, records.Halt)
 
@@ -155,17 +157,21 @@ class Loop:
         up, or when no station has worked for `stall_s`, nothing has come from one, and no timer is set; Interrupted
         when it is told to stop.
         """
-        quiet_since, worked = self.clock(), self.launcher.work_done()
+        quiet_since, worked, late = self.clock(), self.launcher.work_done(), 0
         while not self._finished(done):
             if self.stop():
                 raise Interrupted
             due, now = self.conductor.deadline(), self.clock()
-            if due <= now:
+            # What came before a deadline goes first, however late we listen.
+            event = self.launcher.receive(0.0) if due <= now and late < _MOST_LATE else None
+            late = 0 if event is None else late + 1
+            if event is None and due <= now:
                 quiet_since = now if self._decide(records.Wake()) else quiet_since
                 due, now = self.conductor.deadline(), self.clock()
             timer = now < due < math.inf
-            wait = max(0.0, due - now if timer else quiet_since + self._stall_s - now)
-            event = self.launcher.receive(min(wait, _PATIENCE_S))
+            if event is None:
+                wait = max(0.0, due - now if timer else quiet_since + self._stall_s - now)
+                event = self.launcher.receive(min(wait, _PATIENCE_S))
             if event is not None:
                 self._decide(event)
             if self._pass_reports() or event is not None:
