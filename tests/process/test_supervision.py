@@ -5,9 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import pytest
@@ -17,6 +21,12 @@ from polyrhythm.config.load import merge
 from polyrhythm.errors import RunHalted, StartError
 from polyrhythm.flow import records
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.check import check
+from polyrhythm.pipeline.checkpoints import save_policy
+from polyrhythm.pipeline.evaluate import evaluate
+from polyrhythm.runtime.arena import ArenaLayout
+from polyrhythm.runtime.jobs import Seat
+from polyrhythm.runtime.local import LocalLauncher
 
 ENV = {"type": "tests.process.settings:FaultySettings", "id": "CartPole-v1", "max_steps": 40}
 SINGLE = merge(ASYNCHRONOUS, {"rollout": {"simulators": 1, "env_batches": 2, "generators": 1}})
@@ -183,6 +193,43 @@ def test_a_trainer_that_goes_back_to_an_older_state_rolls_back_what_it_had_train
 def test_a_station_that_cannot_start_ends_the_run_with_what_it_said(tmp_path):
     with pytest.raises(RunHalted, match=r"simulator-0 failed 3 times in a row before it stood ready.*status 7"):
         run(tmp_path, env={**ENV, "call": "build", "fault": "exit"})
+    assert not children()
+    assert not orphaned_folders()
+
+
+def test_an_evaluation_that_fails_leaves_the_log_that_it_names_and_one_that_works_leaves_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for fault in ("", "exit"):
+        failing = config(SINGLE, env={**ENV, "call": "build", "fault": fault})
+        policy = check(failing, trainer=False).policy
+        save_policy(policy.state_dict(), failing, tmp_path / "policy.pt", 0)
+        if not fault:
+            assert evaluate(tmp_path / "policy.pt", 2)["episodes"] == 2
+            assert [path.name for path in tmp_path.iterdir()] == ["policy.pt"]
+            continue
+        with pytest.raises(RunHalted, match=r"its log: .*log") as ended:
+            evaluate(tmp_path / "policy.pt", 2)
+        assert "the simulator says good-bye" in Path(str(ended.value).rpartition("its log: ")[2]).read_text()
+    assert not children()
+    assert not orphaned_folders()
+
+
+@dataclass(frozen=True)
+class Lacking:
+    """A job whose package is missing where it is to be done."""
+
+    name: str
+
+    def parts(self, host, epoch):
+        raise ImportError("No module named 'robot_hands'")
+
+
+def test_a_package_that_a_station_lacks_ends_the_run_at_the_first_start(tmp_path):
+    layout = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
+    launcher = LocalLauncher([(Lacking("hands"), Seat())], layout, 64, config().supervision, tmp_path)
+    with closing(launcher), pytest.raises(RunHalted, match=r"hands: ImportError: No module named 'robot_hands'"):
+        launcher.start()
+    assert [path.name for path in tmp_path.iterdir()] == ["hands.0.log"]
     assert not children()
     assert not orphaned_folders()
 

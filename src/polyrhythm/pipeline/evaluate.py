@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 
-from polyrhythm.errors import RunFolderError
+from polyrhythm.errors import RunFolderError, RunHalted
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.check import check, refuse_swapping
 from polyrhythm.pipeline.checkpoints import load_policy
@@ -43,10 +46,20 @@ def evaluate(
     except ValueError as error:
         raise RunFolderError(f"{path}: {error}; these weights belong to other settings, name another folder") from error
     wanted = held_out(episodes, seed, len(spec.tasks), greedy=greedy, swap=swap_instructions)
-    with TemporaryDirectory(prefix="polyrhythm-") as logs:
-        pipeline = build_pipeline(config, policy, Path(logs), trainer=False)
-        try:
-            results = pipeline.loop.evaluate("evaluation", wanted)
-        finally:
-            pipeline.close()
+    with _logs() as folder, closing(build_pipeline(config, policy, folder, trainer=False)) as pipeline:
+        results = pipeline.loop.evaluate("evaluation", wanted)
     return {**tally(results, spec.tasks), "greedy": greedy, "seed": seed, "version": version}
+
+
+@contextmanager
+def _logs() -> Iterator[Path]:
+    """A folder for the stations' logs, which stays only where the error that ends it names one of them."""
+    folder, named = Path(mkdtemp(prefix="polyrhythm-")), False
+    try:
+        yield folder
+    except RunHalted as error:
+        named = str(folder) in str(error)
+        raise
+    finally:
+        if not named:
+            rmtree(folder)

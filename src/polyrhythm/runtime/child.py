@@ -62,13 +62,18 @@ class Workplace:
         self._main = Outbox(self._context, posting.main)
         self._slots: dict[str, Outbox] = {}
         self._news = threading.Event()
+        self._parts: list[Actor] = []
+
+    def _open(self) -> list[Actor]:
+        """The parts of the job, in the memory that the run shares."""
+        posting = self._posting
         folder = Path(posting.folder)
         arena = Arena(posting.layout, memoryview(open_segment(folder, "arena")))
         weights = memoryview(open_segment(folder, "weights"))
         links = Links(self._emit, self._reply, self._report)
         host = Host(arena, weights, links, posting.seat.device, overlap=True)
         job = unpack(posting.kind, posting.content)
-        self._parts = [
+        return [
             Actor(
                 address,
                 endpoint(posting.transport, posting.folder, address),
@@ -88,12 +93,15 @@ class Workplace:
         Consumes: nothing itself. Waits for: news of a part. Unblocked by: some, or `_BEAT_S`. Produces: heartbeats, a
         greeting, and last words.
         """
+        try:
+            self._parts = self._open()
+        except Exception as error:  # noqa: BLE001 - main is told
+            return self._leave(error)
         for part in self._parts:
             part.start()
         greeted = False
         while not all(part.over.is_set() for part in self._parts):
-            failed = next((part.error for part in self._parts if part.error is not None), None)
-            if failed is not None or os.getppid() != self._posting.parent:
+            if self._failed() is not None or os.getppid() != self._posting.parent:
                 break
             if not greeted and all(part.ready.is_set() for part in self._parts):
                 self._greet()
@@ -101,11 +109,14 @@ class Workplace:
             self._beat()
             self._news.wait(_BEAT_S)
             self._news.clear()
-        return self._leave()
+        return self._leave(self._failed())
 
-    def _leave(self) -> int:
+    def _failed(self) -> BaseException | None:
+        """What ended a part, if anything did."""
+        return next((part.error for part in self._parts if part.error is not None), None)
+
+    def _leave(self, error: BaseException | None) -> int:
         posting = self._posting
-        error = next((part.error for part in self._parts if part.error is not None), None)
         if error is not None:
             log.error("%s ends", posting.station, exc_info=error)
             fatal = isinstance(error, PolyrhythmError | ImportError)
@@ -185,11 +196,7 @@ def main() -> None:
     posting = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Posting)
     _die_with(posting.parent)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
-    try:
-        status = Workplace(posting).run()
-    except Exception:
-        log.exception("%s could not begin", posting.station)
-        status = 1
+    status = Workplace(posting).run()
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads that hang in a simulator, and a simulator's own exit handlers, must not keep the process.
