@@ -202,14 +202,13 @@ class _Run:
                 if self._live is not None:
                     self._live.train(updates, episodes, saver.account, lags, self._after_s())
                 loop.train_until(config.training.versions)
-        except Exception as reason:  # not a second Ctrl-C, which ends at once
-            if isinstance(reason, Interrupted):
-                finished = loop.wind_down(config.shutdown_s)
-                saver.save()
-                log.info("the update under way is %s", "finished" if finished else "abandoned")
-            self._save_published()
+        except Interrupted:
+            finished = loop.wind_down(config.shutdown_s)
+            saver.save()
+            log.info("the update under way is %s", "finished" if finished else "abandoned")
             raise
-        self._save_published()
+        finally:
+            self._save_published()
         loop.observers[:] = watching
         ledger = loop.conductor.ledger
         assert not ledger.imbalance, f"the ledger does not balance: {ledger.as_dict()}"
