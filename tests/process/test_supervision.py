@@ -29,6 +29,7 @@ from polyrhythm.runtime.jobs import Seat
 from polyrhythm.runtime.local import LocalLauncher
 
 ENV = {"type": "tests.process.settings:FaultySettings", "id": "CartPole-v1", "max_steps": 40}
+EVERYBODY = ["simulator-0", "simulator-1", "generator-0", "generator-1", "trainer"]
 SINGLE = merge(ASYNCHRONOUS, {"rollout": {"simulators": 1, "env_batches": 2, "generators": 1}})
 
 
@@ -108,13 +109,14 @@ def test_a_killed_station_of_each_kind_is_replaced(tmp_path):
     assert [event.epoch for event in joined[-3:]] == [1, 1, 1]
 
 
-def test_two_stations_that_die_at_once_are_both_replaced(tmp_path):
+@pytest.mark.parametrize("names", [["simulator-0", "trainer"], EVERYBODY], ids=["two", "all"])
+def test_stations_that_die_at_once_are_all_replaced(names, tmp_path):
     def kill(pipeline):
-        for name in ("simulator-0", "trainer"):
+        for name in names:
             os.kill(pipeline.launcher.processes()[name], signal.SIGKILL)
 
-    pipeline = run(tmp_path, versions=12, during=at_update(2, kill), training={"versions": 12})
-    assert sorted(event.station for event in lost(pipeline)) == ["simulator-0", "trainer"]
+    pipeline = run(tmp_path, 12, ASYNCHRONOUS, at_update(2, kill), training={"versions": 12})
+    assert sorted(event.station for event in lost(pipeline)) == sorted(names)
     assert balanced(pipeline, 96)
 
 

@@ -13,39 +13,38 @@ incarnation that the conductor knows; no block is given out while a process that
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import zmq
 
-from polyrhythm.errors import RunHalted
 from polyrhythm.flow import records
 from polyrhythm.runtime import wire
 from polyrhythm.runtime.arena import Arena, ArenaLayout
 from polyrhythm.runtime.blocks import BlockPool
-from polyrhythm.runtime.child import Posting
-from polyrhythm.runtime.jobs import Job, Seat, pack
+from polyrhythm.runtime.crew import Crew
+from polyrhythm.runtime.jobs import Job, Seat
 from polyrhythm.runtime.messages import Reply, Report, SaveTrainer, Start
 from polyrhythm.runtime.process import Process
 from polyrhythm.runtime.run_memory import RunMemory
 from polyrhythm.runtime.sockets import Inbox, Transport, endpoint
-from polyrhythm.runtime.supervision import Failures, Limits
+from polyrhythm.runtime.supervision import Limits
 
 log = logging.getLogger(__name__)
 
 #: Seconds between two looks at the processes and their deadlines.
 _LOOK_S = 0.25
-#: How long a dead station's last messages are waited for (while others talk on), its farewell, and counters asked for.
-_DRAIN_S, _LONGEST_DRAIN_S, _LEAVE_S, _ANSWER_S = 0.05, 0.5, 5.0, 2.0
+#: How long dead stations' last messages are waited for, at most so long while others talk on; and counters asked for.
+_DRAIN_S, _LONGEST_DRAIN_S, _ANSWER_S = 0.05, 0.5, 2.0
 
 
 class LocalLauncher:
     """Hosts `jobs`, each in its seat. The arena and the bus (of `weights_nbytes`) lie in shared memory.
 
-    StartError: there is too little of it, or an address cannot be had; then nothing has been started.
+    folder: where memory and sockets lie, until `close`. StartError: there is too little memory, or an address cannot be
+    had; then nothing has been started.
     """
 
     def __init__(
@@ -59,70 +58,48 @@ class LocalLauncher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clock, self.layout = clock, layout
-        self.failures = Failures()
-        self._jobs = {job.name: (job, seat) for job, seat in jobs}
-        self._limits, self._logs, self._transport = limits, logs, transport
         self._memory = RunMemory({"arena": layout.nbytes, "weights": weights_nbytes})
+        self.folder = self._memory.folder
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._inbox = Inbox(self._context, endpoint(transport, str(self._memory.folder), "main"))
+            self._inbox = Inbox(self._context, endpoint(transport, str(self.folder), "main"))
         except BaseException:
             self._memory.remove()
             raise
         self.pool = BlockPool(layout.blocks)
         self.arena = Arena(layout, memoryview(self._memory.segment("arena")))
         self.weights_memory = memoryview(self._memory.segment("weights"))
-        self._processes: dict[str, Process] = {}
-        self._parts: dict[str, int] = {}
+        self._crew = Crew(
+            jobs,
+            layout,
+            self._context,
+            folder=self.folder,
+            main=self._inbox.endpoint,
+            transport=transport,
+            limits=limits,
+            logs=logs,
+        )
         self._known: dict[str, int] = {}
         self._events: deque[records.Event] = deque()
-        self._reports: deque[Report] = deque()
-        self._past: dict[str, Counter[str]] = {name: Counter() for name in self._jobs}
-        self._progress = 0
+        self._reports: list[Report] = []
         self._looked = clock()
-
-    # ------------------------------------------------------------ start
 
     def start(self) -> list[records.Event]:
         """Start all stations and wait until each stands ready; their announcements, in the order of the jobs.
 
         RunHalted: one of them cannot be started.
         """
-        for name in self._jobs:
-            self._spawn(name, epoch=0)
-        while not all(process.vigil.present for process in self._processes.values()):
+        self._crew.start(self.clock())
+        while not self._crew.complete:
             self._wait(_LOOK_S)
         self._events.clear()
-        self._known = {name: process.epoch for name, process in self._processes.items()}
-        return [process.joined for process in self._processes.values() if process.joined is not None]
-
-    def _spawn(self, name: str, epoch: int) -> None:
-        job, seat = self._jobs[name]
-        kind, content = pack(job)
-        posting = Posting(
-            station=name,
-            epoch=epoch,
-            kind=kind,
-            content=content,
-            seat=seat,
-            layout=self.layout,
-            folder=str(self._memory.folder),
-            main=self._inbox.endpoint,
-            transport=self._transport,
-            parent=os.getpid(),
-        )
-        self._logs.mkdir(parents=True, exist_ok=True)
-        process = Process(posting, self._logs / f"{name}.{epoch}.log", self.clock())
-        self._processes[name] = process
-
-    @property
-    def folder(self) -> Path:
-        """Where the shared memory and the sockets lie, until `close`."""
-        return self._memory.folder
+        processes = self._crew.processes
+        self._known = {name: process.epoch for name, process in processes.items()}
+        return [process.joined for process in processes.values() if process.joined is not None]
 
     def processes(self) -> dict[str, int]:
         """The process id of each station."""
-        return {name: process.pid for name, process in self._processes.items()}
+        return {name: process.pid for name, process in self._crew.processes.items()}
 
     # ------------------------------------------------------------ what goes out
 
@@ -134,9 +111,9 @@ class LocalLauncher:
                 self.pool.release(handles)
             case records.StartRows(simulator=station, slot=slot):
                 if self._reaches(station):
-                    self._processes[station].tell(Start(command, tuple(self.pool.assign(command))), self._parts[slot])
+                    self._crew.tell(station, Start(command, tuple(self.pool.assign(command))), slot)
             case records.CancelRow(simulator=station, slot=slot) | records.RefuseRequest(simulator=station, slot=slot):
-                self._tell(station, command, self._parts[slot])
+                self._tell(station, command, slot)
             case records.Serve(generator=station) | records.ApplyWeights(generator=station):
                 self._tell(station, command)
             case (
@@ -148,13 +125,13 @@ class LocalLauncher:
             case _:
                 raise TypeError(f"{type(command).__name__} is not for a station")
 
-    def _tell(self, station: str, message: wire.Message, part: int = 0) -> None:
+    def _tell(self, station: str, message: wire.Message, slot: str = "") -> None:
         if self._reaches(station):
-            self._processes[station].tell(message, part)
+            self._crew.tell(station, message, slot)
 
     def _reaches(self, station: str) -> bool:
         """Whether the conductor knows the present incarnation."""
-        process = self._processes[station]
+        process = self._crew.processes[station]
         return process.vigil.present and self._known.get(station) == process.epoch
 
     # ------------------------------------------------------------ what comes in
@@ -191,177 +168,97 @@ class LocalLauncher:
             self._look_after()
 
     def _hear(self, frames: Sequence[wire.Frame]) -> None:
+        """One message. Who is not present is not heard."""
         message = wire.decode(frames)
+        sender = _sender(message)
+        if sender is not None and not self._crew.has(*sender):
+            return
         match message:
-            case wire.Heartbeat(station=station, epoch=epoch):
-                self._hear_heartbeat(station, epoch, message)
-            case wire.Hello(station=station, epoch=epoch):
-                if self._is_present(station, epoch):
-                    self._welcome(station, message)
-            case wire.Failed(station=station, epoch=epoch):
-                if self._is_present(station, epoch):
-                    self._processes[station].last_words = message
-            case Report(station=station, epoch=epoch):
-                if self._is_present(station, epoch):
-                    self._reports.append(message)
+            case wire.Heartbeat():
+                self._crew.hear(message, self.clock())
+            case wire.Hello():
+                self._events.append(self._crew.welcome(message, self.clock()))
+            case wire.Failed(station=station):
+                self._crew.processes[station].last_words = message
+            case Report():
+                self._reports.append(message)
             case Reply():
                 raise AssertionError("a reply came to main")
             case _:
-                self._hear_event(message)  # type: ignore[arg-type]
-
-    def _hear_event(self, event: records.Event) -> None:
-        sender = _sender(event)
-        if sender is not None and not self._is_present(*sender):
-            return
-        self.pool.hear(event)
-        self._events.append(event)
-
-    def _hear_heartbeat(self, station: str, epoch: int, beat: wire.Heartbeat) -> None:
-        if not self._is_present(station, epoch):
-            return
-        process = self._processes[station]
-        before = process.heartbeat
-        if beat.doing or not process.vigil.present or before is None or beat.units != before.units:
-            self._progress += 1
-        process.heartbeat = beat
-        process.vigil.hear(self.clock(), beat.doing, beat.for_s)
-
-    def _is_present(self, station: str, epoch: int) -> bool:
-        return self._processes[station].epoch == epoch
-
-    def _welcome(self, station: str, hello: wire.Hello) -> None:
-        """A station stands ready: know its parts, tell the generators where its slots are, and pass the news on."""
-        process = self._processes[station]
-        process.greet(self._context, hello)
-        process.vigil.hear(self.clock(), "", 0.0)
-        joined = process.joined
-        if isinstance(joined, records.SimulatorJoined):
-            for part, info in enumerate(joined.batches):
-                self._parts |= {slot.slot: part for slot in info.slots}
-            for generator in self._of(records.GeneratorJoined):
-                for address, where in hello.inboxes.items():
-                    generator.tell(wire.Connect(address, where))
-        elif isinstance(joined, records.GeneratorJoined):
-            for simulator in self._of(records.SimulatorJoined):
-                for address, where in simulator.endpoints.items():
-                    process.tell(wire.Connect(address, where))
-        assert joined is not None
-        self._events.append(joined)
-
-    def _of(self, kind: type) -> list[Process]:
-        """The present processes that announced themselves so."""
-        return [p for p in self._processes.values() if p.vigil.present and isinstance(p.joined, kind)]
+                self.pool.hear(message)  # type: ignore[arg-type]
+                self._events.append(message)  # type: ignore[arg-type]
 
     # ------------------------------------------------------------ supervision
 
     def _look_after(self) -> None:
         """Replace every station that has ended or is to be given up."""
-        now = self._looked = self.clock()
-        self._progress += not all(process.vigil.present for process in self._processes.values())
-        for process in list(self._processes.values()):
-            complaint = ""
-            if process.exited:
-                self._drain()
-                complaint = process.how_it_ended()
-            elif now >= process.vigil.deadline(self._limits):
-                self._drain()  # it may have been we who did not listen
-                complaint = process.vigil.complaint(self.clock(), self._limits)
-            if complaint:
-                self._replace(process, complaint)
+        self._looked = self.clock()
+        suspects = self._crew.suspects(self._looked)
+        if not suspects:
+            return
+        self._drain()  # what they said last; and it may have been we who did not listen
+        complaints = [(process, self._crew.complaint(process, self.clock())) for process in suspects]
+        lost = [(process, reason) for process, reason in complaints if reason]
+        for process, _ in lost:
+            self._crew.dismiss(process)
+        self._drain()
+        for process, reason in lost:
+            self._replace(process, reason)
 
     def _drain(self) -> None:
-        """Hear what has been sent, the last messages of a process that has just ended included."""
+        """Hear what has been sent, the last messages of processes that have just ended included."""
         until = self.clock() + _LONGEST_DRAIN_S
         while self.clock() < until and (frames := self._inbox.receive(_DRAIN_S)) is not None:
             self._hear(frames)
 
     def _replace(self, process: Process, reason: str) -> None:
-        name, epoch = process.station, process.epoch
-        was_present = process.vigil.present
-        self._forget(process)
-        self._drain()
+        """A station that was dismissed is lost, and starts again."""
+        name, fate = process.station, "the run ends"
         self.pool.lose(name)
-        if was_present:
-            self._events.append(records.StationLost(name, epoch, reason))
-        self.failures.count(name, was_present=was_present)
+        if process.vigil.present:
+            self._events.append(records.StationLost(name, process.epoch, reason))
         last_lines = process.last_lines()
-        said = f"{name} {reason}"
-        if process.last_words is not None and process.last_words.fatal:
-            raise RunHalted(f"{name}: {reason}")
-        verdict = self.failures.verdict(name, self._limits)
-        log.error(
-            "%s; %s\n%s",
-            said,
-            "the run ends" if verdict else f"starting it again (failure {self.failures.total})",
-            last_lines or "(it has said nothing)",
-        )
-        if verdict:
-            raise RunHalted(f"{verdict}; the last: {said}; its log: {self._logs / f'{name}.{epoch}.log'}")
-        self._spawn(name, epoch + 1)
-
-    def _forget(self, process: Process) -> None:
-        """Kill and reap it, and close all lines to it."""
-        process.end()
-        if process.heartbeat is not None:
-            self._past[process.station].update(process.heartbeat.statistics)
-        if isinstance(process.joined, records.SimulatorJoined):
-            for generator in self._of(records.GeneratorJoined):
-                for address in process.endpoints:
-                    generator.tell(wire.Connect(address, ""))
+        try:
+            fate = self._crew.replace(process, reason, self.clock())
+        finally:
+            log.error("%s %s; %s\n%s", name, reason, fate, last_lines or "(it has said nothing)")
 
     # ------------------------------------------------------------ what is asked
 
     def reports(self) -> list[Report]:
         """The reports since the last call, oldest first."""
-        reports = list(self._reports)
-        self._reports.clear()
+        reports, self._reports = self._reports, []
         return reports
 
     def work_done(self) -> int:
         """Rises while a station does its work or is being started (each such wait has a deadline of its own)."""
-        return self._progress
+        return self._crew.progress
 
     def outstanding(self) -> list[str]:
         """What is waiting, in words, for a stall report."""
-        beats = [process.heartbeat for process in self._processes.values() if process.heartbeat is not None]
-        return [line for beat in beats for line in beat.outstanding]
+        return self._crew.outstanding()
 
     def statistics(self) -> dict[str, dict[str, float]]:
         """Each station's counters with `busy_s`, over all its incarnations; as fresh as they can be had."""
-        asked = {name: process.heartbeat for name, process in self._processes.items() if process.vigil.present}
+        processes = self._crew.processes
+        asked = {name: process.heartbeat for name, process in processes.items() if process.vigil.present}
         for name in asked:
-            self._processes[name].tell(wire.Ping())
+            self._crew.tell(name, wire.Ping())
         until = self.clock() + _ANSWER_S
-        while any(self._processes[name].heartbeat is before for name, before in asked.items()):
-            if self.clock() >= until:
-                break
+        while any(processes[name].heartbeat is before for name, before in asked.items()) and self.clock() < until:
             self._wait(_DRAIN_S)
         return self.latest()
 
     def latest(self) -> dict[str, dict[str, float]]:
         """The same as last heard, by the stations' heartbeats."""
-        return {name: dict(self._past[name] + Counter(self._present_statistics(name))) for name in self._jobs}
-
-    def _present_statistics(self, name: str) -> Mapping[str, float]:
-        beat = self._processes[name].heartbeat
-        return beat.statistics if beat is not None else {}
-
-    # ------------------------------------------------------------ end
+        return self._crew.statistics()
 
     def close(self) -> None:
         """End all stations and remove what they shared; a second call does nothing."""
         if self._context.closed:
             return
-        for process in self._processes.values():
-            if process.vigil.present and not process.exited:
-                process.tell_all(wire.Stop())
-        until = self.clock() + _LEAVE_S
         try:
-            for process in self._processes.values():
-                if process.vigil.present:
-                    process.wait(until - self.clock())
-            for process in self._processes.values():
-                process.end()
+            self._crew.close()
         finally:
             self._inbox.close()
             self._context.destroy(linger=0)
@@ -371,12 +268,12 @@ class LocalLauncher:
 _JOINING = (records.SimulatorJoined, records.GeneratorJoined, records.TrainerJoined)
 
 
-def _sender(event: records.Event) -> tuple[str, int] | None:
-    """The station and epoch that signed an event."""
-    epoch = getattr(event, "epoch", None)
+def _sender(message: object) -> tuple[str, int] | None:
+    """The station and epoch that signed a message; None if none did."""
+    epoch = getattr(message, "epoch", None)
     if epoch is None:
         return None
-    for role in ("simulator", "generator", "trainer"):
-        if (name := getattr(event, role, None)) is not None:
+    for role in ("simulator", "generator", "trainer", "station"):
+        if (name := getattr(message, role, None)) is not None:
             return name, epoch
     return None

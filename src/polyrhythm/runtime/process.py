@@ -48,12 +48,18 @@ class Process:
     def exited(self) -> bool:
         return self._popen.poll() is not None
 
-    def greet(self, context: zmq.Context[zmq.Socket[bytes]], hello: wire.Hello) -> None:
-        """It stands ready: open lines to its parts."""
-        self.endpoints = hello.inboxes
-        self.joined = wire.decode([hello.joined])  # type: ignore[assignment]
+    @property
+    def reachable(self) -> bool:
+        """It stands ready, and has not been ended here."""
+        return bool(self._parts)
+
+    def greet(self, context: zmq.Context[zmq.Socket[bytes]], hello: wire.Hello) -> records.Event:
+        """It stands ready: open lines to its parts. Its announcement."""
+        joined: records.Event = wire.decode([hello.joined])  # type: ignore[assignment]
+        self.endpoints, self.joined = hello.inboxes, joined
         self._parts = [Outbox(context, endpoint) for endpoint in hello.inboxes.values()]
         self.vigil.present = True
+        return joined
 
     def tell(self, message: wire.Message, part: int = 0) -> None:
         """Send to one of its parts, in their order."""

@@ -1,0 +1,186 @@
+"""The processes of a run: each station's present incarnation, how it is reached, and what earlier ones had done."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import zmq
+
+from polyrhythm.errors import RunHalted
+from polyrhythm.flow import records
+from polyrhythm.runtime import wire
+from polyrhythm.runtime.arena import ArenaLayout
+from polyrhythm.runtime.child import Posting
+from polyrhythm.runtime.jobs import Job, Seat, pack
+from polyrhythm.runtime.process import Process
+from polyrhythm.runtime.sockets import Transport
+from polyrhythm.runtime.supervision import Failures, Limits
+
+#: How long stations are given to leave by themselves.
+_LEAVE_S = 5.0
+
+
+class Crew:
+    """Stations by name, in the order of `jobs`. folder: shared memory and sockets; main: the endpoint of main's inbox.
+
+    progress: rises while a station works or is being started.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[tuple[Job, Seat]],
+        layout: ArenaLayout,
+        context: zmq.Context[zmq.Socket[bytes]],
+        *,
+        folder: Path,
+        main: str,
+        transport: Transport,
+        limits: Limits,
+        logs: Path,
+    ) -> None:
+        self.processes: dict[str, Process] = {}
+        self.progress = 0
+        self._jobs = {job.name: (job, seat) for job, seat in jobs}
+        self._layout, self._context, self._folder, self._main = layout, context, folder, main
+        self._transport, self._limits, self._logs = transport, limits, logs
+        self._failures = Failures()
+        self._parts: dict[str, int] = {}
+        self._past: dict[str, Counter[str]] = {name: Counter() for name in self._jobs}
+
+    # ------------------------------------------------------------ come and go
+
+    def start(self, now: float) -> None:
+        """Start the first incarnation of every station."""
+        for name in self._jobs:
+            self._spawn(name, 0, now)
+
+    def _spawn(self, name: str, epoch: int, now: float) -> None:
+        job, seat = self._jobs[name]
+        kind, content = pack(job)
+        posting = Posting(
+            station=name,
+            epoch=epoch,
+            kind=kind,
+            content=content,
+            seat=seat,
+            layout=self._layout,
+            folder=str(self._folder),
+            main=self._main,
+            transport=self._transport,
+            parent=os.getpid(),
+        )
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self.processes[name] = Process(posting, self._log(name, epoch), now)
+
+    def _log(self, name: str, epoch: int) -> Path:
+        return self._logs / f"{name}.{epoch}.log"
+
+    @property
+    def complete(self) -> bool:
+        """Every station stands ready."""
+        return all(process.vigil.present for process in self.processes.values())
+
+    def welcome(self, hello: wire.Hello, now: float) -> records.Event:
+        """A station stands ready: know its parts and tell the generators where its slots are. Its announcement."""
+        process = self.processes[hello.station]
+        joined = process.greet(self._context, hello)
+        process.vigil.hear(now, "", 0.0)
+        if isinstance(joined, records.SimulatorJoined):
+            for part, info in enumerate(joined.batches):
+                self._parts |= {slot.slot: part for slot in info.slots}
+            self._tell_generators(hello.inboxes)
+        elif isinstance(joined, records.GeneratorJoined):
+            for simulator in self._present(records.SimulatorJoined):
+                for address, where in simulator.endpoints.items():
+                    process.tell(wire.Connect(address, where))
+        return joined
+
+    def _present(self, kind: type) -> list[Process]:
+        """The processes that announced themselves so and can be told something."""
+        return [p for p in self.processes.values() if p.reachable and isinstance(p.joined, kind)]
+
+    def _tell_generators(self, inboxes: Mapping[str, str]) -> None:
+        for generator in self._present(records.GeneratorJoined):
+            for address, where in inboxes.items():
+                generator.tell(wire.Connect(address, where))
+
+    def suspects(self, now: float) -> list[Process]:
+        """The processes that have ended or are to be given up."""
+        processes = self.processes.values()
+        self.progress += not self.complete
+        return [process for process in processes if process.exited or now >= process.vigil.deadline(self._limits)]
+
+    def complaint(self, process: Process, now: float) -> str:
+        """What is wrong with it, in words; "" if nothing is."""
+        return process.how_it_ended() or process.vigil.complaint(now, self._limits)
+
+    def dismiss(self, process: Process) -> None:
+        """Kill and reap it, and close all lines to it: afterwards it writes nowhere."""
+        process.end()
+        if process.heartbeat is not None:
+            self._past[process.station].update(process.heartbeat.statistics)
+        if isinstance(process.joined, records.SimulatorJoined):
+            self._tell_generators(dict.fromkeys(process.endpoints, ""))
+
+    def replace(self, process: Process, reason: str, now: float) -> str:
+        """Start the next incarnation of a station that was dismissed, and say what becomes of it.
+
+        RunHalted: another start is not worth trying.
+        """
+        name = process.station
+        if process.last_words is not None and process.last_words.fatal:
+            raise RunHalted(f"{name}: {reason}")
+        self._failures.count(name, was_present=process.vigil.present)
+        verdict = self._failures.verdict(name, self._limits)
+        if verdict:
+            raise RunHalted(f"{verdict}; the last: {name} {reason}; its log: {self._log(name, process.epoch)}")
+        self._spawn(name, process.epoch + 1, now)
+        return f"starting it again (failure {self._failures.total})"
+
+    def close(self) -> None:
+        """Let all stations leave, and end those that do not."""
+        for process in self.processes.values():
+            if process.vigil.present and not process.exited:
+                process.tell_all(wire.Stop())
+        until = time.monotonic() + _LEAVE_S
+        for process in self.processes.values():
+            if process.vigil.present:
+                process.wait(until - time.monotonic())
+        for process in self.processes.values():
+            process.end()
+
+    # ------------------------------------------------------------ what is said and asked
+
+    def has(self, station: str, epoch: int) -> bool:
+        """Whether this is the present incarnation."""
+        return self.processes[station].epoch == epoch
+
+    def tell(self, station: str, message: wire.Message, slot: str = "") -> None:
+        """Send to the station, or to its part that has the slot."""
+        self.processes[station].tell(message, self._parts[slot] if slot else 0)
+
+    def hear(self, beat: wire.Heartbeat, now: float) -> None:
+        """A heartbeat of a present station."""
+        process = self.processes[beat.station]
+        before = process.heartbeat
+        if beat.doing or not process.vigil.present or before is None or beat.units != before.units:
+            self.progress += 1
+        process.heartbeat = beat
+        process.vigil.hear(now, beat.doing, beat.for_s)
+
+    def outstanding(self) -> list[str]:
+        """What is waiting, in words."""
+        beats = [process.heartbeat for process in self.processes.values() if process.heartbeat is not None]
+        return [line for beat in beats for line in beat.outstanding]
+
+    def statistics(self) -> dict[str, dict[str, float]]:
+        """Each station's counters as last heard, over all its incarnations."""
+        found: dict[str, dict[str, float]] = {}
+        for name, past in self._past.items():
+            beat = self.processes[name].heartbeat if name in self.processes else None
+            found[name] = dict(past + Counter(beat.statistics if beat is not None else {}))
+        return found
