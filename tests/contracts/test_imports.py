@@ -131,7 +131,7 @@ def test_sockets_are_known_where_processes_talk() -> None:
 
 @pytest.mark.parametrize("name", ["blocks", "supervision"])
 def test_what_a_launcher_decides_is_decided_without_io(name: str) -> None:
-    allowed = {"__future__", "collections.abc", "dataclasses", "math", "typing", "polyrhythm.flow.records"}
+    allowed = {"__future__", "collections.abc", "dataclasses", "heapq", "math", "typing", "polyrhythm.flow.records"}
     assert set(_imports(PACKAGE / "runtime" / f"{name}.py")) <= allowed
 
 

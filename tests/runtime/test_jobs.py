@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.pipeline.runs import config
 
-from polyrhythm.pipeline.build import env_batch_infos, step_settings
+from polyrhythm.pipeline.build import env_batch_infos
+from polyrhythm.pipeline.layout import step_settings
 from polyrhythm.policies.base import Policy
 from polyrhythm.runtime.arena import ArenaLayout, in_memory
 from polyrhythm.runtime.jobs import Host, Job, pack, unpack

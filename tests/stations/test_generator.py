@@ -16,7 +16,7 @@ from polyrhythm.flow.records import (
     Serve,
     WeightsApplied,
 )
-from polyrhythm.pipeline.build import answer_specs, shown
+from polyrhythm.pipeline.layout import answer_specs, shown
 from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.runtime.arena import ArenaLayout, RequestView, in_memory
 from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION, Links

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from polyrhythm.pipeline.build import answer_specs, env_settings, shown
+from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.check import Checked
+from polyrhythm.pipeline.layout import answer_specs, shown
 from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE
 from polyrhythm.specs import INSTRUCTION, PROGRESS, Trajectory
 from polyrhythm.training.learner import Learner

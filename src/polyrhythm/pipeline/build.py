@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from polyrhythm.config.rollout import DynamicBatching
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.envs.base import EnvSettings
@@ -21,20 +18,18 @@ from polyrhythm.flow.records import EnvBatchInfo, WeightsOffered
 from polyrhythm.flow.settings import FlowSettings
 from polyrhythm.flow.sharding import shard
 from polyrhythm.pipeline.checkpoints import STATES, SavedRun
+from polyrhythm.pipeline.layout import arena_layout, step_settings
 from polyrhythm.pipeline.loop import Launcher, Loop
 from polyrhythm.policies.base import Policy, PolicySettings
 from polyrhythm.runtime.arena import ArenaLayout
-from polyrhythm.runtime.blocks import blocks_needed
 from polyrhythm.runtime.inline import InlineLauncher
 from polyrhythm.runtime.jobs import Job, Seat
 from polyrhythm.runtime.local import LocalLauncher
-from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE
-from polyrhythm.runtime.tensors import as_array, use_one_thread
+from polyrhythm.runtime.tensors import use_one_thread
 from polyrhythm.runtime.weights import WeightsBus, bus_nbytes
-from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec
+from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.generator_job import GeneratorJob, PolicyJob
 from polyrhythm.stations.simulator_job import SimulatorJob
-from polyrhythm.stations.slot import StepSettings
 from polyrhythm.stations.trainer_job import TrainerJob, TrainerStates
 
 #: What a run's folder holds of the machinery.
@@ -206,54 +201,6 @@ def _launcher(
         return InlineLauncher(jobs, layout, weights_nbytes)
     assert folder is not None, "processes write their logs to a folder"
     return LocalLauncher(jobs, layout, weights_nbytes, config.supervision, folder / LOGS, config.data_plane.transport)
-
-
-def arena_layout(
-    config: RunConfig,
-    spec: EnvSpec,
-    infos: Sequence[Sequence[EnvBatchInfo]],
-    policy: Policy,
-    *,
-    trainer: bool = True,
-) -> ArenaLayout:
-    """What lies in the arena; without a trainer no finished sample waits."""
-    slots = {slot.slot: slot.rows for batches in infos for info in batches for slot in info.slots}
-    rows = sum(slots.values())
-    freshness = config.freshness
-    version_samples = config.training.batch_size * freshness.sync_interval
-    blocks = blocks_needed(rows, version_samples, freshness.max_lag) if trainer else rows
-    return ArenaLayout(
-        blocks=blocks,
-        steps=step_settings(config, policy).sample_steps(spec.max_steps),
-        chunk=policy.chunk,
-        obs=shown(spec),
-        answers=answer_specs(policy, spec),
-        slots=slots,
-    )
-
-
-def shown(spec: EnvSpec) -> dict[str, ArraySpec]:
-    """What a policy sees: the environment's observation, and what the simulator station adds."""
-    return {**spec.observation, INSTRUCTION: ArraySpec((), "int64"), PROGRESS: ArraySpec((), "float32")}
-
-
-def blank(spec: EnvSpec) -> dict[str, torch.Tensor]:
-    """One row of nothing, to ask a policy for the form of its answers."""
-    return {name: torch.from_numpy(np.zeros((1, *a.shape), a.dtype)) for name, a in shown(spec).items()}
-
-
-def answer_specs(policy: Policy, spec: EnvSpec) -> dict[str, ArraySpec]:
-    """The arrays of one row's answer, by the names of `runtime.messages`."""
-    with torch.inference_mode():
-        act = policy.act(blank(spec), torch.zeros(1, dtype=torch.bool), torch.zeros(1, dtype=torch.int64))
-    tensors = {ACTIONS: act.actions, LOGPROB: act.logprob, VALUE: act.value}
-    tensors |= {FORWARD_INPUTS + name: tensor for name, tensor in act.forward_inputs.items()}
-    arrays = {name: as_array(tensor) for name, tensor in tensors.items()}
-    return {name: ArraySpec(array.shape[1:], array.dtype.name) for name, array in arrays.items()}
-
-
-def step_settings(config: RunConfig, policy: Policy) -> StepSettings:
-    return StepSettings(policy.chunk, config.rollout.action_repeat, config.rollout.segment_steps)
 
 
 def _jobs(

@@ -15,9 +15,10 @@ import torch
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
 from polyrhythm.flow.sharding import load_function
-from polyrhythm.pipeline.build import arena_layout, blank, env_batch_infos, env_settings, flow_settings, policy_settings
+from polyrhythm.pipeline.build import env_batch_infos, env_settings, flow_settings, policy_settings
 from polyrhythm.pipeline.demos import has_expert
 from polyrhythm.pipeline.given import take_given_weights
+from polyrhythm.pipeline.layout import arena_layout, blank
 from polyrhythm.policies.base import Policy
 from polyrhythm.runtime.run_memory import refuse_shortage, remove_orphans
 from polyrhythm.runtime.weights import bus_nbytes

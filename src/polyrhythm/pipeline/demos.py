@@ -20,7 +20,8 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.envs.base import EnvBatch, EnvSettings, Expert
 from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.observe import wilson
-from polyrhythm.pipeline.build import env_settings, shown
+from polyrhythm.pipeline.build import env_settings
+from polyrhythm.pipeline.layout import shown
 from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec
 from polyrhythm.specs.hashing import mix
 from polyrhythm.stations.chunk import step_chunk, whole_batch
@@ -163,7 +164,7 @@ def _perform(env: EnvBatch, episodes: list[_Episode], settings: DemonstrationSet
 def _look(env: EnvBatch, rows: NDArray[np.intp], episodes: list[_Episode]) -> None:
     """Add what is seen now to each episode, as the simulator station shows it."""
     seen = {name: np.empty((len(rows), *a.shape), a.dtype) for name, a in env.spec.observation.items()}
-    env.observe(rows, seen)  # type: ignore[arg-type]
+    env.observe(rows, seen)
     for i, episode in enumerate(episodes):
         obs = {name: array[i] for name, array in seen.items()}
         obs[INSTRUCTION] = np.array(episode.task, np.int64)
@@ -185,11 +186,11 @@ def _act(
         if not len(alive):
             break
         # A row that ends keeps its last label for the rest of the chunk.
-        labels[alive, c:] = env.expert_actions(rows[alive])[:, None]  # type: ignore[arg-type]
+        labels[alive, c:] = env.expert_actions(rows[alive])[:, None]
         noise = np.stack([_noise(episodes[i], noise_std, spec.action.dim) for i in alive])
         executed = np.clip(labels[alive, c] + noise, spec.action.low, spec.action.high).astype(np.float32)
         left = np.array([spec.max_steps - episodes[i].steps for i in alive])
-        result = step_chunk(advance, rows[alive], executed[:, None], step.action_repeat, left)  # type: ignore[arg-type]
+        result = step_chunk(advance, rows[alive], executed[:, None], step.action_repeat, left)
         for place, i in enumerate(alive):
             episodes[i].success |= bool(result.success[place])
             episodes[i].steps += int(result.steps[place])

@@ -28,14 +28,11 @@ from polyrhythm.pipeline.checkpoints import (
     POLICY_FILE,
     STATES,
     SavedRun,
-    load_policy,
     load_run,
     save_policy,
     saved_runs,
 )
-from polyrhythm.pipeline.demos import record
 from polyrhythm.pipeline.episodes import held_out, tally
-from polyrhythm.pipeline.given import take_given_weights
 from polyrhythm.pipeline.interrupts import Interrupts
 from polyrhythm.pipeline.live import Live
 from polyrhythm.pipeline.loop import Interrupted
@@ -43,16 +40,10 @@ from polyrhythm.pipeline.observers import Episodes, Lags, Timeline, UpdateMetric
 from polyrhythm.pipeline.observers import Progress as ProgressLine
 from polyrhythm.pipeline.progress import CONFIG_FILE, SUMMARY_FILE, Progress
 from polyrhythm.pipeline.saver import RunSaver
-from polyrhythm.policies.base import Policy, as_module
-from polyrhythm.runtime.tensors import apply_state
+from polyrhythm.pipeline.warm_start import begin
 from polyrhythm.specs import Task
-from polyrhythm.training.demonstrations import Demonstrations
-from polyrhythm.training.sft import SupervisedLearner
-from polyrhythm.training.steps import finish
 
 log = logging.getLogger(__name__)
-
-DEMONSTRATIONS_FILE = "demonstrations.npz"
 
 #: What of an evaluation's tally goes to the metrics.
 _MEASURED = ("rate", "low", "high", "mean_return")
@@ -121,39 +112,6 @@ def _saved(folder: Path, progress: Progress) -> SavedRun | None:
     log.info("going on in %s after %d updates", folder, updates)
     rewind(folder, updates)
     return saved
-
-
-def begin(config: RunConfig, folder: Path, policy: Policy, progress: Progress, metrics: MetricsWriter) -> int:
-    """Give the policy the weights to begin with: the given ones, or by demonstrations and imitation; their version."""
-    file = folder / POLICY_FILE
-    if progress.result("warm_start") is not None:
-        _, weights, version = load_policy(file)
-        apply_state(as_module(policy), weights)
-        return version
-    figures: dict[str, float] = {}
-    if config.init_from:
-        take_given_weights(config, policy)
-        log.info("begins with the weights of %s", config.init_from)
-    elif config.demonstrations is not None and config.supervised is not None:
-        demonstrations = _demonstrations(config, folder, policy, progress)
-        with progress.phase("supervised"):
-            figures = finish(SupervisedLearner(policy, config.supervised, seed=config.seed).steps(demonstrations))
-            metrics.log(0, figures, progress.summary()["total"])
-    save_policy(policy.state_dict(), config, file, 0)
-    progress.commit("warm_start", figures)
-    return 0
-
-
-def _demonstrations(config: RunConfig, folder: Path, policy: Policy, progress: Progress) -> Demonstrations:
-    file = folder / DEMONSTRATIONS_FILE
-    if progress.result("demonstrations") is not None:
-        return Demonstrations.load(file)
-    assert config.demonstrations is not None
-    with progress.phase("demonstrations"):
-        recorded = record(config, config.demonstrations, policy.chunk)
-        recorded.demonstrations.save(file)
-    progress.commit("demonstrations", recorded.summary())
-    return recorded.demonstrations
 
 
 class _Run:

@@ -15,7 +15,7 @@ from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.check import Checked
 from polyrhythm.pipeline.demos import has_expert, refuse_misfit
 from polyrhythm.pipeline.progress import CONFIG_FILE, SUMMARY_FILE, Progress
-from polyrhythm.pipeline.run import DEMONSTRATIONS_FILE, begin
+from polyrhythm.pipeline.warm_start import DEMONSTRATIONS_FILE, begin
 from polyrhythm.training.demonstrations import Demonstrations
 
 

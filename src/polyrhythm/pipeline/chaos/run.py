@@ -27,8 +27,8 @@ from polyrhythm.pipeline.checkpoints import STATES
 from polyrhythm.pipeline.loop import Interrupted
 from polyrhythm.pipeline.observers import Lags
 from polyrhythm.pipeline.progress import CONFIG_FILE, Progress
-from polyrhythm.pipeline.run import begin
 from polyrhythm.pipeline.saver import RunSaver
+from polyrhythm.pipeline.warm_start import begin
 from polyrhythm.runtime.local import LocalLauncher
 
 log = logging.getLogger(__name__)

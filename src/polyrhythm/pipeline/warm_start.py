@@ -1,0 +1,55 @@
+"""The weights that a run begins with: given, or learnt from demonstrations; made once, then read from its folder."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.observe import MetricsWriter
+from polyrhythm.pipeline.checkpoints import POLICY_FILE, load_policy, save_policy
+from polyrhythm.pipeline.demos import record
+from polyrhythm.pipeline.given import take_given_weights
+from polyrhythm.pipeline.progress import Progress
+from polyrhythm.policies.base import Policy, as_module
+from polyrhythm.runtime.tensors import apply_state
+from polyrhythm.training.demonstrations import Demonstrations
+from polyrhythm.training.sft import SupervisedLearner
+from polyrhythm.training.steps import finish
+
+log = logging.getLogger(__name__)
+
+DEMONSTRATIONS_FILE = "demonstrations.npz"
+
+
+def begin(config: RunConfig, folder: Path, policy: Policy, progress: Progress, metrics: MetricsWriter) -> int:
+    """Give the policy the weights to begin with: the given ones, or by demonstrations and imitation; their version."""
+    file = folder / POLICY_FILE
+    if progress.result("warm_start") is not None:
+        _, weights, version = load_policy(file)
+        apply_state(as_module(policy), weights)
+        return version
+    figures: dict[str, float] = {}
+    if config.init_from:
+        take_given_weights(config, policy)
+        log.info("begins with the weights of %s", config.init_from)
+    elif config.demonstrations is not None and config.supervised is not None:
+        demonstrations = _demonstrations(config, folder, policy, progress)
+        with progress.phase("supervised"):
+            figures = finish(SupervisedLearner(policy, config.supervised, seed=config.seed).steps(demonstrations))
+            metrics.log(0, figures, progress.summary()["total"])
+    save_policy(policy.state_dict(), config, file, 0)
+    progress.commit("warm_start", figures)
+    return 0
+
+
+def _demonstrations(config: RunConfig, folder: Path, policy: Policy, progress: Progress) -> Demonstrations:
+    file = folder / DEMONSTRATIONS_FILE
+    if progress.result("demonstrations") is not None:
+        return Demonstrations.load(file)
+    assert config.demonstrations is not None
+    with progress.phase("demonstrations"):
+        recorded = record(config, config.demonstrations, policy.chunk)
+        recorded.demonstrations.save(file)
+    progress.commit("demonstrations", recorded.summary())
+    return recorded.demonstrations
