@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from polyrhythm.envs.base import StepResult
+from polyrhythm.envs.base import RowNumbers, StepResult
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
 STATE_DIM, ACTION_DIM = 16, 4
@@ -47,16 +47,16 @@ class DriftBatch:
         self._push = np.random.default_rng(0).normal(size=(ACTION_DIM, STATE_DIM)).astype(np.float32) * _GAIN
         self._phase = np.arange(STATE_DIM)
 
-    def reset(self, rows: Sequence[int], tasks: Sequence[int], seeds: Sequence[int]) -> None:  # noqa: ARG002
+    def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:  # noqa: ARG002
         self._state[rows] = np.sin(np.asarray(seeds)[:, None] % 1000 + self._phase)
 
-    def step(self, rows: Sequence[int], actions: NDArray[np.generic]) -> StepResult:
+    def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         state = self._state[rows] * _DECAY + actions @ self._push  # type: ignore[operator]
         self._state[rows] = state
         no = np.zeros(len(rows), np.bool_)
         return StepResult(-np.abs(state[:, 0]), no, no, no)
 
-    def observe(self, rows: Sequence[int], out: dict[str, NDArray[np.generic]]) -> None:
+    def observe(self, rows: RowNumbers, out: dict[str, NDArray[np.generic]]) -> None:
         out["state"][: len(rows)] = self._state[rows]
 
     def close(self) -> None:

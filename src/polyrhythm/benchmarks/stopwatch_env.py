@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from polyrhythm.envs.base import StepResult
+from polyrhythm.envs.base import RowNumbers, StepResult
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
 IMAGE_SHAPE = (512, 512, 3)
@@ -56,15 +56,15 @@ class StopwatchBatch:
         self._asked = 0
         self._waits: list[int] = []
 
-    def reset(self, rows: Sequence[int], tasks: Sequence[int], seeds: Sequence[int]) -> None:
+    def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         """Every episode is the same."""
 
-    def step(self, rows: Sequence[int], actions: NDArray[np.generic]) -> StepResult:  # noqa: ARG002 (the contract's)
+    def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:  # noqa: ARG002 (the contract's)
         self._waits.append(time.perf_counter_ns() - self._asked)
         no = np.zeros(1, np.bool_)
         return StepResult(np.zeros(1, np.float32), no, no, no)
 
-    def observe(self, rows: Sequence[int], out: dict[str, NDArray[np.generic]]) -> None:  # noqa: ARG002
+    def observe(self, rows: RowNumbers, out: dict[str, NDArray[np.generic]]) -> None:  # noqa: ARG002
         self._asked = time.perf_counter_ns()
         out["image"][0] = self._image
 

@@ -128,10 +128,10 @@ def _pipeline(rows: int, launcher: str) -> Iterator[Answer]:
     with tempfile.TemporaryDirectory(prefix="polyrhythm-") as folder:
         own = Path(folder) if launcher == "local" else None
         with closing(build_pipeline(checked.config, checked.policy, own)) as pipeline:
-            loop, launcher = pipeline.loop, pipeline.launcher
+            loop = pipeline.loop
 
             def training_s() -> float:
-                return launcher.statistics()["trainer"].get("busy_s", 0.0)
+                return pipeline.launcher.statistics()["trainer"].get("busy_s", 0.0)
 
             def turn(updates: int) -> dict[str, float]:
                 before = training_s()

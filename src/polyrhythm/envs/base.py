@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 
 from polyrhythm.specs import EnvSpec
 
+#: Rows of a batch by their numbers; stations hold them as arrays.
+RowNumbers = Sequence[int] | NDArray[np.intp]
+
 
 class StepResult(NamedTuple):
     """Outcome of one primitive env step for n rows, in the order asked: each [n].
@@ -32,7 +35,7 @@ class StepResult(NamedTuple):
 
 @runtime_checkable
 class EnvBatch(Protocol):
-    """A vector environment of `rows` rows. Where a method takes rows, they may come as a numpy array.
+    """A vector environment of `rows` rows, numbered from zero.
 
     An episode that reaches `spec.max_steps` is cut by the station even if the environment does not say so.
     """
@@ -40,18 +43,18 @@ class EnvBatch(Protocol):
     spec: EnvSpec
     rows: int
 
-    def reset(self, rows: Sequence[int], tasks: Sequence[int], seeds: Sequence[int]) -> None:
+    def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         """Begin an episode in each row: task index into `spec.tasks`, seed in 0..2^63-1.
 
         Equal (task, seed) gives an equal initial state. With `spec.reset_rows` false, `rows` is every row.
         """
         ...
 
-    def step(self, rows: Sequence[int], actions: NDArray[np.generic]) -> StepResult:
+    def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         """One primitive step; actions [n,A] in env units. With `spec.step_rows` false, `rows` is every row."""
         ...
 
-    def observe(self, rows: Sequence[int], out: dict[str, NDArray[np.generic]]) -> None:
+    def observe(self, rows: RowNumbers, out: dict[str, NDArray[np.generic]]) -> None:
         """Write the present observation of the n rows into `out[name][i]` for i in 0..n-1 (n = len(rows))."""
         ...
 
@@ -77,6 +80,6 @@ class EnvSettings(Protocol):
 class Expert(Protocol):
     """An env batch that can also act by itself, for demonstrations."""
 
-    def expert_actions(self, rows: Sequence[int]) -> NDArray[np.float32]:
+    def expert_actions(self, rows: RowNumbers) -> NDArray[np.float32]:
         """The scripted expert's action for the present state of each row: [n,A] in env units."""
         ...

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from polyrhythm.envs.base import StepResult
+from polyrhythm.envs.base import RowNumbers, StepResult
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
@@ -97,18 +97,18 @@ class GymnasiumBatch:
         self._seen = {key: np.zeros((rows, *a.shape), a.dtype) for key, a in self.spec.observation.items()}
         self._steps = [0] * rows
 
-    def reset(self, rows: Sequence[int], tasks: Sequence[int], seeds: Sequence[int]) -> None:
+    def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         for row, task, seed in zip(rows, tasks, seeds, strict=True):
             assert task == 0, f"task {task}: a Gymnasium environment has one task"
             observation, _ = self._envs[row].reset(seed=seed)
             self._keep(row, observation)
             self._steps[row] = 0
 
-    def step(self, rows: Sequence[int], actions: NDArray[np.generic]) -> StepResult:
+    def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         n, limit = len(rows), self.spec.max_steps
         rewards, terminated, truncated, success = [0.0] * n, [False] * n, [False] * n, [False] * n
         for i, (row, action) in enumerate(zip(rows, self._to_env(actions), strict=True)):
-            observation, rewards[i], terminated[i], cut, info = self._envs[row].step(action)  # type: ignore[call-overload]
+            observation, rewards[i], terminated[i], cut, info = self._envs[row].step(action)
             self._keep(row, observation)
             self._steps[row] += 1
             truncated[i] = not terminated[i] and (cut or self._steps[row] >= limit)
@@ -121,7 +121,7 @@ class GymnasiumBatch:
             np.array(success, np.bool_),
         )
 
-    def observe(self, rows: Sequence[int], out: dict[str, NDArray[np.generic]]) -> None:
+    def observe(self, rows: RowNumbers, out: dict[str, NDArray[np.generic]]) -> None:
         picked = np.asarray(rows)
         for key, seen in self._seen.items():
             out[key][: len(rows)] = seen[picked]
@@ -212,7 +212,7 @@ def _action_converter(space: gymnasium.Space[Any]) -> Callable[[NDArray[np.gener
 
     if isinstance(space, Discrete):
         start = int(space.start)
-        return lambda actions: (actions[:, 0] + start).tolist()  # type: ignore[operator]
+        return lambda actions: (actions[:, 0] + start).tolist()
     shape, dtype = space.shape or (), space.dtype
     offset = space.start if isinstance(space, MultiDiscrete) else 0
     return lambda actions: np.asarray(actions, dtype).reshape(len(actions), *shape) + offset

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from polyrhythm.envs.base import StepResult
+from polyrhythm.envs.base import RowNumbers, StepResult
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 from polyrhythm.specs.distributions import parse_distribution
 from polyrhythm.specs.hashing import mix
@@ -81,7 +81,7 @@ class LatencyBatch:
         self._seeds = [0] * rows
         self._steps = np.zeros(rows, np.int64)
 
-    def reset(self, rows: Sequence[int], tasks: Sequence[int], seeds: Sequence[int]) -> None:
+    def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         for row, task, seed in zip(rows, tasks, seeds, strict=True):
             assert task == 0, f"task {task}: the synthetic environment has one task"
             self._seeds[row], self._steps[row] = seed, 0
@@ -89,14 +89,14 @@ class LatencyBatch:
         self._rng.seed(self._history)
         self._sleep(self._reset_time.sample(self._rng))
 
-    def step(self, rows: Sequence[int], actions: NDArray[np.generic]) -> StepResult:  # noqa: ARG002 (the contract's)
+    def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:  # noqa: ARG002 (the contract's)
         assert list(rows) == list(range(self.rows)), f"rows {list(rows)}: this batch steps all {self.rows} rows as one"
         self._sleep(self._step_time.sample(self._rng))
         self._steps += 1
         no = np.zeros(self.rows, np.bool_)
         return StepResult(np.ones(self.rows, np.float32), no, self._steps >= self.spec.max_steps, no.copy())
 
-    def observe(self, rows: Sequence[int], out: dict[str, NDArray[np.generic]]) -> None:
+    def observe(self, rows: RowNumbers, out: dict[str, NDArray[np.generic]]) -> None:
         state = out["state"]
         for i, row in enumerate(rows):
             noise = np.random.default_rng(mix(self._seeds[row], int(self._steps[row])))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from polyrhythm.envs.base import StepResult
+from polyrhythm.envs.base import RowNumbers, StepResult
 from polyrhythm.envs.metaworld_scene import Instance, TaskScene
 from polyrhythm.envs.metaworld_tasks import INSTRUCTIONS
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
@@ -100,12 +100,12 @@ class MetaWorldBatch:
         self._steps = [0] * rows
         self._succeeded = [False] * rows
 
-    def reset(self, rows: Sequence[int], tasks: Sequence[int], seeds: Sequence[int]) -> None:
+    def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         for row, task, seed in zip(rows, tasks, seeds, strict=True):
             self._instance_for(row, task).reset(seed)
             self._steps[row], self._succeeded[row] = 0, False
 
-    def step(self, rows: Sequence[int], actions: NDArray[np.generic]) -> StepResult:
+    def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         outcome = _empty_result(len(rows))
         clipped = np.clip(actions, -1.0, 1.0).astype(np.float32, copy=False)
         for i, row in enumerate(rows):
@@ -121,13 +121,13 @@ class MetaWorldBatch:
             outcome.truncated[i] = not (in_time or outcome.terminated[i])
         return outcome
 
-    def observe(self, rows: Sequence[int], out: dict[str, NDArray[np.generic]]) -> None:
+    def observe(self, rows: RowNumbers, out: dict[str, NDArray[np.generic]]) -> None:
         for i, row in enumerate(rows):
             instance = self._instance(row)
             instance.draw(out["image"][i])
             out["proprio"][i] = instance.proprioception
 
-    def expert_actions(self, rows: Sequence[int]) -> NDArray[np.float32]:
+    def expert_actions(self, rows: RowNumbers) -> NDArray[np.float32]:
         """The scripted policy's action for the present state of each row, clipped to -1..1: [n,4]."""
         actions = np.empty((len(rows), _ACTION_DIM), np.float32)
         for i, row in enumerate(rows):

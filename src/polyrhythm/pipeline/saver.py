@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ class RunSaver:
         now: float,
     ) -> None:
         self._folder, self._pipeline, self._settings, self._lags = folder, pipeline, settings, lags
-        self._before = saved.counts if saved else {"wall_s": 0.0, "transitions": 0.0, "busy_s": {}}
+        self._before: dict[str, Any] = saved.counts if saved else {"wall_s": 0.0, "transitions": 0.0, "busy_s": {}}
         self.account = Account(self._before.get("account"))
         self._began = now
         self._next = now + settings.run_every_s
@@ -80,11 +79,11 @@ class RunSaver:
     def _counts(self) -> dict[str, Any]:
         """Seconds, transitions and busy seconds by station, of all parts of the run."""
         statistics, before = self._pipeline.launcher.statistics(), self._before
-        busy = Counter(before["busy_s"])
-        transitions = before["transitions"]
+        busy: dict[str, float] = dict(before["busy_s"])
+        transitions: float = before["transitions"]
         for name, counts in statistics.items():
             earlier = self._at_start.get(name, {})
-            busy[name] += counts.get("busy_s", 0.0) - earlier.get("busy_s", 0.0)
+            busy[name] = busy.get(name, 0) + (counts.get("busy_s", 0.0) - earlier.get("busy_s", 0.0))
             transitions += counts.get("env_steps", 0.0) - earlier.get("env_steps", 0.0)
         wall_s = before["wall_s"] + self._pipeline.loop.clock() - self._began
         return {
@@ -92,7 +91,7 @@ class RunSaver:
             "lags": self._lags.summary()["counts"],
             "wall_s": wall_s,
             "transitions": transitions,
-            "busy_s": dict(busy),
+            "busy_s": busy,
         }
 
     def totals(self) -> dict[str, Any]:

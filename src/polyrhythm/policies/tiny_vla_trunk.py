@@ -114,7 +114,8 @@ class Layer(nn.Module):
         return x + expanded
 
     def _split(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
-        return x.unflatten(2, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        split: tuple[Tensor, ...] = x.unflatten(2, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        return split
 
 
 class Trunk(nn.Module):

@@ -13,7 +13,6 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,17 +142,16 @@ class Workplace:
         """Say that it lives, and what the part that has been busy longest is doing."""
         posting, now = self._posting, time.monotonic()
         stations = [part.station for part in self._parts if part.station is not None]
-        under_way = [doing for station in stations if (doing := station.doing())[0]]
-        doing, since = min(under_way, key=lambda d: d[1], default=("", now))
-        counts: Counter[str] = Counter()
+        under_way = [work for station in stations if (work := station.doing())[0]]
+        doing, since = min(under_way, key=lambda work: work[1], default=("", now))
+        counts: dict[str, float] = {}
         for station in stations:
-            counts.update(station.statistics())
+            for name, count in station.statistics().items():
+                counts[name] = counts.get(name, 0) + count
         counts["busy_s"] = sum(part.busy_s for part in self._parts) / len(self._parts)
         waiting = tuple(line for station in stations for line in station.outstanding())
         units = sum(part.units for part in self._parts)
-        self._send(
-            wire.Heartbeat(posting.station, posting.epoch, doing, now - since, units, waiting, dict(counts))
-        )
+        self._send(wire.Heartbeat(posting.station, posting.epoch, doing, now - since, units, waiting, counts))
 
     # ------------------------------------------------------------ what the parts say
 

@@ -47,7 +47,7 @@ class Inbox:
         """The frames of the next message; None if none has come within `seconds`."""
         socket, milliseconds = self.socket, round(seconds * 1000)
         if milliseconds <= 0:
-            if not socket.get(zmq.EVENTS) & zmq.POLLIN:
+            if not socket.get(zmq.EVENTS):  # there is but one event: a PULL socket never sends
                 return None
         elif milliseconds != self._timeout:
             socket.set(zmq.RCVTIMEO, milliseconds)

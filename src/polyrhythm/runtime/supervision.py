@@ -14,13 +14,26 @@ from typing import Protocol
 class Limits(Protocol):
     """Seconds after which a station is given up, by what it does; and how many failures a run survives."""
 
-    heartbeat_s: float
-    start_s: float
-    reset_s: float
-    step_s: float
-    pass_s: float
-    update_s: float
-    max_failures: int
+    @property
+    def heartbeat_s(self) -> float: ...
+
+    @property
+    def start_s(self) -> float: ...
+
+    @property
+    def reset_s(self) -> float: ...
+
+    @property
+    def step_s(self) -> float: ...
+
+    @property
+    def pass_s(self) -> float: ...
+
+    @property
+    def update_s(self) -> float: ...
+
+    @property
+    def max_failures(self) -> int: ...
 
 
 #: Failures in a row before a station has ever stood ready, after which another start is not worth trying.

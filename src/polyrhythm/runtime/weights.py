@@ -12,8 +12,6 @@ died in the middle; versions only rise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from polyrhythm.runtime.tensors import Module, State, apply_state, nbytes_of, snapshot, tensors_over
@@ -73,7 +71,7 @@ class WeightsBus:
             if self.versions()[buffer] == found:
                 return found
 
-    def read(self) -> tuple[int, Mapping[str, object]]:
+    def read(self) -> tuple[int, State]:
         """The newest version and a copy of its weights."""
         while True:
             found = self.newest

@@ -94,7 +94,7 @@ _TYPES: tuple[type, ...] = (
 _TAGS = {kind: bytes([tag]) for tag, kind in enumerate(_TYPES)}
 _REPLY = _TAGS[ReplyHead]
 _encode = msgspec.msgpack.Encoder().encode
-_DECODERS = [msgspec.msgpack.Decoder(kind) for kind in _TYPES]
+_DECODERS: list[msgspec.msgpack.Decoder[Message | ReplyHead]] = [msgspec.msgpack.Decoder(kind) for kind in _TYPES]
 
 
 def encode(message: Message) -> list[Frame]:
@@ -114,7 +114,7 @@ def decode(frames: Sequence[Frame], answer_dtype: np.dtype[Any] | None = None) -
         first = frames[0]
         message = _DECODERS[first[0]].decode(first[1:])
         if not isinstance(message, ReplyHead):
-            return message  # type: ignore[no-any-return]
+            return message
         assert answer_dtype is not None, "a reply came to someone who asked nothing"
         return Reply(message.handle, message.slot, message.sequence, np.frombuffer(frames[1], answer_dtype))
     except (IndexError, ValueError) as error:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.envs.base import EnvBatch, StepResult
+from polyrhythm.envs.base import EnvBatch, RowNumbers, StepResult
 from polyrhythm.errors import PolyrhythmError
 
 #: What `Station.doing` gives between two units of work.
@@ -32,14 +32,14 @@ class GuardedEnv:
         self.doing = IDLE
         self._inner = inner
 
-    def reset(self, rows: Sequence[int], tasks: Sequence[int], seeds: Sequence[int]) -> None:
+    def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         self._call("reset", self._inner.reset, rows, tasks, seeds)
 
-    def step(self, rows: Sequence[int], actions: NDArray[np.generic]) -> StepResult:
+    def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         result: StepResult = self._call("step", self._inner.step, rows, actions)
         return result
 
-    def observe(self, rows: Sequence[int], out: dict[str, NDArray[np.generic]]) -> None:
+    def observe(self, rows: RowNumbers, out: dict[str, NDArray[np.generic]]) -> None:
         self._call("observe", self._inner.observe, rows, out)
 
     def close(self) -> None:

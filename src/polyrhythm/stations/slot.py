@@ -77,7 +77,7 @@ class Slot:
         self._asked: NDArray[np.intp] | None = None
         self._due: Index = slice(0, 0)
         self._at: Entries = slice(0, 0)
-        self._next = (self._rows.running, self._at)
+        self._next: tuple[NDArray[np.intp], Entries] = (self._rows.running, self._at)
         self._wanted: NDArray[np.intp] | None = None
         self._actions: NDArray[np.generic] = np.zeros(0)
 

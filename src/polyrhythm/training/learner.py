@@ -99,7 +99,7 @@ class Learner:
         for part in minibatch.parts(self._training.micro_batch_steps, self._device):
             evaluation = self.policy.evaluate(part.obs, part.forward_inputs)
             share = self._objective.share(evaluation, part, by, critic_only=critic_only)
-            share.total.backward()  # type: ignore[no-untyped-call]
+            share.total.backward()
             figures = {name: x + figures[name] for name, x in share.figures.items()} if figures else share.figures
         norm = optim.clip_gradient(self._parameters, self._training.optimizer.grad_clip)
         if before is not None:

@@ -32,21 +32,22 @@ class AdamW:
     def step(self) -> None:
         """Change every parameter that has a gradient."""
         for group in self.param_groups:
-            alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+            alike: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
             for p in group["params"]:
                 if p.grad is not None:
-                    alike.setdefault((p.device, p.dtype), []).append(p)
-            for parameters in alike.values():
-                self._step(parameters, group)
+                    alike.setdefault((p.device, p.dtype), []).append((p, p.grad))
+            for pairs in alike.values():
+                self._step(pairs, group)
 
-    def _step(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        """The kernel, for parameters of one device and dtype."""
+    def _step(self, pairs: Sequence[tuple[Tensor, Tensor]], group: dict[str, Any]) -> None:
+        """The kernel, for parameters of one device and dtype, each with its gradient."""
+        parameters = [p for p, _ in pairs]
         states = [self.state.get(p) or self._begin(p) for p in parameters]
         steps = [state["step"] for state in states]
         torch._foreach_add_(steps, 1)
         torch._fused_adamw_(
             parameters,
-            [p.grad for p in parameters],
+            [gradient for _, gradient in pairs],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [],

@@ -66,7 +66,7 @@ class SupervisedLearner:
         optim.set_lr(self._optimizer, settings.lr * factor)
         self._optimizer.zero_grad()
         loss = self.policy.sft_loss(obs, actions)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         norm = optim.clip_gradient(self._parameters, settings.grad_clip)
         self._optimizer.step()
         return torch.stack([loss.detach().float(), norm.float()])
