@@ -263,7 +263,7 @@ def lag(runs: Sequence[Run]) -> Figure | None:
 
 def _histogram(counts: Sequence[dict[int, int]], *, single: bool) -> str:
     largest = max(lag for own in counts for lag in own)
-    plot = Plot("Samples by lag", (-0.6, largest + 0.6), (0, 1), size=_HALF)
+    plot = Plot("Samples by lag", (-0.6, largest + 0.6), (0, 1.08), size=_HALF)
     whole = range(0, largest + 1, max(1, (largest + 1) // 10))
     plot.axes("lag in versions", "share of samples", y_format=percent, x_ticks=list(whole))
     width = min(60.0, 300.0 / (largest + 1)) / len(counts)
