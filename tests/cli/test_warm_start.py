@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import signal
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ import yaml
 from pydantic import BaseModel
 from tests.pipeline.runs import LOCKSTEP
 from tests.pipeline.test_demos import Demonstrable
+from tests.pipeline.test_live import Screen
 
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config, merge
@@ -118,6 +120,22 @@ def test_a_warm_start_is_measured_and_trained_from(tmp_path: Path, capsys: pytes
     weights = load_policy(start)[1]
     assert all(torch.equal(weights[name], tensor) for name, tensor in first["policy"].items())
     assert load_policy(run)[2] == 3
+
+
+def test_a_person_at_a_terminal_sees_what_each_command_is_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, start = recipe(tmp_path), tmp_path / "start"
+    monkeypatch.setenv("TERM", "xterm")
+    commands = {
+        "── demonstrations": ["demos", path, "--out", str(tmp_path / "demos.npz"), "--episodes-per-task", "2"],
+        "── supervised warm start": ["sft", path, "--out", str(start), "supervised.steps=3"],
+        "── evaluation": ["eval", str(start), "--episodes", "4"],
+    }
+    for words, command in commands.items():
+        screen = Screen()
+        monkeypatch.setattr(sys, "stderr", screen)
+        assert main(command) == 0
+        assert words in screen.getvalue()
+        assert screen.getvalue().endswith("\x1b[J"), "the block is gone in the end"
 
 
 def test_given_demonstrations_are_imitated_and_an_interrupted_warm_start_goes_on(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+import time
 from pathlib import Path
 
 from polyrhythm.cli import show
@@ -30,12 +32,16 @@ def run(arguments: argparse.Namespace) -> int:
     take_file(arguments.out)
     from polyrhythm.pipeline.check import check
     from polyrhythm.pipeline.demos import record
+    from polyrhythm.pipeline.live import live_terminal
     from polyrhythm.pipeline.sft import refuse_without_expert
 
     policy = check(config, trainer=False).policy
     refuse_without_expert(config)
     assert config.demonstrations is not None
-    recorded = record(config, config.demonstrations, policy.chunk)
+    with live_terminal(sys.stderr) as live:
+        if live:
+            live.phase("demonstrations", time.monotonic())
+        recorded = record(config, config.demonstrations, policy.chunk)
     recorded.demonstrations.save(arguments.out)
     result = {"file": str(arguments.out), **recorded.summary()}
     print(json.dumps(result, indent=2) if arguments.json else show.lines(show.flat(result)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from polyrhythm.cli import show
@@ -38,7 +39,16 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.path.exists():
         raise RunFolderError(f"{arguments.path} is not there; name the folder of a run or one of its checkpoints")
     from polyrhythm.pipeline.evaluate import evaluate
+    from polyrhythm.pipeline.live import live_terminal
 
-    result = evaluate(arguments.path, arguments.episodes, arguments.seed, arguments.greedy, arguments.swap_instructions)
+    with live_terminal(sys.stderr) as live:
+        result = evaluate(
+            arguments.path,
+            arguments.episodes,
+            arguments.seed,
+            arguments.greedy,
+            arguments.swap_instructions,
+            live,
+        )
     print(json.dumps(result, indent=2) if arguments.json else show.lines(show.flat(result)))
     return 0

@@ -26,6 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     config = load_config(arguments.recipe, [*IMITATION, *arguments.overrides])
     from polyrhythm.pipeline.check import check
+    from polyrhythm.pipeline.live import live_terminal
     from polyrhythm.pipeline.progress import run_to_resume
     from polyrhythm.pipeline.sft import fitting_demonstrations, imitate, refuse_without_expert, sft_config
 
@@ -41,7 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
         folder = take_folder(arguments.out) if arguments.out else new_run_folder(Path(config.out_dir), config.name, now)
     overrides = [word for word in arguments.overrides if not word.startswith("resume=")]
     try:
-        summary = imitate(checked, folder, arguments.demos)
+        with live_terminal(sys.stderr) as live:
+            summary = imitate(checked, folder, arguments.demos, live)
     except KeyboardInterrupt:
         demos = ["--demos", str(arguments.demos)] if arguments.demos else []
         words = shlex.join([arguments.recipe, *demos, *overrides, f"resume={folder}"])

@@ -14,6 +14,7 @@ from polyrhythm.observe import MetricsWriter
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.check import Checked
 from polyrhythm.pipeline.demos import has_expert, refuse_misfit
+from polyrhythm.pipeline.live import Live
 from polyrhythm.pipeline.progress import CONFIG_FILE, SUMMARY_FILE, Progress
 from polyrhythm.pipeline.warm_start import DEMONSTRATIONS_FILE, begin
 from polyrhythm.training.demonstrations import Demonstrations
@@ -42,13 +43,13 @@ def fitting_demonstrations(file: Path, checked: Checked) -> Demonstrations:
     return found
 
 
-def imitate(checked: Checked, folder: Path, file: Path | None) -> dict[str, Any]:
+def imitate(checked: Checked, folder: Path, file: Path | None, live: Live | None = None) -> dict[str, Any]:
     """Demonstrate, or take the demonstrations in `file`, and imitate; the content of the folder's summary.json.
 
-    What an earlier part of the same run has done is not done again.
+    What an earlier part of the same run has done is not done again. live: shows a person how it goes.
     """
     config, _, policy = checked
-    progress = Progress(folder)
+    progress = Progress(folder, live.phase if live else None)
     save_config(config, folder / CONFIG_FILE)
     if file is not None and progress.result("demonstrations") is None:
         decisions = len(fitting_demonstrations(file, checked))
