@@ -222,3 +222,13 @@ def test_where_nothing_ever_succeeded_the_return_leads() -> None:
     nothing = {**none, "mean_return": 0.0}  # a sparse reward says the same as the success: a real zero
     assert show.lines({"after": nothing}).startswith("after: 0% [0, 11], 0 of 32 episodes")
     assert show.lines({**some, "version": 3}).splitlines()[0].startswith("25% [13, 42], 8 of 32")
+
+
+def test_a_reader_that_has_had_enough_is_no_error() -> None:
+    code = "import sys; from polyrhythm.cli.main import main; sys.exit(main(['envs', 'metaworld']))"
+    writer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert writer.stdout is not None
+    writer.stdout.close()
+    _, said = writer.communicate(timeout=60)
+    assert said == b""
+    assert writer.returncode == 0

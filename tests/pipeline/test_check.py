@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import pytest
 import torch
@@ -52,11 +52,32 @@ class Mute(BaseModel):
     type: Literal["tests.pipeline.test_check:Mute"] = "tests.pipeline.test_check:Mute"
 
 
+class LackingSettings(WholeSettings):
+    """It needs a package that nobody has."""
+
+    needs: ClassVar = ("robot_hands",)
+    type: Literal["tests.pipeline.test_check:LackingSettings"] = "tests.pipeline.test_check:LackingSettings"
+
+
+class UnpluggedSettings(WholeSettings):
+    """It has a check of its own."""
+
+    type: Literal["tests.pipeline.test_check:UnpluggedSettings"] = "tests.pipeline.test_check:UnpluggedSettings"
+
+    def check(self):
+        raise ConfigError("the robot is not plugged in; plug it in")
+
+
 WHOLE = {"type": "tests.pipeline.test_check:WholeSettings"}
 MUTE = {"type": "tests.pipeline.test_check:Mute"}
 IMITATE = {"demonstrations": {}, "supervised": {}}
 REFUSED = [
     ({"env": "gymnasium:CartPol-v1"}, r"env.id = CartPol-v1: .*the nearest is CartPole-v"),
+    (
+        {"env": {"type": "tests.pipeline.test_check:LackingSettings"}},
+        r"env.type = .*Lacking.*: the package robot_hands is not installed; run: pip install robot_hands",
+    ),
+    ({"env": {"type": "tests.pipeline.test_check:UnpluggedSettings"}}, r"the robot is not plugged in; plug it in"),
     ({"env": MUTE}, r"env.type = .*Mute: its settings need spec"),
     ({"policy": MUTE}, r"policy.type = .*Mute: its settings need build"),
     ({"policy": {"type": "gaussian"}}, r"policy.type = 'gaussian' .*use policy.type = 'categorical'"),

@@ -54,7 +54,9 @@ def main(words: Sequence[str]) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     try:
-        return _dispatch(words)
+        status = _dispatch(words)
+        sys.stdout.flush()
+        return status
     except PolyrhythmError as error:
         message = " ".join(str(error).split())
         print(f"polyrhythm: error: {message}", file=sys.stderr)
@@ -69,6 +71,9 @@ def main(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("polyrhythm: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # whoever read has had enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _dispatch(words: Sequence[str]) -> int:

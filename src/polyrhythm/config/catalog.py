@@ -2,6 +2,7 @@
 
 An adapter's settings class may say with class variables `needs` (packages to import), `extra` (the extra of this
 package that brings them) and `known_tasks` (task name → instruction). Nothing that it needs is imported to tell.
+It may have a method `check()`, which raises a `PolyrhythmError` with the remedy for whatever else this machine lacks.
 """
 
 from __future__ import annotations
@@ -74,6 +75,18 @@ def adapter(kind: Kind, name: str) -> Adapter:
         _settings(model),
         dict(getattr(model, "known_tasks", {})),
     )
+
+
+def refuse_lacking(kind: Kind, settings: BaseModel) -> None:
+    """Raise ConfigError for a package that the adapter needs and that is not there; and what its own `check` raises."""
+    lacking = [package for package in getattr(settings, "needs", ()) if not need(package).found]
+    if lacking:
+        name = getattr(settings, "type", "")
+        install = adapter(kind, name).install
+        raise ConfigError(f"{kind}.type = {name}: the package {lacking[0]} is not installed; run: {install}")
+    own = getattr(settings, "check", None)
+    if callable(own):
+        own()
 
 
 def need(package: str) -> Need:

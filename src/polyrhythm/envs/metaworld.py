@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from polyrhythm.envs.base import RowNumbers, StepResult
 from polyrhythm.envs.metaworld_scene import Instance, TaskScene
 from polyrhythm.envs.metaworld_tasks import INSTRUCTIONS
+from polyrhythm.envs.mujoco_rendering import choose_gl_backend
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
 _ACTION_DIM = 4
@@ -72,6 +73,10 @@ class MetaWorldSettings(BaseModel):
             if tasks.count(task) > 1:
                 raise ValueError(f"task {task!r} is listed {tasks.count(task)} times; list it once")
         return tasks
+
+    def check(self) -> None:
+        """Raise RenderingUnavailable if nothing here can draw."""
+        choose_gl_backend()
 
     def spec(self) -> EnvSpec:
         """What a batch offers; starts no simulator."""

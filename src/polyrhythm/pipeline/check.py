@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from polyrhythm.config.catalog import refuse_lacking
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
 from polyrhythm.flow.sharding import load_function
@@ -41,6 +42,8 @@ def check(config: RunConfig, *, trainer: bool = True) -> Checked:
     """
     _check_devices(config)
     env = env_settings(config)
+    refuse_lacking("env", config.env)
+    refuse_lacking("policy", config.policy)
     kind = getattr(config.env, "type", "")
     with _naming(f"env.type = {kind}"):
         try:
