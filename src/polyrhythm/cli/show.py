@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 _RATE = {"rate", "low", "high", "successes", "episodes"}
@@ -31,6 +31,41 @@ def lines(result: Mapping[str, Any]) -> str:
         if name not in said
     ]
     return "\n".join(first + rest)
+
+
+def table(columns: Mapping[str, Mapping[str, Any]]) -> str:
+    """Columns side by side, a line for each figure; a column that lacks one has a dash there.
+
+    A figure that is itself a mapping becomes a line for each of its entries. Lists stand below, by column: they are
+    wider than any column.
+    """
+    cells = {name: dict(_figures(own)) for name, own in columns.items()}
+    figures = dict.fromkeys(figure for own in cells.values() for figure in own)
+    rows = [["", *cells], *([figure, *(own.get(figure, "-") for own in cells.values())] for figure in figures)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligned = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+    return "\n".join([*aligned, "", *_below(columns)]).rstrip()
+
+
+def _figures(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _figures(value, f"{prefix}{name} ")
+        elif not isinstance(value, list):
+            yield prefix + name, _plain(value)
+
+
+def _below(columns: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    return [
+        f"{column}, {name}: {', '.join(map(_plain, value))}"
+        for column, values in columns.items()
+        for name, value in values.items()
+        if isinstance(value, list)
+    ]
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else _value(value, succeeded=True)
 
 
 def flat(result: Mapping[str, Any]) -> dict[str, Any]:
