@@ -73,6 +73,7 @@ def _flow(rng: random.Random, *, segments: bool, stuck: bool) -> dict[str, Any]:
     return {
         "batch_size": group_size * rng.randint(1, 6),
         "sync_interval": rng.choice((1, 1, 2, 4)),
+        "streaming": rng.random() < 0.75,
         "max_lag": rng.choice((0.0, 0.0, 0.3, 1.0, 1.5, 2.0, 4.0)),
         "bound": rng.choice(("sample", "sample", "mean")),
         "on_update": rng.choice(("drain", "continue")),

@@ -35,6 +35,8 @@ class TrainingSettings(Section):
     """Samples that the trainer takes from the buffer at a time."""
     require_batches: Count = 1
     """Such mini-batches that make one update."""
+    streaming: Flag = True
+    """An update begins as soon as its samples are there; false: the first one waits for all samples of its version."""
     order: Literal["arrival", "ticket"] = "arrival"
     """Which samples an update takes first: by the time they finished, or by ticket number (reproducible)."""
     epochs: Count = 1

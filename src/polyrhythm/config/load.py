@@ -1,4 +1,4 @@
-"""Recipes: YAML with `extends`, deep merge, `section.key=value` overrides, one clear error.
+"""Recipes: YAML with `extends` and `preset`, deep merge, `section.key=value` overrides, one clear error.
 
 A recipe says only what differs. Merging goes section by section; a section that changes its `type` replaces the
 whole of the inherited one, since another type's keys mean nothing to it. Lists are replaced.
@@ -14,6 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from polyrhythm.config.explain import explain
+from polyrhythm.config.presets import preset
 from polyrhythm.config.recipes import find_recipe
 from polyrhythm.config.registry import expand
 from polyrhythm.config.schema import RunConfig
@@ -31,7 +32,15 @@ def load_config(recipe: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     changes: Tree = {}
     for override in overrides:
         changes = merge(changes, parse_override(override))
-    return validate(merge(tree, changes), origin=str(recipe))
+    return validate(_lay(tree, changes, "command line"), origin=str(recipe))
+
+
+def _lay(base: Tree, change: Tree, origin: str) -> Tree:
+    """`base`, the preset that `change` names, and `change` itself, one over the other."""
+    if "preset" not in change:
+        return merge(base, change)
+    name = change["preset"]
+    return merge(merge(base, preset(name, origin)), {key: value for key, value in change.items() if key != "preset"})
 
 
 def validate(tree: Tree, origin: str = "") -> RunConfig:
@@ -88,9 +97,9 @@ def _read_recipe(path: Path, seen: tuple[Path, ...]) -> Tree:
     tree = read(path)
     parent = tree.pop("extends", None)
     if parent is None:
-        return tree
+        return _lay({}, tree, str(path))
     if not isinstance(parent, str):
         raise ConfigError(f"extends = {parent}: it must be one recipe's name or path", origin=str(path))
     inherited = _read_recipe(find_recipe(parent, beside=path.parent), (*seen, path))
     inherited.pop("name", None)
-    return merge(inherited, tree)
+    return _lay(inherited, tree, str(path))

@@ -57,6 +57,9 @@ class Lending:
         """Give an idle trainer its next update, if the samples for it can be had."""
         if not self.trainer or self.lent:
             return []
+        settings = self.settings
+        if not (settings.streaming or versions.in_version) and rollout.buffer.samples < settings.version_samples:
+            return []
         groups = rollout.buffer.choose(rollout.admission)
         if groups is None:
             return []

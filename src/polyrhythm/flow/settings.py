@@ -12,7 +12,8 @@ class FlowSettings:
     """How the conductor decides. Synchronous is a setting: max_lag 0, `drain`, `lockstep`.
 
     batch_size: samples per update; sync_interval: updates per version (K); max_lag: α, real, ≥ 0.
-    bound: what α binds, every `sample` or the `mean`; order: how samples are chosen for an update.
+    bound: what α binds, every `sample` or the `mean`; order: how samples are chosen for an update; streaming: an update
+    begins with its own samples, else a version's first update waits for those of the whole version.
     batching: `lockstep`, or `dynamic` with max_rows, max_requests and max_wait_s.
     routing: `least_loaded` (any idle generator takes the next batch), `round_robin` (requests are dealt out in turn
     as they arrive), `fixed` (slot i belongs to generator i mod n).
@@ -29,6 +30,7 @@ class FlowSettings:
     bound: Literal["sample", "mean"] = "sample"
     on_update: Literal["drain", "continue"] = "continue"
     order: Literal["ticket", "arrival"] = "arrival"
+    streaming: bool = True
     group_size: int = 1
     segments: bool = False
     batching: Literal["lockstep", "dynamic"] = "dynamic"

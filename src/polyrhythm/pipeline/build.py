@@ -82,6 +82,7 @@ def flow_settings(config: RunConfig, spec: EnvSpec) -> FlowSettings:
         bound=freshness.bound,
         on_update=freshness.on_update,
         order=config.training.order,
+        streaming=config.training.streaming,
         group_size=config.groups.size,
         segments=rollout.segment_steps > 0,
         batching=batching.type,

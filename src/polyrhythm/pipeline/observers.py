@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from polyrhythm.errors import RunHalted
 from polyrhythm.flow import records
 from polyrhythm.flow.ledger import SampleLedger
 from polyrhythm.observe import MetricsWriter, TraceWriter
@@ -151,6 +153,16 @@ class Lags:
 
     def reported(self, now: float, report: Report) -> None:
         pass
+
+    def refuse_beyond(self, max_lag: float, bound: str, *, clean: bool) -> None:
+        """Raise RunHalted if the samples were older than `freshness` allows; a mean is only kept without faults."""
+        found = self.summary()
+        over = bound == "sample" and found["max"] > math.ceil(max_lag)
+        if over or (bound == "mean" and clean and found["mean"] > max_lag + 1e-9):
+            raise RunHalted(
+                f"the promise of freshness.max_lag = {max_lag:g} (bound: {bound}) is broken: samples by lag are "
+                f"{found['counts']}, the mean is {found['mean']:.3f}; distrust this run, and report it with its folder"
+            )
 
     def summary(self) -> dict[str, Any]:
         """mean and max over all lent samples, 0 before the first; counts: samples by lag."""

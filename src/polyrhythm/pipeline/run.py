@@ -170,6 +170,7 @@ class _Run:
         loop.observers[:] = watching
         ledger = loop.conductor.ledger
         assert not ledger.imbalance, f"the ledger does not balance: {ledger.as_dict()}"
+        lags.refuse_beyond(config.freshness.max_lag, config.freshness.bound, clean=not saver.account.faults)
         # A trainer that came back from an older state may have left samples that nobody needs any more.
         held = {sample.handle for sample in loop.conductor.rollout.samples.values() if sample.handle}
         leaked = set(launcher.pool.finished()) - held

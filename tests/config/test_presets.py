@@ -1,0 +1,51 @@
+"""Named modes: what they stand for, and what they lie over and under."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from polyrhythm.config.load import load_config, save_config
+from polyrhythm.config.presets import PRESETS
+from polyrhythm.errors import ConfigError
+
+MODES = {
+    "lockstep": (0.0, 1, "drain", "lockstep", False),
+    "on_policy_pipeline": (0.0, 1, "drain", "dynamic", True),
+    "stream_off_policy": (0.0, 4, "drain", "dynamic", True),
+    "stale_stream": (1.0, 1, "drain", "dynamic", True),
+    "partial_rollout": (1.0, 1, "continue", "dynamic", True),
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_on_the_command_line_lies_over_the_recipe(name: str, tmp_path: Path) -> None:
+    config = load_config("cartpole", [f"preset={name}"])
+    freshness = config.freshness
+    found = (freshness.max_lag, freshness.sync_interval, freshness.on_update, config.batching.type)
+    assert (*found, config.training.streaming) == MODES[name]
+    save_config(config, tmp_path / "config.yaml")
+    assert "preset" not in (tmp_path / "config.yaml").read_text()
+    assert load_config(tmp_path / "config.yaml").freshness == freshness
+
+
+def test_what_is_said_beside_a_preset_wins() -> None:
+    words = ["freshness.max_lag=3", "preset=partial_rollout", "batching.max_rows=128"]
+    config = load_config("cartpole", words)
+    assert (config.freshness.max_lag, config.freshness.on_update) == (3.0, "continue")
+    assert config.batching.max_rows == 128
+    words = ["preset=partial_rollout", "preset=lockstep"]
+    assert load_config("cartpole", words).batching.type == "lockstep", "the last one counts"
+
+
+def test_a_recipes_preset_lies_over_what_it_extends_and_under_what_it_says(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("extends: cartpole\npreset: stream_off_policy\nfreshness: {max_lag: 0.5}\n")
+    freshness = load_config(recipe).freshness
+    assert (freshness.max_lag, freshness.sync_interval, freshness.on_update) == (0.5, 4, "drain")
+    recipe.write_text("extends: cartpole\npreset: lockstepp\n")
+    with pytest.raises(ConfigError, match=r"preset = lockstepp: did you mean lockstep\? presets are lockstep, on_pol"):
+        load_config(recipe)
+    with pytest.raises(ConfigError, match="preset = 3: presets are"):
+        load_config("cartpole", ["preset=3"])
