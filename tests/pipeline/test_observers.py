@@ -4,28 +4,43 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+from pathlib import Path
 
 import pytest
-from tests.pipeline.runs import config
+import yaml
+from tests.pipeline.runs import LOCKSTEP, config
 from tests.pipeline.test_loop import ASYNCHRONOUS
 
+from polyrhythm.cli.main import main
+from polyrhythm.config.load import merge
+from polyrhythm.flow.conductor import Conductor
 from polyrhythm.flow.ledger import SampleLedger
 from polyrhythm.flow.records import (
     CancelRow,
     End,
+    GeneratorJoined,
     Grant,
+    Published,
     SampleFailed,
     SampleFinished,
+    SimulatorJoined,
     StartRows,
     StationLost,
     Ticket,
     TrainerJoined,
+    TrainUntil,
+    UpdateDone,
     Wake,
+    WeightsOffered,
 )
+from polyrhythm.flow.settings import FlowSettings
+from polyrhythm.flow.sharding import shard
 from polyrhythm.observe import MetricsWriter
 from polyrhythm.pipeline.account import Account, Stations
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.episodes import held_out
+from polyrhythm.pipeline.idle import Idle
 from polyrhythm.pipeline.observers import Episodes, Progress, UpdateMetrics
 from polyrhythm.runtime.messages import Report
 
@@ -37,7 +52,9 @@ def test_an_update_that_a_lost_trainer_takes_with_it_is_written_once(tmp_path):
     with MetricsWriter(tmp_path, tensorboard=False) as writer:
         writer.log(0, {"evaluation/greedy/rate": 0.5}, time_s=0)
         stations = Stations(None)  # nobody looks
-        metrics = UpdateMetrics(writer, ledger, Episodes(tasks=1), account, stations, began=0.0, now=0.0)
+        stations.seconds = dict
+        idle = Idle(Conductor(FlowSettings(batch_size=1)), 0.0)
+        metrics = UpdateMetrics(writer, ledger, Episodes(tasks=1), account, stations, idle, began=0.0, now=0.0)
         metrics.decided(0.0, TrainerJoined("trainer", 0, 0), [])
         for step, now in ((0, 1.0), (1, 2.0), (2, 3.0)):
             metrics.reported(now, Report("trainer", 0, "update", step, {"train/actor/lr": now}))
@@ -147,3 +164,50 @@ def test_the_progress_line_does_without_episodes(caplog):
         "update 1 of 1: no episode ended, lag 0.5",
         "update 1 of 1: return 3.00, success 0.00, lag 0.5",
     ]
+
+
+def documented():
+    """Patterns of the names in docs/metrics.md."""
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    names = [name for row in rows for name in re.findall(r"`([^`]+/[^`]+)`", row)]
+    return [re.compile(re.sub(r"<\w+>", "[^/]+", name)) for name in names]
+
+
+def test_every_metric_of_a_run_is_documented(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    changes = {**ASYNCHRONOUS, "evaluation": {"episodes": 4, "sampled": True}}
+    path.write_text(yaml.safe_dump(merge(LOCKSTEP, changes)))
+    assert main(["train", str(path), "--out", str(tmp_path / "run")]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    names = {name for line in lines for name in line} - {"step", "time_s"}
+    patterns = documented()
+    assert {name for name in names if not any(pattern.fullmatch(name) for pattern in patterns)} == set()
+    updates = [line for line in lines if "time/actor/update" in line]
+    assert len(updates) == 6
+    assert all(0 < line["time/actor/update"] < 60 for line in updates)
+    assert all(0 <= line[f"{who}/idle_ratio"] <= 1 for line in updates for who in ("rollouter", "trainer"))
+    assert all(0 <= line["staleness/max_partial_span"] <= line["staleness/lag_max"] for line in updates)
+
+
+def test_idle_times_are_those_of_the_decisions():
+    conductor = Conductor(FlowSettings(batch_size=2, max_lag=0.0, on_update="drain"))
+    idle = Idle(conductor, 0.0)
+
+    def tell(event, at):
+        idle.decided(at, event, conductor.handle(event, at))
+
+    tell(SimulatorJoined("s", 0, (shard("e", 2, "whole", []),)), 0.0)
+    tell(GeneratorJoined("g", 0, 0), 0.0)
+    tell(WeightsOffered(0), 0.0)
+    tell(TrainerJoined("t", 0, 0), 0.0)
+    tell(TrainUntil(2), 0.0)
+    tell(finish(0, 1.0, 4), 2.0)
+    tell(finish(1, 1.0, 4), 4.0)
+    tell(UpdateDone("t", 0, 0), 7.0)
+    assert idle.take(8.0) == {
+        "rollouter/idle_ratio": pytest.approx(1 - (4 + 2) / 16),
+        "trainer/idle_ratio": pytest.approx(1 - (3 + 1) / 8),
+    }
+    tell(Published("t", 0, 1), 10.0)
+    assert idle.take(12.0) == {"rollouter/idle_ratio": 1.0, "trainer/idle_ratio": pytest.approx(0.5)}

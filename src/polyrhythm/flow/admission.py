@@ -10,11 +10,14 @@ version s' keeps room for what is outstanding of it:
     floor((s' + 1 + max_lag)·B) - consumed - outstanding(version <= s') >= g        for every s' < s with outstanding
 
 Invariant: that left side is never negative (deadlines stay feasible), so nothing is dropped and nothing deadlocks.
+
+Spare groups are outside all of this: `outstanding` does not know them (see `redundancy`).
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -42,7 +45,8 @@ class Admission:
     """consumed: samples lent to the trainer (and not come back); outstanding: version → samples admitted, not consumed.
 
     A group counts whole in `outstanding` from its admission on, at the version of its first ticket. `groups` are those
-    outstanding, in the order of admission; `lost` is a heap of ticket numbers to grant again.
+    outstanding and the spare ones, in the order of admission; `lost` is a heap of ticket numbers to grant again.
+    spare: numbers of the spare groups; lacking: those of groups that may have extra members, some of which are gone.
     """
 
     settings: FlowSettings = field(metadata=UNSAVED)
@@ -54,6 +58,8 @@ class Admission:
     groups: dict[int, Group] = field(default_factory=dict)
     open_group: int | None = None
     lost: list[int] = field(default_factory=list)
+    spare: list[int] = field(default_factory=list)
+    lacking: deque[int] = field(default_factory=deque)
 
     @property
     def outstanding_total(self) -> int:
@@ -78,20 +84,31 @@ class Admission:
         if group is None:
             if self.room(version) < self.settings.group_size:
                 return None
-            group = self._open(version)
-        ticket = self._ticket(group, version)
-        group.members.append(ticket.number)
-        if len(group.members) == group.size:
-            self.open_group = None
-        return ticket
+            group = self.open(version)
+        return self.add_member(group, version)
 
-    def _open(self, version: int) -> Group:
-        group = Group(self.next_group, version, self.settings.group_size)
+    def open(self, version: int, *, spare: bool = False) -> Group:
+        """A new group, whose tickets go before any other new ones."""
+        group = Group(self.next_group, version, self.settings.group_size, spare)
         self.next_group += 1
         self.groups[group.number] = group
         self.open_group = group.number
-        self.outstanding[version] = self.outstanding.get(version, 0) + group.size
+        if spare:
+            self.spare.append(group.number)
+        else:
+            self._reserve(version, group.size)
         return group
+
+    def add_member(self, group: Group, version: int) -> Ticket:
+        """Another ticket of the group."""
+        ticket = self._ticket(group, version)
+        group.members.append(ticket.number)
+        group.granted += 1
+        if group.granted == group.size:
+            self.open_group = None
+            if self.settings.extra_members:
+                self.lacking.append(group.number)
+        return ticket
 
     def _ticket(self, group: Group, version: int) -> Ticket:
         seed = self.settings.seed
@@ -120,7 +137,18 @@ class Admission:
         del self.groups[group.number]
         if self.open_group == group.number:
             self.open_group = None
+        if group.spare:
+            self.spare.remove(group.number)
+        else:
+            self._settle(group.version, group.size)
+
+    def hand_over(self, group: Group, spare: Group) -> None:
+        """The place reserved for `group` is now reserved for `spare`, a younger one or of the same version."""
+        assert spare.spare and not group.spare and group.version <= spare.version, f"{group} gives way to {spare}"
+        group.spare, spare.spare = True, False
+        self.spare[self.spare.index(spare.number)] = group.number
         self._settle(group.version, group.size)
+        self._reserve(spare.version, spare.size)
 
     def consume(self, group: Group) -> None:
         """A group is lent."""
@@ -132,9 +160,12 @@ class Admission:
         """Lent groups come back, to their places in the order of admission."""
         for group in groups:
             self.consumed -= group.size
-            self.outstanding[group.version] = self.outstanding.get(group.version, 0) + group.size
+            self._reserve(group.version, group.size)
         merged = {**self.groups, **{group.number: group for group in groups}}
         self.groups = {number: merged[number] for number in sorted(merged)}
+
+    def _reserve(self, version: int, size: int) -> None:
+        self.outstanding[version] = self.outstanding.get(version, 0) + size
 
     def _settle(self, version: int, size: int) -> None:
         self.outstanding[version] -= size

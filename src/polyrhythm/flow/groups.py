@@ -16,7 +16,8 @@ from polyrhythm.flow.records import Ticket
 class Sample:
     """A training or evaluation ticket that is not finally settled, and where it is.
 
-    slot, row: present place while running; handle, oldest (behaviour version): set when it finished.
+    slot, row: present place while running; started: when it got there, in seconds. handle, oldest (behaviour
+    version), chunk_steps, env_steps, and seconds in its row: set when it finished.
     """
 
     ticket: Ticket
@@ -25,17 +26,25 @@ class Sample:
     row: int = -1
     handle: str = ""
     oldest: int = -1
+    started: float = 0.0
+    chunk_steps: int = 0
+    env_steps: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(slots=True)
 class Group:
-    """members: ticket numbers granted so far; finished: how many of them are complete."""
+    """size: members that it needs. granted: tickets so far; members: numbers of those not given up; finished: how many
+    of them are complete; returns: the sum of their returns. spare: no place is reserved for it (see `redundancy`)."""
 
     number: int
     version: int
     size: int
+    spare: bool = False
+    granted: int = 0
     members: list[int] = field(default_factory=list)
     finished: int = 0
+    returns: float = 0.0
     completed_order: int = -1
 
     @property

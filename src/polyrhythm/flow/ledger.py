@@ -21,6 +21,9 @@ class State(StrEnum):
     DROPPED = "dropped"
 
 
+#: Why a sample is dropped although nothing went wrong with it: others were first; its group's return was out of bounds.
+SURPLUS, FILTERED = "surplus", "filtered"
+
 #: What may follow what; anything else is a bug of ours.
 _FOLLOWS: dict[State, frozenset[State]] = {
     State.RUNNING: frozenset({State.BUFFERED, State.REISSUING, State.DROPPED}),
@@ -60,6 +63,11 @@ class SampleLedger:
     @property
     def dropped_total(self) -> int:
         return sum(self.dropped.values())
+
+    @property
+    def dropped_by_faults(self) -> int:
+        """Those that were wanted."""
+        return self.dropped_total - self.dropped.get(SURPLUS, 0) - self.dropped.get(FILTERED, 0)
 
     @property
     def imbalance(self) -> int:

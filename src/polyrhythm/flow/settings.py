@@ -21,7 +21,10 @@ class FlowSettings:
     tasks: number of tasks, dealt round robin over groups; segments: simulators cut episodes, which excludes groups.
     episode_deadline_s: a ticket that runs longer is cancelled and re-issued; after max_attempts tries it is dropped
     and replaced.
-    max_dropped: dropped samples after which the run halts.
+    max_dropped: samples dropped by faults after which the run halts; surplus and filtered ones do not count.
+    min_return, max_return: a complete group whose mean return lies outside is dropped and replaced. After max_filtered
+    such groups in one update, further ones are kept (`accept`) or the run halts (`stop`): on_max_filtered.
+    extra_groups, extra_members: groups in flight, and members of each, beyond what admission counts (`redundancy`).
     """
 
     batch_size: int
@@ -44,6 +47,12 @@ class FlowSettings:
     episode_deadline_s: float = math.inf
     max_attempts: int = 3
     max_dropped: int = 1000
+    min_return: float = -math.inf
+    max_return: float = math.inf
+    max_filtered: int = 100
+    on_max_filtered: Literal["accept", "stop"] = "accept"
+    extra_groups: int = 0
+    extra_members: int = 0
 
     def __post_init__(self) -> None:
         checks = (
@@ -57,6 +66,10 @@ class FlowSettings:
             ("tasks", self.tasks, self.tasks >= 1, "at least 1"),
             ("episode_deadline_s", self.episode_deadline_s, self.episode_deadline_s > 0, "positive"),
             ("max_attempts", self.max_attempts, self.max_attempts >= 1, "at least 1"),
+            ("min_return", self.min_return, self.min_return <= self.max_return, f"at most max_return {self.max_return}"),
+            ("max_filtered", self.max_filtered, self.max_filtered >= 1, "at least 1"),
+            ("extra_groups", self.extra_groups, self.extra_groups >= 0, "at least 0"),
+            ("extra_members", self.extra_members, self.extra_members >= 0, "at least 0"),
         )
         for name, value, good, remedy in checks:
             if not good:
@@ -68,6 +81,36 @@ class FlowSettings:
             )
         if self.segments and self.group_size > 1:
             raise ValueError("segments and groups exclude each other; set segment_steps to 0 or group_size to 1")
+        self._check_redundancy()
+
+    def _check_redundancy(self) -> None:
+        redundant = {"extra_groups": self.extra_groups, "extra_members": self.extra_members}
+        for name, value in redundant.items():
+            if value and self.order == "ticket":
+                raise ValueError(
+                    f"{name} is {value} but order is ticket: an update would wait for the lowest tickets, whoever is "
+                    f"first; set order to arrival, or {name} to 0"
+                )
+            if value and self.segments:
+                raise ValueError(
+                    f"{name} is {value} but episodes are cut into segments, which are not thrown away; set "
+                    f"segment_steps or {name} to 0"
+                )
+        if self.filters and self.segments:
+            raise ValueError(
+                "min_return or max_return is set but episodes are cut into segments, whose return is not the "
+                "episode's; set segment_steps to 0, or take the bounds away"
+            )
+
+    @property
+    def filters(self) -> bool:
+        """Whether groups are filtered by their mean return."""
+        return self.min_return > -math.inf or self.max_return < math.inf
+
+    @property
+    def group_tickets(self) -> int:
+        """The most tickets that a group gets: those that it needs, and the extra ones."""
+        return self.group_size + self.extra_members
 
     @property
     def version_samples(self) -> int:

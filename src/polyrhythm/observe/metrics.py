@@ -23,7 +23,15 @@ GROUPS: Mapping[str, str] = {
         "success_once (also by task index, /task_N), episode_len in env steps; samples of the update (episodes or "
         "segments): sample_env_steps, sample_chunk_steps"
     ),
-    "staleness": "trainer's version minus a sample's oldest behaviour version: lag_mean, lag_max",
+    "staleness": (
+        "trainer's version minus a sample's oldest behaviour version: lag_mean, lag_max; samples in whose middle new "
+        "weights came: partial_ratio, and max_partial_span, by how many versions"
+    ),
+    "rollouter": "idle_ratio: share of row-seconds since the update before in which a row had no ticket",
+    "trainer": "idle_ratio: share of the time since the update before in which it neither trained nor published",
+    "time/env": "step: seconds inside the environments since the update before, all simulators together",
+    "time/rollout": "forward: seconds of forward passes and weight changes since the update before, all generators",
+    "time/actor": "update: seconds that this update took the trainer",
     "train/actor": "policy_loss, proximal_approx_kl, behav_approx_kl, clip_fraction, ratio, grad_norm, lr, versions, …",
     "train/critic": "value_loss, explained_variance",
     "train/sft": "supervised warm start: loss, grad_norm",

@@ -46,6 +46,7 @@ class Stations:
     def __init__(self, launcher: Launcher) -> None:
         self.activity = Activity()
         self._launcher, self._due = launcher, 0.0
+        self._seconds: dict[str, float] = {}
 
     def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         if now >= self._due:
@@ -54,3 +55,14 @@ class Stations:
 
     def reported(self, now: float, report: Report) -> None:
         pass
+
+    def seconds(self) -> dict[str, float]:
+        """`time/env/step` and `time/rollout/forward`, as far as it has been told, since the last call."""
+        stations = self._launcher.latest().values()
+        total = {
+            "time/env/step": sum(counts.get("env_s", 0.0) for counts in stations),
+            "time/rollout/forward": sum(counts.get("busy_s", 0.0) for counts in stations if "passes" in counts),
+        }
+        gained = {name: max(0.0, value - self._seconds.get(name, 0.0)) for name, value in total.items()}
+        self._seconds = total
+        return gained

@@ -15,6 +15,7 @@ from polyrhythm.flow import records
 from polyrhythm.flow.ledger import SampleLedger
 from polyrhythm.observe import MetricsWriter, TraceWriter
 from polyrhythm.pipeline.account import Account, Stations
+from polyrhythm.pipeline.idle import Idle
 from polyrhythm.runtime.messages import Report
 
 log = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ class Episodes:
 
 
 class UpdateMetrics:
-    """Writes the figures of each update, with those of `episodes`, the ledger, the pace and the stations beside them.
+    """Writes the figures of each update, and beside them what the other observers have.
 
     An update that a lost trainer takes with it is written anew. began: when the run did; now: when its training does.
     """
@@ -110,12 +111,13 @@ class UpdateMetrics:
         episodes: Episodes,
         account: Account,
         stations: Stations,
+        idle: Idle,
         *,
         began: float,
         now: float,
     ) -> None:
         self._writer, self._ledger, self._episodes = writer, ledger, episodes
-        self._account, self._stations = account, stations
+        self._account, self._stations, self._idle = account, stations, idle
         self._began, self._last, self._transitions = began, now, account.transitions
         self._updates = 0
 
@@ -134,6 +136,7 @@ class UpdateMetrics:
         values["throughput/transitions_per_s"] = (transitions - self._transitions) / max(now - self._last, 1e-9)
         self._last, self._transitions = now, transitions
         utilisation = self._stations.activity.utilisation()
+        values |= self._idle.take(now) | self._stations.seconds()
         values |= {f"stations/utilisation/{name}": share for name, share in utilisation.items()}
         values["stations/faults"] = len(self._account.faults)
         self._writer.log(report.step, values, now - self._began)

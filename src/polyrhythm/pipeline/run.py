@@ -33,6 +33,7 @@ from polyrhythm.pipeline.checkpoints import (
     saved_runs,
 )
 from polyrhythm.pipeline.episodes import held_out, tally
+from polyrhythm.pipeline.idle import Idle
 from polyrhythm.pipeline.interrupts import Interrupts
 from polyrhythm.pipeline.live import Live
 from polyrhythm.pipeline.loop import Interrupted
@@ -142,12 +143,11 @@ class _Run:
         began, lags, episodes = loop.clock(), Lags(saved.counts["lags"] if saved else None), Episodes(len(self._tasks))
         updates = config.training.versions * config.freshness.sync_interval
         saver = RunSaver(self._folder / STATES, pipeline, config.checkpoint, lags, saved, began)
-        stations = Stations(launcher)
-        metrics = UpdateMetrics(
-            *(self._metrics, loop.conductor.ledger, episodes, saver.account, stations), began=progress.began, now=began
-        )
+        stations, idle = Stations(launcher), Idle(loop.conductor, began)
+        sources = (loop.conductor.ledger, episodes, saver.account, stations, idle)
+        metrics = UpdateMetrics(self._metrics, *sources, began=progress.began, now=began)
         watching = list(loop.observers)
-        loop.observers += [*(episodes, metrics, lags, stations, Timeline(trace, began)), saver]
+        loop.observers += [*(episodes, idle, metrics, lags, stations, Timeline(trace, began)), saver]
         if self._live is None:
             loop.observers.append(ProgressLine(updates, episodes, began))
         if saved is None:

@@ -64,6 +64,7 @@ class Trainer:
         self._publication: _Publication | None = None
         self._doing = IDLE
         self._optimizer_steps = 0
+        self._update_s = 0.0
 
     def joined(self) -> TrainerJoined:
         """The event that announces it."""
@@ -86,7 +87,8 @@ class Trainer:
         if not self._todo:
             return False
         command = self._todo[0]
-        self._doing = (_WORDS[type(command)], time.monotonic())
+        begin = time.monotonic()
+        self._doing = (_WORDS[type(command)], begin)
         match command:
             case PublishWeights():
                 self._publish(command.version)
@@ -96,11 +98,11 @@ class Trainer:
                 self._save()
                 self._todo.popleft()
             case LendSamples():
-                self._train(command)
+                self._train(command, begin)
         self._doing = IDLE
         return True
 
-    def _train(self, command: LendSamples) -> None:
+    def _train(self, command: LendSamples, begin: float) -> None:
         if self._steps is None:
             samples = [self._arena.trajectory(int(handle)) for handle in command.handles]
             self._figures = _describe(samples, command)
@@ -108,9 +110,12 @@ class Trainer:
         try:
             next(self._steps)
             self._optimizer_steps += 1
+            self._update_s += time.monotonic() - begin
         except StopIteration as stop:
             self._todo.popleft()
             self._steps = None
+            self._figures["time/actor/update"] = self._update_s + time.monotonic() - begin
+            self._update_s = 0.0
             self._links.report(Report(self.name, self.epoch, "update", command.update, {**self._figures, **stop.value}))
             self._links.emit(UpdateDone(self.name, self.epoch, command.update))
 
@@ -185,13 +190,18 @@ class _Publication:
 
 
 def _describe(samples: list[Trajectory], command: LendSamples) -> Metrics:
-    """Figures of the samples themselves. lag: trainer's version minus the oldest behaviour version of each."""
-    lags = [command.version - int(sample.version.min()) for sample in samples]
+    """Figures of the samples themselves. lag: trainer's version minus the oldest behaviour version of each; span: the
+    newest minus the oldest, above zero where new weights came in the middle of it."""
+    oldest = [int(sample.version.min()) for sample in samples]
+    spans = [int(sample.version.max()) - first for sample, first in zip(samples, oldest, strict=True)]
+    lags = [command.version - first for first in oldest]
     count = len(samples)
     return {
         "env/sample_env_steps": sum(sample.env_steps for sample in samples) / count,
         "env/sample_chunk_steps": sum(sample.steps for sample in samples) / count,
         "staleness/lag_mean": sum(lags) / count,
         "staleness/lag_max": float(max(lags)),
+        "staleness/partial_ratio": sum(span > 0 for span in spans) / count,
+        "staleness/max_partial_span": float(max(spans)),
         "train/actor/current_version": float(command.version),
     }

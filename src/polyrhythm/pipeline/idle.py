@@ -1,0 +1,49 @@
+"""How much of the time rows and the trainer had nothing to do, by the decisions alone: the same for every launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from polyrhythm.flow import records
+from polyrhythm.flow.conductor import Conductor
+from polyrhythm.runtime.messages import Report
+
+
+class Idle:
+    """Integrates over time how many rows hold a ticket, and whether the trainer trains or publishes, from `now` on."""
+
+    def __init__(self, conductor: Conductor, now: float) -> None:
+        self._conductor, self._now, self._began = conductor, now, now
+        self._rows = self._running = 0
+        self._training = self._publishing = False
+        self._row_s = self._running_s = self._trainer_s = 0.0
+
+    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+        self._pass_time(now)
+        if isinstance(event, records.Published | records.TrainerJoined):
+            self._publishing = False
+        self._publishing |= any(isinstance(command, records.PublishWeights) for command in commands)
+        self._rows = sum(len(batch.slot_of) for batch in self._conductor.rollout.rows.env_batches.values())
+        self._running = self._conductor.ledger.running
+        self._training = bool(self._conductor.lending.lent)
+
+    def _pass_time(self, now: float) -> None:
+        passed, self._now = now - self._now, now
+        self._row_s += passed * self._rows
+        self._running_s += passed * self._running
+        self._trainer_s += passed * (self._training or self._publishing)
+
+    def reported(self, now: float, report: Report) -> None:
+        pass
+
+    def take(self, now: float) -> dict[str, float]:
+        """`rollouter/idle_ratio` and `trainer/idle_ratio` since the last call, 0..1."""
+        self._pass_time(now)
+        seconds = max(now - self._began, 1e-9)
+        rollouter = 1.0 - self._running_s / self._row_s if self._row_s else 0.0
+        found = {
+            "rollouter/idle_ratio": min(1.0, max(0.0, rollouter)),
+            "trainer/idle_ratio": min(1.0, max(0.0, 1.0 - self._trainer_s / seconds)),
+        }
+        self._began, self._row_s, self._running_s, self._trainer_s = now, 0.0, 0.0, 0.0
+        return found
