@@ -46,17 +46,25 @@ def metaworld_case() -> Case:
     return Case(settings.build, settings.spec())
 
 
+def metaworld_state_case() -> Case:
+    settings = MetaWorldSettings(
+        tasks=("reach-v3",), observation="state", max_steps=LIMIT, time_limit="truncates", reward="dense"
+    )
+    return Case(settings.build, settings.spec())
+
+
 CASES = [
     pytest.param(gymnasium_case, id="gymnasium-discrete"),
     pytest.param(continuous_case, id="gymnasium-box"),
     pytest.param(latency_case, id="latency"),
     pytest.param(metaworld_case, id="metaworld", marks=pytest.mark.sim),
+    pytest.param(metaworld_state_case, id="metaworld-state", marks=pytest.mark.sim),
 ]
 
 
 @pytest.fixture(params=CASES)
 def case(request: pytest.FixtureRequest) -> Case:
-    if request.param is metaworld_case:
+    if request.param in (metaworld_case, metaworld_state_case):
         request.getfixturevalue("simulator")
     made: Case = request.param()
     return made

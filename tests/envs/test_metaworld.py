@@ -92,6 +92,33 @@ def test_a_missing_gl_library_ends_with_the_command_that_mends_it(monkeypatch):
         choose_gl_backend()
 
 
+def test_a_state_needs_no_graphics_library(monkeypatch):
+    monkeypatch.setattr("polyrhythm.envs.mujoco_rendering._LIBRARIES", {"osmesa": ("libno.so",), "egl": ()})
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    settings = MetaWorldSettings(tasks=("reach-v3",), observation="state")
+    settings.check()
+    assert settings.spec().observation["state"].shape == (39,)
+    with pytest.raises(RenderingUnavailable):
+        MetaWorldSettings(tasks=("reach-v3",)).check()
+
+
+@pytest.mark.sim
+def test_a_state_is_metaworlds_own_and_draws_nothing(build):
+    batch = build(2, observation="state")
+    seen = {"state": np.zeros((2, 39), np.float32)}
+    batch.reset([0, 1], [0, 1], [3, 4])
+    batch.observe([0, 1], seen)
+    first = seen["state"].copy()
+    assert np.array_equal(first[:, :18], first[:, 18:36]), "there is no step before the first"
+    assert first[:, 36:].any(axis=1).all(), "the goal is shown"
+    batch.step([0, 1], batch.expert_actions([0, 1]))
+    batch.observe([0, 1], seen)
+    assert np.allclose(seen["state"][:, 18:36], first[:, :18])
+    assert not np.array_equal(seen["state"][:, :3], first[:, :3])
+    assert all(scene._renderer is None for scene in batch._scenes.values())
+
+
 @pytest.mark.sim
 def test_rows_share_models_and_instances_follow_the_tickets(build):
     batch = build(4)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from polyrhythm.envs.base import RowNumbers, StepResult
-from polyrhythm.envs.metaworld_scene import Instance, TaskScene
+from polyrhythm.envs.metaworld_scene import STATE_DIM, Instance, TaskScene
 from polyrhythm.envs.metaworld_tasks import INSTRUCTIONS
 from polyrhythm.envs.mujoco_rendering import choose_gl_backend
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
@@ -28,10 +28,12 @@ _DENSE_SCALE = 10.0
 
 
 class MetaWorldSettings(BaseModel):
-    """Meta-World tasks seen by one camera.
+    """Meta-World tasks seen by one camera, or by their state.
 
     Observation: `image` uint8 [image_size,image_size,3], `proprio` float32 [4] = hand position (metres) and gripper
-    opening (0..1). Action: float32 [4] in -1..1 = hand displacement in cm per step, gripper (1 closes).
+    opening (0..1); with `observation: state` instead `state` float32 [39], Meta-World's own: hand, gripper and objects
+    now and a step ago, and the goal. Action: float32 [4] in -1..1 = hand displacement in cm per step, gripper (1
+    closes).
 
     Rendering is not Meta-World's: a free camera, upright, and with `cheap` no shadows, reflections, sky, haze or
     multisampling, one light, and neither collision shapes nor marker sites nor the robot's head, pedestal, base and
@@ -48,6 +50,8 @@ class MetaWorldSettings(BaseModel):
     type: Literal["metaworld"] = "metaworld"
     tasks: Annotated[tuple[str, ...], Field(min_length=1)]
     """Task names such as `door-close-v3`; tickets name them by position."""
+    observation: Literal["pixels", "state"] = "pixels"
+    """What a policy is shown. `state` draws nothing and needs no graphics library."""
     image_size: Annotated[int, Field(ge=8, le=1024)] = 64
     """Edge of the square image in pixels."""
     render: Literal["cheap", "full"] = "cheap"
@@ -75,16 +79,16 @@ class MetaWorldSettings(BaseModel):
         return tasks
 
     def check(self) -> None:
-        """Raise RenderingUnavailable if nothing here can draw."""
-        choose_gl_backend()
+        """Raise RenderingUnavailable if something is to be drawn and nothing here can."""
+        if self.observation == "pixels":
+            choose_gl_backend()
 
     def spec(self) -> EnvSpec:
         """What a batch offers; starts no simulator."""
+        image = ArraySpec((self.image_size, self.image_size, 3), "uint8")
+        pixels = {"image": image, "proprio": ArraySpec((4,), "float32")}
         return EnvSpec(
-            observation={
-                "image": ArraySpec((self.image_size, self.image_size, 3), "uint8"),
-                "proprio": ArraySpec((4,), "float32"),
-            },
+            observation=pixels if self.observation == "pixels" else {"state": ArraySpec((STATE_DIM,), "float32")},
             action=ActionSpec("continuous", _ACTION_DIM, low=(-1.0,) * _ACTION_DIM, high=(1.0,) * _ACTION_DIM),
             tasks=tuple(Task(name, INSTRUCTIONS[name]) for name in self.tasks),
             max_steps=self.max_steps,
@@ -129,8 +133,11 @@ class MetaWorldBatch:
     def observe(self, rows: RowNumbers, out: dict[str, NDArray[np.generic]]) -> None:
         for i, row in enumerate(rows):
             instance = self._instance(row)
-            instance.draw(out["image"][i])
-            out["proprio"][i] = instance.proprioception
+            if "state" in out:
+                out["state"][i] = instance.state
+            else:
+                instance.draw(out["image"][i])
+                out["proprio"][i] = instance.proprioception
 
     def expert_actions(self, rows: RowNumbers) -> NDArray[np.float32]:
         """The scripted policy's action for the present state of each row, clipped to -1..1: [n,4]."""
@@ -157,7 +164,8 @@ class MetaWorldBatch:
             self._scenes[held[0]].check_in(held[1])
         if task not in self._scenes:
             name = self.spec.tasks[task].name
-            self._scenes[task] = TaskScene(name, self.settings.image_size, self.settings.render)
+            quality = self.settings.render if self.settings.observation == "pixels" else None
+            self._scenes[task] = TaskScene(name, self.settings.image_size, quality)
         instance = self._scenes[task].check_out()
         self._held[row] = (task, instance)
         return instance

@@ -34,14 +34,18 @@ HIDDEN_BODIES = frozenset(
     }
 )
 
+#: Numbers in Meta-World's observation: 18 now, 18 a step ago, the goal's place.
+STATE_DIM = 39
+
 Placement = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 class TaskScene:
-    """Model, renderer and instances of one task; used by one thread."""
+    """Model, renderer and instances of one task; used by one thread. quality: None where nothing is drawn."""
 
-    def __init__(self, task: str, image_size: int, quality: Quality) -> None:
-        choose_gl_backend()
+    def __init__(self, task: str, image_size: int, quality: Quality | None) -> None:
+        if quality is not None:
+            choose_gl_backend()
         from metaworld.env_dict import ENV_CLS_MAP
         from metaworld.policies import ENV_POLICY_MAP
 
@@ -76,6 +80,7 @@ class TaskScene:
     def draw(self, data: mujoco.MjData, out: NDArray[np.uint8]) -> None:
         """Draw a state of this task; the GL context is made by the first call, in the thread that steps."""
         if self._renderer is None:
+            assert self._quality is not None, "this scene is not to be drawn"
             self._renderer = FrameRenderer(self.model, self._image_size, self._quality)
         self._renderer.draw(data, out)
 
@@ -124,6 +129,11 @@ class Instance:
         self._scene.place(self._placement)
         self._observation, reward, _, _, info = self._env.step(action)
         return float(reward), bool(info["success"])
+
+    @property
+    def state(self) -> NDArray[np.float64]:
+        """Meta-World's observation: [39]."""
+        return self._observation
 
     @property
     def proprioception(self) -> NDArray[np.float64]:
