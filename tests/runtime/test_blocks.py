@@ -212,7 +212,8 @@ class Listening:
 def listening(cluster_settings: ClusterSettings) -> tuple[Cluster, Listening]:
     flow = cluster_settings.flow
     rows = sum(group.count * group.env_batches * group.slots * group.rows for group in cluster_settings.simulators)
-    count = blocks_needed(rows, flow.version_samples, flow.max_lag)
+    spare = {"group_size": flow.group_size, "extra_groups": flow.extra_groups}
+    count = blocks_needed(rows, flow.version_samples, flow.max_lag, **spare)
     decider = Listening(Conductor(flow), count)
     return Cluster(cluster_settings, decider), decider
 

@@ -13,7 +13,10 @@ _STUCK = "mixture:0.99*constant:5ms+0.01*constant:30s"
 
 
 def arbitrary_cluster(rng: random.Random) -> ClusterSettings:
-    """Any episode lengths, stations, delays, faults, groups, K, real α and segments; `rng` may be hypothesis' own."""
+    """Any episode lengths, stations, delays, faults, groups, redundancy, filter, K, real α and segments.
+
+    `rng` may be hypothesis' own.
+    """
     segment_steps = rng.choice((0, 0, 1, 3))
     simulators = [_simulators(rng, segment_steps) for _ in range(rng.randint(1, 2))]
     generators = [
@@ -63,6 +66,8 @@ def _simulators(rng: random.Random, segment_steps: int) -> dict[str, Any]:
         "chunk": rng.choice((1, 2)),
         "segment_steps": segment_steps,
         "raises": rng.choice((0.0, 0.0, 0.05)),
+        "solved": rng.choice((0.0, 0.3)),
+        "hopeless": rng.choice((0.0, 0.3, 0.7)),
         "detected": rng.choice(("0ms", "50ms")),
         "restart": rng.choice(("0ms", "100ms")),
     }
@@ -70,6 +75,7 @@ def _simulators(rng: random.Random, segment_steps: int) -> dict[str, Any]:
 
 def _flow(rng: random.Random, *, segments: bool, stuck: bool) -> dict[str, Any]:
     group_size = 1 if segments else rng.choice((1, 1, 2, 3, 5))
+    order = rng.choice(("arrival", "ticket"))
     return {
         "batch_size": group_size * rng.randint(1, 6),
         "sync_interval": rng.choice((1, 1, 2, 4)),
@@ -77,7 +83,7 @@ def _flow(rng: random.Random, *, segments: bool, stuck: bool) -> dict[str, Any]:
         "max_lag": rng.choice((0.0, 0.0, 0.3, 1.0, 1.5, 2.0, 4.0)),
         "bound": rng.choice(("sample", "sample", "mean")),
         "on_update": rng.choice(("drain", "continue")),
-        "order": rng.choice(("arrival", "ticket")),
+        "order": order,
         "group_size": group_size,
         "segments": segments,
         "batching": rng.choice(("dynamic", "lockstep")),
@@ -91,7 +97,18 @@ def _flow(rng: random.Random, *, segments: bool, stuck: bool) -> dict[str, Any]:
         "episode_deadline_s": 20.0 if stuck else inf,
         "max_attempts": rng.choice((1, 3)),
         "max_dropped": 1_000_000,
+        **({} if segments else _filter(rng)),
+        **({} if segments or order == "ticket" else _redundancy(rng)),
     }
+
+
+def _filter(rng: random.Random) -> dict[str, Any]:
+    low, high = rng.choice(((-inf, inf), (-inf, inf), (0.0, 0.9), (0.1, inf), (0.1, 0.9)))
+    return {"min_return": low, "max_return": high, "max_filtered": rng.choice((1, 5, 50))}
+
+
+def _redundancy(rng: random.Random) -> dict[str, Any]:
+    return {"extra_groups": rng.choice((0, 0, 1, 3, 8)), "extra_members": rng.choice((0, 0, 1, 3))}
 
 
 def _fault(rng: random.Random, names: list[str]) -> dict[str, Any]:

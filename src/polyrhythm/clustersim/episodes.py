@@ -8,6 +8,7 @@ from polyrhythm.clustersim.driver import Payload
 from polyrhythm.clustersim.settings import SimulatorGroup
 from polyrhythm.clustersim.slots import Row, Slot
 from polyrhythm.clustersim.station import Station
+from polyrhythm.flow.admission import mix
 from polyrhythm.flow.records import End, SampleFailed, SampleFinished, Ticket
 
 
@@ -73,7 +74,7 @@ class Episodes:
         handle = f"{station.name}@{station.epoch}:{ticket.number}.{ticket.attempt}"
         station.driver.payloads[handle] = Payload(ticket.number, row.env_steps, row.chunk_steps, row.oldest)
         station.measures.samples += 1
-        success = bool(ticket.noise & 1)
+        success = self._succeeds(ticket)
         station.emit(
             SampleFinished(
                 station.name,
@@ -90,3 +91,11 @@ class Episodes:
                 float(success),
             )
         )
+
+    def _succeeds(self, ticket: Ticket) -> bool:
+        """Decided by the initial state, where it is solved or hopeless, else by the noise."""
+        group = self._group
+        place = mix(ticket.seed, 1) / 2**63
+        if place < group.solved:
+            return True
+        return place < 1.0 - group.hopeless and bool(ticket.noise & 1)

@@ -59,6 +59,8 @@ class SimulatorGroup(Mortal):
     a slot's step takes as long as its slowest row.
     segment_steps: chunk steps after which an unfinished episode ships a segment; 0 for whole episodes.
     raises: probability that a row's chunk step fails.
+    solved, hopeless: the shares of initial states from which every episode succeeds, or none does; from the others
+    every second one succeeds. The return of an episode is 1 or 0.
     """
 
     env_batches: int = Field(default=1, ge=1)
@@ -73,6 +75,14 @@ class SimulatorGroup(Mortal):
     episode_time: CostText | None = None
     segment_steps: int = Field(default=0, ge=0)
     raises: float = Field(default=0.0, ge=0, lt=1)
+    solved: float = Field(default=0.0, ge=0, le=1)
+    hopeless: float = Field(default=0.0, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _shares_fit(self) -> Self:
+        if self.solved + self.hopeless > 1:
+            raise ValueError(f"solved {self.solved} and hopeless {self.hopeless} are more than 1 together; lower one")
+        return self
 
 
 class GeneratorGroup(Mortal):

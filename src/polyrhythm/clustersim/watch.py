@@ -5,6 +5,9 @@
 2. The ledger balances at every event; no sample is trained twice.
 3. A sample's lag when it is lent is at most ⌈α⌉ (`bound: sample`); the mean lag is at most α (`bound: mean`).
 4. No generator that could serve idles while a batch is due (checked for `routing: least_loaded`).
+
+Beside these: groups are lent whole and within the filter's bounds, deadlines stay feasible, and redundancy stays within
+its limits (`group_watch`).
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from math import ceil
 from typing import Any
 
 from polyrhythm.clustersim.cluster import Cluster
+from polyrhythm.clustersim.group_watch import GroupBook, misplaced
 from polyrhythm.flow.conductor import Conductor
 from polyrhythm.flow.records import (
     ApplyWeights,
@@ -71,6 +75,7 @@ class Watch:
         self._lent_lags: list[int] = []
         self._trained: set[int] = set()
         self._lags: list[int] = []
+        self._groups = GroupBook.of(conductor)
         cluster.driver.observer = self.observe
 
     def observe(self, now: float, event: Event, commands: list[Command]) -> None:
@@ -87,11 +92,16 @@ class Watch:
         imbalance = self._conductor.ledger.imbalance
         if imbalance:
             raise Violation(f"at {now} the ledger is off by {imbalance} after {event}: {self._conductor.ledger}")
+        wrong = self._groups.note(event, commands)
+        if not wrong and type(event) not in (RequestArrived, BatchDone):
+            wrong = misplaced(self._conductor)
+        if wrong:
+            raise Violation(f"at {now} {wrong} after {event}")
         self._check_idle(now, event)
 
     def finish(self) -> None:
         """The run is over: check the mean lag. (A request that nobody answers ends in the driver's `Deadlock`.)"""
-        clean = not self._conductor.ledger.dropped_total and not self._conductor.ledger.rolled_back
+        clean = not self._conductor.ledger.dropped_by_faults and not self._conductor.ledger.rolled_back
         if self._settings.bound == "mean" and clean and self._lags:
             mean = sum(self._lags) / len(self._lags)
             if mean > self._settings.max_lag + 1e-9:

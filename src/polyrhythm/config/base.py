@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Whole = Annotated[int, Field(ge=0, strict=True)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 Positive = Annotated[float, Field(gt=0, strict=True)]
+Number = Annotated[float, Field(strict=True)]
 NotNegative = Annotated[float, Field(ge=0, strict=True)]
 Fraction = Annotated[float, Field(ge=0, le=1, strict=True)]
 Flag = Annotated[bool, Field(strict=True)]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Tag, model_validator
 
-from polyrhythm.config.base import Count, NotNegative, Positive, Refusal, Section, Whole
+from polyrhythm.config.base import Count, NotNegative, Number, Positive, Refusal, Section, Whole
 
 
 def parse_sharding(value: Any) -> str | tuple[int, ...]:
@@ -55,7 +55,7 @@ class RolloutSettings(Section):
     max_attempts: Count = 3
     """Tries before a ticket (with its group) is dropped and replaced."""
     max_dropped: Whole = 1000
-    """Dropped samples after which the run halts."""
+    """Samples dropped by faults after which the run halts."""
 
     @model_validator(mode="after")
     def _shards_fit(self) -> RolloutSettings:
@@ -140,7 +140,31 @@ class FreshnessSettings(Section):
 
 
 class GroupSettings(Section):
-    """Samples that share task and initial state."""
+    """Samples that share task and initial state: how many, which groups are trained on, how many run beside those."""
 
     size: Count = 1
     """Samples per group; 1 for no groups."""
+    min_return: Number | None = None
+    """Lowest mean return of a group that is trained on; one below is dropped and a new one begins; null for any."""
+    max_return: Number | None = None
+    """Highest mean return of a group that is trained on; one above is dropped and a new one begins; null for any."""
+    max_filtered: Count = 100
+    """Groups that may be dropped for their return before the update has its samples."""
+    on_max_filtered: Literal["accept", "stop"] = "accept"
+    """After max_filtered of them: accept the update's other groups whatever their return, or stop the run."""
+    extra_groups: Whole = 0
+    """Groups in flight beyond those that are needed: the first complete ones are trained on, the others cancelled."""
+    extra_members: Whole = 0
+    """Members of a group beyond its size: the first finished ones are trained on, the others cancelled."""
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> GroupSettings:
+        low, high = self.min_return, self.max_return
+        if low is not None and high is not None and low > high:
+            raise Refusal("min_return", low, f"no group is above it and below max_return {high:g}; lower it")
+        return self
+
+    @property
+    def filters(self) -> bool:
+        """Whether groups are chosen by their mean return."""
+        return self.min_return is not None or self.max_return is not None

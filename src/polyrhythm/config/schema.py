@@ -113,8 +113,28 @@ def _check_groups(config: RunConfig) -> None:
             config.rollout.segment_steps,
             "segments and groups exclude each other; set segment_steps to 0 or groups.size to 1",
         )
+    for name, value in (("extra_groups", config.groups.extra_groups), ("extra_members", config.groups.extra_members)):
+        if value:
+            _check_redundancy(config, f"groups.{name}", value)
+    if config.groups.filters and config.rollout.segment_steps:
+        raise Refusal(
+            "rollout.segment_steps",
+            config.rollout.segment_steps,
+            "groups.min_return and max_return judge whole episodes; set segment_steps to 0, or the bounds to null",
+        )
     if config.algorithm.advantage == "grpo":
         _check_grpo(config)
+
+
+def _check_redundancy(config: RunConfig, path: str, value: int) -> None:
+    if config.training.order == "ticket":
+        raise Refusal(
+            path,
+            value,
+            "an update takes the lowest tickets, whoever is first; set training.order to arrival, or this to 0",
+        )
+    if config.rollout.segment_steps:
+        raise Refusal(path, value, "an episode cut into segments cannot be thrown away; set segment_steps or this to 0")
 
 
 def _check_grpo(config: RunConfig) -> None:

@@ -144,7 +144,8 @@ class Admission:
 
     def hand_over(self, group: Group, spare: Group) -> None:
         """The place reserved for `group` is now reserved for `spare`, a younger one or of the same version."""
-        assert spare.spare and not group.spare and group.version <= spare.version, f"{group} gives way to {spare}"
+        assert spare.spare > group.spare, f"{spare} has a place already, or {group} has none"
+        assert group.version <= spare.version, f"a place never goes back from {group} to {spare}"
         group.spare, spare.spare = True, False
         self.spare[self.spare.index(spare.number)] = group.number
         self._settle(group.version, group.size)

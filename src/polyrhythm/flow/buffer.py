@@ -46,6 +46,10 @@ class SampleBuffer:
             del self.ready[group.version]
         self.samples -= group.size
 
+    def complete_groups(self, version: int) -> int:
+        """How many groups of this version wait here."""
+        return len(self.ready.get(version, ()))
+
     def choose(self, admission: Admission) -> list[Group] | None:
         """Groups for one update, in the order of lending, or None while they cannot be had."""
         wanted = self.settings.batch_size // self.settings.group_size

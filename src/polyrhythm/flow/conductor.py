@@ -18,6 +18,7 @@ from polyrhythm.flow.buffer import SampleBuffer
 from polyrhythm.flow.codec import Codec
 from polyrhythm.flow.dispatch import Dispatch
 from polyrhythm.flow.evaluation import Evaluations, EvaluationState
+from polyrhythm.flow.filtering import ReturnFilter
 from polyrhythm.flow.generators import GeneratorState
 from polyrhythm.flow.groups import Group, Sample
 from polyrhythm.flow.ledger import SampleLedger, State
@@ -52,6 +53,7 @@ from polyrhythm.flow.records import (
 from polyrhythm.flow.requests import Key, Pool, RequestQueue, by_arrival
 from polyrhythm.flow.rollout import Rollout
 from polyrhythm.flow.routing import Router
+from polyrhythm.flow.selection import Lengths, Selection
 from polyrhythm.flow.settings import FlowSettings
 from polyrhythm.flow.sharding import load_function
 from polyrhythm.flow.slots import Ask, EnvBatchState, Rows, SlotState
@@ -61,8 +63,8 @@ from polyrhythm.flow.versions import VersionLedger
 _CODEC = Codec(
     (
         *(Admission, Ask, Batch, Dispatch, EnvBatchState, EvaluationState, Evaluations, GeneratorState, Group),
-        *(Lending, Pool, Request, RequestQueue, Rollout, Router, Rows, Sample, SampleBuffer, SampleLedger),
-        *(SlotState, State, Ticket, VersionLedger),
+        *(Lending, Lengths, Pool, Request, RequestQueue, ReturnFilter, Rollout, Router, Rows, Sample, SampleBuffer),
+        *(SampleLedger, Selection, SlotState, State, Ticket, VersionLedger),
     )
 )
 
@@ -74,7 +76,8 @@ class Conductor:
         self.settings = settings
         self.versions = VersionLedger(settings)
         self.rollout = Rollout(
-            settings, Rows(), Admission(settings), SampleBuffer(settings), SampleLedger(), Evaluations()
+            *(settings, Rows(), Admission(settings), SampleBuffer(settings), SampleLedger(), Evaluations()),
+            ReturnFilter(settings),
         )
         self.dispatch = Dispatch(settings, RequestQueue(_queue_key(settings)), Router(settings.routing))
         self.lending = Lending(settings)
@@ -136,7 +139,7 @@ class Conductor:
             else:
                 gone += self._remove_slots(station)
                 del self.epochs[station]
-        commands = self.rollout.abandon(gone, "resumed", blame=False)
+        commands = self.rollout.abandon(gone, "resumed", 0.0, blame=False)
         assert not commands, "resuming drops nothing"
         self.rollout.expiries.clear()
         self.rollout.cancelling.clear()
@@ -148,6 +151,7 @@ class Conductor:
         rollout, versions = self.rollout, self.versions
         commands: list[Command] = self._refuse_quieted()
         commands += rollout.settle_evaluation()
+        commands += rollout.drop_surplus(now)
         if weights:
             commands += self._apply_weights()
         evaluations = rollout.evaluations
@@ -159,8 +163,8 @@ class Conductor:
             training = not versions.draining and not evaluations.queue
             commands += rollout.grant(versions.applied, now, training=training)
         commands += self.lending.lend(versions, rollout)
-        if rollout.ledger.dropped_total > self.settings.max_dropped:
-            commands.append(Halt(f"{rollout.ledger.dropped_total} samples were dropped: {rollout.ledger.dropped}"))
+        if rollout.ledger.dropped_by_faults > self.settings.max_dropped:
+            commands.append(Halt(f"{rollout.ledger.dropped_by_faults} samples were dropped: {rollout.ledger.dropped}"))
         target = rollout.admission.target
         if self.announced < target <= min(versions.trained, versions.applied):
             self.announced = target
@@ -225,9 +229,9 @@ class Conductor:
             commands += self._on_lost(
                 StationLost(self.lending.trainer, self.epochs[self.lending.trainer], "replaced"), now
             )
-        return commands + self.lending.join(event.trainer, event.updates, self.versions, self.rollout)
+        return commands + self.lending.join(event.trainer, event.updates, self.versions, self.rollout, now)
 
-    def _on_lost(self, event: StationLost, _now: float) -> list[Command]:
+    def _on_lost(self, event: StationLost, now: float) -> list[Command]:
         del self.epochs[event.station]
         if event.station == self.lending.trainer:
             self.lending.leave(self.rollout)
@@ -236,7 +240,7 @@ class Conductor:
             self.versions.note_applied(self.dispatch.generators.values())
             return [*refusals]
         else:
-            return self.rollout.abandon(self._remove_slots(event.station), "simulator lost")
+            return self.rollout.abandon(self._remove_slots(event.station), "simulator lost", now)
         return []
 
     def _remove_slots(self, simulator: str) -> list[SlotState]:
@@ -272,11 +276,11 @@ class Conductor:
         self.dispatch.finish(generator, self.rollout.rows)
         return []
 
-    def _on_finished(self, event: SampleFinished, _now: float) -> list[Command]:
-        return self.rollout.finish(event)
+    def _on_finished(self, event: SampleFinished, now: float) -> list[Command]:
+        return self.rollout.finish(event, now)
 
-    def _on_failed(self, event: SampleFailed, _now: float) -> list[Command]:
-        return self.rollout.fail(event)
+    def _on_failed(self, event: SampleFailed, now: float) -> list[Command]:
+        return self.rollout.fail(event, now)
 
     def _on_update(self, event: UpdateDone, _now: float) -> list[Command]:
         assert self.lending.lent, f"update {event.update} is done, but nothing was lent"

@@ -23,6 +23,8 @@ class State(StrEnum):
 
 #: Why a sample is dropped although nothing went wrong with it: others were first; its group's return was out of bounds.
 SURPLUS, FILTERED = "surplus", "filtered"
+#: It cannot be trained in time any more, after a lost trainer came back with older weights.
+ROLLBACK = "rollback"
 
 #: What may follow what; anything else is a bug of ours.
 _FOLLOWS: dict[State, frozenset[State]] = {

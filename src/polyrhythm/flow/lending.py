@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from polyrhythm.flow.codec import UNSAVED
 from polyrhythm.flow.groups import Group
-from polyrhythm.flow.ledger import State
+from polyrhythm.flow.ledger import ROLLBACK, State
 from polyrhythm.flow.records import Command, LendSamples, PublishWeights, ReleasePayloads
 from polyrhythm.flow.rollout import Rollout
 from polyrhythm.flow.settings import FlowSettings
@@ -27,7 +27,7 @@ class Lending:
     lent: list[Group] = field(default_factory=list)
     undoable: deque[tuple[int, int]] = field(default_factory=deque)
 
-    def join(self, trainer: str, updates: int, versions: VersionLedger, rollout: Rollout) -> list[Command]:
+    def join(self, trainer: str, updates: int, versions: VersionLedger, rollout: Rollout, now: float) -> list[Command]:
         """A trainer with the weights of `updates` updates; a first one, or one restarted from a checkpoint."""
         self.trainer = trainer
         undone, publish = versions.restart(updates)
@@ -39,7 +39,7 @@ class Lending:
         settings = self.settings
         whole, part = versions.trained * settings.version_samples, versions.in_version * settings.batch_size
         rollout.admission.consumed = whole + part
-        commands = self._drop_infeasible(rollout)
+        commands = self._drop_infeasible(rollout, now)
         return [*commands, PublishWeights(trainer, versions.trained)] if publish else commands
 
     def leave(self, rollout: Rollout) -> None:
@@ -64,6 +64,7 @@ class Lending:
         if groups is None:
             return []
         self.lent = groups
+        rollout.filter.next_update()
         numbers: list[int] = []
         for group in groups:
             rollout.buffer.remove(group)
@@ -90,7 +91,10 @@ class Lending:
         """The update is trained."""
         handles: list[str] = []
         for group in self.lent:
-            handles += [rollout.samples.pop(number).handle for number in group.members]
+            for number in group.members:
+                sample = rollout.samples.pop(number)
+                rollout.selection.note_trained(sample)
+                handles.append(sample.handle)
         count = len(handles)
         rollout.ledger.move(State.LENT, State.TRAINED, count)
         self.undoable.append((versions.updates, count))
@@ -105,7 +109,7 @@ class Lending:
         while self.undoable and self.undoable[0][0] < updates:
             self.undoable.popleft()
 
-    def _drop_infeasible(self, rollout: Rollout) -> list[Command]:
+    def _drop_infeasible(self, rollout: Rollout, now: float) -> list[Command]:
         """After a jump of the version some samples can no longer be lent in time; unfinished ones go first."""
         if self.settings.bound == "mean":
             return []
@@ -113,8 +117,8 @@ class Lending:
         admission = rollout.admission
         while (late := next((version for version, slack in admission.slack() if slack < 0), None)) is not None:
             group = min(
-                (group for group in admission.groups.values() if group.version <= late),
+                (group for group in admission.groups.values() if group.version <= late and not group.spare),
                 key=lambda group: (group.complete, -group.number),
             )
-            commands += rollout.drop(group, "rollback")
+            commands += rollout.drop(group, ROLLBACK, now)
         return commands

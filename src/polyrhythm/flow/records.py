@@ -398,6 +398,13 @@ class TargetReached:
 
 
 @dataclass(frozen=True, slots=True)
+class FilterExhausted:
+    """So many groups were filtered for one update that its remaining ones are kept whatever their return."""
+
+    filtered: int
+
+
+@dataclass(frozen=True, slots=True)
 class Halt:
     """The run cannot go on."""
 
@@ -416,6 +423,7 @@ Command = (
     | SampleEvaluated
     | EvaluationDone
     | TargetReached
+    | FilterExhausted
     | Halt
 )
 

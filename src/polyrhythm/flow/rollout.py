@@ -1,7 +1,9 @@
 """Tickets on their way: granted to rows, run, finished, lost, granted again or dropped.
 
 Life of a ticket: running → buffered (here ends this module's care), or running → reissuing → running … → dropped with
-its group after `max_attempts`. A row is asked back at once when its ticket ends, by whatever way.
+its group after `max_attempts` (alone, where the group has members to spare), or at any of these places dropped because
+others were first (`redundancy`) or its group is of no use (`filtering`). A row is asked back at once when its ticket
+ends, by whatever way.
 
 Invariant: every running ticket occupies one row of a present simulator; every cancelled one occupies its row until the
 simulator answers.
@@ -14,12 +16,14 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from polyrhythm.flow import redundancy
 from polyrhythm.flow.admission import Admission
 from polyrhythm.flow.buffer import SampleBuffer
 from polyrhythm.flow.codec import UNSAVED
 from polyrhythm.flow.evaluation import Evaluations
+from polyrhythm.flow.filtering import ReturnFilter
 from polyrhythm.flow.groups import Group, Sample
-from polyrhythm.flow.ledger import SampleLedger, State
+from polyrhythm.flow.ledger import FILTERED, ROLLBACK, SURPLUS, SampleLedger, State
 from polyrhythm.flow.records import (
     CancelRow,
     Command,
@@ -33,6 +37,7 @@ from polyrhythm.flow.records import (
     StartRows,
     Ticket,
 )
+from polyrhythm.flow.selection import Selection
 from polyrhythm.flow.settings import FlowSettings
 from polyrhythm.flow.slots import Ask, Rows, SlotState
 
@@ -48,6 +53,8 @@ class Rollout:
     buffer: SampleBuffer
     ledger: SampleLedger
     evaluations: Evaluations
+    filter: ReturnFilter
+    selection: Selection = field(default_factory=Selection)
     samples: dict[int, Sample] = field(default_factory=dict)
     cancelling: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
     expiries: deque[tuple[float, int, int]] = field(default_factory=deque)
@@ -56,7 +63,9 @@ class Rollout:
 
     def grant(self, version: int, now: float, *, training: bool) -> list[Command]:
         """Give asking rows the tickets that are due at applied version `version`; those of an evaluation first."""
-        training = training and not self.admission.closed(version)
+        training = training and not (
+            self.admission.closed(version) and redundancy.is_closed(self.admission, self.buffer)
+        )
         if not training and not self.evaluations.begun:
             return []
         grants: dict[str, list[Grant]] = {}
@@ -83,6 +92,8 @@ class Rollout:
                 ticket = replace(waiting.popleft(), version=version) if waiting else None
             else:
                 ticket = self.admission.next(version, self.samples)
+                if ticket is None:
+                    ticket = redundancy.next_ticket(self.admission, self.buffer, version)
             if ticket is None:
                 break
             tickets.append(ticket)
@@ -96,13 +107,13 @@ class Rollout:
             self.ledger.start()
         else:
             self.ledger.move(State.REISSUING, State.RUNNING)
-        self.samples[ticket.number] = Sample(ticket, slot=slot.name, row=row)
+        self.samples[ticket.number] = Sample(ticket, slot=slot.name, row=row, started=now)
         if math.isfinite(self.settings.episode_deadline_s):
             self.expiries.append((now + self.settings.episode_deadline_s, ticket.number, ticket.attempt))
 
     # ------------------------------------------------------------ ending
 
-    def finish(self, event: SampleFinished) -> list[Command]:
+    def finish(self, event: SampleFinished, now: float) -> list[Command]:
         """A sample is complete; one that was cancelled meanwhile is thrown away."""
         sample = self._vacate(event.ticket, event.attempt, parked=event.end is End.SEGMENT)
         if sample is None:
@@ -111,11 +122,30 @@ class Rollout:
             return self._finish_evaluation(sample, event)
         self.ledger.move(State.RUNNING, State.BUFFERED)
         sample.state, sample.handle, sample.oldest = State.BUFFERED, event.handle, event.oldest
+        sample.chunk_steps, sample.env_steps, sample.seconds = event.chunk_steps, event.env_steps, now - sample.started
         group = self.admission.groups[sample.ticket.group]
         group.finished += 1
-        if group.complete:
-            self.buffer.add(group)
-        return []
+        group.returns += event.episode_return
+        return self._complete(group, now) if group.complete else []
+
+    def _complete(self, group: Group, now: float) -> list[Command]:
+        """A group has all the members that it needs: the others are surplus. Keep it for the trainer, or drop it."""
+        commands: list[Command] = []
+        for number in [n for n in group.members if self.samples[n].state is not State.BUFFERED]:
+            group.members.remove(number)
+            commands += self._give_up(self.samples[number], SURPLUS, now)
+        kept, told = self.filter.check(group)
+        if not kept:
+            return [*commands, *told, *self.drop(group, FILTERED, now)]
+        if group.spare:
+            redundancy.take_place(self.admission, group)
+        self.buffer.add(group)
+        return commands + told
+
+    def drop_surplus(self, now: float) -> list[Command]:
+        """Cancel the spare groups that nobody needs any more."""
+        groups = redundancy.surplus(self.admission, self.buffer)
+        return [command for group in groups for command in self.drop(group, SURPLUS, now)]
 
     def _finish_evaluation(self, sample: Sample, event: SampleFinished) -> list[Command]:
         ticket = sample.ticket
@@ -134,10 +164,10 @@ class Rollout:
         )
         return [result, ReleasePayloads((event.handle,))]
 
-    def fail(self, event: SampleFailed) -> list[Command]:
+    def fail(self, event: SampleFailed, now: float) -> list[Command]:
         """The simulator gave a sample up, or answers a cancellation."""
         sample = self._vacate(event.ticket, event.attempt, parked=False)
-        return [] if sample is None else self._lose(sample, event.reason)
+        return [] if sample is None else self._lose(sample, event.reason, now)
 
     def expire(self, now: float) -> list[Command]:
         """Cancel what ran past its deadline and let it go out again."""
@@ -146,10 +176,10 @@ class Rollout:
             _, number, attempt = self.expiries.popleft()
             sample = self._running(number, attempt)
             if sample is not None:
-                commands += [self._cancel(sample), *self._lose(sample, "deadline")]
+                commands += [self._cancel(sample), *self._lose(sample, "deadline", now)]
         return commands
 
-    def abandon(self, gone: Sequence[SlotState], reason: str, *, blame: bool = True) -> list[Command]:
+    def abandon(self, gone: Sequence[SlotState], reason: str, now: float, *, blame: bool = True) -> list[Command]:
         """These slots went with their simulator, and all that ran in them; without blame that is no attempt."""
         names = {slot.name for slot in gone}
         self.cancelling = {key: place for key, place in self.cancelling.items() if place[0] not in names}
@@ -158,7 +188,7 @@ class Rollout:
             for number in slot.tickets.values():
                 sample = self.samples.get(number)
                 if sample is not None and sample.state is State.RUNNING and sample.slot == slot.name:
-                    commands += self._lose(sample, reason, blame=blame)
+                    commands += self._lose(sample, reason, now, blame=blame)
         return commands
 
     def begin_evaluation(self) -> None:
@@ -208,7 +238,7 @@ class Rollout:
         self.cancelling[ticket.number, ticket.attempt] = (sample.slot, sample.row)
         return CancelRow(self.rows.slots[sample.slot].simulator, sample.slot, ticket.number, ticket.attempt)
 
-    def _lose(self, sample: Sample, reason: str, *, blame: bool = True) -> list[Command]:
+    def _lose(self, sample: Sample, reason: str, now: float, *, blame: bool = True) -> list[Command]:
         """A running ticket did not finish: out again, or dropped with its group when it had its attempts."""
         exhausted = blame and sample.ticket.attempt >= self.settings.max_attempts
         if sample.ticket.evaluation:
@@ -221,24 +251,40 @@ class Rollout:
                 evaluation.waiting.append(replace(sample.ticket, attempt=sample.ticket.attempt + blame))
             return []
         if exhausted:
-            return self.drop(self.admission.groups[sample.ticket.group], reason, already_off_row=sample)
+            group = self.admission.groups[sample.ticket.group]
+            if len(group.members) > group.size:
+                group.members.remove(sample.ticket.number)
+                return self._give_up(sample, reason, now, off_row=True)
+            return self.drop(group, reason, now, already_off_row=sample)
         self.ledger.move(State.RUNNING, State.REISSUING)
         sample.state = State.REISSUING
         self.admission.give_back(sample, blame=blame)
         return []
 
-    def drop(self, group: Group, reason: str, already_off_row: Sample | None = None) -> list[Command]:
-        """Give up a group: running members are cancelled, finished ones released, a new group may take its place."""
+    def drop(self, group: Group, reason: str, now: float, already_off_row: Sample | None = None) -> list[Command]:
+        """Give up a group: running members are cancelled, finished ones released; a spare group takes its place, or a
+        new one may."""
         commands: list[Command] = []
-        if group.complete:
+        if group.completed_order >= 0:
             self.buffer.remove(group)
         for number in group.members:
-            sample = self.samples.pop(number)
-            self.ledger.move(sample.state, State.DROPPED, reason=reason)
-            here = sample.slot in self.rows.slots  # false when its simulator went with it
-            if sample.state is State.RUNNING and sample is not already_off_row and here:
-                commands.append(self._cancel(sample))
-            if sample.handle:
-                commands.append(ReleasePayloads((sample.handle,)))
+            sample = self.samples[number]
+            commands += self._give_up(sample, reason, now, off_row=sample is already_off_row)
+        if not group.spare and reason != ROLLBACK:
+            redundancy.replace_by_spare(self.admission, group)
         self.admission.forget(group)
+        return commands
+
+    def _give_up(self, sample: Sample, reason: str, now: float, *, off_row: bool = False) -> list[Command]:
+        """Drop one sample. off_row: it ran, and has left its row."""
+        if reason == SURPLUS:
+            self.selection.note_surplus(sample, now)
+        del self.samples[sample.ticket.number]
+        self.ledger.move(sample.state, State.DROPPED, reason=reason)
+        commands: list[Command] = []
+        here = sample.slot in self.rows.slots  # false when its simulator went with it
+        if sample.state is State.RUNNING and not off_row and here:
+            commands.append(self._cancel(sample))
+        if sample.handle:
+            commands.append(ReleasePayloads((sample.handle,)))
         return commands

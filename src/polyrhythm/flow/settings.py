@@ -66,7 +66,12 @@ class FlowSettings:
             ("tasks", self.tasks, self.tasks >= 1, "at least 1"),
             ("episode_deadline_s", self.episode_deadline_s, self.episode_deadline_s > 0, "positive"),
             ("max_attempts", self.max_attempts, self.max_attempts >= 1, "at least 1"),
-            ("min_return", self.min_return, self.min_return <= self.max_return, f"at most max_return {self.max_return}"),
+            (
+                "min_return",
+                self.min_return,
+                self.min_return <= self.max_return,
+                f"at most {self.max_return} (max_return)",
+            ),
             ("max_filtered", self.max_filtered, self.max_filtered >= 1, "at least 1"),
             ("extra_groups", self.extra_groups, self.extra_groups >= 0, "at least 0"),
             ("extra_members", self.extra_members, self.extra_members >= 0, "at least 0"),
@@ -88,13 +93,13 @@ class FlowSettings:
         for name, value in redundant.items():
             if value and self.order == "ticket":
                 raise ValueError(
-                    f"{name} is {value} but order is ticket: an update would wait for the lowest tickets, whoever is "
-                    f"first; set order to arrival, or {name} to 0"
+                    f"{name} is {value} but order is ticket: only the lowest tickets would be taken, whoever is first; "
+                    f"make order arrival, or {name} 0"
                 )
             if value and self.segments:
                 raise ValueError(
-                    f"{name} is {value} but episodes are cut into segments, which are not thrown away; set "
-                    f"segment_steps or {name} to 0"
+                    f"{name} is {value} but episodes are cut into segments, which cannot be thrown away; make "
+                    f"segment_steps or {name} 0"
                 )
         if self.filters and self.segments:
             raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -66,7 +67,7 @@ def policy_settings(config: RunConfig) -> PolicySettings:
 
 def flow_settings(config: RunConfig, spec: EnvSpec) -> FlowSettings:
     """What the conductor is told."""
-    rollout, freshness, batching = config.rollout, config.freshness, config.batching
+    rollout, freshness, batching, groups = config.rollout, config.freshness, config.batching, config.groups
     limits: dict[str, Any] = {}
     if isinstance(batching, DynamicBatching):
         limits = {
@@ -83,7 +84,13 @@ def flow_settings(config: RunConfig, spec: EnvSpec) -> FlowSettings:
         on_update=freshness.on_update,
         order=config.training.order,
         streaming=config.training.streaming,
-        group_size=config.groups.size,
+        group_size=groups.size,
+        min_return=-math.inf if groups.min_return is None else groups.min_return,
+        max_return=math.inf if groups.max_return is None else groups.max_return,
+        max_filtered=groups.max_filtered,
+        on_max_filtered=groups.on_max_filtered,
+        extra_groups=groups.extra_groups,
+        extra_members=groups.extra_members,
         segments=rollout.segment_steps > 0,
         batching=batching.type,
         routing=rollout.routing,

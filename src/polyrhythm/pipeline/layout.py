@@ -26,12 +26,19 @@ def arena_layout(
     *,
     trainer: bool = True,
 ) -> ArenaLayout:
-    """What lies in the arena; without a trainer no finished sample waits."""
+    """What lies in the arena; without a trainer no finished sample waits.
+
+    Redundant tickets need room of their own: the samples of spare groups wait beside those that admission counts.
+    """
     slots = {slot.slot: slot.rows for batches in infos for info in batches for slot in info.slots}
     rows = sum(slots.values())
     freshness = config.freshness
     version_samples = config.training.batch_size * freshness.sync_interval
-    blocks = blocks_needed(rows, version_samples, freshness.max_lag) if trainer else rows
+    groups = config.groups
+    needed = blocks_needed(
+        rows, version_samples, freshness.max_lag, group_size=groups.size, extra_groups=groups.extra_groups
+    )
+    blocks = needed if trainer else rows
     return ArenaLayout(
         blocks=blocks,
         steps=step_settings(config, policy).sample_steps(spec.max_steps),

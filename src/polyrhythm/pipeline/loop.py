@@ -10,6 +10,7 @@ One wait, one owner. Everything that decides is in the conductor, everything tha
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -20,6 +21,8 @@ from polyrhythm.flow.conductor import Conductor
 from polyrhythm.runtime.arena import Arena
 from polyrhythm.runtime.blocks import BlockPool
 from polyrhythm.runtime.messages import Report, SaveTrainer
+
+log = logging.getLogger(__name__)
 
 
 class Launcher(Protocol):
@@ -67,7 +70,10 @@ _PATIENCE_S = 0.5
 #: So many events go before a deadline that has passed.
 _MOST_LATE = 10_000
 
-_FOR_THE_RUN = (records.SampleEvaluated, records.EvaluationDone, records.TargetReached, records.Halt)
+_FOR_THE_RUN = (
+    *(records.SampleEvaluated, records.EvaluationDone, records.TargetReached),
+    *(records.FilterExhausted, records.Halt),
+)
 
 
 class Interrupted(Exception):
@@ -189,6 +195,8 @@ class Loop:
         for command in commands:
             if isinstance(command, records.Halt):
                 raise RunHalted(f"the run cannot go on: {command.reason}")
+            if isinstance(command, records.FilterExhausted):
+                log.warning("%d groups of one update were filtered; the others count as they are", command.filtered)
             finished |= done(command)
         return finished
 

@@ -18,13 +18,17 @@ from collections.abc import Iterable, Sequence
 from polyrhythm.flow import records
 
 
-def blocks_needed(rows: int, version_samples: int, max_lag: float) -> int:
+def blocks_needed(
+    rows: int, version_samples: int, max_lag: float, *, group_size: int = 1, extra_groups: int = 0
+) -> int:
     """Every row writes one; the others are finished, as many as admission lets be ahead of the applied version.
 
     version_samples: consumed for each version. A lent sample is ahead as well: it counts as consumed until its version
-    is applied.
+    is applied. extra_groups: these are outside admission, and of each all members but one may have finished (with the
+    last one it takes the place of another). Extra members need none: a group that has enough gives up the others.
     """
-    return rows + version_samples + math.floor(max_lag * version_samples + 1e-9)
+    ahead = version_samples + math.floor(max_lag * version_samples + 1e-9)
+    return rows + ahead + extra_groups * (group_size - 1)
 
 
 class BlockPool:
