@@ -120,6 +120,43 @@ def test_a_payload_released_twice_is_seen() -> None:
         drive(Releases(BUSY.flow))
 
 
+GROUPED = BUSY.model_copy(update={"flow": replace(BUSY.flow, group_size=2)})
+
+
+def test_a_group_whose_return_is_out_of_bounds_is_seen() -> None:
+    strict = GROUPED.model_copy(update={"flow": replace(GROUPED.flow, min_return=0.6)})
+    with pytest.raises(Violation, match=r"group \d+ is lent with a mean return of 0"):
+        drive(Careless(GROUPED.flow), strict)
+
+
+def test_half_a_group_is_seen() -> None:
+    with pytest.raises(Violation, match="is lent with 1 samples"):
+        drive(Careless(BUSY.flow), GROUPED)
+
+
+def test_more_members_than_allowed_are_seen() -> None:
+    with pytest.raises(Violation, match="has more than 2 tickets"):
+        drive(Careless(replace(GROUPED.flow, extra_members=1)), GROUPED)
+
+
+def test_a_group_without_a_place_is_seen() -> None:
+    class Forgets(Careless):
+        def change(self, commands: list[Command]) -> list[Command]:
+            for group in list(self.conductor.rollout.admission.groups.values())[:1]:
+                group.spare = True
+            return commands
+
+    with pytest.raises(Violation, match="groups with a place are"):
+        drive(Forgets(GROUPED.flow), GROUPED)
+
+
+def test_a_spare_group_that_is_of_no_use_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    redundant = GROUPED.model_copy(update={"flow": replace(GROUPED.flow, extra_groups=2, max_lag=0.0)})
+    monkeypatch.setattr("polyrhythm.flow.redundancy.surplus", lambda *_: [])
+    with pytest.raises(Violation, match="is complete or of no use"):
+        drive(Careless(redundant.flow), redundant)
+
+
 def test_a_request_served_twice_is_seen() -> None:
     class Doubles(Careless):
         def change(self, commands: list[Command]) -> list[Command]:

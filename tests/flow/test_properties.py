@@ -35,7 +35,23 @@ def watched(cluster_settings: ClusterSettings) -> tuple[Cluster, Conductor, Watc
 @examples
 @given(randoms)
 def test_every_target_is_reached_and_no_guarantee_is_broken_on_the_way(rng: random.Random) -> None:
-    cluster_settings = arbitrary_cluster(rng)
+    _reaches_its_target(arbitrary_cluster(rng))
+
+
+@examples
+@given(randoms)
+def test_so_is_it_with_more_groups_and_members_than_are_needed(rng: random.Random) -> None:
+    cluster_settings = arbitrary_cluster(rng, redundant=True)
+    conductor = _reaches_its_target(cluster_settings)
+    selection = conductor.rollout.selection
+    surplus = selection.released.samples + selection.cancelled.samples + selection.waiting
+    assert conductor.ledger.dropped.get("surplus", 0) == surplus
+    assert selection.trained.samples == conductor.ledger.trained + conductor.ledger.rolled_back
+    if all(fault.station != "trainer" for fault in cluster_settings.faults):  # a rollback leaves groups that are late
+        assert conductor.rollout.admission.spare == [], "nobody's place is left to take"
+
+
+def _reaches_its_target(cluster_settings: ClusterSettings) -> Conductor:
     cluster, conductor, watch = watched(cluster_settings)
     cluster.run()
     watch.finish()
@@ -43,12 +59,13 @@ def test_every_target_is_reached_and_no_guarantee_is_broken_on_the_way(rng: rand
     assert conductor.ledger.imbalance == 0
     if all(fault.station != "trainer" for fault in cluster_settings.faults):
         assert conductor.ledger.trained == cluster_settings.versions * cluster_settings.flow.version_samples
+    return conductor
 
 
 @few_examples
 @given(randoms)
 def test_an_evaluation_in_the_middle_gets_every_episode_and_holds_one_version(rng: random.Random) -> None:
-    cluster_settings = arbitrary_cluster(rng)
+    cluster_settings = arbitrary_cluster(rng, redundant=rng.random() < 0.5)
     cluster, _, watch = watched(cluster_settings)
     wanted = rng.randint(1, 12)
     episodes = tuple(Episode(task=0, instruction=0, seed=seed, greedy=True) for seed in range(wanted))
@@ -86,7 +103,7 @@ class Resumed:
 @few_examples
 @given(randoms)
 def test_a_restored_conductor_decides_as_the_saved_one_would_have(rng: random.Random) -> None:
-    cluster_settings = arbitrary_cluster(rng)
+    cluster_settings = arbitrary_cluster(rng, redundant=rng.random() < 0.5)
     cluster = Cluster(cluster_settings, record=True)
     cluster.run()
     before = rng.randint(1, len(cluster.driver.steps))
@@ -97,7 +114,7 @@ def test_a_restored_conductor_decides_as_the_saved_one_would_have(rng: random.Ra
 @few_examples
 @given(randoms)
 def test_the_same_seed_gives_the_same_run_and_another_conductor_the_same_commands(rng: random.Random) -> None:
-    cluster_settings = arbitrary_cluster(rng)
+    cluster_settings = arbitrary_cluster(rng, redundant=rng.random() < 0.5)
     first, second = Cluster(cluster_settings, record=True), Cluster(cluster_settings, record=True)
     first.run()
     second.run()

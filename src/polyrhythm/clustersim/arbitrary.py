@@ -10,14 +10,18 @@ from polyrhythm.clustersim.settings import ClusterSettings
 
 #: One chunk step in a hundred lasts longer than the episode deadline.
 _STUCK = "mixture:0.99*constant:5ms+0.01*constant:30s"
+_REDUNDANT = tuple(
+    {"extra_groups": groups, "extra_members": members}
+    for groups, members in ((0, 1), (0, 3), (1, 0), (1, 1), (3, 0), (3, 2), (8, 0), (8, 3))
+)
 
 
-def arbitrary_cluster(rng: random.Random) -> ClusterSettings:
+def arbitrary_cluster(rng: random.Random, *, redundant: bool = False) -> ClusterSettings:
     """Any episode lengths, stations, delays, faults, groups, redundancy, filter, K, real α and segments.
 
-    `rng` may be hypothesis' own.
+    `rng` may be hypothesis' own. redundant: only clusters with more tickets in flight than are needed.
     """
-    segment_steps = rng.choice((0, 0, 1, 3))
+    segment_steps = 0 if redundant else rng.choice((0, 0, 1, 3))
     simulators = [_simulators(rng, segment_steps) for _ in range(rng.randint(1, 2))]
     generators = [
         {
@@ -31,11 +35,14 @@ def arbitrary_cluster(rng: random.Random) -> ClusterSettings:
     ]
     names = [f"simulator-{i}" for i in range(sum(group["count"] for group in simulators))]
     names += [f"generator-{i}" for i in range(sum(int(str(group["count"])) for group in generators))]
+    flow = _flow(rng, segments=segment_steps > 0, stuck=any(group["step"] == _STUCK for group in simulators))
+    if redundant:
+        flow |= {"order": "arrival", **rng.choice(_REDUNDANT)}
     return ClusterSettings.model_validate(
         {
             "seed": rng.randint(0, 1000),
             "versions": rng.randint(2, 5),
-            "flow": _flow(rng, segments=segment_steps > 0, stuck=any(group["step"] == _STUCK for group in simulators)),
+            "flow": flow,
             "simulators": simulators,
             "generators": generators,
             "trainer": {

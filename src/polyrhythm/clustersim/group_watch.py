@@ -35,9 +35,9 @@ class GroupBook:
     excused: set[int] = field(default_factory=set)
 
     @classmethod
-    def of(cls, conductor: Conductor) -> GroupBook:
+    def of(cls, conductor: Conductor, settings: FlowSettings) -> GroupBook:
         """With the samples that it has. Their returns are not told, so the bounds are not checked for their groups."""
-        book = cls(conductor.settings, exhausted=conductor.rollout.filter.exhausted)
+        book = cls(settings, exhausted=conductor.rollout.filter.exhausted)
         for number, sample in conductor.rollout.samples.items():
             if not sample.ticket.evaluation:
                 book.group[number] = sample.ticket.group

@@ -75,7 +75,7 @@ class Watch:
         self._lent_lags: list[int] = []
         self._trained: set[int] = set()
         self._lags: list[int] = []
-        self._groups = GroupBook.of(conductor)
+        self._groups = GroupBook.of(conductor, self._settings)
         cluster.driver.observer = self.observe
 
     def observe(self, now: float, event: Event, commands: list[Command]) -> None:
