@@ -43,7 +43,8 @@ def run(cluster_settings: ClusterSettings) -> tuple[Cluster, dict[str, Any]]:
     watch = Watch(cluster, conductor)
     cluster.run()
     watch.finish()
-    return cluster, summarise(cluster.driver, conductor.ledger.as_dict(), cluster_settings.gpus)
+    ledger = conductor.ledger.as_dict()
+    return cluster, summarise(cluster.driver, ledger, cluster_settings.gpus, conductor.choices())
 
 
 def times(cluster: Cluster, event: type) -> list[float]:

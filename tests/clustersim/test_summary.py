@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,17 @@ def test_the_trace_shows_the_first_slots_all_generators_and_the_trainer(tmp_path
     assert len([track for track in tracks if "/" in track]) == 3
     updates = [event["dur"] for event in events if event["name"] == "update"]
     assert sum(updates) * 1e-6 == pytest.approx(summary["time"]["trainer"]["training"]["s"], rel=1e-6)
+
+
+def test_what_was_thrown_away_is_compared_with_what_was_trained() -> None:
+    redundant = BUSY.model_copy(
+        update={"flow": replace(BUSY.flow, batch_size=8, group_size=2, extra_groups=2, extra_members=1)}
+    )
+    _, summary = run(redundant)
+    selection = summary["groups"]["selection"]
+    surplus = sum(selection[fate]["samples"] for fate in ("released", "cancelled", "waiting"))
+    assert summary["ledger"]["dropped"]["surplus"] == surplus > 0
+    assert selection["trained"]["samples"] == summary["ledger"]["trained"]
+    assert selection["trained"]["chunk_steps"] == selection["trained"]["env_steps"] == 12
+    assert selection["cancelled"]["seconds"] < selection["trained"]["seconds"], "cut before the end"
+    assert run(BUSY)[1]["groups"] == {}

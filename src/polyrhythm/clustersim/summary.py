@@ -13,8 +13,10 @@ from polyrhythm.clustersim.measures import Measures
 from polyrhythm.clustersim.meters import Causes
 
 
-def summarise(driver: Driver, ledger: dict[str, Any], gpus: float = 0.0) -> dict[str, Any]:
-    """Summary of what `driver` did until now. ledger: the conductor's."""
+def summarise(
+    driver: Driver, ledger: dict[str, Any], gpus: float = 0.0, groups: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Summary of what `driver` did until now. ledger: the conductor's; groups: its `choices`."""
     now, measures = driver.clock.now, driver.measures
     return {
         "virtual_s": now,
@@ -38,6 +40,7 @@ def summarise(driver: Driver, ledger: dict[str, Any], gpus: float = 0.0) -> dict
         "requests": _requests(measures, now),
         "lag": _lag(measures),
         "ledger": ledger,
+        "groups": groups or {},
     }
 
 

@@ -108,6 +108,19 @@ class Conductor:
     def ledger(self) -> SampleLedger:
         return self.rollout.ledger
 
+    def choices(self) -> dict[str, Any]:
+        """What filtering and redundancy made of the samples; empty where neither is on.
+
+        kept_out_of_bounds: groups trained on although their mean return lies outside the filter's bounds.
+        """
+        settings, rollout = self.settings, self.rollout
+        told: dict[str, Any] = {}
+        if settings.filters:
+            told["kept_out_of_bounds"] = rollout.filter.accepted
+        if settings.extra_groups or settings.extra_members:
+            told["selection"] = rollout.selection.as_dict()
+        return told
+
     # ------------------------------------------------------------ saving
 
     def save(self) -> dict[str, Any]:
@@ -151,7 +164,8 @@ class Conductor:
         rollout, versions = self.rollout, self.versions
         commands: list[Command] = self._refuse_quieted()
         commands += rollout.settle_evaluation()
-        commands += rollout.drop_surplus(now)
+        if rollout.admission.spare:
+            commands += rollout.drop_surplus(now)
         if weights:
             commands += self._apply_weights()
         evaluations = rollout.evaluations

@@ -27,7 +27,7 @@ class ReturnFilter:
     def check(self, group: Group) -> tuple[bool, list[Command]]:
         """Whether the complete group is kept, and what the run is to know about it."""
         settings = self.settings
-        if not settings.filters or settings.min_return <= group.returns / group.size <= settings.max_return:
+        if settings.min_return <= group.returns / group.size <= settings.max_return:
             return True, []
         if self.filtered < settings.max_filtered:
             self.filtered += 1

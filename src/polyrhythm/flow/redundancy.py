@@ -67,8 +67,6 @@ def replace_by_spare(admission: Admission, group: Group) -> None:
 
 def surplus(admission: Admission, buffer: SampleBuffer) -> list[Group]:
     """The spare groups that can take nobody's place any more."""
-    if not admission.spare:
-        return []
     missing = oldest_missing(admission, buffer)
     spare = [admission.groups[number] for number in admission.spare]
     return [group for group in spare if missing is None or missing > group.version]

@@ -131,16 +131,19 @@ class Rollout:
     def _complete(self, group: Group, now: float) -> list[Command]:
         """A group has all the members that it needs: the others are surplus. Keep it for the trainer, or drop it."""
         commands: list[Command] = []
-        for number in [n for n in group.members if self.samples[n].state is not State.BUFFERED]:
-            group.members.remove(number)
-            commands += self._give_up(self.samples[number], SURPLUS, now)
-        kept, told = self.filter.check(group)
-        if not kept:
-            return [*commands, *told, *self.drop(group, FILTERED, now)]
+        if len(group.members) > group.size:
+            for number in [n for n in group.members if self.samples[n].state is not State.BUFFERED]:
+                group.members.remove(number)
+                commands += self._give_up(self.samples[number], SURPLUS, now)
+        if self.settings.filters:
+            kept, told = self.filter.check(group)
+            commands += told
+            if not kept:
+                return commands + self.drop(group, FILTERED, now)
         if group.spare:
             redundancy.take_place(self.admission, group)
         self.buffer.add(group)
-        return commands + told
+        return commands
 
     def drop_surplus(self, now: float) -> list[Command]:
         """Cancel the spare groups that nobody needs any more."""

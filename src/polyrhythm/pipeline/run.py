@@ -175,7 +175,8 @@ class _Run:
         held = {sample.handle for sample in loop.conductor.rollout.samples.values() if sample.handle}
         leaked = set(launcher.pool.finished()) - held
         assert not leaked, f"payloads were never released: {sorted(leaked)}"
-        progress.commit("rl", {**saver.totals(), "lag": lags.summary(), "ledger": ledger.as_dict()})
+        told = {"lag": lags.summary(), "ledger": ledger.as_dict(), "groups": loop.conductor.choices()}
+        progress.commit("rl", {**saver.totals(), **told})
 
     def _save_published(self) -> None:
         """The newest published weights: whole even where an update was cut short or went wrong."""
