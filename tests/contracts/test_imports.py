@@ -57,6 +57,7 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
         ("specs", ("numpy",)),
         ("config", ("pydantic", "pydantic_core", "yaml", "polyrhythm.errors")),
         ("algorithms", ("torch",)),
+        ("planning", ("polyrhythm.specs",)),
         ("observe", ("tensorboard", "polyrhythm.errors")),
         ("envs", ("numpy", "pydantic", "gymnasium", "metaworld", "mujoco", "polyrhythm.specs", "polyrhythm.errors")),
         ("policies", ("numpy", "pydantic", "torch", "polyrhythm.specs", "polyrhythm.errors")),
