@@ -44,6 +44,23 @@ class Hasty(Demonstrable):
         return super().expert_actions(rows)
 
 
+class LostSettings(BaseModel):
+    """The same, and the process behind its expert is gone."""
+
+    type: Literal["tests.cli.test_warm_start:LostSettings"] = "tests.cli.test_warm_start:LostSettings"
+
+    def spec(self) -> Any:
+        return Demonstrable(1).spec
+
+    def build(self, rows: int) -> Demonstrable:
+        return Lost(rows)
+
+
+class Lost(Demonstrable):
+    def expert_actions(self, rows: Any) -> Any:
+        raise BrokenPipeError(f"rows {rows}")
+
+
 class CountedSettings(BaseModel):
     """The environment that counts, whose expert succeeds after 5 steps at task a and 6 at task b."""
 
@@ -89,6 +106,15 @@ def test_demonstrations_come_with_the_experts_success(tmp_path: Path, capsys: py
     file.unlink()
     assert main(words) == 0
     assert "\na: 100% [44, 100], 3 of 3 episodes\nb: 100%" in capsys.readouterr().out
+
+
+def test_a_pipe_that_breaks_elsewhere_is_no_reader_who_has_had_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", sys.__stdout__)  # one that the system knows
+    lost = "env.type=tests.cli.test_warm_start:LostSettings"
+    with pytest.raises(BrokenPipeError):
+        main(["demos", recipe(tmp_path), "--out", str(tmp_path / "demos.npz"), lost])
 
 
 @pytest.mark.parametrize("command", ["demos", "sft"])

@@ -17,6 +17,7 @@ from polyrhythm.errors import RunHalted
 from polyrhythm.flow.conductor import Conductor
 from polyrhythm.flow.records import (
     CancelRow,
+    Checkpointed,
     End,
     GeneratorJoined,
     RequestArrived,
@@ -205,6 +206,26 @@ def test_what_came_before_a_deadline_is_heard_before_it_counts():
     cancelled = [command.ticket for _, command in late.sent if isinstance(command, CancelRow)]
     assert 0 not in cancelled
     assert 1 in cancelled
+
+
+class Flood(Late):
+    """Events never stop coming."""
+
+    def receive(self, timeout):
+        return Checkpointed("nobody", 0, 1)
+
+
+def test_a_flood_of_events_puts_a_deadline_off_but_not_for_ever():
+    flood = Flood([])
+    loop = Loop(Conductor(FlowSettings(batch_size=1, episode_deadline_s=7.0)), flood, flood.clock, record=True)
+    loop.tell(SimulatorJoined("s", 0, (shard("e", 1, "whole", []),)))
+    loop.tell(GeneratorJoined("g", 0, 0))
+    loop.tell(TrainUntil(1))
+    flood.now = 120.0
+    loop.stop = lambda: Wake() == loop.trace[-2].event
+    with pytest.raises(Interrupted):
+        loop.train_until(1)
+    assert sum(isinstance(decision.event, Checkpointed) for decision in loop.trace) == 10_001
 
 
 class Busy(Silent):

@@ -21,7 +21,7 @@ from polyrhythm.flow.records import (
     End,
     GeneratorJoined,
     Grant,
-    Published,
+    LendSamples,
     SampleFailed,
     SampleFinished,
     SimulatorJoined,
@@ -41,7 +41,9 @@ from polyrhythm.pipeline.account import Account, Stations
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.episodes import held_out
 from polyrhythm.pipeline.idle import Idle
-from polyrhythm.pipeline.observers import Episodes, Progress, UpdateMetrics
+from polyrhythm.pipeline.observers import Episodes, Lags, Progress, UpdateMetrics
+from polyrhythm.runtime.arena import ArenaLayout
+from polyrhythm.runtime.inline import InlineLauncher
 from polyrhythm.runtime.messages import Report
 
 REPORT = Report("trainer", 0, "update", 0, {"staleness/lag_mean": 0.5})
@@ -51,8 +53,7 @@ def test_an_update_that_a_lost_trainer_takes_with_it_is_written_once(tmp_path):
     account, ledger = Account(), SampleLedger()
     with MetricsWriter(tmp_path, tensorboard=False) as writer:
         writer.log(0, {"evaluation/greedy/rate": 0.5}, time_s=0)
-        stations = Stations(None)  # nobody looks
-        stations.seconds = dict
+        stations = Stations(InlineLauncher([], ArenaLayout(1, 1, 1, {}, {}, {}), 0))
         idle = Idle(Conductor(FlowSettings(batch_size=1)), 0.0)
         metrics = UpdateMetrics(writer, ledger, Episodes(tasks=1), account, stations, idle, began=0.0, now=0.0)
         metrics.decided(0.0, TrainerJoined("trainer", 0, 0), [])
@@ -209,5 +210,15 @@ def test_idle_times_are_those_of_the_decisions():
         "rollouter/idle_ratio": pytest.approx(1 - (4 + 2) / 16),
         "trainer/idle_ratio": pytest.approx(1 - (3 + 1) / 8),
     }
-    tell(Published("t", 0, 1), 10.0)
+    tell(StationLost("t", 0, "killed"), 10.0)
     assert idle.take(12.0) == {"rollouter/idle_ratio": 1.0, "trainer/idle_ratio": pytest.approx(0.5)}
+
+
+def test_a_lag_counts_when_it_was_trained_not_when_it_was_lent():
+    lags = Lags()
+    lags.decided(0.0, Wake(), [LendSamples("t", 0, 2, (0, 1), ("0", "1"), (1, 2))])
+    assert lags.counts == {}
+    lags.decided(1.0, StationLost("t", 0, "killed"), [])
+    lags.decided(2.0, TrainerJoined("t", 1, 0), [LendSamples("t", 0, 3, (0, 1), ("0", "1"), (1, 2))])
+    lags.decided(3.0, UpdateDone("t", 1, 0), [LendSamples("t", 1, 3, (2,), ("2",), (3,))])
+    assert lags.counts == {2: 1, 1: 1}

@@ -199,6 +199,18 @@ def test_a_run_that_was_cut_and_goes_on_learns_what_a_whole_one_does(at, tmp_pat
     assert len(list(cut.folder.glob("trace*.json"))) == parts
 
 
+def test_a_run_whose_samples_were_too_old_ends_in_an_error(tmp_path, monkeypatch, capsys):
+    recipe = Recipe(tmp_path, monkeypatch, (150,), 12)
+    assert recipe.train("shutdown_s=60") == 130
+    saved = max((recipe.folder / "checkpoints").glob("run-*/run.json"))
+    content = json.loads(saved.read_text())
+    content["counts"]["lags"]["3"] = 1  # as if one sample of the first part had been older than the settings allow
+    saved.write_text(json.dumps(content))
+    assert recipe.train("resume=auto") == 2
+    assert "the promise of freshness.max_lag = 0 (bound: sample) is broken" in capsys.readouterr().err
+    assert not (recipe.folder / "summary.json").exists()
+
+
 def test_weights_of_other_settings_are_refused(tmp_path):
     train(check(load_config("cartpole", ["launcher=inline", "training.versions=0", "evaluation.episodes=0"])), tmp_path)
     content = torch.load(tmp_path / "policy.pt", weights_only=True)

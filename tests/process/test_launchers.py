@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass
 
 import pytest
+import zmq
 from tests.process.runs import LOCKSTEP, children, config, orphaned_folders
 
 from polyrhythm.flow import records
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.episodes import held_out
+from polyrhythm.runtime import wire
+from polyrhythm.runtime.arena import ArenaLayout
+from polyrhythm.runtime.jobs import Seat
+from polyrhythm.runtime.local import LocalLauncher
+from polyrhythm.runtime.messages import Report
+from polyrhythm.runtime.sockets import Outbox
 
 LAUNCHERS = {
     "inline": {"launcher": "inline"},
@@ -123,3 +133,57 @@ def test_lockstep_grants_and_trains_the_same_samples_under_every_launcher(launch
         return granted, returns, lent, {name: tensor.tolist() for name, tensor in weights.items()}
 
     assert run(launcher, tmp_path / "a") == run("inline", tmp_path / "b")
+
+
+class Sits:
+    """A station with nothing to do."""
+
+    def __init__(self, name, epoch):
+        self.name, self.epoch = name, epoch
+
+    def joined(self):
+        return records.TrainerJoined(self.name, self.epoch, 0)
+
+    def work(self):
+        return False
+
+    def doing(self):
+        return "", 0.0
+
+    def outstanding(self):
+        return []
+
+    def statistics(self):
+        return {}
+
+    def close(self):
+        pass
+
+
+@dataclass(frozen=True)
+class Sitting:
+    """The job of one that sits."""
+
+    name: str
+
+    def parts(self, host, epoch):
+        return [(self.name, lambda: Sits(self.name, epoch))]
+
+
+def test_an_event_that_has_come_is_found_at_once_whatever_came_before_it(tmp_path):
+    """A late main process asks for it with no time to wait; heartbeats and reports must not hide it."""
+    layout = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
+    launcher = LocalLauncher([(Sitting("t"), Seat())], layout, 64, config().supervision, tmp_path)
+    with closing(launcher), zmq.Context() as context:
+        launcher.start()
+        outbox = Outbox(context, launcher._inbox.endpoint)
+        for message in (
+            *[wire.Heartbeat("t", 0, "", 0.0, number, (), {}) for number in range(5)],
+            Report("t", 0, "update", 0, {}),
+            records.UpdateDone("t", 0, 7),
+        ):
+            outbox.send(wire.encode(message))
+        time.sleep(0.3)
+        assert launcher.receive(0.0) == records.UpdateDone("t", 0, 7)
+        assert launcher.receive(0.0) is None
+        outbox.close()

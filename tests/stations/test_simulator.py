@@ -196,6 +196,32 @@ def test_small_observations_are_made_in_one_call_and_large_ones_in_place(feature
     assert [shown[:3] for shown in bench.shown(request)] == [[3 + 200 * i, 1, i] for i in range(20)]
 
 
+def test_rows_that_go_abreast_are_observed_in_one_call_however_large():
+    bench = Bench(40, env=Counting(40, features=1200))
+    bench.start(*((row, ticket(row, 3)) for row in range(40)))
+    (request,) = bench.run()
+    assert bench.env.observe_calls == 40, "each first observation goes to its place"
+    bench.answer(request, value=lambda i: i)
+    (request,) = bench.run()
+    assert bench.env.observe_calls == 41
+    assert [shown[:3] for shown in bench.shown(request)] == [[3 + 100 * row, 1, row] for row in range(40)]
+
+
+@pytest.mark.parametrize("length", [7, 99])
+def test_progress_counts_the_steps_that_were_done(length):
+    """A chunk that the end cuts counts as far as it went."""
+    bench = Bench(1, settings=StepSettings(5))
+    bench.start((0, ticket(0, length)))
+    events = bench.run()
+    while isinstance(events[-1], RequestArrived):
+        bench.answer(events[-1])
+        events = bench.run()
+    sample, steps = bench.sample(events[-1]), min(length, MAX_STEPS)
+    done = [0, 5, steps] if steps < 10 else [0, 5, 10, steps]
+    assert sample.obs[PROGRESS].tolist() == pytest.approx([step / MAX_STEPS for step in done])
+    assert sample.env_steps == steps
+
+
 def test_the_time_limit_truncates_whatever_the_environment_says():
     bench = Bench(1)
     bench.start((0, ticket(0, 99)))

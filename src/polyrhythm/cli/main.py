@@ -9,6 +9,7 @@ import argparse
 import importlib
 import logging
 import os
+import select
 import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
@@ -72,9 +73,20 @@ def main(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("polyrhythm: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # whoever read has had enough, as `head` has
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
         return 0
+
+
+def _nobody_reads() -> bool:
+    """Whether it is our own output that has no reader any more, as behind `head`; then the rest is thrown away."""
+    look = select.poll()
+    look.register(sys.stdout.fileno(), 0)  # asks for nothing: an error is always told
+    if not look.poll(0):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 def _dispatch(words: Sequence[str]) -> int:

@@ -1,7 +1,7 @@
 """Scalars of a run: `metrics.jsonl`, one object a line, and the same numbers for TensorBoard.
 
-A name is `group/what`, in one of the documented `GROUPS`; another group is refused, so that a misspelt name is
-found by the first run and not by an empty chart. Step is the trainer's update (evaluation: the version).
+A name is `group/what`, in one of the documented `GROUPS`; another group is refused, so that it is found by the first
+run and not by an empty chart. docs/metrics.md has every name. Step is the trainer's update (evaluation: the version).
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Stations:
     def __init__(self, launcher: Launcher) -> None:
         self.activity = Activity()
         self._launcher, self._due = launcher, 0.0
-        self._seconds: dict[str, float] = {}
+        self._seconds = self._totals(launcher.statistics())
 
     def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         if now >= self._due:
@@ -58,11 +58,13 @@ class Stations:
 
     def seconds(self) -> dict[str, float]:
         """`time/env/step` and `time/rollout/forward`, as far as it has been told, since the last call."""
-        stations = self._launcher.latest().values()
-        total = {
+        before, self._seconds = self._seconds, self._totals(self._launcher.latest())
+        return {name: max(0.0, value - before[name]) for name, value in self._seconds.items()}
+
+    @staticmethod
+    def _totals(counters: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+        stations = counters.values()
+        return {
             "time/env/step": sum(counts.get("env_s", 0.0) for counts in stations),
             "time/rollout/forward": sum(counts.get("busy_s", 0.0) for counts in stations if "passes" in counts),
         }
-        gained = {name: max(0.0, value - self._seconds.get(name, 0.0)) for name, value in total.items()}
-        self._seconds = total
-        return gained

@@ -20,7 +20,7 @@ class Idle:
 
     def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
         self._pass_time(now)
-        if isinstance(event, records.Published | records.TrainerJoined):
+        if isinstance(event, records.Published | records.TrainerJoined) or not self._conductor.lending.trainer:
             self._publishing = False
         self._publishing |= any(isinstance(command, records.PublishWeights) for command in commands)
         self._rows = sum(len(batch.slot_of) for batch in self._conductor.rollout.rows.env_batches.values())

@@ -143,16 +143,19 @@ class UpdateMetrics:
 
 
 class Lags:
-    """How far behind the trainer each sample was when it was lent. `counts`: lag → samples."""
+    """How far behind the trainer each sample was that it trained on. `counts`: lag → samples."""
 
     def __init__(self, counts: Mapping[str, int] | None = None) -> None:
         """counts: those of an earlier part of the run, as `summary` gave them."""
         self.counts: Counter[int] = Counter({int(lag): count for lag, count in (counts or {}).items()})
+        self._lent: list[int] = []
 
     def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+        if isinstance(event, records.UpdateDone):
+            self.counts.update(self._lent)
         for command in commands:
-            if isinstance(command, records.LendSamples):
-                self.counts.update(command.version - oldest for oldest in command.oldest)
+            if isinstance(command, records.LendSamples):  # again, if the trainer was lost meanwhile
+                self._lent = [command.version - oldest for oldest in command.oldest]
 
     def reported(self, now: float, report: Report) -> None:
         pass
@@ -168,7 +171,7 @@ class Lags:
             )
 
     def summary(self) -> dict[str, Any]:
-        """mean and max over all lent samples, 0 before the first; counts: samples by lag."""
+        """mean and max over all trained samples, 0 before the first; counts: samples by lag."""
         total = self.counts.total()
         mean = sum(lag * count for lag, count in self.counts.items()) / total if total else 0.0
         counts = {str(lag): count for lag, count in sorted(self.counts.items())}

@@ -17,6 +17,8 @@ from typing import Any
 
 from polyrhythm.config.load import save_config
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.errors import RunHalted
+from polyrhythm.flow.ledger import SampleLedger
 from polyrhythm.observe import MetricsWriter, TraceWriter
 from polyrhythm.observe.metrics import rewind
 from polyrhythm.observe.report import write_report
@@ -168,15 +170,24 @@ class _Run:
         finally:
             self._save_published()
         loop.observers[:] = watching
-        ledger = loop.conductor.ledger
-        assert not ledger.imbalance, f"the ledger does not balance: {ledger.as_dict()}"
         lags.refuse_beyond(config.freshness.max_lag, config.freshness.bound, clean=not saver.account.faults)
-        # A trainer that came back from an older state may have left samples that nobody needs any more.
-        held = {sample.handle for sample in loop.conductor.rollout.samples.values() if sample.handle}
-        leaked = set(launcher.pool.finished()) - held
-        assert not leaked, f"payloads were never released: {sorted(leaked)}"
+        ledger = self._balanced()
         told = {"lag": lags.summary(), "ledger": ledger.as_dict(), "groups": loop.conductor.choices()}
         progress.commit("rl", {**saver.totals(), **told})
+
+    def _balanced(self) -> SampleLedger:
+        """The ledger. RunHalted: a sample vanished or was counted twice, or a block was never given back."""
+        conductor = self._pipeline.loop.conductor
+        ledger = conductor.ledger
+        # A trainer that came back from an older state may have left samples that nobody needs any more.
+        held = {sample.handle for sample in conductor.rollout.samples.values() if sample.handle}
+        leaked = sorted(set(self._pipeline.launcher.pool.finished()) - held)
+        if ledger.imbalance or leaked:
+            raise RunHalted(
+                f"the ledger does not balance: {ledger.as_dict()}, blocks never released: {leaked}; distrust this run, "
+                "and report it with its folder"
+            )
+        return ledger
 
     def _save_published(self) -> None:
         """The newest published weights: whole even where an update was cut short or went wrong."""

@@ -104,7 +104,8 @@ class Arena:
         self._unread = self.answers.view(np.dtype((np.void, self.answers.itemsize)))
         self.rewards, self.valid = found["rewards"], found["valid"]
         self.obs = {name: found[f"obs.{name}"] for name in layout.obs}
-        self._inputs = [(name.removeprefix(FORWARD_INPUTS), name) for name in layout.answers if FORWARD_INPUTS in name]
+        inputs = [name for name in layout.answers if name.startswith(FORWARD_INPUTS)]
+        self._inputs = [(name.removeprefix(FORWARD_INPUTS), name) for name in inputs]
         self._requests = {slot: found[f"request.{slot}"] for slot in layout.slots}
 
     def post(self, slot: str, view: RequestView) -> None:

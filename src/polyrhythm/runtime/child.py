@@ -102,7 +102,7 @@ class Workplace:
         while not all(part.over.is_set() for part in self._parts):
             if self._failed() is not None or os.getppid() != self._posting.parent:
                 break
-            if not greeted and all(part.ready.is_set() for part in self._parts):
+            if not greeted and all(part.ready.is_set() and part.error is None for part in self._parts):
                 self._greet()
                 greeted = True
             self._beat()

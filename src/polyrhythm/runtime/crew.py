@@ -111,7 +111,6 @@ class Crew:
     def suspects(self, now: float) -> list[Process]:
         """The processes that have ended or are to be given up."""
         processes = self.processes.values()
-        self.progress += not self.complete
         return [process for process in processes if process.exited or now >= process.vigil.deadline(self._limits)]
 
     def complaint(self, process: Process, now: float) -> str:
@@ -126,20 +125,20 @@ class Crew:
         if isinstance(process.joined, records.SimulatorJoined):
             self._tell_generators(dict.fromkeys(process.endpoints, ""))
 
-    def replace(self, process: Process, reason: str, now: float) -> str:
-        """Start the next incarnation of a station that was dismissed, and say what becomes of it.
-
-        RunHalted: another start is not worth trying.
-        """
+    def judge(self, process: Process, reason: str) -> str | RunHalted:
+        """What becomes of a station that was dismissed: another start, in words, or the end of the run."""
         name = process.station
         if process.last_words is not None and process.last_words.fatal:
-            raise RunHalted(f"{name}: {reason}")
+            return RunHalted(f"{name}: {reason}")
         self._failures.count(name, was_present=process.vigil.present)
         verdict = self._failures.verdict(name, self._limits)
         if verdict:
-            raise RunHalted(f"{verdict}; the last: {name} {reason}; its log: {self._log(name, process.epoch)}")
-        self._spawn(name, process.epoch + 1, now)
+            return RunHalted(f"{verdict}; the last: {name} {reason}; its log: {self._log(name, process.epoch)}")
         return f"starting it again (failure {self._failures.total})"
+
+    def start_next(self, process: Process, now: float) -> None:
+        """Start the next incarnation of a station that was dismissed."""
+        self._spawn(process.station, process.epoch + 1, now)
 
     def close(self) -> None:
         """Let all stations leave, and end those that do not."""
@@ -150,8 +149,9 @@ class Crew:
         for process in self.processes.values():
             if process.vigil.present:
                 process.wait(until - time.monotonic())
-        for process in self.processes.values():
-            process.end()
+        errors = [error for process in self.processes.values() if (error := _ended(process)) is not None]
+        if errors:
+            raise errors[0]
 
     # ------------------------------------------------------------ what is said and asked
 
@@ -184,3 +184,12 @@ class Crew:
             beat = self.processes[name].heartbeat if name in self.processes else None
             found[name] = dict(past + Counter(beat.statistics if beat is not None else {}))
         return found
+
+
+def _ended(process: Process) -> RunHalted | None:
+    """End the process; what went wrong in it, so that the others are ended too."""
+    try:
+        process.end()
+    except RunHalted as error:
+        return error
+    return None

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import zmq
 
+from polyrhythm.errors import RunHalted
 from polyrhythm.flow import records
 from polyrhythm.runtime import wire
 from polyrhythm.runtime.arena import Arena, ArenaLayout
@@ -137,7 +138,7 @@ class LocalLauncher:
     # ------------------------------------------------------------ what comes in
 
     def receive(self, timeout: float) -> records.Event | None:
-        """The next event, or None after `timeout` seconds.
+        """The next event, or None after `timeout` seconds; with 0, None only if nothing that has come is an event.
 
         Consumes: messages to main, ends of processes. Waits for: either, or the next deadline of a station.
         Unblocked by: these. Produces: an event. RunHalted: failures end the run.
@@ -145,8 +146,8 @@ class LocalLauncher:
         until = self.clock() + timeout
         while not self._events:
             rest = until - self.clock()
-            self._wait(min(max(rest, 0.0), _LOOK_S))
-            if rest <= 0:
+            heard = self._wait(min(max(rest, 0.0), _LOOK_S))
+            if rest <= 0 and not heard:
                 break
         return self._pass_on(self._events.popleft()) if self._events else None
 
@@ -159,13 +160,14 @@ class LocalLauncher:
             self._known[name] = epoch
         return event
 
-    def _wait(self, seconds: float) -> None:
-        """Take what has come; if nothing has, wait for it. Looks after the stations now and then."""
+    def _wait(self, seconds: float) -> bool:
+        """Take what has come; if nothing has, wait for it. Looks after the stations now and then. True if it came."""
         frames = self._inbox.receive(seconds)
         if frames is not None:
             self._hear(frames)
         if self.clock() >= self._looked + _LOOK_S:
             self._look_after()
+        return frames is not None
 
     def _hear(self, frames: Sequence[wire.Frame]) -> None:
         """One message. Who is not present is not heard."""
@@ -176,7 +178,9 @@ class LocalLauncher:
         match message:
             case wire.Heartbeat():
                 self._crew.hear(message, self.clock())
-            case wire.Hello():
+            case wire.Hello(station=station):
+                if self._crew.processes[station].ended:
+                    return  # it came too late, its successor is about to start
                 self._events.append(self._crew.welcome(message, self.clock()))
             case wire.Failed(station=station):
                 self._crew.processes[station].last_words = message
@@ -193,6 +197,7 @@ class LocalLauncher:
     def _look_after(self) -> None:
         """Replace every station that has ended or is to be given up."""
         self._looked = self.clock()
+        self._crew.progress += not self._crew.complete
         suspects = self._crew.suspects(self._looked)
         if not suspects:
             return
@@ -202,8 +207,12 @@ class LocalLauncher:
         for process, _ in lost:
             self._crew.dismiss(process)
         self._drain()
-        for process, reason in lost:
-            self._replace(process, reason)
+        fates = [self._lose(process, reason) for process, reason in lost]
+        for fate in fates:
+            if isinstance(fate, RunHalted):
+                raise fate
+        for process, _ in lost:
+            self._crew.start_next(process, self.clock())
 
     def _drain(self) -> None:
         """Hear what has been sent, the last messages of processes that have just ended included."""
@@ -211,17 +220,15 @@ class LocalLauncher:
         while self.clock() < until and (frames := self._inbox.receive(_DRAIN_S)) is not None:
             self._hear(frames)
 
-    def _replace(self, process: Process, reason: str) -> None:
-        """A station that was dismissed is lost, and starts again."""
-        name, fate = process.station, "the run ends"
+    def _lose(self, process: Process, reason: str) -> str | RunHalted:
+        """A station that was dismissed is lost: say so, and what becomes of it."""
+        name, fate = process.station, self._crew.judge(process, reason)
         self.pool.lose(name)
         if process.vigil.present:
             self._events.append(records.StationLost(name, process.epoch, reason))
-        last_lines = process.last_lines()
-        try:
-            fate = self._crew.replace(process, reason, self.clock())
-        finally:
-            log.error("%s %s; %s\n%s", name, reason, fate, last_lines or "(it has said nothing)")
+        said = "the run ends" if isinstance(fate, RunHalted) else fate
+        log.error("%s %s; %s\n%s", name, reason, said, process.last_lines() or "(it has said nothing)")
+        return fate
 
     # ------------------------------------------------------------ what is asked
 

@@ -26,7 +26,8 @@ _REAP_S = 10.0
 
 
 class Process:
-    """A started process. joined, endpoints: its announcement and its parts' inboxes, once it stands ready."""
+    """A started process. joined, endpoints: its announcement and its parts' inboxes, once it stands ready; ended: here,
+    by `end`."""
 
     def __init__(self, posting: Posting, log_file: Path, now: float) -> None:
         self.station, self.epoch = posting.station, posting.epoch
@@ -35,6 +36,7 @@ class Process:
         self.joined: records.Event | None = None
         self.heartbeat: wire.Heartbeat | None = None
         self.last_words: wire.Failed | None = None
+        self.ended = False
         self._parts: list[Outbox] = []
         self._log_file = log_file
         with log_file.open("ab") as log:  # a resumed run writes on
@@ -98,6 +100,7 @@ class Process:
 
     def end(self) -> None:
         """Kill it and reap it; afterwards it writes nowhere. RunHalted: the kernel does not let it go."""
+        self.ended = True
         for outbox in self._parts:
             outbox.close()
         self._parts = []

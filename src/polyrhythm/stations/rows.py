@@ -40,7 +40,7 @@ class Rows:
     """
 
     def __init__(self, count: int, longest: int, stride: int, layout: ArenaLayout) -> None:
-        self.count, self._stride, self._layout = count, stride, layout
+        self._stride, self._layout = stride, layout
         self.tickets: list[Ticket | None] = [None] * count
         self.parked: dict[int, dict[str, NDArray[Any]]] = {}
         self.active = np.zeros(count, bool)

@@ -182,11 +182,12 @@ class Slot:
         assert rows is not None
         arena.rewards[self._at] = result.rewards
         arena.valid[self._at] = result.valid
+        elapsed = state.elapsed(index) + result.steps
         state.advance(index, result)
         self.env_steps += len(rows) * self._stride
         at = state.entries(index)
         self._next = (rows, at)
-        self._recorder.observe(index, at, state.elapsed(index) / self._max_steps)
+        self._recorder.observe(index, at, elapsed / self._max_steps)
         self._asked, self.answered = None, False
         over = result.terminated | result.truncated
         ended = over | state.past(index, self._settings.segment_steps) if self._settings.segment_steps else over
