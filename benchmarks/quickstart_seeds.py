@@ -20,8 +20,8 @@ import yaml
 _TEXT = """# The quickstart over seeds
 
 By `python benchmarks/quickstart_seeds.py`, {date}; [quickstart_seeds.json](quickstart_seeds.json) has the summary of
-each run. Seed N is `polyrhythm train quickstart seed=N demonstrations.seed=N`, seed 0 the recipe as it is: the whole job
-from demonstrations to the last evaluation. Success in percent on {episodes} held-out episodes, the same before and
+each run. Seed N is `polyrhythm train quickstart seed=N demonstrations.seed=N`, seed 0 the recipe as it is: the whole
+job from demonstrations to the last evaluation. Success in percent on {episodes} held-out episodes, the same before and
 after, with Wilson 95% intervals; swapped: the same episodes with the instructions of the tasks exchanged. {note}
 
 | seed | greedy before | after | gain | sampled before | after | swapped | lag mean, max | transitions/s | minutes |
