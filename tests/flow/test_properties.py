@@ -38,7 +38,7 @@ def test_every_target_is_reached_and_no_guarantee_is_broken_on_the_way(rng: rand
     _reaches_its_target(arbitrary_cluster(rng))
 
 
-@examples
+@settings(examples, max_examples=400)
 @given(randoms)
 def test_so_is_it_with_more_groups_and_members_than_are_needed(rng: random.Random) -> None:
     cluster_settings = arbitrary_cluster(rng, redundant=True)
