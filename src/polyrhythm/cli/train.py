@@ -58,7 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(summary, indent=2))
     else:
-        print(show.lines({name: value for name, value in summary.items() if name not in DETAILS}))
+        shown = {name: value for name, value in summary.items() if name not in DETAILS and value != {}}
+        print(show.lines(shown))
         print(f"all of it: {folder / 'summary.json'}")
         if (folder / REPORT_FILE).is_file():
             print(f"to look at: {folder / REPORT_FILE}")
