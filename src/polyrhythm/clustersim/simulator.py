@@ -110,7 +110,7 @@ class Simulator(Station):
         if row is None:
             return  # it ended while the command was under way
         if (slot.running == STEP and row in slot.active) or row in slot.resetting:
-            slot.cancelled.add(number)
+            slot.cancelled.add((number, attempt))
         else:
             slot.drop(row)
             slot.note_tickets()
@@ -224,7 +224,7 @@ class Simulator(Station):
     def _give_up(self, slot: Slot) -> None:
         """Cancel the rows that the thread was busy with when `CancelRow` came; those that ended are done anyway."""
         for row in slot.rows:
-            if row.ticket is not None and row.ticket.number in slot.cancelled:
+            if row.ticket is not None and (row.ticket.number, row.ticket.attempt) in slot.cancelled:
                 slot.drop(row)
                 self._episodes.fail(row, "cancelled")
         slot.cancelled.clear()

@@ -60,7 +60,7 @@ class Slot:
     joining: granted rows that must still reset; resetting: those that do now.
     outstanding: handle of the request that is out, or empty; in_batch: a generator has it;
     answer: version of the reply that waits for its step, or -1; running: the unit of work on the thread, or empty.
-    cancelled: tickets to give up as soon as the thread is through with them.
+    cancelled: attempts (ticket, attempt) to give up as soon as the thread is through with them.
     """
 
     __slots__ = (
@@ -94,7 +94,7 @@ class Slot:
         self.ready: list[Row] = []
         self.joining: list[Row] = []
         self.resetting: list[Row] = []
-        self.cancelled: set[int] = set()
+        self.cancelled: set[tuple[int, int]] = set()
         self.sequence = 0
         self.outstanding = ""
         self.in_batch = False
