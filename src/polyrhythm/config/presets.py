@@ -19,11 +19,12 @@ _DYNAMIC = {"type": "dynamic"}
 #: Name → what it means, and its settings. The last four are the modes of verl's fully asynchronous trainer.
 PRESETS: dict[str, tuple[str, Tree]] = {
     "lockstep": (
-        "everybody waits for everybody: the synchronous baseline",
+        "everybody waits for everybody, and the same seed gives the same bits: the synchronous baseline",
         {
             "freshness": {"max_lag": 0.0, "sync_interval": 1, "on_update": "drain"},
             "batching": {"type": "lockstep"},
-            "training": {"streaming": False},
+            "rollout": {"sharding": "whole", "routing": "fixed"},
+            "training": {"streaming": False, "order": "ticket"},
         },
     ),
     "on_policy_pipeline": (
