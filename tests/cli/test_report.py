@@ -23,6 +23,10 @@ def test_training_leaves_a_report_and_it_can_be_made_again(tmp_path: Path, capsy
     other = tmp_path / "both.html"
     assert main(["report", str(folder), str(folder), "--out", str(other)]) == 0
     assert "2 runs compared" in other.read_text()
+    page = tmp_path / "comparison.html"
+    for again in ([], [str(page)]):  # as a shell's RUNS/* finds it the second time
+        assert main(["report", str(folder), str(folder), *again]) == 0
+        assert "2 runs compared" in page.read_text()
 
 
 def test_a_run_is_not_lost_with_its_report(

@@ -17,7 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from polyrhythm.observe.report import write_report
+    from polyrhythm.observe.report import COMPARISON_FILE, write_report
 
-    print(write_report(arguments.runs, arguments.out))
+    # `report runs/quickstart/*` finds the page that it wrote the last time.
+    runs = [path for path in arguments.runs if path.name != COMPARISON_FILE] or arguments.runs
+    print(write_report(runs, arguments.out))
     return 0
