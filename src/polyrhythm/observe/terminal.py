@@ -36,9 +36,10 @@ class Terminal(io.TextIOBase):
         if self._columns is not None:
             return self._columns() - 1
         try:
-            return max(20, os.get_terminal_size(self._stream.fileno()).columns - 1)
+            columns = os.get_terminal_size(self._stream.fileno()).columns
         except OSError:
-            return 79
+            columns = 0
+        return max(20, (columns or 80) - 1)  # some say 0, as a pseudo-terminal that nobody has sized
 
     def isatty(self) -> bool:
         return self._stream.isatty()
