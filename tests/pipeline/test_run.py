@@ -249,3 +249,14 @@ def test_two_versions_of_the_quickstart_recipe(tmp_path, simulator):
     assert {"train/sft/loss", "evaluation/greedy/rate", "env/return", "train/critic/value_loss"} <= names
     result = evaluate(tmp_path)
     assert {name: result[name] for name in summary["after"]} == summary["after"]
+
+
+@pytest.mark.sim
+def test_two_versions_of_the_reach_recipe(tmp_path, simulator):
+    """From the state alone: every episode lasts as long as it may, and earns something at every step."""
+    small = ("training.versions=2", "training.mini_batch_samples=4", "rollout.rows=4", "evaluation.episodes=4")
+    summary = train(check(load_config("reach", ["launcher=inline", *small])), tmp_path)
+    assert summary["ledger"]["trained"] == 8
+    assert summary["stations"]["simulator-0"]["env_steps"] == (4 + 8) * 100, "before, and in training"
+    assert 0 < summary["before"]["mean_return"] < 100
+    assert summary["after"]["episodes"] == 4

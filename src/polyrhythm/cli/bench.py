@@ -4,19 +4,26 @@ conductor: CPU time per request, by number of slots. roundtrip: from an observat
 throughput: whole runs beside a plain loop, and the memory of sixteen simulators. weights: a model over the weights bus.
 metaworld: the quickstart in lock-step, with asynchronous rollout, with asynchronous training, and with both: seconds of
 wall clock per version, and what limits them (some ten minutes on two cores; needs the metaworld extra).
+learning: lock-step against full asynchrony with samples up to 1 and 2 versions old: areas under the learning curves of
+the same budget, ratios with intervals over the seeds; and the time to the same success where every stage sleeps (some
+twenty minutes on two cores; the tasks drawer and reach need the metaworld extra).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from polyrhythm.cli import show
 from polyrhythm.cli.numbers import count
 
 SLOTS = (16, 64, 256, 1024, 4096)
-NAMES = ("conductor", "roundtrip", "throughput", "weights", "metaworld")
+NAMES = ("conductor", "roundtrip", "throughput", "weights", "metaworld", "learning")
+#: Parts of `learning`: the time to the same success, and tasks whose curves are compared; the last one if asked for.
+PARTS = ("wall_clock", "cartpole", "drawer", "reach")
+_REPEATS = {"metaworld": 3, "learning": 3}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,20 +33,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=count, default=1000, metavar="N", help="roundtrip: round trips of a turn")
     parser.add_argument("--megabytes", type=count, default=500, metavar="N", help="weights: size of the model")
     parser.add_argument("--versions", type=count, default=6, metavar="N", help="metaworld: versions of a turn")
-    parser.add_argument("--repeats", type=count, metavar="N", help="interleaved turns (5; metaworld: 3; not conductor)")
+    parser.add_argument("--seeds", type=count, default=8, metavar="N", help="learning: seeds of each curve")
+    parser.add_argument(
+        "--tasks",
+        type=_parts,
+        default=PARTS[:-1],
+        metavar="NAME,NAME",
+        help=f"learning: some of {', '.join(PARTS)} (all but the last)",
+    )
+    parser.add_argument(
+        "--repeats",
+        type=count,
+        metavar="N",
+        help="interleaved turns (5; metaworld: 3; learning: seeds of wall_clock, 3; not conductor)",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    result = _measure(arguments, arguments.repeats or (3 if arguments.name == "metaworld" else 5))
+    result = _measure(arguments, arguments.repeats or _REPEATS.get(arguments.name, 5))
     print(json.dumps(result, indent=2) if arguments.json else words(result))
     return 0
 
 
 def words(result: dict[str, Any]) -> str:
-    """The result for people: a table of its `modes`, if it has any, under a line for each of its other entries."""
-    rest = show.lines({name: value for name, value in result.items() if name != "modes"})
-    return f"{rest}\n\n{show.table(result['modes'])}" if "modes" in result else rest
+    """The result for people: a table of its `modes`, if it has any, under a line for each of its other entries.
+
+    Each of its `parts` follows under its name. Lists of lists (curves) are for programs and figures only.
+    """
+    rest = show.lines({name: value for name, value in result.items() if name not in ("modes", "parts")})
+    said = [rest] if rest else []
+    if "modes" in result:
+        said.append(show.table({name: _without_curves(mode) for name, mode in result["modes"].items()}))
+    said += [f"{name}\n\n{words(part)}" for name, part in result.get("parts", {}).items()]
+    return "\n\n".join(said)
+
+
+def _without_curves(mode: dict[str, Any]) -> dict[str, Any]:
+    nested = {name for name, value in mode.items() if isinstance(value, list) and value and isinstance(value[0], list)}
+    return {name: value for name, value in mode.items() if name not in nested}
 
 
 def _measure(arguments: argparse.Namespace, repeats: int) -> dict[str, Any]:
@@ -59,9 +91,28 @@ def _measure(arguments: argparse.Namespace, repeats: int) -> dict[str, Any]:
         from polyrhythm.benchmarks import metaworld
 
         return metaworld.run(arguments.versions, repeats)
+    if arguments.name == "learning":
+        return _learning(arguments.tasks, arguments.seeds, repeats)
     from polyrhythm.benchmarks import throughput
 
     return throughput.run(arguments.rows, repeats=repeats)
+
+
+def _learning(parts: Sequence[str], seeds: int, repeats: int) -> dict[str, Any]:
+    from polyrhythm.benchmarks import learning, wall_clock
+
+    tasks = {name: task for name, task in learning.TASKS.items() if name in parts}
+    learning.refuse(tasks)
+    found = {"wall_clock": wall_clock.run(repeats)} if "wall_clock" in parts else {}
+    return {"parts": found | (learning.run(tasks, seeds) if tasks else {})}
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    parts = tuple(text.split(","))
+    for part in parts:
+        if part not in PARTS:
+            raise argparse.ArgumentTypeError(f"{part!r} is not one of {', '.join(PARTS)}")
+    return parts
 
 
 def _counts(text: str) -> tuple[int, ...]:

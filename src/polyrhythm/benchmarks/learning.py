@@ -1,0 +1,204 @@
+"""Does asynchrony cost learning? Lock-step against full asynchrony at α = 1 and 2, seed by seed, on the same budget.
+
+    lockstep   preset lockstep
+    async_1    preset partial_rollout, no sample more than 1 version behind the trainer
+    async_2    the same, 2 versions
+
+Everything else is equal: recipe, rows (as many as α = 2 can keep at work), slots of as many rows as an update has
+samples, tickets, initial weights. One process is a run (launcher inline: what is compared here is learning, not time;
+rollout and training still alternate at the grain of one forward pass and one optimizer step, and the lags are near α,
+which is measured), and as many runs go side by side as there are cores. `wall_clock` compares time.
+
+What lag costs is a number of versions: α until a version's own episodes are trained on, and some more for learning from
+older ones while every version changes the policy much. So the ratio of the areas depends on how many versions the
+budget has, and on how many of them the task takes to be learned.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from statistics import fmean
+from typing import Any
+
+import psutil
+
+from polyrhythm.benchmarks.curves import Training, curve, ratio_of_means
+from polyrhythm.benchmarks.worker import Answer, Worker
+from polyrhythm.config.load import load_config
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.check import check
+from polyrhythm.pipeline.observers import Lags
+
+log = logging.getLogger(__name__)
+
+#: Least ratio of the areas, and least lower end of its interval, that the design allows.
+LIMITS = {"ratio": 0.97, "low": 0.90}
+
+#: The first mode is the one that the others are compared with.
+MODES: dict[str, tuple[str, ...]] = {
+    "lockstep": ("preset=lockstep",),
+    "async_1": ("preset=partial_rollout", "freshness.max_lag=1"),
+    "async_2": ("preset=partial_rollout", "freshness.max_lag=2"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A recipe, settings over it, and how many tickets a point of its curve has."""
+
+    recipe: str | Path
+    settings: tuple[str, ...]
+    window: int
+
+
+#: What both tasks of the default have: samples that cost little, and as many versions of them as the quickstart has.
+_SMALL = (
+    *("rollout.rows=24", "rollout.sharding=even:3"),
+    *("training.versions=200", "training.mini_batch_samples=8"),
+)
+#: Whole episodes are samples, and end after 100 steps.
+CARTPOLE = Task(
+    "cartpole",
+    (*_SMALL, "env.max_steps=100", "rollout.segment_steps=0", "training.epochs=4", "training.optimizer.lr=5.0e-4"),
+    window=40,
+)
+#: Meta-World's drawer-close by its state, each action held for five steps.
+DRAWER = Task(
+    "reach",
+    (
+        *_SMALL,
+        *("env.tasks=[drawer-close-v3]", "env.max_steps=50", "rollout.action_repeat=5", "training.minibatch_steps=80"),
+    ),
+    window=40,
+)
+#: The recipe as it is. It is learned through all of its 60 versions, so lag costs it more of the area.
+REACH = Task("reach", ("rollout.rows=48", "rollout.sharding=even:3"), window=32)
+TASKS = {"cartpole": CARTPOLE, "drawer": DRAWER, "reach": REACH}
+
+
+def run(tasks: Mapping[str, Task], seeds: int = 8) -> dict[str, Any]:
+    """Train every task in every mode with seeds 0..seeds-1; for each task what `figures` gives, and its settings."""
+    jobs = [(name, mode, seed) for name in tasks for seed in range(seeds) for mode in MODES]
+    ended = dict(zip(jobs, _train_all([(tasks[name], mode, seed) for name, mode, seed in jobs]), strict=True))
+    return {
+        name: {
+            "recipe": str(task.recipe),
+            "settings": list(task.settings),
+            "seeds": list(range(seeds)),
+            **figures({mode: [ended[name, mode, seed] for seed in range(seeds)] for mode in MODES}, task.window),
+        }
+        for name, task in tasks.items()
+    }
+
+
+def refuse(tasks: Mapping[str, Task]) -> None:
+    """Raise ConfigError or StartError if one of the tasks cannot run here."""
+    for task in tasks.values():
+        for mode in MODES:
+            check(_config(task, mode, 0))
+
+
+def figures(runs: Mapping[str, Sequence[Mapping[str, Any]]], window: int) -> dict[str, Any]:
+    """What the runs of one task come to, by mode in the order of the seeds.
+
+    samples, window; `within_limits`; modes: area (mean return over all tickets, mean over seeds), success (likewise),
+    last (mean return of the last window), lag_mean and seconds of a run, means over seeds; ratio, low, high of the
+    areas to the first mode's; by seed `areas`, `lags`, `curves` and `success_curves`.
+    """
+    first = [fmean(one["returns"]) for one in next(iter(runs.values()))]
+    modes: dict[str, dict[str, Any]] = {}
+    for name, own in runs.items():
+        areas = [fmean(one["returns"]) for one in own]
+        curves = [curve(one["returns"], window) for one in own]
+        modes[name] = {
+            "area": fmean(areas),
+            **({} if not modes else ratio_of_means(areas, first)),
+            "success": fmean(fmean(one["successes"]) for one in own),
+            "last": fmean(points[-1] for points in curves),
+            "lag_mean": fmean(one["lag_mean"] for one in own),
+            "seconds": fmean(one["seconds"] for one in own),
+            "areas": areas,
+            "lags": [one["lag_mean"] for one in own],
+            "curves": curves,
+            "success_curves": [curve(one["successes"], window) for one in own],
+        }
+    compared = list(modes.values())[1:]
+    return {
+        "samples": len(next(iter(runs.values()))[0]["returns"]),
+        "window": window,
+        "within_limits": all(mode[name] >= least for mode in compared for name, least in LIMITS.items()),
+        "modes": modes,
+    }
+
+
+def _config(task: Task, mode: str, seed: int) -> RunConfig:
+    return load_config(task.recipe, [*task.settings, *MODES[mode], "launcher=inline", f"seed={seed}"])
+
+
+def _train_all(jobs: Sequence[tuple[Task, str, int]]) -> list[dict[str, Any]]:
+    """The answers of `trainer` to all jobs, in their order; so many at a time as there are cores."""
+    count = min(len(jobs), psutil.cpu_count() or 1)
+    idle: SimpleQueue[Worker] = SimpleQueue()
+
+    def one(job: tuple[Task, str, int]) -> dict[str, Any]:
+        task, mode, seed = job
+        worker = idle.get()
+        try:
+            found: dict[str, Any] = worker.ask(
+                recipe=str(task.recipe), settings=task.settings, window=task.window, mode=mode, seed=seed
+            )
+        finally:
+            idle.put(worker)
+        log.info(
+            "%s, seed %d, %s: area %.2f in %.0f s", task.recipe, seed, mode, fmean(found["returns"]), found["seconds"]
+        )
+        return found
+
+    # The pool is left last: when something goes wrong, ending the workers is what ends its threads.
+    with ThreadPoolExecutor(count) as pool, ExitStack() as stack:
+        for _ in range(count):
+            idle.put(stack.enter_context(Worker(f"{__name__}:trainer")))
+        return list(pool.map(one, jobs))
+
+
+@contextmanager
+def trainer() -> Iterator[Answer]:
+    """Trains one run when it is asked; see `train`."""
+
+    def answer(recipe: str, settings: Sequence[str], window: int, mode: str, seed: int) -> dict[str, Any]:
+        return train(_config(Task(recipe, tuple(settings), window), mode, seed))
+
+    yield answer
+
+
+def train(config: RunConfig) -> dict[str, Any]:
+    """One whole run: returns and successes by ticket, lag_mean of the samples trained on, seconds that it took.
+
+    RunHalted: it broke its promise of freshness.
+    """
+    checked = check(config)
+    training, lags = Training(), Lags()
+    with closing(build_pipeline(checked.config, checked.policy)) as pipeline:
+        pipeline.loop.observers += [training, lags]
+        began = time.monotonic()
+        pipeline.loop.train_until(config.training.versions)
+        seconds = time.monotonic() - began
+    lags.refuse_beyond(math.ceil(config.freshness.max_lag), config.freshness.bound, clean=True)
+    ended = training.in_order
+    wanted = config.training.versions * config.freshness.sync_interval * config.training.batch_size
+    assert len(ended) == wanted, f"{len(ended)} episodes for {wanted} samples"
+    return {
+        "returns": [episode.episode_return for episode in ended],
+        "successes": [float(episode.success) for episode in ended],
+        "lag_mean": lags.summary()["mean"],
+        "seconds": seconds,
+    }
