@@ -45,7 +45,8 @@ GOAL, EPISODES = 80.0, 64
 #: Least speed-up to the same success that the design allows.
 LIMIT = 1.3
 
-_ROWS = ("rollout.rows=8",)
+#: As in `learning`, but for the size of a version and as many rows as it has samples.
+_SETTINGS = (*CARTPOLE.settings, "rollout.rows=8", "training.mini_batch_samples=8", "training.versions=200")
 _ASYNC = ("preset=partial_rollout", "rollout.sharding=even:2", "batching.max_wait_ms=0")
 #: The first mode is the one that the others are compared with.
 MODES: dict[str, tuple[str, ...]] = {
@@ -66,7 +67,7 @@ def run(seeds: int = 3) -> dict[str, Any]:
             own.append(time_to_goal(slowed(_config(mode, seed), evaluate_ms), Goal(GOAL, EPISODES)))
             log.info("seed %d, %s: %s", seed, mode, own[-1])
     return {
-        "settings": [*CARTPOLE.settings, *_ROWS],
+        "settings": list(_SETTINGS),
         "seeds": list(range(seeds)),
         "goal": GOAL,
         "episodes": EPISODES,
@@ -108,7 +109,7 @@ def figures(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
 
 def _config(mode: str, seed: int) -> RunConfig:
-    return load_config(CARTPOLE.recipe, [*CARTPOLE.settings, *_ROWS, *MODES[mode], f"seed={seed}"])
+    return load_config(CARTPOLE.recipe, [*_SETTINGS, *MODES[mode], f"seed={seed}"])
 
 
 def slowed(config: RunConfig, evaluate_ms: float, step_ms: float = STEP_MS, act_ms: float = ACT_MS) -> RunConfig:
