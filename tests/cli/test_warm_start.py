@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import signal
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,19 +21,26 @@ from tests.pipeline.test_live import Screen
 
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config, merge
-from polyrhythm.pipeline.checkpoints import STATES, load_policy
+from polyrhythm.pipeline.checkpoints import STATES, load_policy, save_policy
 from polyrhythm.training.demonstrations import Demonstrations
 
 EXPERT = "tests.cli.test_warm_start:CountedSettings"
 
 
-class HastySettings(BaseModel):
-    """The same, and whoever waits for its demonstrations presses Ctrl-C."""
+class CountedSettings(BaseModel):
+    """The environment that counts, whose expert succeeds after 5 steps at task a and 6 at task b."""
 
-    type: Literal["tests.cli.test_warm_start:HastySettings"] = "tests.cli.test_warm_start:HastySettings"
+    type: str = "tests.cli.test_warm_start:CountedSettings"
 
     def spec(self) -> Any:
         return Demonstrable(1).spec
+
+    def build(self, rows: int) -> Demonstrable:
+        return Demonstrable(rows)
+
+
+class HastySettings(CountedSettings):
+    """The same, and whoever waits for its demonstrations presses Ctrl-C."""
 
     def build(self, rows: int) -> Demonstrable:
         return Hasty(rows)
@@ -44,13 +52,8 @@ class Hasty(Demonstrable):
         return super().expert_actions(rows)
 
 
-class LostSettings(BaseModel):
+class LostSettings(CountedSettings):
     """The same, and the process behind its expert is gone."""
-
-    type: Literal["tests.cli.test_warm_start:LostSettings"] = "tests.cli.test_warm_start:LostSettings"
-
-    def spec(self) -> Any:
-        return Demonstrable(1).spec
 
     def build(self, rows: int) -> Demonstrable:
         return Lost(rows)
@@ -59,18 +62,6 @@ class LostSettings(BaseModel):
 class Lost(Demonstrable):
     def expert_actions(self, rows: Any) -> Any:
         raise BrokenPipeError(f"rows {rows}")
-
-
-class CountedSettings(BaseModel):
-    """The environment that counts, whose expert succeeds after 5 steps at task a and 6 at task b."""
-
-    type: Literal["tests.cli.test_warm_start:CountedSettings"] = "tests.cli.test_warm_start:CountedSettings"
-
-    def spec(self) -> Any:
-        return Demonstrable(1).spec
-
-    def build(self, rows: int) -> Demonstrable:
-        return Demonstrable(rows)
 
 
 def written(path: Path, tree: dict[str, Any]) -> str:
@@ -326,3 +317,47 @@ def test_the_newest_weights_of_a_run_that_was_killed_are_measured(
         assert (result["version"], result["greedy"], result["seed"]) == (version, False, 5)
     assert main(["eval", str(run), "--swap-instructions"]) == 2
     assert "at least 2 tasks are wanted" in capsys.readouterr().err
+
+
+def test_a_trainers_state_that_is_newer_than_all_else_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A kill between two savings of the whole run; the trainer saves itself before every publication."""
+    run = tmp_path / "run"
+    assert main(["train", cartpole(tmp_path), "--out", str(run)]) == 0
+    (newest,) = sorted((run / STATES).glob("trainer-*.pt"))[-1:]
+    assert main(["train", cartpole(tmp_path), "--out", str(tmp_path / "early"), "training.versions=0"]) == 0
+    (tmp_path / "early" / "policy.pt").replace(run / "policy.pt")
+    for path in (run, newest):
+        capsys.readouterr()
+        assert main(["eval", str(path), "--episodes", "2", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["version"] == 3
+    stray = tmp_path / "weights.pt"
+    newest.replace(stray)
+    assert main(["eval", str(stray)]) == 2
+    assert "holds no policy with its settings" in capsys.readouterr().err
+
+
+def test_a_full_disk_ends_a_run_with_a_line_and_the_way_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full, run, path = Path("/dev/full"), tmp_path / "run", cartpole(tmp_path)
+    if not full.exists():
+        pytest.skip("this system has no /dev/full")
+    assert main(["train", path, "--out", str(run)]) == 0
+    # As if it had been cut before its first update, on a disk that is full by now.
+    shutil.rmtree(run / STATES)
+    save_policy(load_policy(run)[1], load_policy(run)[0], run / "policy.pt", 0)
+    for name in ("summary.json", "metrics.jsonl"):
+        (run / name).unlink()
+    progress = json.loads((run / "progress.json").read_text())
+    del progress["done"]["rl"]
+    (run / "progress.json").write_text(json.dumps(progress))
+    (run / "metrics.jsonl").symlink_to(full)
+    capsys.readouterr()
+    assert main(["train", path, f"resume={run}"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert told == [
+        "polyrhythm: error: a file could not be written (No space left on device); make room on that disk",
+        f"to go on: polyrhythm train {path} resume={run}",
+    ]

@@ -157,3 +157,17 @@ def test_the_two_recipes_of_the_readme_are_there() -> None:
 def test_cartpole_is_synchronous_by_settings_alone() -> None:
     synchronous = ["freshness.max_lag=0", "freshness.on_update=drain", "batching.type=lockstep"]
     assert load_config("cartpole", synchronous).batching.type == "lockstep"
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("versions=3", r"versions = 3: no such key; did you mean training\.versions\?"),
+        ("max_lag=2", r"max_lag = 2: no such key; did you mean freshness\.max_lag\?"),
+        ("lr=1", r"lr = 1: no such key; did you mean training\.optimizer\.lr or supervised\.lr\?"),
+        ("training.rows=2", r"training\.rows = 2: no such key; did you mean rollout\.rows\?"),
+    ],
+)
+def test_a_key_of_another_section_is_found_there(folder: Path, override: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load_config("base.yaml", [override])

@@ -58,7 +58,7 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
         ("config", ("pydantic", "pydantic_core", "yaml", "polyrhythm.errors")),
         ("algorithms", ("torch",)),
         ("planning", ("polyrhythm.specs",)),
-        ("observe", ("tensorboard", "polyrhythm.errors")),
+        ("observe", ("tensorboard", "yaml", "polyrhythm.errors", "polyrhythm.files")),
         ("envs", ("numpy", "pydantic", "gymnasium", "metaworld", "mujoco", "polyrhythm.specs", "polyrhythm.errors")),
         ("policies", ("numpy", "pydantic", "torch", "polyrhythm.specs", "polyrhythm.errors")),
         (
@@ -69,6 +69,7 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
                 "polyrhythm.algorithms",
                 "polyrhythm.config",
                 "polyrhythm.errors",
+                "polyrhythm.files",
                 "polyrhythm.policies",
                 "polyrhythm.specs",
             ),

@@ -221,3 +221,14 @@ def test_labels_stand_apart_in_the_order_of_their_places() -> None:
     assert svg.apart([50, 52, 10], 15, 0, 100) == [50, 65, 10]
     assert svg.apart([98, 99], 15, 0, 100) == [85, 100]
     assert svg.apart([], 15, 0, 100) == []
+
+
+def test_several_runs_show_the_settings_that_differ(run: Callable[..., Path]) -> None:
+    first, second = run("first"), run("second")
+    for folder, seed in ((first, 1), (second, 2)):
+        (folder / "config.yaml").write_text(f"seed: {seed}\ntraining: {{versions: 3, optimizer: {{lr: 0.{seed}}}}}\n")
+    page = write_report([first, second]).read_text()
+    table = page.partition("Settings that differ")[2].partition("</table>")[0]
+    assert re.findall(r'<th scope="row">(.*?)</th>', table) == ["seed", "training.optimizer.lr"]
+    assert re.findall("<td>(.*?)</td>", table) == ["1", "2", "0.1", "0.2"]
+    assert "Settings that differ" not in write_report([first]).read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import pytest
@@ -11,7 +12,8 @@ from tests.pipeline.runs import config
 from tests.stations.counting import Counting
 
 from polyrhythm.cli.main import main
-from polyrhythm.errors import ConfigError, StartError
+from polyrhythm.errors import ConfigError, RunHalted, StartError
+from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.check import check
 from polyrhythm.policies.gaussian import GaussianPolicy, GaussianSettings
 
@@ -146,3 +148,34 @@ def test_a_refused_run_leaves_no_folder(override, out, tmp_path, monkeypatch, ca
     assert main(["train", "cartpole", override, *(["--out", "mine"] if out else [])]) == 2
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().err.count("\n") == 1
+
+
+class ShortSettings(WholeSettings):
+    """Its batch has fewer rows than were asked for."""
+
+    type: Literal["tests.pipeline.test_check:ShortSettings"] = "tests.pipeline.test_check:ShortSettings"
+
+    def build(self, rows):
+        return Counting(rows - 1, reset_rows=False)
+
+
+class BoundlessSettings(WholeSettings):
+    """Its spec cannot be."""
+
+    type: Literal["tests.pipeline.test_check:BoundlessSettings"] = "tests.pipeline.test_check:BoundlessSettings"
+
+    def spec(self):
+        return replace(Counting(1).spec, max_steps=0)
+
+
+def test_a_spec_that_cannot_be_is_named_before_the_start():
+    changes = {"env": {"type": "tests.pipeline.test_check:BoundlessSettings"}, "policy": {"type": "gaussian"}}
+    with pytest.raises(ConfigError, match=r"env.type = .*BoundlessSettings: .* max_steps is 1 or more, got 0"):
+        check(config(**changes))
+
+
+def test_a_batch_that_is_not_what_was_asked_for_ends_the_run():
+    changes = {"env": {"type": "tests.pipeline.test_check:ShortSettings"}, "policy": {"type": "gaussian"}}
+    checked = check(config(**changes))
+    with pytest.raises(RunHalted, match=r"env.build\(6\) gave 5 rows of .*, wanted are 6"):
+        build_pipeline(checked.config)

@@ -59,21 +59,12 @@ def test_the_first_signal_finishes_the_update_saves_and_stops(number, tmp_path):
     assert not orphaned_folders()
 
 
-def test_ctrl_c_in_a_terminal_reaches_all_processes_and_only_main_acts(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_terminals_or_job_managers_signal_to_every_process_is_mains_affair(number, tmp_path):
     with command(tmp_path, **LONG) as process:
         wait_for_updates(tmp_path, 3, process)
         for pid in [*stations_of(process.pid).values(), process.pid]:
-            os.kill(pid, signal.SIGINT)
-        assert process.wait(20) == 130
-    assert "starting it again" not in output(tmp_path)
-    assert "the update under way is finished" in output(tmp_path)
-
-
-def test_a_job_managers_sigterm_to_every_process_is_mains_affair(tmp_path):
-    with command(tmp_path, **LONG) as process:
-        wait_for_updates(tmp_path, 3, process)
-        for pid in [*stations_of(process.pid).values(), process.pid]:
-            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, number)
         assert process.wait(20) == 130
     assert "starting it again" not in output(tmp_path)
     assert "the update under way is finished" in output(tmp_path)

@@ -237,7 +237,7 @@ def test_a_package_that_a_station_lacks_ends_the_run_at_the_first_start(tmp_path
 
 
 def test_an_error_that_another_attempt_would_not_mend_ends_the_run_at_once(tmp_path):
-    with pytest.raises(RunHalted, match="the gradient is not finite"):
+    with pytest.raises(RunHalted, match="gradient is not finite, the weights of this update are lost; start again"):
         run(tmp_path, training={"optimizer": {"lr": 1e30, "grad_clip": None}}, versions=4)
     assert not children()
 

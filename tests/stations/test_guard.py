@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from tests.stations.counting import Counting
 
 from polyrhythm.envs.mujoco_rendering import RenderingUnavailable
+from polyrhythm.errors import RunHalted
 from polyrhythm.stations.guard import EnvFault, GuardedEnv
 
 
@@ -36,3 +38,37 @@ def test_what_another_attempt_cannot_mend_passes_unchanged(error):
 def test_anything_else_is_a_fault_that_says_where():
     with pytest.raises(EnvFault, match="reset: ZeroDivisionError: x"):
         guarded(ZeroDivisionError("x")).reset([0], [0], [0])
+
+
+class Misshapen(Counting):
+    """Its step gives what `change` makes of the right result."""
+
+    def __init__(self, change):
+        super().__init__(2)
+        self.change = change
+
+    def step(self, rows, actions):
+        return self.change(super().step(rows, actions))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (tuple, "step gave tuple, a StepResult is wanted"),
+        (lambda r: r._replace(reward=r.reward[:, None]), r"reward as ndarray of shape \[2, 1\] and float32"),
+        (lambda r: r._replace(reward=r.reward.tolist()), r"reward as list of shape \[2\]"),
+        (lambda r: r._replace(terminated=r.terminated.astype(int)), "terminated as .* int64, .* bool is wanted; mend"),
+        (lambda r: r._replace(success=r.success[:1]), r"success as .* shape \[1\]"),
+    ],
+)
+def test_a_step_of_another_shape_ends_the_run(change, told):
+    env = GuardedEnv(Misshapen(change))
+    env.reset([0, 1], [0, 0], [5, 5])
+    with pytest.raises(RunHalted, match=told):
+        env.step([0, 1], np.zeros((2, 1), np.float32))
+
+
+def test_rewards_of_any_number_are_taken():
+    env = GuardedEnv(Misshapen(lambda r: r._replace(reward=r.reward.astype(np.float64))))
+    env.reset([0, 1], [0, 0], [5, 5])
+    assert env.step([0, 1], np.zeros((2, 1), np.float32)).reward.dtype == np.float64

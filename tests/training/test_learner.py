@@ -245,3 +245,17 @@ def test_gradient_that_is_not_finite_halts_the_run() -> None:
     with pytest.raises(RunHalted, match="update 0"):
         finish(learner.update([broken, *others], 0))
     assert learner.updates == 0
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda t: t.rewards.fill(np.nan), "since the reward is not: the environment gives NaN or infinity; mend it"),
+        (lambda t: t.obs["x"].fill(np.inf), "since observation x is not"),
+    ],
+)
+def test_a_gradient_that_is_not_finite_names_what_the_environment_gave(spoil: Any, told: str) -> None:
+    data = stale()
+    spoil(data[1])
+    with pytest.raises(RunHalted, match=f"update 0: the gradient is not finite.*{told}"):
+        run({}, {}, trajectories=data)

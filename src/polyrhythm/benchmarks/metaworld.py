@@ -11,8 +11,6 @@ They stay: the learning rate is far below the last bit of a weight, since succes
 learns would have every mode and version measured on other episodes. An update costs the same with any rate; the policy
 loss is in all of them (no warm-up of the critic). To start anew costs some seconds a turn that are not timed, and
 leaves the machine to one run: no memory of idle ones, no heartbeats.
-
-Where nothing overlaps the trainer may be given two threads; where it does, stations share the cores with one each.
 """
 
 from __future__ import annotations

@@ -35,9 +35,7 @@ def run(rows: Sequence[int] = ROWS, updates: int = 0, repeats: int = 5) -> dict[
     `ratio_local`, medians of the ratios to the plain loop in the same turn; and what `memory` measures.
     """
     sizes = {str(count): _measure(count, updates or max(2, 1024 // count), repeats) for count in rows}
-    within = [
-        sizes[str(count)]["ratio_inline"] >= limit for count, limit in LIMITS.items() if str(count) in sizes
-    ]
+    within = [sizes[str(count)]["ratio_inline"] >= limit for count, limit in LIMITS.items() if str(count) in sizes]
     return {"rows": sizes, "limits_inline": LIMITS, "within_limits": all(within), **memory.run()}
 
 

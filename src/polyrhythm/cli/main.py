@@ -16,6 +16,7 @@ from typing import Protocol, cast
 
 from polyrhythm import __version__
 from polyrhythm.errors import PolyrhythmError
+from polyrhythm.files import NO_ROOM
 
 #: Command → what it does. Its module is polyrhythm.cli.<command>.
 COMMANDS = {
@@ -61,7 +62,7 @@ def main(words: Sequence[str]) -> int:
         return status
     except PolyrhythmError as error:
         message = " ".join(str(error).split())
-        print(f"polyrhythm: error: {message}", file=sys.stderr)
+        _tell(f"error: {message}", error)
         return 2
     except ModuleNotFoundError as error:
         if (error.name or "polyrhythm").partition(".")[0] == "polyrhythm":
@@ -70,13 +71,23 @@ def main(words: Sequence[str]) -> int:
             f"polyrhythm: error: the package {error.name} is not installed; add it, or run make setup", file=sys.stderr
         )
         return 2
-    except KeyboardInterrupt:
-        print("polyrhythm: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        _tell("interrupted", error)
         return 130
     except BrokenPipeError:
         if not _nobody_reads():
             raise
         return 0
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        _tell(f"error: a file could not be written ({error.strerror}); make room on that disk", error)
+        return 2
+
+
+def _tell(what: str, error: BaseException) -> None:
+    """One line, and below it what was noted on the error's way."""
+    print(f"polyrhythm: {what}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
 
 
 def _nobody_reads() -> bool:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 from polyrhythm.config.recipes import recipe_names
+from polyrhythm.errors import RunHalted
 
 #: Laid under the user's overrides: a recipe without demonstrations or supervised training gets their defaults.
 IMITATION = ("demonstrations={}", "supervised={}")
@@ -17,3 +22,14 @@ def add_recipe(parser: argparse.ArgumentParser, options: str) -> None:
     parser.add_argument(
         "overrides", nargs="*", metavar="section.key=value", help="settings that differ from the recipe"
     )
+
+
+@contextmanager
+def noting_how_to_go_on(command: str, words: Sequence[str], folder: Path) -> Iterator[None]:
+    """Whatever ends this block early tells, below its own message, the words that go on in the run's folder."""
+    try:
+        yield
+    except (KeyboardInterrupt, RunHalted, OSError) as error:
+        kept = [word for word in words if not word.startswith("resume=")]
+        error.add_note(f"to go on: polyrhythm {command} {shlex.join([*kept, f'resume={folder}'])}")
+        raise

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from polyrhythm.cli import show
-from polyrhythm.cli.recipe_words import IMITATION, add_recipe
+from polyrhythm.cli.recipe_words import IMITATION, add_recipe, noting_how_to_go_on
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,14 +41,10 @@ def run(arguments: argparse.Namespace) -> int:
         now = datetime.now().astimezone()
         folder = take_folder(arguments.out) if arguments.out else new_run_folder(Path(config.out_dir), config.name, now)
     overrides = [word for word in arguments.overrides if not word.startswith("resume=")]
-    try:
-        with live_terminal(sys.stderr) as live:
-            summary = imitate(checked, folder, arguments.demos, live)
-    except KeyboardInterrupt:
-        demos = ["--demos", str(arguments.demos)] if arguments.demos else []
-        words = shlex.join([arguments.recipe, *demos, *overrides, f"resume={folder}"])
-        print(f"to go on: polyrhythm sft {words}", file=sys.stderr)
-        raise
+    demos = ["--demos", str(arguments.demos)] if arguments.demos else []
+    words = [arguments.recipe, *demos, *overrides]
+    with noting_how_to_go_on("sft", words, folder), live_terminal(sys.stderr) as live:
+        summary = imitate(checked, folder, arguments.demos, live)
     if arguments.json:
         print(json.dumps({"folder": str(folder), **summary}, indent=2))
     else:

@@ -16,6 +16,11 @@ def rate(result: Mapping[str, Any]) -> str:
     return f"{100 * result['rate']:.0f}% [{low}, {high}], {result['successes']} of {result['episodes']} episodes{mean}"
 
 
+def earned(result: Mapping[str, Any]) -> str:
+    """The same where the environment measures no success."""
+    return f"mean return {result['mean_return']:.4g}, {result['episodes']} episodes, none of which reported success"
+
+
 def lines(result: Mapping[str, Any]) -> str:
     """One `name: value` line for each entry, rates last and in words. A result that is itself a rate comes first.
 
@@ -81,7 +86,7 @@ def _value(value: Any, succeeded: bool) -> str:
     if _is_rate(value):
         if succeeded or "mean_return" not in value:
             return rate(value)
-        return f"mean return {value['mean_return']:.4g}, {value['episodes']} episodes, none of which reported success"
+        return earned(value)
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_value(part, succeeded)}" for name, part in value.items())
     return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 from datetime import datetime
 from pathlib import Path
 
-from polyrhythm.cli import show
+from polyrhythm.cli import ending
+from polyrhythm.cli.recipe_words import noting_how_to_go_on
 from polyrhythm.config.recipes import recipe_names
-
-#: Parts of the summary for the file, not for the eye.
-DETAILS = {"stations", "ledger", "faults"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,19 +44,13 @@ def run(arguments: argparse.Namespace) -> int:
     if folder is None:
         now = datetime.now().astimezone()
         folder = take_folder(arguments.out) if arguments.out else new_run_folder(Path(config.out_dir), config.name, now)
-    try:
-        with live_terminal(sys.stderr) as live:
-            summary = train(checked, folder, live)
-    except KeyboardInterrupt:
-        overrides = [word for word in arguments.overrides if not word.startswith("resume=")]
-        words = shlex.join([arguments.recipe, *overrides, f"resume={folder}"])
-        print(f"to go on: polyrhythm train {words}", file=sys.stderr)
-        raise
+    words = [arguments.recipe, *arguments.overrides]
+    with noting_how_to_go_on("train", words, folder), live_terminal(sys.stderr) as live:
+        summary = train(checked, folder, live)
     if arguments.json:
         print(json.dumps(summary, indent=2))
     else:
-        shown = {name: value for name, value in summary.items() if name not in DETAILS and value != {}}
-        print(show.lines(shown))
+        print(ending.lines(summary))
         print(f"all of it: {folder / 'summary.json'}")
         if (folder / REPORT_FILE).is_file():
             print(f"to look at: {folder / REPORT_FILE}")

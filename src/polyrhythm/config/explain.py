@@ -61,7 +61,8 @@ def _explain_one(detail: ErrorDetails, model: type[BaseModel], prefix: str) -> l
         keys = list(holder.model_fields) if holder else []
         section = path.rpartition(".")[0]
         where = f"the keys of {section}" if section else "the sections"
-        return [_sentence(path, value, f"no such key; {nearest(parts[-1], keys)}{where} are {', '.join(keys)}")]
+        meant = nearest(parts[-1], keys, elsewhere=[other for other in _paths_to(parts[-1], model) if other != path])
+        return [_sentence(path, value, f"no such key; {meant}{where} are {', '.join(keys)}")]
     return [_sentence(path, value, _why(detail))]
 
 
@@ -114,6 +115,15 @@ def _walk(model: type[BaseModel], loc: Location) -> tuple[list[str], type[BaseMo
         field = holder.model_fields.get(str(step)) if holder else None
         candidates = _models(field.annotation) if field else []
     return parts, holder
+
+
+def _paths_to(key: str, model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Where in the model's sections there is a key of this name."""
+    found = [prefix + key] if key in model.model_fields else []
+    for name, field in model.model_fields.items():
+        for section in _models(field.annotation):
+            found += _paths_to(key, section, f"{prefix}{name}.")
+    return list(dict.fromkeys(found))
 
 
 def _has_tag(model: type[BaseModel], tag: object) -> bool:

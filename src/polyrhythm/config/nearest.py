@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
-def nearest(word: object, valid: Iterable[str]) -> str:
-    """`did you mean X? ` for the closest valid word, or nothing."""
-    match = difflib.get_close_matches(str(word), list(valid), n=1, cutoff=0.5)
-    return f"did you mean {match[0]}? " if match else ""
+def nearest(word: object, valid: Iterable[str], elsewhere: Sequence[str] = ()) -> str:
+    """`did you mean X? ` for the places where the very word is known, else the closest valid word; or nothing."""
+    match = list(elsewhere[:3]) or difflib.get_close_matches(str(word), list(valid), n=1, cutoff=0.5)
+    return f"did you mean {' or '.join(match)}? " if match else ""

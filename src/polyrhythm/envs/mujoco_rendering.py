@@ -99,7 +99,10 @@ class FrameRenderer:
         import mujoco
 
         model.vis.global_.offwidth = model.vis.global_.offheight = size
-        self._renderer = mujoco.Renderer(model, size, size)
+        # Its __del__ asks for these, also where a Ctrl-C came in the middle of its __init__.
+        self._renderer = mujoco.Renderer.__new__(mujoco.Renderer)
+        self._renderer._gl_context = self._renderer._mjr_context = None
+        self._renderer.__init__(model, size, size)
         self._camera = _free_camera()
         self._option = mujoco.MjvOption()
         self._option.geomgroup[_VISUAL_GROUPS:] = 0

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Self
 
+from polyrhythm.files import written_whole
+
 if TYPE_CHECKING:
     from tensorboard.summary import Writer
 
@@ -108,9 +110,8 @@ def rewind(folder: Path, step: int) -> None:
     if not path.is_file():
         return
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if _stays(line, step)]
-    unfinished = path.with_name(path.name + ".part")
-    unfinished.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    unfinished.replace(path)
+    with written_whole(path) as unfinished:
+        unfinished.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
 
 
 def _stays(line: str, step: int) -> bool:

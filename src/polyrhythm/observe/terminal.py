@@ -10,6 +10,7 @@ import io
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TextIO
 
 #: To the begin of a line some lines above, and away with all below.
@@ -77,5 +78,6 @@ class Terminal(io.TextIOBase):
         away = _UP.format(self._drawn) + _ERASE if self._drawn else ""
         self._drawn = len(self._lines)
         if all_of_it := away + text + "".join(line + "\n" for line in self._lines):
-            self._stream.write(all_of_it)
-            self._stream.flush()
+            with suppress(OSError):  # it has been closed: nobody reads any more, and the run saves itself
+                self._stream.write(all_of_it)
+                self._stream.flush()

@@ -46,7 +46,7 @@ class Stations:
     def __init__(self, launcher: Launcher) -> None:
         self.activity = Activity()
         self._launcher, self._due = launcher, 0.0
-        self._seconds = self._totals(launcher.statistics())
+        self._seconds = self._totals(launcher.latest())
 
     def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         if now >= self._due:

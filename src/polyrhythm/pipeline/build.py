@@ -19,6 +19,7 @@ from polyrhythm.flow.records import EnvBatchInfo, WeightsOffered
 from polyrhythm.flow.settings import FlowSettings
 from polyrhythm.flow.sharding import shard
 from polyrhythm.pipeline.checkpoints import STATES, SavedRun
+from polyrhythm.pipeline.failures import Failures
 from polyrhythm.pipeline.layout import arena_layout, step_settings
 from polyrhythm.pipeline.loop import Launcher, Loop
 from polyrhythm.policies.base import Policy, PolicySettings
@@ -171,7 +172,8 @@ def build_pipeline(
             conductor = _restore(saved, conductor.settings, launcher)
             version, state = saved.version, saved.policy
         weights.publish(version, state)
-        loop = Loop(conductor, launcher, time.monotonic, record=record)
+        failures = Failures(folder / LOGS if folder and config.launcher != "inline" else None)
+        loop = Loop(conductor, launcher, time.monotonic, observers=[failures], record=record)
         loop.tell(WeightsOffered(version))
         if start:
             loop.start()

@@ -53,18 +53,29 @@ def save_policy(weights: Mapping[str, Tensor], config: RunConfig, path: Path, ve
 
 
 def load_policy(path: Path) -> tuple[RunConfig, dict[str, Any], int]:
-    """The configuration, weights and version of a file of weights, a run folder, or one of its saved runs.
+    """The configuration, weights and version of a file of weights, a run folder, or a saved run or trainer in it.
 
-    A run folder's are its newest: a run that was killed has saved itself after its last policy.pt.
+    A run folder's are its newest: a run that was killed has saved its trainer and itself after its last policy.pt.
     """
     if (path / _RUN).is_file():
-        return _load_file(path.resolve().parents[1] / POLICY_FILE)[0], *_saved_policy(path)
+        return _config_beside(path), *_saved_policy(path)
+    if path.is_file() and path.match(TrainerStates.pattern):
+        config = _config_beside(path)
+        return config, *_trainer_policy(path, config)
     if not path.is_dir():
         return _load_file(path)
-    found = _load_file(path / POLICY_FILE)
-    runs = saved_runs(path / STATES)
-    saved = _saved_policy(runs[-1]) if runs else ({}, -1)
-    return (found[0], *saved) if saved[1] > found[2] else found
+    config, weights, version = _load_file(path / POLICY_FILE)
+    found = [(weights, version)]
+    if runs := saved_runs(path / STATES):
+        found.append(_saved_policy(runs[-1]))
+    if trainers := TrainerStates(str(path / STATES), 1).paths():
+        found.append(_trainer_policy(trainers[-1], config))
+    return config, *max(found, key=lambda policy: policy[1])
+
+
+def _config_beside(path: Path) -> RunConfig:
+    """Of the run in whose checkpoint folder this lies."""
+    return _load_file(path.resolve().parents[1] / POLICY_FILE)[0]
 
 
 def _load_file(file: Path) -> tuple[RunConfig, dict[str, Any], int]:
@@ -77,7 +88,10 @@ def _load_file(file: Path) -> tuple[RunConfig, dict[str, Any], int]:
         weights, version = content["policy"], int(content["version"])
         return validate(content["config"], origin=str(file)), weights, version
     except (KeyError, TypeError) as error:
-        raise RunFolderError(f"{file} cannot be read as a checkpoint ({error}); name another") from error
+        raise RunFolderError(
+            f"{file} holds no policy with its settings ({type(error).__name__}: {error}); name a run's folder, or its "
+            f"{POLICY_FILE}"
+        ) from error
 
 
 def _saved_policy(path: Path) -> tuple[dict[str, Any], int]:
@@ -87,6 +101,14 @@ def _saved_policy(path: Path) -> tuple[dict[str, Any], int]:
         file = path / _PUBLISHED
         return load_state(file if file.exists() else path / _TRAINER)["policy"], version
     except (OSError, ValueError, KeyError) as error:
+        raise RunFolderError(f"{path} cannot be read as a checkpoint ({error}); name another") from error
+
+
+def _trainer_policy(path: Path, config: RunConfig) -> tuple[dict[str, Any], int]:
+    """The weights of a trainer's state, and the version that they are, or were about to become."""
+    try:
+        return load_state(path)["policy"], TrainerStates.updates(path) // config.freshness.sync_interval
+    except (KeyError, ValueError) as error:
         raise RunFolderError(f"{path} cannot be read as a checkpoint ({error}); name another") from error
 
 

@@ -14,7 +14,7 @@ class Idle:
 
     def __init__(self, conductor: Conductor, now: float) -> None:
         self._conductor, self._now, self._began = conductor, now, now
-        self._rows = self._running = 0
+        self._rows, self._running = self._rows_there(), 0
         self._training = self._publishing = False
         self._row_s = self._running_s = self._trainer_s = 0.0
 
@@ -23,9 +23,13 @@ class Idle:
         if isinstance(event, records.Published | records.TrainerJoined) or not self._conductor.lending.trainer:
             self._publishing = False
         self._publishing |= any(isinstance(command, records.PublishWeights) for command in commands)
-        self._rows = sum(len(batch.slot_of) for batch in self._conductor.rollout.rows.env_batches.values())
+        if isinstance(event, records.SimulatorJoined | records.StationLost):
+            self._rows = self._rows_there()
         self._running = self._conductor.ledger.running
         self._training = bool(self._conductor.lending.lent)
+
+    def _rows_there(self) -> int:
+        return sum(len(batch.slot_of) for batch in self._conductor.rollout.rows.env_batches.values())
 
     def _pass_time(self, now: float) -> None:
         passed, self._now = now - self._now, now

@@ -1,6 +1,6 @@
-"""Ctrl-C and SIGTERM: the first asks the run to stop in good order, the second stops it now.
+"""Ctrl-C, SIGTERM and a terminal that is closed: the first asks the run to stop in good order, the second stops it now.
 
-Only the main process listens; stations ignore SIGINT, though a terminal sends it to them too.
+Only the main process listens; stations ignore these signals, though a terminal sends them to all.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ class Interrupts:
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup has it
+            numbers.append(signal.SIGHUP)
+        before = {number: signal.signal(number, self._note) for number in numbers}
         try:
             yield self
         finally:

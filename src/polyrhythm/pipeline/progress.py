@@ -17,6 +17,7 @@ from typing import Any
 from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunFolderError
+from polyrhythm.files import written_whole
 
 log = logging.getLogger(__name__)
 
@@ -69,12 +70,10 @@ class Progress:
         self._write()
 
     def _write(self) -> None:
-        unfinished = self._path.with_name(_FILE + ".part")
-        with unfinished.open("w", encoding="utf-8") as file:
+        with written_whole(self._path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
             json.dump({"wall_s": self.wall_s, "done": self._done}, file)
             file.flush()
             os.fsync(file.fileno())
-        unfinished.replace(self._path)
 
     def summary(self) -> dict[str, float]:
         """Seconds by phase, and `total`."""
@@ -90,11 +89,17 @@ def run_to_resume(config: RunConfig, named: Path | None) -> Path | None:
         return None
     if config.resume != "auto":
         return _fitting(Path(config.resume), config)
+    if named is not None and (named / CONFIG_FILE).is_file():
+        return _fitting(named, config)
     if named is not None:
-        return _fitting(named, config) if (named / CONFIG_FILE).is_file() else None
+        log.info("resume = auto: %s holds no run, so this one is new", named)
+        return None
     runs = sorted((Path(config.out_dir) / config.name).glob(f"*/{CONFIG_FILE}"), key=lambda path: path.stat().st_mtime)
     unfinished = [path.parent for path in runs if not (path.parent / SUMMARY_FILE).exists()]
-    return _fitting(unfinished[-1], config) if unfinished else None
+    if not unfinished:
+        log.info("resume = auto: %s/%s has no unfinished run, so this one is new", config.out_dir, config.name)
+        return None
+    return _fitting(unfinished[-1], config)
 
 
 def _fitting(folder: Path, config: RunConfig) -> Path:

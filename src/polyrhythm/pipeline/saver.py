@@ -54,7 +54,7 @@ class RunSaver:
             and now >= self._next
         ):
             begin = self._pipeline.loop.clock()
-            self.save()
+            self.save(logging.DEBUG)
             took = self._pipeline.loop.clock() - begin
             # Nothing is scheduled meanwhile, so saving takes a tenth of the time at most.
             self._next = now + max(self._settings.run_every_s, 10 * took)
@@ -62,8 +62,11 @@ class RunSaver:
     def reported(self, now: float, report: Report) -> None:
         pass
 
-    def save(self) -> None:
-        """Save the run as it is now. If that is impossible the log says so, the one before stays, the run goes on."""
+    def save(self, level: int = logging.INFO) -> None:
+        """Save the run as it is now, and say so at this level.
+
+        If that is impossible the log says so, the one before stays, the run goes on.
+        """
         pipeline = self._pipeline
         assert pipeline.states is not None
         loop = pipeline.loop
@@ -74,7 +77,7 @@ class RunSaver:
         except OSError as error:
             log.error("the run cannot be saved in %s (%s); make room there", self._folder, error.strerror)
         else:
-            log.info("saved the run: %s", path)
+            log.log(level, "saved the run: %s", path)
 
     def _counts(self) -> dict[str, Any]:
         """Seconds, transitions and busy seconds by station, of all parts of the run."""

@@ -1,7 +1,7 @@
 """Where a station's process starts: `python -m polyrhythm.runtime.child`, its posting on standard input.
 
-The main thread sends heartbeats and watches the parts; each part works in a thread of its own. SIGINT and SIGTERM are
-main's affair and ignored here. The process dies with its parent, whatever ended that.
+The main thread sends heartbeats and watches the parts; each part works in a thread of its own. SIGINT, SIGTERM and
+SIGHUP are main's affair and ignored here. The process dies with its parent, whatever ended that.
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ class Workplace:
 
 def _die_with(parent: int) -> None:
     """Be killed when the parent's process ends, however it ends (Linux; elsewhere `run` notices it)."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -74,10 +74,7 @@ class Crew:
             parent=os.getpid(),
         )
         self._logs.mkdir(parents=True, exist_ok=True)
-        self.processes[name] = Process(posting, self._log(name, epoch), now)
-
-    def _log(self, name: str, epoch: int) -> Path:
-        return self._logs / f"{name}.{epoch}.log"
+        self.processes[name] = Process(posting, log_file(self._logs, name, epoch), now)
 
     @property
     def complete(self) -> bool:
@@ -133,7 +130,8 @@ class Crew:
         self._failures.count(name, was_present=process.vigil.present)
         verdict = self._failures.verdict(name, self._limits)
         if verdict:
-            return RunHalted(f"{verdict}; the last: {name} {reason}; its log: {self._log(name, process.epoch)}")
+            file = log_file(self._logs, name, process.epoch)
+            return RunHalted(f"{verdict}; the last: {name} {reason}; its log: {file}")
         return f"starting it again (failure {self._failures.total})"
 
     def start_next(self, process: Process, now: float) -> None:
@@ -184,6 +182,11 @@ class Crew:
             beat = self.processes[name].heartbeat if name in self.processes else None
             found[name] = dict(past + Counter(beat.statistics if beat is not None else {}))
         return found
+
+
+def log_file(logs: Path, station: str, epoch: int) -> Path:
+    """Where the incarnation of a station writes what it logs."""
+    return logs / f"{station}.{epoch}.log"
 
 
 def _ended(process: Process) -> RunHalted | None:

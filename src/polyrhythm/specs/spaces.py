@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 #: Observation key that the simulator station adds: index into `EnvSpec.tasks` of the instruction shown, int64 [].
 INSTRUCTION = "instruction"
 #: Observation key that the simulator station adds: env steps done / `EnvSpec.max_steps`, float32 [], in 0..1.
@@ -18,10 +20,20 @@ PROGRESS = "progress"
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """Shape of one row (no batch dimension) and numpy dtype name of an array."""
+    """Shape of one row (no batch dimension) and numpy dtype name of an array. ValueError: there is no such array."""
 
     shape: tuple[int, ...]
     dtype: str
+
+    def __post_init__(self) -> None:
+        if any(not isinstance(size, int | np.integer) or size < 1 for size in self.shape):
+            raise ValueError(f"an array's shape is of whole numbers above 0, got {self.shape}")
+        try:
+            kind = np.dtype(self.dtype).kind
+        except TypeError:
+            kind = "O"
+        if kind not in "biuf":
+            raise ValueError(f"an array's dtype is the name of a number's or bool, as float32; got {self.dtype!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +41,7 @@ class ActionSpec:
     """One primitive action of A = `dim` entries.
 
     `continuous`: float32 [A] within `low`..`high` (both of length A, in the environment's units).
-    `discrete`: int64 [A], each entry in 0..`choices`-1; `low` and `high` are empty.
+    `discrete`: int64 [A], each entry in 0..`choices`-1; `low` and `high` are empty. ValueError: it is neither.
     """
 
     kind: Literal["continuous", "discrete"]
@@ -37,6 +49,20 @@ class ActionSpec:
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
     choices: int = 0
+
+    def __post_init__(self) -> None:
+        bounds = len(self.low), len(self.high)
+        if self.dim < 1:
+            raise ValueError(f"an action has 1 or more entries, got dim = {self.dim}")
+        if self.kind == "continuous":
+            if bounds != (self.dim, self.dim):
+                raise ValueError(f"an action of {self.dim} entries has as many bounds, got {bounds[0]} and {bounds[1]}")
+            if not all(low < high for low, high in zip(self.low, self.high, strict=True)):
+                raise ValueError(f"an action's low is below its high, got {self.low} and {self.high}")
+        elif self.kind != "discrete":
+            raise ValueError(f"an action is continuous or discrete, got kind = {self.kind!r}")
+        elif bounds != (0, 0) or self.choices < 2:
+            raise ValueError(f"a discrete action has 2 or more choices and no bounds, got {self.choices} and {bounds}")
 
     @property
     def dtype(self) -> str:
@@ -59,6 +85,7 @@ class EnvSpec:
     max_steps: primitive env steps after which an episode is truncated.
     reset_rows: rows can be reset on their own; otherwise the batch's episodes begin together.
     step_rows: rows can be stepped on their own; otherwise a parked row gets a no-op whose output is discarded.
+    ValueError: something of it cannot be.
     """
 
     observation: Mapping[str, ArraySpec]
@@ -67,3 +94,15 @@ class EnvSpec:
     max_steps: int
     reset_rows: bool = True
     step_rows: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.observation or self.observation.keys() & {INSTRUCTION, PROGRESS}:
+            raise ValueError(
+                f"an environment has observations, none of them named {INSTRUCTION} or {PROGRESS}, which are added; "
+                f"got {', '.join(self.observation) or 'none'}"
+            )
+        names = [task.name for task in self.tasks]
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"an environment has one task or more, each with a name of its own; got {names}")
+        if self.max_steps < 1:
+            raise ValueError(f"an environment's max_steps is 1 or more, got {self.max_steps}")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.envs.base import EnvBatch, RowNumbers, StepResult
-from polyrhythm.errors import PolyrhythmError
+from polyrhythm.errors import PolyrhythmError, RunHalted
 
 #: What `Station.doing` gives between two units of work.
 IDLE = ("", 0.0)
@@ -24,19 +24,24 @@ class GuardedEnv:
     """The env batch `inner`. seconds: time spent in it so far; doing: the call under way and since when, ("", 0): none.
 
     What it raises comes out as an EnvFault, but for what no other attempt would mend: a PolyrhythmError, which is the
-    user's to solve, and a missing package.
+    user's to solve, and a missing package. A step's result is looked at once for each number of rows: RunHalted if it
+    is not what `StepResult` says.
     """
 
     def __init__(self, inner: EnvBatch) -> None:
         self.spec, self.rows, self.seconds = inner.spec, inner.rows, 0.0
         self.doing = IDLE
         self._inner = inner
+        self._seen: set[int] = set()
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         self._call("reset", self._inner.reset, rows, tasks, seeds)
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         result: StepResult = self._call("step", self._inner.step, rows, actions)
+        if len(rows) not in self._seen:
+            _refuse_misshapen(result, len(rows))
+            self._seen.add(len(rows))
         return result
 
     def observe(self, rows: RowNumbers, out: dict[str, NDArray[np.generic]]) -> None:
@@ -57,3 +62,17 @@ class GuardedEnv:
         finally:
             self.doing = IDLE
             self.seconds += time.monotonic() - begin
+
+
+def _refuse_misshapen(result: StepResult, rows: int) -> None:
+    """Raise RunHalted unless these are [rows] numbers and flags."""
+    if not isinstance(result, StepResult):
+        raise RunHalted(f"the environment's step gave {type(result).__name__}, a StepResult is wanted; mend it")
+    for name, array in result._asdict().items():
+        kinds, wanted = ("fiub", "numbers") if name == "reward" else ("b", "bool")
+        found = np.asarray(array)
+        if not isinstance(array, np.ndarray) or found.shape != (rows,) or found.dtype.kind not in kinds:
+            raise RunHalted(
+                f"the environment's step gave {name} as {type(array).__name__} of shape {list(found.shape)} and "
+                f"{found.dtype}, an array of shape [{rows}] and {wanted} is wanted; mend it"
+            )

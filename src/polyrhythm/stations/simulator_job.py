@@ -8,6 +8,7 @@ from typing import Any
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.envs.base import EnvSettings
+from polyrhythm.errors import RunHalted
 from polyrhythm.flow.records import EnvBatchInfo
 from polyrhythm.runtime.jobs import Host
 from polyrhythm.runtime.messages import Station
@@ -30,8 +31,13 @@ class SimulatorJob:
         assert isinstance(settings, EnvSettings), "checked before the start"
 
         def make(info: EnvBatchInfo, address: str) -> Station:
-            batch = (info, settings.build(self.rows))
-            return Simulator(self.name, epoch, [batch], self.step, host.arena, host.links.emit, address)
+            env = settings.build(self.rows)
+            if (env.rows, env.spec) != (self.rows, settings.spec()):
+                raise RunHalted(
+                    f"env.build({self.rows}) gave {env.rows} rows of {env.spec}, wanted are {self.rows} of what "
+                    f"env.spec() gives, {settings.spec()}; mend the environment"
+                )
+            return Simulator(self.name, epoch, [(info, env)], self.step, host.arena, host.links.emit, address)
 
         addresses = [f"{self.name}.{epoch}.{index}" for index in range(len(self.batches))]
         return [

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from polyrhythm.config.learning import AlgorithmSettings, TrainingSettings
 from polyrhythm.errors import RunFolderError
@@ -31,6 +31,7 @@ _KEPT = 2
 class TrainerStates:
     """The saved states of a trainer in `folder`; one is saved before every `every_versions`-th publication."""
 
+    pattern: ClassVar[str] = "trainer-*.pt"
     folder: str
     every_versions: int
 
@@ -42,7 +43,7 @@ class TrainerStates:
         path.parent.mkdir(exist_ok=True)
         try:
             save_state(learner.state_dict(), path)
-        except (OSError, RuntimeError) as error:
+        except OSError as error:
             raise RunFolderError(f"{path} cannot be written ({error}); make room, then go on with resume") from error
         for old in self.paths()[:-_KEPT]:
             old.unlink()
@@ -64,7 +65,7 @@ class TrainerStates:
 
     def paths(self) -> list[Path]:
         """All states, oldest first."""
-        return sorted(Path(self.folder).glob("trainer-*.pt"))
+        return sorted(Path(self.folder).glob(self.pattern))
 
 
 @dataclass(frozen=True, slots=True)

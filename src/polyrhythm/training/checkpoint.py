@@ -11,13 +11,16 @@ from typing import Any
 import torch
 
 from polyrhythm.errors import RunFolderError
+from polyrhythm.files import written_whole
 
 
 def save_state(state: Mapping[str, Any], path: Path) -> None:
-    """Write plain data and tensors. Who is killed meanwhile leaves what was there before."""
-    unfinished = path.with_name(path.name + ".part")
-    torch.save(dict(state), unfinished)
-    unfinished.replace(path)
+    """Write plain data and tensors. Who is killed meanwhile leaves what was there before. OSError: it cannot be."""
+    with written_whole(path) as unfinished, unfinished.open("wb") as file:
+        try:
+            torch.save(dict(state), file)
+        except RuntimeError as error:  # torch's own, with the file's behind it
+            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
 
 def load_state(path: Path) -> dict[str, Any]:

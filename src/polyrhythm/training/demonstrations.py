@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.errors import RunFolderError
+from polyrhythm.files import written_whole
 
 _OBS = "obs/"
 _TASKS, _REPEAT = "tasks", "action_repeat"
@@ -43,10 +44,8 @@ class Demonstrations:
         objects = [name for name, x in arrays.items() if x.dtype.hasobject]
         if objects:
             raise ValueError(f"{path}: {objects} hold Python objects, which only pickle could store; use number arrays")
-        unfinished = path.with_name(path.name + ".part")
-        with unfinished.open("wb") as file:
+        with written_whole(path) as unfinished, unfinished.open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
-        unfinished.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> Demonstrations:

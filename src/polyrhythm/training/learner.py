@@ -18,7 +18,7 @@ from polyrhythm.errors import RunHalted
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.specs import Trajectory
 from polyrhythm.training import optim
-from polyrhythm.training.batch import Decisions, collate, minibatches
+from polyrhythm.training.batch import Decisions, Packed, collate, minibatches
 from polyrhythm.training.objective import Objective
 from polyrhythm.training.steps import Metrics, Steps
 from polyrhythm.training.targets import prepare
@@ -64,7 +64,7 @@ class Learner:
         targets. The learning rate, the shuffles and the critic's warm-up follow update_index (from 0). Metrics are
         means over the optimizer steps. before_step is called before the weights change. Closing the generator early
         leaves the weights of the last step done and `updates` as it was. A gradient that is not finite raises
-        RunHalted before anything is published.
+        RunHalted before anything is published, and says whether the samples or the weights are to blame.
         """
         training, settings = self._training, self._training.optimizer
         self._module.eval()  # dropout would make the ratio differ from 1 before the first step
@@ -84,7 +84,9 @@ class Learner:
                 names = tuple(figures)
                 rows.append(torch.stack(list(figures.values())))
                 yield
-        metrics = _mean_over_steps(names, rows, update_index)
+        metrics = _mean_over_steps(names, rows)
+        if not math.isfinite(metrics["train/actor/grad_norm"]):
+            raise RunHalted(f"update {update_index}: the gradient is not finite{_blame(packed)}")
         self.updates = update_index + 1
         metrics["train/actor/lr"] = lr
         metrics["train/actor/average_version"] = float(packed.version.double().mean())
@@ -123,12 +125,18 @@ class Learner:
         self.updates = int(state["updates"])
 
 
-def _mean_over_steps(names: Sequence[str], rows: Sequence[Tensor], update_index: int) -> Metrics:
+def _mean_over_steps(names: Sequence[str], rows: Sequence[Tensor]) -> Metrics:
     """One transfer from the device for the whole update."""
-    metrics = dict(zip(names, torch.stack(list(rows)).mean(0).tolist(), strict=True))
-    if not math.isfinite(metrics["train/actor/grad_norm"]):
-        raise RunHalted(
-            f"update {update_index}: the gradient is not finite, the weights are lost; start again with a lower "
-            "training.optimizer.lr or grad_clip"
-        )
-    return metrics
+    return dict(zip(names, torch.stack(list(rows)).mean(0).tolist(), strict=True))
+
+
+def _blame(packed: Packed) -> str:
+    """Why a gradient is not finite, and what to do, by what the samples hold."""
+    given = {"the reward": packed.rewards} | {f"observation {name}": x for name, x in packed.obs.items()}
+    for what, values in given.items():
+        if not torch.isfinite(values).all():
+            return f", since {what} is not: the environment gives NaN or infinity; mend it"
+    return (
+        ", the weights of this update are lost; start again with a lower training.optimizer.lr or grad_clip "
+        "(init_from=RUN begins with the newest whole weights)"
+    )

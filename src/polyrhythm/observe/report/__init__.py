@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from polyrhythm.errors import RunFolderError
+from polyrhythm.files import written_whole
 from polyrhythm.observe.report.page import page
 from polyrhythm.observe.report.read import read_run
 
@@ -21,10 +22,9 @@ def write_report(folders: Sequence[Path], path: Path | None = None) -> Path:
     if path is None:
         first = folders[0].resolve()
         path = folders[0] / REPORT_FILE if len(runs) == 1 else first.parent / COMPARISON_FILE
-    unfinished = path.with_name(path.name + ".part")
     try:
-        unfinished.write_text(page(runs), encoding="utf-8")
-        unfinished.replace(path)
+        with written_whole(path) as unfinished:
+            unfinished.write_text(page(runs), encoding="utf-8")
     except OSError as error:
         raise RunFolderError(f"{path} cannot be written ({error.strerror}); name another with --out") from error
     return path

@@ -77,6 +77,7 @@ def page(runs: Sequence[Run]) -> str:
         parts.append(_figure(wall))
     parts.append(_section("Ledger", tables.ledger(runs)))
     parts.append(_section("Faults", *(_named(run, tables.faults(run), runs) for run in runs)))
+    parts.append(_section("Settings that differ", tables.settings(runs)))
     parts.append(_section("Configuration", *(_config(run) for run in runs)))
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import yaml
 
 from polyrhythm.errors import RunFolderError
 from polyrhythm.observe.intervals import wilson
@@ -56,6 +58,13 @@ class Run:
         rates = [e.rate for e in self.evaluations] + [line.get("env/success_once") or 0.0 for line in self.updates]
         returns = [e.mean_return for e in self.evaluations] + [line.get("env/return") or 0.0 for line in self.updates]
         return any(rates) or not any(returns)
+
+    def settings(self) -> dict[str, str]:
+        """Every setting by its dotted path, as text."""
+        try:
+            return dict(_flat(yaml.safe_load(self.config)))
+        except yaml.YAMLError:
+            return {}
 
     def series(self, name: str, over: str = "throughput/transitions") -> list[tuple[float, float]]:
         """A metric of the updates that have it, over another."""
@@ -174,3 +183,11 @@ def _lines(path: Path) -> list[Line]:
             if number < len(texts) - 1:
                 raise
     return found
+
+
+def _flat(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    if not isinstance(tree, dict):
+        yield path, str(tree)
+        return
+    for key, value in tree.items():
+        yield from _flat(value, f"{path}.{key}" if path else str(key))

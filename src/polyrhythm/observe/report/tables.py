@@ -69,6 +69,15 @@ def _result(result: Mapping[str, Any] | None, *, success: bool) -> str:
     return interval(result) if success else f"{result['mean_return']:.4g} over {result['episodes']} episodes"
 
 
+def settings(runs: Sequence[Run]) -> str:
+    """The settings that are not the same in all of several runs."""
+    own = [run.settings() for run in runs]
+    paths = dict.fromkeys(path for each in own for path in each)
+    differing = [path for path in paths if len({each.get(path) for each in own}) > 1]
+    rows = [[path, *(each.get(path, "–") for each in own)] for path in differing]
+    return table(["setting", *labels(runs)], rows, "The runs are the same in all other settings.") if rows else ""
+
+
 def labels(runs: Sequence[Run]) -> list[str]:
     return [run.label for run in runs] if len(runs) > 1 else ["result"]
 

@@ -1,0 +1,55 @@
+"""What a training run came to, on a screen: the figures that one looks for first, the rest is in summary.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from polyrhythm.cli import show
+
+_EVALUATIONS = {
+    "before": "before",
+    "after": "after",
+    "before_sampled": "before, sampled",
+    "after_sampled": "after, sampled",
+    "swapped": "instructions swapped",
+}
+
+
+def lines(summary: Mapping[str, Any]) -> str:
+    """The content of summary.json in a few aligned lines; what the run did not do is left out."""
+    rows = [*_rows(summary)]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in rows)
+
+
+def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    rates = {name: words for name, words in _EVALUATIONS.items() if name in summary}
+    succeeded = any(summary[name]["successes"] or not summary[name].get("mean_return") for name in rates)
+    for name, words in rates.items():
+        yield words, show.rate(summary[name]) if succeeded else show.earned(summary[name])
+    yield "time", _time(summary["wall_s"])
+    if "transitions_per_s" in summary:
+        yield "throughput", f"{summary['transitions_per_s']:,.0f} transitions/s"
+        busy = (f"{name} {100 * share:.0f}%" for name, share in summary["utilisation"].items())
+        yield "busy", ", ".join(busy)
+        yield "lag", f"mean {summary['lag']['mean']:.2f}, largest {summary['lag']['max']}"
+        yield "samples", _samples(summary["ledger"])
+        yield "faults", _faults(summary["faults"])
+
+
+def _time(wall_s: Mapping[str, float]) -> str:
+    """`8.3 min: demonstrations 0.6, …, rl 5.1`; of a short run in seconds."""
+    unit, by = ("min", 60.0) if wall_s["total"] >= 120 else ("s", 1.0)
+    phases = (f"{name.replace('_', ' ')} {took / by:.1f}" for name, took in wall_s.items() if name != "total")
+    return f"{wall_s['total'] / by:.1f} {unit}: {', '.join(phases)}"
+
+
+def _samples(ledger: Mapping[str, Any]) -> str:
+    counts = {state: sum(count.values()) if isinstance(count, dict) else count for state, count in ledger.items()}
+    return ", ".join(f"{count:,} {state.replace('_', ' ')}" for state, count in counts.items() if count)
+
+
+def _faults(faults: list[Mapping[str, Any]]) -> str:
+    stations = ", ".join(dict.fromkeys(fault["station"] for fault in faults))
+    return f"{len(faults)}, survived ({stations})" if faults else "none"

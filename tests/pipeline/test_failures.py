@@ -1,0 +1,37 @@
+"""Samples that fail in their environment are told of, and not one by one."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from polyrhythm.flow.records import SampleFailed
+from polyrhythm.pipeline.failures import Failures
+
+
+def told(failures: Failures, reasons: list[str], caplog: pytest.LogCaptureFixture) -> list[str]:
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        for ticket, reason in enumerate(reasons):
+            failures.decided(0.0, SampleFailed("simulator-0", 2, ticket, 0, reason), [])
+    return caplog.messages
+
+
+def test_the_first_of_a_kind_is_told_with_the_file_that_has_the_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    failures = Failures(Path("run/logs"))
+    first = "simulator-0: a sample failed: step: ValueError: {}; the traceback: run/logs/simulator-0.2.log"
+    assert told(failures, ["step: ValueError: seed 3"], caplog) == [first.format("seed 3")]
+    assert told(failures, ["step: ValueError: seed 4", "reset: ValueError: seed 4"], caplog) == [
+        "simulator-0: a sample failed: reset: ValueError: seed 4; the traceback: run/logs/simulator-0.2.log"
+    ]
+
+
+def test_the_tenth_and_the_hundredth_are_told_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    found = told(Failures(None), ["step: OSError: x"] * 150, caplog)
+    assert [line.partition("(")[2].partition(")")[0] for line in found] == ["", "10 times so far", "100 times so far"]
+
+
+def test_what_was_cancelled_did_not_fail(caplog: pytest.LogCaptureFixture) -> None:
+    assert told(Failures(None), ["cancelled"] * 3, caplog) == []

@@ -1,0 +1,49 @@
+"""What an environment may say of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
+
+
+def spec(**changes: Any) -> EnvSpec:
+    said: dict[str, Any] = {
+        "observation": {"x": ArraySpec((3,), "float32")},
+        "action": ActionSpec("continuous", 1, (-1.0,), (1.0,)),
+        "tasks": (Task("a", "do a"),),
+        "max_steps": 1,
+    }
+    return EnvSpec(**{**said, **changes})
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: ArraySpec((0,), "float32"), r"whole numbers above 0, got \(0,\)"),
+        (lambda: ArraySpec((1.5,), "float32"), r"whole numbers above 0"),  # type: ignore[arg-type]
+        (lambda: ArraySpec((3,), "float23"), "'float23'"),
+        (lambda: ArraySpec((3,), "object"), "'object'"),
+        (lambda: ActionSpec("continuous", 2, (-1.0,), (1.0,)), "as many bounds, got 1 and 1"),
+        (lambda: ActionSpec("continuous", 1, (1.0,), (1.0,)), "low is below its high"),
+        (lambda: ActionSpec("continuous", 1, (float("nan"),), (1.0,)), "low is below its high"),
+        (lambda: ActionSpec("continuous", 0), "dim = 0"),
+        (lambda: ActionSpec("discrete", 1, choices=1), "2 or more choices"),
+        (lambda: ActionSpec("discrete", 1, (0.0,), (1.0,), choices=2), "no bounds"),
+        (lambda: ActionSpec("box", 1), "kind = 'box'"),  # type: ignore[arg-type]
+        (lambda: spec(observation={}), "got none"),
+        (
+            lambda: spec(observation={"progress": ArraySpec((), "float32")}),
+            "none of them named instruction or progress",
+        ),
+        (lambda: spec(tasks=()), "one task or more"),
+        (lambda: spec(tasks=(Task("a", "x"), Task("a", "y"))), r"got \['a', 'a'\]"),
+        (lambda: spec(max_steps=0), "max_steps is 1 or more, got 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_value(make: Callable[[], object], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        make()

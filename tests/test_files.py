@@ -1,0 +1,54 @@
+"""Files are there whole or not at all, and a full disk is said in one line."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from polyrhythm.files import written_whole
+from polyrhythm.training.checkpoint import save_state
+from polyrhythm.training.demonstrations import Demonstrations
+
+FULL = Path("/dev/full")
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Path:
+    """A file of which not a byte can be written: every write to it finds the disk full."""
+    if not FULL.exists():
+        pytest.skip("this system has no /dev/full")
+    file = tmp_path / "file"
+    file.with_name("file.part").symlink_to(FULL)
+    return file
+
+
+def test_what_was_there_stays_until_all_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("before")
+    with written_whole(file) as unfinished:
+        unfinished.write_text("after")
+        assert file.read_text() == "before"
+    assert file.read_text() == "after"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_what_was_not_finished_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), written_whole(tmp_path / "file") as unfinished:
+        unfinished.write_text(str(1 // 0))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_state_and_demonstrations_tell_a_full_disk_as_what_it_is(full: Path) -> None:
+    demonstrations = Demonstrations({"x": np.zeros((1000, 3))}, np.zeros((1000, 1, 1)))
+    for save in (demonstrations.save, lambda path: save_state({"weights": torch.zeros(100_000)}, path)):
+        part = full.with_name("file.part")
+        if not part.is_symlink():
+            part.symlink_to(FULL)
+        with pytest.raises(OSError, match="No space left") as raised:
+            save(full)
+        assert raised.value.errno == errno.ENOSPC
+        assert not list(full.parent.iterdir())
