@@ -165,7 +165,7 @@ def test_cartpole_is_synchronous_by_settings_alone() -> None:
         ("versions=3", r"versions = 3: no such key; did you mean training\.versions\?"),
         ("max_lag=2", r"max_lag = 2: no such key; did you mean freshness\.max_lag\?"),
         ("lr=1", r"lr = 1: no such key; did you mean training\.optimizer\.lr or supervised\.lr\?"),
-        ("training.rows=2", r"training\.rows = 2: no such key; did you mean rollout\.rows\?"),
+        ("training.rows=2", r"training\.rows = 2: no such key; did you mean rollout\.rows or evaluation\.rows\?"),
     ],
 )
 def test_a_key_of_another_section_is_found_there(folder: Path, override: str, told: str) -> None:

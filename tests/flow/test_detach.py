@@ -130,15 +130,18 @@ def test_a_parked_episode_is_begun_anew() -> None:
     assert (grant.ticket.number, grant.resume) == (1, False)
 
 
-def test_an_evaluation_under_way_gets_all_its_episodes() -> None:
-    script = Script(slots=2, target=0)
-    script.say(r.Evaluate("before", tuple(r.Episode(0, 0, seed, greedy=True) for seed in range(3))))
-    script.finish(-1)
-    grants = go_on(cut(script), 0)
-    assert sorted(grant.ticket.number for grant in grants) == [-3, -2]
-    script.finish(-2)
-    script.finish(-3)
-    assert script.of(r.EvaluationDone) == [r.EvaluationDone("before", 3, 0)]
+@pytest.mark.parametrize("beside", [False, True])
+def test_an_evaluation_under_way_is_forgotten_since_nobody_hears_its_results(beside: bool) -> None:
+    script = Script(slots=2, evaluator="g0")
+    infos = (r.EnvBatchInfo("e", (r.SlotInfo("e/0", 0, 2),), reserved=True),)
+    script.say(r.SimulatorJoined("apart", 0, infos))
+    script.say(r.Evaluate("first", tuple(r.Episode(0, 0, seed, greedy=True) for seed in range(3)), beside=beside))
+    script.say(r.WeightsApplied("g0", 0, 0, pinned=True)) if beside else [script.finish(0), script.finish(1)]
+    assert any(number < 0 for number in script.tickets)
+    rollout = cut(script).conductor.rollout
+    assert (len(rollout.evaluations.queue), len(rollout.evaluations.beside)) == (0, 0)
+    assert all(number >= 0 for number in rollout.samples)
+    assert all(grant.ticket.number >= 0 for grant in go_on(script, 0))
 
 
 # ---------------------------------------------------------------- any run, cut anywhere

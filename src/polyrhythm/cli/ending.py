@@ -28,6 +28,8 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     succeeded = any(summary[name]["successes"] or not summary[name].get("mean_return") for name in rates)
     for name, words in rates.items():
         yield words, show.rate(summary[name]) if succeeded else show.earned(summary[name])
+    if "best" in summary:
+        yield "best.pt", _best(summary["best"], succeeded=succeeded)
     yield "time", _time(summary["wall_s"])
     if "transitions_per_s" in summary:
         yield "throughput", f"{summary['transitions_per_s']:,.0f} transitions/s"
@@ -36,6 +38,11 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "lag", f"mean {summary['lag']['mean']:.2f}, largest {summary['lag']['max']}"
         yield "samples", _samples(summary["ledger"])
         yield "faults", _faults(summary["faults"])
+
+
+def _best(entry: Mapping[str, Any], *, succeeded: bool) -> str:
+    tally = next(value for name, value in entry.items() if name != "version")
+    return f"version {entry['version']}: {show.rate(tally) if succeeded else show.earned(tally)}"
 
 
 def _time(wall_s: Mapping[str, float]) -> str:

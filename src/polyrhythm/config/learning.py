@@ -158,12 +158,34 @@ class EvaluationSettings(Section):
     """Evaluate sampled actions too."""
     swapped: Flag = False
     """After training, show each task another's instruction too (greedily): a policy that listens then fails."""
+    every: Whole = 0
+    """Versions between two evaluations while training goes on; 0 for none."""
+    every_episodes: Whole = 0
+    """Episodes of each of those; 0: as many as before and after training."""
+    weights: Literal["second_copy", "own_generator", "pause"] = "second_copy"
+    """Who answers them: a second copy in the first generator, a generator of its own, or all, while training waits."""
+    rows: Count = 8
+    """Rows reserved for them, in a simulator of their own (not with pause)."""
 
     @model_validator(mode="after")
     def _some_way_to_act(self) -> EvaluationSettings:
         if self.episodes and not (self.greedy or self.sampled):
             raise Refusal("episodes", self.episodes, "neither greedy nor sampled is true; set one, or use 0 episodes")
+        if self.every and not self.episodes_beside:
+            raise Refusal("every", self.every, "it needs episodes; set every_episodes or episodes, or every to 0")
+        if self.every and not (self.greedy or self.sampled):
+            raise Refusal("every", self.every, "neither greedy nor sampled is true; set one, or every to 0")
         return self
+
+    @property
+    def episodes_beside(self) -> int:
+        """Episodes of each evaluation during training."""
+        return self.every_episodes or self.episodes
+
+    @property
+    def reserved_rows(self) -> int:
+        """Rows that training does not get."""
+        return self.rows if self.every and self.weights != "pause" else 0
 
 
 class DemonstrationSettings(Section):

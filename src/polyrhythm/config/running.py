@@ -69,3 +69,7 @@ class CheckpointSettings(Section):
     """The trainer's state is saved before every so many publications; a lost trainer goes back to the last."""
     run_every_s: NotNegative = 60.0
     """The whole run, with the samples that wait, is saved with the trainer's state when so many seconds have passed."""
+    keep_last: Count = 2
+    """So many saved runs, and states of the trainer, stay: the newest."""
+    keep_best: Count = 1
+    """So many policies that were evaluated during training stay: those with the highest lower end of the interval."""

@@ -143,11 +143,12 @@ class Conductor:
         """Forget the stations, after a restore: the run goes on with new ones.
 
         What ran goes out again, and the attempt is not held against it; what was lent waits in the buffer; weights
-        have to be offered anew.
+        have to be offered anew. Evaluations are forgotten: who waited for their results has to ask again.
         """
         gone: list[SlotState] = []
+        self.rollout.forget_evaluations()
         for station, epoch in list(self.epochs.items()):
-            if station == self.lending.trainer or station in self.dispatch.generators:
+            if station == self.lending.trainer or self.dispatch.find(station):
                 self._on_lost(StationLost(station, epoch, "resumed"), 0.0)
             else:
                 gone += self._remove_slots(station)
@@ -173,6 +174,8 @@ class Conductor:
         if ready and evaluations.current and not evaluations.begun:
             rollout.begin_evaluation()
             commands += rollout.settle_evaluation()
+        if evaluations.beside:
+            commands += [*self._pin_weights(), *rollout.grant_aside(now)]
         if versions.applied >= 0:
             training = not versions.draining and not evaluations.queue
             commands += rollout.grant(versions.applied, now, training=training)
@@ -196,13 +199,23 @@ class Conductor:
         self.dispatch.note_weights(self.versions)
         return [ApplyWeights(generator.name, version) for generator in due]
 
+    def _pin_weights(self) -> list[Command]:
+        """The newest weights to the evaluator's copy, for the evaluation that comes next."""
+        evaluation, evaluator = self.rollout.evaluations.aside, self.dispatch.evaluator
+        if evaluation is None or evaluation.version >= 0 or evaluator is None or evaluator.pinning:
+            return []
+        if self.versions.published < 0:
+            return []
+        evaluator.pinned, evaluator.pinning = -1, True
+        return [ApplyWeights(evaluator.name, self.versions.published, pinned=True)]
+
     def _refuse_quieted(self) -> list[Command]:
         """A slot whose rows were all cancelled may still have a request in the queue: tell it why not."""
         commands: list[Command] = []
         rows = self.rollout.rows
         for name in rows.quieted:
             slot = rows.slots.get(name)
-            request = self.dispatch.queue.remove(name) if slot is not None and not slot.tickets else None
+            request = self.dispatch.remove(name) if slot is not None and not slot.tickets else None
             if slot is not None and request is not None:
                 slot.request = None
                 commands.append(RefuseRequest(slot.simulator, name, request.sequence, "its rows were cancelled"))
@@ -249,10 +262,11 @@ class Conductor:
         del self.epochs[event.station]
         if event.station == self.lending.trainer:
             self.lending.leave(self.rollout)
-        elif event.station in self.dispatch.generators:
+        elif self.dispatch.find(event.station):
             refusals = self.dispatch.leave(event.station, self.rollout.rows)
             self.versions.note_applied(self.dispatch.generators.values())
-            return [*refusals]
+            given_up = self.rollout.give_up_aside() if event.station == self.settings.evaluator else []
+            return [*refusals, *given_up]
         else:
             return self.rollout.abandon(self._remove_slots(event.station), "simulator lost", now)
         return []
@@ -261,7 +275,7 @@ class Conductor:
         """The simulator's slots, which are gone with their requests."""
         gone = self.rollout.rows.leave(simulator)
         for slot in gone:
-            self.dispatch.queue.remove(slot.name)
+            self.dispatch.remove(slot.name)
         return gone
 
     def _on_request(self, event: RequestArrived, now: float) -> list[Command]:
@@ -269,7 +283,7 @@ class Conductor:
         if slot.request is not None:
             # Its reply overtook its generator's report, or the generator died between the two: it is answered.
             assert slot.request.sequence < event.sequence, f"slot {slot.name} asked twice"
-            self.dispatch.queue.remove(slot.name)
+            self.dispatch.remove(slot.name)
         slot.request = Request(
             slot=event.slot,
             simulator=event.simulator,
@@ -286,9 +300,13 @@ class Conductor:
         return []
 
     def _on_batch_done(self, event: BatchDone, _now: float) -> list[Command]:
-        generator = self.dispatch.generators[event.generator]
-        self.dispatch.finish(generator, self.rollout.rows)
+        self.dispatch.finish(self._generator(event.generator), self.rollout.rows)
         return []
+
+    def _generator(self, name: str) -> GeneratorState:
+        generator = self.dispatch.find(name)
+        assert generator is not None, f"{name} is present, but no generator"
+        return generator
 
     def _on_finished(self, event: SampleFinished, now: float) -> list[Command]:
         return self.rollout.finish(event, now)
@@ -310,7 +328,12 @@ class Conductor:
         return []
 
     def _on_applied(self, event: WeightsApplied, _now: float) -> list[Command]:
-        generator = self.dispatch.generators[event.generator]
+        generator = self._generator(event.generator)
+        if event.pinned:
+            generator.pinned, generator.pinning = event.version, False
+            if (evaluation := self.rollout.evaluations.aside) is not None:
+                evaluation.version = event.version
+            return []
         generator.version, generator.applying = event.version, None
         self.versions.note_applied(self.dispatch.generators.values())
         return []
@@ -324,7 +347,7 @@ class Conductor:
         return []
 
     def _on_evaluate(self, event: Evaluate, _now: float) -> list[Command]:
-        self.rollout.evaluations.ask(event.name, event.episodes)
+        self.rollout.evaluations.ask(event.name, event.episodes, beside=event.beside)
         return []
 
     def _on_wake(self, _event: Wake, now: float) -> list[Command]:

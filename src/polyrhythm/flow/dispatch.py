@@ -24,7 +24,9 @@ from polyrhythm.flow.versions import VersionLedger
 class Dispatch:
     """live: generators that hold new enough weights, by name; the others are neither waited for nor given requests.
 
-    idle: live ones that could start a pass now. Every queued request belongs to a live slot.
+    idle: live ones that could start a pass now. Every queued request belongs to a live slot. generators: those that
+    serve training; apart: the evaluator, where it serves nothing else; aside: requests of reserved slots, oldest first,
+    which the evaluator alone serves, with its pinned weights, before anything else.
     """
 
     settings: FlowSettings = field(metadata=UNSAVED)
@@ -33,11 +35,24 @@ class Dispatch:
     generators: dict[str, GeneratorState] = field(default_factory=dict)
     live: list[str] = field(default_factory=list)
     idle: dict[str, None] = field(default_factory=dict)
+    apart: dict[str, GeneratorState] = field(default_factory=dict)
+    aside: list[Request] = field(default_factory=list)
     batches: int = 0
 
     def join(self, generator: GeneratorState) -> None:
+        if generator.name == self.settings.evaluator and self.settings.evaluator_only:
+            self.apart[generator.name] = generator
+            return
         self.generators[generator.name] = generator
         self.generators = {name: self.generators[name] for name in sorted(self.generators)}
+
+    def find(self, name: str) -> GeneratorState | None:
+        """The present generator of this name."""
+        return self.generators.get(name) or self.apart.get(name)
+
+    @property
+    def evaluator(self) -> GeneratorState | None:
+        return self.find(self.settings.evaluator)
 
     def leave(self, name: str, rows: Rows) -> list[RefuseRequest]:
         """Its batch goes back to the queue with the old arrival times; what was bound to it is anybody's.
@@ -46,7 +61,7 @@ class Dispatch:
         lost with it, and a second one does no harm. A slot without tickets had its reply before the generator was
         lost, or its rows were cancelled: it is refused.
         """
-        generator = self.generators.pop(name)
+        generator = self.apart.pop(name) if name in self.apart else self.generators.pop(name)
         self.idle.pop(name, None)
         self.live = [other for other in self.live if other != name]
         self.queue.move_all(name, ANY)
@@ -62,7 +77,18 @@ class Dispatch:
         return refusals
 
     def enqueue(self, request: Request, slot: SlotState) -> None:
+        if slot.reserved:
+            self.aside.append(request)
+            return
         self.queue.push(request, self.router.pool(request.generator, slot.ordinal, self.live))
+
+    def remove(self, slot: str) -> Request | None:
+        """Take the slot's request out of its queue, if it waits there."""
+        request = next((request for request in self.aside if request.slot == slot), None)
+        if request is None:
+            return self.queue.remove(slot)
+        self.aside.remove(request)
+        return request
 
     def finish(self, generator: GeneratorState, rows: Rows) -> None:
         """The generator's pass is over and its replies are out."""
@@ -79,19 +105,27 @@ class Dispatch:
 
     def serve(self, rows: Rows, now: float) -> list[Serve]:
         """Start every batch that is due."""
+        started = self._serve_aside() if self.aside else []
         idle, waiting = self.idle, self.queue.orders
         if not idle or not waiting:
-            return []
+            return started
         complete = len(waiting) == rows.live
         if self.settings.batching == "lockstep":
-            return self._serve_all() if complete else []
+            return started + self._serve_all() if complete else started
         bound = [name for name in self.queue.bound if name in idle]
-        started = [
+        started += [
             self._start_next(self.generators[name]) for name in bound if self._is_due((ANY, name), complete, now)
         ]
         while idle and waiting and self._is_due((ANY,), complete, now):
             started.append(self._start_next(next_idle(self.generators[name] for name in self.idle)))
         return started
+
+    def _serve_aside(self) -> list[Serve]:
+        evaluator = self.evaluator
+        if evaluator is None or evaluator.busy or evaluator.pinned < 0:
+            return []
+        requests, self.aside = tuple(self.aside), []
+        return [self._start(evaluator, requests, pinned=True)]
 
     def _is_due(self, pools: tuple[str, ...], complete: bool, now: float) -> bool:
         return is_due(Waiting(*self.queue.view(pools), complete), self.settings, now)
@@ -120,13 +154,14 @@ class Dispatch:
                 started.append(self._start(generator, share + own))
         return started
 
-    def _start(self, generator: GeneratorState, requests: tuple[Request, ...]) -> Serve:
+    def _start(self, generator: GeneratorState, requests: tuple[Request, ...], *, pinned: bool = False) -> Serve:
+        held = generator.pinned if pinned else generator.version
         for request in requests:
-            assert request.version <= generator.version, "weights older than a ticket"
+            assert request.version <= held, "weights older than a ticket"
             generator.served_rows += request.rows
         self.batches += 1
-        generator.batch = Batch(self.batches, generator.name, requests)
-        del self.idle[generator.name]
+        generator.batch = Batch(self.batches, generator.name, requests, pinned)
+        self.idle.pop(generator.name, None)
         return Serve(generator.name, generator.batch)
 
 

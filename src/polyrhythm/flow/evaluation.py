@@ -1,4 +1,4 @@
-"""Evaluations: episodes of their own, run with one version of the weights while training tickets wait.
+"""Evaluations: episodes of their own, run with one version of the weights, while training tickets wait or beside them.
 
 Their tickets are numbered -1, -2, … and never enter the training ledger or an update. Seeds and noise come from the
 episode alone, so the same episodes before and after training face the same states and the same noise.
@@ -18,7 +18,8 @@ from polyrhythm.flow.records import Episode, Ticket
 
 @dataclass(slots=True)
 class EvaluationState:
-    """The evaluation under way (the first of `queue` when it begins)."""
+    """The evaluation under way (the first of its queue when it begins). version: of the weights, beside training; -1
+    until the evaluator has them."""
 
     name: str
     wanted: int
@@ -26,6 +27,7 @@ class EvaluationState:
     running: int = 0
     finished: int = 0
     dropped: int = 0
+    version: int = -1
 
     @property
     def done(self) -> bool:
@@ -34,15 +36,17 @@ class EvaluationState:
 
 @dataclass(slots=True)
 class Evaluations:
-    """queue: evaluations asked for, the first one under way once it may begin."""
+    """queue: evaluations asked for, the first one under way once it may begin; beside: the same for those that run
+    beside training."""
 
     queue: deque[EvaluationState] = field(default_factory=deque)
+    beside: deque[EvaluationState] = field(default_factory=deque)
     tickets: int = 0
     begun: bool = False
 
-    def ask(self, name: str, episodes: Sequence[Episode]) -> None:
+    def ask(self, name: str, episodes: Sequence[Episode], *, beside: bool = False) -> None:
         waiting = deque(self._ticket(name, episode) for episode in episodes)
-        self.queue.append(EvaluationState(name, len(waiting), waiting))
+        (self.beside if beside else self.queue).append(EvaluationState(name, len(waiting), waiting))
 
     def _ticket(self, name: str, episode: Episode) -> Ticket:
         self.tickets += 1
@@ -61,3 +65,12 @@ class Evaluations:
     @property
     def current(self) -> EvaluationState | None:
         return self.queue[0] if self.queue else None
+
+    @property
+    def aside(self) -> EvaluationState | None:
+        """The evaluation beside training that is under way, or next."""
+        return self.beside[0] if self.beside else None
+
+    def of(self, ticket: Ticket) -> EvaluationState:
+        """The evaluation under way that the ticket belongs to."""
+        return next(e for e in (self.current, self.aside) if e is not None and e.name == ticket.evaluation)

@@ -9,7 +9,10 @@ from polyrhythm.flow.records import Batch
 
 @dataclass(slots=True)
 class GeneratorState:
-    """version: weights that it holds (-1: none yet); applying: version on its way in; batch: the pass under way."""
+    """version: weights that it holds (-1: none yet); applying: version on its way in; batch: the pass under way.
+
+    pinned: weights in its copy for evaluation (-1: none yet, or on their way); pinning: some are on their way there.
+    """
 
     name: str
     epoch: int
@@ -17,6 +20,8 @@ class GeneratorState:
     applying: int | None = None
     batch: Batch | None = None
     served_rows: int = 0
+    pinned: int = -1
+    pinning: bool = False
 
     @property
     def busy(self) -> bool:

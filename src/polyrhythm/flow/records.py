@@ -55,11 +55,15 @@ class SlotInfo:
 
 @dataclass(frozen=True, slots=True)
 class EnvBatchInfo:
-    """An env batch as its simulator announces it. reset_rows false: its episodes begin together."""
+    """An env batch as its simulator announces it.
+
+    reset_rows false: its episodes begin together. reserved: its rows run evaluations beside training, nothing else.
+    """
 
     name: str
     slots: tuple[SlotInfo, ...]
     reset_rows: bool = True
+    reserved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +87,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one generator serves in one forward pass."""
+    """What one generator serves in one forward pass. pinned: with the copy that is kept for evaluation."""
 
     number: int
     generator: str
     requests: tuple[Request, ...]
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +240,12 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class WeightsApplied:
+    """pinned: to the copy that is kept for evaluation."""
+
     generator: str
     epoch: int
     version: int
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,10 +273,14 @@ class TrainUntil:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Run these episodes with one version of the weights; training tickets wait meanwhile."""
+    """Run these episodes with one version of the weights; training tickets wait meanwhile.
+
+    beside: in the reserved rows and with the evaluator's copy, so that nobody waits.
+    """
 
     name: str
     episodes: tuple[Episode, ...]
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,8 +348,11 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class ApplyWeights:
+    """pinned: to the copy that is kept for evaluation."""
+
     generator: str
     version: int
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from polyrhythm.flow import redundancy
 from polyrhythm.flow.admission import Admission
 from polyrhythm.flow.buffer import SampleBuffer
 from polyrhythm.flow.codec import UNSAVED
-from polyrhythm.flow.evaluation import Evaluations
+from polyrhythm.flow.evaluation import Evaluations, EvaluationState
 from polyrhythm.flow.filtering import ReturnFilter
 from polyrhythm.flow.groups import Group, Sample
 from polyrhythm.flow.ledger import FILTERED, ROLLBACK, SURPLUS, SampleLedger, State
@@ -62,20 +63,36 @@ class Rollout:
     # ------------------------------------------------------------ granting
 
     def grant(self, version: int, now: float, *, training: bool) -> list[Command]:
-        """Give asking rows the tickets that are due at applied version `version`; those of an evaluation first."""
-        training = training and not (
-            self.admission.closed(version) and redundancy.is_closed(self.admission, self.buffer)
-        )
-        if not training and not self.evaluations.begun:
+        """Give asking rows the tickets that are due at applied version `version`; no training ones in an evaluation."""
+        closed = self.admission.closed(version) and redundancy.is_closed(self.admission, self.buffer)
+        evaluation = self.evaluations.current if self.evaluations.begun else None
+        if evaluation is not None:
+            self.rows.tidy()
+            return self._deal(lambda: _next_of(evaluation, version), lambda: self.rows.next_ask(fresh=True), now)
+        if not training or closed:
             return []
-        grants: dict[str, list[Grant]] = {}
         self.rows.tidy()
-        while True:
-            evaluation = self.evaluations.current if self.evaluations.begun else None
-            fresh = evaluation is not None and bool(evaluation.waiting)
-            ask = self.rows.next_ask(fresh=fresh) if fresh or training else None
-            tickets = self._tickets(ask, version, fresh=fresh) if ask is not None else []
-            if ask is None or not tickets:
+        return self._deal(lambda: self._next(version), self.rows.next_ask, now)
+
+    def grant_aside(self, now: float) -> list[Command]:
+        """Give the reserved rows tickets of the evaluation beside training, once its weights are there."""
+        evaluation, asks = self.evaluations.aside, self.rows.reserved
+        if evaluation is None or evaluation.version < 0 or not asks:
+            return []
+        return self._deal(lambda: _next_of(evaluation, evaluation.version), lambda: asks[0] if asks else None, now)
+
+    def _next(self, version: int) -> Ticket | None:
+        ticket = self.admission.next(version, self.samples)
+        return redundancy.next_ticket(self.admission, self.buffer, version) if ticket is None else ticket
+
+    def _deal(
+        self, next_ticket: Callable[[], Ticket | None], next_ask: Callable[[], Ask | None], now: float
+    ) -> list[Command]:
+        """Tickets to asking rows, until either runs out."""
+        grants: dict[str, list[Grant]] = {}
+        while (ask := next_ask()) is not None:
+            tickets = list(islice(iter(next_ticket, None), len(ask.rows)))
+            if not tickets:
                 break
             placed = self.rows.occupy(ask, [ticket.number for ticket in tickets])
             for ticket, (slot, row) in zip(tickets, placed, strict=True):
@@ -84,25 +101,10 @@ class Rollout:
                 grants.setdefault(slot.name, []).append(Grant(row, ticket, resume))
         return [StartRows(self.rows.slots[slot].simulator, slot, tuple(items)) for slot, items in grants.items()]
 
-    def _tickets(self, ask: Ask, version: int, *, fresh: bool) -> list[Ticket]:
-        tickets: list[Ticket] = []
-        while len(tickets) < len(ask.rows):
-            if fresh:
-                waiting = self.evaluations.queue[0].waiting
-                ticket = replace(waiting.popleft(), version=version) if waiting else None
-            else:
-                ticket = self.admission.next(version, self.samples)
-                if ticket is None:
-                    ticket = redundancy.next_ticket(self.admission, self.buffer, version)
-            if ticket is None:
-                break
-            tickets.append(ticket)
-        return tickets
-
     def _run(self, ticket: Ticket, slot: SlotState, row: int, now: float) -> None:
         sample = self.samples.get(ticket.number)
         if ticket.evaluation:
-            self.evaluations.queue[0].running += 1
+            self.evaluations.of(ticket).running += 1
         elif sample is None:
             self.ledger.start()
         else:
@@ -153,7 +155,7 @@ class Rollout:
     def _finish_evaluation(self, sample: Sample, event: SampleFinished) -> list[Command]:
         ticket = sample.ticket
         del self.samples[ticket.number]
-        evaluation = self.evaluations.queue[0]
+        evaluation = self.evaluations.of(ticket)
         evaluation.running -= 1
         evaluation.finished += 1
         result = SampleEvaluated(
@@ -199,13 +201,37 @@ class Rollout:
         self.evaluations.begun = True
 
     def settle_evaluation(self) -> list[Command]:
-        """Report the evaluation under way if its last episode is in."""
+        """Report the evaluations under way whose last episode is in."""
+        commands: list[Command] = []
         evaluation = self.evaluations.current
-        if not self.evaluations.begun or evaluation is None or not evaluation.done:
+        if self.evaluations.begun and evaluation is not None and evaluation.done:
+            self.evaluations.queue.popleft()
+            self.evaluations.begun = False
+            commands.append(EvaluationDone(evaluation.name, evaluation.finished, evaluation.dropped))
+        evaluation = self.evaluations.aside
+        if evaluation is not None and evaluation.version >= 0 and evaluation.done:
+            self.evaluations.beside.popleft()
+            commands.append(EvaluationDone(evaluation.name, evaluation.finished, evaluation.dropped))
+        return commands
+
+    def give_up_aside(self) -> list[Command]:
+        """The weights of the evaluation beside training are gone: end it; the episodes that lack count as dropped."""
+        evaluation = self.evaluations.aside
+        if evaluation is None or evaluation.version < 0:
             return []
-        self.evaluations.queue.popleft()
+        self.evaluations.beside.popleft()
+        running = [sample for sample in self.samples.values() if sample.ticket.evaluation == evaluation.name]
+        for sample in running:
+            del self.samples[sample.ticket.number]
+        done = EvaluationDone(evaluation.name, evaluation.finished, evaluation.wanted - evaluation.finished)
+        return [*map(self._cancel, running), done]
+
+    def forget_evaluations(self) -> None:
+        """Whoever asked for them is gone; so are the rows that ran them."""
+        self.samples = {number: sample for number, sample in self.samples.items() if not sample.ticket.evaluation}
+        self.evaluations.queue.clear()
+        self.evaluations.beside.clear()
         self.evaluations.begun = False
-        return [EvaluationDone(evaluation.name, evaluation.finished, evaluation.dropped)]
 
     def next_expiry(self) -> float:
         """When the oldest running ticket runs out of time; infinite without a deadline."""
@@ -246,7 +272,7 @@ class Rollout:
         exhausted = blame and sample.ticket.attempt >= self.settings.max_attempts
         if sample.ticket.evaluation:
             del self.samples[sample.ticket.number]
-            evaluation = self.evaluations.queue[0]
+            evaluation = self.evaluations.of(sample.ticket)
             evaluation.running -= 1
             if exhausted:
                 evaluation.dropped += 1
@@ -291,3 +317,7 @@ class Rollout:
         if sample.handle:
             commands.append(ReleasePayloads((sample.handle,)))
         return commands
+
+
+def _next_of(evaluation: EvaluationState, version: int) -> Ticket | None:
+    return replace(evaluation.waiting.popleft(), version=version) if evaluation.waiting else None

@@ -25,6 +25,8 @@ class FlowSettings:
     min_return, max_return: a complete group whose mean return lies outside is dropped and replaced. After max_filtered
     such groups in one update, further ones are kept (`accept`) or the run halts (`stop`): on_max_filtered.
     extra_groups, extra_members: groups in flight, and members of each, beyond what admission counts (`redundancy`).
+    evaluator: the generator with the copy of the weights that evaluations beside training use; evaluator_only: it
+    serves nothing else.
     """
 
     batch_size: int
@@ -53,6 +55,8 @@ class FlowSettings:
     on_max_filtered: Literal["accept", "stop"] = "accept"
     extra_groups: int = 0
     extra_members: int = 0
+    evaluator: str = ""
+    evaluator_only: bool = False
 
     def __post_init__(self) -> None:
         checks = (

@@ -4,7 +4,8 @@ A row that joins, ends or parks asks for a ticket. Rows of an env batch without 
 once all of them are free. Asking is first come, first served.
 
 Invariant: a row is running (it holds a ticket), parked in mid-episode, or free; a slot is live while one of its rows
-runs; every free or parked row of a present simulator is in `asks` exactly once, or waits for its env batch.
+runs; every free or parked row of a present simulator is in `asks` (reserved: in `reserved`) exactly once, or waits for
+its env batch.
 """
 
 from __future__ import annotations
@@ -31,17 +32,20 @@ class SlotState:
     request: Request | None = None
     asked: Request | None = None
     answered_by: str = ""
+    reserved: bool = False
 
 
 @dataclass(slots=True)
 class EnvBatchState:
-    """free: rows that wait for the others to end (only without reset_rows); slot_of: row → slot name."""
+    """free: rows that wait for the others to end (only without reset_rows); slot_of: row → slot name; reserved: for
+    evaluations beside training."""
 
     name: str
     simulator: str
     reset_rows: bool
     slot_of: dict[int, str]
     free: list[int] = field(default_factory=list)
+    reserved: bool = False
 
 
 @dataclass(slots=True)
@@ -57,13 +61,15 @@ class Ask:
 class Rows:
     """All rows of all present simulators.
 
-    live: how many slots are; quieted: slots that stopped being live since the conductor last looked;
-    ordinals: slot → its number, which it keeps when its simulator leaves and comes back.
+    asks, reserved: who asks for tickets, of the rows of training and of the reserved ones. live: how many slots are,
+    without the reserved ones; quieted: slots that stopped being live since the conductor last looked; ordinals: slot →
+    its number, which it keeps when its simulator leaves and comes back.
     """
 
     env_batches: dict[str, EnvBatchState] = field(default_factory=dict)
     slots: dict[str, SlotState] = field(default_factory=dict)
     asks: deque[Ask] = field(default_factory=deque)
+    reserved: deque[Ask] = field(default_factory=deque)
     quieted: list[str] = field(default_factory=list)
     live: int = 0
     ordinals: dict[str, int] = field(default_factory=dict)
@@ -73,11 +79,13 @@ class Rows:
             if info.name in self.env_batches:
                 raise ValueError(f"env batch {info.name!r} is hosted already; names must be unique over all simulators")
             slot_of = {row: slot.slot for slot in info.slots for row in range(slot.first, slot.first + slot.rows)}
-            batch = EnvBatchState(info.name, simulator, info.reset_rows, slot_of)
+            batch = EnvBatchState(info.name, simulator, info.reset_rows, slot_of, reserved=info.reserved)
             self.env_batches[info.name] = batch
             for slot in info.slots:
-                ordinal = self.ordinals.setdefault(slot.slot, len(self.ordinals))
-                self.slots[slot.slot] = SlotState(slot.slot, simulator, info.name, ordinal, slot.generator)
+                ordinal = -1 if info.reserved else self.ordinals.setdefault(slot.slot, len(self.ordinals))
+                self.slots[slot.slot] = SlotState(
+                    slot.slot, simulator, info.name, ordinal, slot.generator, reserved=info.reserved
+                )
             for row in slot_of:
                 self._free(batch, row)
 
@@ -86,9 +94,10 @@ class Rows:
         gone = [slot for slot in self.slots.values() if slot.simulator == simulator]
         for slot in gone:
             del self.slots[slot.name]
-            self.live -= bool(slot.tickets)
+            self.live -= bool(slot.tickets) and not slot.reserved
         self.env_batches = {name: batch for name, batch in self.env_batches.items() if batch.simulator != simulator}
         self.asks = deque(ask for ask in self.asks if ask.env_batch in self.env_batches)
+        self.reserved = deque(ask for ask in self.reserved if ask.env_batch in self.env_batches)
         return gone
 
     def next_ask(self, *, fresh: bool = False) -> Ask | None:
@@ -107,15 +116,16 @@ class Rows:
 
     def occupy(self, ask: Ask, tickets: list[int]) -> list[tuple[SlotState, int]]:
         """Give the first rows of `ask` these tickets; rows left over ask again when their env batch is free."""
-        if ask is self.asks[0]:
-            self.asks.popleft()
-        else:
-            self.asks.remove(ask)
         batch = self.env_batches[ask.env_batch]
+        asks = self._asks(batch)
+        if ask is asks[0]:
+            asks.popleft()
+        else:
+            asks.remove(ask)
         placed = []
         for row, ticket in zip(ask.rows, tickets, strict=False):
             slot = self.slots[batch.slot_of[row]]
-            self.live += not slot.tickets
+            self.live += not slot.tickets and not slot.reserved
             slot.tickets[row] = ticket
             placed.append((slot, row))
         batch.free.extend(ask.rows[len(tickets) :])
@@ -125,7 +135,7 @@ class Rows:
         """The row's ticket is over; it asks for another."""
         del slot.tickets[row]
         if not slot.tickets:
-            self.live -= 1
+            self.live -= not slot.reserved
             self.quieted.append(slot.name)
         batch = self.env_batches[slot.env_batch]
         if parked:
@@ -135,9 +145,12 @@ class Rows:
 
     def _free(self, batch: EnvBatchState, row: int) -> None:
         if batch.reset_rows:
-            self.asks.append(Ask(batch.name, [row]))
+            self._asks(batch).append(Ask(batch.name, [row]))
             return
         batch.free.append(row)
         if len(batch.free) == len(batch.slot_of):
-            self.asks.append(Ask(batch.name, sorted(batch.free)))
+            self._asks(batch).append(Ask(batch.name, sorted(batch.free)))
             batch.free.clear()
+
+    def _asks(self, batch: EnvBatchState) -> deque[Ask]:
+        return self.reserved if batch.reserved else self.asks

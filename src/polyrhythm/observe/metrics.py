@@ -104,23 +104,29 @@ class MetricsWriter:
         self.close()
 
 
-def rewind(folder: Path, step: int) -> None:
-    """Forget the lines of updates from `step` on, before they are written again; those of phases stay."""
+def rewind(folder: Path, step: int, version: int | None = None) -> None:
+    """Forget the lines of updates from `step` on, before they are written again; those of phases stay.
+
+    version: forget the evaluations of later versions too, whose weights are trained again.
+    """
     path = folder / "metrics.jsonl"
     if not path.is_file():
         return
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if _stays(line, step)]
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if _stays(line, step, version)]
     with written_whole(path) as unfinished:
         unfinished.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
 
 
-def _stays(line: str, step: int) -> bool:
-    """Whether a line is earlier than `step`, or of no update; one that a crash cut short is as good as forgotten."""
+def _stays(line: str, step: int, version: int | None) -> bool:
+    """Whether a line is early enough, or of a phase; one that a crash cut short is as good as forgotten."""
     try:
         content = json.loads(line)
     except ValueError:
         return False
-    return content["step"] < step or not any(name.startswith("throughput/") for name in content)
+    if any(name.startswith("throughput/") for name in content):
+        return bool(content["step"] < step)
+    evaluation = any(name.startswith("evaluation/") for name in content)
+    return version is None or not evaluation or bool(content["step"] <= version)
 
 
 def _tensorboard_writer(folder: Path) -> Writer:

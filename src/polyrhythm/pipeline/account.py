@@ -15,7 +15,8 @@ _LOOK_S = 0.5
 
 
 class Account:
-    """Counts that go on over an interruption. transitions: of all finished samples; faults: each station that was lost.
+    """Counts that go on over an interruption. transitions: of all finished samples, evaluations left out; faults: each
+    station that was lost.
 
     A fault is {station, reason, transitions: so far when it happened}.
     """
@@ -27,7 +28,7 @@ class Account:
 
     def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         match event:
-            case records.SampleFinished(env_steps=env_steps):
+            case records.SampleFinished(ticket=ticket, env_steps=env_steps) if ticket >= 0:
                 self.transitions += env_steps
             case records.StationLost(station=station, reason=reason):
                 self.faults.append({"station": station, "reason": reason, "transitions": self.transitions})

@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ from polyrhythm.stations.trainer_job import TrainerJob, TrainerStates
 
 #: What a run's folder holds of the machinery.
 LOGS = "logs"
+#: Stations for evaluation beside training.
+_EVALUATION_SIMULATOR, _EVALUATION_GENERATOR = "simulator-evaluation", "generator-evaluation"
 
 
 @dataclass(slots=True)
@@ -92,6 +94,8 @@ def flow_settings(config: RunConfig, spec: EnvSpec) -> FlowSettings:
         on_max_filtered=groups.on_max_filtered,
         extra_groups=groups.extra_groups,
         extra_members=groups.extra_members,
+        evaluator=_evaluator(config),
+        evaluator_only=config.evaluation.weights == "own_generator",
         segments=rollout.segment_steps > 0,
         batching=batching.type,
         routing=rollout.routing,
@@ -105,12 +109,22 @@ def flow_settings(config: RunConfig, spec: EnvSpec) -> FlowSettings:
     )
 
 
+def _evaluator(config: RunConfig) -> str:
+    """The generator that has the weights for evaluation beside training; "" for none."""
+    if not config.evaluation.reserved_rows:
+        return ""
+    return _EVALUATION_GENERATOR if config.evaluation.weights == "own_generator" else generator_names(config)[0]
+
+
 def generator_names(config: RunConfig) -> list[str]:
     return [f"generator-{index}" for index in range(config.rollout.generators)]
 
 
-def env_batch_infos(config: RunConfig, spec: EnvSpec) -> list[list[EnvBatchInfo]]:
-    """Per simulator, its env batches cut into slots. ConfigError if they cannot be cut so."""
+def env_batch_infos(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -> list[list[EnvBatchInfo]]:
+    """Per simulator, its env batches cut into slots; last, where there is a trainer, the rows reserved for evaluation.
+
+    ConfigError if they cannot be cut so.
+    """
     rollout = config.rollout
     try:
         infos = [
@@ -133,6 +147,9 @@ def env_batch_infos(config: RunConfig, spec: EnvSpec) -> list[list[EnvBatchInfo]
             f"rollout.sharding = {rollout.sharding}: the environment steps only whole batches, so under lockstep its "
             "slots could wait for each other for ever; set rollout.sharding to whole, or batching.type to dynamic"
         )
+    if trainer and (rows := config.evaluation.reserved_rows):
+        own = shard(f"{_EVALUATION_SIMULATOR}.0", rows, "whole", [], reset_rows=spec.reset_rows)
+        infos.append([replace(own, reserved=True)])
     return infos
 
 
@@ -156,9 +173,10 @@ def build_pipeline(
     if "OMP_NUM_THREADS" not in os.environ:
         use_one_thread()
     spec = env_settings(config).spec()
-    infos = env_batch_infos(config, spec)
+    infos = env_batch_infos(config, spec, trainer=trainer)
     policy = policy_settings(config).build(spec, config.seed) if policy is None else policy
-    states = TrainerStates(str(folder / STATES), config.checkpoint.every_versions) if folder else None
+    kept = config.checkpoint
+    states = TrainerStates(str(folder / STATES), kept.every_versions, kept.keep_last) if folder else None
     jobs = _jobs(config, spec, infos, policy, states, trainer=trainer)
     layout = arena_layout(config, spec, infos, policy, trainer=trainer)
     launcher = _launcher(config, jobs, layout, bus_nbytes(policy.state_dict()), folder)
@@ -227,12 +245,15 @@ def _jobs(
     env = config.env.model_dump(mode="json")
     own = PolicyJob(config.policy.model_dump(mode="json"), spec, config.seed)
     seat = Seat(threads=seats.simulators.threads)
-    jobs: list[tuple[Job, Seat]] = [
-        (SimulatorJob(f"simulator-{index}", env, config.rollout.rows, tuple(batches), step), seat)
-        for index, batches in enumerate(infos)
-    ]
+    jobs: list[tuple[Job, Seat]] = []
+    for batches in infos:
+        name, rows = batches[0].name.rpartition(".")[0], sum(slot.rows for slot in batches[0].slots)
+        jobs.append((SimulatorJob(name, env, rows, tuple(batches), step), seat))
     seat = Seat(seats.generators.device, seats.generators.threads)
-    jobs += [(GeneratorJob(name, own), seat) for name in generator_names(config)]
+    evaluator = _evaluator(config) if trainer else ""
+    jobs += [(GeneratorJob(name, own, "too" if name == evaluator else "no"), seat) for name in generator_names(config)]
+    if evaluator == _EVALUATION_GENERATOR:
+        jobs.append((GeneratorJob(evaluator, own, "only"), seat))
     if trainer:
         job = TrainerJob(
             "trainer",

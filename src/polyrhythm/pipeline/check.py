@@ -75,7 +75,8 @@ def check(config: RunConfig, *, trainer: bool = True) -> Checked:
 
 def shared_sizes(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: bool = True) -> dict[str, int]:
     """Bytes of shared memory that the run reserves, by segment."""
-    layout = arena_layout(config, spec, env_batch_infos(config, spec), policy, trainer=trainer)
+    infos = env_batch_infos(config, spec, trainer=trainer)
+    layout = arena_layout(config, spec, infos, policy, trainer=trainer)
     return {"arena": layout.nbytes, "weights": bus_nbytes(policy.state_dict())}
 
 

@@ -43,7 +43,6 @@ POLICY_FILE = "policy.pt"
 #: Where in a run folder the trainer's states and the saved runs are.
 STATES = "checkpoints"
 
-_KEPT = 2
 _RUN, _SAMPLES, _TRAINER, _PUBLISHED = "run.json", "samples.npz", "trainer.pt", "published.pt"
 
 
@@ -68,7 +67,7 @@ def load_policy(path: Path) -> tuple[RunConfig, dict[str, Any], int]:
     found = [(weights, version)]
     if runs := saved_runs(path / STATES):
         found.append(_saved_policy(runs[-1]))
-    if trainers := TrainerStates(str(path / STATES), 1).paths():
+    if trainers := TrainerStates(str(path / STATES)).paths():
         found.append(_trainer_policy(trainers[-1], config))
     return config, *max(found, key=lambda policy: policy[1])
 
@@ -129,7 +128,7 @@ class SavedRun:
 def save_run(
     folder: Path, conductor: Conductor, arena: Arena, weights: WeightsBus, states: TrainerStates, counts: dict[str, Any]
 ) -> Path:
-    """Write the run into `folder`, beside older ones of which the newest stay; its path.
+    """Write the run into `folder`, beside older ones of which the newest stay, as many as of `states`; its path.
 
     The trainer's newest state goes with it. Updates that it lacks are rolled back when the run is resumed.
     """
@@ -156,7 +155,7 @@ def save_run(
         _sync(path)
     part.replace(whole)
     _sync(folder)
-    for old in runs[: 1 - _KEPT]:
+    for old in runs[: max(0, len(runs) + 1 - states.keep)]:
         shutil.rmtree(old)
     return whole
 

@@ -29,7 +29,8 @@ class Idle:
         self._training = bool(self._conductor.lending.lent)
 
     def _rows_there(self) -> int:
-        return sum(len(batch.slot_of) for batch in self._conductor.rollout.rows.env_batches.values())
+        batches = self._conductor.rollout.rows.env_batches.values()
+        return sum(len(batch.slot_of) for batch in batches if not batch.reserved)
 
     def _pass_time(self, now: float) -> None:
         passed, self._now = now - self._now, now

@@ -93,7 +93,7 @@ class Live:
 
     def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
         match event:
-            case records.Evaluate(episodes=episodes):
+            case records.Evaluate(episodes=episodes) if self._training is None:
                 self._done, self._of = 0, len(episodes)
                 self._mark(now)
             case records.StationLost():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -103,6 +104,7 @@ class Loop:
         self.stop: Callable[[], bool] = lambda: False
         self.trace: list[records.Decision] = []
         self._record, self._stall_s = record, stall_s
+        self._asked: deque[records.Event] = deque()
         self._inbox: list[records.Command] = []
         self._held: tuple[type, ...] = ()
 
@@ -114,6 +116,10 @@ class Loop:
     def tell(self, event: records.Event) -> None:
         """Put an operator's event, or a station's joining, to the conductor now."""
         self._decide(event)
+
+    def ask(self, event: records.Event) -> None:
+        """The same, but after the decision under way: for observers."""
+        self._asked.append(event)
 
     def train_until(self, version: int) -> None:
         """Go on until `version` versions are trained, published and applied."""
@@ -132,6 +138,10 @@ class Loop:
         self.tell(records.Evaluate(name, tuple(episodes)))
         self._run(done)
         return results
+
+    def await_evaluation(self, name: str) -> None:
+        """Go on until the evaluation that was asked for is done."""
+        self._run(lambda command: isinstance(command, records.EvaluationDone) and command.name == name)
 
     def wind_down(self, seconds: float) -> bool:
         """Finish the update under way and save the trainer's state; False if that takes longer than `seconds`.
@@ -167,6 +177,8 @@ class Loop:
         while not self._finished(done):
             if self.stop():
                 raise Interrupted
+            while self._asked:
+                self._decide(self._asked.popleft())
             due, now = self.conductor.deadline(), self.clock()
             # What came before a deadline goes first, however late we listen.
             event = self.launcher.receive(0.0) if due <= now and late < _MOST_LATE else None

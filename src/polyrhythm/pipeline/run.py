@@ -34,7 +34,7 @@ from polyrhythm.pipeline.checkpoints import (
     save_policy,
     saved_runs,
 )
-from polyrhythm.pipeline.episodes import held_out, tally
+from polyrhythm.pipeline.evaluations import Evaluations
 from polyrhythm.pipeline.idle import Idle
 from polyrhythm.pipeline.interrupts import Interrupts
 from polyrhythm.pipeline.live import Live
@@ -47,9 +47,6 @@ from polyrhythm.pipeline.warm_start import begin
 from polyrhythm.specs import Task
 
 log = logging.getLogger(__name__)
-
-#: What of an evaluation's tally goes to the metrics.
-_MEASURED = ("rate", "low", "high", "mean_return")
 
 
 def train(checked: Checked, folder: Path, live: Live | None = None) -> dict[str, Any]:
@@ -95,12 +92,13 @@ def _phases(
         if saved is None:
             run.start()
         with interrupts.asked_politely():
-            run.evaluate("before")
+            run.evaluations.evaluate(pipeline, "before")
         if training:
             run.learn(trace, saved, interrupts)
         if config.training.versions:
             with interrupts.asked_politely():
-                run.evaluate("after")
+                run.evaluations.evaluate(pipeline, "after")
+            progress.commit("best", run.evaluations.best())
     finally:
         pipeline.close()
 
@@ -113,7 +111,7 @@ def _saved(folder: Path, progress: Progress) -> SavedRun | None:
     saved = load_run(runs[-1])
     updates = saved.updates
     log.info("going on in %s after %d updates", folder, updates)
-    rewind(folder, updates)
+    rewind(folder, updates, saved.version)
     return saved
 
 
@@ -132,6 +130,7 @@ class _Run:
     ) -> None:
         self._config, self._folder, self._pipeline = config, folder, pipeline
         self._progress, self._metrics, self._tasks, self._live = progress, metrics, tasks, live
+        self.evaluations = Evaluations(config, folder, progress, metrics, tasks)
 
     def start(self) -> None:
         """Start the stations."""
@@ -148,8 +147,8 @@ class _Run:
         stations, idle = Stations(launcher), Idle(loop.conductor, began)
         sources = (loop.conductor.ledger, episodes, saver.account, stations, idle)
         metrics = UpdateMetrics(self._metrics, *sources, began=progress.began, now=began)
-        watching = list(loop.observers)
-        loop.observers += [*(episodes, idle, metrics, lags, stations, Timeline(trace, began)), saver]
+        watching, beside = list(loop.observers), self.evaluations.beside(pipeline, saved.version if saved else None)
+        loop.observers += [*(episodes, idle, metrics, lags, stations, Timeline(trace, began)), beside, saver]
         if self._live is None:
             loop.observers.append(ProgressLine(updates, episodes, began))
         if saved is None:
@@ -160,8 +159,9 @@ class _Run:
         try:
             with interrupts.asked_politely(), progress.phase("rl"):
                 if self._live is not None:
-                    self._live.train(updates, episodes, saver.account, lags, self._after_s())
+                    self._live.train(updates, episodes, saver.account, lags, self.evaluations.after_s())
                 loop.train_until(config.training.versions)
+                beside.finish()
         except Interrupted:
             finished = loop.wind_down(config.shutdown_s)
             saver.save()
@@ -194,55 +194,12 @@ class _Run:
         version, weights = self._pipeline.weights.read()
         save_policy(weights, self._config, self._folder / POLICY_FILE, version)
 
-    def _after_s(self) -> float:
-        """What the evaluation after training will take, by what the one before did."""
-        before, after = self._ways("before"), self._ways("after")
-        return self._progress.wall_s.get("evaluation_before", 0.0) * len(after) / max(1, len(before))
-
-    def _ways(self, name: str) -> dict[str, tuple[bool, bool]]:
-        """How the policy is evaluated: what the tally is called → greedy, swapped."""
-        wanted = self._config.evaluation
-        asked = (
-            (name, True, False, wanted.greedy),
-            (f"{name}_sampled", False, False, wanted.sampled),
-            ("swapped", True, True, wanted.swapped and name == "after"),
-        )
-        return {key: (greedy, swap) for key, greedy, swap, is_asked in asked if is_asked}
-
-    def evaluate(self, name: str) -> None:
-        """{name: greedy tally, name_sampled: sampled tally, swapped: …}, of those asked for; the same seeds each time.
-
-        The metrics get them too, at the step of the version that was measured.
-        """
-        wanted, progress, tasks = self._config.evaluation, self._progress, self._tasks
-        if not wanted.episodes or progress.result(f"evaluation_{name}") is not None:
-            return
-        ways = self._ways(name)
-        episodes = [
-            episode
-            for greedy, swap in ways.values()
-            for episode in held_out(wanted.episodes, wanted.seed, len(tasks), greedy=greedy, swap=swap)
-        ]
-        with progress.phase(f"evaluation_{name}"):
-            results = self._pipeline.loop.evaluate(name, episodes)
-        tallies = {}
-        for key, (greedy, swap) in ways.items():
-            own = [r for r in results if r.greedy == greedy and (r.instruction != r.task) == swap]
-            total = tallies[key] = tally(own, tasks)
-            way = "swapped" if swap else "greedy" if greedy else "sampled"
-            values = {f"evaluation/{way}/{part}": total[part] for part in _MEASURED}
-            self._metrics.log(results[0].version, values, progress.summary()["total"])
-            log.info(
-                "%s: return %.1f, success in %d of %d", key, total["mean_return"], total["successes"], total["episodes"]
-            )
-        progress.commit(f"evaluation_{name}", tallies)
-
 
 def _summarise(folder: Path, progress: Progress) -> dict[str, Any]:
     """Put the phases' results together, in the files that others read."""
     rl = progress.result("rl") or {}
     summary: dict[str, Any] = {}
-    for part in ("evaluation_before", "rl", "evaluation_after"):
+    for part in ("evaluation_before", "rl", "evaluation_after", "best"):
         summary |= progress.result(part) or {}
     summary["wall_s"] = progress.summary()
     _write_json(folder / "ledger.json", rl.get("ledger", {}))

@@ -34,7 +34,7 @@ class RunSaver:
         now: float,
     ) -> None:
         self._folder, self._pipeline, self._settings, self._lags = folder, pipeline, settings, lags
-        self._before: dict[str, Any] = saved.counts if saved else {"wall_s": 0.0, "transitions": 0.0, "busy_s": {}}
+        self._before: dict[str, Any] = saved.counts if saved else {"wall_s": 0.0, "busy_s": {}}
         self.account = Account(self._before.get("account"))
         self._began = now
         self._next = now + settings.run_every_s
@@ -80,29 +80,26 @@ class RunSaver:
             log.log(level, "saved the run: %s", path)
 
     def _counts(self) -> dict[str, Any]:
-        """Seconds, transitions and busy seconds by station, of all parts of the run."""
+        """Seconds, and busy seconds by station, of all parts of the run."""
         statistics, before = self._pipeline.launcher.statistics(), self._before
         busy: dict[str, float] = dict(before["busy_s"])
-        transitions: float = before["transitions"]
         for name, counts in statistics.items():
             earlier = self._at_start.get(name, {})
             busy[name] = busy.get(name, 0) + (counts.get("busy_s", 0.0) - earlier.get("busy_s", 0.0))
-            transitions += counts.get("env_steps", 0.0) - earlier.get("env_steps", 0.0)
         wall_s = before["wall_s"] + self._pipeline.loop.clock() - self._began
         return {
             "account": self.account.as_dict(),
             "lags": self._lags.summary()["counts"],
             "wall_s": wall_s,
-            "transitions": transitions,
             "busy_s": busy,
         }
 
     def totals(self) -> dict[str, Any]:
-        """transitions_per_s, utilisation by station, faults, and the stations' own counters (of this part)."""
+        """transitions_per_s (of finished samples), utilisation by station, faults, the stations' own counters."""
         counts = self._counts()
         wall_s = counts["wall_s"]
         return {
-            "transitions_per_s": counts["transitions"] / wall_s,
+            "transitions_per_s": self.account.transitions / wall_s,
             "utilisation": {name: busy / wall_s for name, busy in counts["busy_s"].items()},
             "faults": self.account.faults,
             "stations": self._pipeline.launcher.statistics(),

@@ -71,10 +71,10 @@ class WeightsBus:
             if self.versions()[buffer] == found:
                 return found
 
-    def read(self) -> tuple[int, State]:
-        """The newest version and a copy of its weights."""
+    def read(self, version: int | None = None) -> tuple[int, State]:
+        """A copy of the weights of `version`, or of the newest where that has been overwritten; and which it is."""
         while True:
-            found = self.newest
+            found = version if version is not None and version in self.versions() else self.newest
             assert found >= 0, "nothing was published"
             buffer = self.versions().index(found)
             copy = {name: tensor.clone() for name, tensor in self._buffers[buffer].items()}

@@ -21,11 +21,24 @@ from polyrhythm.stations.guard import IDLE
 
 
 class Generator:
-    """Serves `policy`, which is its own copy. version: of the weights in it, -1 until the first are applied."""
+    """Serves `policy`, which is its own copy. version: of the weights in it, -1 until the first are applied.
 
-    def __init__(self, name: str, epoch: int, policy: Policy, arena: Arena, weights: WeightsBus, links: Links) -> None:
+    pinned: the copy for evaluations beside training, if this is the evaluator; the same one where it does nothing else.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        epoch: int,
+        policy: Policy,
+        arena: Arena,
+        weights: WeightsBus,
+        links: Links,
+        pinned: Policy | None = None,
+    ) -> None:
         self.name, self.epoch, self.version = name, epoch, -1
         self._policy, self._module = policy, as_module(policy).eval()
+        self._pinned, self._pinned_version = pinned, -1
         self._arena, self._weights, self._links = arena, weights, links
         self._todo: deque[Serve | ApplyWeights] = deque()
         self._doing = IDLE
@@ -55,18 +68,27 @@ class Generator:
         if isinstance(command, Serve):
             self._serve(command.batch)
         else:
-            self._apply(command.version)
+            self._apply(command)
         self._doing = IDLE
         return True
 
-    def _apply(self, version: int) -> None:
-        self.version = self._weights.apply(version, self._module, self.version)
-        self._links.emit(WeightsApplied(self.name, self.epoch, self.version))
+    def _apply(self, command: ApplyWeights) -> None:
+        if command.pinned:
+            module = as_module(self._evaluated()).eval()
+            version = self._pinned_version = self._weights.apply(command.version, module, self._pinned_version)
+        else:
+            version = self.version = self._weights.apply(command.version, self._module, self.version)
+        self._links.emit(WeightsApplied(self.name, self.epoch, version, command.pinned))
+
+    def _evaluated(self) -> Policy:
+        assert self._pinned is not None, f"{self.name} is no evaluator"
+        return self._pinned
 
     def _serve(self, batch: Batch) -> None:
         buffer = self._gather(batch)
+        policy, version = (self._evaluated(), self._pinned_version) if batch.pinned else (self._policy, self.version)
         with torch.inference_mode():
-            buffer.answer(self._policy.act(*buffer.inputs()), self.version)
+            buffer.answer(policy.act(*buffer.inputs()), version)
         first = 0
         for request in batch.requests:
             stop = first + request.rows
@@ -74,7 +96,7 @@ class Generator:
             first = stop
         self._passes += 1
         self._rows += first
-        self._links.emit(BatchDone(self.name, self.epoch, batch.number, self.version))
+        self._links.emit(BatchDone(self.name, self.epoch, batch.number, version))
 
     def _gather(self, batch: Batch) -> BatchBuffer:
         """The active rows of all requests, one after another."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.policies.base import Policy, PolicySettings, as_module
@@ -33,15 +33,22 @@ class PolicyJob:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorJob:
-    """A generator with its own copy of the policy; its weights come from the bus."""
+    """A generator with its own copy of the policy; its weights come from the bus.
+
+    evaluates: beside training, with a second copy where it serves training too.
+    """
 
     name: str
     policy: PolicyJob
+    evaluates: Literal["no", "too", "only"] = "no"
 
     def parts(self, host: Host, epoch: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         def make() -> Station:
             policy = self.policy.build(host.device)
             weights = WeightsBus(as_module(policy).state_dict(), host.weights)
-            return Generator(self.name, epoch, policy, host.arena, weights, host.links)
+            pinned = None
+            if self.evaluates != "no":
+                pinned = self.policy.build(host.device) if self.evaluates == "too" else policy
+            return Generator(self.name, epoch, policy, host.arena, weights, host.links, pinned)
 
         return [(f"{self.name}.{epoch}", make)]

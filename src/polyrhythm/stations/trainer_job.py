@@ -2,7 +2,7 @@
 
     <folder>/trainer-<updates>.pt      policy, optimizer, updates; whole or absent
 
-Invariant: the newest `_KEPT` states are there; the highest number is the newest.
+Invariant: the newest `keep` states are there; the highest number is the newest.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from polyrhythm.stations.trainer import Trainer
 from polyrhythm.training.checkpoint import load_state, save_state
 from polyrhythm.training.learner import Learner
 
-_KEPT = 2
-
 
 @dataclass(frozen=True, slots=True)
 class TrainerStates:
@@ -33,7 +31,8 @@ class TrainerStates:
 
     pattern: ClassVar[str] = "trainer-*.pt"
     folder: str
-    every_versions: int
+    every_versions: int = 1
+    keep: int = 2
 
     def due(self, version: int) -> bool:
         return version % self.every_versions == 0
@@ -45,7 +44,7 @@ class TrainerStates:
             save_state(learner.state_dict(), path)
         except OSError as error:
             raise RunFolderError(f"{path} cannot be written ({error}); make room, then go on with resume") from error
-        for old in self.paths()[:-_KEPT]:
+        for old in self.paths()[: -self.keep]:
             old.unlink()
 
     @staticmethod

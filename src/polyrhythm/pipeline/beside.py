@@ -1,0 +1,98 @@
+"""Evaluations while training goes on: when one is asked for, and what becomes of its results. See docs/design/007."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.flow import records
+from polyrhythm.pipeline.best import BestPolicies
+from polyrhythm.pipeline.build import Pipeline
+from polyrhythm.pipeline.checkpoints import save_policy
+from polyrhythm.runtime.messages import Report
+from polyrhythm.runtime.tensors import nbytes_of
+
+log = logging.getLogger(__name__)
+
+#: Told of each evaluation: its version and all its results.
+Told = Callable[[int, Sequence[records.SampleEvaluated]], None]
+
+
+class EvaluationsBeside:
+    """An observer that asks for an evaluation every `evaluation.every` versions (0: never), one at a time.
+
+    episodes: of each; told: hears what a whole one came to, when its weights are in the place that `best` has for them.
+    """
+
+    def __init__(
+        self, config: RunConfig, pipeline: Pipeline, best: BestPolicies, episodes: Sequence[records.Episode], told: Told
+    ) -> None:
+        self._config, self._pipeline, self._best = config, pipeline, best
+        self._episodes, self._told = tuple(episodes), told
+        self._every = config.evaluation.every or math.inf
+        self._next = pipeline.loop.conductor.versions.trained + self._every
+        self._name = ""
+        self._version = -1
+        self._results: list[records.SampleEvaluated] = []
+
+    def finish(self) -> None:
+        """Wait for the evaluation under way, if there is one."""
+        if self._name:
+            self._pipeline.loop.await_evaluation(self._name)
+
+    def memory(self) -> str:
+        """What they cost in memory, in words."""
+        evaluation = self._config.evaluation
+        copy = f"{nbytes_of(self._pipeline.weights.read()[1]) / 1e6:.3g} MB of weights"
+        rows = f"{evaluation.reserved_rows} rows in a simulator of their own"
+        return {
+            "pause": "no memory, training waits",
+            "second_copy": f"{copy} more in the first generator, {rows}",
+            "own_generator": f"a generator with {copy}, {rows}",
+        }[evaluation.weights]
+
+    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+        for command in commands if self._name else ():
+            match command:
+                case records.StartRows(grants=grants) if self._version < 0:
+                    version = next((g.ticket.version for g in grants if g.ticket.evaluation == self._name), -1)
+                    if version >= 0:
+                        self._take_weights(version)
+                case records.SampleEvaluated(name=self._name):
+                    self._results.append(command)
+                case records.EvaluationDone(name=self._name, dropped=dropped):
+                    self._end(dropped)
+        versions, last = self._pipeline.loop.conductor.versions, self._config.training.versions
+        if not self._name and self._next <= versions.applied < last:
+            self._ask(versions.applied)
+
+    def _ask(self, version: int) -> None:
+        self._name, self._version, self._results = f"during-{version}", -1, []
+        self._next = version + self._every
+        beside = self._config.evaluation.weights != "pause"
+        self._pipeline.loop.ask(records.Evaluate(self._name, self._episodes, beside))
+
+    def _take_weights(self, version: int) -> None:
+        """The weights that are evaluated, while they are on the bus."""
+        self._version = version
+        found, weights = self._pipeline.weights.read(version)
+        if found == version:
+            save_policy(weights, self._config, self._best.path(version), version)
+        else:
+            log.info("version %d is evaluated, but its weights were gone before they could be kept", version)
+
+    def _end(self, dropped: int) -> None:
+        self._name = ""
+        if not dropped:
+            self._told(self._version, self._results)
+            return
+        log.warning(
+            "the evaluation of version %d is given up: %d of its %d episodes ended; the next one is of version %g",
+            *(self._version, len(self._results), len(self._episodes), self._next),
+        )
+        self._best.path(self._version).unlink(missing_ok=True)
+
+    def reported(self, now: float, report: Report) -> None:
+        pass

@@ -1,0 +1,113 @@
+"""How a run's policy is measured before, during and after training, and where the results go."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.flow.records import Episode, SampleEvaluated
+from polyrhythm.observe import MetricsWriter
+from polyrhythm.pipeline.beside import EvaluationsBeside
+from polyrhythm.pipeline.best import BestPolicies
+from polyrhythm.pipeline.build import Pipeline
+from polyrhythm.pipeline.checkpoints import POLICY_FILE
+from polyrhythm.pipeline.episodes import held_out, tally
+from polyrhythm.pipeline.progress import Progress
+from polyrhythm.specs import Task
+
+log = logging.getLogger(__name__)
+
+#: What of an evaluation's tally goes to the metrics.
+_MEASURED = ("rate", "low", "high", "mean_return")
+#: How the policy acts: greedy, swapped (each task is shown another's instruction).
+Way = tuple[bool, bool]
+
+
+class Evaluations:
+    """Those of one run: the same seeds each time."""
+
+    def __init__(
+        self, config: RunConfig, folder: Path, progress: Progress, metrics: MetricsWriter, tasks: Sequence[Task]
+    ) -> None:
+        self._config, self._folder, self._progress = config, folder, progress
+        self._metrics, self._tasks = metrics, tasks
+        self._best = BestPolicies(folder, config.checkpoint.keep_best)
+
+    def evaluate(self, pipeline: Pipeline, name: str) -> None:
+        """{name: greedy tally, name_sampled: sampled tally, swapped: …}, of those asked for, unless that is done.
+
+        name: before or after. The metrics get them too, at the step of the version that was measured.
+        """
+        wanted, progress = self._config.evaluation, self._progress
+        if not wanted.episodes or progress.result(f"evaluation_{name}") is not None:
+            return
+        ways = self._ways(name)
+        with progress.phase(f"evaluation_{name}"):
+            results = pipeline.loop.evaluate(name, self._episodes(wanted.episodes, ways))
+        tallies = self._tell(ways, results)
+        if name == "after" and wanted.every:
+            self._compete(results[0].version, tallies)
+        progress.commit(f"evaluation_{name}", tallies)
+
+    def beside(self, pipeline: Pipeline, resumed: int | None) -> EvaluationsBeside:
+        """Who evaluates during training. resumed: the version that the run goes on from, if it does."""
+        evaluation = self._config.evaluation
+        episodes = self._episodes(evaluation.episodes_beside, self._ways("during"))
+        beside = EvaluationsBeside(self._config, pipeline, self._best, episodes, self._during)
+        if evaluation.every:
+            words = "evaluation of %d episodes every %d versions, weights: %s (%s)"
+            log.info(words, len(episodes), evaluation.every, evaluation.weights, beside.memory())
+            if resumed is not None:
+                self._best.rewind(resumed)
+        return beside
+
+    def after_s(self) -> float:
+        """What the evaluation after training will take, by what the one before did."""
+        before, after = self._ways("before"), self._ways("after")
+        return self._progress.wall_s.get("evaluation_before", 0.0) * len(after) / max(1, len(before))
+
+    def best(self) -> dict[str, Any]:
+        """{best: the evaluation of the policy in best.pt}; empty where there is none."""
+        found = self._best.best()
+        return {} if found is None else {"best": found}
+
+    def _during(self, version: int, results: Sequence[SampleEvaluated]) -> None:
+        self._best.add(version, self._tell(self._ways("during"), results))
+
+    def _compete(self, version: int, tallies: Mapping[str, dict[str, Any]]) -> None:
+        """The trained policy is among those that may be the best."""
+        shutil.copyfile(self._folder / POLICY_FILE, self._best.path(version))
+        during = dict(zip(self._ways("during"), tallies.values(), strict=False))
+        self._best.add(version, during)
+
+    def _ways(self, name: str) -> dict[str, Way]:
+        """What the tallies are called → how the policy acts; greedily first, if at all."""
+        wanted = self._config.evaluation
+        asked = (
+            (name, True, False, wanted.greedy),
+            (f"{name}_sampled", False, False, wanted.sampled),
+            ("swapped", True, True, wanted.swapped and name == "after"),
+        )
+        return {key: (greedy, swap) for key, greedy, swap, is_asked in asked if is_asked}
+
+    def _episodes(self, count: int, ways: Mapping[str, Way]) -> list[Episode]:
+        """`count` held-out episodes in each of these ways."""
+        seed, tasks = self._config.evaluation.seed, len(self._tasks)
+        return [e for greedy, swap in ways.values() for e in held_out(count, seed, tasks, greedy=greedy, swap=swap)]
+
+    def _tell(self, ways: Mapping[str, Way], results: Sequence[SampleEvaluated]) -> dict[str, dict[str, Any]]:
+        """What an evaluation came to, by the names of `ways`; the metrics and the log get it too."""
+        tallies = {}
+        for key, (greedy, swap) in ways.items():
+            own = [r for r in results if r.greedy == greedy and (r.instruction != r.task) == swap]
+            total = tallies[key] = tally(own, self._tasks)
+            way, version = "swapped" if swap else "greedy" if greedy else "sampled", results[0].version
+            values = {f"evaluation/{way}/{part}": total[part] for part in _MEASURED}
+            self._metrics.log(version, values, self._progress.summary()["total"])
+            told = (key, version, total["mean_return"], total["successes"], total["episodes"])
+            log.info("%s, version %d: return %.1f, success in %d of %d", *told)
+        return tallies
