@@ -34,10 +34,9 @@ def spec(**changes: Any) -> EnvSpec:
         (lambda: ActionSpec("discrete", 1, choices=1), "2 or more choices"),
         (lambda: ActionSpec("discrete", 1, (0.0,), (1.0,), choices=2), "no bounds"),
         (lambda: ActionSpec("box", 1), "kind = 'box'"),  # type: ignore[arg-type]
-        (lambda: spec(observation={}), "got none"),
         (
             lambda: spec(observation={"progress": ArraySpec((), "float32")}),
-            "none of them named instruction or progress",
+            "no observation is named instruction or progress",
         ),
         (lambda: spec(tasks=()), "one task or more"),
         (lambda: spec(tasks=(Task("a", "x"), Task("a", "y"))), r"got \['a', 'a'\]"),

@@ -96,10 +96,9 @@ class EnvSpec:
     step_rows: bool = True
 
     def __post_init__(self) -> None:
-        if not self.observation or self.observation.keys() & {INSTRUCTION, PROGRESS}:
+        if self.observation.keys() & {INSTRUCTION, PROGRESS}:
             raise ValueError(
-                f"an environment has observations, none of them named {INSTRUCTION} or {PROGRESS}, which are added; "
-                f"got {', '.join(self.observation) or 'none'}"
+                f"no observation is named {INSTRUCTION} or {PROGRESS}, which are added; got {[*self.observation]}"
             )
         names = [task.name for task in self.tasks]
         if not names or len(set(names)) != len(names):
