@@ -28,6 +28,24 @@ class SlowSettings(CategoricalSettings):
         return policy
 
 
+class SlowlyPublishedSettings(CategoricalSettings):
+    """A categorical policy whose weights take `seconds` to be told."""
+
+    type: Literal["tests.process.policies:SlowlyPublishedSettings"] = "tests.process.policies:SlowlyPublishedSettings"  # type: ignore[assignment]
+    seconds: float = 0.3
+
+    def build(self, env_spec: Any, seed: int) -> Any:
+        policy = super().build(env_spec, seed)
+        state_dict = policy.state_dict
+
+        def slowly(*arguments: Any, **words: Any) -> Any:
+            time.sleep(self.seconds)
+            return state_dict(*arguments, **words)
+
+        policy.state_dict = slowly  # type: ignore[method-assign]
+        return policy
+
+
 class HeavySettings(CategoricalSettings):
     """A categorical policy whose answer for each row has a megabyte of forward inputs."""
 

@@ -19,7 +19,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from polyrhythm.flow import records
-from polyrhythm.flow.ledger import SampleLedger
+from polyrhythm.flow.ledger import FILTERED, ROLLBACK, SURPLUS, SampleLedger
 
 #: Violations of one kind are alike; so many are told.
 _TOLD = 20
@@ -166,10 +166,11 @@ class Book:
     def settle(self, ledger: SampleLedger, *, may_roll_back: bool) -> None:
         """Compare with the ledger at the end: every ticket is somewhere, at the same place, and none is dropped.
 
-        may_roll_back: some may be, where a lost trainer goes back by whole versions.
+        But those that the recipe wants dropped: filtered, or redundant. may_roll_back: some may be, where a lost
+        trainer goes back by whole versions.
         """
         said = ledger.as_dict()
-        allowed = {"rollback"} if may_roll_back else set()
+        allowed = {FILTERED, SURPLUS, *([ROLLBACK] if may_roll_back else [])}
         if dropped := {reason: count for reason, count in ledger.dropped.items() if reason not in allowed}:
             self._complain(f"samples were dropped: {dropped}")
         found = Counter(entry.place for entry in self._entries.values())

@@ -38,7 +38,7 @@ WARM_UP_S = 10.0
 #: What the user's overrides may change: a stopped station is found soon, and no ticket is blamed for our faults.
 _DEFAULTS = ("supervision.heartbeat_s=4",)
 #: What is this command's own: the run ends after the last fault, and only trains.
-_OWN = ("training.versions=1000000", "evaluation.episodes=0", "resume=never")
+_OWN = ("training.versions=1000000", "evaluation.episodes=0", "evaluation.every=0", "resume=never")
 
 
 def chaos_config(recipe: str, kills: int, overrides: Sequence[str] = ()) -> RunConfig:

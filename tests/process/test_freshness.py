@@ -1,0 +1,61 @@
+"""The promises about data in real processes: every preset, with faults, slow publication and evaluation beside it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+from tests.process.runs import ASYNCHRONOUS
+from tests.process.test_supervision import at_update, lost, run
+
+from polyrhythm.config.load import merge
+from polyrhythm.config.presets import PRESETS, preset
+from polyrhythm.flow import records
+from polyrhythm.pipeline.chaos.book import Book
+from polyrhythm.pipeline.observers import Lags
+
+KILLED = ("trainer", "generator-0", "simulator-0", "simulator-evaluation")
+SLOW = {"type": "tests.process.policies:SlowlyPublishedSettings", "hidden": 16, "seconds": 0.05}
+EPISODES = tuple(records.Episode(0, 0, seed, greedy=True) for seed in range(6))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_keeps_its_promises_under_faults_and_slow_publication(name: str, tmp_path: Any) -> None:
+    """Guarantees 2 and 3, by a book that is kept from events and commands alone."""
+    base = merge(merge(ASYNCHRONOUS, {"rollout": {"generators": 1, "segment_steps": 0}}), preset(name))
+    versions = 12 // base["freshness"].get("sync_interval", 1)
+
+    def disturb(pipeline: Any) -> None:
+        for number, station in enumerate(KILLED):
+            at_update(2 + 3 * number, lambda _: None)(pipeline)
+            if station == "generator-0":
+                pipeline.loop.ask(records.Evaluate("during", EPISODES, beside=True))
+            os.kill(pipeline.launcher.processes()[station], signal.SIGKILL)
+
+    pipeline = run(
+        tmp_path,
+        versions=versions,
+        base=base,
+        during=disturb,
+        policy=SLOW,
+        training={"versions": versions},
+        evaluation={"every": 100, "every_episodes": 1, "rows": 2},
+        rollout={"max_attempts": 9},
+    )
+    conductor = pipeline.loop.conductor
+    settings = conductor.settings
+    book, lags = Book(settings.max_lag, settings.bound), Lags()
+    for decision in pipeline.loop.trace:
+        book.decided(decision.now, decision.event, decision.commands)
+        lags.decided(decision.now, decision.event, decision.commands)
+    book.settle(conductor.ledger, may_roll_back=False)
+    assert book.violations == []
+    lags.refuse_beyond(settings.max_lag, settings.bound, clean=False)
+    ledger = conductor.ledger
+    assert ledger.trained == versions * settings.version_samples
+    assert sum(lags.counts.values()) == ledger.trained + ledger.rolled_back
+    assert {event.station for event in lost(pipeline)} >= {"trainer", "generator-0", "simulator-0"}
+    evaluated = [c for d in pipeline.loop.trace for c in d.commands if isinstance(c, records.SampleEvaluated)]
+    assert len({result.version for result in evaluated}) <= 1
