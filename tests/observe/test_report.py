@@ -232,3 +232,16 @@ def test_several_runs_show_the_settings_that_differ(run: Callable[..., Path]) ->
     assert re.findall(r'<th scope="row">(.*?)</th>', table) == ["seed", "training.optimizer.lr"]
     assert re.findall("<td>(.*?)</td>", table) == ["1", "2", "0.1", "0.2"]
     assert "Settings that differ" not in write_report([first]).read_text()
+
+
+def test_an_evaluation_stands_where_its_version_was_trained_however_late_it_comes(tmp_path: Path) -> None:
+    folder = tmp_path / "recipe" / "run"
+    with MetricsWriter(folder, tensorboard=False) as metrics:
+        for update in range(8):
+            values = {"throughput/transitions": 100.0 * (update + 1), "throughput/transitions_per_s": 1.0}
+            metrics.log(update, values, float(update))
+            if update == 6:
+                metrics.log(2, evaluation("greedy", tally(30)), 6.5)
+    (folder / "config.yaml").write_text("freshness: {sync_interval: 2}\n")
+    (measured,) = read_run(folder).evaluations
+    assert measured.transitions == 400.0, "version 2 has four updates"

@@ -10,7 +10,7 @@ from polyrhythm.observe.report.figures import Figure, area_key, colour
 from polyrhythm.observe.report.read import Run
 from polyrhythm.observe.report.timeline import Window, timeline_window
 
-_WIDTH, _LEFT, _RIGHT = 920, 120, 12
+_WIDTH, _LEFT, _RIGHT = 920, 145, 12
 #: Most lanes of one kind, and the height of a lane and of what it leaves free.
 _LANES, _LANE, _GAP = 12, 18, 5
 
@@ -32,9 +32,9 @@ def timeline(run: Run) -> Figure | None:
         return None
     lanes, left_out = _lanes(window)
     parts, y = [], 4
+    several = len({name.rpartition("/")[0] for kind, name in window.lanes if kind == "slots"}) > 1
     for lane in lanes:
-        name = lane[1].rpartition("/")[2] if lane[0] == "slots" else lane[1]
-        label = f"slot {name}" if lane[0] == "slots" else name
+        label = _slot(lane[1], whole=several) if lane[0] == "slots" else lane[1]
         parts.append(f'<text class="end" x="{_LEFT - 8}" y="{y + 13}">{escape(label)}</text>')
         parts.append(svg.rectangle(_LEFT, y, _WIDTH - _LEFT - _RIGHT, _LANE, "lane"))
         parts += [_bar(window, kind, lane, y) for kind in _KINDS]
@@ -50,6 +50,11 @@ def timeline(run: Run) -> Figure | None:
     )
     picture = svg.picture("Timeline of the stations", _WIDTH, y + 42, parts)
     return Figure("Timeline of the stations", sentence, keys, [picture])
+
+
+def _slot(name: str, *, whole: bool) -> str:
+    """`simulator-0.1/2` is slot 2; where there are several env batches, slot 0.1/2."""
+    return f"slot {name.removeprefix('simulator-') if whole else name.rpartition('/')[2]}"
 
 
 def _lanes(window: Window) -> tuple[list[tuple[str, str]], int]:

@@ -217,7 +217,7 @@ def utilisation(runs: Sequence[Run]) -> Figure | None:
 
 def _bars(runs: Sequence[Run], shares: Sequence[dict[str, float]], stations: Sequence[str]) -> str:
     single = len(runs) == 1
-    width, left = (450, 120) if single else (920, 150)
+    width, left = (450, 145) if single else (920, 150)
     thick, gap = (18, 14) if single else (13, 12)
     parts, y = [], 8.0
     for number, station in enumerate(stations):

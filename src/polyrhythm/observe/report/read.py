@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ _EPISODES, _POINTS = 32, 60
 
 
 class Measured(NamedTuple):
-    """An evaluation. way: greedy, sampled or swapped; transitions: when it was made."""
+    """An evaluation. way: greedy, sampled or swapped; transitions: those before the weights that it measured."""
 
     way: str
     transitions: float
@@ -91,7 +91,9 @@ def read_run(folder: Path) -> Run:
     updates = [line for line in lines if "throughput/transitions_per_s" in line]
     place = folder.resolve()
     label = f"{place.parent.name}/{place.name}"
-    return Run(folder, label, config, updates, _evaluations(lines), summary, finished)
+    run = Run(folder, label, config, updates, [], summary, finished)
+    per_version = int(run.settings().get("freshness.sync_interval", 1))
+    return replace(run, evaluations=_evaluations(lines, per_version))
 
 
 def _so_far(progress: Line) -> dict[str, Any]:
@@ -103,10 +105,13 @@ def _so_far(progress: Line) -> dict[str, Any]:
     return {**summary, "wall_s": progress.get("wall_s", {})}
 
 
-def _evaluations(lines: list[Line]) -> list[Measured]:
-    found, transitions = [], 0.0
+def _evaluations(lines: list[Line], per_version: int) -> list[Measured]:
+    """Those of a version may come when training is far beyond it. per_version: updates of each."""
+    by_update = [(line["step"], line["throughput/transitions"]) for line in lines if "throughput/transitions" in line]
+    found = []
     for line in lines:
-        transitions = line.get("throughput/transitions") or transitions
+        last = line["step"] * per_version
+        transitions = max((count for update, count in by_update if update < last), default=0.0)
         for way in ("greedy", "sampled", "swapped"):
             values = [line.get(f"evaluation/{way}/{part}") for part in ("rate", "low", "high", "mean_return")]
             if None not in values:
