@@ -310,7 +310,7 @@ def test_the_newest_weights_of_a_run_that_was_killed_are_measured(
     saved = sorted((run / STATES).glob("run-*"))
     versions = [json.loads((folder / "run.json").read_text())["version"] for folder in saved]
     assert versions[-1] > 0
-    for folder, version in ((run, versions[-1]), (saved[0], versions[0]), (run / "policy.pt", 0)):
+    for folder, version in ((run, 3), (saved[-1], versions[-1]), (saved[0], versions[0]), (run / "policy.pt", 0)):
         capsys.readouterr()
         assert main(["eval", str(folder), "--episodes", "2", "--sampled", "--seed", "5", "--json"]) == 0
         result = json.loads(capsys.readouterr().out)

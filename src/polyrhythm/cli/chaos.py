@@ -7,7 +7,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,4 +52,21 @@ def table(result: Mapping[str, Any]) -> str:
         rows.append((str(number), *("-" if fault[name] is None else str(fault[name]) for name in _COLUMNS)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join([*lines, "", show.lines(result["totals"])])
+    return "\n".join([*lines, "", show.aligned(_totals(result["totals"]))])
+
+
+def _totals(totals: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    noticed, recovered = totals["noticed_s"], totals["recovered_s"]
+    yield "faults", ", ".join(f"{own['faults']} {kind}" for kind, own in totals["by_kind"].items())
+    yield "noticed", f"after {noticed['p50']} s (median), {noticed['max']} s at most"
+    yield (
+        "recovered",
+        (
+            f"after {recovered['p50']} s (median), {recovered['max']} s at most; {totals['recovered_within_15_s']} of "
+            f"{totals['faults']} within 15 s"
+        ),
+    )
+    yield "pace", f"{totals['pace']['first']:,} rows/s at first, {totals['pace']['last']:,} in the end"
+    yield "samples", show.samples(totals["ledger"])
+    yield "lag", f"mean {totals['lag']['mean']:.2f}, largest {totals['lag']['max']}"
+    yield "violations", "; ".join(totals["violations"]) or "none"

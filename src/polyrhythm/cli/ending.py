@@ -18,9 +18,7 @@ _EVALUATIONS = {
 
 def lines(summary: Mapping[str, Any]) -> str:
     """The content of summary.json in a few aligned lines; what the run did not do is left out."""
-    rows = [*_rows(summary)]
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in rows)
+    return show.aligned(_rows(summary))
 
 
 def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -33,10 +31,9 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "time", _time(summary["wall_s"])
     if "transitions_per_s" in summary:
         yield "throughput", f"{summary['transitions_per_s']:,.0f} transitions/s"
-        busy = (f"{name} {100 * share:.0f}%" for name, share in summary["utilisation"].items())
-        yield "busy", ", ".join(busy)
+        yield "busy", show.shares(summary["utilisation"])
         yield "lag", f"mean {summary['lag']['mean']:.2f}, largest {summary['lag']['max']}"
-        yield "samples", _samples(summary["ledger"])
+        yield "samples", show.samples(summary["ledger"])
         yield "faults", _faults(summary["faults"])
 
 
@@ -50,11 +47,6 @@ def _time(wall_s: Mapping[str, float]) -> str:
     unit, by = ("min", 60.0) if wall_s["total"] >= 120 else ("s", 1.0)
     phases = (f"{name.replace('_', ' ')} {took / by:.1f}" for name, took in wall_s.items() if name != "total")
     return f"{wall_s['total'] / by:.1f} {unit}: {', '.join(phases)}"
-
-
-def _samples(ledger: Mapping[str, Any]) -> str:
-    counts = {state: sum(count.values()) if isinstance(count, dict) else count for state, count in ledger.items()}
-    return ", ".join(f"{count:,} {state.replace('_', ' ')}" for state, count in counts.items() if count)
 
 
 def _faults(faults: list[Mapping[str, Any]]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 _RATE = {"rate", "low", "high", "successes", "episodes"}
@@ -36,6 +36,24 @@ def lines(result: Mapping[str, Any]) -> str:
         if name not in said
     ]
     return "\n".join(first + rest)
+
+
+def aligned(rows: Iterable[tuple[str, str]]) -> str:
+    """Names and values, a line each, the values below each other."""
+    listed = list(rows)
+    width = max(len(name) for name, _ in listed)
+    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in listed)
+
+
+def samples(ledger: Mapping[str, Any]) -> str:
+    """Where a ledger's samples went: the states that have some."""
+    counts = {state: sum(count.values()) if isinstance(count, dict) else count for state, count in ledger.items()}
+    return ", ".join(f"{count:,} {state.replace('_', ' ')}" for state, count in counts.items() if count)
+
+
+def shares(parts: Mapping[str, float]) -> str:
+    """`simulator 25%, trainer 54%`."""
+    return ", ".join(f"{name.replace('_', ' ')} {100 * share:.0f}%" for name, share in parts.items())
 
 
 def table(columns: Mapping[str, Mapping[str, Any]]) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from polyrhythm.cli import show
 
@@ -23,5 +25,42 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.clustersim.file import simulate_file
 
     summary = simulate_file(arguments.file, trace_path=arguments.trace)
-    print(json.dumps(summary, indent=2) if arguments.json else show.lines(summary))
+    print(json.dumps(summary, indent=2) if arguments.json else show.aligned(_rows(summary)))
     return 0
+
+
+def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The summary without what only programs want."""
+    throughput, requests, lag = summary["throughput"], summary["requests"], summary["lag"]
+    yield "simulated", f"{summary['versions']} versions in {summary['virtual_s']:,.1f} s of virtual time"
+    if summary["halted"]:
+        yield "halted", summary["halted"]
+    yield (
+        "throughput",
+        (
+            f"{throughput['transitions_per_s']:,.0f} transitions/s, {throughput['trained_samples_per_s']:,.1f} samples/s "
+            f"trained, {summary['gpus']:g} GPUs"
+        ),
+    )
+    yield "busy", show.shares(summary["utilisation"])
+    for name, states in summary["time"].items():
+        yield f"{name} spent", show.shares({state: spent["share"] for state, spent in states.items()})
+    yield (
+        "requests",
+        (
+            f"{requests['served']:,} served in {requests['batches']:,} batches of {requests['rows_per_batch']:.1f} rows, "
+            f"each after {1000 * requests['wait_s']:.1f} ms"
+        ),
+    )
+    yield "lag", f"mean {lag['mean']:.2f}, largest {lag['max']}"
+    yield "samples", show.samples(summary["ledger"])
+    if summary["stations_lost"]:
+        down = ", ".join(f"{kind} {seconds:g} s" for kind, seconds in summary["down_s"].items() if seconds)
+        yield "stations lost", f"{summary['stations_lost']}, down for: {down}"
+    if summary["evaluations"]["episodes"]:
+        yield (
+            "evaluation",
+            f"{summary['evaluations']['episodes']} episodes, {summary['evaluations']['dropped']} dropped",
+        )
+    for name, value in summary["groups"].items():
+        yield name.replace("_", " "), json.dumps(value)
