@@ -32,35 +32,22 @@ def run(arguments: argparse.Namespace) -> int:
 def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The summary without what only programs want."""
     throughput, requests, lag = summary["throughput"], summary["requests"], summary["lag"]
-    yield "simulated", f"{summary['versions']} versions in {summary['virtual_s']:,.1f} s of virtual time"
+    trained, rows = throughput["trained_samples_per_s"], requests["rows_per_batch"]
+    yield "simulated", f"{summary['versions']} versions in {summary['virtual_s']:,.1f} s, {summary['gpus']:g} GPUs"
     if summary["halted"]:
         yield "halted", summary["halted"]
-    yield (
-        "throughput",
-        (
-            f"{throughput['transitions_per_s']:,.0f} transitions/s, {throughput['trained_samples_per_s']:,.1f} samples/s "
-            f"trained, {summary['gpus']:g} GPUs"
-        ),
-    )
+    yield "throughput", f"{throughput['transitions_per_s']:,.0f} transitions/s, {trained:,.1f} samples/s trained"
     yield "busy", show.shares(summary["utilisation"])
     for name, states in summary["time"].items():
         yield f"{name} spent", show.shares({state: spent["share"] for state, spent in states.items()})
-    yield (
-        "requests",
-        (
-            f"{requests['served']:,} served in {requests['batches']:,} batches of {requests['rows_per_batch']:.1f} rows, "
-            f"each after {1000 * requests['wait_s']:.1f} ms"
-        ),
-    )
+    served = f"{requests['served']:,} served in {requests['batches']:,} batches of {rows:.1f} rows"
+    yield "requests", f"{served}, each after {1000 * requests['wait_s']:.1f} ms"
     yield "lag", f"mean {lag['mean']:.2f}, largest {lag['max']}"
     yield "samples", show.samples(summary["ledger"])
     if summary["stations_lost"]:
         down = ", ".join(f"{kind} {seconds:g} s" for kind, seconds in summary["down_s"].items() if seconds)
         yield "stations lost", f"{summary['stations_lost']}, down for: {down}"
-    if summary["evaluations"]["episodes"]:
-        yield (
-            "evaluation",
-            f"{summary['evaluations']['episodes']} episodes, {summary['evaluations']['dropped']} dropped",
-        )
+    if evaluated := summary["evaluations"]["episodes"]:
+        yield "evaluation", f"{evaluated} episodes, {summary['evaluations']['dropped']} dropped"
     for name, value in summary["groups"].items():
         yield name.replace("_", " "), json.dumps(value)
