@@ -67,6 +67,26 @@ def test_the_large_example_is_256_gpus_and_2048_env_batches() -> None:
             r"there is no such station; write one of simulator-0",
         ),
         ("versions: 1", "colour: red", r"colour = 'red': no such key"),
+        ("rows: 2", "reserved: 2", r"reserved 2 is more than env_batches 1; raise env_batches"),
+        ("rows: 2", "reserved: 1", r"all env batches are reserved for evaluations; training needs one"),
+        ("versions: 1", "evaluations: [{at: 1}]", r"evaluations\.0\.at = 1: duration 1 has no unit"),
+        ("versions: 1", "evaluations: [{at: 1s, size: 3}]", r"evaluations\.0\.size = 3: no such key"),
+        ("versions: 1", "evaluations: [{at: 1s}]", r"flow\.evaluator is empty; name a generator"),
+        (
+            "flow: {batch_size: 2}",
+            "flow: {batch_size: 2, evaluator: generator-0}\nevaluations: [{at: 1s}]",
+            r"no env batch is reserved for it; set reserved",
+        ),
+        (
+            "batch_size: 2",
+            "batch_size: 2, evaluator: trainer",
+            r"there is no such generator; write one of \['generator-0",
+        ),
+        (
+            "batch_size: 2",
+            "batch_size: 2, evaluator: generator-0, evaluator_only: true",
+            r"flow\.evaluator_only leaves no generator for training; add one",
+        ),
     ],
 )
 def test_a_wrong_file_says_what_value_and_remedy(tmp_path: Path, old: str, new: str, words: str) -> None:

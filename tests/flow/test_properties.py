@@ -1,4 +1,5 @@
-"""Guarantees 1-4, 6 and 10 over random clusters of any episode lengths, stations, delays, groups, K, α and faults.
+"""Guarantees 1-4, 6 and 10 over random clusters of any episode lengths, stations, delays, groups, K, α and faults, with
+evaluations beside training, during a pause of it, or none.
 
 `Watch` raises at the event that breaks a guarantee; the driver raises `Deadlock` when nothing can happen any more.
 A failing cluster is printed by hypothesis as a seed for `arbitrary_cluster`.
@@ -15,11 +16,22 @@ from hypothesis import strategies as st
 
 from polyrhythm.clustersim.arbitrary import arbitrary_cluster
 from polyrhythm.clustersim.cluster import Cluster
+from polyrhythm.clustersim.costs import FREE
 from polyrhythm.clustersim.replay import first_difference
-from polyrhythm.clustersim.settings import ClusterSettings
+from polyrhythm.clustersim.settings import ClusterSettings, SimulatorGroup
 from polyrhythm.clustersim.watch import Watch
 from polyrhythm.flow.conductor import Conductor
-from polyrhythm.flow.records import Command, Episode, Evaluate, EvaluationDone, Event, SampleEvaluated
+from polyrhythm.flow.records import (
+    Command,
+    Episode,
+    Evaluate,
+    EvaluationDone,
+    Event,
+    LendSamples,
+    SampleEvaluated,
+    Serve,
+    StartRows,
+)
 
 randoms = st.randoms(use_true_random=False)
 examples = settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
@@ -56,6 +68,7 @@ def _reaches_its_target(cluster_settings: ClusterSettings) -> Conductor:
     cluster.run()
     watch.finish()
     assert cluster.driver.reached >= cluster_settings.versions
+    assert cluster.driver.evaluating == set()
     assert conductor.ledger.imbalance == 0
     if all(fault.station != "trainer" for fault in cluster_settings.faults):
         assert conductor.ledger.trained == cluster_settings.versions * cluster_settings.flow.version_samples
@@ -75,11 +88,72 @@ def test_an_evaluation_in_the_middle_gets_every_episode_and_holds_one_version(rn
     watch.finish()
     commands = [command for step in cluster.driver.steps for command in step.commands]
     assume(any(step.event == evaluation for step in cluster.driver.steps))
-    done = [command for command in commands if isinstance(command, EvaluationDone)]
-    results = [command for command in commands if isinstance(command, SampleEvaluated)]
-    assert [d.finished + d.dropped for d in done] in ([], [wanted])  # none: the last sample was under way already
-    assert len(results) == sum(d.finished for d in done) or not done
+    (done,) = [command for command in commands if isinstance(command, EvaluationDone) and command.name == "first"]
+    results = [command for command in commands if isinstance(command, SampleEvaluated) and command.name == "first"]
+    assert done.finished + done.dropped == wanted
+    assert len(results) == done.finished
     assert len({result.version for result in results}) <= 1
+
+
+@settings(examples, max_examples=400)
+@given(randoms)
+def test_training_in_lockstep_takes_the_same_course_with_and_without_evaluations_beside_it(rng: random.Random) -> None:
+    with_them = _lockstep(arbitrary_cluster(rng))
+    assume(with_them.evaluations)
+    assert _course(with_them) == _course(with_them.model_copy(update={"evaluations": ()}))
+
+
+def _lockstep(base: ClusterSettings) -> ClusterSettings:
+    """The cluster without faults, at lag 0, with evaluations beside training alone, in simulators of their own.
+
+    Several generators end a round at different times, and a second copy of the weights delays one of them against the
+    others; so who finishes first may be another. A generator with a second copy is therefore the only one.
+    """
+    flow = replace(base.flow, batching="lockstep", max_lag=0.0, on_update="drain")
+    generators = base.generators
+    if not flow.evaluator_only:
+        flow = replace(flow, evaluator=flow.evaluator and "generator-0")
+        generators = (generators[0].model_copy(update={"count": 1}),)
+    return base.model_copy(
+        update={
+            "flow": flow,
+            "generators": generators,
+            "simulators": tuple(part for group in base.simulators for part in _parted(group)),
+            "evaluations": tuple(asked for asked in base.evaluations if asked.beside),
+            "faults": (),
+            "message_delay": FREE,
+        }
+    )
+
+
+def _parted(group: SimulatorGroup) -> list[SimulatorGroup]:
+    """Its simulators without the reserved env batches, and one with these: stations draw what their work costs."""
+    sizes = ((group.count, group.env_batches - group.reserved, 0), (1, group.reserved, group.reserved))
+    return [
+        group.model_copy(update={"count": count, "env_batches": batches, "reserved": reserved})
+        for count, batches, reserved in sizes
+        if batches
+    ]
+
+
+def _course(cluster_settings: ClusterSettings) -> tuple[list[object], list[object], list[object]]:
+    """Training's tickets with their places, its batches with their requests in order, and its updates."""
+    cluster, _, watch = watched(cluster_settings)
+    cluster.run()
+    watch.finish()
+    tickets: list[object] = []
+    batches: list[object] = []
+    updates: list[object] = []
+    for command in (command for step in cluster.driver.steps for command in step.commands):
+        if isinstance(command, StartRows):
+            granted = [grant for grant in command.grants if not grant.ticket.evaluation]
+            tickets += [(command.slot, grant.row, grant.ticket) for grant in granted]
+        elif isinstance(command, Serve) and not command.batch.pinned:
+            asked = [(request.slot, request.sequence, request.rows) for request in command.batch.requests]
+            batches.append((command.generator, asked))
+        elif isinstance(command, LendSamples):
+            updates.append((command.update, command.version, command.tickets))
+    return tickets, batches, updates
 
 
 class Resumed:

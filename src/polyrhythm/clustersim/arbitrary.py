@@ -19,23 +19,17 @@ _REDUNDANT = tuple(
 def arbitrary_cluster(rng: random.Random, *, redundant: bool = False) -> ClusterSettings:
     """Any episode lengths, stations, delays, faults, groups, redundancy, filter, K, real α and segments.
 
-    `rng` may be hypothesis' own. redundant: only clusters with more tickets in flight than are needed.
+    `rng` may be hypothesis' own. redundant: only clusters with more tickets in flight than are needed. Two of three
+    have an evaluator, in either form, with evaluations beside training and some during which training pauses.
     """
     segment_steps = 0 if redundant else rng.choice((0, 0, 1, 3))
     simulators = [_simulators(rng, segment_steps) for _ in range(rng.randint(1, 2))]
-    generators = [
-        {
-            "count": rng.randint(1, 2),
-            "serve": rng.choice(("5ms", "lognormal:5ms:0.8+1ms", "0ms")),
-            "apply": rng.choice(("0ms", "30ms", "lognormal:30ms:1.0")),
-            "detected": rng.choice(("0ms", "50ms")),
-            "restart": rng.choice(("0ms", "100ms")),
-        }
-        for _ in range(rng.randint(1, 2))
-    ]
+    generators = [_generators(rng, rng.randint(1, 2)) for _ in range(rng.randint(1, 2))]
+    evaluator = _evaluator(rng, simulators, generators, segment_steps)
     names = [f"simulator-{i}" for i in range(sum(group["count"] for group in simulators))]
-    names += [f"generator-{i}" for i in range(sum(int(str(group["count"])) for group in generators))]
+    names += [f"generator-{i}" for i in range(sum(group["count"] for group in generators))]
     flow = _flow(rng, segments=segment_steps > 0, stuck=any(group["step"] == _STUCK for group in simulators))
+    flow |= evaluator
     if redundant:
         flow |= {"order": "arrival", **rng.choice(_REDUNDANT)}
     return ClusterSettings.model_validate(
@@ -53,6 +47,7 @@ def arbitrary_cluster(rng: random.Random, *, redundant: bool = False) -> Cluster
                 "restart": "50ms",
             },
             "faults": [_fault(rng, [*names, "trainer"]) for _ in range(rng.choice((0, 0, 1, 4, 8)))],
+            "evaluations": _evaluations(rng, beside=True) if evaluator else _evaluations(rng, beside=False),
             "max_time": "100000s",
             "message_delay": rng.choice(("0ms", "0ms", "1ms", "lognormal:2ms:1.0")),
         }
@@ -78,6 +73,51 @@ def _simulators(rng: random.Random, segment_steps: int) -> dict[str, Any]:
         "detected": rng.choice(("0ms", "50ms")),
         "restart": rng.choice(("0ms", "100ms")),
     }
+
+
+def _generators(rng: random.Random, count: int) -> dict[str, Any]:
+    return {
+        "count": count,
+        "serve": rng.choice(("5ms", "lognormal:5ms:0.8+1ms", "0ms")),
+        "apply": rng.choice(("0ms", "30ms", "lognormal:30ms:1.0")),
+        "detected": rng.choice(("0ms", "50ms")),
+        "restart": rng.choice(("0ms", "100ms")),
+    }
+
+
+def _evaluator(
+    rng: random.Random, simulators: list[dict[str, Any]], generators: list[dict[str, Any]], segment_steps: int
+) -> dict[str, Any]:
+    """Reserve rows, in simulators of their own or in those of training, and say who answers them, or do neither.
+
+    A generator of its own is one more.
+    """
+    form = rng.choice(("", "second_copy", "own_generator"))
+    if not form:
+        return {}
+    if rng.random() < 0.5:
+        own = _simulators(rng, segment_steps)
+        simulators.append({**own, "reserved": own["env_batches"]})
+    else:
+        shared = rng.choice(simulators)
+        shared["reserved"] = rng.randint(1, 2)
+        shared["env_batches"] += shared["reserved"]
+    count: int = sum(group["count"] for group in generators)
+    if form == "own_generator":
+        generators.append(_generators(rng, 1))
+        return {"evaluator": f"generator-{count}", "evaluator_only": True}
+    return {"evaluator": f"generator-{rng.randrange(count)}"}
+
+
+def _evaluations(rng: random.Random, *, beside: bool) -> list[dict[str, Any]]:
+    return [
+        {
+            "at": rng.choice((0.0, 0.03, 0.08, 0.15, 0.3, 0.6)) + rng.randint(0, 20) * 0.001,
+            "episodes": rng.randint(1, 9),
+            "beside": beside and rng.random() < 0.8,
+        }
+        for _ in range(rng.randint(1, 4) if beside else rng.choice((0, 0, 1, 2)))
+    ]
 
 
 def _flow(rng: random.Random, *, segments: bool, stuck: bool) -> dict[str, Any]:

@@ -26,6 +26,8 @@ from polyrhythm.clustersim.trainer import Trainer
 from polyrhythm.flow.conductor import Conductor
 from polyrhythm.flow.records import (
     Checkpointed,
+    Episode,
+    Evaluate,
     Event,
     GeneratorJoined,
     SimulatorJoined,
@@ -66,9 +68,14 @@ class Cluster:
             self._start(member)
         for fault in settings.faults:
             self.driver.clock.at(fault.at, self._fail, fault)
+        for index, asked in enumerate(settings.evaluations):
+            episodes = tuple(Episode(task=0, instruction=0, seed=i, greedy=True) for i in range(asked.episodes))
+            evaluate = Evaluate(f"evaluation-{index}", episodes, asked.beside)
+            self.driver.clock.at(asked.at, self.driver.tell, evaluate)
 
     def run(self) -> None:
-        """Go on until the settings' `versions` are reached, the conductor halts, or `max_time` is over."""
+        """Go on until the settings' `versions` are reached and no evaluation is under way, the conductor halts, or
+        `max_time` is over."""
         self.driver.tell(TrainUntil(self.settings.versions))
         self.driver.run(self.settings.versions, self.settings.max_time or inf)
         for name, station in self.stations.items():

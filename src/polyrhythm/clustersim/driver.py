@@ -29,6 +29,8 @@ from polyrhythm.flow.records import (
     CancelRow,
     Command,
     Decision,
+    Evaluate,
+    EvaluationDone,
     Event,
     Halt,
     LendSamples,
@@ -104,6 +106,7 @@ class Driver:
     message_delay: how long a message between a station and the conductor is under way; messages of one station
     keep their order, those of two stations may cross. Replies take the direct way and are immediate.
     record: keep every decision in `steps` (for replay and benchmarks).
+    evaluating: names of the evaluations asked for that have not ended.
     """
 
     def __init__(self, conductor: Decider, seed: int = 0, message_delay: Cost = FREE, record: bool = False) -> None:
@@ -117,6 +120,7 @@ class Driver:
         self.observer: Callable[[float, Event, list[Command]], None] | None = None
         self.delivered: Callable[[Event], None] | None = None
         self.reached = -1
+        self.evaluating: set[str] = set()
         self.halted = ""
         self.events = 0
         self._record = record
@@ -142,6 +146,8 @@ class Driver:
 
     def tell(self, event: Event) -> None:
         """An event of the operator or of supervision: reaches the conductor at once."""
+        if isinstance(event, Evaluate):
+            self.evaluating.add(event.name)
         self._inbox.append(event)
 
     def report(self, station: Station, event: Event) -> None:
@@ -163,18 +169,20 @@ class Driver:
     # ------------------------------------------------------------ the loop
 
     def run(self, version: int, max_time: float = inf) -> None:
-        """Go on until `TargetReached(version)` or `Halt`, or until the clock passes `max_time`.
+        """Go on until `TargetReached(version)` and the end of every evaluation, or `Halt`, or until the clock passes
+        `max_time`.
 
         Raises Deadlock when nothing can happen any more, ProtocolError when the conductor asks for nonsense.
         """
         clock = self.clock
         self._drain()
-        while self.reached < version and not self.halted:
+        while (self.reached < version or self.evaluating) and not self.halted:
             upcoming = clock.upcoming
             time = min(upcoming, self._deadline)
             if time == inf:
                 raise Deadlock(
-                    f"at {clock.now:g} s version {self.reached} of {version} is reached and nothing is planned"
+                    f"at {clock.now:g} s version {self.reached} of {version} is reached, evaluations under way are "
+                    f"{sorted(self.evaluating)}, and nothing is planned"
                 )
             if time > max_time:
                 clock.now = max_time
@@ -243,5 +251,9 @@ class Driver:
                     raise ProtocolError(f"payload {handle!r} is released twice, or never existed")
         elif isinstance(command, TargetReached):
             self.reached = max(self.reached, command.version)
+        elif isinstance(command, EvaluationDone):
+            self.evaluating.remove(command.name)
+            self.measures.evaluated += command.finished
+            self.measures.evaluations_dropped += command.dropped
         elif isinstance(command, Halt):
             self.halted = command.reason

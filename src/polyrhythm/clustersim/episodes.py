@@ -16,6 +16,7 @@ class Episodes:
     """The episodes of one incarnation `station` of a simulator.
 
     An episode's length is drawn by its ticket alone, so it is the same wherever, whenever and however often it runs.
+    Those of an evaluation are never cut into segments.
     """
 
     def __init__(self, station: Station, group: SimulatorGroup, seed: int) -> None:
@@ -54,7 +55,7 @@ class Episodes:
                 self.fail(row, "raised")
             elif row.left <= 0:
                 self._finish(row, End.TERMINATED)
-            elif segment and row.chunk_steps >= segment:
+            elif segment and row.chunk_steps >= segment and row.trains:
                 self._finish(row, End.SEGMENT)
             else:
                 continue

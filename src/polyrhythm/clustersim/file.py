@@ -13,7 +13,14 @@ from pydantic import ValidationError
 
 from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.clustersim.measures import Span
-from polyrhythm.clustersim.settings import ClusterSettings, Fault, GeneratorGroup, SimulatorGroup, TrainerSettings
+from polyrhythm.clustersim.settings import (
+    ClusterSettings,
+    Evaluation,
+    Fault,
+    GeneratorGroup,
+    SimulatorGroup,
+    TrainerSettings,
+)
 from polyrhythm.clustersim.summary import summarise
 from polyrhythm.errors import ConfigError
 from polyrhythm.flow.conductor import Conductor
@@ -108,4 +115,5 @@ _SECTIONS: dict[str, list[str]] = {
     "generators": list(GeneratorGroup.model_fields),
     "trainer": list(TrainerSettings.model_fields),
     "faults": list(Fault.model_fields),
+    "evaluations": list(Evaluation.model_fields),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 
 from polyrhythm.clustersim.driver import Driver, ProtocolError
@@ -14,6 +15,7 @@ from polyrhythm.flow.records import ApplyWeights, Batch, BatchDone, Command, Gen
 class Generator(Station):
     """One incarnation of a generator. It begins without weights.
 
+    A pinned command is for its second copy of them, whose costs are drawn apart: they do not change those of training.
     Obeys in the order of the commands. The replies go to their slots before the conductor hears `BatchDone`.
     """
 
@@ -23,6 +25,8 @@ class Generator(Station):
         self._todo: deque[Serve | ApplyWeights] = deque()
         self._batches: dict[int, Batch] = {}
         self._version = -1
+        self._pinned = -1
+        self._rng_aside = random.Random(f"{seed}/{name}/{epoch}/pinned")
         self._state = NO_REQUESTS
         self._since = 0.0
         self._present = 0.0
@@ -76,33 +80,39 @@ class Generator(Station):
     def _begin(self) -> None:
         command, group = self._todo[0], self._group
         if isinstance(command, ApplyWeights):
-            if command.version < self._version:
-                raise ProtocolError(f"{self.name} holds version {self._version} and shall go back: {command!r}")
+            held, rng = self._copy(pinned=command.pinned)
+            if command.version < held:
+                raise ProtocolError(f"{self.name} holds version {held} and shall go back: {command!r}")
             self._enter(APPLY)
-            self.clock.after(group.apply.draw(self.rng), self._end, command)
+            self.clock.after(group.apply.draw(rng), self._end, command)
             return
         batch, rows = command.batch, 0
+        held, rng = self._copy(pinned=batch.pinned)
         for request in batch.requests:
             rows += request.rows
-            if request.version > self._version:
-                raise ProtocolError(f"{self.name} at version {self._version} cannot serve {request!r}")
+            if request.version > held:
+                raise ProtocolError(f"{self.name} at version {held} cannot serve {request!r}")
         self._enter(SERVE)
         measures = self.measures
         measures.batches += 1
         measures.rows_served += rows
         measures.generator.begin(self.clock.now)
-        self.clock.after(group.serve.draw(self.rng, rows), self._end, command)
+        self.clock.after(group.serve.draw(rng, rows), self._end, command)
 
     def _end(self, command: Serve | ApplyWeights) -> None:
         if not self.alive:
             return
         if isinstance(command, ApplyWeights):
-            self._version = command.version
-            self.emit(WeightsApplied(self.name, self.epoch, command.version))
+            if command.pinned:
+                self._pinned = command.version
+            else:
+                self._version = command.version
+            self.emit(WeightsApplied(self.name, self.epoch, command.version, command.pinned))
         else:
             self.measures.generator.end(self.clock.now)
             self._reply(command.batch)
-            self.emit(BatchDone(self.name, self.epoch, command.batch.number, self._version))
+            held, _ = self._copy(pinned=command.batch.pinned)
+            self.emit(BatchDone(self.name, self.epoch, command.batch.number, held))
         self._todo.popleft()
         if self._todo:
             self._begin()
@@ -111,9 +121,14 @@ class Generator(Station):
 
     def _reply(self, batch: Batch) -> None:
         del self._batches[batch.number]
-        simulators, version = self.driver.simulators, self._version
+        simulators = self.driver.simulators
+        version, _ = self._copy(pinned=batch.pinned)
         for request in batch.requests:
             simulators[request.simulator].answered(request, version)
+
+    def _copy(self, *, pinned: bool) -> tuple[int, random.Random]:
+        """The version that a copy of the weights holds, and what its costs are drawn from."""
+        return (self._pinned, self._rng_aside) if pinned else (self._version, self.rng)
 
     # ------------------------------------------------------------ measures
 

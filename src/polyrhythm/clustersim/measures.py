@@ -46,6 +46,7 @@ class Measures:
     """Counters and time integrals of one run.
 
     waiting: requests that no generator serves yet; present: time during which there was at least one of them.
+    evaluated, evaluations_dropped: episodes of the evaluations that ended.
     lags: lag → samples of completed updates; down: seconds that stations of a kind were dead.
     """
 
@@ -71,5 +72,7 @@ class Measures:
     updates: int = 0
     trained_samples: int = 0
     trained_transitions: int = 0
+    evaluated: int = 0
+    evaluations_dropped: int = 0
     lost: int = 0
     span: Span | None = None

@@ -51,6 +51,7 @@ class SimulatorGroup(Mortal):
     """`count` equal simulators.
 
     env_batches: per simulator; slots: per env batch; rows: per slot.
+    reserved: so many of a simulator's env batches, the last ones, run evaluations beside training and nothing else.
     shared_thread: the slots of an env batch take turns on one stepping thread; otherwise each has its own.
     reset_rows: rows reset on their own; otherwise the episodes of an env batch begin together.
     step: one chunk step of a slot, per active row; reset: per row that resets at once.
@@ -66,6 +67,7 @@ class SimulatorGroup(Mortal):
     env_batches: int = Field(default=1, ge=1)
     slots: int = Field(default=1, ge=1)
     rows: int = Field(default=1, ge=1)
+    reserved: int = Field(default=0, ge=0)
     shared_thread: bool = False
     reset_rows: bool = True
     step: CostText = FREE
@@ -84,9 +86,19 @@ class SimulatorGroup(Mortal):
             raise ValueError(f"solved {self.solved} and hopeless {self.hopeless} are more than 1 together; lower one")
         return self
 
+    @model_validator(mode="after")
+    def _batches_suffice(self) -> Self:
+        if self.reserved > self.env_batches:
+            raise ValueError(f"reserved {self.reserved} is more than env_batches {self.env_batches}; raise env_batches")
+        return self
+
 
 class GeneratorGroup(Mortal):
-    """`count` equal generators. serve: one forward pass, per row; apply: loading a version."""
+    """`count` equal generators. serve: one forward pass, per row; apply: loading a version.
+
+    Which one has the copy of the weights for evaluations beside training, and whether it does anything else, is said
+    by `flow.evaluator` and `flow.evaluator_only`.
+    """
 
     serve: CostText = FREE
     apply: CostText = FREE
@@ -121,10 +133,18 @@ class Fault(Section):
     restart: Seconds | None = None
 
 
+class Evaluation(Section):
+    """`episodes` episodes are asked for `at` a time: beside training, or (beside: false) while it pauses."""
+
+    at: Seconds
+    episodes: int = Field(default=1, ge=1)
+    beside: bool = True
+
+
 class ClusterSettings(Section):
     """A whole cluster file.
 
-    versions: run until this version is trained, published and applied.
+    versions: run until this version is trained, published and applied, and every evaluation asked for until then ended.
     message_delay: how long a message between a station and the conductor is under way.
     max_time: virtual time after which the run stops where it is; 0s for no limit.
     trace_slots: how many slots the trace shows, beside all generators and the trainer.
@@ -137,6 +157,7 @@ class ClusterSettings(Section):
     generators: tuple[GeneratorGroup, ...] = Field(min_length=1)
     trainer: TrainerSettings = TrainerSettings()
     faults: tuple[Fault, ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()
     message_delay: CostText = FREE
     max_time: Seconds = 0.0
     trace_slots: int = Field(default=64, ge=0)
@@ -151,6 +172,24 @@ class ClusterSettings(Section):
             if fault.station not in names:
                 known = ", ".join(names[:4])
                 raise ValueError(f"fault of {fault.station!r}: there is no such station; write one of {known}, …")
+        return self
+
+    @model_validator(mode="after")
+    def _evaluations_fit(self) -> Self:
+        """Refuse evaluations for which nobody could answer or no row could ask, and training without either."""
+        evaluator, groups = self.flow.evaluator, self.simulators
+        names = [name for name in self.station_names() if name.startswith("generator-")]
+        if evaluator and evaluator not in names:
+            raise ValueError(f"flow.evaluator = {evaluator!r}: there is no such generator; write one of {names}")
+        if self.flow.evaluator_only and names == [evaluator]:
+            raise ValueError("flow.evaluator_only leaves no generator for training; add one")
+        if all(group.reserved == group.env_batches for group in groups):
+            raise ValueError("all env batches are reserved for evaluations; training needs one")
+        if any(asked.beside for asked in self.evaluations):
+            if not evaluator:
+                raise ValueError("an evaluation is beside training but flow.evaluator is empty; name a generator")
+            if not any(group.reserved for group in groups):
+                raise ValueError("an evaluation is beside training but no env batch is reserved for it; set reserved")
         return self
 
     def station_names(self) -> tuple[str, ...]:

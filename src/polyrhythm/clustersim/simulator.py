@@ -49,7 +49,7 @@ class Simulator(Station):
         for info in infos:
             self._slots[info.slot] = Slot(info, shared if group.shared_thread else Thread())
         self._threads += 1 if group.shared_thread else group.slots
-        return EnvBatchInfo(name, infos, group.reset_rows)
+        return EnvBatchInfo(name, infos, group.reset_rows, reserved=index >= group.env_batches - group.reserved)
 
     # ------------------------------------------------------------ life
 

@@ -45,6 +45,11 @@ class Row:
         self.oldest = version if self.oldest < 0 else min(self.oldest, version)
         return steps
 
+    @property
+    def trains(self) -> bool:
+        """Whether its ticket is one of training, not of an evaluation."""
+        return self.ticket is not None and not self.ticket.evaluation
+
     def release(self, *, parked: bool) -> Ticket:
         """The sample is over, by whatever way."""
         ticket, self.ticket = self.ticket, None

@@ -39,6 +39,7 @@ def summarise(
         "stations_lost": measures.lost,
         "requests": _requests(measures, now),
         "lag": _lag(measures),
+        "evaluations": {"episodes": measures.evaluated, "dropped": measures.evaluations_dropped},
         "ledger": ledger,
         "groups": groups or {},
     }

@@ -7,7 +7,8 @@
 4. No generator that could serve idles while a batch is due (checked for `routing: least_loaded`).
 
 Beside these: groups are lent whole and within the filter's bounds, deadlines stay feasible, and redundancy stays within
-its limits (`group_watch`).
+its limits (`group_watch`); evaluations keep to their rows, their generator and one version, and end
+(`evaluation_watch`); those beside training change none of its decisions (`shadow`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from math import ceil
 from typing import Any
 
 from polyrhythm.clustersim.cluster import Cluster
+from polyrhythm.clustersim.evaluation_watch import EvaluationBook, unbalanced
 from polyrhythm.clustersim.group_watch import GroupBook, misplaced
+from polyrhythm.clustersim.shadow import Shadow
 from polyrhythm.flow.conductor import Conductor
 from polyrhythm.flow.records import (
     ApplyWeights,
@@ -44,11 +47,13 @@ class Violation(AssertionError):
 
 @dataclass(slots=True)
 class Seat:
-    """A generator as its messages show it. version: -1 before the first weights; applying: `ApplyWeights` is out."""
+    """A generator as its messages show it. version: -1 before the first weights; applying: `ApplyWeights` is out;
+    pinning: one for its second copy is, which does not keep it from serving."""
 
     version: int
     serving: Serve | None = None
     applying: bool = False
+    pinning: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,8 @@ class Watch:
         self._trained: set[int] = set()
         self._lags: list[int] = []
         self._groups = GroupBook.of(conductor, self._settings)
+        self._evaluations = EvaluationBook(self._settings)
+        self._shadow = Shadow(conductor, self._evaluations) if self._settings.evaluator else None
         cluster.driver.observer = self.observe
 
     def observe(self, now: float, event: Event, commands: list[Command]) -> None:
@@ -92,15 +99,22 @@ class Watch:
         imbalance = self._conductor.ledger.imbalance
         if imbalance:
             raise Violation(f"at {now} the ledger is off by {imbalance} after {event}: {self._conductor.ledger}")
-        wrong = self._groups.note(event, commands)
+        wrong = self._groups.note(event, commands) or self._evaluations.note(event, commands)
         if not wrong and type(event) not in (RequestArrived, BatchDone):
             wrong = misplaced(self._conductor)
+        wrong = wrong or unbalanced(self._conductor, self._evaluations)
+        if not wrong and self._shadow is not None:
+            wrong = self._shadow.note(now, event, commands)
         if wrong:
             raise Violation(f"at {now} {wrong} after {event}")
         self._check_idle(now, event)
 
     def finish(self) -> None:
-        """The run is over: check the mean lag. (A request that nobody answers ends in the driver's `Deadlock`.)"""
+        """The run is over: check the mean lag, and that every evaluation ended unless the run was cut short. (A request
+        that nobody answers ends in the driver's `Deadlock`.)"""
+        driver, limit = self._cluster.driver, self._cluster.settings.max_time
+        if self._evaluations.open and not driver.halted and not 0 < limit <= driver.clock.now:
+            raise Violation(f"these evaluations never ended: {self._evaluations.open}")
         clean = not self._conductor.ledger.dropped_by_faults and not self._conductor.ledger.rolled_back
         if self._settings.bound == "mean" and clean and self._lags:
             mean = sum(self._lags) / len(self._lags)
@@ -153,7 +167,10 @@ class Watch:
 
     def _applied(self, _now: float, event: WeightsApplied) -> None:
         seat = self._seats[event.generator]
-        seat.version, seat.applying = event.version, False
+        if event.pinned:
+            seat.pinning = False
+        else:
+            seat.version, seat.applying = event.version, False
 
     def _updated(self, now: float, _event: UpdateDone) -> None:
         lent, self._lent = self._lent, None
@@ -184,6 +201,11 @@ class Watch:
 
     def _apply(self, now: float, command: ApplyWeights) -> None:
         seat = self._seats[command.generator]
+        if command.pinned:
+            if seat.pinning:
+                raise Violation(f"at {now} {command.generator} takes weights for evaluation already: {command}")
+            seat.pinning = True
+            return
         if seat.serving is not None or seat.applying:
             raise Violation(f"at {now} {command.generator} is busy and gets {command}")
         seat.applying = True
@@ -201,9 +223,11 @@ class Watch:
 
     def _check_idle(self, now: float, event: Event) -> None:
         settings = self._settings
-        if not self._waiting or settings.batching != "dynamic" or settings.routing != "least_loaded":
+        if settings.batching != "dynamic" or settings.routing != "least_loaded":
             return
-        waiting = self._waiting.values()
+        waiting = [w for slot, w in self._waiting.items() if slot not in self._evaluations.reserved]
+        if not waiting:
+            return
         newest = max(w.asked.version for w in waiting)
         able = [n for n, s in self._seats.items() if s.serving is None and not s.applying and s.version >= newest]
         if not able:
