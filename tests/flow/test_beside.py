@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.flow.test_conductor import Script
+from tests.flow.test_detach import cut
 
 from polyrhythm.flow import records as r
 
@@ -166,3 +167,34 @@ def test_a_training_evaluation_and_one_beside_it_do_not_meet() -> None:
     script.end(-2)
     assert script.finish(-3, end=r.End.TERMINATED)[-1] == r.EvaluationDone("pause", 1, 0)
     assert r.EvaluationDone("beside", 2, 0) in script.end(-1)
+
+
+def test_a_pause_is_given_up_when_its_weights_are_nowhere_any_more() -> None:
+    script = Script(max_lag=9)
+    script.say(r.Evaluate("pause", tuple(r.Episode(0, 0, seed, greedy=True) for seed in range(3))))
+    script.finish(0)
+    script.finish(1)  # both rows evaluate now
+    (lend,) = script.of(r.LendSamples)
+    script.say(r.UpdateDone("trainer", 0, lend.update))
+    script.say(r.Published("trainer", 0, 1))
+    assert not script.of(r.ApplyWeights), "the weights stay"
+    script.say(r.StationLost("g0", 0, "killed"))
+    assert script.say(r.GeneratorJoined("g0", 1)) == [r.ApplyWeights("g0", 0)]
+    said = script.say(r.WeightsApplied("g0", 1, 1))
+    assert [c for c in said if isinstance(c, r.EvaluationDone)] == [r.EvaluationDone("pause", 0, 3)]
+    assert {c.ticket for c in said if isinstance(c, r.CancelRow)} == {-1, -2}
+    for number in (-1, -2):
+        script.say(r.SampleFailed("sim", 0, number, 1, "cancelled"))
+    assert granted(script.said) != [], "training goes on"
+    assert script.tickets[3].version == 1
+
+
+def test_a_run_that_is_resumed_at_its_target_hears_that_again() -> None:
+    script = Script(target=1, max_lag=0)
+    script.finish(0)
+    script.finish(1)
+    (lend,) = script.of(r.LendSamples)
+    script.say(r.UpdateDone("trainer", 0, lend.update))
+    script.say(r.Published("trainer", 0, 1))
+    assert r.TargetReached(1) in script.applied(1)
+    assert cut(script).say(r.WeightsOffered(1)) == [r.TargetReached(1)]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from tests.pipeline.runs import config
+from tests.process.settings import once
 
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.errors import ConfigError
+from polyrhythm.envs.gymnasium_env import GymnasiumBatch, GymnasiumSettings
+from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.flow import records as r
 from polyrhythm.pipeline.beside import EvaluationsBeside
 from polyrhythm.pipeline.best import BEST_FILE, BestPolicies
@@ -19,6 +23,7 @@ from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.check import check
 from polyrhythm.pipeline.checkpoints import STATES, load_policy, save_policy
 from polyrhythm.pipeline.episodes import held_out, tally
+from polyrhythm.pipeline.loop import Loop
 from polyrhythm.pipeline.run import train
 
 WAYS = ("second_copy", "own_generator", "pause")
@@ -54,12 +59,12 @@ def test_every_evaluation_is_of_one_version_and_in_metrics_list_and_best(weights
     versions = [entry["version"] for entry in entries]
     assert versions[-1] == 6, "the evaluation after training competes"
     assert all(later - earlier >= 2 for earlier, later in zip([0, *versions], versions[:-1], strict=False))
-    assert [sorted(entry) for entry in entries] == [["during", "during_sampled", "version"]] * len(entries)
-    assert [entry["during"]["episodes"] for entry in entries] == [5] * (len(entries) - 1) + [4]
+    assert [sorted(entry) for entry in entries] == [["greedy", "sampled", "version"]] * len(entries)
+    assert [entry["greedy"]["episodes"] for entry in entries] == [5] * (len(entries) - 1) + [4]
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     measured = [line["step"] for line in lines if "evaluation/greedy/rate" in line]
     assert measured == [0, *versions]
-    best = max(entries, key=lambda entry: (entry["during"]["low"], entry["during"]["mean_return"]))
+    best = max(entries, key=lambda entry: (entry["greedy"]["low"], entry["greedy"]["mean_return"]))
     assert summary["best"] == best
     assert load_policy(tmp_path / BEST_FILE)[2] == best["version"]
     assert [path.name for path in (tmp_path / STATES).glob("policy-*")] == [f"policy-{best['version']:06d}.pt"]
@@ -82,30 +87,61 @@ def test_an_evaluation_gets_what_its_version_alone_earns(weights: str, tmp_path:
     results = pipeline.loop.evaluate("again", held_out(5, 7, 1, greedy=True))
     pipeline.close()
     assert {result.version for result in results} == {version}
-    assert tally(results, check(settings).spec.tasks)["mean_return"] == pytest.approx(entry["during"]["mean_return"])
+    assert tally(results, check(settings).spec.tasks)["mean_return"] == pytest.approx(entry["greedy"]["mean_return"])
 
 
-def test_an_evaluation_that_is_given_up_is_no_result(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    pipeline = build_pipeline(config(evaluation=EVALUATION), folder=tmp_path)
-    told: list[int] = []
-    best = BestPolicies(tmp_path, 1)
-    episodes = [r.Episode(0, 0, seed, greedy=True) for seed in range(3)]
-    beside = EvaluationsBeside(
-        config(evaluation=EVALUATION), pipeline, best, episodes, lambda version, results: told.append(version)
+class Saboteur:
+    """Once, after some episodes of an evaluation: the generator is lost, and back at once."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop, self._done = loop, False
+
+    def decided(self, now: float, event: r.Event, commands: Sequence[r.Command]) -> None:
+        if not self._done and any(isinstance(command, r.SampleEvaluated) for command in commands):
+            self._loop.ask(r.StationLost("generator-0", 0, "lost"))
+            self._loop.ask(r.GeneratorJoined("generator-0", 0))
+            self._done = True
+
+    def reported(self, now: float, report: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("weights", WAYS)
+def test_an_evaluation_that_is_given_up_is_no_result_and_the_next_one_is(
+    weights: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = config(
+        evaluation={**EVALUATION, "weights": weights, "every": 1},
+        training={"versions": 8, "order": "arrival"},
+        freshness={"max_lag": 3, "on_update": "continue"},
+        batching={"type": "dynamic"},
     )
-    ticket = r.Ticket(-1, -1, 0, 0, 0, 0, version=0, evaluation="during-0")
-    beside._ask(0)
-    beside.decided(0.0, r.Wake(), [r.StartRows("s", "e/0", (r.Grant(0, ticket),))])
-    assert best.path(0).is_file()
-    beside.decided(0.0, r.Wake(), [r.EvaluationDone("during-0", 1, 2)])
+    pipeline = build_pipeline(settings, folder=tmp_path)
+    told: list[tuple[int, set[int]]] = []
+    episodes = [r.Episode(0, 0, seed, greedy=True) for seed in range(30)]
+    beside = EvaluationsBeside(
+        settings,
+        pipeline,
+        BestPolicies(tmp_path, 9),
+        episodes,
+        lambda version, results: told.append((version, {result.version for result in results})),
+    )
+    pipeline.loop.observers += [beside, Saboteur(pipeline.loop)]
+    pipeline.loop.train_until(8)
+    if beside.under_way:
+        beside.finish()
+    beside.close()
     pipeline.close()
-    assert told == []
-    assert not best.path(0).exists()
-    assert "the evaluation of version 0 is given up: 0 of its 3 episodes ended" in caplog.text
+    given_up = "is given up" in caplog.text
+    assert given_up or weights != "second_copy", "generator-0 has the copy"
+    assert told
+    assert all(versions == {version} for version, versions in told)
+    versions = [version for version, _ in told]
+    assert versions == sorted(set(versions)), "no version twice"
 
 
 def tally_of(low: float, mean_return: float) -> dict[str, dict[str, Any]]:
-    return {"during": {"low": low, "mean_return": mean_return}}
+    return {"greedy": {"low": low, "mean_return": mean_return}}
 
 
 def filled(folder: Path, keep: int) -> BestPolicies:
@@ -159,3 +195,62 @@ def settings(**evaluation: Any) -> RunConfig:
 def test_what_cannot_be_evaluated_is_refused(evaluation: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         settings(**evaluation)
+
+
+def test_a_pause_would_throw_parked_episodes_away() -> None:
+    with pytest.raises(ConfigError, match=r"evaluation.weights = 'pause': .* between two segments; set it to"):
+        config(evaluation={**EVALUATION, "weights": "pause"}, rollout={"segment_steps": 8})
+    config(evaluation={**EVALUATION, "weights": "second_copy"}, rollout={"segment_steps": 8})
+
+
+def test_a_damaged_list_is_named(tmp_path: Path) -> None:
+    (tmp_path / "evaluations.json").write_text("[{")
+    with pytest.raises(RunFolderError, match=r"evaluations.json is damaged .*; remove it to go on without it"):
+        BestPolicies(tmp_path, 1)
+
+
+class CutSettings(GymnasiumSettings):
+    """CartPole whose user presses Ctrl-C when the episode with this seed begins, once per `marker`."""
+
+    type: Literal["tests.pipeline.test_beside:CutSettings"] = "tests.pipeline.test_beside:CutSettings"  # type: ignore[assignment]
+    seed: int = 0
+    marker: str = ""
+
+    def build(self, rows: int) -> Cut:
+        return Cut(self, rows)
+
+
+class Cut(GymnasiumBatch):
+    def __init__(self, settings: CutSettings, rows: int) -> None:
+        super().__init__(settings, rows)
+        self._seed, self._marker = settings.seed, settings.marker
+
+    def reset(self, rows: Any, tasks: Any, seeds: Any) -> None:
+        if self._seed in seeds and once(self._marker):
+            signal.raise_signal(signal.SIGINT)
+        super().reset(rows, tasks, seeds)
+
+
+@pytest.mark.parametrize("weights", WAYS)
+@pytest.mark.parametrize("episode", [3, 39], ids=["while it trains", "when it has trained"])
+def test_a_run_that_is_cut_in_an_evaluation_goes_on_and_evaluates(weights: str, episode: int, tmp_path: Path) -> None:
+    """One row is still busy with the first evaluation when training ends, but for `pause`."""
+    wanted = held_out(40, EVALUATION["seed"], 1, greedy=True)[episode].seed
+    env = {"type": CutSettings.model_fields["type"].default, "id": "CartPole-v1", "max_steps": 40}
+    changes: dict[str, Any] = {
+        "env": {**env, "seed": wanted, "marker": str(tmp_path / "cut")},
+        "evaluation": {**EVALUATION, "weights": weights, "every_episodes": 40, "rows": 1},
+        "training": {"versions": 4},
+    }
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        train(check(config(**changes)), folder)
+    assert (tmp_path / "cut").exists()
+    assert not (folder / "summary.json").exists()
+    ran = json.loads((max((folder / STATES).glob("run-*")) / "run.json").read_text())
+    assert (ran["version"] == 4) is (episode == 39 and weights != "pause")
+    summary = train(check(config(**changes, resume=str(folder))), folder)
+    assert summary["ledger"]["trained"] == 40
+    again = [entry["version"] for entry in listed(folder)]
+    assert again == [] if ran["version"] == 4 else again in ([2], [3])

@@ -23,7 +23,9 @@ def lines(summary: Mapping[str, Any]) -> str:
 
 def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     rates = {name: words for name, words in _EVALUATIONS.items() if name in summary}
-    succeeded = any(summary[name]["successes"] or not summary[name].get("mean_return") for name in rates)
+    best = [tally for tally in summary.get("best", {}).values() if isinstance(tally, Mapping)]
+    tallies = [*(summary[name] for name in rates), *best]
+    succeeded = any(tally["successes"] or not tally.get("mean_return") for tally in tallies)
     for name, words in rates.items():
         yield words, show.rate(summary[name]) if succeeded else show.earned(summary[name])
     if "best" in summary:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from polyrhythm.config.recipes import recipe_names
-from polyrhythm.errors import RunHalted
+from polyrhythm.errors import PolyrhythmError
 
 #: Laid under the user's overrides: a recipe without demonstrations or supervised training gets their defaults.
 IMITATION = ("demonstrations={}", "supervised={}")
@@ -29,7 +29,7 @@ def noting_how_to_go_on(command: str, words: Sequence[str], folder: Path) -> Ite
     """Whatever ends this block early tells, below its own message, the words that go on in the run's folder."""
     try:
         yield
-    except (KeyboardInterrupt, RunHalted, OSError) as error:
+    except (KeyboardInterrupt, PolyrhythmError, OSError) as error:
         kept = [word for word in words if not word.startswith("resume=")]
         error.add_note(f"to go on: polyrhythm {command} {shlex.join([*kept, f'resume={folder}'])}")
         raise

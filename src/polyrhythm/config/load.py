@@ -20,6 +20,7 @@ from polyrhythm.config.registry import expand
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.yaml_text import parse, read
 from polyrhythm.errors import ConfigError
+from polyrhythm.files import written_whole
 
 Tree = dict[str, Any]
 
@@ -54,7 +55,8 @@ def validate(tree: Tree, origin: str = "") -> RunConfig:
 def save_config(config: RunConfig, path: Path) -> None:
     """Write the resolved configuration, every default included; `load_config(path)` gives it back."""
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    path.write_text(text, encoding="utf-8")
+    with written_whole(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
 
 
 def merge(base: Tree, change: Tree) -> Tree:

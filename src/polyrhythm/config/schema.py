@@ -116,6 +116,13 @@ def _check_groups(config: RunConfig) -> None:
     for name, value in (("extra_groups", config.groups.extra_groups), ("extra_members", config.groups.extra_members)):
         if value:
             _check_redundancy(config, f"groups.{name}", value)
+    if config.evaluation.every and config.evaluation.weights == "pause" and config.rollout.segment_steps:
+        raise Refusal(
+            "evaluation.weights",
+            "pause",
+            "an evaluation in training's rows would throw away the episodes that wait there between two segments; set "
+            "it to second_copy or own_generator, or rollout.segment_steps to 0",
+        )
     if config.groups.filters and config.rollout.segment_steps:
         raise Refusal(
             "rollout.segment_steps",

@@ -146,6 +146,7 @@ class Conductor:
         have to be offered anew. Evaluations are forgotten: who waited for their results has to ask again.
         """
         gone: list[SlotState] = []
+        self.announced = 0  # whoever waits for the target asks again
         self.rollout.forget_evaluations()
         for station, epoch in list(self.epochs.items()):
             if station == self.lending.trainer or self.dispatch.find(station):
@@ -265,7 +266,8 @@ class Conductor:
         elif self.dispatch.find(event.station):
             refusals = self.dispatch.leave(event.station, self.rollout.rows)
             self.versions.note_applied(self.dispatch.generators.values())
-            given_up = self.rollout.give_up_aside() if event.station == self.settings.evaluator else []
+            lost = self.rollout.evaluations.aside if event.station == self.settings.evaluator else None
+            given_up = self.rollout.give_up(lost) if lost is not None and lost.version >= 0 else []
             return [*refusals, *given_up]
         else:
             return self.rollout.abandon(self._remove_slots(event.station), "simulator lost", now)
@@ -335,8 +337,11 @@ class Conductor:
                 evaluation.version = event.version
             return []
         generator.version, generator.applying = event.version, None
+        evaluations = self.rollout.evaluations
+        overtaken = evaluations.begun and event.version > self.versions.applied
         self.versions.note_applied(self.dispatch.generators.values())
-        return []
+        # A generator that came back found newer weights on the bus: nobody can answer with the pinned ones any more.
+        return self.rollout.give_up(evaluations.queue[0]) if overtaken else []
 
     def _on_checkpoint(self, event: Checkpointed, _now: float) -> list[Command]:
         self.lending.note_checkpoint(event.updates)

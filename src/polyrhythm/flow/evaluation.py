@@ -74,3 +74,12 @@ class Evaluations:
     def of(self, ticket: Ticket) -> EvaluationState:
         """The evaluation under way that the ticket belongs to."""
         return next(e for e in (self.current, self.aside) if e is not None and e.name == ticket.evaluation)
+
+    def end(self, evaluation: EvaluationState) -> None:
+        """The evaluation under way is over, by whatever way."""
+        if evaluation is self.aside:
+            self.beside.popleft()
+        else:
+            assert evaluation is self.current, f"{evaluation.name} is not under way"
+            self.queue.popleft()
+            self.begun = False

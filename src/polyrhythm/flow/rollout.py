@@ -205,21 +205,17 @@ class Rollout:
         commands: list[Command] = []
         evaluation = self.evaluations.current
         if self.evaluations.begun and evaluation is not None and evaluation.done:
-            self.evaluations.queue.popleft()
-            self.evaluations.begun = False
+            self.evaluations.end(evaluation)
             commands.append(EvaluationDone(evaluation.name, evaluation.finished, evaluation.dropped))
         evaluation = self.evaluations.aside
         if evaluation is not None and evaluation.version >= 0 and evaluation.done:
-            self.evaluations.beside.popleft()
+            self.evaluations.end(evaluation)
             commands.append(EvaluationDone(evaluation.name, evaluation.finished, evaluation.dropped))
         return commands
 
-    def give_up_aside(self) -> list[Command]:
-        """The weights of the evaluation beside training are gone: end it; the episodes that lack count as dropped."""
-        evaluation = self.evaluations.aside
-        if evaluation is None or evaluation.version < 0:
-            return []
-        self.evaluations.beside.popleft()
+    def give_up(self, evaluation: EvaluationState) -> list[Command]:
+        """The weights of the evaluation under way are gone: end it; the episodes that lack count as dropped."""
+        self.evaluations.end(evaluation)
         running = [sample for sample in self.samples.values() if sample.ticket.evaluation == evaluation.name]
         for sample in running:
             del self.samples[sample.ticket.number]

@@ -10,6 +10,8 @@ from polyrhythm.observe import Activity
 from polyrhythm.pipeline.loop import Launcher
 from polyrhythm.runtime.messages import Report
 
+#: How the names of stations end that serve evaluations alone.
+EVALUATION = "-evaluation"
 #: Seconds between two looks at the stations' counters, which come twice a second.
 _LOOK_S = 0.5
 
@@ -51,7 +53,8 @@ class Stations:
 
     def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         if now >= self._due:
-            self.activity.take(now, self._launcher.latest())
+            counters = self._launcher.latest()
+            self.activity.take(now, {name: _of_training(name, counts) for name, counts in counters.items()})
             self._due = now + _LOOK_S
 
     def reported(self, now: float, report: Report) -> None:
@@ -64,8 +67,13 @@ class Stations:
 
     @staticmethod
     def _totals(counters: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-        stations = counters.values()
+        stations = [counts for name, counts in counters.items() if not name.endswith(EVALUATION)]
         return {
             "time/env/step": sum(counts.get("env_s", 0.0) for counts in stations),
             "time/rollout/forward": sum(counts.get("busy_s", 0.0) for counts in stations if "passes" in counts),
         }
+
+
+def _of_training(station: str, counts: Mapping[str, float]) -> Mapping[str, float]:
+    """The counters, without the transitions of rows that are no training's."""
+    return {"busy_s": counts.get("busy_s", 0.0)} if station.endswith(EVALUATION) else counts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Callable, Sequence
 
 from polyrhythm.config.schema import RunConfig
@@ -12,7 +13,6 @@ from polyrhythm.pipeline.best import BestPolicies
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.checkpoints import save_policy
 from polyrhythm.runtime.messages import Report
-from polyrhythm.runtime.tensors import nbytes_of
 
 log = logging.getLogger(__name__)
 
@@ -32,20 +32,16 @@ class EvaluationsBeside:
         self._config, self._pipeline, self._best = config, pipeline, best
         self._episodes, self._told = tuple(episodes), told
         self._every = config.evaluation.every or math.inf
-        self._next = pipeline.loop.conductor.versions.trained + self._every
+        self._next = best.newest + self._every
         self._name = ""
         self._version = -1
         self._results: list[records.SampleEvaluated] = []
-
-    def finish(self) -> None:
-        """Wait for the evaluation under way, if there is one."""
-        if self._name:
-            self._pipeline.loop.await_evaluation(self._name)
+        self._keeping: threading.Thread | None = None
 
     def memory(self) -> str:
         """What they cost in memory, in words."""
         evaluation = self._config.evaluation
-        copy = f"{nbytes_of(self._pipeline.weights.read()[1]) / 1e6:.3g} MB of weights"
+        copy = f"{self._pipeline.weights.nbytes / 1e6:.3g} MB of weights"
         rows = f"{evaluation.reserved_rows} rows in a simulator of their own"
         return {
             "pause": "no memory, training waits",
@@ -53,38 +49,71 @@ class EvaluationsBeside:
             "own_generator": f"a generator with {copy}, {rows}",
         }[evaluation.weights]
 
+    @property
+    def under_way(self) -> bool:
+        """An evaluation was asked for and is not done."""
+        return bool(self._name)
+
+    def finish(self) -> None:
+        """Wait for the evaluation under way."""
+        self._pipeline.loop.await_evaluation(self._name)
+
+    def close(self) -> None:
+        """Wait until the weights that are being kept are written."""
+        if self._keeping is not None:
+            self._keeping.join()
+
+    # ------------------------------------------------------------ as observer
+
     def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
-        for command in commands if self._name else ():
-            match command:
-                case records.StartRows(grants=grants) if self._version < 0:
-                    version = next((g.ticket.version for g in grants if g.ticket.evaluation == self._name), -1)
-                    if version >= 0:
-                        self._take_weights(version)
-                case records.SampleEvaluated(name=self._name):
-                    self._results.append(command)
-                case records.EvaluationDone(name=self._name, dropped=dropped):
-                    self._end(dropped)
+        if self._name:
+            self._hear(event, commands)
         versions, last = self._pipeline.loop.conductor.versions, self._config.training.versions
         if not self._name and self._next <= versions.applied < last:
             self._ask(versions.applied)
 
+    def reported(self, now: float, report: Report) -> None:
+        pass
+
+    def _hear(self, event: records.Event, commands: Sequence[records.Command]) -> None:
+        if isinstance(event, records.WeightsApplied) and event.pinned:
+            self._begin(event.version)
+        for command in commands:
+            match command:
+                case records.StartRows(grants=grants) if self._version < 0:
+                    for grant in grants:
+                        if grant.ticket.evaluation == self._name:
+                            self._begin(grant.ticket.version)
+                case records.SampleEvaluated(name=self._name):
+                    self._results.append(command)
+                case records.EvaluationDone(name=self._name, dropped=dropped):
+                    self._end(dropped)
+
     def _ask(self, version: int) -> None:
         self._name, self._version, self._results = f"during-{version}", -1, []
-        self._next = version + self._every
         beside = self._config.evaluation.weights != "pause"
         self._pipeline.loop.ask(records.Evaluate(self._name, self._episodes, beside))
 
-    def _take_weights(self, version: int) -> None:
-        """The weights that are evaluated, while they are on the bus."""
-        self._version = version
-        found, weights = self._pipeline.weights.read(version)
-        if found == version:
-            save_policy(weights, self._config, self._best.path(version), version)
-        else:
-            log.info("version %d is evaluated, but its weights were gone before they could be kept", version)
+    def _begin(self, version: int) -> None:
+        """The evaluation is pinned to this version: take its weights while they are on the bus."""
+        if self._version < 0:
+            self._version, self._next = version, version + self._every
+            self._keeping = threading.Thread(target=self._keep, args=(version,), name="keeping")
+            self._keeping.start()
+
+    def _keep(self, version: int) -> None:
+        try:
+            found, weights = self._pipeline.weights.read(version)
+            if found == version:
+                save_policy(weights, self._config, self._best.path(version), version)
+            else:
+                log.warning("version %d is evaluated, but its weights were replaced before they could be kept", version)
+        except OSError as error:
+            log.error("the weights of version %d cannot be kept (%s); make room", version, error.strerror)
 
     def _end(self, dropped: int) -> None:
         self._name = ""
+        self.close()
         if not dropped:
             self._told(self._version, self._results)
             return
@@ -92,7 +121,4 @@ class EvaluationsBeside:
             "the evaluation of version %d is given up: %d of its %d episodes ended; the next one is of version %g",
             *(self._version, len(self._results), len(self._episodes), self._next),
         )
-        self._best.path(self._version).unlink(missing_ok=True)
-
-    def reported(self, now: float, report: Report) -> None:
-        pass
+        self._best.forget(self._version)

@@ -15,6 +15,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from polyrhythm.errors import RunFolderError
 from polyrhythm.files import written_whole
 from polyrhythm.pipeline.checkpoints import STATES
 
@@ -27,7 +28,19 @@ class BestPolicies:
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder, self._keep = folder, keep
         self._file = folder / EVALUATIONS_FILE
-        self.listed: list[dict[str, Any]] = json.loads(self._file.read_text("utf-8")) if self._file.is_file() else []
+        self.listed: list[dict[str, Any]] = []
+        try:
+            if self._file.is_file():
+                self.listed = json.loads(self._file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise RunFolderError(
+                f"{self._file} is damaged ({error}); remove it to go on without its results"
+            ) from error
+
+    @property
+    def newest(self) -> int:
+        """The newest version that is listed; 0 before the first."""
+        return max((entry["version"] for entry in self.listed), default=0)
 
     def path(self, version: int) -> Path:
         """Where the weights of a version lie, before and after it is listed."""
@@ -41,12 +54,17 @@ class BestPolicies:
     def add(self, version: int, tallies: dict[str, dict[str, Any]]) -> dict[str, Any]:
         """List an evaluation; the entry. The weights are in `path(version)`, unless nobody could take them in time.
 
-        tallies: by the way of acting; the first of them decides.
+        tallies: by the way of acting, greedy or sampled; the first of them decides. OSError: it cannot be written.
         """
         entry = {"version": version, **tallies}
         self.listed = [*(other for other in self.listed if other["version"] != version), entry]
         self._settle()
         return entry
+
+    def forget(self, version: int) -> None:
+        """The weights of a version that was not evaluated after all may go."""
+        if not any(entry["version"] == version for entry in self.listed):
+            self.path(version).unlink(missing_ok=True)
 
     def best(self) -> dict[str, Any] | None:
         """The entry of `best.pt`."""
@@ -63,13 +81,16 @@ class BestPolicies:
             unfinished.write_text(json.dumps(self.listed, indent=2) + "\n", encoding="utf-8")
         ranked = self._ranked()
         stay = {self.path(entry["version"]) for entry in ranked[: self._keep]}
-        for path in (self._folder / STATES).glob("policy-*.pt"):
+        best = self._folder / BEST_FILE
+        if not ranked:
+            best.unlink(missing_ok=True)
+        elif not (best.is_file() and best.samefile(self.path(ranked[0]["version"]))):
+            with written_whole(best) as unfinished:
+                unfinished.unlink(missing_ok=True)
+                os.link(self.path(ranked[0]["version"]), unfinished)
+        for path in (self._folder / STATES).glob("policy-*.pt*"):
             if path not in stay:
                 path.unlink()
-        best = self._folder / BEST_FILE
-        best.unlink(missing_ok=True)
-        if ranked:
-            os.link(self.path(ranked[0]["version"]), best)
 
 
 def _merit(entry: dict[str, Any]) -> tuple[float, float]:

@@ -18,6 +18,7 @@ from polyrhythm.flow.conductor import Conductor
 from polyrhythm.flow.records import EnvBatchInfo, WeightsOffered
 from polyrhythm.flow.settings import FlowSettings
 from polyrhythm.flow.sharding import shard
+from polyrhythm.pipeline.account import EVALUATION
 from polyrhythm.pipeline.checkpoints import STATES, SavedRun
 from polyrhythm.pipeline.failures import Failures
 from polyrhythm.pipeline.layout import arena_layout, step_settings
@@ -37,7 +38,7 @@ from polyrhythm.stations.trainer_job import TrainerJob, TrainerStates
 #: What a run's folder holds of the machinery.
 LOGS = "logs"
 #: Stations for evaluation beside training.
-_EVALUATION_SIMULATOR, _EVALUATION_GENERATOR = "simulator-evaluation", "generator-evaluation"
+_EVALUATION_SIMULATOR, _EVALUATION_GENERATOR = f"simulator{EVALUATION}", f"generator{EVALUATION}"
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.files import written_whole
 from polyrhythm.flow.records import Episode, SampleEvaluated
 from polyrhythm.observe import MetricsWriter
 from polyrhythm.pipeline.beside import EvaluationsBeside
@@ -23,8 +24,9 @@ log = logging.getLogger(__name__)
 
 #: What of an evaluation's tally goes to the metrics.
 _MEASURED = ("rate", "low", "high", "mean_return")
-#: How the policy acts: greedy, swapped (each task is shown another's instruction).
+#: How the policy acts: greedy, swapped (each task is shown another's instruction); and what that is called.
 Way = tuple[bool, bool]
+_WORDS: dict[Way, str] = {(True, False): "greedy", (False, False): "sampled", (True, True): "swapped"}
 
 
 class Evaluations:
@@ -57,13 +59,19 @@ class Evaluations:
         """Who evaluates during training. resumed: the version that the run goes on from, if it does."""
         evaluation = self._config.evaluation
         episodes = self._episodes(evaluation.episodes_beside, self._ways("during"))
+        if evaluation.every and resumed is not None:
+            self._best.rewind(resumed)
         beside = EvaluationsBeside(self._config, pipeline, self._best, episodes, self._during)
         if evaluation.every:
             words = "evaluation of %d episodes every %d versions, weights: %s (%s)"
             log.info(words, len(episodes), evaluation.every, evaluation.weights, beside.memory())
-            if resumed is not None:
-                self._best.rewind(resumed)
         return beside
+
+    def finish(self, beside: EvaluationsBeside) -> None:
+        """Wait for the evaluation during training that is under way, if there is one."""
+        if beside.under_way:
+            with self._progress.phase("evaluation_during"):
+                beside.finish()
 
     def after_s(self) -> float:
         """What the evaluation after training will take, by what the one before did."""
@@ -76,13 +84,21 @@ class Evaluations:
         return {} if found is None else {"best": found}
 
     def _during(self, version: int, results: Sequence[SampleEvaluated]) -> None:
-        self._best.add(version, self._tell(self._ways("during"), results))
+        ways = self._ways("during")
+        self._list(version, ways, self._tell(ways, results))
 
     def _compete(self, version: int, tallies: Mapping[str, dict[str, Any]]) -> None:
         """The trained policy is among those that may be the best."""
-        shutil.copyfile(self._folder / POLICY_FILE, self._best.path(version))
-        during = dict(zip(self._ways("during"), tallies.values(), strict=False))
-        self._best.add(version, during)
+        with written_whole(self._best.path(version)) as unfinished:
+            shutil.copyfile(self._folder / POLICY_FILE, unfinished)
+        self._list(version, self._ways("after"), tallies)
+
+    def _list(self, version: int, ways: Mapping[str, Way], tallies: Mapping[str, dict[str, Any]]) -> None:
+        """Among the evaluations that may be the best; a full disk costs the entry, not the run."""
+        try:
+            self._best.add(version, {_WORDS[way]: tallies[key] for key, way in ways.items() if not way[1]})
+        except OSError as error:
+            log.error("the evaluation of version %d cannot be listed (%s); make room", version, error.strerror)
 
     def _ways(self, name: str) -> dict[str, Way]:
         """What the tallies are called → how the policy acts; greedily first, if at all."""
@@ -105,7 +121,7 @@ class Evaluations:
         for key, (greedy, swap) in ways.items():
             own = [r for r in results if r.greedy == greedy and (r.instruction != r.task) == swap]
             total = tallies[key] = tally(own, self._tasks)
-            way, version = "swapped" if swap else "greedy" if greedy else "sampled", results[0].version
+            way, version = _WORDS[greedy, swap], results[0].version
             values = {f"evaluation/{way}/{part}": total[part] for part in _MEASURED}
             self._metrics.log(version, values, self._progress.summary()["total"])
             told = (key, version, total["mean_return"], total["successes"], total["episodes"])

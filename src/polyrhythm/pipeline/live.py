@@ -35,6 +35,7 @@ _NAMES = {
     "supervised": "supervised warm start",
     "evaluation_before": "evaluation before training",
     "rl": "reinforcement learning",
+    "evaluation_during": "evaluation of training's last stage",
     "evaluation_after": "evaluation after training",
 }
 

@@ -59,7 +59,7 @@ class Launcher(Protocol):
 
 
 class Observer(Protocol):
-    """Someone who watches; neither call may change anything."""
+    """Someone who watches; neither call may change anything, but ask for something by `Loop.ask`."""
 
     def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None: ...
 
@@ -234,6 +234,20 @@ class Loop:
                 observer.reported(self.clock(), report)
         return bool(reports)
 
+    def _evaluating(self) -> list[str]:
+        """What an evaluation waits for."""
+        conductor = self.conductor
+        evaluations, evaluator = conductor.rollout.evaluations, conductor.dispatch.evaluator
+        found = [
+            f"evaluation {e.name}: {len(e.waiting)} episodes wait, {e.running} run"
+            for e in (evaluations.current, evaluations.aside)
+            if e is not None
+        ]
+        if evaluations.aside is not None:
+            held = "is not there" if evaluator is None else f"has weights {evaluator.pinned} for it"
+            found.append(f"{conductor.settings.evaluator} {held}, {len(conductor.dispatch.aside)} requests wait for it")
+        return found
+
     def _stalled(self) -> str:
         """Who waits for what."""
         conductor = self.conductor
@@ -248,6 +262,7 @@ class Loop:
             f"versions: trained {versions.trained}, published {versions.published}, applied {versions.applied}",
             f"trainer: {conductor.lending.trainer or 'none'}, {len(conductor.lending.lent)} groups lent",
             f"samples: {conductor.ledger.as_dict()}",
+            *self._evaluating(),
             f"slots: {'; '.join(self.launcher.outstanding()) or 'none is live'}",
         ]
         return "; ".join(parts) + ". Please report this with the run folder"

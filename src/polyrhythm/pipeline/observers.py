@@ -237,8 +237,8 @@ class Timeline:
                 self._bar("trainer", trainer, f"update {update}", "update", now)
             case records.Published(trainer=trainer, version=version):
                 self._bar("trainer", trainer, f"publish {version}", "publish", now)
-            case records.WeightsApplied(generator=generator, version=version):
-                self._bar("generators", generator, f"apply {version}", f"apply {generator}", now)
+            case records.WeightsApplied(generator=generator, version=version, pinned=pinned):
+                self._bar("generators", generator, f"apply {version}", f"apply {generator} {pinned}", now)
 
     def _say(self, now: float, command: records.Command) -> None:
         match command:
@@ -251,8 +251,8 @@ class Timeline:
                 self._since["update"] = now
             case records.PublishWeights():
                 self._since["publish"] = now
-            case records.ApplyWeights(generator=generator):
-                self._since[f"apply {generator}"] = now
+            case records.ApplyWeights(generator=generator, pinned=pinned):
+                self._since[f"apply {generator} {pinned}"] = now
 
     def _bar(self, process: str, thread: str, name: str, key: str, now: float) -> None:
         begin = self._since.pop(key, None)

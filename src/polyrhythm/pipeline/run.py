@@ -3,8 +3,9 @@
     demonstrations → supervised warm start → evaluation → reinforcement learning → the same evaluation
 
 Everything lands in the run's folder: config.yaml, progress.json, metrics.jsonl, tensorboard/, trace.json, logs/,
-demonstrations.npz, checkpoints/, policy.pt, ledger.json and, last, summary.json and report.html. Each phase commits its
-result, so a run that was cut short goes on where it stood.
+demonstrations.npz, checkpoints/, policy.pt, evaluations.json and best.pt (of evaluation during training), ledger.json
+and, last, summary.json and report.html. Each phase commits its result, so a run that was cut short goes on where it
+stood.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from polyrhythm.config.load import save_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunHalted
+from polyrhythm.files import written_whole
 from polyrhythm.flow.ledger import SampleLedger
 from polyrhythm.observe import MetricsWriter, TraceWriter
 from polyrhythm.observe.metrics import rewind
@@ -161,19 +163,22 @@ class _Run:
                 if self._live is not None:
                     self._live.train(updates, episodes, saver.account, lags, self.evaluations.after_s())
                 loop.train_until(config.training.versions)
-                beside.finish()
+            totals = saver.totals()
+            with interrupts.asked_politely():
+                self.evaluations.finish(beside)
         except Interrupted:
             finished = loop.wind_down(config.shutdown_s)
             saver.save()
             log.info("the update under way is %s", "finished" if finished else "abandoned")
             raise
         finally:
+            beside.close()
             self._save_published()
         loop.observers[:] = watching
         lags.refuse_beyond(config.freshness.max_lag, config.freshness.bound, clean=not saver.account.faults)
         ledger = self._balanced()
         told = {"lag": lags.summary(), "ledger": ledger.as_dict(), "groups": loop.conductor.choices()}
-        progress.commit("rl", {**saver.totals(), **told})
+        progress.commit("rl", {**totals, **told})
 
     def _balanced(self) -> SampleLedger:
         """The ledger. RunHalted: a sample vanished or was counted twice, or a block was never given back."""
@@ -226,4 +231,5 @@ def _new_path(path: Path) -> Path:
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    with written_whole(path) as unfinished:
+        unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -10,6 +10,7 @@ from typing import Any
 from polyrhythm.config.load import save_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
+from polyrhythm.files import written_whole
 from polyrhythm.observe import MetricsWriter
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.check import Checked
@@ -58,5 +59,6 @@ def imitate(checked: Checked, folder: Path, file: Path | None, live: Live | None
     with MetricsWriter(folder) as metrics:
         begin(config, folder, policy, progress, metrics)
     summary = {**progress.result("warm_start"), **progress.result("demonstrations"), "wall_s": progress.summary()}
-    (folder / SUMMARY_FILE).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    with written_whole(folder / SUMMARY_FILE) as unfinished:
+        unfinished.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     return summary

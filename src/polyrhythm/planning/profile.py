@@ -76,6 +76,8 @@ def profile(
         raise ValueError("ledger.trained is 0 in summary.json; name a run that trained")
     rollout_s = trainer_s = 0.0
     for name, busy in utilisation.items():
+        if name.endswith("-evaluation"):  # it serves evaluations alone
+            continue
         if name.startswith("trainer"):
             trainer_s += busy * rl_s
         else:

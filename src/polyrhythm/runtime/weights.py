@@ -39,6 +39,11 @@ class WeightsBus:
         return int(self._stored[0]) - 1, int(self._stored[1]) - 1
 
     @property
+    def nbytes(self) -> int:
+        """Size of one version."""
+        return nbytes_of(self._buffers[0])
+
+    @property
     def newest(self) -> int:
         """Highest version published, -1 before the first."""
         return max(self.versions())

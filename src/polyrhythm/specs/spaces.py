@@ -51,6 +51,8 @@ class ActionSpec:
     choices: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("low", "high"):  # given as arrays, perhaps
+            object.__setattr__(self, name, tuple(float(bound) for bound in getattr(self, name)))
         bounds = len(self.low), len(self.high)
         if self.dim < 1:
             raise ValueError(f"an action has 1 or more entries, got dim = {self.dim}")
