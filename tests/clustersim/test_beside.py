@@ -177,7 +177,7 @@ def test_two_versions_in_one_evaluation_are_seen() -> None:
             return commands
 
     cluster_settings = beside(evaluations=({"at": "10ms", "episodes": 9},))
-    with pytest.raises(Violation, match=r"is answered by the versions \[0, 1\]"):
+    with pytest.raises(Violation, match=r"is of the versions \[0, 1\]"):
         drive(Moves(cluster_settings.flow), cluster_settings)
 
 

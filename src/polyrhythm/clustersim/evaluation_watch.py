@@ -27,7 +27,7 @@ from polyrhythm.flow.settings import FlowSettings
 
 @dataclass(slots=True)
 class Asked:
-    """An evaluation that was asked for. versions: all that answered its episodes."""
+    """An evaluation that was asked for. versions: all that its tickets name or that answered its episodes."""
 
     wanted: int
     beside: bool
@@ -65,13 +65,16 @@ class EvaluationBook:
         return wrong
 
     def _finish(self, event: SampleFinished) -> str:
-        asked = self.open.get(self.names[event.ticket])
-        if asked is None:  # it was given up meanwhile
+        if self.names[event.ticket] not in self.open:  # it was given up meanwhile
             return ""
-        asked.versions |= {event.oldest, event.newest}
-        if len(asked.versions) > 1:
-            return f"evaluation {self.names[event.ticket]} is answered by the versions {sorted(asked.versions)}"
-        return ""
+        return self._is_of(event.ticket, event.oldest, event.newest)
+
+    def _is_of(self, ticket: int, *versions: int) -> str:
+        """The ticket's evaluation is of these versions, which must be one, and the same for all its tickets."""
+        name = self.names[ticket]
+        known = self.open[name].versions
+        known.update(versions)
+        return f"evaluation {name} is of the versions {sorted(known)}" if len(known) > 1 or min(known) < 0 else ""
 
     def _follow(self, command: Command) -> str:
         evaluator = self.settings.evaluator
@@ -85,8 +88,8 @@ class EvaluationBook:
         elif isinstance(command, SampleEvaluated):
             asked = self.open[command.name]
             asked.finished += 1
-            if command.version not in asked.versions:
-                return f"the versions {asked.versions} answered, but there is {command}"
+            if asked.versions != {command.version}:
+                return f"it is of the versions {sorted(asked.versions)}, but there is {command}"
         elif isinstance(command, EvaluationDone):
             asked = self.open.pop(command.name)
             if (command.finished, command.finished + command.dropped) != (asked.finished, asked.wanted):
@@ -95,12 +98,14 @@ class EvaluationBook:
 
     def _start(self, command: StartRows) -> str:
         for ticket in (grant.ticket for grant in command.grants):
-            if ticket.evaluation:
-                self.names[ticket.number] = ticket.evaluation
             if ticket.evaluation in self.beside:
                 self.tickets.add(ticket.number)
             if (ticket.evaluation in self.beside) != (command.slot in self.reserved):
                 return f"reserved slots are {sorted(self.reserved)}, but there is {command}"
+            if ticket.evaluation:
+                self.names[ticket.number] = ticket.evaluation
+                if wrong := self._is_of(ticket.number, ticket.version):
+                    return wrong
         return ""
 
     def _serve(self, command: Serve) -> str:
