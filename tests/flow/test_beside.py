@@ -7,6 +7,7 @@ from tests.flow.test_conductor import Script
 from tests.flow.test_detach import cut
 
 from polyrhythm.flow import records as r
+from polyrhythm.flow.ledger import State
 
 
 class Beside(Script):
@@ -198,3 +199,40 @@ def test_a_run_that_is_resumed_at_its_target_hears_that_again() -> None:
     script.say(r.Published("trainer", 0, 1))
     assert r.TargetReached(1) in script.applied(1)
     assert cut(script).say(r.WeightsOffered(1)) == [r.TargetReached(1)]
+
+
+def test_a_shared_evaluator_gives_training_every_other_pass() -> None:
+    """Reserved slots that are always faster than a pass do not keep it for themselves."""
+    script = Beside(max_rows=1, max_wait_s=0.0)
+    infos = (r.SlotInfo("f/0", 0, 1),)
+    script.say(r.SimulatorJoined("more", 0, (r.EnvBatchInfo("f", infos, reserved=True),)))
+    script.evaluate(episodes=3)
+    script.pinned(0)
+    served = [script.ask_aside(1, 0)[0]]
+    assert script.ask("s0") == []
+    assert script.say(r.RequestArrived("more", 0, "f/0", 1, 1, 0, "h", evaluation=True)) == []
+    served += script.batch_done()
+    script.ask_aside(2, 0)
+    served += script.batch_done()
+    slots = [[request.slot for request in c.batch.requests] for c in served if isinstance(c, r.Serve)]
+    assert slots == [["e/0"], ["s0"], ["f/0", "e/0"]]
+
+
+def test_an_evaluator_that_was_busy_when_the_others_took_weights_takes_them_after_its_pass() -> None:
+    script = Beside(generators=2, batch_size=1, max_lag=1.0, on_update="drain")
+    script.finish(0)
+    script.say(r.UpdateDone("trainer", 0, 0))
+    script.say(r.StationLost("g0", 0, "killed"))
+    script.say(r.Published("trainer", 0, 1))
+    script.say(r.GeneratorJoined("g0", 1))
+    script.evaluate(episodes=1)
+    script.pinned(1, epoch=1)
+    (serve,) = script.ask_aside(1, 1, rows=1)
+    assert isinstance(serve, r.Serve)
+    running = [n for n, s in script.conductor.rollout.samples.items() if n >= 0 and s.state is State.RUNNING]
+    for number in running:
+        script.finish(number)
+    assert r.ApplyWeights("g1", 1) in script.said
+    script.applied(1, generator="g1")
+    assert script.conductor.versions.applied == 1
+    assert r.ApplyWeights("g0", 1) in script.say(r.BatchDone("g0", 1, serve.batch.number, 1))

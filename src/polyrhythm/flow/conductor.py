@@ -95,7 +95,7 @@ class Conductor:
         commands = _HANDLERS[type(event)](self, event, now)
         if type(event) not in _FLOW_EVENTS:
             commands += self._settle(now, weights=type(event) in _WEIGHT_EVENTS or self.versions.waiting)
-        elif self.versions.waiting:
+        elif self.versions.waiting or (type(event) is BatchDone and event.generator not in self.dispatch.live):
             commands += self._apply_weights()
         commands += self.dispatch.serve(self.rollout.rows, now)
         return commands

@@ -26,7 +26,7 @@ class Dispatch:
 
     idle: live ones that could start a pass now. Every queued request belongs to a live slot. generators: those that
     serve training; apart: the evaluator, where it serves nothing else; aside: requests of reserved slots, oldest first,
-    which the evaluator alone serves, with its pinned weights, before anything else.
+    which the evaluator alone serves, with its pinned weights.
     """
 
     settings: FlowSettings = field(metadata=UNSAVED)
@@ -104,16 +104,23 @@ class Dispatch:
         self.idle = {name: None for name in self.live if not self.generators[name].busy}
 
     def serve(self, rows: Rows, now: float) -> list[Serve]:
-        """Start every batch that is due."""
-        started = self._serve_aside() if self.aside else []
+        """Start every batch that is due; evaluation's and training's take turns on an evaluator that serves both."""
+        if not self.aside:
+            return self._serve_training(rows, now)
+        evaluator = self.evaluator
+        if evaluator is not None and evaluator.was_pinned:
+            return [*self._serve_training(rows, now), *self._serve_aside()]
+        return [*self._serve_aside(), *self._serve_training(rows, now)]
+
+    def _serve_training(self, rows: Rows, now: float) -> list[Serve]:
         idle, waiting = self.idle, self.queue.orders
         if not idle or not waiting:
-            return started
+            return []
         complete = len(waiting) == rows.live
         if self.settings.batching == "lockstep":
-            return started + self._serve_all() if complete else started
+            return self._serve_all() if complete else []
         bound = [name for name in self.queue.bound if name in idle]
-        started += [
+        started = [
             self._start_next(self.generators[name]) for name in bound if self._is_due((ANY, name), complete, now)
         ]
         while idle and waiting and self._is_due((ANY,), complete, now):
@@ -161,6 +168,7 @@ class Dispatch:
             generator.served_rows += request.rows
         self.batches += 1
         generator.batch = Batch(self.batches, generator.name, requests, pinned)
+        generator.was_pinned = pinned
         self.idle.pop(generator.name, None)
         return Serve(generator.name, generator.batch)
 

@@ -11,7 +11,8 @@ from polyrhythm.flow.records import Batch
 class GeneratorState:
     """version: weights that it holds (-1: none yet); applying: version on its way in; batch: the pass under way.
 
-    pinned: weights in its copy for evaluation (-1: none yet, or on their way); pinning: some are on their way there.
+    pinned: weights in its copy for evaluation (-1: none yet, or on their way); pinning: some are on their way there;
+    was_pinned: the last pass was with that copy.
     """
 
     name: str
@@ -22,6 +23,7 @@ class GeneratorState:
     served_rows: int = 0
     pinned: int = -1
     pinning: bool = False
+    was_pinned: bool = False
 
     @property
     def busy(self) -> bool:
