@@ -128,7 +128,7 @@ def test_numbers_are_numbers(text: str, number: object) -> None:
 
 def test_a_recipe_that_is_no_mapping_or_not_there(folder: Path) -> None:
     (folder / "list.yaml").write_text("- 1\n")
-    with pytest.raises(ConfigError, match="list of sections"):
+    with pytest.raises(ConfigError, match=r"sections \(key: value lines\), this is a list"):
         load_config("list.yaml")
     with pytest.raises(ConfigError, match="did you mean cartpole"):
         load_config("cartpol")
@@ -171,3 +171,13 @@ def test_cartpole_is_synchronous_by_settings_alone() -> None:
 def test_a_key_of_another_section_is_found_there(folder: Path, override: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         load_config("base.yaml", [override])
+
+
+def test_a_module_that_is_no_python_and_a_folder_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "broken_env.py").write_text("def spec(:\n")
+    monkeypatch.syspath_prepend(str(folder))
+    with pytest.raises(ConfigError, match=r"broken_env is no Python \(invalid syntax, line 1\); mend it"):
+        load_config("base.yaml", ["env=broken_env:Foo"])
+    (folder / "run").mkdir()
+    with pytest.raises(ConfigError, match=r"recipe '.*run' is a folder; a run's is its config.yaml"):
+        load_config(str(folder / "run"))

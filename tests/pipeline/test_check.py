@@ -177,5 +177,28 @@ def test_a_spec_that_cannot_be_is_named_before_the_start():
 def test_a_batch_that_is_not_what_was_asked_for_ends_the_run():
     changes = {"env": {"type": "tests.pipeline.test_check:ShortSettings"}, "policy": {"type": "gaussian"}}
     checked = check(config(**changes))
-    with pytest.raises(RunHalted, match=r"env.build\(6\) gave 5 rows of .*, wanted are 6"):
+    with pytest.raises(RunHalted, match=r"env.build\(6\) gave rows = 5, wanted is 6; mend the environment"):
         build_pipeline(checked.config)
+
+
+class OddSettings(WholeSettings):
+    """Its spec is whatever `says` makes of it."""
+
+    type: Literal["tests.pipeline.test_check:OddSettings"] = "tests.pipeline.test_check:OddSettings"
+    says: str = "none"
+
+    def spec(self):
+        if self.says == "raise":
+            raise RuntimeError("no licence")
+
+
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [
+        ("raise", r"its spec\(\) raised RuntimeError: no licence; mend it"),
+        ("none", r"its spec\(\) gave NoneType, an EnvSpec is wanted"),
+    ],
+)
+def test_a_spec_that_is_none_is_refused(says, told):
+    with pytest.raises(ConfigError, match=told):
+        check(config(env={"type": "tests.pipeline.test_check:OddSettings", "says": says}, policy={"type": "gaussian"}))

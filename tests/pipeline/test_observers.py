@@ -162,8 +162,8 @@ def test_the_progress_line_does_without_episodes(caplog):
         told(episodes, start(0, 0), finish(0, 3.0, 4))
         progress.reported(0.0, REPORT)
     assert caplog.messages == [
-        "update 1 of 1: no episode ended, lag 0.5",
-        "update 1 of 1: return 3.00, success 0.00, lag 0.5",
+        "update 1 of 1: no episode has ended, lag 0.5",
+        "update 1 of 1: return 3.00 over the last 1 episodes, lag 0.5",
     ]
 
 

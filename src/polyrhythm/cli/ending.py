@@ -37,6 +37,8 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "lag", f"mean {summary['lag']['mean']:.2f}, largest {summary['lag']['max']}"
         yield "samples", show.samples(summary["ledger"])
         yield "faults", _faults(summary["faults"])
+        if failed := summary.get("failed_samples"):
+            yield "failed samples", ", ".join(f"{count} by {kind}" for kind, count in failed.items())
 
 
 def _best(entry: Mapping[str, Any], *, succeeded: bool) -> str:

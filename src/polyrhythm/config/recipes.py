@@ -34,6 +34,10 @@ def find_recipe(recipe: str | Path, beside: Path | None = None) -> Path:
         if candidate.is_file():
             return candidate
     names = recipe_names()
+    if given.is_dir():
+        raise ConfigError(
+            f"recipe {str(recipe)!r} is a folder; a run's is its config.yaml, to go on is resume={recipe}"
+        )
     raise ConfigError(
         f"recipe {str(recipe)!r} is not there; {nearest(given.stem, names)}named recipes are {', '.join(names)}; "
         "or give a path to a YAML file"

@@ -71,6 +71,10 @@ def settings_class(kind: Kind, name: str) -> type[BaseModel]:
         raise Refusal(
             "type", name, f"{address} cannot be imported ({error}); install it or correct the name"
         ) from error
+    except SyntaxError as error:
+        raise Refusal(
+            "type", name, f"{module_name} is no Python ({error.msg}, line {error.lineno}); mend it"
+        ) from error
     except AttributeError as error:
         raise Refusal("type", name, f"module {module_name} has no {class_name}; name a settings class in it") from error
     if not (isinstance(found, type) and issubclass(found, BaseModel) and "type" in found.model_fields):

@@ -51,5 +51,8 @@ def read(path: Path) -> dict[str, Any]:
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise ConfigError("a recipe is a list of sections (key: value lines)", origin=str(path))
+        raise ConfigError(
+            f"a recipe has sections (key: value lines), this is a {type(tree).__name__}; write them so",
+            origin=str(path),
+        )
     return tree

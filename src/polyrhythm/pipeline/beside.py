@@ -59,7 +59,9 @@ class EvaluationsBeside:
         self._pipeline.loop.await_evaluation(self._name)
 
     def close(self) -> None:
-        """Wait until the weights that are being kept are written."""
+        """Wait until the weights that are being kept are written. An evaluation that is under way is given up."""
+        if self._name:
+            log.info("the evaluation under way is given up; a resumed run makes another")
         if self._keeping is not None:
             self._keeping.join()
 

@@ -43,12 +43,14 @@ _EVALUATION_SIMULATOR, _EVALUATION_GENERATOR = f"simulator{EVALUATION}", f"gener
 
 @dataclass(slots=True)
 class Pipeline:
-    """A run's parts, joined. weights: what was published; states: the trainer's, where there is a folder."""
+    """A run's parts, joined. weights: what was published; states: the trainer's, where there is a folder; failures: of
+    samples in their environments."""
 
     loop: Loop
     launcher: Launcher
     weights: WeightsBus
     states: TrainerStates | None
+    failures: Failures
 
     def close(self) -> None:
         self.launcher.close()
@@ -199,7 +201,7 @@ def build_pipeline(
     except BaseException:
         launcher.close()
         raise
-    return Pipeline(loop, launcher, weights, states)
+    return Pipeline(loop, launcher, weights, states, failures)
 
 
 def _restore(saved: SavedRun, settings: FlowSettings, launcher: Launcher) -> Conductor:

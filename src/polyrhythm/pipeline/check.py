@@ -14,7 +14,7 @@ import torch
 
 from polyrhythm.config.catalog import refuse_lacking
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.errors import ConfigError
+from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.flow.sharding import load_function
 from polyrhythm.pipeline.build import env_batch_infos, env_settings, flow_settings, policy_settings
 from polyrhythm.pipeline.demos import has_expert
@@ -50,6 +50,14 @@ def check(config: RunConfig, *, trainer: bool = True) -> Checked:
             spec = env.spec()
         except ImportError as error:
             raise ConfigError(f"env.type = {kind}: it cannot be imported ({error}); install what is missing") from error
+        except (PolyrhythmError, ValueError):
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"env.type = {kind}: its spec() raised {type(error).__name__}: {error}; mend it"
+            ) from error
+    if not isinstance(spec, EnvSpec):
+        raise ConfigError(f"env.type = {kind}: its spec() gave {type(spec).__name__}, an EnvSpec is wanted; mend it")
     with _naming("config"):
         flow_settings(config, spec)
     env_batch_infos(config, spec)  # for what it refuses

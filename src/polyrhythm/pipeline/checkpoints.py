@@ -65,10 +65,14 @@ def load_policy(path: Path) -> tuple[RunConfig, dict[str, Any], int]:
         return _load_file(path)
     config, weights, version = _load_file(path / POLICY_FILE)
     found = [(weights, version)]
-    if runs := saved_runs(path / STATES):
-        found.append(_saved_policy(runs[-1]))
-    if trainers := TrainerStates(str(path / STATES)).paths():
-        found.append(_trainer_policy(trainers[-1], config))
+    for read, files in (
+        (_saved_policy, saved_runs(path / STATES)),
+        (lambda file: _trainer_policy(file, config), TrainerStates(str(path / STATES)).paths()),
+    ):
+        try:
+            found += [read(file) for file in files[-1:]]
+        except RunFolderError as error:
+            log.warning("left out: %s", error)
     return config, *max(found, key=lambda policy: policy[1])
 
 

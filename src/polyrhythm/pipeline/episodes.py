@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -35,11 +36,17 @@ def held_out(count: int, seed: int, tasks: int, *, greedy: bool, swap: bool = Fa
 def tally(results: Iterable[SampleEvaluated], tasks: Sequence[Task]) -> dict[str, Any]:
     """successes, episodes, rate, low, high (Wilson 95%), mean_return; `tasks`: the same by name if there are several.
 
-    Raises RunHalted if every episode was dropped.
+    Raises RunHalted if every episode was dropped, or one earned what is no number.
     """
     listed = list(results)
     if not listed:
         raise RunHalted("every evaluation episode was dropped; see the log for what the environment raised")
+    odd = next((result for result in listed if not math.isfinite(result.episode_return)), None)
+    if odd is not None:
+        raise RunHalted(
+            f"an evaluation episode of {tasks[odd.task].name} earned {odd.episode_return}: the environment's reward is "
+            "not finite; mend it"
+        )
     total = _tally(listed)
     if len(tasks) > 1:
         by_task = {task.name: [r for r in listed if r.task == index] for index, task in enumerate(tasks)}

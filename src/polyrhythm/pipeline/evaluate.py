@@ -55,6 +55,8 @@ def evaluate(
         if live:
             live.watch(pipeline)
         results = pipeline.loop.evaluate("evaluation", wanted)
+        if not results:
+            raise RunHalted(f"every episode was dropped, the last one: {pipeline.failures.last}; mend it")
     return {**tally(results, spec.tasks), "greedy": greedy, "seed": seed, "version": version}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.errors import RunHalted
 from polyrhythm.files import written_whole
 from polyrhythm.flow.records import Episode, SampleEvaluated
 from polyrhythm.observe import MetricsWriter
@@ -50,6 +51,10 @@ class Evaluations:
         ways = self._ways(name)
         with progress.phase(f"evaluation_{name}"):
             results = pipeline.loop.evaluate(name, self._episodes(wanted.episodes, ways))
+        if not results:
+            raise RunHalted(
+                f"every episode of the evaluation was dropped, the last one: {pipeline.failures.last}; mend it"
+            )
         tallies = self._tell(ways, results)
         if name == "after" and wanted.every:
             self._compete(results[0].version, tallies)
@@ -124,6 +129,9 @@ class Evaluations:
             way, version = _WORDS[greedy, swap], results[0].version
             values = {f"evaluation/{way}/{part}": total[part] for part in _MEASURED}
             self._metrics.log(version, values, self._progress.summary()["total"])
-            told = (key, version, total["mean_return"], total["successes"], total["episodes"])
-            log.info("%s, version %d: return %.1f, success in %d of %d", *told)
+            succeeded = f"success in {total['successes']}, " if total["successes"] else ""
+            log.info(
+                "%s, version %d: %sreturn %.1f, %d episodes",
+                *(key, version, succeeded, total["mean_return"], total["episodes"]),
+            )
         return tallies

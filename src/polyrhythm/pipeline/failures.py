@@ -20,18 +20,20 @@ _CANCELLED = "cancelled"
 class Failures:
     """Warns at the first failure of each kind (call and error's type), the tenth, the hundredth, and so on.
 
-    logs: where the stations' logs with the tracebacks are; None where the stations log here.
+    logs: where the stations' logs with the tracebacks are; None where the stations log here. counts: failures by kind;
+    last: the last one, in words.
     """
 
     def __init__(self, logs: Path | None) -> None:
         self._logs = logs
-        self._counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+        self.last = "it ran out of attempts"
 
     def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         if isinstance(event, records.SampleFailed) and event.reason != _CANCELLED:
             kind = ": ".join(event.reason.split(": ")[:2])
-            self._counts[kind] += 1
-            count = self._counts[kind]
+            self.counts[kind] += 1
+            self.last, count = event.reason, self.counts[kind]
             if count == 10 ** (len(str(count)) - 1):
                 self._warn(event, count)
 

@@ -191,12 +191,17 @@ class Progress:
         if now - self._said < self._every_s and report.step + 1 < self._updates:
             return
         self._said = now
-        figures = self._episodes.figures
-        went = "no episode ended, "
-        if figures:
-            went = f"return {figures['env/return']:.2f}, success {figures['env/success_once']:.2f}, "
         lag = report.values["staleness/lag_mean"]
-        log.info("update %d of %d: %slag %.1f", report.step + 1, self._updates, went, lag)
+        log.info("update %d of %d: %slag %.1f", report.step + 1, self._updates, self._went(), lag)
+
+    def _went(self) -> str:
+        """How the last episodes went: as many as say something."""
+        recent = self._episodes.recent
+        if not recent:
+            return "no episode has ended, "
+        succeeded = fmean(success for success, _ in recent)
+        success = f"success {succeeded:.2f} and " if succeeded else ""
+        return f"{success}return {fmean(reward for _, reward in recent):.2f} over the last {len(recent)} episodes, "
 
 
 class Timeline:

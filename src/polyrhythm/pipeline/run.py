@@ -176,9 +176,8 @@ class _Run:
             self._save_published()
         loop.observers[:] = watching
         lags.refuse_beyond(config.freshness.max_lag, config.freshness.bound, clean=not saver.account.faults)
-        ledger = self._balanced()
-        told = {"lag": lags.summary(), "ledger": ledger.as_dict(), "groups": loop.conductor.choices()}
-        progress.commit("rl", {**totals, **told})
+        told = {"lag": lags.summary(), "ledger": self._balanced().as_dict(), "groups": loop.conductor.choices()}
+        progress.commit("rl", {**totals, **told, "failed_samples": dict(pipeline.failures.counts)})
 
     def _balanced(self) -> SampleLedger:
         """The ledger. RunHalted: a sample vanished or was counted twice, or a block was never given back."""

@@ -17,6 +17,9 @@ from polyrhythm.runtime.messages import Report
 
 log = logging.getLogger(__name__)
 
+#: A run that has just begun is saved sooner: after so many seconds, then twice as many, up to `run_every_s`.
+_FIRST_S = 5.0
+
 
 class RunSaver:
     """An observer. A trainer's state that is safe, and exactly as old as the conductor, is the moment to save all.
@@ -37,7 +40,8 @@ class RunSaver:
         self._before: dict[str, Any] = saved.counts if saved else {"wall_s": 0.0, "busy_s": {}}
         self.account = Account(self._before.get("account"))
         self._began = now
-        self._next = now + settings.run_every_s
+        self._every_s = min(_FIRST_S, settings.run_every_s)
+        self._next = now + self._every_s
         # A saved run has not started yet: its stations begin to count at zero.
         self._at_start = {} if saved else pipeline.launcher.statistics()
 
@@ -57,7 +61,8 @@ class RunSaver:
             self.save(logging.DEBUG)
             took = self._pipeline.loop.clock() - begin
             # Nothing is scheduled meanwhile, so saving takes a tenth of the time at most.
-            self._next = now + max(self._settings.run_every_s, 10 * took)
+            self._every_s = min(2 * self._every_s, self._settings.run_every_s)
+            self._next = now + max(self._every_s, 10 * took)
 
     def reported(self, now: float, report: Report) -> None:
         pass

@@ -226,6 +226,8 @@ class LocalLauncher:
         self.pool.lose(name)
         if process.vigil.present:
             self._events.append(records.StationLost(name, process.epoch, reason))
+        if isinstance(fate, RunHalted) and process.last_words is not None and process.last_words.fatal:
+            return fate  # its own sentence is all that there is to say
         said = "the run ends" if isinstance(fate, RunHalted) else fate
         log.error("%s %s; %s\n%s", name, reason, said, process.last_lines() or "(it has said nothing)")
         return fate

@@ -122,7 +122,7 @@ def _start(posting: Posting, log: IO[bytes]) -> subprocess.Popen[bytes]:
         "OPENBLAS_NUM_THREADS": threads,
         "PYTHONUNBUFFERED": "1",
     }
-    command = [sys.executable, "-m", "polyrhythm.runtime.child"]
+    command = [sys.executable, "-m", "polyrhythm.runtime.child", posting.station]  # the name is for `ps`
     # A session of its own: what a terminal sends to main's group is main's affair from the first moment.
     popen = subprocess.Popen(  # noqa: S603
         command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True

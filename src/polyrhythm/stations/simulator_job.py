@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from polyrhythm.config.registry import resolve
-from polyrhythm.envs.base import EnvSettings
+from polyrhythm.envs.base import EnvBatch, EnvSettings
 from polyrhythm.errors import RunHalted
 from polyrhythm.flow.records import EnvBatchInfo
 from polyrhythm.runtime.jobs import Host
 from polyrhythm.runtime.messages import Station
+from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.simulator import Simulator
 from polyrhythm.stations.slot import StepSettings
 
@@ -32,11 +33,7 @@ class SimulatorJob:
 
         def make(info: EnvBatchInfo, address: str) -> Station:
             env = settings.build(self.rows)
-            if (env.rows, env.spec) != (self.rows, settings.spec()):
-                raise RunHalted(
-                    f"env.build({self.rows}) gave {env.rows} rows of {env.spec}, wanted are {self.rows} of what "
-                    f"env.spec() gives, {settings.spec()}; mend the environment"
-                )
+            _refuse_other(env, settings.spec(), self.rows)
             return Simulator(self.name, epoch, [(info, env)], self.step, host.arena, host.links.emit, address)
 
         addresses = [f"{self.name}.{epoch}.{index}" for index in range(len(self.batches))]
@@ -44,3 +41,13 @@ class SimulatorJob:
             (address, lambda info=info, address=address: make(info, address))  # type: ignore[misc]
             for info, address in zip(self.batches, addresses, strict=True)
         ]
+
+
+def _refuse_other(env: EnvBatch, spec: EnvSpec, rows: int) -> None:
+    """Raise RunHalted unless the batch is what was asked for."""
+    pairs = {"rows": (env.rows, rows)}
+    pairs |= {field.name: (getattr(env.spec, field.name), getattr(spec, field.name)) for field in fields(spec)}
+    for name, (found, wanted) in pairs.items():
+        if found != wanted:
+            where = "env.build" if name == "rows" else "the spec of env.build"
+            raise RunHalted(f"{where}({rows}) gave {name} = {found}, wanted is {wanted}; mend the environment")

@@ -18,7 +18,7 @@ _LANES, _LANE, _GAP = 12, 18, 5
 _KINDS = {
     "step": ("s2", "simulator steps"),
     "wait": ("faint", "waits for an answer"),
-    "forward": ("s0", "forward pass"),
+    "forward": ("s0", "serves a batch"),
     "update": ("s1", "update"),
     "publish": ("s3", "publishes weights"),
     "apply": ("s4", "applies weights"),

@@ -133,6 +133,10 @@ def tiles(run: Run) -> str:
     for name, words in (("before", "before"), ("after", "after"), ("swapped", "swapped")):
         if name in summary:
             found.append(_tile(words, summary[name], success=run.measures_success))
+    if "best" in summary:
+        best = next(value for name, value in summary["best"].items() if name != "version")
+        _, value, unit = _tile("", best, success=run.measures_success)
+        found.append((f"best, version {summary['best']['version']}", value, unit))
     if "transitions_per_s" in summary:
         found.append(("throughput", f"{summary['transitions_per_s']:,.0f}", "transitions/s"))
     if "lag" in summary:
