@@ -39,20 +39,28 @@ from polyrhythm.flow.slots import Rows
 
 @dataclass
 class Turns(Dispatch):
-    """taken: the pass that the evaluator begins with its pinned weights, before it could take one of training."""
+    """taken: the pass that the evaluator begins with its pinned weights; first: before training could have its turn."""
 
     taken: Batch | None = None
+    first: bool = True
 
     def serve(self, rows: Rows, now: float) -> list[Serve]:
-        if self.taken is not None:
-            batch, self.taken = self.taken, None
-            self.batches += 1
-            generator = self.generators.get(batch.generator)
-            if generator is not None:
-                generator.batch = batch
-                generator.served_rows += sum(request.rows for request in batch.requests)
-                self.idle.pop(batch.generator, None)
-        return super().serve(rows, now)
+        if self.first:
+            self._take()
+        started = super().serve(rows, now)
+        self._take()
+        return started
+
+    def _take(self) -> None:
+        if self.taken is None:
+            return
+        batch, self.taken = self.taken, None
+        self.batches += 1
+        generator = self.generators.get(batch.generator)
+        if generator is not None:
+            generator.batch = batch
+            generator.served_rows += sum(request.rows for request in batch.requests)
+            self.idle.pop(batch.generator, None)
 
 
 class Shadow:
@@ -70,8 +78,9 @@ class Shadow:
 
     def note(self, now: float, event: Event, commands: list[Command]) -> str:
         """What is wrong with this decision, in words, or nothing."""
-        pinned = (command.batch for command in commands if isinstance(command, Serve) and command.batch.pinned)
-        self._turns.taken = next(pinned, None)
+        batches = [command.batch for command in commands if isinstance(command, Serve)]
+        self._turns.taken = next((batch for batch in batches if batch.pinned), None)
+        self._turns.first = bool(batches) and batches[0].pinned
         heard = self._of_training(event)
         alone = self._alone
         if heard is None:
