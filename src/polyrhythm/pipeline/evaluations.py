@@ -41,9 +41,10 @@ class Evaluations:
         self._best = BestPolicies(folder, config.checkpoint.keep_best)
 
     def evaluate(self, pipeline: Pipeline, name: str) -> None:
-        """{name: greedy tally, name_sampled: sampled tally, swapped: …}, of those asked for, unless that is done.
+        """Measure the policy `before` or `after` training, unless that is done.
 
-        name: before or after. The metrics get them too, at the step of the version that was measured.
+        The phase's result is {name: greedy tally, name_sampled: sampled tally, swapped: …}, of those asked for; the
+        metrics get them too, at the step of the version that was measured. RunHalted: not one episode ended.
         """
         wanted, progress = self._config.evaluation, self._progress
         if not wanted.episodes or progress.result(f"evaluation_{name}") is not None:
