@@ -16,6 +16,7 @@ environments fail; here an episode has 10 steps, and
 
 Live, the same on the `latency` environment with every second shortened to `--second`, in processes of this machine: the
 conductor, messages and weights are real, only the environments sleep. The first update is left out (it starts things).
+As simulated, it is a machine that is slow, not a state: the members of a group, which share one, are so by themselves.
 """
 
 from __future__ import annotations
@@ -133,6 +134,7 @@ def live(scene: Scene, groups: int, size: int, updates: int, second: str) -> Out
                 "type": "latency",
                 "episode_steps": STEPS,
                 "step_time": scene.law(second),
+                "times_by": "chance",
                 "observation_shape": [4],
                 "action_dim": 2,
             },

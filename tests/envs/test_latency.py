@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 from pydantic import ValidationError
@@ -11,9 +13,9 @@ from polyrhythm.envs.latency import LatencyBatch, LatencySettings
 NO_ACTIONS = np.zeros((4, 7), np.float32)
 
 
-def sleeps(seeds: list[int], steps: int = 6) -> list[float]:
+def sleeps(seeds: list[int], steps: int = 6, times_by: Literal["seed", "chance"] = "seed") -> list[float]:
     slept: list[float] = []
-    settings = LatencySettings(step_time="lognormal:10ms:0.8", reset_time="constant:3ms")
+    settings = LatencySettings(step_time="lognormal:10ms:0.8", reset_time="constant:3ms", times_by=times_by)
     batch = LatencyBatch(settings, 4, slept.append)
     batch.reset(range(4), [0] * 4, seeds)
     for _ in range(steps):
@@ -31,6 +33,10 @@ def test_sleeps_once_per_reset_and_once_per_batch_step():
 def test_equal_seeds_sleep_equally_and_others_do_not():
     assert sleeps([1, 2, 3, 4]) == sleeps([1, 2, 3, 4])
     assert sleeps([1, 2, 3, 4])[1:] != sleeps([1, 2, 3, 5])[1:]
+
+
+def test_a_machine_is_slow_by_itself_whatever_its_seeds():
+    assert sleeps([1, 2, 3, 4], times_by="chance") != sleeps([1, 2, 3, 4], times_by="chance")
 
 
 def test_rows_step_as_one():

@@ -6,6 +6,7 @@ The batch sleeps once per step, by a random law, as a vectorised simulator compu
 from __future__ import annotations
 
 import random
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
@@ -38,6 +39,8 @@ class LatencySettings(BaseModel):
     """Law of the batch's step time, such as `lognormal:10ms:0.8` (see `specs.distributions`)."""
     reset_time: str = "constant:0ms"
     """Law of the time of one call to reset, whatever the number of rows."""
+    times_by: Literal["seed", "chance"] = "seed"
+    """What decides the times: the seeds of the resets (a state is slow), or each batch by itself (a machine is)."""
     observation_shape: tuple[Annotated[int, Field(ge=1)], ...] = (8,)
     """Shape of a row's observation."""
     action_dim: Annotated[int, Field(ge=1)] = 7
@@ -69,14 +72,15 @@ class LatencyBatch:
     """Rows that reset on their own and step as one.
 
     The times drawn follow from the seeds of the resets so far, in order: equal calls sleep equally, and batches
-    that serve different tickets are independent. `sleep` is a parameter so that tests need no real time.
+    that serve different tickets are independent (times_by chance: all batches are, those of one group too). `sleep` is
+    a parameter so that tests need no real time.
     """
 
     def __init__(self, settings: LatencySettings, rows: int, sleep: Callable[[float], None]) -> None:
         self.rows, self.spec, self._sleep = rows, settings.spec(), sleep
         self._step_time = parse_distribution(settings.step_time)
         self._reset_time = parse_distribution(settings.reset_time)
-        self._history = 0
+        self._history = secrets.randbits(63) if settings.times_by == "chance" else 0
         self._rng = random.Random(self._history)
         self._seeds = [0] * rows
         self._steps = np.zeros(rows, np.int64)
