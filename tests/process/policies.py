@@ -17,15 +17,7 @@ class SlowSettings(CategoricalSettings):
     seconds: float = 1.0
 
     def build(self, env_spec: Any, seed: int) -> Any:
-        policy = super().build(env_spec, seed)
-        evaluate = policy.evaluate
-
-        def slowly(*arguments: Any) -> Any:
-            time.sleep(self.seconds)
-            return evaluate(*arguments)
-
-        policy.evaluate = slowly  # type: ignore[method-assign]
-        return policy
+        return _slowed(super().build(env_spec, seed), "evaluate", self.seconds)
 
 
 class SlowlyPublishedSettings(CategoricalSettings):
@@ -35,15 +27,19 @@ class SlowlyPublishedSettings(CategoricalSettings):
     seconds: float = 0.3
 
     def build(self, env_spec: Any, seed: int) -> Any:
-        policy = super().build(env_spec, seed)
-        state_dict = policy.state_dict
+        return _slowed(super().build(env_spec, seed), "state_dict", self.seconds)
 
-        def slowly(*arguments: Any, **words: Any) -> Any:
-            time.sleep(self.seconds)
-            return state_dict(*arguments, **words)
 
-        policy.state_dict = slowly  # type: ignore[method-assign]
-        return policy
+def _slowed(policy: Any, method: str, seconds: float) -> Any:
+    """The policy, whose method sleeps before it is itself."""
+    own = getattr(policy, method)
+
+    def slowly(*arguments: Any, **words: Any) -> Any:
+        time.sleep(seconds)
+        return own(*arguments, **words)
+
+    setattr(policy, method, slowly)
+    return policy
 
 
 class HeavySettings(CategoricalSettings):

@@ -25,7 +25,7 @@ def jobs() -> list[Job]:
     infos = env_batch_infos(RUN, SPEC)[0]
     algorithm, training = (section.model_dump(mode="json") for section in (RUN.algorithm, RUN.training))
     return [
-        SimulatorJob("s", RUN.env.model_dump(mode="json"), 6, tuple(infos), step_settings(RUN, built)),
+        SimulatorJob("s", RUN.env.model_dump(mode="json"), SPEC, 6, tuple(infos), step_settings(RUN, built)),
         GeneratorJob("g", policy),
         TrainerJob("t", policy, algorithm, training, 6, TrainerStates("folder", 2)),
         TrainerJob("t", policy, algorithm, training, 6, None),

@@ -28,7 +28,6 @@ import psutil
 
 from polyrhythm.benchmarks import resources
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.errors import RunHalted
 from polyrhythm.flow import records
 from polyrhythm.pipeline.account import Account
 from polyrhythm.pipeline.build import build_pipeline
@@ -103,9 +102,7 @@ def measure(config: RunConfig, versions: int) -> Cost:
         watch = Watch(pipeline.launcher, (_FIRST - 1, last))
         pipeline.loop.observers.append(watch)
         pipeline.loop.train_until(last + math.ceil(config.freshness.max_lag))
-    if watch.account.faults:
-        fault = watch.account.faults[0]
-        raise RunHalted(f"{fault['station']} was lost while it was measured ({fault['reason']}); measure again")
+    watch.account.refuse_faults()
     return watch.cost(_FIRST, last)
 
 

@@ -59,14 +59,9 @@ def _totals(totals: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     noticed, recovered = totals["noticed_s"], totals["recovered_s"]
     yield "faults", ", ".join(f"{own['faults']} {kind}" for kind, own in totals["by_kind"].items())
     yield "noticed", f"after {noticed['p50']} s (median), {noticed['max']} s at most"
-    yield (
-        "recovered",
-        (
-            f"after {recovered['p50']} s (median), {recovered['max']} s at most; {totals['recovered_within_15_s']} of "
-            f"{totals['faults']} within 15 s"
-        ),
-    )
+    within = f"{totals['recovered_within_15_s']} of {totals['faults']} within 15 s"
+    yield "recovered", f"after {recovered['p50']} s (median), {recovered['max']} s at most; {within}"
     yield "pace", f"{totals['pace']['first']:,} rows/s at first, {totals['pace']['last']:,} in the end"
     yield "samples", show.samples(totals["ledger"])
-    yield "lag", f"mean {totals['lag']['mean']:.2f}, largest {totals['lag']['max']}"
+    yield "lag", show.lag(totals["lag"])
     yield "violations", "; ".join(totals["violations"]) or "none"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from polyrhythm.cli import show
+from polyrhythm.observe.intervals import deciding
 
 _EVALUATIONS = {
     "before": "before",
@@ -23,8 +24,7 @@ def lines(summary: Mapping[str, Any]) -> str:
 
 def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     rates = {name: words for name, words in _EVALUATIONS.items() if name in summary}
-    best = [tally for tally in summary.get("best", {}).values() if isinstance(tally, Mapping)]
-    tallies = [*(summary[name] for name in rates), *best]
+    tallies = [*(summary[name] for name in rates), *([deciding(summary["best"])] if "best" in summary else [])]
     succeeded = any(tally["successes"] or not tally.get("mean_return") for tally in tallies)
     for name, words in rates.items():
         yield words, show.rate(summary[name]) if succeeded else show.earned(summary[name])
@@ -34,7 +34,7 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "transitions_per_s" in summary:
         yield "throughput", f"{summary['transitions_per_s']:,.0f} transitions/s"
         yield "busy", show.shares(summary["utilisation"])
-        yield "lag", f"mean {summary['lag']['mean']:.2f}, largest {summary['lag']['max']}"
+        yield "lag", show.lag(summary["lag"])
         yield "samples", show.samples(summary["ledger"])
         yield "faults", _faults(summary["faults"])
         if failed := summary.get("failed_samples"):
@@ -42,7 +42,7 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _best(entry: Mapping[str, Any], *, succeeded: bool) -> str:
-    tally = next(value for name, value in entry.items() if name != "version")
+    tally = deciding(entry)
     return f"version {entry['version']}: {show.rate(tally) if succeeded else show.earned(tally)}"
 
 

@@ -51,6 +51,11 @@ def samples(ledger: Mapping[str, Any]) -> str:
     return ", ".join(f"{count:,} {state.replace('_', ' ')}" for state, count in counts.items() if count)
 
 
+def lag(summary: Mapping[str, Any]) -> str:
+    """How far behind the trainer the samples were, in versions."""
+    return f"mean {summary['mean']:.2f}, largest {summary['max']}"
+
+
 def shares(parts: Mapping[str, float]) -> str:
     """`simulator 25%, trainer 54%`."""
     return ", ".join(f"{name.replace('_', ' ')} {100 * share:.0f}%" for name, share in parts.items())

@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The summary without what only programs want."""
-    throughput, requests, lag = summary["throughput"], summary["requests"], summary["lag"]
+    throughput, requests = summary["throughput"], summary["requests"]
     trained, rows = throughput["trained_samples_per_s"], requests["rows_per_batch"]
     yield "simulated", f"{summary['versions']} versions in {summary['virtual_s']:,.1f} s, {summary['gpus']:g} GPUs"
     if summary["halted"]:
@@ -42,7 +42,7 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"{name} spent", show.shares({state: spent["share"] for state, spent in states.items()})
     served = f"{requests['served']:,} served in {requests['batches']:,} batches of {rows:.1f} rows"
     yield "requests", f"{served}, each after {1000 * requests['wait_s']:.1f} ms"
-    yield "lag", f"mean {lag['mean']:.2f}, largest {lag['max']}"
+    yield "lag", show.lag(summary["lag"])
     yield "samples", show.samples(summary["ledger"])
     if summary["stations_lost"]:
         down = ", ".join(f"{kind} {seconds:g} s" for kind, seconds in summary["down_s"].items() if seconds)

@@ -71,9 +71,15 @@ class Evaluations:
         """The evaluation beside training that is under way, or next."""
         return self.beside[0] if self.beside else None
 
+    @property
+    def under_way(self) -> list[EvaluationState]:
+        """Those whose episodes may run: at most one that training waits for, and one beside it."""
+        pausing = [self.queue[0]] if self.begun else []
+        return pausing + [evaluation for evaluation in (self.aside,) if evaluation and evaluation.version >= 0]
+
     def of(self, ticket: Ticket) -> EvaluationState:
         """The evaluation under way that the ticket belongs to."""
-        return next(e for e in (self.current, self.aside) if e is not None and e.name == ticket.evaluation)
+        return next(evaluation for evaluation in self.under_way if evaluation.name == ticket.evaluation)
 
     def end(self, evaluation: EvaluationState) -> None:
         """The evaluation under way is over, by whatever way."""

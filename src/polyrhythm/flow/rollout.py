@@ -64,12 +64,11 @@ class Rollout:
 
     def grant(self, version: int, now: float, *, training: bool) -> list[Command]:
         """Give asking rows the tickets that are due at applied version `version`; no training ones in an evaluation."""
-        closed = self.admission.closed(version) and redundancy.is_closed(self.admission, self.buffer)
         evaluation = self.evaluations.current if self.evaluations.begun else None
         if evaluation is not None:
             self.rows.tidy()
             return self._deal(lambda: _next_of(evaluation, version), lambda: self.rows.next_ask(fresh=True), now)
-        if not training or closed:
+        if not training or (self.admission.closed(version) and redundancy.is_closed(self.admission, self.buffer)):
             return []
         self.rows.tidy()
         return self._deal(lambda: self._next(version), self.rows.next_ask, now)
@@ -202,16 +201,10 @@ class Rollout:
 
     def settle_evaluation(self) -> list[Command]:
         """Report the evaluations under way whose last episode is in."""
-        commands: list[Command] = []
-        evaluation = self.evaluations.current
-        if self.evaluations.begun and evaluation is not None and evaluation.done:
+        ended = [evaluation for evaluation in self.evaluations.under_way if evaluation.done]
+        for evaluation in ended:
             self.evaluations.end(evaluation)
-            commands.append(EvaluationDone(evaluation.name, evaluation.finished, evaluation.dropped))
-        evaluation = self.evaluations.aside
-        if evaluation is not None and evaluation.version >= 0 and evaluation.done:
-            self.evaluations.end(evaluation)
-            commands.append(EvaluationDone(evaluation.name, evaluation.finished, evaluation.dropped))
-        return commands
+        return [EvaluationDone(evaluation.name, evaluation.finished, evaluation.dropped) for evaluation in ended]
 
     def give_up(self, evaluation: EvaluationState) -> list[Command]:
         """The weights of the evaluation under way are gone: end it; the episodes that lack count as dropped."""

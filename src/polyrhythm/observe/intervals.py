@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 
 class Interval(NamedTuple):
@@ -31,3 +32,9 @@ def wilson(successes: int, episodes: int, z: float = 1.959963984540054) -> Inter
     low = 0.0 if successes == 0 else centre - half
     high = 1.0 if successes == episodes else centre + half
     return Interval(successes, episodes, rate, low, high)
+
+
+def deciding(evaluated: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The tally that ranks an entry {version, way: tally, …} of evaluations.json: the first, greedy if measured."""
+    tally: Mapping[str, Any] = next(value for name, value in evaluated.items() if name != "version")
+    return tally

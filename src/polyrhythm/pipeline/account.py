@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from polyrhythm.errors import RunHalted
 from polyrhythm.flow import records
 from polyrhythm.observe import Activity
 from polyrhythm.pipeline.loop import Launcher
@@ -37,6 +38,12 @@ class Account:
 
     def reported(self, now: float, report: Report) -> None:
         pass
+
+    def refuse_faults(self) -> None:
+        """Raise RunHalted if a station was lost: what was measured meanwhile says nothing."""
+        if self.faults:
+            fault = self.faults[0]
+            raise RunHalted(f"{fault['station']} was lost while it was measured ({fault['reason']}); measure again")
 
     def as_dict(self) -> dict[str, Any]:
         """For the saved run."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from polyrhythm.errors import RunFolderError
 from polyrhythm.files import written_whole
+from polyrhythm.observe.intervals import deciding
 from polyrhythm.pipeline.checkpoints import STATES
 
 EVALUATIONS_FILE, BEST_FILE = "evaluations.json", "best.pt"
@@ -94,5 +95,5 @@ class BestPolicies:
 
 
 def _merit(entry: dict[str, Any]) -> tuple[float, float]:
-    tally = next(value for name, value in entry.items() if name != "version")
+    tally = deciding(entry)
     return tally["low"], tally["mean_return"]

@@ -13,9 +13,9 @@ from typing import Any
 from polyrhythm.config.rollout import DynamicBatching
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.envs.base import EnvSettings
-from polyrhythm.errors import ConfigError, RunFolderError
+from polyrhythm.errors import ConfigError, RunFolderError, RunHalted
 from polyrhythm.flow.conductor import Conductor
-from polyrhythm.flow.records import EnvBatchInfo, WeightsOffered
+from polyrhythm.flow.records import EnvBatchInfo, Episode, SampleEvaluated, WeightsOffered
 from polyrhythm.flow.settings import FlowSettings
 from polyrhythm.flow.sharding import shard
 from polyrhythm.pipeline.account import EVALUATION
@@ -51,6 +51,13 @@ class Pipeline:
     weights: WeightsBus
     states: TrainerStates | None
     failures: Failures
+
+    def evaluate(self, name: str, episodes: Sequence[Episode]) -> list[SampleEvaluated]:
+        """Run these episodes; their results in the order in which they finished. RunHalted: not one did."""
+        results = self.loop.evaluate(name, episodes)
+        if not results:
+            raise RunHalted(f"every episode of the evaluation was dropped, the last one: {self.failures.last}; mend it")
+        return results
 
     def close(self) -> None:
         self.launcher.close()
@@ -251,7 +258,7 @@ def _jobs(
     jobs: list[tuple[Job, Seat]] = []
     for batches in infos:
         name, rows = batches[0].name.rpartition(".")[0], sum(slot.rows for slot in batches[0].slots)
-        jobs.append((SimulatorJob(name, env, rows, tuple(batches), step), seat))
+        jobs.append((SimulatorJob(name, env, spec, rows, tuple(batches), step), seat))
     seat = Seat(seats.generators.device, seats.generators.threads)
     evaluator = _evaluator(config) if trainer else ""
     jobs += [(GeneratorJob(name, own, "too" if name == evaluator else "no"), seat) for name in generator_names(config)]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.errors import RunHalted
 from polyrhythm.files import written_whole
 from polyrhythm.flow.records import Episode, SampleEvaluated
 from polyrhythm.observe import MetricsWriter
@@ -51,11 +50,7 @@ class Evaluations:
             return
         ways = self._ways(name)
         with progress.phase(f"evaluation_{name}"):
-            results = pipeline.loop.evaluate(name, self._episodes(wanted.episodes, ways))
-        if not results:
-            raise RunHalted(
-                f"every episode of the evaluation was dropped, the last one: {pipeline.failures.last}; mend it"
-            )
+            results = pipeline.evaluate(name, self._episodes(wanted.episodes, ways))
         tallies = self._tell(ways, results)
         if name == "after" and wanted.every:
             self._compete(results[0].version, tallies)

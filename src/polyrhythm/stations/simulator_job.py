@@ -19,10 +19,12 @@ from polyrhythm.stations.slot import StepSettings
 
 @dataclass(frozen=True, slots=True)
 class SimulatorJob:
-    """env: the environment's settings as plain data; batches: its env batches of `rows` rows, a part for each."""
+    """env: the environment's settings as plain data; spec: what main was told that its batches offer; batches: its env
+    batches of `rows` rows, a part for each."""
 
     name: str
     env: dict[str, Any]
+    spec: EnvSpec
     rows: int
     batches: tuple[EnvBatchInfo, ...]
     step: StepSettings
@@ -33,7 +35,7 @@ class SimulatorJob:
 
         def make(info: EnvBatchInfo, address: str) -> Station:
             env = settings.build(self.rows)
-            _refuse_other(env, settings.spec(), self.rows)
+            _refuse_other(env, self.spec, self.rows)
             return Simulator(self.name, epoch, [(info, env)], self.step, host.arena, host.links.emit, address)
 
         addresses = [f"{self.name}.{epoch}.{index}" for index in range(len(self.batches))]

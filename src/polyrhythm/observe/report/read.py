@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -107,14 +108,14 @@ def _so_far(progress: Line) -> dict[str, Any]:
 
 def _evaluations(lines: list[Line], per_version: int) -> list[Measured]:
     """Those of a version may come when training is far beyond it. per_version: updates of each."""
-    by_update = [(line["step"], line["throughput/transitions"]) for line in lines if "throughput/transitions" in line]
+    updates = [line for line in lines if "throughput/transitions" in line]
     found = []
     for line in lines:
-        last = line["step"] * per_version
-        transitions = max((count for update, count in by_update if update < last), default=0.0)
         for way in ("greedy", "sampled", "swapped"):
             values = [line.get(f"evaluation/{way}/{part}") for part in ("rate", "low", "high", "mean_return")]
             if None not in values:
+                before = bisect_left(updates, line["step"] * per_version, key=lambda update: update["step"])
+                transitions = updates[before - 1]["throughput/transitions"] if before else 0.0
                 found.append(Measured(way, transitions, *map(float, values)))  # type: ignore[arg-type]
     return found
 

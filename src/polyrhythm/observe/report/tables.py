@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from polyrhythm.observe.intervals import deciding
 from polyrhythm.observe.report.read import Run
 
 #: What the summary's results are called.
@@ -134,8 +135,7 @@ def tiles(run: Run) -> str:
         if name in summary:
             found.append(_tile(words, summary[name], success=run.measures_success))
     if "best" in summary:
-        best = next(value for name, value in summary["best"].items() if name != "version")
-        _, value, unit = _tile("", best, success=run.measures_success)
+        _, value, unit = _tile("", deciding(summary["best"]), success=run.measures_success)
         found.append((f"best, version {summary['best']['version']}", value, unit))
     if "transitions_per_s" in summary:
         found.append(("throughput", f"{summary['transitions_per_s']:,.0f}", "transitions/s"))
