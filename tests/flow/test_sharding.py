@@ -2,19 +2,27 @@ from collections.abc import Sequence
 
 import pytest
 
-from polyrhythm.flow.sharding import shard
+from polyrhythm.flow.sharding import EnvBatch, shard
 
 
-def by_half(name: str, rows: int, generators: Sequence[str]) -> list[tuple[int, str | None]]:
-    return [(rows // 2, generators[0]), (rows - rows // 2, None)]
+def by_half(batch: EnvBatch, generators: Sequence[str]) -> list[tuple[int, str | None]]:
+    return [(batch.rows // 2, generators[0]), (batch.rows - batch.rows // 2, "any")]
 
 
-def to_nobody(name: str, rows: int, generators: Sequence[str]) -> list[tuple[int, str | None]]:
-    return [(rows, "g9")]
+def to_nobody(batch: EnvBatch, generators: Sequence[str]) -> list[tuple[int, str | None]]:
+    return [(batch.rows, "g9")]
 
 
-def nonsense(name: str, rows: int, generators: Sequence[str]) -> str:
+def nonsense(batch: EnvBatch, generators: Sequence[str]) -> str:
     return "half"
+
+
+def too_few(batch: EnvBatch, generators: Sequence[str]) -> list[tuple[int, str | None]]:
+    return [(batch.rows - 1, None)]
+
+
+def broken(batch: EnvBatch, generators: Sequence[str]) -> list[tuple[int, str | None]]:
+    raise KeyError(batch.name)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +50,8 @@ def test_a_strategy_may_bind_slots_to_generators() -> None:
         ([7, 0], "a slot has 0 rows"),
         ("no.such:function", "cannot be loaded"),
         (f"{__name__}:nonsense", "returned 'half'"),
+        (f"{__name__}:too_few", "6 rows together, the env batch has 7"),
+        (f"{__name__}:broken", r"raised KeyError: 'b' \(.*test_sharding.py, line \d+\); mend it"),
     ],
 )
 def test_wrong_strategies_say_what_is_wrong(strategy: str | list[int], complaint: str) -> None:

@@ -32,6 +32,14 @@ class WholeSettings(BaseModel):
         return Counting(rows, reset_rows=False)
 
 
+def no_key(request):
+    return request.urgency
+
+
+def no_order(request):
+    return None
+
+
 class PerAction(GaussianPolicy):
     """Its value is one per action."""
 
@@ -94,6 +102,26 @@ REFUSED = [
     (
         {"rollout": {"queue_key": "os:nothing"}},
         r"rollout: queue_key 'os:nothing' cannot be loaded .*name an importable",
+    ),
+    (
+        {"rollout": {"queue_key": "tests.pipeline.test_check:no_key"}},
+        r"rollout: queue_key '.*no_key' raised AttributeError: .* \(.*test_check.py, line \d+\); mend it",
+    ),
+    (
+        {"rollout": {"queue_key": "tests.pipeline.test_check:no_order"}},
+        r"rollout: queue_key '.*no_order' returned None, which has no order; return a number",
+    ),
+    (
+        {**LATENCY, "rollout": {"sharding": "even:2", "join": "none"}},
+        r"rollout.join = none: .*set rollout.join to all",
+    ),
+    (
+        {"rollout": {"sharding": "even:2", "join": "all"}},
+        r"rollout.sharding = even:2: .*set rollout.sharding to whole",
+    ),
+    (
+        {"rollout": {"buckets": [2, 4]}},
+        r"rollout.buckets = \[2, 4\]: a batch may have 6 rows.*; add 8, or use powers",
     ),
     (
         {"algorithm": {"reward_level": "action"}},

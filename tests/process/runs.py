@@ -36,7 +36,8 @@ ASYNCHRONOUS: dict[str, Any] = {
 #: As many rows as samples per version: no row is refilled while others run, so no timing decides who asks with whom.
 LOCKSTEP: dict[str, Any] = {
     **ASYNCHRONOUS,
-    "rollout": {"rows": 10, "routing": "fixed"},
+    # One shape of forward pass: what is resumed in the middle of a version runs in smaller batches, of other bits.
+    "rollout": {"rows": 10, "routing": "fixed", "buckets": [16]},
     "batching": {"type": "lockstep"},
     "freshness": {"max_lag": 0, "on_update": "drain"},
     "training": {**ASYNCHRONOUS["training"], "order": "ticket", "mini_batch_samples": 10},

@@ -17,7 +17,7 @@ from polyrhythm.flow.records import (
     WeightsApplied,
 )
 from polyrhythm.pipeline.layout import answer_specs, shown
-from polyrhythm.policies.categorical import CategoricalSettings
+from polyrhythm.policies.categorical import CategoricalPolicy, CategoricalSettings
 from polyrhythm.runtime.arena import ArenaLayout, RequestView, in_memory
 from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION, Links
 from polyrhythm.runtime.weights import bus_in_memory
@@ -32,17 +32,29 @@ def policy(seed):
     return CategoricalSettings().build(SPEC, seed)
 
 
+class Shapes(CategoricalPolicy):
+    """Notes the rows of every pass."""
+
+    def __init__(self):
+        super().__init__(CategoricalSettings(), SPEC)
+        self.seen = []
+
+    def act(self, obs, greedy, noise_key):
+        self.seen.append(len(greedy))
+        return super().act(obs, greedy, noise_key)
+
+
 class Stand:
     """A generator with everything that it says, and the policy that it should act like."""
 
-    def __init__(self):
+    def __init__(self, served=None, buckets=()):
         self.policy, self.said = policy(1), []
         layout = ArenaLayout(9, 4, 1, shown(SPEC), answer_specs(self.policy, SPEC), SLOTS)
         self.arena, self.weights = in_memory(layout), bus_in_memory(self.policy.state_dict())
         self.rng = np.random.default_rng(0)
         self.arena.obs["x"][:] = self.rng.normal(size=(45, 3))
         links = Links(self.said.append, lambda reply: self.said.append((reply, reply.answers.copy())), self.said.append)
-        self.generator = Generator("g", 0, policy(2), self.arena, self.weights, links)
+        self.generator = Generator("g", 0, served or policy(2), self.arena, self.weights, links, buckets=buckets)
         self.weights.publish(0, self.policy.state_dict())
         self.generator.handle(ApplyWeights("g", 0))
         assert self.generator.work()
@@ -107,7 +119,7 @@ def test_a_batch_is_one_forward_whose_answers_go_to_their_slots():
     ]
     for name, tensor in ((ACTIONS, wanted.actions), (LOGPROB, wanted.logprob), (VALUE, wanted.value)):
         assert np.array_equal(np.concatenate([answers[name] for _, answers in replies]), tensor.numpy())
-    assert stand.generator.statistics() == {"passes": 1, "rows": 8}
+    assert stand.generator.statistics() == {"passes": 1, "rows": 8, "padding": 0}
 
 
 def test_all_rows_of_all_slots_fit_one_batch_and_its_memory_is_used_again():
@@ -152,6 +164,25 @@ def test_a_version_that_was_overwritten_gives_the_newest_and_says_so():
     request = stand.request("a", 0)
     ((_, answers),) = stand.serve(request)
     assert np.array_equal(answers[LOGPROB], stand.expected(request).logprob.numpy())
+
+
+def test_a_policy_meets_the_bucket_shapes_alone_each_once_before_the_start():
+    served = Shapes()
+    stand = Stand(served, buckets=(2, 4, 16))
+    assert served.seen == [2, 4, 16]
+    for slots in (["a"], ["b"], ["a", "b"], ["a", "b", "c"]):
+        stand.serve(*(stand.request(slot, *range(SLOTS[slot])) for slot in slots))
+    assert served.seen[3:] == [4, 2, 16, 16]
+    assert stand.generator.statistics() == {"passes": 4, "rows": 3 + 2 + 5 + 9, "padding": 1 + 0 + 11 + 7}
+
+
+def test_in_one_bucket_an_answer_has_the_same_bits_whoever_else_is_in_the_batch():
+    stand = Stand(buckets=(16,))
+    asked = [stand.request("a", 4, 3, 9), stand.request("c", 40, 2, 5, 8)]
+    together = {reply.slot: answers for reply, answers in stand.serve(*asked)}
+    for request in asked:
+        ((reply, alone),) = stand.serve(request)
+        assert np.array_equal(alone, together[reply.slot])
 
 
 def test_what_a_generator_does_not_do_is_refused():

@@ -421,6 +421,29 @@ def test_slots_of_a_whole_stepping_batch_join_and_parked_rows_idle():
     assert bench.env.state[1].tolist() == [0, 1, 0], "a parked row got a no-op"
 
 
+def test_joined_slots_step_together_though_their_rows_could_step_alone():
+    bench = Bench(4, sharding="even:2", settings=StepSettings(1, join=True))
+    bench.start((0, ticket(0, 4)))
+    bench.start((2, ticket(1, 4)), slot="e/1")
+    first, second = bench.run()
+    bench.answer(first, value=lambda i: 3)
+    assert bench.run() == []
+    bench.answer(second, value=lambda i: 5)
+    first, second = bench.run()
+    assert bench.env.stepped.tolist() == [1, 0, 1, 0], "parked rows are left alone"
+    assert (bench.shown(first), bench.shown(second)) == ([[4, 1, 3]], [[104, 1, 5]])
+
+
+def test_slots_that_do_not_join_step_on_their_own():
+    bench = Bench(4, sharding="even:2")
+    bench.start((0, ticket(0, 4)))
+    bench.start((2, ticket(1, 4)), slot="e/1")
+    first, _ = bench.run()
+    bench.answer(first, value=lambda i: 3)
+    (first,) = bench.run()
+    assert bench.env.stepped.tolist() == [1, 0, 0, 0]
+
+
 def test_a_row_that_begins_late_is_not_moved_by_the_others_steps():
     bench = Bench(3, sharding=(2, 1), env=Counting(3, step_rows=False))
     bench.start((0, ticket(0, 4)))

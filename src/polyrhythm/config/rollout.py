@@ -29,6 +29,21 @@ def parse_sharding(value: Any) -> str | tuple[int, ...]:
 Sharding = Annotated[str | tuple[int, ...], BeforeValidator(parse_sharding)]
 
 
+def parse_buckets(value: Any) -> str | tuple[int, ...]:
+    """`none`, `powers`, or row counts in ascending order."""
+    choices = "use none, powers, or a list of row counts such as [8, 32, 128], smallest first"
+    if isinstance(value, list | tuple):
+        whole = all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in value)
+        if value and whole and list(value) == sorted(set(value)):
+            return tuple(value)
+    elif value in ("none", "powers"):
+        return str(value)
+    raise Refusal("", value, f"not row counts to pad to; {choices}")
+
+
+Buckets = Annotated[str | tuple[int, ...], BeforeValidator(parse_buckets)]
+
+
 class RolloutSettings(Section):
     """Simulators, generators, and what lies between them. Slots = simulators x env_batches x shards."""
 
@@ -41,13 +56,17 @@ class RolloutSettings(Section):
     generators: Count = 1
     """Generator stations, each with its own copy of the policy."""
     sharding: Sharding = "whole"
-    """How an env batch is cut into slots: whole, even:N, a list of slot sizes, or module:function."""
+    """How an env batch is cut into slots: whole, even:N, a list of slot sizes, or module:function (docs/rollout.md)."""
+    join: Literal["auto", "all", "none"] = "auto"
+    """Slots of an env batch that step together: all, none (each by itself), or auto: none where the env allows it."""
     action_repeat: Count = 1
     """Env steps for which each primitive action is held."""
     segment_steps: Whole = 0
     """Chunk steps after which an unfinished episode ships as a segment; 0 for whole episodes."""
     routing: Literal["least_loaded", "round_robin", "fixed"] = "least_loaded"
     """Which generator takes a batch: any idle one, each in turn, or slot i always generator i mod n."""
+    buckets: Buckets = "none"
+    """Row counts that forward passes are padded to, for compiled inference: none, powers (of two), or a list."""
     queue_key: str = ""
     """module:function of a request, lowest served first; empty for the order of arrival."""
     episode_deadline_s: Positive = 600.0

@@ -6,13 +6,25 @@ Invariant: the slots of an env batch are consecutive, not empty, and together co
 from __future__ import annotations
 
 import importlib
+import traceback
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 from polyrhythm.flow.records import EnvBatchInfo, SlotInfo
 
-#: A user's strategy: (name of the env batch, its rows, generator names) → [(rows, generator name or None for any)].
-Strategy = Callable[[str, int, Sequence[str]], Sequence[tuple[int, str | None]]]
+
+class EnvBatch(NamedTuple):
+    """What a user's strategy is told of an env batch, named `simulator.number`."""
+
+    name: str
+    rows: int
+
+
+#: Instead of a generator's name: whichever is free.
+ANY = "any"
+
+#: A user's strategy: (env batch, generator names) → [(rows, generator name or "any")], slot by slot.
+Strategy = Callable[[EnvBatch, Sequence[str]], Sequence[tuple[int, str | None]]]
 
 
 def shard(
@@ -25,17 +37,20 @@ def shard(
     """
     shares = _shares(name, rows, strategy, generators)
     for size, generator in shares:
-        if not isinstance(size, int) or size < 1:
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ValueError(f"sharding of {name}: a slot has {size!r} rows; every slot needs at least 1")
-        if generator is not None and generator not in generators:
+        if generator not in (None, ANY, *generators):
             names = ", ".join(generators)
-            raise ValueError(f"sharding of {name}: there is no generator {generator!r}; there are {names}")
+            raise ValueError(f"sharding of {name}: there is no generator {generator!r}; there are {names}, and any")
     total = sum(size for size, _ in shares)
     if total != rows:
-        raise ValueError(f"sharding of {name}: the slots have {total} rows together, the env batch has {rows}")
+        raise ValueError(
+            f"sharding of {name}: the slots have {total} rows together, the env batch has {rows}; make them equal"
+        )
     slots, first = [], 0
     for index, (size, generator) in enumerate(shares):
-        slots.append(SlotInfo(slot=f"{name}/{index}", first=first, rows=size, generator=generator))
+        bound = None if generator == ANY else generator
+        slots.append(SlotInfo(slot=f"{name}/{index}", first=first, rows=size, generator=bound))
         first += size
     return EnvBatchInfo(name=name, slots=tuple(slots), reset_rows=reset_rows)
 
@@ -56,14 +71,24 @@ def _shares(
         return [(rows // count + (index < rows % count), None) for index in range(count)]
     if strategy.partition(":")[2].isidentifier():
         function = cast(Strategy, load_function(strategy, "sharding"))
-        return _checked(function(name, rows, generators), strategy)
+        try:
+            result = function(EnvBatch(name, rows), generators)
+        except Exception as error:
+            raise ValueError(f"sharding {strategy!r} {raised(error)}") from error
+        return _checked(result, strategy)
     raise ValueError(f"sharding {strategy!r} is unknown; use whole, even:n, a list of sizes, or module:function")
 
 
 def _checked(result: object, strategy: str) -> Sequence[tuple[int, str | None]]:
     if isinstance(result, Sequence) and all(isinstance(item, tuple) and len(item) == 2 for item in result):
         return cast(Sequence[tuple[int, str | None]], result)
-    raise ValueError(f"sharding {strategy!r} returned {result!r}; it must return a list of (rows, generator or None)")
+    raise ValueError(f"sharding {strategy!r} returned {result!r}; it must return a list of (rows, generator or 'any')")
+
+
+def raised(error: Exception) -> str:
+    """What a user's function raised, and where: the end of a sentence about it."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"raised {type(error).__name__}: {error} ({place.filename}, line {place.lineno}); mend it"
 
 
 def load_function(path: str, what: str) -> Callable[..., object]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from polyrhythm.config.rollout import DynamicBatching
 from polyrhythm.config.schema import RunConfig
@@ -21,7 +21,7 @@ from polyrhythm.flow.sharding import shard
 from polyrhythm.pipeline.account import EVALUATION
 from polyrhythm.pipeline.checkpoints import STATES, SavedRun
 from polyrhythm.pipeline.failures import Failures
-from polyrhythm.pipeline.layout import arena_layout, step_settings
+from polyrhythm.pipeline.layout import arena_layout, bucket_sizes, step_settings
 from polyrhythm.pipeline.loop import Launcher, Loop
 from polyrhythm.policies.base import Policy, PolicySettings
 from polyrhythm.runtime.arena import ArenaLayout
@@ -152,15 +152,27 @@ def env_batch_infos(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -
         ]
     except ValueError as error:
         raise ConfigError(f"rollout.sharding = {rollout.sharding}: {error}") from error
-    if not spec.step_rows and config.batching.type == "lockstep" and len(infos[0][0].slots) > 1:
-        raise ConfigError(
-            f"rollout.sharding = {rollout.sharding}: the environment steps only whole batches, so under lockstep its "
-            "slots could wait for each other for ever; set rollout.sharding to whole, or batching.type to dynamic"
-        )
+    if len(infos[0][0].slots) > 1:
+        _check_join(config, spec)
     if trainer and (rows := config.evaluation.reserved_rows):
         own = shard(f"{_EVALUATION_SIMULATOR}.0", rows, "whole", [], reset_rows=spec.reset_rows)
         infos.append([replace(own, reserved=True)])
     return infos
+
+
+def _check_join(config: RunConfig, spec: EnvSpec) -> None:
+    """Whether an env batch of several slots can step as it is told to."""
+    rollout = config.rollout
+    if rollout.join == "none" and not spec.step_rows:
+        raise ConfigError(
+            "rollout.join = none: the environment steps only whole batches; set rollout.join to all, or "
+            "rollout.sharding to whole"
+        )
+    if (rollout.join == "all" or not spec.step_rows) and config.batching.type == "lockstep":
+        raise ConfigError(
+            f"rollout.sharding = {rollout.sharding}: the slots of an env batch step together, so under lockstep they "
+            "could wait for each other for ever; set rollout.sharding to whole, or batching.type to dynamic"
+        )
 
 
 def build_pipeline(
@@ -260,10 +272,12 @@ def _jobs(
         name, rows = batches[0].name.rpartition(".")[0], sum(slot.rows for slot in batches[0].slots)
         jobs.append((SimulatorJob(name, env, spec, rows, tuple(batches), step), seat))
     seat = Seat(seats.generators.device, seats.generators.threads)
-    evaluator = _evaluator(config) if trainer else ""
-    jobs += [(GeneratorJob(name, own, "too" if name == evaluator else "no"), seat) for name in generator_names(config)]
+    evaluator, buckets = _evaluator(config) if trainer else "", bucket_sizes(config, infos)
+    for name in generator_names(config):
+        evaluates: Literal["no", "too"] = "too" if name == evaluator else "no"
+        jobs += [(GeneratorJob(name, own, evaluates, buckets), seat)]
     if evaluator == _EVALUATION_GENERATOR:
-        jobs.append((GeneratorJob(evaluator, own, "only"), seat))
+        jobs.append((GeneratorJob(evaluator, own, "only", buckets), seat))
     if trainer:
         job = TrainerJob(
             "trainer",

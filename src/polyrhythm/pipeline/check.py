@@ -15,11 +15,12 @@ import torch
 from polyrhythm.config.catalog import refuse_lacking
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, PolyrhythmError
-from polyrhythm.flow.sharding import load_function
+from polyrhythm.flow.records import Request
+from polyrhythm.flow.sharding import load_function, raised
 from polyrhythm.pipeline.build import env_batch_infos, env_settings, flow_settings, policy_settings
 from polyrhythm.pipeline.demos import has_expert
 from polyrhythm.pipeline.given import take_given_weights
-from polyrhythm.pipeline.layout import arena_layout, blank
+from polyrhythm.pipeline.layout import arena_layout, blank, bucket_sizes
 from polyrhythm.policies.base import Policy
 from polyrhythm.runtime.run_memory import refuse_shortage, remove_orphans
 from polyrhythm.runtime.weights import bus_nbytes
@@ -60,12 +61,12 @@ def check(config: RunConfig, *, trainer: bool = True) -> Checked:
         raise ConfigError(f"env.type = {kind}: its spec() gave {type(spec).__name__}, an EnvSpec is wanted; mend it")
     with _naming("config"):
         flow_settings(config, spec)
-    env_batch_infos(config, spec)  # for what it refuses
+    bucket_sizes(config, env_batch_infos(config, spec))  # for what they refuse
     with _naming(f"rollout.segment_steps = {config.rollout.segment_steps}"):
         refuse_segments(spec, config.rollout.segment_steps)
     if config.rollout.queue_key:
         with _naming("rollout"):
-            load_function(config.rollout.queue_key, "queue_key")
+            _try_key(config.rollout.queue_key)
     with _naming(f"policy.type = {getattr(config.policy, 'type', '')}"):
         policy = policy_settings(config).build(spec, config.seed)
     _check_value(config, spec, policy)
@@ -131,6 +132,20 @@ def _check_value(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
             f"algorithm.reward_level = {wanted}: the policy {getattr(config.policy, 'type', '')} gives one value per "
             f"{given}; set algorithm.reward_level to {given}"
         )
+
+
+def _try_key(path: str) -> None:
+    """Raise ValueError unless the function gives requests an order."""
+    key = load_function(path, "queue_key")
+    first, second = (Request(f"e/{slot}", "simulator-0", 0, 1, 0, "", float(slot)) for slot in range(2))
+    try:
+        keys = key(first), key(second)
+    except Exception as error:
+        raise ValueError(f"queue_key {path!r} {raised(error)}") from error
+    try:
+        sorted(keys)  # type: ignore[type-var]
+    except TypeError as error:
+        raise ValueError(f"queue_key {path!r} returned {keys[0]!r}, which has no order; return a number") from error
 
 
 def _check_expert(config: RunConfig) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from polyrhythm.config.rollout import DynamicBatching
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.errors import ConfigError
 from polyrhythm.flow.records import EnvBatchInfo
 from polyrhythm.policies.base import Policy
 from polyrhythm.runtime.arena import ArenaLayout
@@ -70,4 +72,29 @@ def answer_specs(policy: Policy, spec: EnvSpec) -> dict[str, ArraySpec]:
 
 
 def step_settings(config: RunConfig, policy: Policy) -> StepSettings:
-    return StepSettings(policy.chunk, config.rollout.action_repeat, config.rollout.segment_steps)
+    rollout = config.rollout
+    return StepSettings(policy.chunk, rollout.action_repeat, rollout.segment_steps, rollout.join == "all")
+
+
+def bucket_sizes(config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]]) -> tuple[int, ...]:
+    """The row counts that forward passes are padded to, ascending; none for no padding.
+
+    ConfigError: a batch may be larger than the largest of them.
+    """
+    wanted = config.rollout.buckets
+    if wanted == "none":
+        return ()
+    batches = [info for own in infos for info in own]
+    slots = [slot.rows for info in batches for slot in info.slots]
+    most = sum(slots)
+    if isinstance(config.batching, DynamicBatching):
+        reserved = sum(slot.rows for info in batches if info.reserved for slot in info.slots)
+        most = max(min(config.batching.max_rows, most), reserved, *slots)
+    if isinstance(wanted, str):
+        return tuple(1 << power for power in range((most - 1).bit_length() + 1))
+    if wanted[-1] < most:
+        raise ConfigError(
+            f"rollout.buckets = {list(wanted)}: a batch may have {most} rows, more than the largest bucket; add "
+            f"{1 << (most - 1).bit_length()}, or use powers"
+        )
+    return wanted

@@ -31,11 +31,11 @@ class BatchBuffer:
         self._shared = self._tensors() if device.type == "cpu" else None
 
     @classmethod
-    def of(cls, arena: Arena, device: torch.device) -> BatchBuffer:
-        """For the largest batch there can be; memory that no batch has touched costs nothing."""
-        rows = sum(arena.layout.slots.values())
-        view = RequestView(np.empty(rows, np.int64), np.empty(rows, np.int64), np.empty(rows, bool))
-        obs = {name: np.empty((rows, *array.shape[1:]), array.dtype) for name, array in arena.obs.items()}
+    def of(cls, arena: Arena, device: torch.device, least: int = 0) -> BatchBuffer:
+        """For the largest batch there can be, and `least` rows; memory that no batch has touched costs nothing."""
+        rows = max(least, sum(arena.layout.slots.values()))
+        view = RequestView(np.zeros(rows, np.int64), np.zeros(rows, np.int64), np.zeros(rows, bool))
+        obs = {name: np.zeros((rows, *array.shape[1:]), array.dtype) for name, array in arena.obs.items()}
         return cls(view, obs, np.zeros(rows, arena.layout.answer_dtype), device)
 
     def first(self, rows: int) -> BatchBuffer:
@@ -48,6 +48,11 @@ class BatchBuffer:
         """Put a request's rows at `first` and after."""
         own, part = self.view, slice(first, first + len(view.index))
         own.index[part], own.noise_key[part], own.greedy[part] = view.index, view.noise_key, view.greedy
+
+    def pad(self, first: int) -> None:
+        """The rows from `first` on ask what the first one asks."""
+        for array in (self.view.index, self.view.noise_key, self.view.greedy):
+            array[first:] = array[0]
 
     def gather(self, arena: Arena) -> None:
         """Copy what the rows that ask are shown, once."""

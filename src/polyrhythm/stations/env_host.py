@@ -52,8 +52,9 @@ class EnvHost:
         self.env, self.info = GuardedEnv(env), info
         self.slots = {slot.slot: Slot(slot, self.env, settings, arena, source) for slot in info.slots}
         self.chunk_steps = 0
-        self._joint = not env.spec.step_rows
-        self._step = whole_batch(self.env) if self._joint else self.env.step
+        self._whole = not env.spec.step_rows
+        self._joint = self._whole or settings.join
+        self._step = whole_batch(self.env) if self._whole else self.env.step
         self._together = self._joint or not info.reset_rows
         self._hold = settings.action_repeat
         self._todo: deque[Slot] = deque()
@@ -138,7 +139,7 @@ class EnvHost:
         """Reset the granted rows and let them join; False if that must wait for the batch's other rows."""
         if not self.info.reset_rows:
             return self._begin_together()
-        if self._joint and (slot.asked or any(other.answered for other in self.slots.values())):
+        if self._whole and (slot.asked or any(other.answered for other in self.slots.values())):
             return False
         starting = _take_pending(slot)
         fresh = [pending for pending in starting if not pending.grant.resume]
@@ -195,7 +196,7 @@ class EnvHost:
     # ------------------------------------------------------------ step
 
     def _members(self, slot: Slot) -> list[Slot]:
-        """The slots to step now: this one; where the batch steps as a whole, all live ones, once all are answered."""
+        """The slots to step now: this one; where the batch steps together, all live ones, once all are answered."""
         others = list(self.slots.values()) if self._joint else [slot]
         if self._joint and not all(other.answered for other in others if other.live):
             return []

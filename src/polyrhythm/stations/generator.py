@@ -7,6 +7,7 @@ answered completely before `BatchDone`.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import deque
 
 import torch
@@ -24,6 +25,8 @@ class Generator:
     """Serves `policy`, which is its own copy. version: of the weights in it, -1 until the first are applied.
 
     pinned: the copy for evaluations beside training, if this is the evaluator; the same one where it does nothing else.
+    buckets: row counts, ascending; a pass is padded with copies of its first row up to the next one, so that inference
+    which is compiled for shapes meets these alone, each of them once before the station announces itself.
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class Generator:
         weights: WeightsBus,
         links: Links,
         pinned: Policy | None = None,
+        buckets: tuple[int, ...] = (),
     ) -> None:
         self.name, self.epoch, self.version = name, epoch, -1
         self._policy, self._module = policy, as_module(policy).eval()
@@ -42,9 +46,19 @@ class Generator:
         self._arena, self._weights, self._links = arena, weights, links
         self._todo: deque[Serve | ApplyWeights] = deque()
         self._doing = IDLE
-        self._passes, self._rows = 0, 0
-        self._buffer = BatchBuffer.of(arena, next(self._module.parameters()).device)
+        self._passes, self._rows, self._padding = 0, 0, 0
+        self._buckets = buckets
+        self._buffer = BatchBuffer.of(arena, next(self._module.parameters()).device, max(buckets, default=0))
         self._buffers: dict[int, BatchBuffer] = {}  # the same memory, by the rows of a pass
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """One pass of every shape there will be, over nothing."""
+        copies = [self._policy] if self._pinned in (None, self._policy) else [self._policy, self._evaluated()]
+        with torch.inference_mode():
+            for rows in self._buckets:
+                for policy in copies:
+                    policy.act(*self._buffer.first(rows).inputs())
 
     def joined(self) -> GeneratorJoined:
         """The event that announces it."""
@@ -96,11 +110,12 @@ class Generator:
             first = stop
         self._passes += 1
         self._rows += first
+        self._padding += len(buffer.answers) - first
         self._links.emit(BatchDone(self.name, self.epoch, batch.number, version))
 
     def _gather(self, batch: Batch) -> BatchBuffer:
-        """The active rows of all requests, one after another."""
-        rows = sum(request.rows for request in batch.requests)
+        """The active rows of all requests, one after another, and what pads them."""
+        rows = self._padded(sum(request.rows for request in batch.requests))
         buffer = self._buffers.get(rows)
         if buffer is None:
             buffer = self._buffers[rows] = self._buffer.first(rows)
@@ -108,8 +123,13 @@ class Generator:
         for request in batch.requests:
             buffer.ask(first, self._arena.view(request.slot, request.rows))
             first += request.rows
+        buffer.pad(first)
         buffer.gather(self._arena)
         return buffer
+
+    def _padded(self, rows: int) -> int:
+        place = bisect_left(self._buckets, rows)
+        return self._buckets[place] if place < len(self._buckets) else rows
 
     def doing(self) -> tuple[str, float]:
         return self._doing
@@ -118,8 +138,8 @@ class Generator:
         return [f"{self.name} has {type(command).__name__} to do" for command in list(self._todo)]
 
     def statistics(self) -> dict[str, float]:
-        """passes: forward passes; rows: answered in them."""
-        return {"passes": float(self._passes), "rows": float(self._rows)}
+        """passes: forward passes; rows: answered in them; padding: rows computed for nobody."""
+        return {"passes": float(self._passes), "rows": float(self._rows), "padding": float(self._padding)}
 
     def close(self) -> None:
         self._buffers.clear()

@@ -35,12 +35,14 @@ class PolicyJob:
 class GeneratorJob:
     """A generator with its own copy of the policy; its weights come from the bus.
 
-    evaluates: beside training, with a second copy where it serves training too.
+    evaluates: beside training, with a second copy where it serves training too. buckets: rows that passes are padded
+    to.
     """
 
     name: str
     policy: PolicyJob
     evaluates: Literal["no", "too", "only"] = "no"
+    buckets: tuple[int, ...] = ()
 
     def parts(self, host: Host, epoch: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         def make() -> Station:
@@ -49,6 +51,6 @@ class GeneratorJob:
             pinned = None
             if self.evaluates != "no":
                 pinned = self.policy.build(host.device) if self.evaluates == "too" else policy
-            return Generator(self.name, epoch, policy, host.arena, weights, host.links, pinned)
+            return Generator(self.name, epoch, policy, host.arena, weights, host.links, pinned, self.buckets)
 
         return [(f"{self.name}.{epoch}", make)]

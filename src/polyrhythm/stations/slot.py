@@ -26,11 +26,13 @@ from polyrhythm.stations.rows import Index, Rows, as_index
 @dataclass(frozen=True, slots=True)
 class StepSettings:
     """chunk: primitive actions per chunk step (C); action_repeat: env steps that each is held for; segment_steps: chunk
-    steps after which a training sample is cut, 0 for whole episodes."""
+    steps after which a training sample is cut, 0 for whole episodes; join: the slots of an env batch step together,
+    once all of them are answered, also where the environment could step them one by one."""
 
     chunk: int
     action_repeat: int = 1
     segment_steps: int = 0
+    join: bool = False
 
     def episode_steps(self, max_steps: int) -> int:
         """Chunk steps of the longest episode."""
