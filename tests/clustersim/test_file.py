@@ -36,6 +36,13 @@ def test_the_small_example_keeps_eight_gpus_within_its_lag() -> None:
     assert summary["lag"]["max"] <= 2
 
 
+def test_in_the_shared_example_every_device_has_work() -> None:
+    summary = simulate_file(EXAMPLES / "shared.yaml")
+    assert summary["gpus"] == 8
+    assert len(summary["devices"]) == 8
+    assert min(summary["devices"].values()) > 0.5
+
+
 def test_the_large_example_is_256_gpus_and_2048_env_batches() -> None:
     settings = load_cluster(EXAMPLES / "large.yaml")
     assert settings.gpus == 256

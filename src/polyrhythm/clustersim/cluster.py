@@ -10,6 +10,7 @@ import random
 from dataclasses import dataclass
 from math import inf
 
+from polyrhythm.clustersim.devices import Device
 from polyrhythm.clustersim.driver import Decider, Driver
 from polyrhythm.clustersim.generator import Generator
 from polyrhythm.clustersim.settings import (
@@ -39,10 +40,14 @@ from polyrhythm.flow.records import (
 
 @dataclass(slots=True)
 class Member:
-    """A station over all its lives. epoch: the latest one; up: it is alive; failed_at: when it last fell silent."""
+    """A station over all its lives, on the devices of these numbers.
+
+    epoch: the latest life; up: it is alive; failed_at: when it last fell silent.
+    """
 
     name: str
     group: SimulatorGroup | GeneratorGroup | TrainerSettings
+    devices: tuple[int, ...] = ()
     epoch: int = -1
     up: bool = False
     failed_at: float = 0.0
@@ -62,6 +67,9 @@ class Cluster:
         self.driver.delivered = self._note
         self.stations: dict[str, Station] = {}
         self.members = {member.name: member for member in _members(settings)}
+        numbers = sorted({number for member in self.members.values() for number in member.devices})
+        exclusive = settings.sharing == "exclusive"
+        self.devices = {number: Device(self.driver.clock, exclusive=exclusive) for number in numbers}
         self._rng = random.Random(f"{settings.seed}/faults")
         self._checkpoint = 0
         for member in self.members.values():
@@ -78,6 +86,9 @@ class Cluster:
         `max_time` is over."""
         self.driver.tell(TrainUntil(self.settings.versions))
         self.driver.run(self.settings.versions, self.settings.max_time or inf)
+        for number, device in self.devices.items():
+            device.flush()
+            self.driver.measures.devices[number] = device.busy
         for name, station in self.stations.items():
             if self.members[name].up:
                 station.flush()
@@ -91,6 +102,7 @@ class Cluster:
         member.epoch += 1
         member.up = True
         station = self._incarnation(member)
+        station.places = tuple((self.devices[number], member.group.occupies) for number in member.devices)
         self.stations[member.name] = station
         if isinstance(station, Simulator):
             self.driver.simulators[member.name] = station
@@ -106,7 +118,8 @@ class Cluster:
             return Simulator(name, epoch, self.driver, seed, group)
         if isinstance(group, GeneratorGroup):
             return Generator(name, epoch, self.driver, seed, group)
-        return Trainer(name, epoch, self.driver, seed, group, self._checkpoint)
+        receivers = sum(group.count for group in self.settings.generators)
+        return Trainer(name, epoch, self.driver, seed, group, self._checkpoint, receivers=receivers)
 
     def _fail(self, fault: Fault) -> None:
         """The station falls silent, unless it is down already. What it sent of late may be lost with it."""
@@ -158,13 +171,18 @@ _NEWCOMER: dict[type, str] = {SimulatorJoined: "simulator", GeneratorJoined: "ge
 
 
 def _members(settings: ClusterSettings) -> list[Member]:
-    simulators = [group for group in settings.simulators for _ in range(group.count)]
-    generators = [group for group in settings.generators for _ in range(group.count)]
+    """All stations; of a group, the i-th is on its i-th device, counted round."""
+    simulators = [(group, i) for group in settings.simulators for i in range(group.count)]
+    generators = [(group, i) for group in settings.generators for i in range(group.count)]
     return [
-        *(Member(f"simulator-{i}", group) for i, group in enumerate(simulators)),
-        *(Member(f"generator-{i}", group) for i, group in enumerate(generators)),
-        Member("trainer", settings.trainer),
+        *(Member(f"simulator-{n}", group, _place(group, i)) for n, (group, i) in enumerate(simulators)),
+        *(Member(f"generator-{n}", group, _place(group, i)) for n, (group, i) in enumerate(generators)),
+        Member("trainer", settings.trainer, settings.trainer.devices),
     ]
+
+
+def _place(group: Mortal, index: int) -> tuple[int, ...]:
+    return (group.devices[index % len(group.devices)],) if group.devices else ()
 
 
 def _kind(group: Mortal) -> str:

@@ -48,6 +48,7 @@ class Generator(Station):
         self._enter(self._state)
         self.measures.generator.leave(now, 1, int(self._state == SERVE))
         self.alive = False
+        self.vacate()
 
     def answer_and_fall_silent(self) -> None:
         """Send the replies of the batch in service, as a generator does that dies before it reports."""
@@ -97,7 +98,7 @@ class Generator(Station):
         measures.batches += 1
         measures.rows_served += rows
         measures.generator.begin(self.clock.now)
-        self.clock.after(group.serve.draw(rng, rows), self._end, command)
+        self.work(group.serve.draw(rng, rows), self._end, command)
 
     def _end(self, command: Serve | ApplyWeights) -> None:
         if not self.alive:

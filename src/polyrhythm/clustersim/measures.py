@@ -47,7 +47,8 @@ class Measures:
 
     waiting: requests that no generator serves yet; present: time during which there was at least one of them.
     evaluated, evaluations_dropped: episodes of the evaluations that ended.
-    lags: lag → samples of completed updates; down: seconds that stations of a kind were dead.
+    lags: lag → samples of completed updates; down: seconds that stations of a kind were dead;
+    devices: seconds that each device which stations share was occupied.
     """
 
     simulator: Busy = field(default_factory=Busy)
@@ -60,6 +61,7 @@ class Measures:
     present: Presence = field(default_factory=Presence)
     lags: Counter[int] = field(default_factory=Counter)
     down: dict[str, float] = field(default_factory=lambda: {"simulator": 0.0, "generator": 0.0, "trainer": 0.0})
+    devices: dict[int, float] = field(default_factory=dict)
     requests: int = 0
     requests_served: int = 0
     rows_served: int = 0

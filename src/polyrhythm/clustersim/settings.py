@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
@@ -9,6 +10,22 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidat
 from polyrhythm.clustersim.costs import FREE, Cost, Count, parse_cost, parse_count
 from polyrhythm.flow.settings import FlowSettings
 from polyrhythm.specs.distributions import parse_duration
+
+
+def _numbers(value: object) -> tuple[int, ...]:
+    """Devices by number: a list, or text such as 0-5 or 0-3,6."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _numbers([value])
+    if isinstance(value, list | tuple):
+        if not all(isinstance(each, int) and each >= 0 for each in value) or len(set(value)) < len(value):
+            raise ValueError(f"devices {value!r} are not different whole numbers of at least 0; write 0-5 or [0, 2]")
+        return tuple(value)
+    if not isinstance(value, str) or _RANGES.fullmatch(value.replace(" ", "")) is None:
+        raise ValueError(f"devices {value!r} are neither a list of numbers nor ranges; write 0-5, 0-3,6 or [0, 2]")
+    if any(int(low) > int(high) for low, high in re.findall(r"(\d+)-(\d+)", value)):
+        raise ValueError(f"devices {value!r} go down; write the smaller number first, as in 0-5")
+    ends = [part.split("-") for part in value.replace(" ", "").split(",")]
+    return _numbers([number for end in ends for number in range(int(end[0]), int(end[-1]) + 1)])
 
 
 def _seconds(value: object) -> float:
@@ -20,10 +37,12 @@ def _seconds(value: object) -> float:
     raise ValueError(f"duration {value!r} has no unit; write for example 10ms or 2s")
 
 
+_RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 _AsText = PlainSerializer(str)
 CostText = Annotated[Cost, PlainValidator(parse_cost), _AsText]
 CountText = Annotated[Count, PlainValidator(parse_count), _AsText]
 Seconds = Annotated[float, PlainValidator(_seconds)]
+Devices = Annotated[tuple[int, ...], PlainValidator(_numbers), PlainSerializer(list)]
 
 
 class Section(BaseModel):
@@ -35,16 +54,27 @@ class Section(BaseModel):
 class Mortal(Section):
     """What every group of equal stations says about failures, and the GPUs that it takes.
 
-    count: stations of the group; gpus: devices per station (only summed up in the summary).
+    count: stations of the group; gpus: devices per station (only summed up in the summary), where `devices` says none.
+    devices: numbers of the devices that the group works on, as 0-5 or a list: station i is on the i-th, counted round.
+    Groups that name the same ones share them (`devices`). Without it a station has a device of its own.
+    occupies: share of its device that a pass takes when it is alone.
     mean_life: mean time to a failure at random, exponential; 0s means never.
     detected: from a failure to its being noticed; restart: from there to the new incarnation.
     """
 
     count: int = Field(default=1, ge=1)
     gpus: float = Field(default=0.0, ge=0)
+    devices: Devices = ()
+    occupies: float = Field(default=1.0, gt=0, le=1)
     mean_life: Seconds = 0.0
     detected: Seconds = 1.0
     restart: Seconds = 10.0
+
+    @model_validator(mode="after")
+    def _gpus_once(self) -> Self:
+        if self.devices and self.gpus:
+            raise ValueError(f"gpus is {self.gpus:g} but devices are given, which are counted; leave gpus out")
+        return self
 
 
 class SimulatorGroup(Mortal):
@@ -107,14 +137,31 @@ class GeneratorGroup(Mortal):
 class TrainerSettings(Mortal):
     """The trainer; there is one, of any number of ranks.
 
-    update: one update, per transition; publish: until generators can fetch, beside the next update.
+    update: one update, per transition of a rank: ranks share the transitions evenly.
+    ranks: data-parallel ranks; where `devices` are given, one on each of them.
+    gradient_steps: of an update; ranks wait for each other after each. synchronise: the gradients of one, per rank.
+    publish: until generators can fetch, per generator; beside the next update.
     checkpoint_every: updates between checkpoints; 0 for none. A restarted trainer begins at its last one.
     """
 
     update: CostText = FREE
     count: int = Field(default=1, ge=1, le=1)
+    ranks: int = Field(default=1, ge=1)
+    gradient_steps: int = Field(default=1, ge=1)
+    synchronise: CostText = FREE
     publish: CostText = FREE
     checkpoint_every: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _a_rank_each(self) -> Self:
+        if self.devices and self.ranks not in (1, len(self.devices)):
+            raise ValueError(f"ranks is {self.ranks} but devices are {len(self.devices)}, a rank on each; drop ranks")
+        return self
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.devices) or self.ranks
 
 
 class Fault(Section):
@@ -144,6 +191,8 @@ class Evaluation(Section):
 class ClusterSettings(Section):
     """A whole cluster file.
 
+    sharing: of devices that several stations work on: their passes slow each other (`shared`) or take turns
+    (`exclusive`).
     versions: run until this version is trained, published and applied, and every evaluation asked for until then ended.
     message_delay: how long a message between a station and the conductor is under way.
     max_time: virtual time after which the run stops where it is; 0s for no limit.
@@ -158,6 +207,7 @@ class ClusterSettings(Section):
     trainer: TrainerSettings = TrainerSettings()
     faults: tuple[Fault, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
+    sharing: Literal["shared", "exclusive"] = "shared"
     message_delay: CostText = FREE
     max_time: Seconds = 0.0
     trace_slots: int = Field(default=64, ge=0)
@@ -205,5 +255,6 @@ class ClusterSettings(Section):
     @property
     def gpus(self) -> float:
         """Devices of the whole cluster."""
-        groups = (*self.simulators, *self.generators)
-        return sum(group.gpus * group.count for group in groups) + self.trainer.gpus
+        groups = (*self.simulators, *self.generators, self.trainer)
+        named = {number for group in groups for number in group.devices}
+        return sum(group.gpus * group.count for group in groups) + len(named)

@@ -75,6 +75,7 @@ class Simulator(Station):
             if slot.outstanding and not slot.in_batch:
                 self._queue(-1)
         self.alive = False
+        self.vacate()
 
     # ------------------------------------------------------------ commands
 
@@ -197,7 +198,7 @@ class Simulator(Station):
         slot.thread.busy = True
         self._enter(slot, slot.running)
         self.measures.simulator.begin(self.clock.now)
-        self.clock.after(seconds, self._end, slot)
+        self.work(seconds, self._end, slot)
 
     def _end(self, slot: Slot) -> None:
         if not self.alive:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from polyrhythm.clustersim.devices import Device
 from polyrhythm.flow.records import Command, Event
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 class Station:
     """One incarnation of a simulated station. A new life is a new object, so what an old one planned comes to nothing.
 
+    places: the devices it works on, and the share that a pass takes of each; none where it has its own.
     cut: messages sent after this time were still under way when the station died, and are lost.
     """
 
@@ -26,6 +29,7 @@ class Station:
         self.measures = driver.measures
         self.rng = random.Random(f"{seed}/{name}/{epoch}")
         self.alive = True
+        self.places: tuple[tuple[Device, float], ...] = ()
         self.cut = inf
         self.last_sent = 0.0
         self.last_told = 0.0
@@ -45,6 +49,19 @@ class Station:
     def close(self) -> None:
         """Die: what is under way comes to nothing."""
         raise NotImplementedError
+
+    def work(self, seconds: float, done: Callable[[Any], None], argument: object = None) -> None:
+        """A pass of `seconds` at full speed on the station's device; `done(argument)` at its end."""
+        if not self.places:
+            self.clock.after(seconds, done, argument)
+            return
+        device, occupies = self.places[0]
+        device.begin(self, seconds, occupies, done, argument)
+
+    def vacate(self) -> None:
+        """Leave the devices: what was under way there is over."""
+        for device, _ in self.places:
+            device.forget(self)
 
     def emit(self, event: Event) -> None:
         self.driver.emit(self, event)

@@ -35,6 +35,7 @@ def summarise(
             "generators": _shares(measures.generator_states),
             "trainer": _shares(measures.trainer_states),
         },
+        "devices": {str(number): seconds / (now or 1.0) for number, seconds in measures.devices.items()},
         "down_s": dict(measures.down),
         "stations_lost": measures.lost,
         "requests": _requests(measures, now),

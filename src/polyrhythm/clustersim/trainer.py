@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 from polyrhythm.clustersim.driver import Driver, ProtocolError
 from polyrhythm.clustersim.measures import SAMPLES, TRAIN
@@ -19,14 +20,37 @@ from polyrhythm.flow.records import (
 )
 
 
+@dataclass(slots=True)
+class GradientStep:
+    """Where an update on shared devices is: `left` more steps, of which this one takes each rank `seconds` alone.
+
+    computing: ranks that are not ready yet; transitions: of the whole update.
+    """
+
+    seconds: float
+    left: int
+    transitions: int
+    computing: int = 0
+
+
 class Trainer(Station):
-    """One incarnation of the trainer; its weights contain `updates` updates when it joins."""
+    """One incarnation of the trainer; its weights contain `updates` updates when it joins. receivers: who loads a
+    version that it publishes."""
 
     def __init__(
-        self, name: str, epoch: int, driver: Driver, seed: int, settings: TrainerSettings, updates: int = 0
+        self,
+        name: str,
+        epoch: int,
+        driver: Driver,
+        seed: int,
+        settings: TrainerSettings,
+        updates: int = 0,
+        *,
+        receivers: int = 1,
     ) -> None:
         super().__init__(name, epoch, driver, seed)
         self._settings = settings
+        self._receivers = receivers
         self._updates = updates
         self._lent: deque[LendSamples] = deque()
         self._publishing: deque[PublishWeights] = deque()
@@ -49,6 +73,7 @@ class Trainer(Station):
         self._enter(self._state)
         self.measures.trainer.leave(now, 1, int(self._state == TRAIN))
         self.alive = False
+        self.vacate()
 
     # ------------------------------------------------------------ work
 
@@ -74,9 +99,34 @@ class Trainer(Station):
                 raise ProtocolError(f"sample {handle!r} is lent but was released, or never finished")
             transitions += payload.transitions
         self._enter(TRAIN)
-        now = self.clock.now
-        self.measures.trainer.begin(now)
-        self.clock.after(self._settings.update.draw(self.rng, transitions), self._trained, transitions)
+        self.measures.trainer.begin(self.clock.now)
+        settings = self._settings
+        seconds = settings.update.draw(self.rng, -(-transitions // settings.size))
+        if self.places:
+            self._gradient_step(GradientStep(seconds / settings.gradient_steps, settings.gradient_steps, transitions))
+        else:
+            together = sum(settings.synchronise.draw(self.rng, settings.size) for _ in range(settings.gradient_steps))
+            self.clock.after(seconds + together, self._trained, transitions)
+
+    def _gradient_step(self, step: GradientStep) -> None:
+        """Every rank computes on its device; the last one to be ready begins the exchange."""
+        step.computing = len(self.places)
+        for device, occupies in self.places:
+            device.begin(self, step.seconds, occupies, self._computed, step)
+
+    def _computed(self, step: GradientStep) -> None:
+        step.computing -= 1
+        if not step.computing:
+            self.clock.after(self._settings.synchronise.draw(self.rng, self._settings.size), self._synchronised, step)
+
+    def _synchronised(self, step: GradientStep) -> None:
+        if not self.alive:
+            return
+        step.left -= 1
+        if step.left:
+            self._gradient_step(step)
+        else:
+            self._trained(step.transitions)
 
     def _trained(self, transitions: int) -> None:
         if not self.alive:
@@ -99,7 +149,8 @@ class Trainer(Station):
             self._begin()
 
     def _publish(self) -> None:
-        self.clock.after(self._settings.publish.draw(self.rng), self._published, self._publishing[0])
+        seconds = self._settings.publish.draw(self.rng, self._receivers)
+        self.clock.after(seconds, self._published, self._publishing[0])
 
     def _published(self, command: PublishWeights) -> None:
         if not self.alive:
