@@ -99,6 +99,65 @@ def test_the_shared_evaluator_serves_one_pass_at_a_time_the_pinned_one_first() -
     assert [request.slot for request in serve.batch.requests] == ["s1"]
 
 
+def saturated(**settings: object) -> Beside:
+    """Two training slots and the reserved one all ask the one generator, whose pass goes to s0 first."""
+    script = Beside(max_rows=1, **settings)
+    script.evaluate()
+    script.pinned(0)
+    script.ask("s0")
+    script.ask("s1")
+    script.ask_aside(1, 0)
+    return script
+
+
+def passes(script: Beside, count: int, seconds: float = 0.0) -> list[str]:
+    """The slots of the next passes; every slot asks again as soon as it is answered."""
+    found = []
+    sequence = {"s0": 1, "s1": 1, "e/0": 1}
+    for _ in range(count):
+        batch = script.conductor.dispatch.generators["g0"].batch
+        assert batch is not None
+        slot = batch.requests[0].slot
+        script.now += seconds
+        (serve,) = script.batch_done()
+        assert isinstance(serve, r.Serve)
+        found.append(serve.batch.requests[0].slot)
+        sequence[slot] += 1
+        if slot == "e/0":
+            script.ask_aside(sequence[slot], 0)
+        else:
+            script.ask(slot, sequence[slot])
+    return found
+
+
+def test_turns_alternate_on_a_generator_that_never_rests() -> None:
+    assert passes(saturated(), 6) == ["e/0", "s1", "e/0", "s0", "e/0", "s1"]
+
+
+def test_evaluation_that_is_first_is_served_whenever_it_waits() -> None:
+    script = saturated(evaluation_priority="first")
+    assert passes(script, 1) == ["e/0"]
+    script.ask_aside(2, 0)
+    (serve,) = script.batch_done()
+    assert isinstance(serve, r.Serve)
+    assert serve.batch.pinned, "again, although it was evaluation's turn before"
+
+
+def test_evaluation_that_is_last_waits_for_a_pause_of_training_but_not_for_ever() -> None:
+    script = saturated(evaluation_priority="last", evaluation_max_wait_s=1.0)
+    assert passes(script, 10, seconds=0.2) == ["s1", "s0", "s1", "s0", "e/0", "s1", "s0", "s1", "s0", "s1"]
+
+
+def test_evaluation_that_is_last_is_served_when_no_training_batch_is_due() -> None:
+    script = Beside(max_rows=2, evaluation_priority="last")
+    script.evaluate()
+    script.pinned(0)
+    assert script.ask("s0") == [], "it waits for s1"
+    (serve,) = script.ask_aside(1, 0)
+    assert isinstance(serve, r.Serve)
+    assert serve.batch.pinned
+
+
 def test_the_version_stays_while_training_takes_newer_ones_and_the_next_evaluation_has_the_newest() -> None:
     script = Beside()
     script.evaluate("first", 2)

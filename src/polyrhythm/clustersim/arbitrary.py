@@ -95,6 +95,10 @@ def _evaluator(
     form = rng.choice(("", "second_copy", "own_generator"))
     if not form:
         return {}
+    priority = {
+        "evaluation_priority": rng.choice(("turns", "turns", "first", "last")),
+        "evaluation_max_wait_s": rng.choice((0.0, 0.02, 1.0)),
+    }
     if rng.random() < 0.5:
         own = _simulators(rng, segment_steps)
         simulators.append({**own, "reserved": own["env_batches"]})
@@ -105,8 +109,8 @@ def _evaluator(
     count: int = sum(group["count"] for group in generators)
     if form == "own_generator":
         generators.append(_generators(rng, 1))
-        return {"evaluator": f"generator-{count}", "evaluator_only": True}
-    return {"evaluator": f"generator-{rng.randrange(count)}"}
+        return {**priority, "evaluator": f"generator-{count}", "evaluator_only": True}
+    return {**priority, "evaluator": f"generator-{rng.randrange(count)}"}
 
 
 def _evaluations(rng: random.Random, *, beside: bool) -> list[dict[str, Any]]:
@@ -133,11 +137,11 @@ def _flow(rng: random.Random, *, segments: bool, stuck: bool) -> dict[str, Any]:
         "order": order,
         "group_size": group_size,
         "segments": segments,
-        "batching": rng.choice(("dynamic", "lockstep")),
+        "batching": rng.choice(("dynamic", "lockstep", "auto")),
         "max_rows": rng.choice((1, 4, 64)),
         "max_requests": rng.choice((1, 3, 1_000_000)),
         "max_wait_s": rng.choice((0.0, 0.005, 0.05)),
-        "routing": rng.choice(("least_loaded", "least_loaded", "round_robin", "fixed")),
+        "routing": rng.choice(("least_loaded", "least_loaded", "round_robin", "fixed", "affinity")),
         "tasks": rng.choice((1, 3)),
         "seed": rng.randint(0, 1000),
         # A deadline would end every hang, so there is one only where a step may really get stuck.

@@ -73,7 +73,7 @@ class Shadow:
         settings = replace(conductor.settings, evaluator="", evaluator_only=False)
         self._alone = Conductor.restore(settings, json.loads(json.dumps(conductor.save())))
         saved = self._alone.dispatch
-        self._turns = Turns(settings, saved.queue, saved.router, batches=saved.batches)
+        self._turns = Turns(settings, saved.queue, saved.router, batches=saved.batches, tuning=saved.tuning)
         self._alone.dispatch = self._turns
 
     def note(self, now: float, event: Event, commands: list[Command]) -> str:

@@ -222,8 +222,9 @@ class Watch:
     # ------------------------------------------------------------ batches
 
     def _check_idle(self, now: float, event: Event) -> None:
-        settings = self._settings
-        if settings.batching != "dynamic" or settings.routing != "least_loaded":
+        settings, tuning = self._settings, self._conductor.dispatch.tuning
+        limits = settings if tuning is None else tuning.limits
+        if settings.batching == "lockstep" or settings.routing != "least_loaded":
             return
         waiting = [w for slot, w in self._waiting.items() if slot not in self._evaluations.reserved]
         if not waiting:
@@ -234,8 +235,8 @@ class Watch:
             return
         oldest = min(w.arrived for w in waiting)
         rows = sum(w.asked.rows for w in waiting)
-        full = rows >= settings.max_rows or len(waiting) >= settings.max_requests
-        if full or now >= oldest + settings.max_wait_s:
+        full = rows >= limits.max_rows or len(waiting) >= limits.max_requests
+        if full or now >= oldest + limits.max_wait_s:
             raise Violation(f"at {now} {able} idle although {len(waiting)} requests since {oldest} are due: {event}")
 
 

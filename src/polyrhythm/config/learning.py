@@ -166,6 +166,10 @@ class EvaluationSettings(Section):
     """Who answers them: a second copy in the first generator, a generator of its own, or all, while training waits."""
     rows: Count = 8
     """Rows reserved for them, in a simulator of their own (not with pause)."""
+    priority: Literal["turns", "first", "last"] = "turns"
+    """Whose pass is next with second_copy: in turns, evaluation's first, or last (while no training batch is due)."""
+    max_wait_s: NotNegative = 1.0
+    """Seconds after which a request of an evaluation that is last goes before training's, so that it ends."""
 
     @model_validator(mode="after")
     def _some_way_to_act(self) -> EvaluationSettings:

@@ -63,8 +63,8 @@ class RolloutSettings(Section):
     """Env steps for which each primitive action is held."""
     segment_steps: Whole = 0
     """Chunk steps after which an unfinished episode ships as a segment; 0 for whole episodes."""
-    routing: Literal["least_loaded", "round_robin", "fixed"] = "least_loaded"
-    """Which generator takes a batch: any idle one, each in turn, or slot i always generator i mod n."""
+    routing: Literal["least_loaded", "round_robin", "fixed", "affinity"] = "least_loaded"
+    """Who serves a request: any idle generator, each in turn, number i mod n for slot i, or the one it had before."""
     buckets: Buckets = "none"
     """Row counts that forward passes are padded to, for compiled inference: none, powers (of two), or a list."""
     queue_key: str = ""
@@ -123,6 +123,17 @@ class DynamicBatching(Section):
     """Milliseconds that the oldest request may wait for company."""
 
 
+class AutoBatching(Section):
+    """As dynamic, with rows and wait chosen for throughput, by what is learned while the run goes on."""
+
+    type: Literal["auto"] = "auto"
+    """The rule's name."""
+    max_rows: Count = 64
+    """The most rows in one forward pass that may be chosen: what its memory allows."""
+    max_requests: Count = 1_000_000
+    """Requests in one forward pass."""
+
+
 def _batching_type(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return getattr(value, "type", None)
@@ -130,7 +141,9 @@ def _batching_type(value: Any) -> Any:
 
 
 Batching = Annotated[
-    Annotated[LockstepBatching, Tag("lockstep")] | Annotated[DynamicBatching, Tag("dynamic")],
+    Annotated[LockstepBatching, Tag("lockstep")]
+    | Annotated[DynamicBatching, Tag("dynamic")]
+    | Annotated[AutoBatching, Tag("auto")],
     Discriminator(_batching_type),
 ]
 

@@ -3,16 +3,29 @@
 `dynamic`: a batch is due when max_rows rows or max_requests requests wait, when the oldest has waited max_wait_s, or
 when every live slot waits, so that nothing more can come. The clock starts at the oldest pending request, not
 when the generator becomes idle.
+`auto`: the same, with a max_rows and max_wait_s that are chosen while the run goes on (`tuning`).
 `lockstep`: all batches are due at once, when every live slot waits and every generator is free.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from polyrhythm.flow.records import Request
-from polyrhythm.flow.settings import FlowSettings
+
+
+class Limits(Protocol):
+    """Those of the settings, or (`auto`) of the present choice."""
+
+    @property
+    def max_rows(self) -> int: ...
+
+    @property
+    def max_requests(self) -> int: ...
+
+    @property
+    def max_wait_s(self) -> float: ...
 
 
 class Waiting(NamedTuple):
@@ -24,17 +37,17 @@ class Waiting(NamedTuple):
     complete: bool
 
 
-def is_due(waiting: Waiting, settings: FlowSettings, now: float) -> bool:
-    """Whether an idle generator starts a batch now (`dynamic`)."""
+def is_due(waiting: Waiting, limits: Limits, now: float) -> bool:
+    """Whether an idle generator starts a batch now (`dynamic`, `auto`)."""
     if not waiting.requests:
         return False
-    full = waiting.rows >= settings.max_rows or waiting.requests >= settings.max_requests
-    return full or waiting.complete or now >= due_at(waiting.oldest, settings)
+    full = waiting.rows >= limits.max_rows or waiting.requests >= limits.max_requests
+    return full or waiting.complete or now >= due_at(waiting.oldest, limits)
 
 
-def due_at(oldest: float, settings: FlowSettings) -> float:
+def due_at(oldest: float, limits: Limits) -> float:
     """When the batch becomes due if nothing else arrives. oldest: arrival of the oldest request, infinite for none."""
-    return oldest + settings.max_wait_s
+    return oldest + limits.max_wait_s
 
 
 def split_evenly(requests: Sequence[Request], parts: int) -> list[tuple[Request, ...]]:

@@ -11,6 +11,7 @@ complete update; no row asks while a ticket is due.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, cast
 
 from polyrhythm.flow.admission import Admission
@@ -19,14 +20,17 @@ from polyrhythm.flow.codec import Codec
 from polyrhythm.flow.dispatch import Dispatch
 from polyrhythm.flow.evaluation import Evaluations, EvaluationState
 from polyrhythm.flow.filtering import ReturnFilter
+from polyrhythm.flow.forecast import Forecast, Limits, Loop
 from polyrhythm.flow.generators import GeneratorState
 from polyrhythm.flow.groups import Group, Sample
 from polyrhythm.flow.ledger import SampleLedger, State
 from polyrhythm.flow.lending import Lending
+from polyrhythm.flow.pace import ServiceTime, SlotPace
 from polyrhythm.flow.records import (
     ApplyWeights,
     Batch,
     BatchDone,
+    BatchingChosen,
     Checkpointed,
     Command,
     Evaluate,
@@ -57,6 +61,7 @@ from polyrhythm.flow.selection import Lengths, Selection
 from polyrhythm.flow.settings import FlowSettings
 from polyrhythm.flow.sharding import load_function
 from polyrhythm.flow.slots import Ask, EnvBatchState, Rows, SlotState
+from polyrhythm.flow.tuning import Search, Tuning
 from polyrhythm.flow.versions import VersionLedger
 
 #: All that a saved conductor is made of.
@@ -65,6 +70,7 @@ _CODEC = Codec(
         *(Admission, Ask, Batch, Dispatch, EnvBatchState, EvaluationState, Evaluations, GeneratorState, Group),
         *(Lending, Lengths, Pool, Request, RequestQueue, ReturnFilter, Rollout, Router, Rows, Sample, SampleBuffer),
         *(SampleLedger, Selection, SlotState, State, Ticket, VersionLedger),
+        *(BatchingChosen, Forecast, Limits, Loop, Search, ServiceTime, SlotPace, Tuning),
     )
 )
 
@@ -79,7 +85,9 @@ class Conductor:
             *(settings, Rows(), Admission(settings), SampleBuffer(settings), SampleLedger(), Evaluations()),
             ReturnFilter(settings),
         )
-        self.dispatch = Dispatch(settings, RequestQueue(_queue_key(settings)), Router(settings.routing))
+        tuning = Tuning.begin(settings) if settings.batching == "auto" else None
+        queue = RequestQueue(_queue_key(settings))
+        self.dispatch = Dispatch(settings, queue, Router(settings.routing), tuning=tuning)
         self.lending = Lending(settings)
         self.epochs: dict[str, int] = {}
         self.announced = 0
@@ -121,6 +129,12 @@ class Conductor:
             told["selection"] = rollout.selection.as_dict()
         return told
 
+    def told(self) -> dict[str, Any]:
+        """For a run's summary. groups: `choices`; batching: what `auto` has chosen last, and why, where it has."""
+        tuning = self.dispatch.tuning
+        chosen = {"batching": asdict(tuning.chosen)} if tuning is not None and tuning.chosen is not None else {}
+        return {"groups": self.choices(), **chosen}
+
     # ------------------------------------------------------------ saving
 
     def save(self) -> dict[str, Any]:
@@ -157,6 +171,8 @@ class Conductor:
         commands = self.rollout.abandon(gone, "resumed", 0.0, blame=False)
         assert not commands, "resuming drops nothing"
         self.rollout.expiries.clear()
+        if self.dispatch.tuning is not None:
+            self.dispatch.tuning.restart()
         self.rollout.cancelling.clear()
 
     # ------------------------------------------------------------ deciding
@@ -277,7 +293,7 @@ class Conductor:
         """The simulator's slots, which are gone with their requests."""
         gone = self.rollout.rows.leave(simulator)
         for slot in gone:
-            self.dispatch.remove(slot.name)
+            self.dispatch.forget(slot.name)
         return gone
 
     def _on_request(self, event: RequestArrived, now: float) -> list[Command]:
@@ -298,12 +314,12 @@ class Conductor:
             evaluation=event.evaluation,
         )
         slot.asked, slot.answered_by = slot.request, ""
-        self.dispatch.enqueue(slot.request, slot)
+        self.dispatch.hear(slot.request, slot, now)
         return []
 
-    def _on_batch_done(self, event: BatchDone, _now: float) -> list[Command]:
-        self.dispatch.finish(self._generator(event.generator), self.rollout.rows)
-        return []
+    def _on_batch_done(self, event: BatchDone, now: float) -> list[Command]:
+        self.dispatch.finish(self._generator(event.generator), self.rollout.rows, now)
+        return [*self.dispatch.announce()]
 
     def _generator(self, name: str) -> GeneratorState:
         generator = self.dispatch.find(name)

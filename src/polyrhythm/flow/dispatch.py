@@ -9,14 +9,15 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 
-from polyrhythm.flow.batching import Waiting, due_at, is_due, split_evenly
+from polyrhythm.flow.batching import Limits, Waiting, due_at, is_due, split_evenly
 from polyrhythm.flow.codec import UNSAVED
 from polyrhythm.flow.generators import GeneratorState
-from polyrhythm.flow.records import Batch, RefuseRequest, Request, Serve
+from polyrhythm.flow.records import Batch, BatchingChosen, RefuseRequest, Request, Serve
 from polyrhythm.flow.requests import ANY, RequestQueue
 from polyrhythm.flow.routing import Router, next_idle
 from polyrhythm.flow.settings import FlowSettings
 from polyrhythm.flow.slots import Rows, SlotState
+from polyrhythm.flow.tuning import Tuning
 from polyrhythm.flow.versions import VersionLedger
 
 
@@ -38,6 +39,12 @@ class Dispatch:
     apart: dict[str, GeneratorState] = field(default_factory=dict)
     aside: list[Request] = field(default_factory=list)
     batches: int = 0
+    tuning: Tuning | None = None
+
+    @property
+    def limits(self) -> Limits:
+        """When a batch is due, at present."""
+        return self.settings if self.tuning is None else self.tuning.limits
 
     def join(self, generator: GeneratorState) -> None:
         if generator.name == self.settings.evaluator and self.settings.evaluator_only:
@@ -63,8 +70,11 @@ class Dispatch:
         """
         generator = self.apart.pop(name) if name in self.apart else self.generators.pop(name)
         self.idle.pop(name, None)
+        if self.tuning is not None:
+            self.tuning.left(name)
         self.live = [other for other in self.live if other != name]
         self.queue.move_all(name, ANY)
+        self.router.forget_generator(name)
         refusals = []
         for request, slot in (*_unanswered(generator, rows), *_unconfirmed(name, rows)):
             slot.answered_by = ""
@@ -76,11 +86,17 @@ class Dispatch:
                 refusals.append(RefuseRequest(slot.simulator, slot.name, request.sequence, "its rows hold no tickets"))
         return refusals
 
+    def hear(self, request: Request, slot: SlotState, now: float) -> None:
+        """A request that arrived now."""
+        if self.tuning is not None and not slot.reserved:
+            self.tuning.asked(slot.name, request.rows, now)
+        self.enqueue(request, slot)
+
     def enqueue(self, request: Request, slot: SlotState) -> None:
         if slot.reserved:
             self.aside.append(request)
             return
-        self.queue.push(request, self.router.pool(request.generator, slot.ordinal, self.live))
+        self.queue.push(request, self.router.pool(request, slot.ordinal, self.live))
 
     def remove(self, slot: str) -> Request | None:
         """Take the slot's request out of its queue, if it waits there."""
@@ -90,10 +106,20 @@ class Dispatch:
         self.aside.remove(request)
         return request
 
-    def finish(self, generator: GeneratorState, rows: Rows) -> None:
+    def forget(self, slot: str) -> None:
+        """The slot is gone, with what it asked."""
+        self.remove(slot)
+        self.router.forget_slot(slot)
+        if self.tuning is not None:
+            self.tuning.forget(slot)
+
+    def finish(self, generator: GeneratorState, rows: Rows, now: float) -> None:
         """The generator's pass is over and its replies are out."""
-        for _, slot in _unanswered(generator, rows):
+        answered = [slot for _, slot in _unanswered(generator, rows)]
+        for slot in answered:
             slot.request, slot.answered_by = None, generator.name
+        if self.tuning is not None and generator.batch is not None and not generator.batch.pinned:
+            self.tuning.finished(generator.name, [slot.name for slot in answered], now, len(self.live))
         generator.batch = None
         if generator.name in self.live:
             self.idle[generator.name] = None
@@ -103,14 +129,32 @@ class Dispatch:
         self.live = [name for name, generator in self.generators.items() if versions.is_live(generator)]
         self.idle = {name: None for name in self.live if not self.generators[name].busy}
 
+    def announce(self) -> list[BatchingChosen]:
+        """What was just chosen, once."""
+        tuning = self.tuning
+        if tuning is None or tuning.announced or tuning.chosen is None:
+            return []
+        tuning.announced = True
+        return [tuning.chosen]
+
     def serve(self, rows: Rows, now: float) -> list[Serve]:
-        """Start every batch that is due; evaluation's and training's take turns on an evaluator that serves both."""
+        """Start every batch that is due; of training's and those aside, what an evaluator of both begins with first."""
         if not self.aside:
             return self._serve_training(rows, now)
-        evaluator = self.evaluator
-        if evaluator is not None and evaluator.was_pinned:
-            return [*self._serve_training(rows, now), *self._serve_aside()]
-        return [*self._serve_aside(), *self._serve_training(rows, now)]
+        if self._aside_is_first(now):
+            return [*self._serve_aside(), *self._serve_training(rows, now)]
+        return [*self._serve_training(rows, now), *self._serve_aside()]
+
+    def _aside_is_first(self, now: float) -> bool:
+        """Whether evaluation goes before training, where both could: by `evaluation_priority`.
+
+        `last`: not before it has waited for `evaluation_max_wait_s`, so that training never starves it.
+        """
+        priority, evaluator = self.settings.evaluation_priority, self.evaluator
+        if priority == "last":
+            oldest = min(request.arrived for request in self.aside)
+            return now >= oldest + self.settings.evaluation_max_wait_s
+        return priority == "first" or evaluator is None or not evaluator.was_pinned
 
     def _serve_training(self, rows: Rows, now: float) -> list[Serve]:
         idle, waiting = self.idle, self.queue.orders
@@ -121,10 +165,10 @@ class Dispatch:
             return self._serve_all() if complete else []
         bound = [name for name in self.queue.bound if name in idle]
         started = [
-            self._start_next(self.generators[name]) for name in bound if self._is_due((ANY, name), complete, now)
+            self._start_next(self.generators[name], now) for name in bound if self._is_due((ANY, name), complete, now)
         ]
         while idle and waiting and self._is_due((ANY,), complete, now):
-            started.append(self._start_next(next_idle(self.generators[name] for name in self.idle)))
+            started.append(self._start_next(next_idle(self.generators[name] for name in self.idle), now))
         return started
 
     def _serve_aside(self) -> list[Serve]:
@@ -135,18 +179,22 @@ class Dispatch:
         return [self._start(evaluator, requests, pinned=True)]
 
     def _is_due(self, pools: tuple[str, ...], complete: bool, now: float) -> bool:
-        return is_due(Waiting(*self.queue.view(pools), complete), self.settings, now)
+        return is_due(Waiting(*self.queue.view(pools), complete), self.limits, now)
 
-    def _start_next(self, generator: GeneratorState) -> Serve:
-        settings = self.settings
-        return self._start(generator, self.queue.take((ANY, generator.name), settings.max_rows, settings.max_requests))
+    def _start_next(self, generator: GeneratorState, now: float) -> Serve:
+        limits = self.limits
+        serve = self._start(generator, self.queue.take((ANY, generator.name), limits.max_rows, limits.max_requests))
+        self.router.served(serve.batch.requests, generator.name)
+        if self.tuning is not None:
+            self.tuning.started(generator.name, serve.batch.requests, now)
+        return serve
 
     def deadline(self) -> float:
         """When the next batch of an idle generator becomes due by the clock; infinite if none waits."""
         if not self.idle or not self.queue.orders or self.settings.batching == "lockstep":
             return float("inf")
         _, _, oldest = self.queue.view([ANY, *(name for name in self.queue.bound if name in self.idle)])
-        return due_at(oldest, self.settings)
+        return due_at(oldest, self.limits)
 
     def _serve_all(self) -> list[Serve]:
         if len(self.idle) < len(self.live):
@@ -159,6 +207,7 @@ class Dispatch:
             own = self.queue.take((generator.name,), sys.maxsize, len(self.queue))
             if share or own:
                 started.append(self._start(generator, share + own))
+                self.router.served(share + own, generator.name)
         return started
 
     def _start(self, generator: GeneratorState, requests: tuple[Request, ...], *, pinned: bool = False) -> Serve:

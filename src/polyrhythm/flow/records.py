@@ -420,6 +420,19 @@ class FilterExhausted:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchingChosen:
+    """From now on a batch is due at max_rows or max_requests, or once the oldest request has waited max_wait_s.
+
+    reason: what was learned and what is expected, in words.
+    """
+
+    max_rows: int
+    max_requests: int
+    max_wait_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Halt:
     """The run cannot go on."""
 
@@ -439,6 +452,7 @@ Command = (
     | EvaluationDone
     | TargetReached
     | FilterExhausted
+    | BatchingChosen
     | Halt
 )
 

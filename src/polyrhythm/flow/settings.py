@@ -14,9 +14,10 @@ class FlowSettings:
     batch_size: samples per update; sync_interval: updates per version (K); max_lag: α, real, ≥ 0.
     bound: what α binds, every `sample` or the `mean`; order: how samples are chosen for an update; streaming: an update
     begins with its own samples, else a version's first update waits for those of the whole version.
-    batching: `lockstep`, or `dynamic` with max_rows, max_requests and max_wait_s.
+    batching: `lockstep`, or `dynamic` with max_rows, max_requests and max_wait_s, or `auto`, which chooses max_rows (up
+    to this one) and max_wait_s while the run goes on (`tuning`).
     routing: `least_loaded` (any idle generator takes the next batch), `round_robin` (requests are dealt out in turn
-    as they arrive), `fixed` (slot i belongs to generator i mod n).
+    as they arrive), `fixed` (slot i belongs to generator i mod n), `affinity` (a slot stays with who served it).
     queue_key: `module:function` of a request, lowest served first; empty for arrival time.
     tasks: number of tasks, dealt round robin over groups; segments: simulators cut episodes, which excludes groups.
     episode_deadline_s: a ticket that runs longer is cancelled and re-issued; after max_attempts tries it is dropped
@@ -26,7 +27,8 @@ class FlowSettings:
     such groups in one update, further ones are kept (`accept`) or the run halts (`stop`): on_max_filtered.
     extra_groups, extra_members: groups in flight, and members of each, beyond what admission counts (`redundancy`).
     evaluator: the generator with the copy of the weights that evaluations beside training use; evaluator_only: it
-    serves nothing else.
+    serves nothing else. evaluation_priority: whose pass comes next on one that serves training too: they take `turns`,
+    evaluation's is `first`, or `last`: when no training batch is due, or it has waited for evaluation_max_wait_s.
     """
 
     batch_size: int
@@ -38,11 +40,11 @@ class FlowSettings:
     streaming: bool = True
     group_size: int = 1
     segments: bool = False
-    batching: Literal["lockstep", "dynamic"] = "dynamic"
+    batching: Literal["lockstep", "dynamic", "auto"] = "dynamic"
     max_rows: int = 64
     max_requests: int = 1_000_000
     max_wait_s: float = 0.005
-    routing: Literal["least_loaded", "round_robin", "fixed"] = "least_loaded"
+    routing: Literal["least_loaded", "round_robin", "fixed", "affinity"] = "least_loaded"
     queue_key: str = ""
     tasks: int = 1
     seed: int = 0
@@ -57,6 +59,8 @@ class FlowSettings:
     extra_members: int = 0
     evaluator: str = ""
     evaluator_only: bool = False
+    evaluation_priority: Literal["turns", "first", "last"] = "turns"
+    evaluation_max_wait_s: float = 1.0
 
     def __post_init__(self) -> None:
         checks = (
@@ -67,6 +71,12 @@ class FlowSettings:
             ("max_rows", self.max_rows, self.max_rows >= 1, "at least 1"),
             ("max_requests", self.max_requests, self.max_requests >= 1, "at least 1"),
             ("max_wait_s", self.max_wait_s, 0 <= self.max_wait_s < math.inf, "finite and not negative"),
+            (
+                "evaluation_max_wait_s",
+                self.evaluation_max_wait_s,
+                0 <= self.evaluation_max_wait_s < math.inf,
+                "finite and not negative",
+            ),
             ("tasks", self.tasks, self.tasks >= 1, "at least 1"),
             ("episode_deadline_s", self.episode_deadline_s, self.episode_deadline_s > 0, "positive"),
             ("max_attempts", self.max_attempts, self.max_attempts >= 1, "at least 1"),

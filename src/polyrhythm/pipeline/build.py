@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from polyrhythm.config.rollout import DynamicBatching
+from polyrhythm.config.rollout import AutoBatching, DynamicBatching
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, RunFolderError, RunHalted
@@ -82,12 +82,10 @@ def flow_settings(config: RunConfig, spec: EnvSpec) -> FlowSettings:
     """What the conductor is told."""
     rollout, freshness, batching, groups = config.rollout, config.freshness, config.batching, config.groups
     limits: dict[str, Any] = {}
+    if isinstance(batching, DynamicBatching | AutoBatching):
+        limits = {"max_rows": batching.max_rows, "max_requests": batching.max_requests}
     if isinstance(batching, DynamicBatching):
-        limits = {
-            "max_rows": batching.max_rows,
-            "max_requests": batching.max_requests,
-            "max_wait_s": batching.max_wait_ms / 1000.0,
-        }
+        limits["max_wait_s"] = batching.max_wait_ms / 1000.0
     assert freshness.on_update != "abort", "the schema refuses abort for one-pass policies"
     return FlowSettings(
         batch_size=config.training.batch_size,
@@ -106,6 +104,8 @@ def flow_settings(config: RunConfig, spec: EnvSpec) -> FlowSettings:
         extra_members=groups.extra_members,
         evaluator=_evaluator(config),
         evaluator_only=config.evaluation.weights == "own_generator",
+        evaluation_priority=config.evaluation.priority,
+        evaluation_max_wait_s=config.evaluation.max_wait_s,
         segments=rollout.segment_steps > 0,
         batching=batching.type,
         routing=rollout.routing,

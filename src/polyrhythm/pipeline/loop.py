@@ -73,7 +73,7 @@ _MOST_LATE = 10_000
 
 _FOR_THE_RUN = (
     *(records.SampleEvaluated, records.EvaluationDone, records.TargetReached),
-    *(records.FilterExhausted, records.Halt),
+    *(records.FilterExhausted, records.BatchingChosen, records.Halt),
 )
 
 
@@ -209,6 +209,10 @@ class Loop:
                 raise RunHalted(f"the run cannot go on: {command.reason}")
             if isinstance(command, records.FilterExhausted):
                 log.warning("%d groups of one update were filtered; the others count as they are", command.filtered)
+            if isinstance(command, records.BatchingChosen):
+                wait = 1000.0 * command.max_wait_s
+                said = "batches of up to %d requests (%d rows), waiting up to %.3g ms: %s"
+                log.info(said, command.max_requests, command.max_rows, wait, command.reason)
             finished |= done(command)
         return finished
 

@@ -256,6 +256,9 @@ class Timeline:
                 self._since["update"] = now
             case records.PublishWeights():
                 self._since["publish"] = now
+            case records.BatchingChosen(max_requests=max_requests, max_wait_s=max_wait_s, reason=reason):
+                name = f"up to {max_requests} requests, {1000.0 * max_wait_s:.3g} ms"
+                self._writer.instant("generators", "batching", name, now, {"reason": reason})
             case records.ApplyWeights(generator=generator, pinned=pinned):
                 self._since[f"apply {generator} {pinned}"] = now
 

@@ -176,7 +176,7 @@ class _Run:
             self._save_published()
         loop.observers[:] = watching
         lags.refuse_beyond(config.freshness.max_lag, config.freshness.bound, clean=not saver.account.faults)
-        told = {"lag": lags.summary(), "ledger": self._balanced().as_dict(), "groups": loop.conductor.choices()}
+        told = {"lag": lags.summary(), "ledger": self._balanced().as_dict(), **loop.conductor.told()}
         progress.commit("rl", {**totals, **told, "failed_samples": dict(pipeline.failures.counts)})
 
     def _balanced(self) -> SampleLedger:

@@ -1,0 +1,225 @@
+"""`batching: auto`: limits that are chosen while the run goes on, by forecasting what others would achieve.
+
+    answers, requests ─▶ pace (how fast is everybody?) ─▶ forecasts of a grid of limits ─▶ the best, if clearly better
+
+The work is done in slices, after passes, so that a forecast never holds up a decision for long.
+
+Invariant: the limits change only in `finished`; what is due is defined by the present ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from polyrhythm.flow.codec import UNSAVED
+from polyrhythm.flow.forecast import PASS, Forecast, Limits, Loop
+from polyrhythm.flow.pace import ServiceTime, SlotPace
+from polyrhythm.flow.records import BatchingChosen, Request
+from polyrhythm.flow.settings import FlowSettings
+
+#: Requests forecast per second of the run, and at most after one pass.
+_PER_SECOND, _AT_ONCE = 10_000, 500
+#: Passes of a generator that are not learned from: they compile and warm up.
+_WARM_UP = 3
+#: Passes, and absences per slot, after which there is something to forecast from.
+_PASSES, _ABSENCES = 16, 2
+#: Absences that are kept in all, and of each slot at least.
+_KEPT, _KEPT_BY_EACH = 512, 16
+#: Other limits are taken when they promise so much more.
+_GAIN = 1.02
+#: What promises at least this part of the most counts as equal; the shortest wait of those is taken.
+_SAME = 0.99
+#: How long nothing is forecast after a search, in times that the search took.
+_REST = 3.0
+#: The longest wait of a candidate, in parts of a slot's cycle.
+_WAITS = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
+
+
+@dataclass(slots=True)
+class Search:
+    """A look at all candidates. left: those still to forecast, the next one last; first: rate of the candidate under
+    way from its first start, before its second; rates: found so far."""
+
+    loop: Loop
+    began: float
+    left: list[Limits]
+    away: float
+    forecast: Forecast | None = None
+    first: float = 0.0
+    rates: dict[Limits, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Tuning:
+    """limits: those in force. passes: generator → (when its pass began, its rows, its slots); warm: passes of each
+    present generator; absences: heard so far; worked: when forecasting was last paid for; rested: when the next search
+    may begin; chosen: the last choice, if there was one, and whether it is announced."""
+
+    settings: FlowSettings = field(metadata=UNSAVED)
+    limits: Limits
+    service: ServiceTime = field(default_factory=ServiceTime)
+    slots: dict[str, SlotPace] = field(default_factory=dict)
+    passes: dict[str, tuple[float, int, tuple[str, ...]]] = field(default_factory=dict)
+    warm: dict[str, int] = field(default_factory=dict)
+    absences: int = 0
+    worked: float = 0.0
+    rested: float = 0.0
+    search: Search | None = None
+    chosen: BatchingChosen | None = None
+    announced: bool = True
+
+    @classmethod
+    def begin(cls, settings: FlowSettings) -> Tuning:
+        return cls(settings, Limits(settings.max_rows, settings.max_requests, 0.0))
+
+    # ------------------------------------------------------------ listening
+
+    def asked(self, slot: str, rows: int, now: float) -> None:
+        """A request arrived."""
+        pace = self.slots.get(slot)
+        if pace is None:
+            pace = self.slots[slot] = SlotPace()
+        self.absences += pace.is_away
+        pace.asked(rows, now, max(_KEPT // len(self.slots), _KEPT_BY_EACH))
+
+    def started(self, generator: str, requests: Sequence[Request], now: float) -> None:
+        """A generator was given a batch."""
+        self.passes[generator] = (now, sum(r.rows for r in requests), tuple(r.slot for r in requests))
+
+    def finished(self, generator: str, answered: Sequence[str], now: float, generators: int) -> None:
+        """Its pass is over; these slots are away now. generators: how many there are to serve."""
+        began, rows, _ = self.passes.pop(generator)
+        warm = self.warm[generator] = self.warm.get(generator, 0) + 1
+        if warm > _WARM_UP:
+            self.service.note(rows, now - began)
+        for slot in answered:
+            if slot in self.slots:
+                self.slots[slot].answered(now)
+        self._work(now, generators)
+
+    def forget(self, slot: str) -> None:
+        """A slot is gone."""
+        self.slots.pop(slot, None)
+
+    def left(self, generator: str) -> None:
+        """A generator is gone."""
+        self.passes.pop(generator, None)
+        self.warm.pop(generator, None)
+
+    def restart(self) -> None:
+        """The run is resumed, under another clock: what was learned stays, what was under way does not."""
+        self.search, self.worked, self.rested = None, 0.0, 0.0
+
+    # ------------------------------------------------------------ searching
+
+    def _work(self, now: float, generators: int) -> None:
+        """Forecast as much as the time since the last time pays for."""
+        if self.search is None:
+            self.search = self._begin(now, max(1, generators))
+            self.worked = now
+        search, work = self.search, min(_AT_ONCE, int(_PER_SECOND * (now - self.worked)))
+        if search is None or not work:
+            return
+        self.worked = now
+        while work > 0 and search.left:
+            work = self._forecast(search, work)
+        if not search.left:
+            self.search = None
+            self.rested = now + _REST * (now - search.began)
+            self._choose(search)
+
+    def _begin(self, now: float, generators: int) -> Search | None:
+        """A new search, if it is time for one and there is something to forecast from."""
+        known = {name: pace for name, pace in self.slots.items() if pace.away}
+        learned = self.service.passes >= _PASSES and self.absences >= _ABSENCES * len(self.slots)
+        if not self.chosen:
+            # Passes of different sizes show how their time depends on it.
+            most = sum(pace.most for pace in self.slots.values()) >> (0 if learned else self.service.passes % 4)
+            self.limits = Limits(min(self.settings.max_rows, max(1, most)), self.settings.max_requests, 0.0)
+        if not learned or not known or now < self.rested:
+            return None
+        if self.settings.routing != "least_loaded":  # each generator has slots of its own
+            known = dict(list(known.items())[::generators])
+            generators = 1
+        loop = self._loop(known, generators, now)
+        absences = sorted(seconds for times in loop.away for seconds in times)
+        away = absences[len(absences) // 2]
+        return Search(loop, now, self._candidates([pace.most for pace in known.values()], generators, away), away)
+
+    def _loop(self, known: dict[str, SlotPace], generators: int, now: float) -> Loop:
+        """How things stand, and how fast everybody is."""
+        number = {name: index for index, name in enumerate(known)}
+        calls: list[tuple[float, int, tuple[int, ...]]] = []
+        served: set[int] = set()
+        for began, rows, slots in list(self.passes.values())[:generators]:
+            batch = tuple(number[slot] for slot in slots if slot in number)
+            calls.append((max(0.0, began + self.service.of(rows) - now), PASS, batch))
+            served.update(batch)
+        waiting = []
+        for index, pace in enumerate(known.values()):
+            if pace.is_away:
+                calls.append((max(0.0, pace.since + pace.away[pace.turn % len(pace.away)] - now), index, ()))
+            elif index not in served:
+                waiting.append((pace.since - now, index))
+        return Loop(
+            [pace.rows for pace in known.values()],
+            [pace.absences() for pace in known.values()],
+            generators,
+            self.service.base,
+            self.service.per_row,
+            sorted(waiting),
+            calls,
+        )
+
+    def _candidates(self, rows: list[int], count: int, away: float) -> list[Limits]:
+        """A grid, the limits in force last: these are forecast first. rows: of full slots; count: generators.
+
+        It counts requests, not rows: a slot may be short of a row whose episode has just ended, and a batch that waits
+        for that one row would wait for another slot.
+        """
+        slots, largest, cap = len(rows), max(rows), self.settings.max_rows
+        sizes = {-(-slots // part) for part in (1, 2, 4, count, count + 1, 2 * count)} | {max(1, cap // largest)}
+        sizes = {min(size, slots, self.settings.max_requests) for size in sizes}
+        cycle = away + self.service.of(sum(rows) / count)
+        grid = [
+            Limits(min(cap, size * largest), size, wait * cycle) for size in sorted(sizes) for wait in reversed(_WAITS)
+        ]
+        return [*(limits for limits in grid if limits != self.limits), self.limits]
+
+    def _forecast(self, search: Search, work: int) -> int:
+        """Go on with the candidate under way; the work left."""
+        limits = search.left[-1]
+        if search.forecast is None:
+            slots = len(search.loop.rows)
+            search.forecast = Forecast(search.loop, limits, 2 * slots + 64, 6 * slots + 320, search.first > 0.0)
+        before = search.forecast.answered
+        search.forecast.run(work)
+        work -= search.forecast.answered - before
+        rate = search.forecast.rate
+        if rate:
+            search.forecast = None
+            best = max(search.rates.values(), default=0.0)
+            if search.first or rate < best:
+                search.rates[limits] = min(rate, search.first) if search.first else rate
+                search.first = 0.0
+                search.left.pop()
+            else:
+                search.first = rate
+        return work
+
+    def _choose(self, search: Search) -> None:
+        former, rates = self.limits, search.rates
+        enough = _SAME * max(rates.values())
+        best = min((limits for limits in rates if rates[limits] >= enough), key=lambda limits: limits.max_wait_s)
+        if self.chosen and rates[best] < _GAIN * rates[former]:
+            return
+        self.limits = best
+        loop = search.loop
+        reason = (
+            f"a pass takes {1e3 * loop.base:.3g} ms + {1e3 * loop.per_row:.3g} ms per row, {len(loop.rows)} slots are "
+            f"away for {1e3 * search.away:.3g} ms; forecast {rates[best]:.4g} rows/s, {rates[former]:.4g} with "
+            f"{former.max_requests} requests and {1e3 * former.max_wait_s:.3g} ms"
+        )
+        self.chosen = BatchingChosen(best.max_rows, best.max_requests, best.max_wait_s, reason)
+        self.announced = False
