@@ -22,6 +22,7 @@ from polyrhythm.benchmarks.slow_env import SlowBatch, SlowEnvSettings
 from polyrhythm.benchmarks.slow_policy import SlowPolicy, SlowPolicySettings
 from polyrhythm.cli.bench import PARTS, words
 from polyrhythm.cli.main import main
+from polyrhythm.clustersim.costs import parse_cost
 from polyrhythm.config.load import load_config
 from polyrhythm.errors import RunHalted
 from polyrhythm.flow.records import End, SampleFinished, UpdateDone
@@ -140,18 +141,21 @@ def test_an_environment_sleeps_before_each_step_and_is_itself_otherwise():
 
 def test_a_policy_sleeps_by_forward_pass_and_by_evaluated_step():
     spec = SlowEnvSettings(type="x", env=CARTPOLE_ENV, step_ms=0).spec()
-    settings = SlowPolicySettings(type="x", policy={"type": "categorical"}, act_ms=10.0, evaluate_ms=0.5)
+    settings = SlowPolicySettings(type="x", policy={"type": "categorical"}, act="10ms", evaluate="0ms+0.5ms")
     bare, built, slept = CategoricalSettings().build(spec, 3), settings.build(spec, 3), []
-    slow = SlowPolicy(built.inner, 0.01, 0.0005, slept.append)
+    now = [5.0]
+    slow = SlowPolicy(
+        built.inner, parse_cost(settings.act), parse_cost(settings.evaluate), slept.append, lambda: now[0]
+    )
     obs = {"state": torch.rand(4, 4)}
     greedy, keys = torch.zeros(4, dtype=torch.bool), torch.arange(4)
     act, wanted = slow.act(obs, greedy, keys), bare.act(obs, greedy, keys)
-    assert slept == [0.01]
+    assert slept == pytest.approx([0.01])
     torch.testing.assert_close(act.actions, wanted.actions)
     torch.testing.assert_close(slow.value(obs), bare.value(obs))
-    assert slept == [0.01]
+    assert slept == pytest.approx([0.01])
     torch.testing.assert_close(slow.evaluate(obs, act.forward_inputs), bare.evaluate(obs, wanted.forward_inputs))
-    assert slept == [0.01, 0.002]
+    assert slept == pytest.approx([0.01, 0.002])
     assert {name.removeprefix("inner.") for name in slow.state_dict()} == set(bare.state_dict())
 
 
@@ -159,7 +163,9 @@ def test_what_is_slow_is_the_same_run_otherwise():
     config = load_config("cartpole", ["rollout.rows=4", "training.versions=1"])
     slow = wall_clock.slowed(config, 0.25)
     assert (slow.env.env, slow.env.step_ms) == (config.env, 10.0)
-    assert (slow.policy.policy, slow.policy.act_ms, slow.policy.evaluate_ms) == (config.policy, 10.0, 0.25)
+    assert slow.policy.policy == config.policy
+    assert parse_cost(slow.policy.act).mean(5) == pytest.approx(0.01)
+    assert parse_cost(slow.policy.evaluate).mean(4) == pytest.approx(0.001)
     unlike = {"env", "policy"}
     assert slow.model_dump(exclude=unlike) == config.model_dump(exclude=unlike)
 

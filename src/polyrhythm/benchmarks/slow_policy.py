@@ -1,14 +1,16 @@
-"""Any policy, made slow: a forward pass that acts sleeps, and an evaluation for the loss does by its chunk steps."""
+"""Any policy, made slow: a forward pass that acts takes a time of its own, and so does an evaluation for the loss."""
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny
+from pydantic import BaseModel, BeforeValidator, SerializeAsAny, field_validator
 from torch import Tensor, nn
 
+from polyrhythm.clustersim.costs import Cost, parse_cost
 from polyrhythm.config.registry import resolve
 from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations, Policy, PolicySettings, as_module
 from polyrhythm.specs import EnvSpec
@@ -19,8 +21,8 @@ def _policy(value: Any) -> BaseModel:
 
 
 class SlowPolicySettings(BaseModel):
-    """The policy `policy`, which takes `act_ms` longer to act, whatever the rows, and `evaluate_ms` longer to evaluate
-    each chunk step."""
+    """The policy `policy`, which takes `act` to act on rows, and `evaluate` to evaluate chunk steps: costs as in
+    `clustersim.costs`, `10ms+0.1ms` being 10 ms and 0.1 ms for each of them."""
 
     model_config = SETTINGS
 
@@ -28,34 +30,59 @@ class SlowPolicySettings(BaseModel):
     """This class as module:Class."""
     policy: Annotated[SerializeAsAny[BaseModel], BeforeValidator(_policy)]
     """The policy's own settings, by type."""
-    act_ms: float = Field(ge=0)
-    """Milliseconds that a forward pass sleeps."""
-    evaluate_ms: float = Field(ge=0)
-    """Milliseconds that an evaluation for the loss sleeps for each of its chunk steps."""
+    act: str = "0ms"
+    """What a forward pass takes, by its rows."""
+    evaluate: str = "0ms"
+    """What an evaluation for the loss takes, by its chunk steps."""
+
+    @field_validator("act", "evaluate")
+    @classmethod
+    def _parses(cls, cost: str) -> str:
+        parse_cost(cost)
+        return cost
 
     def build(self, env_spec: EnvSpec, seed: int) -> SlowPolicy:
         assert isinstance(self.policy, PolicySettings)
         inner = self.policy.build(env_spec, seed)
-        return SlowPolicy(inner, self.act_ms / 1000.0, self.evaluate_ms / 1000.0, time.sleep)
+        return SlowPolicy(inner, parse_cost(self.act), parse_cost(self.evaluate))
 
 
 class SlowPolicy(nn.Module):
-    """A policy that sleeps `act_s` before it acts and `evaluate_s` for each row that it evaluates."""
+    """A policy that takes as long to act and to evaluate as the costs say: it sleeps for what its own work leaves.
 
-    def __init__(self, policy: Policy, act_s: float, evaluate_s: float, sleep: Callable[[float], None]) -> None:
+    `sleep` and `clock` are parameters so that tests need no real time.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        act: Cost,
+        evaluate: Cost,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__()
         self.inner = as_module(policy)
         self.chunk, self.action_dim = policy.chunk, policy.action_dim
         self.exact, self.tolerance = policy.exact, policy.tolerance
-        self._act_s, self._evaluate_s, self._sleep = act_s, evaluate_s, sleep
+        self._act, self._evaluate, self._sleep, self._clock = act, evaluate, sleep, clock
+        self._rng = random.Random()
 
     def act(self, obs: Observations, greedy: Tensor, noise_key: Tensor) -> Act:
-        self._sleep(self._act_s)
-        return self._policy.act(obs, greedy, noise_key)
+        begin = self._clock()
+        act = self._policy.act(obs, greedy, noise_key)
+        self._last(begin, self._act.draw(self._rng, len(greedy)))
+        return act
 
     def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
-        self._sleep(self._evaluate_s * len(next(iter(obs.values()))))
-        return self._policy.evaluate(obs, forward_inputs)
+        begin = self._clock()
+        evaluation = self._policy.evaluate(obs, forward_inputs)
+        self._last(begin, self._evaluate.draw(self._rng, len(next(iter(obs.values())))))
+        return evaluation
+
+    def _last(self, begin: float, seconds: float) -> None:
+        """Sleep for what is left of so many seconds from the beginning."""
+        self._sleep(max(0.0, begin + seconds - self._clock()))
 
     def value(self, obs: Observations) -> Tensor:
         return self._policy.value(obs)

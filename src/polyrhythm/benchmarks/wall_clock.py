@@ -120,8 +120,8 @@ def slowed(config: RunConfig, evaluate_ms: float, step_ms: float = STEP_MS, act_
     tree["policy"] = {
         "type": f"{here}.slow_policy:SlowPolicySettings",
         "policy": tree["policy"],
-        "act_ms": act_ms,
-        "evaluate_ms": evaluate_ms,
+        "act": f"{act_ms:f}ms",
+        "evaluate": f"0ms+{evaluate_ms:f}ms",
     }
     return validate(tree)
 

@@ -7,32 +7,36 @@ wall clock per version, and what limits them (some ten minutes on two cores; nee
 learning: lock-step against full asynchrony with samples up to 1 and 2 versions old: areas under the learning curves of
 the same budget, ratios with intervals over the seeds; and the time to the same success where every stage sleeps (some
 twenty minutes on two cores; the tasks drawer and reach need the metaworld extra).
+overlap: stages that sleep, in the same four modes, beside the limit of the simulated cluster; NAME=VALUE words change
+the scene (env_batches rows simulators generators sim_latency infer_latency train_latency episode_steps max_lag seed).
+fidelity: ten such scenes, live and simulated.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 from polyrhythm.cli import show
 from polyrhythm.cli.numbers import count
 
 SLOTS = (16, 64, 256, 1024, 4096)
-NAMES = ("conductor", "roundtrip", "throughput", "weights", "metaworld", "learning")
 #: Parts of `learning`: the time to the same success, and tasks whose curves are compared; the last one if asked for.
 PARTS = ("wall_clock", "cartpole", "drawer", "reach")
-_REPEATS = {"metaworld": 3, "learning": 3}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", choices=NAMES, metavar="NAME", help=f"what to measure: {', '.join(NAMES)}")
+    parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="overlap: the scene, such as rows=4")
     parser.add_argument("--slots", type=_counts, default=SLOTS, metavar="N,N", help="conductor: numbers of slots")
     parser.add_argument("--rows", type=_counts, default=(16, 256), metavar="N,N", help="throughput: numbers of rows")
     parser.add_argument("--steps", type=count, default=1000, metavar="N", help="roundtrip: round trips of a turn")
     parser.add_argument("--megabytes", type=count, default=500, metavar="N", help="weights: size of the model")
-    parser.add_argument("--versions", type=count, default=6, metavar="N", help="metaworld: versions of a turn")
+    parser.add_argument(
+        "--versions", type=count, metavar="N", help="versions of a turn (metaworld: 6; overlap: 12; fidelity: 10)"
+    )
     parser.add_argument("--seeds", type=count, default=8, metavar="N", help="learning: seeds of each curve")
     parser.add_argument(
         "--tasks",
@@ -45,13 +49,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repeats",
         type=count,
         metavar="N",
-        help="interleaved turns (5; metaworld: 3; learning: seeds of wall_clock, 3; not conductor)",
+        help="interleaved turns (5; metaworld, overlap: 3; learning: seeds of wall_clock, 3; not conductor, fidelity)",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    result = _measure(arguments, arguments.repeats or _REPEATS.get(arguments.name, 5))
+    from polyrhythm.errors import ConfigError
+
+    if arguments.settings and arguments.name != "overlap":
+        raise ConfigError(
+            f"{' '.join(arguments.settings)}: bench {arguments.name} has no scene to change; leave it out"
+        )
+    result = _BENCHMARKS[arguments.name](arguments)
     print(json.dumps(result, indent=2) if arguments.json else words(result))
     return 0
 
@@ -74,37 +84,69 @@ def _without_curves(mode: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in mode.items() if name not in nested}
 
 
-def _measure(arguments: argparse.Namespace, repeats: int) -> dict[str, Any]:
-    if arguments.name == "conductor":
-        from polyrhythm.clustersim import bench_conductor
+def _conductor(arguments: argparse.Namespace) -> dict[str, Any]:
+    from polyrhythm.clustersim import bench_conductor
 
-        return bench_conductor.run(arguments.slots)
-    if arguments.name == "roundtrip":
-        from polyrhythm.benchmarks import roundtrip
+    return bench_conductor.run(arguments.slots)
 
-        return roundtrip.run(arguments.steps, repeats)
-    if arguments.name == "weights":
-        from polyrhythm.benchmarks import weights
 
-        return weights.run(arguments.megabytes, repeats)
-    if arguments.name == "metaworld":
-        from polyrhythm.benchmarks import metaworld
+def _roundtrip(arguments: argparse.Namespace) -> dict[str, Any]:
+    from polyrhythm.benchmarks import roundtrip
 
-        return metaworld.run(arguments.versions, repeats)
-    if arguments.name == "learning":
-        return _learning(arguments.tasks, arguments.seeds, repeats)
+    return roundtrip.run(arguments.steps, arguments.repeats or 5)
+
+
+def _throughput(arguments: argparse.Namespace) -> dict[str, Any]:
     from polyrhythm.benchmarks import throughput
 
-    return throughput.run(arguments.rows, repeats=repeats)
+    return throughput.run(arguments.rows, repeats=arguments.repeats or 5)
 
 
-def _learning(parts: Sequence[str], seeds: int, repeats: int) -> dict[str, Any]:
+def _weights(arguments: argparse.Namespace) -> dict[str, Any]:
+    from polyrhythm.benchmarks import weights
+
+    return weights.run(arguments.megabytes, arguments.repeats or 5)
+
+
+def _metaworld(arguments: argparse.Namespace) -> dict[str, Any]:
+    from polyrhythm.benchmarks import metaworld
+
+    return metaworld.run(arguments.versions or 6, arguments.repeats or 3)
+
+
+def _learning(arguments: argparse.Namespace) -> dict[str, Any]:
     from polyrhythm.benchmarks import learning, wall_clock
 
-    tasks = {name: task for name, task in learning.TASKS.items() if name in parts}
+    tasks = {name: task for name, task in learning.TASKS.items() if name in arguments.tasks}
     learning.refuse(tasks)
-    found = {"wall_clock": wall_clock.run(repeats)} if "wall_clock" in parts else {}
-    return {"parts": found | (learning.run(tasks, seeds) if tasks else {})}
+    found = {"wall_clock": wall_clock.run(arguments.repeats or 3)} if "wall_clock" in arguments.tasks else {}
+    return {"parts": found | (learning.run(tasks, arguments.seeds) if tasks else {})}
+
+
+def _overlap(arguments: argparse.Namespace) -> dict[str, Any]:
+    from polyrhythm.benchmarks import overlap
+    from polyrhythm.benchmarks.scene import scene_of
+
+    return overlap.run(scene_of(arguments.settings), arguments.versions or 12, arguments.repeats or 3)
+
+
+def _fidelity(arguments: argparse.Namespace) -> dict[str, Any]:
+    from polyrhythm.benchmarks import fidelity
+
+    return fidelity.run(arguments.versions or 10)
+
+
+_BENCHMARKS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "conductor": _conductor,
+    "roundtrip": _roundtrip,
+    "throughput": _throughput,
+    "weights": _weights,
+    "metaworld": _metaworld,
+    "learning": _learning,
+    "overlap": _overlap,
+    "fidelity": _fidelity,
+}
+NAMES = tuple(_BENCHMARKS)
 
 
 def _parts(text: str) -> tuple[str, ...]:

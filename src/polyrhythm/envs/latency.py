@@ -5,6 +5,7 @@ The batch sleeps once per step, by a random law, as a vectorised simulator compu
 
 from __future__ import annotations
 
+import math
 import random
 import secrets
 import time
@@ -21,6 +22,8 @@ from polyrhythm.specs.distributions import parse_distribution
 from polyrhythm.specs.hashing import mix
 
 _TASK = Task("latency", "wait")
+#: Different observations.
+_WINDOWS = 4096
 
 
 class LatencySettings(BaseModel):
@@ -83,7 +86,11 @@ class LatencyBatch:
         self._history = secrets.randbits(63) if settings.times_by == "chance" else 0
         self._rng = random.Random(self._history)
         self._seeds = [0] * rows
+        self._reward, self._no = np.ones(rows, np.float32), np.zeros(rows, np.bool_)
         self._steps = np.zeros(rows, np.int64)
+        # Observations are windows of it, so that showing one costs a copy and no more.
+        shape = settings.observation_shape
+        self._noise = np.random.default_rng(0).random(_WINDOWS + math.prod(shape), dtype=np.float32)
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         for row, task, seed in zip(rows, tasks, seeds, strict=True):
@@ -94,17 +101,17 @@ class LatencyBatch:
         self._sleep(self._reset_time.sample(self._rng))
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:  # noqa: ARG002 (the contract's)
-        assert list(rows) == list(range(self.rows)), f"rows {list(rows)}: this batch steps all {self.rows} rows as one"
+        assert len(rows) == self.rows, f"rows {list(rows)}: this batch steps all {self.rows} rows as one"
         self._sleep(self._step_time.sample(self._rng))
         self._steps += 1
-        no = np.zeros(self.rows, np.bool_)
-        return StepResult(np.ones(self.rows, np.float32), no, self._steps >= self.spec.max_steps, no.copy())
+        return StepResult(self._reward.copy(), self._no.copy(), self._steps >= self.spec.max_steps, self._no.copy())
 
     def observe(self, rows: RowNumbers, out: dict[str, NDArray[np.generic]]) -> None:
         state = out["state"]
+        size = state[0].size
         for i, row in enumerate(rows):
-            noise = np.random.default_rng(mix(self._seeds[row], int(self._steps[row])))
-            state[i] = noise.random(state.shape[1:], dtype=np.float32)
+            first = mix(self._seeds[row], int(self._steps[row])) % _WINDOWS
+            state[i] = self._noise[first : first + size].reshape(state.shape[1:])
 
     def close(self) -> None:
         """Nothing to free."""

@@ -1,0 +1,147 @@
+"""Does the simulated cluster tell what a live run does? Ten settings, each live and simulated.
+
+A live stage takes longer than its law: messages, threads that wake, Python beside the sleeping. How much longer is
+measured once, in a live run of a scene that is none of the ten, by the conductor's events:
+
+    a pass       from the command `Serve` to `BatchDone`
+    a step       from `BatchDone` to the slot's next request
+
+less the mean of its law, over all steps but those that begin an episode. All scenes are then simulated with these two
+numbers, and their throughput is compared with their own live runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from polyrhythm.benchmarks import scene as scenes
+from polyrhythm.benchmarks.scene import Mode, Plumbing, Scene
+from polyrhythm.benchmarks.version_cost import measure
+from polyrhythm.clustersim.costs import parse_cost
+from polyrhythm.flow import records
+from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.check import check
+from polyrhythm.runtime.messages import Report
+from polyrhythm.specs.distributions import parse_distribution
+
+log = logging.getLogger(__name__)
+
+#: The largest difference that the design allows.
+LIMIT = 0.05
+_AT_ONCE = {"type": "dynamic", "max_rows": 64, "max_wait_ms": 0.0}
+_LOCKSTEP = {"type": "lockstep"}
+#: Where what is added is measured: steps of little spread, so that their mean is known well; and for how many versions.
+_CALIBRATION = Scene(sim_latency="gamma:10ms:0.5")
+_VERSIONS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A scene in one mode."""
+
+    name: str
+    scene: Mapping[str, Any]
+    mode: Mode = "full_async"
+    batching: Mapping[str, Any] | None = None
+
+    @property
+    def batches(self) -> Mapping[str, Any]:
+        return self.batching or (_LOCKSTEP if self.mode in ("lockstep", "train_async") else _AT_ONCE)
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("lock-step", {}, "lockstep"),
+    Setting("asynchronous rollout", {}, "rollout_async"),
+    Setting("asynchronous training", {}, "train_async"),
+    Setting("all asynchronous", {}),
+    Setting("two generators", {"generators": 2, "infer_latency": "20ms+0.1ms"}),
+    Setting("four rows, gamma steps", {"env_batches": 8, "rows": 4, "sim_latency": "gamma:30ms:0.5"}),
+    Setting("slow passes", {"infer_latency": "40ms+1ms", "env_batches": 8}),
+    Setting("training limits", {"train_latency": "constant:2500ms"}),
+    Setting("a wait of 5 ms", {"sim_latency": "normal:20ms:10ms"}, batching={**_AT_ONCE, "max_wait_ms": 5.0}),
+    Setting("one step in ten long", {"sim_latency": "mixture:0.9*lognormal:8ms:0.5+0.1*constant:60ms"}),
+)
+
+
+def run(versions: int = 8, settings: Sequence[Setting] = SETTINGS) -> dict[str, Any]:
+    """Every setting, simulated and live for so many versions.
+
+    Returns pass_ms and step_ms, what a live stage takes longer; by setting `live` and `simulated` in transitions per
+    second, `error` (simulated over live, less 1), `bare` (simulated with nothing added, over live, less 1);
+    largest_error; within_limit.
+    """
+    plumbing = calibrate(_CALIBRATION)
+    log.info("a pass takes %.2f ms longer, a step %.2f ms", 1000 * plumbing.pass_s, 1000 * plumbing.step_s)
+    modes: dict[str, dict[str, float]] = {}
+    for setting in settings:
+        modes[setting.name] = compare(setting, plumbing, versions)
+        log.info("%s: %s", setting.name, modes[setting.name])
+    largest = max(abs(found["error"]) for found in modes.values())
+    return {
+        "versions": versions,
+        "pass_ms": 1000 * plumbing.pass_s,
+        "step_ms": 1000 * plumbing.step_s,
+        "largest_error": largest,
+        "within_limit": largest <= LIMIT,
+        "modes": modes,
+    }
+
+
+def compare(setting: Setting, plumbing: Plumbing, versions: int) -> dict[str, float]:
+    """The setting live and simulated."""
+    scene = Scene.model_validate(setting.scene).settled()
+    cost = measure(scenes.live(scene, setting.mode, setting.batches, versions), versions)
+    live = scene.transitions / cost.seconds_per_version
+    expected = scenes.simulated(scene, setting.mode, setting.batches, plumbing)
+    bare = scenes.simulated(scene, setting.mode, setting.batches)
+    return {"live": live, "simulated": expected, "error": expected / live - 1, "bare": bare / live - 1}
+
+
+def calibrate(scene: Scene) -> Plumbing:
+    """What a pass and a step of the scene take longer in a live run, fully asynchronous."""
+    scene = scene.settled()
+    config = scenes.live(scene, "full_async", _AT_ONCE, _VERSIONS)
+    checked = check(config)
+    stopwatch = Stopwatch()
+    with (
+        tempfile.TemporaryDirectory(prefix="polyrhythm-") as folder,
+        closing(build_pipeline(checked.config, checked.policy, Path(folder))) as pipeline,
+    ):
+        pipeline.loop.observers.append(stopwatch)
+        pipeline.loop.train_until(_VERSIONS)
+    infer, step = parse_cost(scene.infer_latency), parse_distribution(scene.sim_latency)
+    longer = fmean(seconds - infer.mean(rows) for seconds, rows in stopwatch.passes)
+    return Plumbing(longer, fmean(stopwatch.steps) - step.mean)
+
+
+class Stopwatch:
+    """An observer. passes: seconds and rows of each; steps: seconds of each that did not begin an episode."""
+
+    def __init__(self) -> None:
+        self.passes: list[tuple[float, int]] = []
+        self.steps: list[float] = []
+        self._served: dict[int, tuple[float, records.Batch]] = {}
+        self._answered: dict[str, float] = {}
+
+    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+        if isinstance(event, records.BatchDone):
+            begin, batch = self._served.pop(event.batch)
+            self.passes.append((now - begin, sum(request.rows for request in batch.requests)))
+            self._answered |= {request.slot: now for request in batch.requests}
+        elif isinstance(event, records.RequestArrived) and event.slot in self._answered:
+            self.steps.append(now - self._answered.pop(event.slot))
+        for command in commands:
+            if isinstance(command, records.Serve):
+                self._served[command.batch.number] = (now, command.batch)
+            elif isinstance(command, records.StartRows):
+                self._answered.pop(command.slot, None)
+
+    def reported(self, now: float, report: Report) -> None:
+        pass
