@@ -143,10 +143,8 @@ def test_a_policy_sleeps_by_forward_pass_and_by_evaluated_step():
     spec = SlowEnvSettings(type="x", env=CARTPOLE_ENV, step_ms=0).spec()
     settings = SlowPolicySettings(type="x", policy={"type": "categorical"}, act="10ms", evaluate="0ms+0.5ms")
     bare, built, slept = CategoricalSettings().build(spec, 3), settings.build(spec, 3), []
-    now = [5.0]
-    slow = SlowPolicy(
-        built.inner, parse_cost(settings.act), parse_cost(settings.evaluate), slept.append, lambda: now[0]
-    )
+    costs = parse_cost(settings.act), parse_cost(settings.evaluate)
+    slow = SlowPolicy(built.inner, *costs, slept.append, lambda: 5.0)
     obs = {"state": torch.rand(4, 4)}
     greedy, keys = torch.zeros(4, dtype=torch.bool), torch.arange(4)
     act, wanted = slow.act(obs, greedy, keys), bare.act(obs, greedy, keys)
