@@ -1,0 +1,113 @@
+"""Published throughputs beside the simulated cluster: what `bench papers` does.
+
+Cost models are fitted to baselines and rollout-only rows; everything else is predicted. docs/design/009-papers.md says
+what the model leaves out, benchmarks/papers.md has the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from statistics import median
+from typing import Any
+
+from polyrhythm.benchmarks.papers import scaling, turns
+from polyrhythm.benchmarks.papers.fit import CHUNK_STEPS, Fit, fit
+from polyrhythm.benchmarks.papers.model import simulate
+from polyrhythm.benchmarks.papers.published import Published, Row, published
+
+#: What there is to compare, in the order of the result.
+TABLES = ("table 1", "table 2", "table 3", "table 4", "table 5", "figure 8", "figure 9")
+#: Chunk steps of the episodes of predictions, at most.
+LONGEST = 24
+#: Latencies and numbers of env batches of figure 8.
+WAITS_MS, BATCHES = (0.0, 100.0, 200.0, 300.0, 500.0, 1000.0), (2, 3)
+
+
+def run(
+    tables: Sequence[str] = TABLES,
+    *,
+    gpus: Sequence[int] = scaling.GPUS,
+    rollouts: int = 4,
+    chunk_steps: int = CHUNK_STEPS,
+    iterations: int = 12,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Fit, predict and compare.
+
+    tables: which of TABLES; gpus: of the scaling table (with table 4 only); rollouts: of each setting of figure 9;
+    chunk_steps, iterations: of the fits. Raises ValueError for an unknown table. Returns
+    rows: table, row, fitted, published, predicted, error = predicted / published - 1, and again where a row is printed
+    a second time; summary: by table, and over all, the number of predicted rows and the median of |error|; fits: the
+    costs of each setup in seconds; batching: figure 8's grid; scaling: figure 7, and its first_bottleneck.
+    """
+    unknown = [table for table in tables if table not in TABLES]
+    if unknown:
+        raise ValueError(f"table {unknown[0]!r} is not one of {', '.join(TABLES)}")
+    data = published()
+    chosen = [row for row in data.rows if row.table in tables]
+    setups = list(dict.fromkeys(row.setup for row in chosen))
+    fits = {setup.key: fit(data.fitted(setup), seed, chunk_steps, iterations) for setup in setups}
+    rows = [_row(row, fits[row.setup.key], seed) for row in chosen]
+    if "figure 9" in tables:
+        rows += turns.rows(data, rollouts=rollouts, seed=seed)
+    result: dict[str, Any] = {"rows": rows, "summary": summary(rows)}
+    result["fits"] = {
+        setup.name: {**asdict(fits[setup.key].costs), "misfit": fits[setup.key].misfit} for setup in setups
+    }
+    if "figure 8" in tables:
+        result["batching"] = list(_batching(data, fits["robocasa"], seed))
+    if "table 4" in tables:
+        result["scaling"] = list(scaling.table(data, fits["libero"].costs, gpus, seed=seed))
+        result["first_bottleneck"] = first_bottleneck(result["scaling"])
+    return result
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Median of |error| over the predicted rows of each table and, without figure 9, over all tables (rows that are
+    printed twice count once), and over all fitted rows."""
+    predicted = [row for row in rows if not row["fitted"]]
+    groups = {table: [row for row in predicted if row["table"] == table] for table in TABLES}
+    ours = [row for row in rows if row["table"] != "figure 9" and not row.get("again")]
+    groups["all but figure 9"] = [row for row in ours if not row["fitted"]]
+    groups["fitted rows"] = [row for row in ours if row["fitted"]]
+    return {
+        name: {
+            "rows": len(own),
+            "median_error": median(abs(row["error"]) for row in own),
+            "largest_error": max(abs(row["error"]) for row in own),
+        }
+        for name, own in groups.items()
+        if own
+    }
+
+
+def first_bottleneck(table: Sequence[dict[str, Any]]) -> str:
+    """What is busiest, fully asynchronous, where that first differs from the smallest cluster."""
+    full = [row for row in table if row["mode"] == "full"]
+    other = next((row for row in full if row["busiest"] != full[0]["busiest"]), full[0])
+    return f"{other['busiest']}, from {other['gpus']} GPUs on"
+
+
+def _row(row: Row, found: Fit, seed: int) -> dict[str, Any]:
+    predicted = simulate(row, found.costs, min(LONGEST, row.setup.chunk_steps), seed).throughput
+    again = {"again": True} if row.again else {}
+    return {
+        "table": row.table,
+        "row": row.name,
+        "fitted": row.fitted,
+        "published": row.published,
+        "predicted": predicted,
+        "error": predicted / row.published - 1,
+        **again,
+    }
+
+
+def _batching(data: Published, found: Fit, seed: int) -> Iterator[dict[str, Any]]:
+    """RoboCasa, hybrid, fully asynchronous, by most env batches of a pass and how long the first waits for them."""
+    example = next(row for row in data.rows if row.table == "figure 8" and not row.wait_ms)
+    for batches in BATCHES:
+        for wait_ms in WAITS_MS:
+            row = replace(example, max_batches=batches, wait_ms=wait_ms)
+            throughput = simulate(row, found.costs, min(LONGEST, row.setup.chunk_steps), seed).throughput
+            yield {"max_batches": batches, "wait_ms": wait_ms, "throughput": throughput}
