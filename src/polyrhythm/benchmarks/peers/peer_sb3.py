@@ -1,7 +1,8 @@
 """Stable-Baselines3: PPO over SubprocVecEnv (sleeping), over a vector environment in the process itself (zero cost).
 
 What the policy and training sleep is in the policy: `forward` acts, `evaluate_actions` is called once per optimizer
-step. Worker processes are forked, which shares their pages: the least memory that this peer can do with.
+step. Worker processes start as the peer has it, by a fork server, or are forked, as it advises against: that shares
+their pages, so it takes the least memory.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def run(work: Work, meter: Meter, choice: dict[str, Any]) -> dict[str, Any]:
     }
     network: dict[str, Any] = {"net_arch": {"pi": list(HIDDEN), "vf": list(HIDDEN)}}
     if isinstance(work, Sleeping):
-        start = choice.get("start_method", "fork")
+        start = choice.get("start_method", "forkserver")
         SleepingPolicy.work = work
         makers = [lambda seed=seed: gymnasium_sleeping(work, seed) for seed in range(work.envs)]
         env: VecEnv = SubprocVecEnv(makers, start_method=start)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 #: What the others' speed is relative to: a synchronous loop in one process, written by hand.
 FIRST = "plain_loop"
+OURS = "polyrhythm"
 #: Updates before a system is measured, and those that are measured.
 WARM_UP, SLEEPING_UPDATES, ZERO_COST_TRANSITIONS = 3, 16, 260_000
 ROWS = (16, 256)
@@ -42,14 +43,19 @@ class System:
     choice: Mapping[str, Any] = field(default_factory=dict)
 
 
+#: A system's answer to a question.
+Ask = Callable[[System, dict[str, Any]], dict[str, Any]]
+
+
 def sleeping_systems(batching: Mapping[str, Any]) -> dict[str, System]:
     """Systems for the workload that sleeps; ours batches by `batching`."""
     return {
         FIRST: System("ours", choice={"way": "plain"}),
         "sb3": System("peer_sb3", "sb3"),
+        "sb3_fork": System("peer_sb3", "sb3", {"start_method": "fork"}),
         "torchrl": System("peer_torchrl", "torchrl"),
         "sample_factory": System("peer_sample_factory", "sample_factory"),
-        "polyrhythm": System("ours", choice={"way": "local", "batching": dict(batching)}),
+        OURS: System("ours", choice={"way": "local", "batching": dict(batching)}),
     }
 
 
@@ -59,19 +65,23 @@ ZERO_COST_SYSTEMS = {
     "sb3": System("peer_sb3", "sb3"),
     "torchrl": System("peer_torchrl", "torchrl", {"workers": 0}),
     "sample_factory": System("peer_sample_factory", "sample_factory"),
-    "polyrhythm": System("ours", choice={"way": "inline"}),
+    OURS: System("ours", choice={"way": "inline"}),
 }
 
 
 def run(
-    turns: int = 3, folder: Path | None = None, limit: float | None = None, only: Sequence[str] = ()
+    turns: int = 3,
+    folder: Path | None = None,
+    limit: float | None = None,
+    only: Sequence[str] = (),
+    deadline_s: float = DEADLINE_S,
 ) -> dict[str, Any]:
     """Measure all systems in `turns` interleaved turns; `only`: these, and the plain loop.
 
     folder: where the peers' environments are or are made. limit: transitions per second of the sleeping workload, if
-    not the simulated one. Returns the settled settings of the workload, `limit`, and `parts`: by workload (`sleeping`,
-    `zero_cost_<rows>`) what `figures` gives. ConfigError: no such system; StartError, RunHalted: a peer
-    cannot be installed, or fails.
+    not the simulated one. deadline_s: of a turn, its start included. Returns the settled settings of the sleeping
+    workload, `limit`, and `parts`: by workload (`sleeping`, `zero_cost_<rows>`) what `figures` gives. ConfigError: no
+    such system. StartError, RunHalted: a peer cannot be installed, or fails.
     """
     scene = scene_of(Sleeping()).model_copy(update={"train_latency": "30%"}).settled()
     batching, simulated = overlap.best_batching(scene)
@@ -80,11 +90,15 @@ def run(
     sleeping = _chosen(sleeping_systems(batching), only)
     zero_cost = _chosen(ZERO_COST_SYSTEMS, only)
     pythons = _pythons([*sleeping.values(), *zero_cost.values()], folder or venvs.default_folder())
-    parts = {"sleeping": figures(_turns("sleeping", asdict(work), SLEEPING_UPDATES, sleeping, pythons, turns), limit)}
+
+    def ask(system: System, question: dict[str, Any]) -> dict[str, Any]:
+        return process.ask(pythons[system.venv], system.module, question, deadline_s)
+
+    parts = {"sleeping": figures(_turns(ask, "sleeping", asdict(work), SLEEPING_UPDATES, sleeping, turns), limit)}
     for rows in ROWS:
         nothing = ZeroCost(rows)
         updates = max(4, ZERO_COST_TRANSITIONS // nothing.transitions)
-        found = _turns("zero_cost", asdict(nothing), updates, zero_cost, pythons, turns)
+        found = _turns(ask, "zero_cost", asdict(nothing), updates, zero_cost, turns)
         parts[f"zero_cost_{rows}"] = figures(found, None)
     return {"turns": turns, "limit": limit, "batching": batching, "sleeping": asdict(work), "parts": parts}
 
@@ -103,11 +117,11 @@ def _pythons(systems: Sequence[System], folder: Path) -> dict[str, Path]:
 
 
 def _turns(
+    ask: Ask,
     workload: str,
     settings: Mapping[str, Any],
     updates: int,
     systems: Mapping[str, System],
-    pythons: Mapping[str, Path],
     turns: int,
 ) -> dict[str, list[dict[str, Any]]]:
     """The answers of each system, turn by turn."""
@@ -121,14 +135,14 @@ def _turns(
                 "updates": updates,
                 "choice": dict(system.choice),
             }
-            answers[name].append(process.ask(pythons[system.venv], system.module, question, DEADLINE_S))
+            answers[name].append(ask(system, question))
             rate = answers[name][-1]["transitions_per_s"]
             log.info("turn %d, %s, %s: %.0f transitions/s", turn + 1, workload, name, rate)
     return answers
 
 
 def figures(answers: Mapping[str, Sequence[Mapping[str, Any]]], limit: float | None) -> dict[str, Any]:
-    """Medians over the turns, by system in `modes`; and whether ours is `ahead` of all peers in speed and in memory.
+    """Medians over the turns, by system in `modes`; and the peers that ours is `behind`.
 
     Of each: transitions_per_s; speedup over the plain loop in the same turn; fraction_of_limit, where there is one;
     cpu_s_per_million transitions; pss_mb of all processes; rates_by_turn; settings and versions as it said itself.
@@ -147,12 +161,14 @@ def figures(answers: Mapping[str, Sequence[Mapping[str, Any]]], limit: float | N
             "settings": own[-1]["settings"],
             "versions": own[-1]["versions"],
         }
-    return {"ahead": _ahead(modes), "modes": modes}
+    return {"behind": _behind(modes), "modes": modes}
 
 
-def _ahead(modes: Mapping[str, Mapping[str, Any]]) -> bool:
-    ours = modes.get("polyrhythm")
-    peers = [mode for name, mode in modes.items() if name in venvs.PEERS]
-    return ours is not None and all(
-        ours["transitions_per_s"] > peer["transitions_per_s"] and ours["pss_mb"] < peer["pss_mb"] for peer in peers
-    )
+def _behind(modes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Peers that ours is not ahead of, each with what it is not ahead in."""
+    ours = modes.get(OURS)
+    if ours is None:
+        return []
+    peers = {name: mode for name, mode in modes.items() if name not in (FIRST, OURS)}
+    slower = [f"{name}: speed" for name, it in peers.items() if ours["transitions_per_s"] <= it["transitions_per_s"]]
+    return slower + [f"{name}: memory" for name, it in peers.items() if ours["pss_mb"] >= it["pss_mb"]]
