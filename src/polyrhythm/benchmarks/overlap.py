@@ -1,11 +1,12 @@
 """What overlapping is worth: one scene in four modes, in real processes, beside the limit of the simulated cluster.
 
 lockstep: every env batch waits for every other at each step, the batch is sharded evenly over the generators, training
-waits for rollout and rollout for training. rollout_async: env batches no longer wait for each other. train_async:
-training no longer waits. full_async: both.
+waits for rollout and rollout for training. rollout_async: env batches no longer wait for each other (batching auto).
+train_async: training no longer waits. full_async: both.
 
 The limit is what the same conductor reaches on a virtual clock, where messages and the work beside sleeping take no
-time, with the best fixed batching of a grid, fully asynchronous. A mode's own simulation stands beside it.
+time, with the best fixed batching of a grid, fully asynchronous. A mode's own simulation, with that batching or in
+lock-step, stands beside it.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ log = logging.getLogger(__name__)
 
 #: What full asynchrony is to reach: of the limit, and over lock-step.
 LIMIT, SPEEDUP = 0.95, 2.0
-_LOCKSTEP = {"type": "lockstep"}
+_LOCKSTEP, _AUTO = {"type": "lockstep"}, {"type": "auto"}
 
 
 def run(scene: Scene, versions: int = 12, repeats: int = 3) -> dict[str, Any]:
     """Every mode, `versions` versions at a time, in interleaved turns.
 
-    Returns the settled scene; `limit` and `bound` in transitions per second; `batching`, the best of the grid, which
-    the modes with asynchronous rollout use; by mode what `figures` gives; `within_limits`.
+    Returns the settled scene; `limit` and `bound` in transitions per second; `best_batching` of the grid; by mode what
+    `figures` gives; `within_limits`.
     """
     scene = scene.settled()
     best, limit = best_batching(scene)
     turns: dict[Mode, list[Cost]] = {mode: [] for mode in MODES}
     for turn in range(repeats):
         for mode, costs in turns.items():
-            costs.append(measure(scenes.live(scene, mode, batching(mode, best), versions), versions))
+            costs.append(measure(scenes.live(scene, mode, batching(mode, _AUTO), versions), versions))
             rate = scene.transitions / costs[-1].seconds_per_version
             log.info("turn %d, %s: %.0f transitions/s, limit %.0f", turn + 1, mode, rate, limit)
     expected = {mode: scenes.simulated(scene, mode, batching(mode, best)) for mode in MODES}
@@ -45,14 +46,15 @@ def run(scene: Scene, versions: int = 12, repeats: int = 3) -> dict[str, Any]:
         "scene": scene.model_dump(),
         "versions": versions,
         "repeats": repeats,
-        "batching": best,
+        "best_batching": best,
         "limit": limit,
         **figures(scene, turns, expected, limit),
     }
 
 
-def batching(mode: Mode, best: Mapping[str, Any]) -> Mapping[str, Any]:
-    return best if mode in ("rollout_async", "full_async") else _LOCKSTEP
+def batching(mode: Mode, free: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The mode's: `free` where env batches do not wait for each other."""
+    return free if mode in ("rollout_async", "full_async") else _LOCKSTEP
 
 
 def best_batching(scene: Scene) -> tuple[dict[str, Any], float]:

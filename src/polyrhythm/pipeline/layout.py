@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from polyrhythm.config.rollout import DynamicBatching
+from polyrhythm.config.rollout import AutoBatching, DynamicBatching
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
 from polyrhythm.flow.records import EnvBatchInfo
@@ -87,7 +87,7 @@ def bucket_sizes(config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]]) -> 
     batches = [info for own in infos for info in own]
     slots = [slot.rows for info in batches for slot in info.slots]
     most = sum(slots)
-    if isinstance(config.batching, DynamicBatching):
+    if isinstance(config.batching, DynamicBatching | AutoBatching):
         reserved = sum(slot.rows for info in batches if info.reserved for slot in info.slots)
         most = max(min(config.batching.max_rows, most), reserved, *slots)
     if isinstance(wanted, str):
