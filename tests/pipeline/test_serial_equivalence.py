@@ -107,6 +107,11 @@ def plain_loop(settings):
     return policy
 
 
+def one_and_the_rest(env_batch, generators):
+    """The first row to the last generator, the others to any."""
+    return [(1, generators[-1]), (env_batch.rows - 1, "any")]
+
+
 def live(settings):
     pipeline = build_pipeline(settings, record=True)
     pipeline.loop.train_until(settings.training.versions)
@@ -148,8 +153,24 @@ def test_lockstep_is_the_plain_loop_bit_for_bit(lockstep):
         {"rollout": {"sharding": "even:3"}, "batching": {"type": "dynamic", "max_rows": 4, "max_wait_ms": 0}},
         {"rollout": {"simulators": 2, "rows": 3, "generators": 2}, "batching": {"type": "dynamic", "max_wait_ms": 1}},
         {"rollout": {"env_batches": 2, "rows": 3, "generators": 2}},
+        {"rollout": {"sharding": [1, 5], "join": "all"}, "batching": {"type": "dynamic", "max_wait_ms": 0}},
+        {
+            "rollout": {"simulators": 2, "rows": 3, "generators": 2, "sharding": f"{__name__}:one_and_the_rest"},
+            "batching": {"type": "auto"},
+        },
+        {
+            "rollout": {"rows": 3, "env_batches": 2, "sharding": "even:3", "generators": 2, "routing": "affinity"},
+            "batching": {"type": "dynamic", "max_wait_ms": 0},
+        },
+        {
+            "rollout": {"sharding": "even:2", "buckets": "powers", "routing": "round_robin"},
+            "batching": {"type": "auto"},
+        },
     ],
-    ids=["three-slots", "two-simulators-two-generators", "two-env-batches-lockstep"],
+    ids=[
+        *("three-slots", "two-simulators-two-generators", "two-env-batches-lockstep", "joined", "own-function-auto"),
+        *("affinity", "padded-auto"),
+    ],
 )
 def test_batching_sharding_and_routing_do_not_change_the_run(lockstep, changes):
     other = live(config(**changes))
