@@ -126,10 +126,12 @@ def test_ranks_on_devices_wait_for_the_slowest_of_them() -> None:
     # Beside the second, from 249 on, the simulator makes three steps of 10, which the rank is late by.
     assert times(cluster, UpdateDone)[0] == near(0.148 + 0.100 + 0.001 + 0.050 + 0.030 + 0.001)
     assert summary["gpus"] == 2
+    assert summary["time"]["trainer"]["synchronising"]["s"] == near(2 * 2 * 0.001)
 
 
 def test_publication_grows_with_the_generators() -> None:
-    cluster, _ = run(settings(generators={"count": 3}, trainer={"publish": "30ms+10ms"}, versions=1))
+    cluster, summary = run(settings(generators={"count": 3}, trainer={"publish": "30ms+10ms"}, versions=1))
+    assert summary["publishing_s"] == near(2 * 0.060)
     assert times(cluster, WeightsApplied)[:3] == near([0.080] * 3)
 
 

@@ -13,8 +13,8 @@ from polyrhythm.observe.utilisation import Utilisation
 TICKETS, RESET, QUEUED, IN_BATCH, THREAD, STEP = "tickets", "resetting", "generator", "in_batch", "thread", "stepping"
 #: What a generator does. `batch_clock`: idle while requests wait; `no_requests`: idle while none does.
 SERVE, APPLY, NO_REQUESTS, BATCH_CLOCK = "serving", "applying_weights", "no_requests", "batch_clock"
-#: What a trainer does.
-TRAIN, SAMPLES = "training", "samples"
+#: What a trainer does; its ranks exchange gradients (told apart from training where they are on shared devices).
+TRAIN, EXCHANGE, SAMPLES = "training", "synchronising", "samples"
 
 #: track, name, begin and end in seconds of virtual time.
 Span = Callable[[str, str, float, float], None]
@@ -48,7 +48,8 @@ class Measures:
     waiting: requests that no generator serves yet; present: time during which there was at least one of them.
     evaluated, evaluations_dropped: episodes of the evaluations that ended.
     lags: lag → samples of completed updates; down: seconds that stations of a kind were dead;
-    devices: seconds that each device which stations share was occupied.
+    devices: seconds that each device which stations share was occupied; publishing: that versions were under way to
+    the generators.
     """
 
     simulator: Busy = field(default_factory=Busy)
@@ -56,12 +57,13 @@ class Measures:
     trainer: Busy = field(default_factory=Busy)
     slot_states: Causes = field(default_factory=lambda: Causes(TICKETS, RESET, QUEUED, IN_BATCH, THREAD, STEP))
     generator_states: Causes = field(default_factory=lambda: Causes(SERVE, APPLY, NO_REQUESTS, BATCH_CLOCK))
-    trainer_states: Causes = field(default_factory=lambda: Causes(TRAIN, SAMPLES))
+    trainer_states: Causes = field(default_factory=lambda: Causes(TRAIN, EXCHANGE, SAMPLES))
     waiting: Level = field(default_factory=Level)
     present: Presence = field(default_factory=Presence)
     lags: Counter[int] = field(default_factory=Counter)
     down: dict[str, float] = field(default_factory=lambda: {"simulator": 0.0, "generator": 0.0, "trainer": 0.0})
     devices: dict[int, float] = field(default_factory=dict)
+    publishing: float = 0.0
     requests: int = 0
     requests_served: int = 0
     rows_served: int = 0

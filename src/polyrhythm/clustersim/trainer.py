@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from polyrhythm.clustersim.driver import Driver, ProtocolError
-from polyrhythm.clustersim.measures import SAMPLES, TRAIN
+from polyrhythm.clustersim.measures import EXCHANGE, SAMPLES, TRAIN
 from polyrhythm.clustersim.settings import TrainerSettings
 from polyrhythm.clustersim.station import Station
 from polyrhythm.flow.records import (
@@ -71,7 +71,7 @@ class Trainer(Station):
     def close(self) -> None:
         now = self.clock.now
         self._enter(self._state)
-        self.measures.trainer.leave(now, 1, int(self._state == TRAIN))
+        self.measures.trainer.leave(now, 1, int(self._state != SAMPLES))
         self.alive = False
         self.vacate()
 
@@ -117,6 +117,7 @@ class Trainer(Station):
     def _computed(self, step: GradientStep) -> None:
         step.computing -= 1
         if not step.computing:
+            self._enter(EXCHANGE)
             self.clock.after(self._settings.synchronise.draw(self.rng, self._settings.size), self._synchronised, step)
 
     def _synchronised(self, step: GradientStep) -> None:
@@ -124,6 +125,7 @@ class Trainer(Station):
             return
         step.left -= 1
         if step.left:
+            self._enter(TRAIN)
             self._gradient_step(step)
         else:
             self._trained(step.transitions)
@@ -150,11 +152,13 @@ class Trainer(Station):
 
     def _publish(self) -> None:
         seconds = self._settings.publish.draw(self.rng, self._receivers)
-        self.clock.after(seconds, self._published, self._publishing[0])
+        self.clock.after(seconds, self._published, (self._publishing[0], seconds))
 
-    def _published(self, command: PublishWeights) -> None:
+    def _published(self, published: tuple[PublishWeights, float]) -> None:
         if not self.alive:
             return
+        command, seconds = published
+        self.measures.publishing += seconds
         self.emit(Published(self.name, self.epoch, command.version))
         self._publishing.popleft()
         if self._publishing:

@@ -14,7 +14,8 @@ from typing import Any
 
 from polyrhythm.benchmarks.papers.model import Costs, Simulated, simulate
 from polyrhythm.benchmarks.papers.published import EPISODES, Published, Row
-from polyrhythm.clustersim.measures import SERVE, STEP, TRAIN
+from polyrhythm.clustersim.measures import EXCHANGE, SERVE, STEP, TRAIN
+from polyrhythm.clustersim.meters import Causes
 
 GPUS = (8, 16, 24, 32, 64, 128, 256)
 _SMALLEST = 8
@@ -65,28 +66,36 @@ def table(
             grown = replace(costs, synchronise=share / steps, publish=share)
             found = simulate(row, grown, chunk_steps, seed)
             one = one or found.throughput / count
-            seconds = row.envs * EPISODES * chunk_steps * row.setup.chunk / found.throughput
             yield {
                 "gpus": count,
                 "mode": mode,
                 "throughput": found.throughput,
                 "efficiency": found.throughput / count / one,
-                **_shares(found, share * count / seconds),
+                **_shares(found),
             }
 
 
-def _shares(found: Simulated, exchange: float) -> dict[str, Any]:
-    """Shares of the time that each kind of station was at work. exchange: that of exchanging gradients (and, beside
-    training, that of publishing)."""
-    measures = found.cluster.driver.measures
-    states = {
-        "simulation": (measures.slot_states, STEP),
-        "generation": (measures.generator_states, SERVE),
-        "training": (measures.trainer_states, TRAIN),
+def _shares(found: Simulated) -> dict[str, Any]:
+    """Shares of the run that each kind of station was at work, and `busiest`: the kind, or the trainer's larger part.
+
+    training and synchronisation are the trainer's; publication is beside them.
+    """
+    measures, seconds = found.cluster.driver.measures, found.cluster.driver.clock.now
+
+    def share(causes: Causes, state: str) -> float:
+        return causes.seconds[state] / sum(causes.seconds.values())
+
+    trainer = {
+        "training": share(measures.trainer_states, TRAIN),
+        "synchronisation": share(measures.trainer_states, EXCHANGE),
     }
-    shares = {name: causes.seconds[state] / sum(causes.seconds.values()) for name, (causes, state) in states.items()}
-    shares["training"] -= exchange
-    shares |= {"synchronisation": exchange, "publication": exchange}
-    devices = measures.devices.values()
-    busy = sum(devices) / len(devices) / found.cluster.driver.clock.now
-    return {**shares, "devices": busy, "busiest": max(shares, key=lambda name: shares[name])}
+    others = {
+        "simulation": share(measures.slot_states, STEP),
+        "generation": share(measures.generator_states, SERVE),
+        "publication": measures.publishing / seconds,
+    }
+    busiest = max(others, key=lambda name: others[name])
+    if sum(trainer.values()) > others[busiest]:
+        busiest = max(trainer, key=lambda name: trainer[name])
+    devices = sum(measures.devices.values()) / len(measures.devices) / seconds
+    return {**others, **trainer, "devices": devices, "busiest": busiest}
