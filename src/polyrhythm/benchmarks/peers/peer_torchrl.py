@@ -172,7 +172,7 @@ def run(work: Work, meter: Meter, choice: dict[str, Any]) -> dict[str, Any]:
         for number, batch in enumerate(batches):
             learner.update(batch)
             if "policy_version" in batch.keys():  # noqa: SIM118 (no mapping)
-                lags.append(number - int(batch["policy_version"].min()))
+                lags.append(number + 1 - int(batch["policy_version"].min()))  # the first push is version 1
             collector.update_policy_weights_(weights)
             meter.updated()
             if meter.over:

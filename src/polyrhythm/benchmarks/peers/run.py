@@ -66,6 +66,7 @@ ZERO_COST_SYSTEMS = {
     "torchrl": System("peer_torchrl", "torchrl", {"workers": 0}),
     "sample_factory": System("peer_sample_factory", "sample_factory"),
     OURS: System("ours", choice={"way": "inline"}),
+    f"{OURS}_local": System("ours", choice={"way": "local"}),
 }
 
 
@@ -104,9 +105,10 @@ def run(
 
 
 def _chosen(systems: Mapping[str, System], only: Sequence[str]) -> dict[str, System]:
-    unknown = sorted(set(only) - set(systems))
+    known = (*systems, *ZERO_COST_SYSTEMS)
+    unknown = sorted(set(only) - set(known))
     if unknown:
-        raise ConfigError(f"no system is called {unknown[0]!r}; there are {', '.join(systems)}")
+        raise ConfigError(f"no system is called {unknown[0]!r}; there are {', '.join(dict.fromkeys(known))}")
     return {name: system for name, system in systems.items() if not only or name in (FIRST, *only)}
 
 
@@ -169,6 +171,6 @@ def _behind(modes: Mapping[str, Mapping[str, Any]]) -> list[str]:
     ours = modes.get(OURS)
     if ours is None:
         return []
-    peers = {name: mode for name, mode in modes.items() if name not in (FIRST, OURS)}
+    peers = {name: mode for name, mode in modes.items() if name != FIRST and not name.startswith(OURS)}
     slower = [f"{name}: speed" for name, it in peers.items() if ours["transitions_per_s"] <= it["transitions_per_s"]]
     return slower + [f"{name}: memory" for name, it in peers.items() if ours["pss_mb"] >= it["pss_mb"]]
