@@ -33,8 +33,8 @@ WARM_UP_S = 20.0
 TO_REACH = 0.97
 #: Waits of the grid, ms; with the last one only a full batch, or all slots waiting, starts a pass.
 WAITS_MS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 1e9)
-_SETTLING_CYCLES = 30
-_CYCLES = {"short": 60, "long": 240}
+_SETTLING_CYCLES = 15
+_CYCLES = {"short": 15, "long": 40}
 _REQUESTS = {"short": 1500, "long": 6000}
 _FINALISTS = 4
 _FOREVER = 10**9

@@ -45,7 +45,7 @@ class Loop:
 
 @dataclass(slots=True)
 class Forecast:
-    """One play of `loop` under `limits`, from how things stand, or from all slots waiting (together).
+    """One play of `loop` under `limits`, from how things stand, or with all slots asking at once (together).
 
     settling: requests answered before the count begins; wanted: requests answered when it ends. rate: rows per second,
     once it has. waiting: arrivals and slots, the first `taken` of which are served; calls: heap of what happens when:
@@ -76,7 +76,7 @@ class Forecast:
         loop, slots = self.loop, len(self.loop.rows)
         self.turns = [0] * slots
         if self.together:
-            self.waiting = [(0.0, slot) for slot in range(slots)]
+            self.calls = [(0.0, slot, ()) for slot in range(slots)]
         else:
             self.waiting, self.calls = list(loop.waiting), list(loop.calls)
             heapify(self.calls)
@@ -89,7 +89,8 @@ class Forecast:
         until = min(self.answered + work, self.wanted)
         while self.answered < until:
             due = self._due()
-            if calls and calls[0][0] <= due:
+            # One by one, as requests come: a batch that is due does not wait for others of the same instant.
+            if due > self.now and calls and calls[0][0] <= due:
                 self.now, slot, batch = heappop(calls)
                 if slot != PASS:
                     self.waiting.append((self.now, slot))

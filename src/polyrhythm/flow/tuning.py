@@ -27,34 +27,53 @@ _PASSES, _ABSENCES = 16, 2
 #: Absences that are kept in all, and of each slot at least.
 _KEPT, _KEPT_BY_EACH = 512, 16
 #: Other limits are taken when they promise so much more.
-_GAIN = 1.02
+_GAIN = 1.015
 #: What promises at least this part of the most counts as equal; the shortest wait of those is taken.
 _SAME = 0.99
+#: Measured rates that differ from forecasts by less than this say nothing.
+_NOISE = 0.03
+#: A change of the usual times by which what was measured before counts no more, and a wait is another one.
+_DRIFT = 0.25
+#: How long what was measured counts where it is measured no more, in times that a search takes.
+_REMEMBERED = 40.0
 #: How long nothing is forecast after a search, in times that the search took.
 _REST = 3.0
 #: The longest wait of a candidate, in parts of a slot's cycle.
 _WAITS = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 
 
+#: A candidate's place in the grid: its requests, and which of the waits.
+Place = tuple[int, int]
+#: The place of limits that are in no grid: the first ones, or those whose wait was for a cycle of another length.
+_NOWHERE: Place = (0, 0)
+
+
 @dataclass(slots=True)
 class Search:
     """A look at all candidates. left: those still to forecast, the next one last; first: rate of the candidate under
-    way from its first start, before its second; rates: found so far."""
+    way from its first start, before its second; rates: found so far; away: median absence of a slot; usual: seconds of
+    a pass of a generator's share of all rows, and of a short absence."""
 
     loop: Loop
     began: float
-    left: list[Limits]
+    grid: dict[Place, Limits]
+    left: list[Place]
     away: float
+    usual: tuple[float, float]
     forecast: Forecast | None = None
     first: float = 0.0
-    rates: dict[Limits, float] = field(default_factory=dict)
+    rates: dict[Place, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Tuning:
     """limits: those in force. passes: generator → (when its pass began, its rows, its slots); warm: passes of each
     present generator; absences: heard so far; worked: when forecasting was last paid for; rested: when the next search
-    may begin; chosen: the last choice, if there was one, and whether it is announced."""
+    may begin; chosen: the last choice, if there was one, and whether it is announced; place: of the limits.
+
+    answered: rows since `counted`; measured: place → rows per second that were, and when; usual: of the
+    search, to which these belong.
+    """
 
     settings: FlowSettings = field(metadata=UNSAVED)
     limits: Limits
@@ -68,6 +87,11 @@ class Tuning:
     search: Search | None = None
     chosen: BatchingChosen | None = None
     announced: bool = True
+    place: Place = _NOWHERE
+    answered: int = 0
+    counted: float = 0.0
+    measured: dict[Place, tuple[float, float]] = field(default_factory=dict)
+    usual: tuple[float, float] = (0.0, 0.0)
 
     @classmethod
     def begin(cls, settings: FlowSettings) -> Tuning:
@@ -90,6 +114,7 @@ class Tuning:
     def finished(self, generator: str, answered: Sequence[str], now: float, generators: int) -> None:
         """Its pass is over; these slots are away now. generators: how many there are to serve."""
         began, rows, _ = self.passes.pop(generator)
+        self.answered += rows
         warm = self.warm[generator] = self.warm.get(generator, 0) + 1
         if warm > _WARM_UP:
             self.service.note(rows, now - began)
@@ -109,7 +134,7 @@ class Tuning:
 
     def restart(self) -> None:
         """The run is resumed, under another clock: what was learned stays, what was under way does not."""
-        self.search, self.worked, self.rested = None, 0.0, 0.0
+        self.search, self.worked, self.rested, self.counted = None, 0.0, 0.0, 0.0
 
     # ------------------------------------------------------------ searching
 
@@ -127,13 +152,13 @@ class Tuning:
         if not search.left:
             self.search = None
             self.rested = now + _REST * (now - search.began)
-            self._choose(search)
+            self._choose(search, now)
 
     def _begin(self, now: float, generators: int) -> Search | None:
         """A new search, if it is time for one and there is something to forecast from."""
         known = {name: pace for name, pace in self.slots.items() if pace.away}
         learned = self.service.passes >= _PASSES and self.absences >= _ABSENCES * len(self.slots)
-        if not self.chosen:
+        if self.chosen is None:
             # Passes of different sizes show how their time depends on it.
             most = sum(pace.most for pace in self.slots.values()) >> (0 if learned else self.service.passes % 4)
             self.limits = Limits(min(self.settings.max_rows, max(1, most)), self.settings.max_requests, 0.0)
@@ -144,8 +169,12 @@ class Tuning:
             generators = 1
         loop = self._loop(known, generators, now)
         absences = sorted(seconds for times in loop.away for seconds in times)
-        away = absences[len(absences) // 2]
-        return Search(loop, now, self._candidates([pace.most for pace in known.values()], generators, away), away)
+        away, short = absences[len(absences) // 2], absences[len(absences) // 20]
+        usual = (loop.base + loop.per_row * sum(loop.rows) / generators, short)
+        if self.chosen is None:
+            self.place, self.usual, self.answered, self.counted = (len(known), 0), usual, 0, now
+        grid = self._grid([pace.most for pace in known.values()], generators, away)
+        return Search(loop, now, grid, [place for place in grid if place != self.place] + [self.place], away, usual)
 
     def _loop(self, known: dict[str, SlotPace], generators: int, now: float) -> Loop:
         """How things stand, and how fast everybody is."""
@@ -172,8 +201,8 @@ class Tuning:
             calls,
         )
 
-    def _candidates(self, rows: list[int], count: int, away: float) -> list[Limits]:
-        """A grid, the limits in force last: these are forecast first. rows: of full slots; count: generators.
+    def _grid(self, rows: list[int], count: int, away: float) -> dict[Place, Limits]:
+        """All candidates, with the limits in force among them. rows: of full slots; count: generators.
 
         It counts requests, not rows: a slot may be short of a row whose episode has just ended, and a batch that waits
         for that one row would wait for another slot.
@@ -182,16 +211,23 @@ class Tuning:
         sizes = {-(-slots // part) for part in (1, 2, 4, count, count + 1, 2 * count)} | {max(1, cap // largest)}
         sizes = {min(size, slots, self.settings.max_requests) for size in sizes}
         cycle = away + self.service.of(sum(rows) / count)
-        grid = [
-            Limits(min(cap, size * largest), size, wait * cycle) for size in sorted(sizes) for wait in reversed(_WAITS)
-        ]
-        return [*(limits for limits in grid if limits != self.limits), self.limits]
+        grid = {
+            (size, number): Limits(min(cap, size * largest), size, _WAITS[number] * cycle)
+            for size in sorted(sizes)
+            for number in reversed(range(len(_WAITS)))
+        }
+        present = grid.get(self.place)
+        if present is None or abs(present.max_wait_s - self.limits.max_wait_s) > _DRIFT * present.max_wait_s:
+            self.place = _NOWHERE
+            self.measured.pop(_NOWHERE, None)
+        grid[self.place] = self.limits
+        return grid
 
     def _forecast(self, search: Search, work: int) -> int:
         """Go on with the candidate under way; the work left."""
-        limits = search.left[-1]
+        place = search.left[-1]
         if search.forecast is None:
-            slots = len(search.loop.rows)
+            slots, limits = len(search.loop.rows), search.grid[place]
             search.forecast = Forecast(search.loop, limits, 2 * slots + 64, 6 * slots + 320, search.first > 0.0)
         before = search.forecast.answered
         search.forecast.run(work)
@@ -201,25 +237,50 @@ class Tuning:
             search.forecast = None
             best = max(search.rates.values(), default=0.0)
             if search.first or rate < best:
-                search.rates[limits] = min(rate, search.first) if search.first else rate
+                search.rates[place] = min(rate, search.first) if search.first else rate
                 search.first = 0.0
                 search.left.pop()
             else:
                 search.first = rate
         return work
 
-    def _choose(self, search: Search) -> None:
-        former, rates = self.limits, search.rates
+    def _choose(self, search: Search, now: float) -> None:
+        """Take the best candidate if it is clearly better than the limits in force."""
+        rates = self._judged(search, now)
         enough = _SAME * max(rates.values())
-        best = min((limits for limits in rates if rates[limits] >= enough), key=lambda limits: limits.max_wait_s)
-        if self.chosen and rates[best] < _GAIN * rates[former]:
+        best = min(
+            (place for place in rates if rates[place] >= enough), key=lambda place: search.grid[place].max_wait_s
+        )
+        if self.chosen is not None and rates[best] < _GAIN * rates[self.place]:
             return
-        self.limits = best
-        loop = search.loop
+        loop, former, limits = search.loop, self.limits, search.grid[best]
         reason = (
             f"a pass takes {1e3 * loop.base:.3g} ms + {1e3 * loop.per_row:.3g} ms per row, {len(loop.rows)} slots are "
-            f"away for {1e3 * search.away:.3g} ms; forecast {rates[best]:.4g} rows/s, {rates[former]:.4g} with "
-            f"{former.max_requests} requests and {1e3 * former.max_wait_s:.3g} ms"
+            f"away for {1e3 * search.away:.3g} ms; expected are {rates[best]:.4g} rows/s, and {rates[self.place]:.4g} "
+            f"with {former.max_requests} requests and {1e3 * former.max_wait_s:.3g} ms"
         )
-        self.chosen = BatchingChosen(best.max_rows, best.max_requests, best.max_wait_s, reason)
+        self.limits, self.place = limits, best
+        self.chosen = BatchingChosen(limits.max_rows, limits.max_requests, limits.max_wait_s, reason)
         self.announced = False
+
+    def _judged(self, search: Search, now: float) -> dict[Place, float]:
+        """What to expect of each candidate: what was measured there, else the forecast, as wrong as it is here.
+
+        Measured is what a candidate made of the same pass and absence; it is believed where it clearly differs.
+        """
+        here = self.place
+        if any(abs(new - old) > _DRIFT * old for new, old in zip(search.usual, self.usual, strict=True)):
+            self.measured.clear()
+            self.usual = search.usual
+        elif self.counted:
+            rate = self.answered / max(now - self.counted, 1e-9)
+            self.measured[here] = ((rate + self.measured.get(here, (rate, now))[0]) / 2, now)
+        self.answered, self.counted = 0, now
+        oldest = now - _REMEMBERED * (now - search.began)
+        self.measured = {place: (rate, at) for place, (rate, at) in self.measured.items() if at >= oldest}
+        error = self.measured[here][0] / search.rates[here] if here in self.measured else 1.0
+        rates = {place: error * rate for place, rate in search.rates.items()}
+        for place, (rate, _) in self.measured.items():
+            if place in rates and abs(rate - rates[place]) > _NOISE * rates[place]:
+                rates[place] = rate
+        return rates
