@@ -180,7 +180,7 @@ def _mean(scene: Scene, flow: FlowSettings, seeds: int, heard: list[BatchingChos
 def rate(scene: Scene, flow: FlowSettings, seed: int, length: str, heard: list[BatchingChosen] | None = None) -> float:
     """Rows per second of virtual time, after the warm-up. heard: gets what `auto` said."""
     learns = flow.batching == "auto"
-    cluster = _cluster(scene, flow, seed)
+    cluster = cluster_of(scene, flow, seed)
 
     said: list[BatchingChosen] = []
 
@@ -211,7 +211,8 @@ def _cycle(scene: Scene) -> float:
     return parse_cost(step).mean(0) + parse_cost(serve).mean(math.ceil(rows))
 
 
-def _cluster(scene: Scene, flow: FlowSettings, seed: int) -> Cluster:
+def cluster_of(scene: Scene, flow: FlowSettings, seed: int, *, record: bool = False) -> Cluster:
+    """The scene on the virtual clock. record: keep the decisions in `driver.steps`."""
     hour = Hour()
     simulators = {
         "env_batches": scene.slots,
@@ -223,7 +224,7 @@ def _cluster(scene: Scene, flow: FlowSettings, seed: int) -> Cluster:
     settings = ClusterSettings.model_validate(
         {"seed": seed, "versions": _FOREVER, "flow": flow, "simulators": [simulators], "generators": [generators]}
     )
-    cluster = Cluster(settings, Conductor(flow))
+    cluster = Cluster(settings, Conductor(flow), record)
     hour.clock = cluster.driver.clock
     return cluster
 

@@ -1,0 +1,114 @@
+"""`batching: auto` in small: it tries sizes, chooses once there is reason to, says so, and goes on after a restore."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from polyrhythm.benchmarks.batching import Scene, cluster_of
+from polyrhythm.clustersim.cluster import Cluster
+from polyrhythm.clustersim.replay import first_difference
+from polyrhythm.flow.conductor import Conductor
+from polyrhythm.flow.forecast import Limits
+from polyrhythm.flow.records import BatchingChosen, Request, Serve, TrainUntil
+from polyrhythm.flow.settings import FlowSettings
+from polyrhythm.flow.tuning import Tuning
+
+AUTO = FlowSettings(64, max_lag=1e6, bound="mean", batching="auto", max_rows=64)
+
+
+def told(scene: Scene, flow: FlowSettings = AUTO, seconds: float = 10.0) -> tuple[Cluster, list[BatchingChosen]]:
+    cluster = cluster_of(scene, flow, seed=0, record=True)
+    cluster.driver.tell(TrainUntil(10**9))
+    cluster.driver.run(10**9, seconds)
+    commands = [command for step in cluster.driver.steps for command in step.commands]
+    return cluster, [command for command in commands if isinstance(command, BatchingChosen)]
+
+
+def test_before_anything_is_known_passes_of_different_sizes_are_tried_and_none_waits() -> None:
+    tuning = Tuning.begin(AUTO)
+    assert tuning.limits == Limits(64, 1_000_000, 0.0)
+    requests = [Request(f"s{slot}", "sim", 1, 2, 0, "", 0.0) for slot in range(8)]
+    tried = []
+    for turn in range(12):
+        for request in requests:
+            tuning.asked(request.slot, request.rows, turn + 0.5)
+        tuning.started("g0", requests, turn + 0.5)
+        tuning.finished("g0", [request.slot for request in requests], turn + 0.6, 1)
+        tried.append(tuning.limits.max_rows)
+        assert tuning.limits.max_wait_s == 0.0
+    assert {16, 8, 4, 2} <= set(tried)
+
+
+@pytest.mark.parametrize(
+    ("scene", "requests", "waits"),
+    [
+        # A pass costs three times a step, whoever is in it: everybody waits for everybody.
+        (Scene(16, 1, 1, "constant:10ms", "30ms+0.01ms"), 16, True),
+        # Every row costs the same: nothing is gained by waiting.
+        (Scene(16, 1, 1, "lognormal:10ms:0.8", "0.1ms+2ms"), None, False),
+    ],
+)
+def test_it_waits_where_company_pays_and_only_there(scene: Scene, requests: int | None, waits: bool) -> None:
+    _, chosen = told(scene)
+    assert (chosen[-1].max_wait_s > 0.010) is waits
+    assert requests in (None, chosen[-1].max_requests)
+    assert "a pass takes" in chosen[-1].reason
+    assert len(chosen) <= 2, "it does not change its mind without a reason"
+
+
+def test_max_rows_of_the_settings_is_never_exceeded() -> None:
+    cluster, chosen = told(Scene(16, 4, 1, "constant:10ms", "30ms+0.01ms"), replace(AUTO, max_rows=24))
+    batches = [c.batch for step in cluster.driver.steps for c in step.commands if isinstance(c, Serve)]
+    assert max(sum(request.rows for request in batch.requests) for batch in batches) <= 24
+    assert chosen[-1].max_rows <= 24
+
+
+def test_a_change_is_answered_by_another_choice() -> None:
+    scene = Scene(16, 1, 1, "constant:10ms", "0.1ms+2ms", later_serve="30ms+0.01ms")
+    _, chosen = told(scene, seconds=30.0)
+    assert chosen[0].max_wait_s < 0.010 < chosen[-1].max_wait_s
+
+
+def test_the_same_events_give_the_same_choices_also_after_a_restore() -> None:
+    cluster, chosen = told(Scene(8, 2, 2, "lognormal:10ms:0.8", "10ms+0.1ms"), seconds=4.0)
+    assert chosen
+    steps = cluster.driver.steps
+    assert first_difference(Conductor(AUTO), steps) is None
+    half = len(steps) // 2
+    conductor = Conductor(AUTO)
+    assert first_difference(conductor, steps[:half]) is None
+    restored = Conductor.restore(AUTO, json.loads(json.dumps(conductor.save())))
+    assert first_difference(restored, steps[half:]) is None
+
+
+def test_a_resumed_run_keeps_what_was_learned_and_begins_its_clock_anew() -> None:
+    cluster, _ = told(Scene(8, 2, 2, "lognormal:10ms:0.8", "10ms+0.1ms"), seconds=4.0)
+    conductor = cluster.conductor
+    assert isinstance(conductor, Conductor)
+    before = conductor.dispatch.tuning
+    assert before is not None
+    limits, seconds = before.limits, before.service.seconds
+    conductor.detach()
+    tuning = conductor.dispatch.tuning
+    assert tuning is before
+    assert (tuning.limits, tuning.service.seconds) == (limits, seconds)
+    assert (tuning.slots, tuning.passes, tuning.search, tuning.rested) == ({}, {}, None, 0.0)
+
+
+def test_others_than_auto_learn_nothing_and_say_nothing() -> None:
+    for batching in ("dynamic", "lockstep"):
+        conductor = Conductor(replace(AUTO, batching=batching))
+        assert conductor.dispatch.tuning is None
+        assert conductor.dispatch.limits is conductor.settings
+        assert conductor.told() == {"groups": {}}
+
+
+def test_the_summary_has_the_last_choice_and_why() -> None:
+    cluster, chosen = told(Scene(8, 2, 2, "lognormal:10ms:0.8", "10ms+0.1ms"), seconds=4.0)
+    assert isinstance(cluster.conductor, Conductor)
+    found = cluster.conductor.told()["batching"]
+    assert found["reason"] == chosen[-1].reason
+    assert found["max_wait_s"] == chosen[-1].max_wait_s
