@@ -35,7 +35,7 @@ def summary(found: dict[str, dict[str, float]]) -> list[str]:
         [name, f"{own['rows']:.0f}", f"{100 * own['median_error']:.1f}%", f"{100 * own['largest_error']:.1f}%"]
         for name, own in found.items()
     ]
-    return table(["predicted rows of", "rows", "median of the amount of the error", "largest"], rows)
+    return table(["", "rows", "median of the amount of the error", "largest"], rows)
 
 
 def comparison(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
