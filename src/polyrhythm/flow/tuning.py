@@ -38,7 +38,7 @@ _DRIFT = 0.25
 _REMEMBERED = 40.0
 #: How long nothing is forecast after a search, in times that the search took.
 _REST = 3.0
-#: The longest wait of a candidate, in parts of a slot's cycle.
+#: Waits of the candidates, in parts of a slot's cycle.
 _WAITS = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 
 
@@ -135,6 +135,7 @@ class Tuning:
     def restart(self) -> None:
         """The run is resumed, under another clock: what was learned stays, what was under way does not."""
         self.search, self.worked, self.rested, self.counted = None, 0.0, 0.0, 0.0
+        self.measured.clear()
 
     # ------------------------------------------------------------ searching
 
