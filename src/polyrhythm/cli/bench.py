@@ -9,7 +9,10 @@ the same budget, ratios with intervals over the seeds; and the time to the same 
 twenty minutes on two cores; the tasks drawer and reach need the metaworld extra).
 overlap: stages that sleep, in the same four modes, beside the limit of the simulated cluster; NAME=VALUE words change
 the scene (env_batches rows simulators generators sim_latency infer_latency train_latency episode_steps max_lag seed).
-fidelity: ten such scenes, live and simulated.
+fidelity: ten such scenes, live and simulated. batching: auto against the best fixed batching of a grid, simulated (some
+ten minutes). papers: tables of the RL-VLA3 and ROLL Flash papers beside what the simulated cluster says (some minutes).
+peers: Sample Factory, TorchRL, Stable-Baselines3 and a plain loop on such a scene and on that of throughput; makes an
+environment for each, which takes a package index and 5 GB (some forty minutes).
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from polyrhythm.cli import show
@@ -49,8 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repeats",
         type=count,
         metavar="N",
-        help="interleaved turns (5; metaworld, overlap: 3; learning: seeds of wall_clock, 3; not conductor, fidelity)",
+        help="interleaved turns (5; metaworld, overlap, peers: 3), seeds of learning's wall_clock and of batching (3)",
     )
+    parser.add_argument("--only", type=_names, default=(), metavar="NAME,NAME", help="peers: these, and the plain loop")
+    parser.add_argument("--environments", type=Path, metavar="FOLDER", help="peers: where theirs are, or are made")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -69,14 +75,21 @@ def run(arguments: argparse.Namespace) -> int:
 def words(result: dict[str, Any]) -> str:
     """The result for people: a table of its `modes`, if it has any, under a line for each of its other entries.
 
-    Each of its `parts` follows under its name. Lists of lists (curves) are for programs and figures only.
+    An entry that is a list of records is a table of its own. Each of its `parts` follows under its name. Lists of lists
+    (curves) are for programs and figures only.
     """
-    rest = show.lines({name: value for name, value in result.items() if name not in ("modes", "parts")})
-    said = [rest] if rest else []
+    tables = {name: value for name, value in result.items() if _is_table(value)}
+    plain = {name: value for name, value in result.items() if name not in ("modes", "parts", *tables)}
+    said = [show.lines(plain)] if plain else []
+    said += [f"{name}\n{show.records(value)}" for name, value in tables.items()]
     if "modes" in result:
         said.append(show.table({name: _without_curves(mode) for name, mode in result["modes"].items()}))
     said += [f"{name}\n\n{words(part)}" for name, part in result.get("parts", {}).items()]
     return "\n\n".join(said)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(record, dict) for record in value)
 
 
 def _without_curves(mode: dict[str, Any]) -> dict[str, Any]:
@@ -136,6 +149,24 @@ def _fidelity(arguments: argparse.Namespace) -> dict[str, Any]:
     return fidelity.run(arguments.versions or 10)
 
 
+def _batching(arguments: argparse.Namespace) -> dict[str, Any]:
+    from polyrhythm.benchmarks import batching
+
+    return batching.run(arguments.repeats or 3)
+
+
+def _papers(_arguments: argparse.Namespace) -> dict[str, Any]:
+    from polyrhythm.benchmarks import papers
+
+    return papers.run()
+
+
+def _peers(arguments: argparse.Namespace) -> dict[str, Any]:
+    from polyrhythm.benchmarks.peers import run as peers
+
+    return peers.run(arguments.repeats or 3, arguments.environments, only=arguments.only)
+
+
 _BENCHMARKS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "conductor": _conductor,
     "roundtrip": _roundtrip,
@@ -145,6 +176,9 @@ _BENCHMARKS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "learning": _learning,
     "overlap": _overlap,
     "fidelity": _fidelity,
+    "batching": _batching,
+    "papers": _papers,
+    "peers": _peers,
 }
 NAMES = tuple(_BENCHMARKS)
 
@@ -155,6 +189,10 @@ def _parts(text: str) -> tuple[str, ...]:
         if part not in PARTS:
             raise argparse.ArgumentTypeError(f"{part!r} is not one of {', '.join(PARTS)}")
     return parts
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
 
 
 def _counts(text: str) -> tuple[int, ...]:

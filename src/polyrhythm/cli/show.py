@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 _RATE = {"rate", "low", "high", "successes", "episodes"}
@@ -73,6 +73,15 @@ def table(columns: Mapping[str, Mapping[str, Any]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     aligned = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
     return "\n".join([*aligned, "", *_below(columns)]).rstrip()
+
+
+def records(listed: Sequence[Mapping[str, Any]]) -> str:
+    """A line for each record, its figures under their names; one that a record lacks is a dash there."""
+    cells = [dict(_figures(record)) for record in listed]
+    names = list(dict.fromkeys(name for record in cells for name in record))
+    rows = [names, *([record.get(name, "-") for name in names] for record in cells)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def _figures(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
