@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from polyrhythm.flow.pace import ServiceTime, SlotPace
+from polyrhythm.flow.pace import ServiceTime, SlotPace, padded
 
 
 def told(*passes: tuple[int, float]) -> ServiceTime:
@@ -62,3 +62,8 @@ def test_absences_are_from_the_answer_to_the_next_request_and_the_oldest_goes() 
     assert (pace.rows, pace.most) == (1, 2)
     pace.asked(1, 9.0, kept=3)
     assert pace.absences() == [0.25, 0.375, 0.5], "asked again after a fault, without an answer"
+
+
+def test_passes_are_padded_to_the_next_bucket_and_beyond_the_last_not_at_all() -> None:
+    assert [padded(rows, (4, 16)) for rows in (1, 4, 5, 16, 17)] == [4, 4, 16, 16, 17]
+    assert padded(5, ()) == 5

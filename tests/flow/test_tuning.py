@@ -59,6 +59,12 @@ def test_it_waits_where_company_pays_and_only_there(scene: Scene, requests: int 
     assert len(chosen) <= 2, "it does not change its mind without a reason"
 
 
+def test_batches_fill_the_buckets_that_passes_are_padded_to() -> None:
+    scene = Scene(20, 1, 1, "constant:10ms", "2ms+1ms", padded=True)
+    _, chosen = told(scene, replace(AUTO, buckets=(1, 2, 4, 8, 16, 32)))
+    assert chosen[-1].max_requests in (4, 8, 16), "20 requests would take as long as 32"
+
+
 def test_max_rows_of_the_settings_is_never_exceeded() -> None:
     cluster, chosen = told(Scene(16, 4, 1, "constant:10ms", "30ms+0.01ms"), replace(AUTO, max_rows=24))
     batches = [c.batch for step in cluster.driver.steps for c in step.commands if isinstance(c, Serve)]

@@ -24,6 +24,7 @@ from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.clustersim.costs import FREE, Cost, parse_cost
 from polyrhythm.clustersim.settings import ClusterSettings
 from polyrhythm.flow.conductor import Conductor
+from polyrhythm.flow.pace import padded
 from polyrhythm.flow.records import BatchingChosen, Command, Event, TrainUntil
 from polyrhythm.flow.settings import FlowSettings
 
@@ -38,6 +39,7 @@ _CYCLES = {"short": 15, "long": 40}
 _REQUESTS = {"short": 1500, "long": 6000}
 _FINALISTS = 4
 _FOREVER = 10**9
+_BUCKETS = tuple(1 << power for power in range(16))
 
 STEPS = (
     "constant:10ms",
@@ -50,7 +52,10 @@ PASSES = ("10ms+0.1ms", "2ms+1ms", "1ms+0.05ms", "30ms+0.01ms")
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """step: law of a slot's chunk step; serve: of a pass, by rows; later_step, later_serve: what they change to."""
+    """step: law of a slot's chunk step; serve: of a pass, by rows; later_step, later_serve: what they change to.
+
+    padded: passes are padded to powers of two, and take as long as these.
+    """
 
     slots: int
     rows: int
@@ -60,6 +65,7 @@ class Scene:
     later_step: str = ""
     later_serve: str = ""
     episode_steps: str = "lognormal:50steps:0.4"
+    padded: bool = False
 
     @property
     def changes(self) -> bool:
@@ -74,7 +80,8 @@ class Scene:
             return f"{now} → {later}" if later else now
 
         loop = f"{self.slots}x{self.rows} rows, {self.generators} generators"
-        return f"{loop}, step {change(self.step, self.later_step)}, pass {change(self.serve, self.later_serve)}"
+        serve = change(self.serve, self.later_serve) + " (padded)" * self.padded
+        return f"{loop}, step {change(self.step, self.later_step)}, pass {serve}"
 
 
 def scenes() -> list[Scene]:
@@ -93,6 +100,10 @@ def scenes() -> list[Scene]:
         Scene(16, 1, 2, first, "1ms+0.05ms", later_serve="30ms+0.01ms"),
         Scene(16, 4, 2, first, "30ms+0.01ms", later_step="constant:100ms", later_serve="10ms+0.1ms"),
         Scene(64, 1, 2, first, "10ms+0.1ms", episode_steps="mixture:0.9*constant:20steps+0.1*constant:200steps"),
+        Scene(16, 1, 1, noisy, "2ms+1ms", padded=True),
+        Scene(24, 1, 2, noisy, "2ms+1ms", padded=True),
+        Scene(20, 1, 1, first, "2ms+1ms", padded=True),
+        Scene(48, 1, 2, noisy, "10ms+0.1ms", padded=True),
     ]
     return found
 
@@ -121,6 +132,14 @@ class ChangingCost(Cost):
         return self.later.draw(rng, units)
 
 
+@dataclass(frozen=True, slots=True)
+class PaddedCost(Cost):
+    """A cost for the next power of two of the units."""
+
+    def draw(self, rng: random.Random, units: int = 1) -> float:
+        return Cost.draw(self, rng, padded(units, _BUCKETS))
+
+
 def run(seeds: int = 3, only: Sequence[int] = ()) -> dict[str, Any]:
     """Measure every scene, or those numbered `only`.
 
@@ -144,7 +163,10 @@ def compare(scene: Scene, seeds: int = 3) -> dict[str, Any]:
     fixed = {limits: _mean(end, _fixed(*limits), seeds) for limits in finalists}
     best = max(fixed, key=lambda limits: fixed[limits])
     heard: list[BatchingChosen] = []
-    auto = _mean(scene, FlowSettings(**_LIMITLESS, batching="auto", max_rows=_FOREVER), seeds, heard)
+    flow = FlowSettings(
+        **_LIMITLESS, batching="auto", max_rows=_FOREVER, buckets=_BUCKETS[: _bits(scene)] if scene.padded else ()
+    )
+    auto = _mean(scene, flow, seeds, heard)
     return {
         "scene": scene.name(),
         "auto": auto,
@@ -220,13 +242,21 @@ def cluster_of(scene: Scene, flow: FlowSettings, seed: int, *, record: bool = Fa
         "step": _cost(scene.step, scene.later_step, hour),
         "steps": scene.episode_steps,
     }
-    generators = {"count": scene.generators, "serve": _cost(scene.serve, scene.later_serve, hour)}
+    serve = _cost(scene.serve, scene.later_serve, hour)
+    if scene.padded:
+        serve = PaddedCost(serve.base, serve.per_unit)
+    generators = {"count": scene.generators, "serve": serve}
     settings = ClusterSettings.model_validate(
         {"seed": seed, "versions": _FOREVER, "flow": flow, "simulators": [simulators], "generators": [generators]}
     )
     cluster = Cluster(settings, Conductor(flow), record)
     hour.clock = cluster.driver.clock
     return cluster
+
+
+def _bits(scene: Scene) -> int:
+    """How many powers of two there are up to a pass of all rows."""
+    return (scene.total_rows - 1).bit_length() + 1
 
 
 def _cost(before: str, later: str, hour: Hour) -> Cost:

@@ -13,6 +13,8 @@ import math
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
+from polyrhythm.flow.pace import padded
+
 #: A pass's end, in the place of a slot's index: before the returns of the same instant.
 PASS = -1
 
@@ -29,7 +31,7 @@ class Limits:
 @dataclass(slots=True)
 class Loop:
     """What is forecast from. rows: of each slot's request; away: seconds between an answer and the next request of each
-    slot, as they were; a pass of n rows takes base + per_row·n seconds on any of `generators`.
+    slot, as they were; a pass of n rows, padded to a bucket, takes base + per_row·n seconds on any of `generators`.
 
     waiting, calls: how things stand, with the present as time 0 (see `Forecast`).
     """
@@ -41,6 +43,7 @@ class Loop:
     per_row: float
     waiting: list[tuple[float, int]]
     calls: list[tuple[float, int, tuple[int, ...]]]
+    buckets: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -137,4 +140,5 @@ class Forecast:
         if self.taken == len(self.waiting):
             self.waiting, self.taken = [], 0
         self.idle -= 1
-        heappush(self.calls, (self.now + loop.base + loop.per_row * rows, PASS, tuple(batch)))
+        seconds = loop.base + loop.per_row * padded(rows, loop.buckets)
+        heappush(self.calls, (self.now + seconds, PASS, tuple(batch)))

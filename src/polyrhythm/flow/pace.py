@@ -5,6 +5,8 @@ Times are as the conductor sees them, messages included, for that is what batchi
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 #: How much of what was known is forgotten with a pass: the mean by twenty passes, the slope by a hundred.
@@ -17,9 +19,15 @@ _USUAL = 8
 _SPREAD = 0.003
 
 
+def padded(rows: int, buckets: Sequence[int]) -> int:
+    """Rows of a pass of so many, where passes are padded to the next bucket."""
+    index = bisect_left(buckets, rows)
+    return buckets[index] if index < len(buckets) else rows
+
+
 @dataclass(slots=True)
 class ServiceTime:
-    """Seconds of a pass by its rows: a line through the recent mean, exponentially forgotten.
+    """Seconds of a pass by its rows (padded ones included): a line through the recent mean, exponentially forgotten.
 
     rows, seconds: means over recent passes; share: the part of the mean pass that is proportional to its rows (a half
     until passes of several sizes were seen, then kept where sizes no longer vary). spread, together: variance of the

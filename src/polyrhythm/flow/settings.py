@@ -15,7 +15,8 @@ class FlowSettings:
     bound: what α binds, every `sample` or the `mean`; order: how samples are chosen for an update; streaming: an update
     begins with its own samples, else a version's first update waits for those of the whole version.
     batching: `lockstep`, or `dynamic` with max_rows, max_requests and max_wait_s, or `auto`, which chooses max_rows (up
-    to this one) and max_wait_s while the run goes on (`tuning`).
+    to this one) and max_wait_s while the run goes on (`tuning`). buckets: row counts, ascending, that generators pad
+    their passes to.
     routing: `least_loaded` (any idle generator takes the next batch), `round_robin` (requests are dealt out in turn
     as they arrive), `fixed` (slot i belongs to generator i mod n), `affinity` (a slot stays with who served it).
     queue_key: `module:function` of a request, lowest served first; empty for arrival time.
@@ -43,6 +44,7 @@ class FlowSettings:
     batching: Literal["lockstep", "dynamic", "auto"] = "dynamic"
     max_rows: int = 64
     max_requests: int = 1_000_000
+    buckets: tuple[int, ...] = ()
     max_wait_s: float = 0.005
     routing: Literal["least_loaded", "round_robin", "fixed", "affinity"] = "least_loaded"
     queue_key: str = ""

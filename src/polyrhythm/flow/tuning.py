@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from polyrhythm.flow.codec import UNSAVED
 from polyrhythm.flow.forecast import PASS, Forecast, Limits, Loop
-from polyrhythm.flow.pace import ServiceTime, SlotPace
+from polyrhythm.flow.pace import ServiceTime, SlotPace, padded
 from polyrhythm.flow.records import BatchingChosen, Request
 from polyrhythm.flow.settings import FlowSettings
 
@@ -117,7 +117,7 @@ class Tuning:
         self.answered += rows
         warm = self.warm[generator] = self.warm.get(generator, 0) + 1
         if warm > _WARM_UP:
-            self.service.note(rows, now - began)
+            self.service.note(padded(rows, self.settings.buckets), now - began)
         for slot in answered:
             if slot in self.slots:
                 self.slots[slot].answered(now)
@@ -184,7 +184,8 @@ class Tuning:
         served: set[int] = set()
         for began, rows, slots in list(self.passes.values())[:generators]:
             batch = tuple(number[slot] for slot in slots if slot in number)
-            calls.append((max(0.0, began + self.service.of(rows) - now), PASS, batch))
+            ends = began + self.service.of(padded(rows, self.settings.buckets))
+            calls.append((max(0.0, ends - now), PASS, batch))
             served.update(batch)
         waiting = []
         for index, pace in enumerate(known.values()):
@@ -200,6 +201,7 @@ class Tuning:
             self.service.per_row,
             sorted(waiting),
             calls,
+            self.settings.buckets,
         )
 
     def _grid(self, rows: list[int], count: int, away: float) -> dict[Place, Limits]:
@@ -209,7 +211,8 @@ class Tuning:
         for that one row would wait for another slot.
         """
         slots, largest, cap = len(rows), max(rows), self.settings.max_rows
-        sizes = {-(-slots // part) for part in (1, 2, 4, count, count + 1, 2 * count)} | {max(1, cap // largest)}
+        sizes = {-(-slots // part) for part in (1, 2, 4, count, count + 1, 2 * count)}
+        sizes |= {max(1, full // largest) for full in (cap, *self.settings.buckets)}
         sizes = {min(size, slots, self.settings.max_requests) for size in sizes}
         cycle = away + self.service.of(sum(rows) / count)
         grid = {

@@ -204,7 +204,7 @@ def build_pipeline(
     launcher = _launcher(config, jobs, layout, bus_nbytes(policy.state_dict()), folder)
     try:
         weights = WeightsBus(policy.state_dict(), launcher.weights_memory)
-        conductor = Conductor(flow_settings(config, spec))
+        conductor = Conductor(replace(flow_settings(config, spec), buckets=bucket_sizes(config, infos)))
         state = policy.state_dict()
         if states is not None and trainer:
             states.reset(saved.trainer if saved else None)
