@@ -124,25 +124,30 @@ def test_after_sigkill_of_main_no_process_is_left_and_the_next_start_clears_the_
     assert not folder.exists()
 
 
+DETERMINISTIC = merge(LOCKSTEP, {"checkpoint": {"run_every_s": 0}})
+
+
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory):
+    """What the run gives that is not cut."""
+    whole = tmp_path_factory.mktemp("whole")
+    with command(whole, DETERMINISTIC, training={"versions": 24}) as process:
+        assert process.wait(90) == 0, output(whole)
+    return torch.load(whole / "run" / "policy.pt", weights_only=True)
+
+
 @pytest.mark.parametrize(
     "signals",
     [[(signal.SIGINT, 2)], [(signal.SIGKILL, 3)], [(signal.SIGTERM, 1), (signal.SIGKILL, 5)]],
     ids=["ctrl-c", "sigkill", "twice"],
 )
-def test_a_deterministic_run_that_was_cut_gives_the_weights_of_one_that_was_not(signals, tmp_path):
-    base = merge(LOCKSTEP, {"checkpoint": {"run_every_s": 0}})
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    whole.mkdir()
-    cut.mkdir()
-    with command(whole, base, training={"versions": 24}) as process:
-        assert process.wait(90) == 0, output(whole)
-    ledger, found = stop_and_resume(cut, base, signals, versions=24)
-    wanted = torch.load(whole / "run" / "policy.pt", weights_only=True)
+def test_a_deterministic_run_that_was_cut_gives_the_weights_of_one_that_was_not(signals, wanted, tmp_path):
+    ledger, found = stop_and_resume(tmp_path, DETERMINISTIC, signals, versions=24)
     assert found["version"] == wanted["version"] == 24
     for name, tensor in wanted["policy"].items():
         assert torch.equal(found["policy"][name], tensor), name
     assert ledger == {**ledger, "started": 240, "trained": 240, "rolled_back": 0, "running": 0, "dropped": {}}
-    lines = [json.loads(line) for line in (cut / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "train/actor/policy_loss" in line] == list(range(24))
 
 
