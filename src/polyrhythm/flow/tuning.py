@@ -36,10 +36,10 @@ _NOISE = 0.03
 _DRIFT = 0.25
 #: How long what was measured counts where it is measured no more, in times that a search takes.
 _REMEMBERED = 40.0
-#: How long nothing is forecast after a search, in times that the search took.
-_REST = 3.0
-#: Waits of the candidates, in parts of a slot's cycle.
-_WAITS = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
+#: How long nothing is forecast after a search, in times that it took, unless passes take another time by _DRIFT.
+_REST = 2.0
+#: Waits of the candidates, in cycles of a slot; the longest lets those come back that were served together.
+_WAITS = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.25)
 
 
 #: A candidate's place in the grid: its requests, and which of the waits.
@@ -52,14 +52,14 @@ _NOWHERE: Place = (0, 0)
 class Search:
     """A look at all candidates. left: those still to forecast, the next one last; first: rate of the candidate under
     way from its first start, before its second; rates: found so far; away: median absence of a slot; usual: seconds of
-    a pass of a generator's share of all rows, and of a short absence."""
+    a pass of a generator's share of all rows, and of a short absence, and that share."""
 
     loop: Loop
     began: float
     grid: dict[Place, Limits]
     left: list[Place]
     away: float
-    usual: tuple[float, float]
+    usual: tuple[float, float, float]
     forecast: Forecast | None = None
     first: float = 0.0
     rates: dict[Place, float] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Tuning:
     answered: int = 0
     counted: float = 0.0
     measured: dict[Place, tuple[float, float]] = field(default_factory=dict)
-    usual: tuple[float, float] = (0.0, 0.0)
+    usual: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     @classmethod
     def begin(cls, settings: FlowSettings) -> Tuning:
@@ -163,7 +163,9 @@ class Tuning:
             # Passes of different sizes show how their time depends on it.
             most = sum(pace.most for pace in self.slots.values()) >> (0 if learned else self.service.passes % 4)
             self.limits = Limits(min(self.settings.max_rows, max(1, most)), self.settings.max_requests, 0.0)
-        if not learned or not known or now < self.rested:
+        seconds, _, rows = self.usual
+        slower = abs(self.service.of(rows) - seconds) > _DRIFT * seconds
+        if not learned or not known or (now < self.rested and not slower):
             return None
         if self.settings.routing != "least_loaded":  # each generator has slots of its own
             known = dict(list(known.items())[::generators])
@@ -171,7 +173,8 @@ class Tuning:
         loop = self._loop(known, generators, now)
         absences = sorted(seconds for times in loop.away for seconds in times)
         away, short = absences[len(absences) // 2], absences[len(absences) // 20]
-        usual = (loop.base + loop.per_row * sum(loop.rows) / generators, short)
+        share = sum(loop.rows) / generators
+        usual = (self.service.of(share), short, share)
         if self.chosen is None:
             self.place, self.usual, self.answered, self.counted = (len(known), 0), usual, 0, now
         grid = self._grid([pace.most for pace in known.values()], generators, away)
@@ -211,7 +214,8 @@ class Tuning:
         for that one row would wait for another slot.
         """
         slots, largest, cap = len(rows), max(rows), self.settings.max_rows
-        sizes = {-(-slots // part) for part in (1, 2, 4, count, count + 1, 2 * count)}
+        # Three quarters: all but the stragglers.
+        sizes = {-(-slots // part) for part in (1, 2, 4, count, count + 1, 2 * count)} | {-(-3 * slots // 4)}
         sizes |= {max(1, full // largest) for full in (cap, *self.settings.buckets)}
         sizes = {min(size, slots, self.settings.max_requests) for size in sizes}
         cycle = away + self.service.of(sum(rows) / count)
