@@ -42,12 +42,12 @@ def lines(tmp_path: Path) -> Iterator[Lines]:
         yield lines
 
 
-def received(inbox: Inbox, count: int) -> list[list[bytes]]:
-    found: list[list[bytes]] = []
+def received(inbox: Inbox, count: int) -> list[bytes]:
+    found: list[bytes] = []
     while len(found) < count:
-        frames = inbox.receive(10.0)
-        assert frames is not None, f"{len(found)} of {count} messages came"
-        found.append(frames)
+        message = inbox.receive(10.0)
+        assert message is not None, f"{len(found)} of {count} messages came"
+        found.append(message)
     return found
 
 
@@ -57,9 +57,9 @@ def test_messages_arrive_whole_and_in_order(transport: Transport, lines: Lines) 
     assert inbox.receive() is None
     assert inbox.receive(0.002) is None
     outbox = lines.outbox(inbox)
-    sent = [[b"%d" % number, bytes(number)] for number in range(500)]
-    for frames in sent:
-        outbox.send(frames)
+    sent = [b"%d" % number + bytes(number) for number in range(500)]
+    for message in sent:
+        outbox.send(message)
     assert received(inbox, 500) == sent
     assert inbox.receive() is None
 
@@ -71,7 +71,7 @@ def test_threads_share_an_outbox_and_each_keeps_its_order(transport: Transport, 
 
     def speak(name: int) -> None:
         for number in range(200):
-            outbox.send([b"%d" % name, b"%d" % number])
+            outbox.send(b"%d %d" % (name, number))
 
     threads = [threading.Thread(target=speak, args=(name,)) for name in range(4)]
     for thread in threads:
@@ -80,7 +80,7 @@ def test_threads_share_an_outbox_and_each_keeps_its_order(transport: Transport, 
     for thread in threads:
         thread.join()
     for name in range(4):
-        assert [int(number) for sender, number in found if int(sender) == name] == list(range(200))
+        assert [int(number) for sender, number in map(bytes.split, found) if int(sender) == name] == list(range(200))
 
 
 def test_what_one_thread_sent_before_another_arrives_before_it(lines: Lines) -> None:
@@ -88,18 +88,18 @@ def test_what_one_thread_sent_before_another_arrives_before_it(lines: Lines) -> 
     inbox = lines.inbox()
     outbox = lines.outbox(inbox)
     for number in range(1500):
-        thread = threading.Thread(target=outbox.send, args=([b"%d" % number],))
+        thread = threading.Thread(target=outbox.send, args=(b"%d" % number,))
         thread.start()
         thread.join()
-    assert [int(frame) for (frame,) in received(inbox, 1500)] == list(range(1500))
+    assert [int(message) for message in received(inbox, 1500)] == list(range(1500))
 
 
 def test_what_was_handed_over_before_closing_still_arrives(lines: Lines) -> None:
     inbox = lines.inbox()
     outbox = lines.outbox(inbox)
-    outbox.send([b"last words"])
+    outbox.send(b"last words")
     outbox.close(linger_s=5.0)
-    assert received(inbox, 1) == [[b"last words"]]
+    assert received(inbox, 1) == [b"last words"]
 
 
 def test_a_port_is_chosen_and_told(lines: Lines) -> None:

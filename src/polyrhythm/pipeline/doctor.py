@@ -196,14 +196,14 @@ def _messages() -> Finding:
     try:
         inbox = Inbox(context, endpoint("ipc", str(memory.folder), "doctor"))
         outbox = Outbox(context, inbox.endpoint)
-        outbox.send([b"well?"])
+        outbox.send(b"well?")
         heard = inbox.receive(_MESSAGE_S)
         outbox.close()
         inbox.close()
     finally:
         context.term()
         memory.remove()
-    if heard == [b"well?"]:
+    if heard == b"well?":
         return Finding("", "ok", f"ZeroMQ {zmq.zmq_version()} over ipc in {memory.folder.parent}")
     return Finding("", "missing", f"no message came through {inbox.endpoint}; set data_plane.transport=tcp")
 

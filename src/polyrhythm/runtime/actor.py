@@ -78,20 +78,20 @@ class Actor:
         Produces: what the station says. Ends with `Stop`."""
         patience = 0.0
         while True:
-            frames = inbox.receive(patience)
-            while frames is not None:
-                if not self._obey(station, frames):
+            content = inbox.receive(patience)
+            while content is not None:
+                if not self._obey(station, content):
                     return
-                frames = inbox.receive()
+                content = inbox.receive()
             begin, patience = time.monotonic(), _WAIT_S
             if station.work():
                 self.units += 1
                 self.busy_s += time.monotonic() - begin
                 patience = 0.0
 
-    def _obey(self, station: Station, frames: list[bytes]) -> bool:
+    def _obey(self, station: Station, content: bytes) -> bool:
         """One message; False if it is the last."""
-        message = decode(frames, self._answer_dtype)
+        message = decode(content, self._answer_dtype)
         match message:
             case Reply():
                 station.deliver(message)  # type: ignore[attr-defined]

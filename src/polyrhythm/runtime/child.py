@@ -135,8 +135,8 @@ class Workplace:
     def _greet(self) -> None:
         posting = self._posting
         inboxes = {part.address: part.endpoint for part in self._parts}
-        (joined,) = wire.encode(records.merge_joined([part.joined() for part in self._parts]))
-        self._send(wire.Hello(posting.station, posting.epoch, inboxes, bytes(joined)))
+        joined = wire.encode(records.merge_joined([part.joined() for part in self._parts]))
+        self._send(wire.Hello(posting.station, posting.epoch, inboxes, joined))
 
     def _beat(self) -> None:
         """Say that it lives, and what the part that has been busy longest is doing."""

@@ -162,16 +162,16 @@ class LocalLauncher:
 
     def _wait(self, seconds: float) -> bool:
         """Take what has come; if nothing has, wait for it. Looks after the stations now and then. True if it came."""
-        frames = self._inbox.receive(seconds)
-        if frames is not None:
-            self._hear(frames)
+        content = self._inbox.receive(seconds)
+        if content is not None:
+            self._hear(content)
         if self.clock() >= self._looked + _LOOK_S:
             self._look_after()
-        return frames is not None
+        return content is not None
 
-    def _hear(self, frames: Sequence[wire.Frame]) -> None:
+    def _hear(self, content: bytes) -> None:
         """One message. Who is not present is not heard."""
-        message = wire.decode(frames)
+        message = wire.decode(content)
         sender = _sender(message)
         if sender is not None and not self._crew.has(*sender):
             return
@@ -217,8 +217,8 @@ class LocalLauncher:
     def _drain(self) -> None:
         """Hear what has been sent, the last messages of processes that have just ended included."""
         until = self.clock() + _LONGEST_DRAIN_S
-        while self.clock() < until and (frames := self._inbox.receive(_DRAIN_S)) is not None:
-            self._hear(frames)
+        while self.clock() < until and (content := self._inbox.receive(_DRAIN_S)) is not None:
+            self._hear(content)
 
     def _lose(self, process: Process, reason: str) -> str | RunHalted:
         """A station that was dismissed is lost: say so, and what becomes of it."""

@@ -57,7 +57,7 @@ class Process:
 
     def greet(self, context: zmq.Context[zmq.Socket[bytes]], hello: wire.Hello) -> records.Event:
         """It stands ready: open lines to its parts. Its announcement."""
-        joined: records.Event = wire.decode([hello.joined])  # type: ignore[assignment]
+        joined: records.Event = wire.decode(hello.joined)  # type: ignore[assignment]
         self.endpoints, self.joined = hello.inboxes, joined
         self._parts = [Outbox(context, endpoint) for endpoint in hello.inboxes.values()]
         self.vigil.present = True

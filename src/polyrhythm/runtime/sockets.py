@@ -8,13 +8,11 @@ in which it was handed over, whoever did so.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import Literal
 
 import zmq
 
 from polyrhythm.errors import StartError
-from polyrhythm.runtime.wire import Frame
 
 Transport = Literal["inproc", "ipc", "tcp"]
 
@@ -43,8 +41,8 @@ class Inbox:
         self.endpoint: str = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._timeout = -1
 
-    def receive(self, seconds: float = 0.0) -> list[bytes] | None:
-        """The frames of the next message; None if none has come within `seconds`."""
+    def receive(self, seconds: float = 0.0) -> bytes | None:
+        """The next message; None if none has come within `seconds`."""
         socket, milliseconds = self.socket, round(seconds * 1000)
         if milliseconds <= 0:
             if not socket.get(zmq.EVENTS):  # there is but one event: a PULL socket never sends
@@ -53,12 +51,9 @@ class Inbox:
             socket.set(zmq.RCVTIMEO, milliseconds)
             self._timeout = milliseconds
         try:
-            frames = [socket.recv()]
+            return socket.recv()
         except zmq.Again:
             return None
-        while socket.get(zmq.RCVMORE):
-            frames.append(socket.recv())
-        return frames
 
     def close(self) -> None:
         self.socket.close(0)
@@ -73,13 +68,10 @@ class Outbox:
         self._socket.set_hwm(0)
         self._socket.connect(address)
 
-    def send(self, frames: Sequence[Frame]) -> None:
-        """Hand the frames over; they are copied, and sent by a thread of ZeroMQ's."""
-        *first, last = frames
+    def send(self, message: bytes) -> None:
+        """Hand the message over; it is copied, and sent by a thread of ZeroMQ's."""
         with self._turn:
-            for frame in first:
-                self._socket.send(frame, zmq.SNDMORE)
-            self._socket.send(last)
+            self._socket.send(message)
 
     def close(self, linger_s: float = 0.0) -> None:
         """What is not sent within `linger_s` is lost."""

@@ -1,11 +1,11 @@
 """Messages as bytes: a tag, then MessagePack of a typed record. Nothing that arrives is executed (no pickle).
 
-A reply has a second frame, the answers' records as they lie in memory.
+A reply's head is followed by the answers' records as they lie in memory: one piece, as every piece costs the receiver.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,6 @@ import numpy as np
 
 from polyrhythm.flow import records
 from polyrhythm.runtime.messages import Reply, Report, SaveTrainer, Start
-
-Frame = bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,29 +91,37 @@ _TYPES: tuple[type, ...] = (
 )
 _TAGS = {kind: bytes([tag]) for tag, kind in enumerate(_TYPES)}
 _REPLY = _TAGS[ReplyHead]
+#: Of a reply: bytes that tell the length of the head; where the records may begin, so that numpy finds them aligned.
+_LENGTH, _ALIGNMENT = 4, 16
 _encode = msgspec.msgpack.Encoder().encode
-_DECODERS: list[msgspec.msgpack.Decoder[Message | ReplyHead]] = [msgspec.msgpack.Decoder(kind) for kind in _TYPES]
+_DECODERS: list[msgspec.msgpack.Decoder[Message]] = [msgspec.msgpack.Decoder(kind) for kind in _TYPES]
+_decode_head = msgspec.msgpack.Decoder(ReplyHead).decode
 
 
-def encode(message: Message) -> list[Frame]:
-    """The message as one frame."""
-    return [_TAGS[type(message)] + _encode(message)]
+def encode(message: Message) -> bytes:
+    return _TAGS[type(message)] + _encode(message)
 
 
-def encode_reply(reply: Reply) -> list[Frame]:
-    """The reply as two frames; the second is the records' own memory."""
-    head = ReplyHead(reply.handle, reply.slot, reply.sequence)
-    return [_REPLY + _encode(head), reply.answers.view(np.uint8).data]
+def encode_reply(reply: Reply) -> bytes:
+    """Tag, length of the head, head, padding, records."""
+    head = _encode(ReplyHead(reply.handle, reply.slot, reply.sequence))
+    begin = _REPLY + len(head).to_bytes(_LENGTH, "little") + head
+    return b"".join((begin, bytes(-len(begin) % _ALIGNMENT), reply.answers.view(np.uint8).data))
 
 
-def decode(frames: Sequence[Frame], answer_dtype: np.dtype[Any] | None = None) -> Message | Reply:
+def decode(content: bytes, answer_dtype: np.dtype[Any] | None = None) -> Message | Reply:
     """What was encoded. ValueError: it is no message of ours."""
     try:
-        first = frames[0]
-        message = _DECODERS[first[0]].decode(first[1:])
-        if not isinstance(message, ReplyHead):
-            return message
-        assert answer_dtype is not None, "a reply came to someone who asked nothing"
-        return Reply(message.handle, message.slot, message.sequence, np.frombuffer(frames[1], answer_dtype))
+        if content[:1] == _REPLY:
+            return _decode_reply(content, answer_dtype)
+        return _DECODERS[content[0]].decode(content[1:])
     except (IndexError, ValueError) as error:
-        raise ValueError(f"a message of {sum(map(len, frames))} bytes cannot be decoded ({error})") from error
+        raise ValueError(f"a message of {len(content)} bytes cannot be decoded ({error})") from error
+
+
+def _decode_reply(content: bytes, answer_dtype: np.dtype[Any] | None) -> Reply:
+    assert answer_dtype is not None, "a reply came to someone who asked nothing"
+    stop = 1 + _LENGTH + int.from_bytes(content[1 : 1 + _LENGTH], "little")
+    head = _decode_head(content[1 + _LENGTH : stop])
+    answers = np.frombuffer(content, answer_dtype, offset=stop + -stop % _ALIGNMENT)
+    return Reply(head.handle, head.slot, head.sequence, answers)
