@@ -3,7 +3,7 @@
     python benchmarks/batching.py [--seeds 2] [--only 3 7] [--out benchmarks/batching.md]
 
 What a scene is, the grid and the warm-up stand in `polyrhythm.benchmarks.batching`. The virtual clock makes the figures
-the same on any machine; all scenes take about an hour of one core.
+the same on any machine; all scenes take about half an hour of one core.
 """
 
 from __future__ import annotations
