@@ -34,7 +34,7 @@ def test_before_anything_is_known_passes_of_different_sizes_are_tried_and_none_w
     tried = []
     for turn in range(12):
         for request in requests:
-            tuning.asked(request.slot, request.rows, turn + 0.5)
+            tuning.asked(request, turn + 0.5)
         tuning.started("g0", requests, turn + 0.5)
         tuning.finished("g0", [request.slot for request in requests], turn + 0.6, 1)
         tried.append(tuning.limits.max_rows)
@@ -118,3 +118,66 @@ def test_the_summary_has_the_last_choice_and_why() -> None:
     found = cluster.conductor.told()["batching"]
     assert found["reason"] == chosen[-1].reason
     assert found["max_wait_s"] == chosen[-1].max_wait_s
+
+
+def played(tuning: Tuning, turns: int, *, overtaking: bool = False, bound: bool = False) -> None:
+    """Two generators, eight slots each, which all ask, are served, and come back, `turns` times."""
+    for turn in range(turns):
+        for number in range(2):
+            generator = f"g{number}"
+            own = [
+                Request(f"s{number}.{slot}", "sim", turn, 1, 0, "", 0.0, generator if bound else None)
+                for slot in range(8)
+            ]
+            for request in [] if overtaking and turn else own:
+                tuning.asked(request, turn + 0.1)
+            tuning.started(generator, own, turn + 0.1)
+            for request in own if overtaking else []:
+                tuning.asked(request, turn + 0.9)  # answered, and back before the report that it was
+            tuning.finished(generator, [] if overtaking else [request.slot for request in own], turn + 0.9, 2)
+
+
+@pytest.mark.parametrize(("bound", "slots", "generators"), [(False, 16, 2), (True, 8, 1)])
+def test_slots_that_belong_to_a_generator_are_forecast_with_it_alone(bound: bool, slots: int, generators: int) -> None:
+    tuning = Tuning.begin(AUTO)
+    played(tuning, 20, bound=bound)
+    assert tuning.search is not None
+    assert (len(tuning.search.loop.rows), tuning.search.loop.generators) == (slots, generators)
+
+
+def test_answers_that_overtake_the_report_are_learned_from_too() -> None:
+    tuning = Tuning.begin(AUTO)
+    played(tuning, 20, overtaking=True)
+    assert tuning.search is not None
+    assert all(set(pace.away) == {0.0} for pace in tuning.slots.values())
+
+
+def test_nothing_is_forecast_from_the_few_slots_that_are_back_first() -> None:
+    tuning = Tuning.begin(AUTO)
+    played(tuning, 20)
+    for slot in list(tuning.slots):
+        tuning.forget(slot)
+    tuning.restart()
+    fresh = [Request(f"n{slot}", "sim", 0, 1, 0, "", 0.0) for slot in range(16)]
+    for request in fresh:
+        tuning.asked(request, 30.0)
+    for turn in range(4):
+        tuning.started("g0", fresh[:3], 31.0 + turn)
+        tuning.finished("g0", [request.slot for request in fresh[:3]], 31.2 + turn, 2)
+        for request in fresh[:3]:
+            tuning.asked(request, 31.5 + turn)
+    assert tuning.search is None, "three of sixteen slots are known"
+
+
+def test_another_number_of_generators_ends_a_search_for_the_old_one() -> None:
+    tuning = Tuning.begin(AUTO)
+    played(tuning, 20)
+    before = tuning.search
+    assert before is not None
+    request = Request("s0.0", "sim", 99, 1, 0, "", 0.0)
+    tuning.asked(request, 21.0)
+    tuning.started("g0", [request], 21.0)
+    tuning.finished("g0", ["s0.0"], 21.1, 1)
+    assert tuning.search is not before
+    assert tuning.search is not None
+    assert tuning.search.loop.generators == 1

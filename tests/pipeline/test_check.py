@@ -40,6 +40,12 @@ def no_order(request):
     return None
 
 
+def second_is_cut(env_batch, generators):
+    if env_batch.name.endswith(".1"):
+        return [(1, "any"), (env_batch.rows - 1, "any")]
+    return [(env_batch.rows, "any")]
+
+
 class PerAction(GaussianPolicy):
     """Its value is one per action."""
 
@@ -109,7 +115,26 @@ REFUSED = [
     ),
     (
         {"rollout": {"queue_key": "tests.pipeline.test_check:no_order"}},
-        r"rollout: queue_key '.*no_order' returned None, which has no order; return a number",
+        r"rollout: queue_key '.*no_order' returned None; return a number, a text, or a tuple of these",
+    ),
+    (
+        {"rollout": {"queue_key": "tests.pipeline.broken:key"}},
+        r"rollout: queue_key '.*broken:key' cannot be loaded \(RuntimeError: there is no robot\); name an importable",
+    ),
+    (
+        {"rollout": {"sharding": "tests.pipeline.test_check:second_is_cut", "env_batches": 2, "join": "all"}},
+        r"rollout.sharding = .*second_is_cut: .*set rollout.sharding to whole",
+    ),
+    (
+        {"rollout": {"sharding": "tests.pipeline.test_check:no_order"}},
+        r"rollout.sharding = .*no_order: sharding .* raised TypeError: no_order\(\) takes 1 .*given; mend it",
+    ),
+    (
+        {
+            "rollout": {"sharding": "tests.pipeline.test_check:second_is_cut"},
+            "batching": {"type": "dynamic", "max_rows": 2},
+        },
+        r"batching.max_rows = 2: a request is never split and .*second_is_cut cuts a slot of 6 rows; raise this",
     ),
     (
         {**LATENCY, "rollout": {"sharding": "even:2", "join": "none"}},

@@ -187,3 +187,31 @@ def test_an_event_that_has_come_is_found_at_once_whatever_came_before_it(tmp_pat
         assert launcher.receive(0.0) == records.UpdateDone("t", 0, 7)
         assert launcher.receive(0.0) is None
         outbox.close()
+
+
+class Urgency:
+    """Orders requests like arrival does, until it raises: at the twentieth request after the two of the check."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, request: records.Request) -> float:
+        self.calls += 1
+        if self.calls % 22 == 0:
+            raise KeyError("urgency")
+        return request.arrived
+
+
+urgency = Urgency()
+
+
+@pytest.mark.parametrize("launcher", ["inline", "local"])
+def test_a_users_function_that_raises_ends_the_run_with_its_traceback(launcher, tmp_path):
+    settings = config(**LAUNCHERS[launcher], rollout={"queue_key": f"{__name__}:urgency"})
+    with (
+        closing(build_pipeline(settings, folder=tmp_path)) as pipeline,
+        pytest.raises(KeyError, match="urgency") as raised,
+    ):
+        pipeline.loop.train_until(4)
+    assert any(entry.path.name == "test_launchers.py" and entry.name == "__call__" for entry in raised.traceback)
+    assert not children()

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 #: What full asynchrony is to reach: of the limit, and over lock-step.
 LIMIT, SPEEDUP = 0.95, 2.0
-_LOCKSTEP, _AUTO = {"type": "lockstep"}, {"type": "auto"}
+_LOCKSTEP = {"type": "lockstep"}
 
 
 def run(scene: Scene, versions: int = 12, repeats: int = 3) -> dict[str, Any]:
@@ -34,11 +34,13 @@ def run(scene: Scene, versions: int = 12, repeats: int = 3) -> dict[str, Any]:
     `figures` gives; `within_limits`.
     """
     scene = scene.settled()
+    auto = {"type": "auto", "max_rows": scene.samples}
+    runs = {mode: scenes.live(scene, mode, batching(mode, auto), versions) for mode in MODES}
     best, limit = best_batching(scene)
     turns: dict[Mode, list[Cost]] = {mode: [] for mode in MODES}
     for turn in range(repeats):
         for mode, costs in turns.items():
-            costs.append(measure(scenes.live(scene, mode, batching(mode, _AUTO), versions), versions))
+            costs.append(measure(runs[mode], versions))
             rate = scene.transitions / costs[-1].seconds_per_version
             log.info("turn %d, %s: %.0f transitions/s, limit %.0f", turn + 1, mode, rate, limit)
     expected = {mode: scenes.simulated(scene, mode, batching(mode, best)) for mode in MODES}

@@ -9,8 +9,8 @@ the same budget, ratios with intervals over the seeds; and the time to the same 
 twenty minutes on two cores; the tasks drawer and reach need the metaworld extra).
 overlap: stages that sleep, in the same four modes, beside the limit of the simulated cluster; NAME=VALUE words change
 the scene (env_batches rows simulators generators sim_latency infer_latency train_latency episode_steps max_lag seed).
-fidelity: ten such scenes, live and simulated. batching: auto against the best fixed batching of a grid, simulated (some
-ten minutes). papers: tables of the RL-VLA3 and ROLL Flash papers beside what the simulated cluster says (some minutes).
+fidelity: ten such scenes, live and simulated. batching: auto against the best fixed batching of a grid, simulated (half
+an hour). papers: tables of the RL-VLA3 and ROLL Flash papers beside what the simulated cluster says (some minutes).
 peers: Sample Factory, TorchRL, Stable-Baselines3 and a plain loop on such a scene and on that of throughput; makes an
 environment for each, which takes a package index and 5 GB (some forty minutes).
 """

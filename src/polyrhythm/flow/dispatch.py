@@ -89,7 +89,7 @@ class Dispatch:
     def hear(self, request: Request, slot: SlotState, now: float) -> None:
         """A request that arrived now."""
         if self.tuning is not None and not slot.reserved:
-            self.tuning.asked(slot.name, request.rows, now)
+            self.tuning.asked(request, now)
         self.enqueue(request, slot)
 
     def enqueue(self, request: Request, slot: SlotState) -> None:

@@ -73,19 +73,24 @@ class ServiceTime:
 
 @dataclass(slots=True)
 class SlotPace:
-    """rows: of its last request; most: of any, as rows end and begin; away: seconds between an answer and the next
-    request, the last ones, in a ring whose next place is `turn`; since: when the last answer went out, or the request
-    came in that is not answered yet."""
+    """generator: that has to answer it, "" for any. rows: of its last request; most: of any, as rows end and begin.
 
+    away: seconds between an answer and the next request, the last ones, in a ring whose next place is `turn`; since:
+    when the last answer went out, or the request came in that is not answered yet; is_served: a pass for it is under
+    way.
+    """
+
+    generator: str = ""
     rows: int = 0
     most: int = 0
     away: list[float] = field(default_factory=list)
     turn: int = 0
     is_away: bool = False
+    is_served: bool = False
     since: float = 0.0
 
     def answered(self, now: float) -> None:
-        self.is_away, self.since = True, now
+        self.is_away, self.is_served, self.since = True, False, now
 
     def asked(self, rows: int, now: float, kept: int) -> None:
         """A request of so many rows is in. kept: absences to keep."""

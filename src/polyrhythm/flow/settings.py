@@ -79,6 +79,12 @@ class FlowSettings:
                 0 <= self.evaluation_max_wait_s < math.inf,
                 "finite and not negative",
             ),
+            (
+                "buckets",
+                self.buckets,
+                list(self.buckets) == sorted(set(self.buckets)) and min(self.buckets, default=1) >= 1,
+                "row counts of at least 1, smallest first",
+            ),
             ("tasks", self.tasks, self.tasks >= 1, "at least 1"),
             ("episode_deadline_s", self.episode_deadline_s, self.episode_deadline_s > 0, "positive"),
             ("max_attempts", self.max_attempts, self.max_attempts >= 1, "at least 1"),

@@ -86,9 +86,10 @@ def _checked(result: object, strategy: str) -> Sequence[tuple[int, str | None]]:
 
 
 def raised(error: Exception) -> str:
-    """What a user's function raised, and where: the end of a sentence about it."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"raised {type(error).__name__}: {error} ({place.filename}, line {place.lineno}); mend it"
+    """What a user's function raised, and where unless it could not be called: the end of a sentence about it."""
+    inside = traceback.extract_tb(error.__traceback__)[1:]
+    place = f" ({inside[-1].filename}, line {inside[-1].lineno})" if inside else ""
+    return f"raised {type(error).__name__}: {error}{place}; mend it"
 
 
 def load_function(path: str, what: str) -> Callable[..., object]:
@@ -96,8 +97,9 @@ def load_function(path: str, what: str) -> Callable[..., object]:
     module, _, name = path.partition(":")
     try:
         function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{what} {path!r} cannot be loaded ({error}); name an importable module:function") from error
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{what} {path!r} cannot be loaded ({said}); name an importable module:function") from error
     if not callable(function):
         raise ValueError(f"{what} {path!r} is {type(function).__name__}, not a function")
     return cast(Callable[..., object], function)

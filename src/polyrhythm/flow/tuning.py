@@ -22,8 +22,10 @@ from polyrhythm.flow.settings import FlowSettings
 _PER_SECOND, _AT_ONCE = 10_000, 500
 #: Passes of a generator that are not learned from: they compile and warm up.
 _WARM_UP = 3
-#: Passes, and absences per slot, after which there is something to forecast from.
-_PASSES, _ABSENCES = 16, 2
+#: Passes, absences of a slot, and the share of slots that had so many, after which there is something to forecast from.
+_PASSES, _ABSENCES, _KNOWN = 16, 2, 0.9
+#: Passes in which sizes are tried.
+_TRIED = 128
 #: Absences that are kept in all, and of each slot at least.
 _KEPT, _KEPT_BY_EACH = 512, 16
 #: Other limits are taken when they promise so much more.
@@ -52,7 +54,7 @@ _NOWHERE: Place = (0, 0)
 class Search:
     """A look at all candidates. left: those still to forecast, the next one last; first: rate of the candidate under
     way from its first start, before its second; rates: found so far; away: median absence of a slot; usual: seconds of
-    a pass of a generator's share of all rows, and of a short absence, and that share."""
+    a pass of a generator's share of all rows, and of a short absence, and that share; played: requests, so far."""
 
     loop: Loop
     began: float
@@ -63,13 +65,14 @@ class Search:
     forecast: Forecast | None = None
     first: float = 0.0
     rates: dict[Place, float] = field(default_factory=dict)
+    played: int = 0
 
 
 @dataclass(slots=True)
 class Tuning:
     """limits: those in force. passes: generator → (when its pass began, its rows, its slots); warm: passes of each
-    present generator; absences: heard so far; worked: when forecasting was last paid for; rested: when the next search
-    may begin; chosen: the last choice, if there was one, and whether it is announced; place: of the limits.
+    present generator, of which there are `generators`; worked: when forecasting was last paid for; rested: when the
+    next search may begin; chosen: the last choice, if there was one, and whether it is announced; place: of the limits.
 
     answered: rows since `counted`; measured: place → rows per second that were, and when; usual: of the
     search, to which these belong.
@@ -81,7 +84,7 @@ class Tuning:
     slots: dict[str, SlotPace] = field(default_factory=dict)
     passes: dict[str, tuple[float, int, tuple[str, ...]]] = field(default_factory=dict)
     warm: dict[str, int] = field(default_factory=dict)
-    absences: int = 0
+    generators: int = 0
     worked: float = 0.0
     rested: float = 0.0
     search: Search | None = None
@@ -99,22 +102,29 @@ class Tuning:
 
     # ------------------------------------------------------------ listening
 
-    def asked(self, slot: str, rows: int, now: float) -> None:
+    def asked(self, request: Request, now: float) -> None:
         """A request arrived."""
-        pace = self.slots.get(slot)
+        pace = self.slots.get(request.slot)
         if pace is None:
-            pace = self.slots[slot] = SlotPace()
-        self.absences += pace.is_away
-        pace.asked(rows, now, max(_KEPT // len(self.slots), _KEPT_BY_EACH))
+            pace = self.slots[request.slot] = SlotPace(generator=request.generator or "")
+        if pace.is_served:  # the answer was faster than the report that it is out
+            pace.answered(now)
+        pace.asked(request.rows, now, max(_KEPT // len(self.slots), _KEPT_BY_EACH))
 
     def started(self, generator: str, requests: Sequence[Request], now: float) -> None:
         """A generator was given a batch."""
         self.passes[generator] = (now, sum(r.rows for r in requests), tuple(r.slot for r in requests))
+        for request in requests:
+            if request.slot in self.slots:
+                self.slots[request.slot].is_served = True
 
     def finished(self, generator: str, answered: Sequence[str], now: float, generators: int) -> None:
         """Its pass is over; these slots are away now. generators: how many there are to serve."""
         began, rows, _ = self.passes.pop(generator)
         self.answered += rows
+        if generators != self.generators:
+            self.generators, self.search, self.rested = generators, None, 0.0
+            self.measured.clear()
         warm = self.warm[generator] = self.warm.get(generator, 0) + 1
         if warm > _WARM_UP:
             self.service.note(padded(rows, self.settings.buckets), now - began)
@@ -129,7 +139,9 @@ class Tuning:
 
     def left(self, generator: str) -> None:
         """A generator is gone."""
-        self.passes.pop(generator, None)
+        for slot in self.passes.pop(generator, (0.0, 0, ()))[2]:
+            if slot in self.slots:
+                self.slots[slot].is_served = False
         self.warm.pop(generator, None)
 
     def restart(self) -> None:
@@ -152,24 +164,25 @@ class Tuning:
             work = self._forecast(search, work)
         if not search.left:
             self.search = None
-            self.rested = now + _REST * (now - search.began)
+            self.rested = now + _REST * search.played / _PER_SECOND
             self._choose(search, now)
 
     def _begin(self, now: float, generators: int) -> Search | None:
         """A new search, if it is time for one and there is something to forecast from."""
-        known = {name: pace for name, pace in self.slots.items() if pace.away}
-        learned = self.service.passes >= _PASSES and self.absences >= _ABSENCES * len(self.slots)
-        if self.chosen is None:
-            # Passes of different sizes show how their time depends on it.
-            most = sum(pace.most for pace in self.slots.values()) >> (0 if learned else self.service.passes % 4)
-            self.limits = Limits(min(self.settings.max_rows, max(1, most)), self.settings.max_requests, 0.0)
         seconds, _, rows = self.usual
         slower = abs(self.service.of(rows) - seconds) > _DRIFT * seconds
-        if not learned or not known or (now < self.rested and not slower):
+        if now < self.rested and not slower:
             return None
-        if self.settings.routing != "least_loaded":  # each generator has slots of its own
-            known = dict(list(known.items())[::generators])
-            generators = 1
+        known = {name: pace for name, pace in self.slots.items() if len(pace.away) >= _ABSENCES}
+        learned = self.service.passes >= _PASSES and len(known) >= _KNOWN * len(self.slots)
+        if self.chosen is None:
+            # Passes of different sizes show how their time depends on it.
+            trying = not learned and self.service.passes < _TRIED
+            most = sum(pace.most for pace in self.slots.values()) >> (self.service.passes % 4 if trying else 0)
+            self.limits = Limits(min(self.settings.max_rows, max(1, most)), self.settings.max_requests, 0.0)
+        if not learned or not known:
+            return None
+        known, generators = self._together(known, generators)
         loop = self._loop(known, generators, now)
         absences = sorted(seconds for times in loop.away for seconds in times)
         away, short = absences[len(absences) // 2], absences[len(absences) // 20]
@@ -180,12 +193,29 @@ class Tuning:
         grid = self._grid([pace.most for pace in known.values()], generators, away)
         return Search(loop, now, grid, [place for place in grid if place != self.place] + [self.place], away, usual)
 
+    def _together(self, known: dict[str, SlotPace], generators: int) -> tuple[dict[str, SlotPace], int]:
+        """Slots that are served in common, and by how many generators.
+
+        Where slots have generators of their own, by the routing or by their sharding, one of these is looked at: the
+        one with the most.
+        """
+        free = [name for name, pace in known.items() if not pace.generator]
+        if len(free) == len(known) and self.settings.routing == "least_loaded":
+            return known, generators
+        loads: dict[str, int] = {}
+        for pace in known.values():
+            loads[pace.generator] = loads.get(pace.generator, 0) + (pace.most if pace.generator else 0)
+        busiest, share = max(loads, key=lambda name: loads[name]), {*free[::generators]}
+        own = {name: pace for name, pace in known.items() if name in share or (busiest and pace.generator == busiest)}
+        return own, 1
+
     def _loop(self, known: dict[str, SlotPace], generators: int, now: float) -> Loop:
         """How things stand, and how fast everybody is."""
         number = {name: index for index, name in enumerate(known)}
         calls: list[tuple[float, int, tuple[int, ...]]] = []
         served: set[int] = set()
-        for began, rows, slots in list(self.passes.values())[:generators]:
+        under_way = [entry for entry in self.passes.values() if any(slot in number for slot in entry[2])]
+        for began, rows, slots in under_way[:generators]:
             batch = tuple(number[slot] for slot in slots if slot in number)
             ends = began + self.service.of(padded(rows, self.settings.buckets))
             calls.append((max(0.0, ends - now), PASS, batch))
@@ -239,6 +269,7 @@ class Tuning:
             search.forecast = Forecast(search.loop, limits, 2 * slots + 64, 6 * slots + 320, search.first > 0.0)
         before = search.forecast.answered
         search.forecast.run(work)
+        search.played += search.forecast.answered - before
         work -= search.forecast.answered - before
         rate = search.forecast.rate
         if rate:
@@ -265,10 +296,11 @@ class Tuning:
         reason = (
             f"a pass takes {1e3 * loop.base:.3g} ms + {1e3 * loop.per_row:.3g} ms per row, {len(loop.rows)} slots are "
             f"away for {1e3 * search.away:.3g} ms; expected are {rates[best]:.4g} rows/s, and {rates[self.place]:.4g} "
-            f"with {former.max_requests} requests and {1e3 * former.max_wait_s:.3g} ms"
+            f"with {min(former.max_requests, len(loop.rows))} requests and {1e3 * former.max_wait_s:.3g} ms"
         )
         self.limits, self.place = limits, best
-        self.chosen = BatchingChosen(limits.max_rows, limits.max_requests, limits.max_wait_s, reason)
+        requests = min(limits.max_requests, len(loop.rows))
+        self.chosen = BatchingChosen(limits.max_rows, requests, limits.max_wait_s, reason)
         self.announced = False
 
     def _judged(self, search: Search, now: float) -> dict[Place, float]:

@@ -152,7 +152,7 @@ def env_batch_infos(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -
         ]
     except ValueError as error:
         raise ConfigError(f"rollout.sharding = {rollout.sharding}: {error}") from error
-    if len(infos[0][0].slots) > 1:
+    if any(len(info.slots) > 1 for own in infos for info in own):
         _check_join(config, spec)
     if trainer and (rows := config.evaluation.reserved_rows):
         own = shard(f"{_EVALUATION_SIMULATOR}.0", rows, "whole", [], reset_rows=spec.reset_rows)

@@ -6,16 +6,17 @@ Everything that is refused is a ConfigError: what, value, remedy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 
 from polyrhythm.config.catalog import refuse_lacking
+from polyrhythm.config.rollout import LockstepBatching
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, PolyrhythmError
-from polyrhythm.flow.records import Request
+from polyrhythm.flow.records import EnvBatchInfo, Request
 from polyrhythm.flow.sharding import load_function, raised
 from polyrhythm.pipeline.build import env_batch_infos, env_settings, flow_settings, policy_settings
 from polyrhythm.pipeline.demos import has_expert
@@ -61,7 +62,9 @@ def check(config: RunConfig, *, trainer: bool = True) -> Checked:
         raise ConfigError(f"env.type = {kind}: its spec() gave {type(spec).__name__}, an EnvSpec is wanted; mend it")
     with _naming("config"):
         flow_settings(config, spec)
-    bucket_sizes(config, env_batch_infos(config, spec))  # for what they refuse
+    infos = env_batch_infos(config, spec)
+    bucket_sizes(config, infos)  # for what they refuse
+    _check_slots(config, infos)
     with _naming(f"rollout.segment_steps = {config.rollout.segment_steps}"):
         refuse_segments(spec, config.rollout.segment_steps)
     if config.rollout.queue_key:
@@ -134,6 +137,18 @@ def _check_value(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
         )
 
 
+def _check_slots(config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]]) -> None:
+    """Slots that a function has cut fit a batch."""
+    if isinstance(config.batching, LockstepBatching):
+        return
+    largest = max(slot.rows for own in infos for info in own if not info.reserved for slot in info.slots)
+    if largest > config.batching.max_rows:
+        raise ConfigError(
+            f"batching.max_rows = {config.batching.max_rows}: a request is never split and {config.rollout.sharding} "
+            f"cuts a slot of {largest} rows; raise this, or cut smaller slots"
+        )
+
+
 def _try_key(path: str) -> None:
     """Raise ValueError unless the function gives requests an order."""
     key = load_function(path, "queue_key")
@@ -142,10 +157,13 @@ def _try_key(path: str) -> None:
         keys = key(first), key(second)
     except Exception as error:
         raise ValueError(f"queue_key {path!r} {raised(error)}") from error
-    try:
-        sorted(keys)  # type: ignore[type-var]
-    except TypeError as error:
-        raise ValueError(f"queue_key {path!r} returned {keys[0]!r}, which has no order; return a number") from error
+    if not all(map(_is_plain, keys)):
+        raise ValueError(f"queue_key {path!r} returned {keys[0]!r}; return a number, a text, or a tuple of these")
+
+
+def _is_plain(key: object) -> bool:
+    """A key that has an order and that a checkpoint can hold."""
+    return all(map(_is_plain, key)) if isinstance(key, tuple) else type(key) in (int, float, str)
 
 
 def _check_expert(config: RunConfig) -> None:

@@ -86,10 +86,11 @@ def bucket_sizes(config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]]) -> 
         return ()
     batches = [info for own in infos for info in own]
     slots = [slot.rows for info in batches for slot in info.slots]
-    most = sum(slots)
+    reserved = sum(slot.rows for info in batches if info.reserved for slot in info.slots)
+    training = sum(slots) - reserved  # in passes of their own
     if isinstance(config.batching, DynamicBatching | AutoBatching):
-        reserved = sum(slot.rows for info in batches if info.reserved for slot in info.slots)
-        most = max(min(config.batching.max_rows, most), reserved, *slots)
+        training = min(config.batching.max_rows, training)
+    most = max(training, reserved, *slots)
     if isinstance(wanted, str):
         return tuple(1 << power for power in range((most - 1).bit_length() + 1))
     if wanted[-1] < most:
