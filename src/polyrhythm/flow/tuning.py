@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from polyrhythm.flow.codec import UNSAVED
-from polyrhythm.flow.forecast import PASS, Forecast, Limits, Loop
+from polyrhythm.flow.forecast import Forecast, Limits, Loop
 from polyrhythm.flow.pace import ServiceTime, SlotPace, padded
 from polyrhythm.flow.records import BatchingChosen, Request
 from polyrhythm.flow.settings import FlowSettings
+from polyrhythm.flow.standing import UnderWay, served_together, standing
 
 #: Requests forecast per second of the run, and at most after one pass.
 _PER_SECOND, _AT_ONCE = 10_000, 500
@@ -82,7 +83,7 @@ class Tuning:
     limits: Limits
     service: ServiceTime = field(default_factory=ServiceTime)
     slots: dict[str, SlotPace] = field(default_factory=dict)
-    passes: dict[str, tuple[float, int, tuple[str, ...]]] = field(default_factory=dict)
+    passes: dict[str, UnderWay] = field(default_factory=dict)
     warm: dict[str, int] = field(default_factory=dict)
     generators: int = 0
     worked: float = 0.0
@@ -182,8 +183,8 @@ class Tuning:
             self.limits = Limits(min(self.settings.max_rows, max(1, most)), self.settings.max_requests, 0.0)
         if not learned or not known:
             return None
-        known, generators = self._together(known, generators)
-        loop = self._loop(known, generators, now)
+        known, generators = served_together(known, generators, shared=self.settings.routing == "least_loaded")
+        loop = standing(known, self.passes.values(), self.service, self.settings.buckets, generators, now)
         absences = sorted(seconds for times in loop.away for seconds in times)
         away, short = absences[len(absences) // 2], absences[len(absences) // 20]
         share = sum(loop.rows) / generators
@@ -192,50 +193,6 @@ class Tuning:
             self.place, self.usual, self.answered, self.counted = (len(known), 0), usual, 0, now
         grid = self._grid([pace.most for pace in known.values()], generators, away)
         return Search(loop, now, grid, [place for place in grid if place != self.place] + [self.place], away, usual)
-
-    def _together(self, known: dict[str, SlotPace], generators: int) -> tuple[dict[str, SlotPace], int]:
-        """Slots that are served in common, and by how many generators.
-
-        Where slots have generators of their own, by the routing or by their sharding, one of these is looked at: the
-        one with the most.
-        """
-        free = [name for name, pace in known.items() if not pace.generator]
-        if len(free) == len(known) and self.settings.routing == "least_loaded":
-            return known, generators
-        loads: dict[str, int] = {}
-        for pace in known.values():
-            loads[pace.generator] = loads.get(pace.generator, 0) + (pace.most if pace.generator else 0)
-        busiest, share = max(loads, key=lambda name: loads[name]), {*free[::generators]}
-        own = {name: pace for name, pace in known.items() if name in share or (busiest and pace.generator == busiest)}
-        return own, 1
-
-    def _loop(self, known: dict[str, SlotPace], generators: int, now: float) -> Loop:
-        """How things stand, and how fast everybody is."""
-        number = {name: index for index, name in enumerate(known)}
-        calls: list[tuple[float, int, tuple[int, ...]]] = []
-        served: set[int] = set()
-        under_way = [entry for entry in self.passes.values() if any(slot in number for slot in entry[2])]
-        for began, rows, slots in under_way[:generators]:
-            batch = tuple(number[slot] for slot in slots if slot in number)
-            ends = began + self.service.of(padded(rows, self.settings.buckets))
-            calls.append((max(0.0, ends - now), PASS, batch))
-            served.update(batch)
-        waiting = []
-        for index, pace in enumerate(known.values()):
-            if pace.is_away:
-                calls.append((max(0.0, pace.since + pace.away[pace.turn % len(pace.away)] - now), index, ()))
-            elif index not in served:
-                waiting.append((pace.since - now, index))
-        return Loop(
-            [pace.rows for pace in known.values()],
-            [pace.absences() for pace in known.values()],
-            generators,
-            self.service.base,
-            self.service.per_row,
-            sorted(waiting),
-            calls,
-            self.settings.buckets,
-        )
 
     def _grid(self, rows: list[int], count: int, away: float) -> dict[Place, Limits]:
         """All candidates, with the limits in force among them. rows: of full slots; count: generators.
