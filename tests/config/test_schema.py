@@ -203,6 +203,7 @@ def test_wrong_keys_and_values_name_path_value_and_remedy(change: dict[str, Any]
         ({"training": {"minibatch_steps": 8, "micro_batch_steps": 9}}, "training.micro_batch_steps", "8 steps"),
         ({"training": {"critic_warmup_updates": 3}}, "training.critic_warmup_updates", "all 3 updates"),
         ({"evaluation": {"episodes": 8, "greedy": False}}, "evaluation.episodes", "set one"),
+        ({"evaluation": {"weights": "pause", "priority": "last"}}, "evaluation.priority", "set second_copy"),
     ],
 )
 def test_impossible_combinations_say_what_to_change(change: dict[str, Any], path: str, remedy: str) -> None:

@@ -177,6 +177,9 @@ class EvaluationSettings(Section):
             raise Refusal("episodes", self.episodes, "neither greedy nor sampled is true; set one, or use 0 episodes")
         if self.every and not self.episodes_beside:
             raise Refusal("every", self.every, "it needs episodes; set every_episodes or episodes, or every to 0")
+        if self.priority != "turns" and self.weights != "second_copy":
+            why = f"with weights {self.weights} no generator serves both at a time; leave it out, or set second_copy"
+            raise Refusal("priority", self.priority, why)
         if self.every and not (self.greedy or self.sampled):
             raise Refusal("every", self.every, "neither greedy nor sampled is true; set one, or every to 0")
         return self

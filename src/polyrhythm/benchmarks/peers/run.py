@@ -84,6 +84,7 @@ def run(
     workload, `limit`, and `parts`: by workload (`sleeping`, `zero_cost_<rows>`) what `figures` gives. ConfigError: no
     such system. StartError, RunHalted: a peer cannot be installed, or fails.
     """
+    _chosen(sleeping_systems({}), only)  # for what it refuses
     scene = scene_of(Sleeping()).model_copy(update={"train_latency": "30%"}).settled()
     batching, simulated = overlap.best_batching(scene)
     work = Sleeping(train_s=parse_cost(scene.train_latency.removeprefix("constant:")).mean())
