@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=count, default=1000, metavar="N", help="roundtrip: round trips of a turn")
     parser.add_argument("--megabytes", type=count, default=500, metavar="N", help="weights: size of the model")
     parser.add_argument(
-        "--versions", type=count, metavar="N", help="versions of a turn (metaworld: 6; overlap: 12; fidelity: 10)"
+        "--versions", type=count, metavar="N", help="versions of a turn (metaworld: 6; overlap: 12; fidelity: 8)"
     )
     parser.add_argument("--seeds", type=count, default=8, metavar="N", help="learning: seeds of each curve")
     parser.add_argument(
@@ -146,7 +146,7 @@ def _overlap(arguments: argparse.Namespace) -> dict[str, Any]:
 def _fidelity(arguments: argparse.Namespace) -> dict[str, Any]:
     from polyrhythm.benchmarks import fidelity
 
-    return fidelity.run(arguments.versions or 10)
+    return fidelity.run(arguments.versions or 8)
 
 
 def _batching(arguments: argparse.Namespace) -> dict[str, Any]:
