@@ -189,6 +189,10 @@ def test_resource_trackers_tidy_up_before_they_go():
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as popen:
         semaphore = Path("/dev/shm") / ("sem." + popen.stdout.readline().decode().strip().removeprefix("/"))
         assert semaphore.exists()
+        until = time.monotonic() + 30.0
+        while not any(map(groups._tracks, psutil.Process(popen.pid).children())):
+            assert time.monotonic() < until, "its tracker has begun, but is not yet what it will be"
+            time.sleep(0.01)
         groups.end(popen.pid)
     assert not semaphore.exists()
 

@@ -192,7 +192,7 @@ def trained(cluster: Cluster) -> list[int]:
     return done
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.randoms(use_true_random=False))
 def test_a_run_that_is_cut_anywhere_reaches_its_target(rng: random.Random) -> None:
     cluster_settings = arbitrary_cluster(rng).model_copy(update={"faults": ()})
