@@ -112,7 +112,7 @@ def test_a_package_imports_only_what_it_may(package: str, allowed: tuple[str, ..
 
 @pytest.mark.parametrize("package", ["stations", "runtime"])
 def test_workers_know_the_records_of_the_flow_but_not_its_decisions(package: str) -> None:
-    known = {"polyrhythm.flow.records", "polyrhythm.flow.codec"}
+    known = {"polyrhythm.flow.records", "polyrhythm.flow.codec", "polyrhythm.flow.buckets"}
     for path in sorted((PACKAGE / package).rglob("*.py")):
         flow = {name for name in _imports(path) if name.startswith("polyrhythm.flow")}
         assert flow <= known, f"{path.relative_to(PACKAGE)} imports {sorted(flow - known)}"

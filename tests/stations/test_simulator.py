@@ -407,8 +407,8 @@ def test_an_answer_that_nobody_waits_for_is_ignored_and_said_so(caplog):
 # ---------------------------------------------------------------- environments that step or reset as a whole
 
 
-def test_slots_of_a_whole_stepping_batch_join_and_parked_rows_idle():
-    bench = Bench(4, sharding="even:2", env=Counting(4, step_rows=False))
+def step_of_two_joined_slots(bench):
+    """A row of each begins; the first is answered and waits for the second; both move, and ask again."""
     bench.start((0, ticket(0, 4)))
     bench.start((2, ticket(1, 4)), slot="e/1")
     first, second = bench.run()
@@ -416,22 +416,20 @@ def test_slots_of_a_whole_stepping_batch_join_and_parked_rows_idle():
     assert bench.run() == []
     bench.answer(second, value=lambda i: 5)
     first, second = bench.run()
-    assert bench.env.stepped.tolist() == [1, 1, 1, 1]
     assert (bench.shown(first), bench.shown(second)) == ([[4, 1, 3]], [[104, 1, 5]])
+
+
+def test_slots_of_a_whole_stepping_batch_join_and_parked_rows_idle():
+    bench = Bench(4, sharding="even:2", env=Counting(4, step_rows=False))
+    step_of_two_joined_slots(bench)
+    assert bench.env.stepped.tolist() == [1, 1, 1, 1]
     assert bench.env.state[1].tolist() == [0, 1, 0], "a parked row got a no-op"
 
 
 def test_joined_slots_step_together_though_their_rows_could_step_alone():
     bench = Bench(4, sharding="even:2", settings=StepSettings(1, join=True))
-    bench.start((0, ticket(0, 4)))
-    bench.start((2, ticket(1, 4)), slot="e/1")
-    first, second = bench.run()
-    bench.answer(first, value=lambda i: 3)
-    assert bench.run() == []
-    bench.answer(second, value=lambda i: 5)
-    first, second = bench.run()
+    step_of_two_joined_slots(bench)
     assert bench.env.stepped.tolist() == [1, 0, 1, 0], "parked rows are left alone"
-    assert (bench.shown(first), bench.shown(second)) == ([[4, 1, 3]], [[104, 1, 5]])
 
 
 def test_slots_that_do_not_join_step_on_their_own():

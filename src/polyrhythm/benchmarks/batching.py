@@ -23,8 +23,8 @@ from polyrhythm.clustersim.clock import Clock
 from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.clustersim.costs import FREE, Cost, parse_cost
 from polyrhythm.clustersim.settings import ClusterSettings
+from polyrhythm.flow.buckets import powers
 from polyrhythm.flow.conductor import Conductor
-from polyrhythm.flow.pace import padded
 from polyrhythm.flow.records import BatchingChosen, Command, Event, TrainUntil
 from polyrhythm.flow.settings import FlowSettings
 
@@ -39,7 +39,6 @@ _CYCLES = {"short": 15, "long": 40}
 _REQUESTS = {"short": 1500, "long": 6000}
 _FINALISTS = 4
 _FOREVER = 10**9
-_BUCKETS = tuple(1 << power for power in range(16))
 
 STEPS = (
     "constant:10ms",
@@ -137,7 +136,7 @@ class PaddedCost(Cost):
     """A cost for the next power of two of the units."""
 
     def draw(self, rng: random.Random, units: int = 1) -> float:
-        return Cost.draw(self, rng, padded(units, _BUCKETS))
+        return Cost.draw(self, rng, powers(units)[-1])
 
 
 def run(seeds: int = 3, only: Sequence[int] = ()) -> dict[str, Any]:
@@ -163,9 +162,8 @@ def compare(scene: Scene, seeds: int = 3) -> dict[str, Any]:
     fixed = {limits: _mean(end, _fixed(*limits), seeds) for limits in finalists}
     best = max(fixed, key=lambda limits: fixed[limits])
     heard: list[BatchingChosen] = []
-    flow = FlowSettings(
-        **_LIMITLESS, batching="auto", max_rows=_FOREVER, buckets=_BUCKETS[: _bits(scene)] if scene.padded else ()
-    )
+    buckets = powers(scene.total_rows) if scene.padded else ()
+    flow = FlowSettings(**_LIMITLESS, batching="auto", max_rows=_FOREVER, buckets=buckets)
     auto = _mean(scene, flow, seeds, heard)
     return {
         "scene": scene.name(),
@@ -203,13 +201,12 @@ def rate(scene: Scene, flow: FlowSettings, seed: int, length: str, heard: list[B
     """Rows per second of virtual time, after the warm-up. heard: gets what `auto` said."""
     learns = flow.batching == "auto"
     cluster = cluster_of(scene, flow, seed)
+    if heard is not None:
+        heard.clear()
 
-    said: list[BatchingChosen] = []
+        def listen(_now: float, _event: Event, commands: list[Command]) -> None:
+            heard.extend(command for command in commands if isinstance(command, BatchingChosen))
 
-    def listen(_now: float, _event: Event, commands: list[Command]) -> None:
-        said.extend(command for command in commands if isinstance(command, BatchingChosen))
-
-    if learns:
         cluster.driver.observer = listen
     cycle = _cycle(scene)
     begin = _SETTLING_CYCLES * cycle
@@ -221,8 +218,6 @@ def rate(scene: Scene, flow: FlowSettings, seed: int, length: str, heard: list[B
     driver.run(_FOREVER, begin)
     before = driver.measures.transitions
     driver.run(_FOREVER, end)
-    if heard is not None:
-        heard[:] = said
     return (driver.measures.transitions - before) / (end - begin)
 
 
@@ -252,11 +247,6 @@ def cluster_of(scene: Scene, flow: FlowSettings, seed: int, *, record: bool = Fa
     cluster = Cluster(settings, Conductor(flow), record)
     hour.clock = cluster.driver.clock
     return cluster
-
-
-def _bits(scene: Scene) -> int:
-    """How many powers of two there are up to a pass of all rows."""
-    return (scene.total_rows - 1).bit_length() + 1
 
 
 def _cost(before: str, later: str, hour: Hour) -> Cost:

@@ -13,21 +13,18 @@ numbers, and their throughput is compared with their own live runs.
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from polyrhythm.benchmarks import overlap
 from polyrhythm.benchmarks import scene as scenes
+from polyrhythm.benchmarks.running import running
 from polyrhythm.benchmarks.scene import Mode, Plumbing, Scene
 from polyrhythm.benchmarks.version_cost import measure
 from polyrhythm.clustersim.costs import parse_cost
 from polyrhythm.flow import records
-from polyrhythm.pipeline.build import build_pipeline
-from polyrhythm.pipeline.check import check
 from polyrhythm.runtime.messages import Report
 from polyrhythm.specs.distributions import parse_distribution
 
@@ -36,7 +33,6 @@ log = logging.getLogger(__name__)
 #: The largest difference that the design allows.
 LIMIT = 0.05
 _AT_ONCE = {"type": "dynamic", "max_rows": 64, "max_wait_ms": 0.0}
-_LOCKSTEP = {"type": "lockstep"}
 #: Where what is added is measured: steps of little spread, so that their mean is known well; and for how many versions.
 _CALIBRATION = Scene(sim_latency="gamma:10ms:0.5")
 _VERSIONS = 8
@@ -53,7 +49,7 @@ class Setting:
 
     @property
     def batches(self) -> Mapping[str, Any]:
-        return self.batching or (_LOCKSTEP if self.mode in ("lockstep", "train_async") else _AT_ONCE)
+        return self.batching or overlap.batching(self.mode, _AT_ONCE)
 
 
 SETTINGS: tuple[Setting, ...] = (
@@ -107,13 +103,8 @@ def compare(setting: Setting, plumbing: Plumbing, versions: int) -> dict[str, fl
 def calibrate(scene: Scene) -> Plumbing:
     """What a pass and a step of the scene take longer in a live run, fully asynchronous."""
     scene = scene.settled()
-    config = scenes.live(scene, "full_async", _AT_ONCE, _VERSIONS)
-    checked = check(config)
     stopwatch = Stopwatch()
-    with (
-        tempfile.TemporaryDirectory(prefix="polyrhythm-") as folder,
-        closing(build_pipeline(checked.config, checked.policy, Path(folder))) as pipeline,
-    ):
+    with running(scenes.live(scene, "full_async", _AT_ONCE, _VERSIONS)) as pipeline:
         pipeline.loop.observers.append(stopwatch)
         pipeline.loop.train_until(_VERSIONS)
     infer, step = parse_cost(scene.infer_latency), parse_distribution(scene.sim_latency)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 from polyrhythm.benchmarks import resources
@@ -29,25 +27,19 @@ def run() -> dict[str, Any]:
 
 @contextmanager
 def sixteen() -> Iterator[Answer]:
+    from polyrhythm.benchmarks.running import running
     from polyrhythm.config.load import validate
-    from polyrhythm.pipeline.build import build_pipeline
-    from polyrhythm.pipeline.check import check
 
-    checked = check(
-        validate(
-            {
-                "name": "memory",
-                "env": "gymnasium:CartPole-v1",
-                "policy": {"type": "categorical"},
-                "rollout": {"simulators": SIMULATORS, "rows": 1},
-                "training": {"versions": _UPDATES, "mini_batch_samples": SIMULATORS},
-            }
-        )
+    config = validate(
+        {
+            "name": "memory",
+            "env": "gymnasium:CartPole-v1",
+            "policy": {"type": "categorical"},
+            "rollout": {"simulators": SIMULATORS, "rows": 1},
+            "training": {"versions": _UPDATES, "mini_batch_samples": SIMULATORS},
+        }
     )
-    with (
-        tempfile.TemporaryDirectory(prefix="polyrhythm-") as folder,
-        closing(build_pipeline(checked.config, checked.policy, Path(folder))) as pipeline,
-    ):
+    with running(config) as pipeline:
 
         def answer() -> float:
             pipeline.loop.train_until(_UPDATES)

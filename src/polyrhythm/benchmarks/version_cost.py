@@ -16,22 +16,18 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 
 import psutil
 
 from polyrhythm.benchmarks import resources
+from polyrhythm.benchmarks.running import running
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.flow import records
 from polyrhythm.pipeline.account import Account
-from polyrhythm.pipeline.build import build_pipeline
-from polyrhythm.pipeline.check import check
 from polyrhythm.pipeline.loop import Launcher
 from polyrhythm.runtime.local import LocalLauncher
 from polyrhythm.runtime.messages import Report
@@ -93,12 +89,8 @@ def measure(config: RunConfig, versions: int) -> Cost:
     Errors are those of `check` and `build_pipeline`; RunHalted: a station was lost, so the time says nothing.
     """
     assert config.launcher == "local", "one process has no stations to tell apart"
-    checked = check(config)
     last = _FIRST + versions
-    with (
-        tempfile.TemporaryDirectory(prefix="polyrhythm-") as folder,
-        closing(build_pipeline(checked.config, checked.policy, Path(folder))) as pipeline,
-    ):
+    with running(config) as pipeline:
         watch = Watch(pipeline.launcher, (_FIRST - 1, last))
         pipeline.loop.observers.append(watch)
         pipeline.loop.train_until(last + math.ceil(config.freshness.max_lag))

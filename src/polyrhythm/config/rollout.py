@@ -9,11 +9,15 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Tag, model_valid
 from polyrhythm.config.base import Count, NotNegative, Number, Positive, Refusal, Section, Whole
 
 
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
 def parse_sharding(value: Any) -> str | tuple[int, ...]:
     """`whole`, `even:n`, `module:function`, or the rows of each slot in order."""
     choices = "use whole, even:N, a list of slot sizes such as [4, 4], or module:function"
     if isinstance(value, list | tuple):
-        if value and all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in value):
+        if value and all(map(_is_count, value)):
             return tuple(value)
         raise Refusal("", value, f"every slot needs at least 1 row; {choices}")
     if not isinstance(value, str):
@@ -33,8 +37,7 @@ def parse_buckets(value: Any) -> str | tuple[int, ...]:
     """`none`, `powers`, or row counts in ascending order."""
     choices = "use none, powers, or a list of row counts such as [8, 32, 128], smallest first"
     if isinstance(value, list | tuple):
-        whole = all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in value)
-        if value and whole and list(value) == sorted(set(value)):
+        if value and all(map(_is_count, value)) and list(value) == sorted(set(value)):
             return tuple(value)
     elif value in ("none", "powers"):
         return str(value)
@@ -132,6 +135,10 @@ class AutoBatching(Section):
     """The most rows in one forward pass that may be chosen: what its memory allows."""
     max_requests: Count = 1_000_000
     """Requests in one forward pass."""
+
+
+#: Batching that has limits.
+LimitedBatching = DynamicBatching | AutoBatching
 
 
 def _batching_type(value: Any) -> Any:

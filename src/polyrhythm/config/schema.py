@@ -19,11 +19,11 @@ from polyrhythm.config.learning import (
 )
 from polyrhythm.config.registry import resolve
 from polyrhythm.config.rollout import (
-    AutoBatching,
     Batching,
     DynamicBatching,
     FreshnessSettings,
     GroupSettings,
+    LimitedBatching,
     RolloutSettings,
 )
 from polyrhythm.config.running import (
@@ -160,7 +160,7 @@ def _check_grpo(config: RunConfig) -> None:
 
 def _check_slots(config: RunConfig) -> None:
     batching, largest = config.batching, config.rollout.largest_slot_rows
-    if isinstance(batching, DynamicBatching | AutoBatching) and largest is not None and batching.max_rows < largest:
+    if isinstance(batching, LimitedBatching) and largest is not None and batching.max_rows < largest:
         raise Refusal(
             "batching.max_rows",
             batching.max_rows,

@@ -184,7 +184,6 @@ class Dispatch:
     def _start_next(self, generator: GeneratorState, now: float) -> Serve:
         limits = self.limits
         serve = self._start(generator, self.queue.take((ANY, generator.name), limits.max_rows, limits.max_requests))
-        self.router.served(serve.batch.requests, generator.name)
         if self.tuning is not None:
             self.tuning.started(generator.name, serve.batch.requests, now)
         return serve
@@ -207,7 +206,6 @@ class Dispatch:
             own = self.queue.take((generator.name,), sys.maxsize, len(self.queue))
             if share or own:
                 started.append(self._start(generator, share + own))
-                self.router.served(share + own, generator.name)
         return started
 
     def _start(self, generator: GeneratorState, requests: tuple[Request, ...], *, pinned: bool = False) -> Serve:
@@ -219,6 +217,8 @@ class Dispatch:
         generator.batch = Batch(self.batches, generator.name, requests, pinned)
         generator.was_pinned = pinned
         self.idle.pop(generator.name, None)
+        if not pinned:
+            self.router.served(requests, generator.name)
         return Serve(generator.name, generator.batch)
 
 

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
-from polyrhythm.flow.pace import padded
+from polyrhythm.flow.buckets import padded
 
 #: A pass's end, in the place of a slot's index: before the returns of the same instant.
 PASS = -1
@@ -87,9 +87,9 @@ class Forecast:
         self.idle = loop.generators - sum(slot == PASS for _, slot, _ in self.calls)
 
     def run(self, work: int) -> int:
-        """Go on until about `work` requests more are answered or the forecast stands (`rate` above 0); those left."""
-        loop, calls, turns = self.loop, self.calls, self.turns
-        until = min(self.answered + work, self.wanted)
+        """Go on until about `work` requests more are answered or the forecast stands (`rate` above 0); how many are."""
+        loop, calls, turns, before = self.loop, self.calls, self.turns, self.answered
+        until = min(before + work, self.wanted)
         while self.answered < until:
             due = self._due()
             # One by one, as requests come: a batch that is due does not wait for others of the same instant.
@@ -113,7 +113,7 @@ class Forecast:
                 self._serve()
         if self.answered >= self.wanted:
             self.rate = (self.rows - self.rows_since) / max(self.now - self.since, 1e-9)
-        return until - self.answered
+        return self.answered - before
 
     def _due(self) -> float:
         """When the next batch starts if nobody returns before."""

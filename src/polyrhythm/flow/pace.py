@@ -5,8 +5,6 @@ Times are as the conductor sees them, messages included, for that is what batchi
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 #: How much of what was known is forgotten with a pass: the mean by twenty passes, the slope by a hundred.
@@ -17,12 +15,6 @@ _OUTLIER = 4.0
 _USUAL = 8
 #: Below this variance of the rows, as a share of their mean squared, passes say nothing about the slope.
 _SPREAD = 0.003
-
-
-def padded(rows: int, buckets: Sequence[int]) -> int:
-    """Rows of a pass of so many, where passes are padded to the next bucket."""
-    index = bisect_left(buckets, rows)
-    return buckets[index] if index < len(buckets) else rows
 
 
 @dataclass(slots=True)

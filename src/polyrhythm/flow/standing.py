@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from polyrhythm.flow.buckets import padded
 from polyrhythm.flow.forecast import PASS, Loop
-from polyrhythm.flow.pace import ServiceTime, SlotPace, padded
+from polyrhythm.flow.pace import ServiceTime, SlotPace
 
 #: A pass under way: when it began, its rows, its slots.
 UnderWay = tuple[float, int, tuple[str, ...]]

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from polyrhythm.flow.buckets import padded
 from polyrhythm.flow.codec import UNSAVED
 from polyrhythm.flow.forecast import Forecast, Limits, Loop
-from polyrhythm.flow.pace import ServiceTime, SlotPace, padded
+from polyrhythm.flow.pace import ServiceTime, SlotPace
 from polyrhythm.flow.records import BatchingChosen, Request
 from polyrhythm.flow.settings import FlowSettings
 from polyrhythm.flow.standing import UnderWay, served_together, standing
@@ -132,7 +133,7 @@ class Tuning:
         for slot in answered:
             if slot in self.slots:
                 self.slots[slot].answered(now)
-        self._work(now, generators)
+        self._work(now)
 
     def forget(self, slot: str) -> None:
         """A slot is gone."""
@@ -152,10 +153,10 @@ class Tuning:
 
     # ------------------------------------------------------------ searching
 
-    def _work(self, now: float, generators: int) -> None:
+    def _work(self, now: float) -> None:
         """Forecast as much as the time since the last time pays for."""
         if self.search is None:
-            self.search = self._begin(now, max(1, generators))
+            self.search = self._begin(now, max(1, self.generators))
             self.worked = now
         search, work = self.search, min(_AT_ONCE, int(_PER_SECOND * (now - self.worked)))
         if search is None or not work:
@@ -224,10 +225,9 @@ class Tuning:
         if search.forecast is None:
             slots, limits = len(search.loop.rows), search.grid[place]
             search.forecast = Forecast(search.loop, limits, 2 * slots + 64, 6 * slots + 320, search.first > 0.0)
-        before = search.forecast.answered
-        search.forecast.run(work)
-        search.played += search.forecast.answered - before
-        work -= search.forecast.answered - before
+        played = search.forecast.run(work)
+        search.played += played
+        work -= played
         rate = search.forecast.rate
         if rate:
             search.forecast = None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from polyrhythm.config.rollout import AutoBatching, DynamicBatching
+from polyrhythm.config.rollout import DynamicBatching, LimitedBatching
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, RunFolderError, RunHalted
@@ -78,11 +78,11 @@ def policy_settings(config: RunConfig) -> PolicySettings:
     return config.policy
 
 
-def flow_settings(config: RunConfig, spec: EnvSpec) -> FlowSettings:
-    """What the conductor is told."""
+def flow_settings(config: RunConfig, spec: EnvSpec, buckets: tuple[int, ...] = ()) -> FlowSettings:
+    """What the conductor is told. buckets: row counts that passes are padded to."""
     rollout, freshness, batching, groups = config.rollout, config.freshness, config.batching, config.groups
     limits: dict[str, Any] = {}
-    if isinstance(batching, DynamicBatching | AutoBatching):
+    if isinstance(batching, LimitedBatching):
         limits = {"max_rows": batching.max_rows, "max_requests": batching.max_requests}
     if isinstance(batching, DynamicBatching):
         limits["max_wait_s"] = batching.max_wait_ms / 1000.0
@@ -108,6 +108,7 @@ def flow_settings(config: RunConfig, spec: EnvSpec) -> FlowSettings:
         evaluation_max_wait_s=config.evaluation.max_wait_s,
         segments=rollout.segment_steps > 0,
         batching=batching.type,
+        buckets=buckets,
         routing=rollout.routing,
         queue_key=rollout.queue_key,
         tasks=len(spec.tasks),
@@ -199,12 +200,13 @@ def build_pipeline(
     policy = policy_settings(config).build(spec, config.seed) if policy is None else policy
     kept = config.checkpoint
     states = TrainerStates(str(folder / STATES), kept.every_versions, kept.keep_last) if folder else None
-    jobs = _jobs(config, spec, infos, policy, states, trainer=trainer)
+    buckets = bucket_sizes(config, infos)
+    jobs = _jobs(config, spec, infos, policy, states, buckets, trainer=trainer)
     layout = arena_layout(config, spec, infos, policy, trainer=trainer)
     launcher = _launcher(config, jobs, layout, bus_nbytes(policy.state_dict()), folder)
     try:
         weights = WeightsBus(policy.state_dict(), launcher.weights_memory)
-        conductor = Conductor(replace(flow_settings(config, spec), buckets=bucket_sizes(config, infos)))
+        conductor = Conductor(flow_settings(config, spec, buckets))
         state = policy.state_dict()
         if states is not None and trainer:
             states.reset(saved.trainer if saved else None)
@@ -259,6 +261,7 @@ def _jobs(
     infos: Sequence[Sequence[EnvBatchInfo]],
     policy: Policy,
     states: TrainerStates | None,
+    buckets: tuple[int, ...],
     *,
     trainer: bool,
 ) -> list[tuple[Job, Seat]]:
@@ -272,7 +275,7 @@ def _jobs(
         name, rows = batches[0].name.rpartition(".")[0], sum(slot.rows for slot in batches[0].slots)
         jobs.append((SimulatorJob(name, env, spec, rows, tuple(batches), step), seat))
     seat = Seat(seats.generators.device, seats.generators.threads)
-    evaluator, buckets = _evaluator(config) if trainer else "", bucket_sizes(config, infos)
+    evaluator = _evaluator(config) if trainer else ""
     for name in generator_names(config):
         evaluates: Literal["no", "too"] = "too" if name == evaluator else "no"
         jobs += [(GeneratorJob(name, own, evaluates, buckets), seat)]

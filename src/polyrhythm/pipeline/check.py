@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from polyrhythm.config.catalog import refuse_lacking
-from polyrhythm.config.rollout import LockstepBatching
+from polyrhythm.config.rollout import LimitedBatching
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.flow.records import EnvBatchInfo, Request
@@ -139,7 +139,7 @@ def _check_value(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
 
 def _check_slots(config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]]) -> None:
     """Slots that a function has cut fit a batch."""
-    if isinstance(config.batching, LockstepBatching):
+    if not isinstance(config.batching, LimitedBatching):
         return
     largest = max(slot.rows for own in infos for info in own if not info.reserved for slot in info.slots)
     if largest > config.batching.max_rows:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from polyrhythm.config.rollout import AutoBatching, DynamicBatching
+from polyrhythm.config.rollout import LimitedBatching
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
+from polyrhythm.flow.buckets import powers
 from polyrhythm.flow.records import EnvBatchInfo
 from polyrhythm.policies.base import Policy
 from polyrhythm.runtime.arena import ArenaLayout
@@ -88,14 +89,14 @@ def bucket_sizes(config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]]) -> 
     slots = [slot.rows for info in batches for slot in info.slots]
     reserved = sum(slot.rows for info in batches if info.reserved for slot in info.slots)
     training = sum(slots) - reserved  # in passes of their own
-    if isinstance(config.batching, DynamicBatching | AutoBatching):
+    if isinstance(config.batching, LimitedBatching):
         training = min(config.batching.max_rows, training)
     most = max(training, reserved, *slots)
     if isinstance(wanted, str):
-        return tuple(1 << power for power in range((most - 1).bit_length() + 1))
+        return powers(most)
     if wanted[-1] < most:
         raise ConfigError(
             f"rollout.buckets = {list(wanted)}: a batch may have {most} rows, more than the largest bucket; add "
-            f"{1 << (most - 1).bit_length()}, or use powers"
+            f"{powers(most)[-1]}, or use powers"
         )
     return wanted

@@ -7,11 +7,11 @@ answered completely before `BatchDone`.
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections import deque
 
 import torch
 
+from polyrhythm.flow.buckets import padded
 from polyrhythm.flow.records import ApplyWeights, Batch, BatchDone, GeneratorJoined, Serve, WeightsApplied
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.arena import Arena
@@ -115,7 +115,7 @@ class Generator:
 
     def _gather(self, batch: Batch) -> BatchBuffer:
         """The active rows of all requests, one after another, and what pads them."""
-        rows = self._padded(sum(request.rows for request in batch.requests))
+        rows = padded(sum(request.rows for request in batch.requests), self._buckets)
         buffer = self._buffers.get(rows)
         if buffer is None:
             buffer = self._buffers[rows] = self._buffer.first(rows)
@@ -123,13 +123,10 @@ class Generator:
         for request in batch.requests:
             buffer.ask(first, self._arena.view(request.slot, request.rows))
             first += request.rows
-        buffer.pad(first)
+        if first < rows:
+            buffer.pad(first)
         buffer.gather(self._arena)
         return buffer
-
-    def _padded(self, rows: int) -> int:
-        place = bisect_left(self._buckets, rows)
-        return self._buckets[place] if place < len(self._buckets) else rows
 
     def doing(self) -> tuple[str, float]:
         return self._doing

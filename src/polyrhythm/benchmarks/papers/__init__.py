@@ -90,8 +90,13 @@ def first_bottleneck(table: Sequence[dict[str, Any]]) -> str:
     return f"{other['busiest']}, from {other['gpus']} GPUs on"
 
 
+def _predict(row: Row, found: Fit, seed: int) -> float:
+    """Transitions per second of the row by the costs that were fitted."""
+    return simulate(row, found.costs, min(LONGEST, row.setup.chunk_steps), seed).throughput
+
+
 def _row(row: Row, found: Fit, seed: int) -> dict[str, Any]:
-    predicted = simulate(row, found.costs, min(LONGEST, row.setup.chunk_steps), seed).throughput
+    predicted = _predict(row, found, seed)
     again = {"again": True} if row.again else {}
     return {
         "table": row.table,
@@ -111,5 +116,4 @@ def _batching(data: Published, found: Fit, seed: int) -> Iterator[dict[str, Any]
     for batches in BATCHES:
         for wait_ms in WAITS_MS:
             row = replace(example, max_batches=batches, wait_ms=wait_ms)
-            throughput = simulate(row, found.costs, min(LONGEST, row.setup.chunk_steps), seed).throughput
-            yield {"max_batches": batches, "wait_ms": wait_ms, "throughput": throughput}
+            yield {"max_batches": batches, "wait_ms": wait_ms, "throughput": _predict(row, found, seed)}

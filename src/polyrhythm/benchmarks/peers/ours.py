@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Sequence
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 from polyrhythm.benchmarks import scene as scenes
@@ -14,12 +11,12 @@ from polyrhythm.benchmarks import throughput
 from polyrhythm.benchmarks.peers.turn import Meter, Work, main
 from polyrhythm.benchmarks.peers.workload import Sleeping
 from polyrhythm.benchmarks.plain_loop import PlainLoop
+from polyrhythm.benchmarks.running import running
 from polyrhythm.benchmarks.scene import Scene
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.flow import records
 from polyrhythm.pipeline.account import Account
-from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.check import check
 from polyrhythm.runtime.messages import Report
 
@@ -76,11 +73,8 @@ def _sleeping(scene: Scene, meter: Meter, batching: dict[str, Any]) -> None:
     last = meter.total + math.ceil(scene.max_lag)  # the last versions are trained on what is there already
     tree = scenes.live(scene, "full_async", batching, last).model_dump(mode="json")
     tree["checkpoint"]["every_versions"] = _NEVER
-    checked, account = check(validate(tree)), Account()
-    with (
-        tempfile.TemporaryDirectory(prefix="polyrhythm-") as folder,
-        closing(build_pipeline(checked.config, checked.policy, Path(folder))) as pipeline,
-    ):
+    account = Account()
+    with running(validate(tree)) as pipeline:
         pipeline.loop.observers += [account, Count(meter)]
         pipeline.loop.train_until(last)
     account.refuse_faults()
