@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from polyrhythm.flow.pace import ServiceTime, SlotPace, padded
+from polyrhythm.flow.buckets import padded
+from polyrhythm.flow.pace import ServiceTime, SlotPace
 
 
 def told(*passes: tuple[int, float]) -> ServiceTime:
