@@ -37,6 +37,71 @@ def decoupled_entry(
     return weight * ppo_entry(logp, prox, adv, low, high, dual)[0]
 
 
+def gspo_decision(
+    logp: list[float], behav: list[float], adv: list[float], mask: list[bool], low: float, high: float
+) -> list[float]:
+    """Losses of the entries of one decision, 0 where masked."""
+    moved = [x - y for x, y, seen in zip(logp, behav, mask, strict=True) if seen]
+    ratio = math.exp(sum(moved) / len(moved)) if moved else 1.0
+    clipped = min(max(ratio, 1 - low), 1 + high)
+    return [-min(ratio * a, clipped * a) if seen else 0.0 for a, seen in zip(adv, mask, strict=True)]
+
+
+def importance_weight(
+    name: str, logp: float, behav: float, adv: float, settings: dict[str, float]
+) -> tuple[float, float]:
+    """What −A·logπ is multiplied with, and whether it was cut."""
+    ratio = math.exp(logp - behav)
+    if name == "tis":
+        cap = settings["cap"]
+        return (cap, 1.0) if ratio > cap else (ratio, 0.0)
+    if name == "cispo":
+        low, high = 1 - settings["clip_low"], 1 + settings["clip_high"]
+        return (low, 1.0) if ratio < low else (high, 1.0) if ratio > high else (ratio, 0.0)
+    if name == "topr":
+        if adv > 0:
+            return settings["positive_weight"], 0.0
+        cap = settings["cap"]
+        return settings["negative_weight"] * min(ratio, cap), float(ratio > cap)
+    assert name == "vanilla"
+    return 1.0, 0.0
+
+
+def v_trace_of_one(
+    rewards: list[float],
+    values: list[float],
+    ratios: list[float],
+    bootstrap: float,
+    gamma: float,
+    lam: float,
+    caps: tuple[float, float],
+) -> tuple[list[float], list[float]]:
+    """Advantages and targets of one trajectory: the targets as the paper's sum (Espeholt 2018, equation 1)."""
+    after = [*values[1:], bootstrap]
+    targets = []
+    for s in range(len(rewards)):
+        target = values[s]
+        for t in range(s, len(rewards)):
+            traces = math.prod(lam * min(caps[1], ratios[i]) for i in range(s, t))
+            delta = min(caps[0], ratios[t]) * (rewards[t] + gamma * after[t] - values[t])
+            target += gamma ** (t - s) * traces * delta
+        targets.append(target)
+    following = [*targets[1:], bootstrap]
+    return [r + gamma * n - v for r, n, v in zip(rewards, following, values, strict=True)], targets
+
+
+def group_score(name: str, own: int, scores: list[float], groups: list[int]) -> float:
+    """The advantage of trajectory `own` by its group: grpo with each kind of std, rloo, or its distance to the mean."""
+    mine = [score for score, group in zip(scores, groups, strict=True) if group == groups[own]]
+    mean = sum(mine) / len(mine)
+    if name == "rloo":
+        return scores[own] - (sum(mine) - scores[own]) / (len(mine) - 1) if len(mine) > 1 else 0.0
+    if name in ("none", "mean"):
+        return scores[own] - mean
+    freedom = max(len(mine) - 1, 1) if name == "sample" else len(mine)
+    return (scores[own] - mean) / ((sum((x - mean) ** 2 for x in mine) / freedom) ** 0.5 + 1e-6)
+
+
 def value_entry(value: float, old: float, target: float, clip: float | None, huber: float | None) -> float:
     def cost(error: float) -> float:
         if huber is not None and abs(error) > huber:

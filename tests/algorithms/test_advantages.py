@@ -2,49 +2,176 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.algorithms.reference import gae_of_one
+from tests.algorithms.reference import gae_of_one, group_score, v_trace_of_one
 from torch import Tensor
 
-from polyrhythm.algorithms.advantages import bootstrapped, gae, grpo, normalize
+from polyrhythm.algorithms.advantages import (
+    ADVANTAGES,
+    Advantages,
+    Samples,
+    bootstrapped,
+    gae,
+    grpo,
+    normalize,
+    reinforce_plus_plus,
+    rloo,
+    v_trace,
+)
+
+USUAL = {"gamma": 0.97, "gae_lambda": 0.9}
+OTHERS = {"v_trace": {"rho_cap": 1.2, "trace_cap": 0.9}, "reinforce_plus_plus": {"group_baseline": True}}
 
 
-def packed(lengths: list[int], chunk: int | None, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """rewards, values, valid, trajectory, bootstrap in float64; the last chunk of each trajectory is cut short."""
+def packed(lengths: list[int], chunk: int | None, seed: int) -> Samples:
+    """Random ones in float64; the last chunk of each trajectory is cut short; every two trajectories are a group."""
     rng = torch.Generator().manual_seed(seed)
     n = sum(lengths)
     shape = (n,) if chunk is None else (n, chunk)
-    rewards, values = (torch.randn(shape, generator=rng, dtype=torch.float64) for _ in range(2))
+    rewards, penalty, values, ratio = (torch.randn(shape, generator=rng, dtype=torch.float64) for _ in range(4))
     valid = torch.ones(shape, dtype=torch.bool)
     if chunk is not None:
         for last in torch.tensor(lengths).cumsum(0) - 1:
             valid[last, int(torch.randint(1, chunk + 1, (), generator=rng)) :] = False
     trajectory = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    return rewards, values, valid, trajectory, torch.randn(len(lengths), generator=rng, dtype=torch.float64)
+    bootstrap = torch.randn(len(lengths), generator=rng, dtype=torch.float64)
+    group = 9 - torch.arange(len(lengths)) // 2
+    return Samples(rewards, 0.1 * penalty, values, valid, 0.5 * ratio, trajectory, bootstrap, group)
 
 
-@pytest.mark.parametrize("chunk", [None, 1, 4])
-@pytest.mark.parametrize("lengths", [[1], [5], [3, 1, 7, 2]])
-@pytest.mark.parametrize(("gamma", "lam"), [(0.99, 0.95), (1.0, 1.0), (0.9, 0.0)])
+def of_scores(scores: list[float], group: list[int]) -> Samples:
+    """Trajectories of one decision each."""
+    rewards = torch.tensor(scores, dtype=torch.float64)
+    zeros = torch.zeros_like(rewards)
+    every = torch.ones(len(scores), dtype=torch.bool)
+    return Samples(rewards, zeros, zeros, every, zeros, torch.arange(len(scores)), zeros, torch.tensor(group))
+
+
+def one_by_one(samples: Samples) -> list[tuple[Tensor, Tensor]]:
+    """The rows of each trajectory, and which of their entries are valid."""
+    rows = [samples.trajectory == i for i in range(len(samples.bootstrap))]
+    return [(mine, samples.valid[mine]) for mine in rows]
+
+
+def estimate(name: str, samples: Samples) -> Advantages:
+    return ADVANTAGES[name](samples, **USUAL, **OTHERS.get(name, {}))
+
+
+CHUNKS = pytest.mark.parametrize("chunk", [None, 1, 4])
+LENGTHS = pytest.mark.parametrize("lengths", [[1], [5], [3, 1, 7, 2, 4]])
+DISCOUNTS = pytest.mark.parametrize(("gamma", "lam"), [(0.99, 0.95), (1.0, 1.0), (0.9, 0.0)])
+
+
+@CHUNKS
+@LENGTHS
+@DISCOUNTS
 def test_gae_is_the_explicit_sum(chunk: int | None, lengths: list[int], gamma: float, lam: float) -> None:
-    rewards, values, valid, trajectory, bootstrap = packed(lengths, chunk, seed=1)
-    got = gae(rewards, values, valid, trajectory, bootstrap, gamma=gamma, gae_lambda=lam)
-    for i, last in enumerate(bootstrap.tolist()):
-        mine = (trajectory == i).reshape(-1, *(1,) * (valid.dim() - 1)) & valid
-        loops = gae_of_one(rewards[mine].tolist(), values[mine].tolist(), last, gamma, lam)
-        wanted = torch.tensor(loops, dtype=torch.float64)
-        torch.testing.assert_close(got.advantages[mine], wanted)
-        torch.testing.assert_close(got.returns[mine], wanted + values[mine])
-    assert not got.advantages[~valid].any()
-    assert not got.returns[~valid].any()
+    samples = packed(lengths, chunk, seed=1)
+    got = gae(samples, gamma=gamma, gae_lambda=lam)
+    for (mine, valid), last in zip(one_by_one(samples), samples.bootstrap.tolist(), strict=True):
+        rewards, values = samples.rewards[mine][valid], samples.values[mine][valid]
+        wanted = torch.tensor(gae_of_one(rewards.tolist(), values.tolist(), last, gamma, lam), dtype=torch.float64)
+        torch.testing.assert_close(got.advantages[mine][valid], wanted)
+        torch.testing.assert_close(got.returns[mine][valid], wanted + values)
+
+
+@CHUNKS
+@LENGTHS
+@DISCOUNTS
+def test_v_trace_is_the_sum_of_the_paper(chunk: int | None, lengths: list[int], gamma: float, lam: float) -> None:
+    samples = packed(lengths, chunk, seed=6)
+    got = v_trace(samples, gamma=gamma, gae_lambda=lam, rho_cap=1.2, trace_cap=0.9)
+    for (mine, valid), last in zip(one_by_one(samples), samples.bootstrap.tolist(), strict=True):
+        rewards, values, ratios = (
+            x[mine][valid].tolist() for x in (samples.rewards, samples.values, samples.log_ratio.exp())
+        )
+        wanted = v_trace_of_one(rewards, values, ratios, last, gamma, lam, (1.2, 0.9))
+        assert got.advantages[mine][valid].tolist() == pytest.approx(wanted[0])
+        assert got.returns[mine][valid].tolist() == pytest.approx(wanted[1])
+
+
+@pytest.mark.parametrize("lam", [1.0, 0.9])
+def test_v_trace_on_policy_has_the_targets_of_gae(lam: float) -> None:
+    samples = packed([3, 1, 6], 2, seed=7)
+    samples = samples._replace(log_ratio=torch.zeros_like(samples.log_ratio))
+    got = v_trace(samples, gamma=0.9, gae_lambda=lam, rho_cap=1.0, trace_cap=1.0)
+    wanted = gae(samples, gamma=0.9, gae_lambda=lam)
+    torch.testing.assert_close(got.returns, wanted.returns)
+    if lam == 1.0:
+        torch.testing.assert_close(got.advantages, wanted.advantages)
+
+
+@CHUNKS
+@LENGTHS
+@pytest.mark.parametrize("name", ["sample", "population", "none", "rloo"])
+def test_group_advantages_golden(chunk: int | None, lengths: list[int], name: str) -> None:
+    samples = packed(lengths, chunk, seed=8)
+    got = rloo(samples, **USUAL) if name == "rloo" else grpo(samples, **USUAL, std=name)  # type: ignore[arg-type]
+    trajectories = one_by_one(samples)
+    scores = [float(samples.rewards[mine][valid].sum()) for mine, valid in trajectories]
+    for i, (mine, valid) in enumerate(trajectories):
+        wanted = group_score(name, i, scores, samples.group.tolist())
+        assert got.advantages[mine][valid].tolist() == pytest.approx([wanted] * int(valid.sum()))
+    torch.testing.assert_close(got.returns, gae(samples, **USUAL).returns)
+
+
+@CHUNKS
+@LENGTHS
+@pytest.mark.parametrize("baseline", [False, True])
+def test_reinforce_plus_plus_golden(chunk: int | None, lengths: list[int], baseline: bool) -> None:
+    samples = packed(lengths, chunk, seed=9)
+    got = reinforce_plus_plus(samples, **USUAL, group_baseline=baseline).advantages
+    trajectories = one_by_one(samples)
+    scores = [float((samples.rewards - samples.penalty)[mine][valid].sum()) for mine, valid in trajectories]
+    for i, (mine, valid) in enumerate(trajectories):
+        score = group_score("mean", i, scores, samples.group.tolist()) if baseline else scores[i]
+        penalties = samples.penalty[mine][valid].tolist()
+        wanted = [score + sum(penalties[t:]) for t in range(len(penalties))]
+        assert got[mine][valid].tolist() == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_masked_entries_never_matter_even_inside_a_trajectory(name: str) -> None:
+    samples = packed([4, 3], 3, seed=2)
+    samples.valid[1, 1] = False
+    wanted = estimate(name, samples)
+    for x in (samples.rewards, samples.penalty, samples.values, samples.log_ratio):
+        x[~samples.valid] = torch.nan
+    got = estimate(name, samples)
+    for ours, theirs in zip(got, wanted, strict=True):
+        assert torch.equal(ours, theirs)
+        assert not ours[~samples.valid].any()
+    valid = samples.valid
+    assert torch.equal(normalize(got.advantages, valid), normalize(wanted.advantages, valid))
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_the_order_of_trajectories_never_matters(name: str) -> None:
+    samples, order = packed([3, 4, 2, 5], 2, seed=4), [2, 0, 3, 1]
+    rows = torch.cat([(samples.trajectory == i).nonzero().squeeze(1) for i in order])
+    moved = Samples(
+        *(x[rows] for x in samples[:5]),
+        trajectory=torch.repeat_interleave(torch.arange(4), torch.bincount(samples.trajectory)[order]),
+        bootstrap=samples.bootstrap[order],
+        group=samples.group[order],
+    )
+    for ours, theirs in zip(estimate(name, moved), estimate(name, samples), strict=True):
+        torch.testing.assert_close(ours, theirs[rows])
 
 
 def test_gae_worked_example() -> None:
+    both = torch.tensor([True, True])
+    zeros = torch.zeros(2)
     got = gae(
-        torch.tensor([0.0, 1.0]),
-        torch.tensor([0.5, 0.5]),
-        torch.tensor([True, True]),
-        torch.tensor([0, 0]),
-        torch.tensor([0.0]),
+        Samples(
+            torch.tensor([0.0, 1.0]),
+            zeros,
+            torch.tensor([0.5, 0.5]),
+            both,
+            zeros,
+            torch.tensor([0, 0]),
+            torch.tensor([0.0]),
+            torch.tensor([0]),
+        ),
         gamma=1.0,
         gae_lambda=1.0,
     )
@@ -52,33 +179,14 @@ def test_gae_worked_example() -> None:
     assert got.returns.tolist() == [1.0, 1.0]
 
 
-def test_masked_entries_never_matter_even_inside_a_trajectory() -> None:
-    rewards, values, valid, trajectory, bootstrap = packed([4, 3], 3, seed=2)
-    valid[1, 1] = False
-    wanted = gae(rewards, values, valid, trajectory, bootstrap, gamma=0.9, gae_lambda=0.8)
-    rewards[~valid], values[~valid] = torch.nan, torch.inf
-    got = gae(rewards, values, valid, trajectory, bootstrap, gamma=0.9, gae_lambda=0.8)
-    assert torch.equal(got.advantages, wanted.advantages)
-    assert torch.equal(normalize(got.advantages, valid), normalize(wanted.advantages, valid))
-
-
 def test_truncation_with_bootstrap_is_reward_plus_discounted_final_value() -> None:
     """The textbook form: r_last += γ·V(final), then GAE as if the task had ended."""
-    rewards, values, valid, trajectory, bootstrap = packed([3, 4], None, seed=3)
-    got = gae(rewards, values, valid, trajectory, bootstrap, gamma=0.97, gae_lambda=0.9)
-    raised = rewards.clone()
-    raised[[2, 6]] += 0.97 * bootstrap
-    wanted = gae(raised, values, valid, trajectory, torch.zeros_like(bootstrap), gamma=0.97, gae_lambda=0.9)
-    torch.testing.assert_close(got.advantages, wanted.advantages)
-
-
-def test_trajectories_do_not_leak_into_each_other() -> None:
-    rewards, values, valid, trajectory, bootstrap = packed([3, 4], None, seed=4)
-    both = gae(rewards, values, valid, trajectory, bootstrap, gamma=0.9, gae_lambda=0.9).advantages
-    alone = gae(
-        rewards[3:], values[3:], valid[3:], trajectory[3:] - 1, bootstrap[1:], gamma=0.9, gae_lambda=0.9
-    ).advantages
-    assert torch.equal(both[3:], alone)
+    samples = packed([3, 4], None, seed=3)
+    got = gae(samples, gamma=0.97, gae_lambda=0.9)
+    raised = samples.rewards.clone()
+    raised[[2, 6]] += 0.97 * samples.bootstrap
+    ended = samples._replace(rewards=raised, bootstrap=torch.zeros_like(samples.bootstrap))
+    torch.testing.assert_close(got.advantages, gae(ended, gamma=0.97, gae_lambda=0.9).advantages)
 
 
 def test_bootstrap_kinds() -> None:
@@ -106,20 +214,14 @@ def test_normalize_of_too_few_entries_is_zero(count: int) -> None:
     assert normalize(torch.tensor([3.0, 4.0]), valid).tolist() == [0.0, 0.0]
 
 
-def test_grpo_worked_example() -> None:
-    got = grpo(torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([7, 7, 7, 7])).tolist()
-    assert got == pytest.approx([0.8660239, -0.8660239, -0.8660239, 0.8660239], abs=1e-6)
+def test_worked_examples_of_groups() -> None:
+    samples = of_scores([1.0, 0.0, 0.0, 1.0], [7, 7, 7, 7])
+    assert grpo(samples, **USUAL).advantages.tolist() == pytest.approx([0.866, -0.866, -0.866, 0.866], abs=1e-4)
+    assert rloo(samples, **USUAL).advantages.tolist() == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3])
+    assert reinforce_plus_plus(samples, **USUAL).advantages.tolist() == [1.0, 0.0, 0.0, 1.0]
 
 
-def test_grpo_compares_within_groups_in_any_order() -> None:
-    scores = torch.tensor([3.0, 1.0, 5.0, 2.0, 1.0, 0.5, 4.0], dtype=torch.float64)
-    group = torch.tensor([9, 4, 9, 4, 4, 2, 9])
-    got = grpo(scores, group)
-    for number in (9, 4, 2):
-        mine = scores[group == number].tolist()
-        mean = sum(mine) / len(mine)
-        std = (sum((x - mean) ** 2 for x in mine) / max(len(mine) - 1, 1)) ** 0.5
-        wanted = [(x - mean) / (std + 1e-6) for x in mine]
-        assert got[group == number].tolist() == pytest.approx(wanted)
-    assert got[5] == 0, "a group of one has nobody to be compared with"
-    assert not grpo(torch.ones(4), torch.zeros(4, dtype=torch.int64)).any()
+@pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_plus_plus"])
+def test_nobody_to_be_compared_with_gives_nothing(name: str) -> None:
+    assert not estimate(name, of_scores([3.0, 5.0], [1, 2])).advantages.any()
+    assert not estimate(name, of_scores([4.0, 4.0, 4.0], [1, 1, 1])).advantages.any()

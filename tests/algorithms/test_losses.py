@@ -1,25 +1,17 @@
 from __future__ import annotations
 
-import inspect
 import itertools
+import math
 
 import pytest
 import torch
-from tests.algorithms.reference import decoupled_entry, loop, ppo_entry, value_entry
+from tests.algorithms.entries import entries, loss_named
+from tests.algorithms.reference import decoupled_entry, gspo_decision, importance_weight, loop, ppo_entry
 from torch import Tensor
 
-from polyrhythm.algorithms.figures import approx_kl, drift, explained_variance
-from polyrhythm.algorithms.losses import POLICY_LOSSES, Entries, Terms, decoupled_ppo, ppo, value_loss
+from polyrhythm.algorithms.losses import POLICY_LOSSES, Entries, decoupled_ppo, gspo, ppo, tis
 
 CLIPS = list(itertools.product([(0.2, 0.2), (0.2, 0.28)], [None, 3.0]))
-
-
-def entries(shape: tuple[int, ...] = (40, 3), *, spread: float = 0.8, seed: int = 0) -> Entries:
-    """Random entries in float64 with ratios far enough from 1 that every branch is taken."""
-    rng = torch.Generator().manual_seed(seed)
-    behavior, move, drift, advantage = (torch.randn(shape, generator=rng, dtype=torch.float64) for _ in range(4))
-    proximal = behavior + 0.5 * spread * drift
-    return Entries(proximal + spread * move, proximal, behavior, advantage, torch.ones(shape, dtype=torch.bool))
 
 
 @pytest.mark.parametrize(("clip", "dual"), CLIPS)
@@ -54,13 +46,68 @@ def test_worked_examples() -> None:
     assert ppo(far, clip_low=0.2, clip_high=0.2).loss.item() == pytest.approx(-1.2)
     bad = Entries(torch.tensor([5.0]).log(), torch.zeros(1), torch.zeros(1), -one, one.bool())
     assert ppo(bad, clip_low=0.2, clip_high=0.2, dual_clip=3.0).loss.item() == pytest.approx(3.0)
-    value = value_loss(2 * one, 0 * one, one, one.bool(), clip=0.2, huber=None)
-    assert value.item() == pytest.approx(0.5)
+    two = Entries(
+        torch.tensor([[0.4, 0.0]]), torch.zeros(1, 2), torch.zeros(1, 2), one.expand(1, 2), torch.ones(1, 2).bool()
+    )
+    assert gspo(two, clip_low=0.2, clip_high=0.5).loss.tolist() == [pytest.approx([-math.exp(0.2)] * 2)]
 
 
-@pytest.mark.parametrize("name", POLICY_LOSSES)
+WEIGHTS = {
+    "vanilla": {},
+    "tis": {"cap": 1.3},
+    "cispo": {"clip_low": 0.4, "clip_high": 0.3},
+    "topr": {"cap": 0.9, "positive_weight": 0.7, "negative_weight": 1.4},
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weighing_losses_golden_with_their_gradients(name: str) -> None:
+    """The loss is −w·A·logπ; its gradient has w as a constant, or it would not be −w·A."""
+    e = entries(seed=8)
+    logprob = e.logprob.clone().requires_grad_()
+    got = POLICY_LOSSES[name](e._replace(logprob=logprob), **WEIGHTS[name])
+    args = (e.logprob, e.behavior, e.advantage)
+    weight = loop(e.logprob.shape, lambda *a: importance_weight(name, *a, WEIGHTS[name])[0], *args)
+    torch.testing.assert_close(got.loss.detach(), -weight * e.advantage * e.logprob)
+    got.loss.sum().backward()
+    torch.testing.assert_close(logprob.grad, -weight * e.advantage)
+    if name != "vanilla":
+        cut = loop(e.logprob.shape, lambda *a: importance_weight(name, *a, WEIGHTS[name])[1], *args)
+        assert torch.equal(got.figures["truncated_fraction"].double(), cut)
+        assert 0 < cut.mean() < 1
+
+
+@pytest.mark.parametrize("shape", [(40,), (20, 3), (12, 2, 3)])
+def test_gspo_golden(shape: tuple[int, ...]) -> None:
+    """Whatever the level: one ratio for a decision's entries that are valid."""
+    e = entries(shape, spread=0.5, seed=9)
+    mask = torch.rand(shape, generator=torch.Generator().manual_seed(1)) > 0.3
+    mask[0] = False
+    masked = Entries(*(torch.where(mask, x, 0.0) for x in e[:4]), mask)
+    rows = [x.reshape(shape[0], -1).tolist() for x in masked]
+    wanted = torch.tensor(
+        [gspo_decision(lp, b, a, m, 0.2, 0.28) for lp, _, b, a, m in zip(*rows, strict=True)], dtype=torch.float64
+    )
+    got = gspo(masked, clip_low=0.2, clip_high=0.28)
+    torch.testing.assert_close(got.loss, wanted.reshape(shape))
+    assert 0 < got.figures["clip_fraction"].mean() < 1
+
+
+def test_gspo_of_one_entry_is_ppo_around_the_behaviour() -> None:
+    e = entries((30,), seed=10)
+    wanted = ppo(e._replace(proximal=e.behavior), clip_low=0.2, clip_high=0.3).loss
+    assert torch.equal(gspo(e, clip_low=0.2, clip_high=0.3).loss, wanted)
+
+
+def test_importance_sampling_without_a_cap_has_the_whole_ratio() -> None:
+    e = entries(seed=11)
+    wanted = -(e.logprob - e.behavior).exp() * e.advantage * e.logprob
+    torch.testing.assert_close(tis(e, cap=None).loss, wanted)
+
+
+@pytest.mark.parametrize("name", sorted(POLICY_LOSSES.keys() - WEIGHTS.keys()))
 def test_gradients_agree_with_differences(name: str) -> None:
-    e = entries((12,), seed=3)
+    e = entries((4, 3), seed=3)
 
     def scalar(logprob: Tensor) -> Tensor:
         return loss_named(name, e._replace(logprob=logprob)).loss.sum()
@@ -70,22 +117,37 @@ def test_gradients_agree_with_differences(name: str) -> None:
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
 def test_on_policy_gradient_is_the_policy_gradient(name: str) -> None:
-    """At ρ = w = 1 every loss has the gradient of −A·logπ."""
-    e = entries((20,), seed=4)
+    """At π_θ = π_prox = π_b every loss has the gradient of −A·logπ (A is the same at all entries of a decision)."""
+    e = entries((20, 3), seed=4)
+    advantage = e.advantage[:, :1].expand(20, 3)
     logprob = e.logprob.clone().requires_grad_()
     same = logprob.detach()
-    loss_named(name, Entries(logprob, same, same, e.advantage, e.mask)).loss.sum().backward()
-    torch.testing.assert_close(logprob.grad, -e.advantage)
+    loss_named(name, Entries(logprob, same, same, advantage, e.mask)).loss.sum().backward()
+    torch.testing.assert_close(logprob.grad, -advantage)
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
-def test_only_logprob_gets_gradient_and_figures_get_none(name: str) -> None:
-    e = Entries(*(x.clone().requires_grad_() if x.is_floating_point() else x for x in entries((9,))))
-    terms = loss_named(name, e._replace(proximal=e.proximal.detach()))
+def test_masked_entries_neither_cost_nor_move_anything(name: str) -> None:
+    """Masked entries are zeros: they lose nothing, get no gradient, and the others are as if they were not there."""
+    e = entries((10, 4), seed=12)
+    mask = torch.arange(4).expand(10, 4) < 3
+    masked = Entries(*(torch.where(mask, x, 0.0) for x in e[:4]), mask)
+    logprob = masked.logprob.clone().requires_grad_()
+    loss = loss_named(name, masked._replace(logprob=logprob)).loss
+    loss.sum().backward()
+    assert logprob.grad is not None
+    assert not loss[:, 3].any()
+    assert not logprob.grad[:, 3].any()
+    torch.testing.assert_close(loss[:, :3].detach(), loss_named(name, Entries(*(x[:, :3] for x in e))).loss)
+
+
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_figures_carry_no_gradient(name: str) -> None:
+    e = entries((9, 2))
+    terms = loss_named(name, e._replace(logprob=e.logprob.clone().requires_grad_()))
+    assert terms.loss.requires_grad
     assert not any(x.requires_grad for x in terms.figures.values())
-    terms.loss.sum().backward()
-    assert e.logprob.grad is not None
-    assert e.behavior.grad is None
+    assert all(x.shape == e.logprob.shape for x in terms.figures.values())
 
 
 def test_decoupled_is_ppo_to_the_bit_where_nothing_is_stale() -> None:
@@ -108,62 +170,3 @@ def test_wild_entries_stay_finite(name: str) -> None:
     assert loss.isfinite().all()
     assert logprob.grad is not None
     assert logprob.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("clip", [None, 0.2])
-@pytest.mark.parametrize("huber", [None, 0.5, 10.0])
-def test_value_golden(clip: float | None, huber: float | None) -> None:
-    rng = torch.Generator().manual_seed(6)
-    value, old, target = (torch.randn(60, generator=rng, dtype=torch.float64) for _ in range(3))
-    mask = torch.rand(60, generator=rng) > 0.2
-    got = value_loss(value, old, target, mask, clip=clip, huber=huber)
-    wanted = loop(value.shape, value_entry, value, old, target, clip, huber) * mask
-    torch.testing.assert_close(got, wanted)
-
-    def scalar(x: Tensor) -> Tensor:
-        return value_loss(x, old, target, mask, clip=clip, huber=huber).sum()
-
-    assert torch.autograd.gradcheck(scalar, (value.requires_grad_(),))
-
-
-def test_masked_values_never_matter() -> None:
-    value = torch.tensor([1.0, torch.nan], requires_grad=True)
-    old, target = torch.tensor([0.5, torch.inf]), torch.tensor([0.0, torch.nan])
-    loss = value_loss(value, old, target, torch.tensor([True, False]), clip=0.2, huber=1.0)
-    loss.sum().backward()
-    assert loss.tolist() == [0.5, 0.0]
-    assert value.grad is not None
-    assert value.grad.tolist() == [1.0, 0.0]
-
-
-def test_drift_by_hand() -> None:
-    e = entries((30,), seed=7)
-    got = drift(e)
-    ratio = (e.logprob - e.proximal).exp()
-    torch.testing.assert_close(got["ratio"], ratio)
-    torch.testing.assert_close(got["proximal_approx_kl"], ratio - 1 - ratio.log())
-    weight = (e.proximal - e.behavior).exp()
-    torch.testing.assert_close(got["behav_approx_kl"], weight - 1 - weight.log())
-
-
-def test_k3_estimates_the_divergence() -> None:
-    old = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
-    new = torch.tensor([0.3, 0.4, 0.3], dtype=torch.float64)
-    expected = (old * approx_kl(new.log(), old.log())).sum()
-    torch.testing.assert_close(expected, (old * (old / new).log()).sum())
-
-
-def test_explained_variance() -> None:
-    returns, valid = torch.tensor([0.0, 1.0, 2.0, 99.0]), torch.tensor([True, True, True, False])
-    assert explained_variance(returns, returns, valid).item() == 1.0
-    assert explained_variance(torch.ones(4), returns, valid).item() == 0.0
-    assert explained_variance(2 * returns, returns, valid).item() == pytest.approx(0.0)
-    assert explained_variance(returns, torch.ones(4), valid).item() == 0.0
-    assert explained_variance(returns, returns, torch.zeros(4).bool()).item() == 0.0
-
-
-def loss_named(name: str, e: Entries) -> Terms:
-    """Every loss with usual settings; a new one need only appear in the table."""
-    usual = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0, "behave_weight_threshold": 2.0}
-    loss = POLICY_LOSSES[name]
-    return loss(e, **{k: v for k, v in usual.items() if k in inspect.signature(loss).parameters})

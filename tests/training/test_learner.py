@@ -10,6 +10,8 @@ import pytest
 import torch
 from tests.training.toy import ToyPolicy, algorithm, collect, same, spoiled, training, weights
 
+from polyrhythm.algorithms.advantages import ADVANTAGES
+from polyrhythm.algorithms.losses import POLICY_LOSSES
 from polyrhythm.errors import RunHalted
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.learner import Learner
@@ -17,9 +19,18 @@ from polyrhythm.training.steps import Metrics, finish
 
 VARIANTS: list[dict[str, Any]] = [
     {},
+    *({"loss": loss} for loss in POLICY_LOSSES),
+    *({"advantage": advantage} for advantage in ADVANTAGES),
+    {"advantage": {"type": "reinforce_plus_plus", "group_baseline": True}, "kl": {"coef": 0.1, "place": "reward"}},
+    {"kl": {"coef": 0.1, "estimator": "k2"}},
+    {"proximal": "interpolate"},
+    {"loss": "vanilla", "mismatch_cap": 1.1},
+    {"aggregation": "sum_over_constant", "aggregation_constant": 20.0},
+    {"loss": "gspo", "logprob_level": "action", "reward_level": "action"},
+    {"loss": "topr", "advantage": "v_trace", "reward_level": "action"},
     {"logprob_level": "action", "loss": {"type": "ppo", "dual_clip": 3.0}},
     {"logprob_level": "chunk", "aggregation": "trajectory_mean"},
-    {"loss": {"type": "decoupled_ppo", "behave_weight_threshold": 2.0}, "proximal": "recompute"},
+    {"loss": {"type": "decoupled_ppo", "behave_weight_threshold": 2.0}},
     {"reward_level": "action", "logprob_level": "token", "aggregation": "trajectory_mean"},
 ]
 SOURCES = {
@@ -58,11 +69,12 @@ def run(
 
 
 def stale(*, per_action: bool = False) -> list[Trajectory]:
+    """Of slightly other weights, two to a group."""
     behaviour = ToyPolicy(per_action=per_action)
     with torch.no_grad():
         behaviour.logits.weight.add_(0.05)
         behaviour.logits.bias[::2].add_(0.2)
-    return collect(behaviour)
+    return [replace(t, group=t.group // 2) for t in collect(behaviour)]
 
 
 @pytest.mark.parametrize("settings", VARIANTS)
@@ -145,7 +157,7 @@ def test_gradient_is_the_plain_formula() -> None:
     """One step of PPO at token level against the loss written out here, over all decisions at once."""
     data, policy = stale(), ToyPolicy(detach=False)
     plain = copy.deepcopy(policy)
-    settings = {"gamma": 0.9, "gae_lambda": 0.8, "value": {"coef": 0.5}, "entropy_coef": 0.1}
+    settings = {"gamma": 0.9, "gae_lambda": 0.8, "value": {"coef": 0.5}, "entropy_coef": 0.1, "proximal": "behavior"}
     learner = Learner(policy, algorithm(**settings), training(optimizer={"grad_clip": None}), total_updates=1, seed=0)
     next(learner.update(data, 0))
     seen = [p.grad.clone() for p in policy.parameters() if p.grad is not None]
@@ -194,7 +206,8 @@ def test_training_raises_the_probability_of_what_is_rewarded() -> None:
 def test_one_step_lowers_the_surrogate() -> None:
     data, policy = stale(), ToyPolicy()
     settings = training(optimizer={"lr": 1e-3}, epochs=1)
-    learner = Learner(policy, algorithm(entropy_coef=0.0, value={"coef": 0.0}), settings, total_updates=2, seed=0)
+    objective = algorithm(entropy_coef=0.0, value={"coef": 0.0}, proximal="behavior")
+    learner = Learner(policy, objective, settings, total_updates=2, seed=0)
     losses = [finish(learner.update(data, index))["train/actor/policy_loss"] for index in range(3)]
     assert losses[2] < losses[1] < losses[0]
 
@@ -202,7 +215,7 @@ def test_one_step_lowers_the_surrogate() -> None:
 def test_critic_warmup_leaves_the_policy_alone_to_the_bit() -> None:
     policy = ToyPolicy(detach=True)
     train = training(critic_warmup_updates=2, epochs=2, optimizer={"lr": 0.01, "weight_decay": 0.5})
-    learner = Learner(policy, algorithm(), train, total_updates=4, seed=0)
+    learner = Learner(policy, algorithm(proximal="behavior"), train, total_updates=4, seed=0)
     start = weights(policy)
     for index in range(2):
         metrics = finish(learner.update(stale(), index))

@@ -5,26 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polyrhythm.algorithms.losses import LOG_RATIO_LIMIT, Entries
-
-
-def approx_kl(new: Tensor, old: Tensor) -> Tensor:
-    """k3 = exp(x) − 1 − x with x = new − old: estimates KL(old ‖ new) per entry for samples of old; never negative.
-
-    Source: Schulman 2020, "Approximating KL divergence".
-    """
-    log_ratio = (new - old).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    return torch.expm1(log_ratio) - log_ratio
+from polyrhythm.algorithms.divergence import k3, log_ratio
+from polyrhythm.algorithms.losses import Entries
 
 
 def drift(entries: Entries) -> dict[str, Tensor]:
-    """Per entry, without gradient: ratio π_θ/π_prox, KL(π_prox ‖ π_θ) (this update's own move) and
+    """Per entry, without gradient: ratio π_θ/π_prox, KL(π_prox ‖ π_θ) by k3 (this update's own move) and
     KL(π_b ‖ π_prox) (staleness; 0 where the proximal policy is the behaviour)."""
     logprob = entries.logprob.detach()
     return {
-        "ratio": torch.exp((logprob - entries.proximal).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)),
-        "proximal_approx_kl": approx_kl(logprob, entries.proximal),
-        "behav_approx_kl": approx_kl(entries.proximal, entries.behavior),
+        "ratio": log_ratio(logprob, entries.proximal).exp(),
+        "proximal_approx_kl": k3(entries.proximal, logprob),
+        "behav_approx_kl": k3(entries.behavior, entries.proximal),
     }
 
 

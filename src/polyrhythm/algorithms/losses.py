@@ -1,9 +1,12 @@
-"""Losses per entry, before weighting. Notation of the formulas: ρ = exp(logπ_θ − logπ_prox), A the advantage.
+"""Policy losses per entry, before weighting. Formulas: r = π_θ/π_prox, ρ = π_θ/π_b, A the advantage, sg stop-gradient.
 
-Every policy loss has the same form: `loss(entries, *, settings by keyword) -> Terms`, and stands in
-`POLICY_LOSSES` under the name that `algorithm.loss.type` gives; its keywords are that section's fields. A new loss
-is one function and one line in the table. A loss returns values per entry; the caller weighs and sums them
+Every one has the same form: `loss(entries, *, settings by keyword) -> Terms`, and stands in `POLICY_LOSSES` under the
+name that `algorithm.loss.type` gives; its keywords are that section's fields. A new loss is one function and one line
+in the table, or a user's `module:function`. A loss returns values per entry; the caller weighs and sums them
 (`aggregation`). Masked entries hold zeros (`levels` makes them so).
+
+Two families for stale data (ROLL Flash, section 2.2): what clips takes the gradient of entries outside a trust region
+away; what weighs keeps every gradient and bounds its weight. Those of the first are around π_prox, but for `gspo`.
 """
 
 from __future__ import annotations
@@ -15,15 +18,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-#: Log-ratios are cut here before exp, so that one wild entry gives a huge number and not inf·0 = NaN.
-LOG_RATIO_LIMIT = 20.0
+from polyrhythm.algorithms.divergence import log_ratio
 
 
 class Entries(NamedTuple):
     """What a policy loss sees; all of one shape ([N], [N,C] or [N,C,A], see `levels`), zero where mask is False.
 
     logprob: logπ_θ, the only one with gradient. proximal: logπ_prox, the policy that clipping stays near (equal to
-    behavior for plain PPO). behavior: logπ_b, the policy that acted. mask: bool.
+    behavior where `algorithm.proximal` is behavior). behavior: logπ_b, the policy that acted. mask: bool.
     """
 
     logprob: Tensor
@@ -49,7 +51,7 @@ def ppo(entries: Entries, *, clip_low: float, clip_high: float, dual_clip: float
     clip_high > clip_low is DAPO's clip-higher. dual_clip: c > 1, or None for off.
     Example: ρ = 2, A = 1, ε = 0.2 → −1.2. ρ = 5, A = −1, c = 3 → 3.
     """
-    ratio = torch.exp(_log_ratio(entries.logprob, entries.proximal))
+    ratio = torch.exp(log_ratio(entries.logprob, entries.proximal))
     plain = -entries.advantage * ratio
     bounded = -entries.advantage * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     loss = torch.maximum(plain, bounded)
@@ -76,7 +78,7 @@ def decoupled_ppo(
     Where π_prox = π_b this is `ppo`, to the bit.
     """
     inner = ppo(entries, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
-    weight = torch.exp(_log_ratio(entries.proximal, entries.behavior)).detach()
+    weight = torch.exp(log_ratio(entries.proximal, entries.behavior)).detach()
     dropped = torch.zeros_like(entries.mask)
     if behave_weight_threshold is not None:
         dropped = weight > behave_weight_threshold
@@ -84,32 +86,76 @@ def decoupled_ppo(
     return Terms(weight * inner.loss, inner.figures | {"behav_clip_fraction": dropped.float()})
 
 
-POLICY_LOSSES: Mapping[str, PolicyLoss] = MappingProxyType({"ppo": ppo, "decoupled_ppo": decoupled_ppo})
+def gspo(entries: Entries, *, clip_low: float, clip_high: float) -> Terms:
+    """`ppo` with one ρ for a whole sequence: exp of the mean of log(π_θ/π_b) over its entries (Zheng 2025).
 
-
-def value_loss(
-    value: Tensor, old_value: Tensor, returns: Tensor, mask: Tensor, *, clip: float | None, huber: float | None
-) -> Tensor:
-    """max(h(V − R), h(V_old + clamp(V − V_old, ±clip) − R)) per entry, zero where masked; all [N] or [N,C].
-
-    h(e) = ½e², beyond |e| = δ the line δ(|e| − ½δ) (huber = δ). clip None: unclipped; huber None: no line.
-    Example: V = 2, V_old = 0, R = 1, clip 0.2 → max(½, ½·0.8²) = 0.5.
+    A sequence is one decision, what the policy says at a time: all tokens of a language model's answer (C tokens,
+    A = 1), all entries of a robot's action chunk. At level chunk there is one entry, and this is `ppo` around π_b.
+    Example: log-ratios (0.4, 0.0) → ρ = exp(0.2) for both.
     """
-    value = torch.where(mask, value, 0.0)
-    old_value, returns = torch.where(mask, old_value, 0.0), torch.where(mask, returns, 0.0)
-    loss = _huber(value - returns, huber)
-    if clip is None:
-        return loss
-    near = old_value + (value - old_value).clamp(-clip, clip)
-    return torch.maximum(loss, _huber(near - returns, huber))
+    x = log_ratio(entries.logprob, entries.behavior)
+    if x.dim() > 1:
+        axes = tuple(range(1, x.dim()))
+        count = entries.mask.sum(axes, keepdim=True).clamp(min=1)
+        x = (torch.where(entries.mask, x, 0.0).sum(axes, keepdim=True) / count).expand_as(x)
+    ratio = x.exp()
+    plain = -entries.advantage * ratio
+    bounded = -entries.advantage * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    return Terms(torch.maximum(plain, bounded), {"clip_fraction": (bounded > plain).float()})
 
 
-def _huber(error: Tensor, delta: float | None) -> Tensor:
-    if delta is None:
-        return 0.5 * error.square()
-    size = error.abs()
-    return torch.where(size <= delta, 0.5 * error.square(), delta * (size - 0.5 * delta))
+def vanilla(entries: Entries) -> Terms:
+    """−A·logπ_θ (Williams 1992, REINFORCE): no correction for staleness, right only where π_b = π_θ."""
+    return Terms(-entries.advantage * entries.logprob, {})
 
 
-def _log_ratio(new: Tensor, old: Tensor) -> Tensor:
-    return (new - old).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+def tis(entries: Entries, *, cap: float | None) -> Terms:
+    """−sg(min(ρ, c))·A·logπ_θ: truncated importance sampling (Munos 2016, Espeholt 2018). cap: c, None for none.
+
+    Example: ρ = 3, c = 2, A = 1 → the gradient of −2·logπ_θ.
+    """
+    weight = _ratio_to_behavior(entries)
+    cut = weight > cap if cap is not None else torch.zeros_like(entries.mask)
+    return Terms(
+        -torch.where(cut, cap or 0.0, weight) * entries.advantage * entries.logprob, {"truncated_fraction": cut.float()}
+    )
+
+
+def cispo(entries: Entries, *, clip_low: float, clip_high: float) -> Terms:
+    """−sg(clip(ρ, 1−ε_lo, 1+ε_hi))·A·logπ_θ (MiniMax-M1, Chen 2025): bounded on both sides, no gradient is lost.
+
+    clip_low = 1 is no lower bound, as the paper has it.
+    """
+    weight = _ratio_to_behavior(entries)
+    clipped = weight.clamp(1.0 - clip_low, 1.0 + clip_high)
+    return Terms(-clipped * entries.advantage * entries.logprob, {"truncated_fraction": (clipped != weight).float()})
+
+
+def topr(entries: Entries, *, cap: float, positive_weight: float, negative_weight: float) -> Terms:
+    """−w₊·A·logπ_θ where A > 0, −w₋·sg(min(ρ, c))·A·logπ_θ elsewhere (Roux 2025; weighted: ROLL Flash, takeaway 4).
+
+    What went well is imitated whoever did it; what went badly is unlearned as far as the policy still does it. The
+    score whose sign decides is the advantage. Weights of 1 are plain TOPR.
+    """
+    ratio, good = _ratio_to_behavior(entries), entries.advantage > 0
+    cut = ~good & (ratio > cap)
+    weight = torch.where(good, positive_weight, negative_weight * ratio.clamp(max=cap))
+    return Terms(-weight * entries.advantage * entries.logprob, {"truncated_fraction": cut.float()})
+
+
+def _ratio_to_behavior(entries: Entries) -> Tensor:
+    """ρ = π_θ/π_b per entry, without gradient."""
+    return torch.exp(log_ratio(entries.logprob, entries.behavior)).detach()
+
+
+POLICY_LOSSES: Mapping[str, PolicyLoss] = MappingProxyType(
+    {
+        "ppo": ppo,
+        "decoupled_ppo": decoupled_ppo,
+        "gspo": gspo,
+        "vanilla": vanilla,
+        "tis": tis,
+        "cispo": cispo,
+        "topr": topr,
+    }
+)

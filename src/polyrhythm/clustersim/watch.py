@@ -222,7 +222,8 @@ class Watch:
     # ------------------------------------------------------------ batches
 
     def _check_idle(self, now: float, event: Event) -> None:
-        settings, limits = self._settings, self._conductor.dispatch.limits
+        settings, tuning = self._settings, self._conductor.dispatch.tuning
+        limits = settings if tuning is None else tuning.limits
         if settings.batching == "lockstep" or settings.routing != "least_loaded":
             return
         waiting = [w for slot, w in self._waiting.items() if slot not in self._evaluations.reserved]

@@ -127,8 +127,9 @@ def _paths_to(key: str, model: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 def _has_tag(model: type[BaseModel], tag: object) -> bool:
+    """Whether the tag of a union stands for the model: its type's literal, or module:function for a user's own."""
     field = model.model_fields.get("type")
-    return field is not None and tag in get_args(field.annotation)
+    return field is not None and (tag in get_args(field.annotation) or (field.annotation is str and ":" in str(tag)))
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:

@@ -57,16 +57,11 @@ def resolve(kind: Kind, value: Any) -> BaseModel:
         raise NestedRefusal(model, error) from error
 
 
-def settings_class(kind: Kind, name: str) -> type[BaseModel]:
-    """The settings model of a type, or of module:Class. Refusal: there is none."""
-    known = TABLE[kind]
-    address = known.get(name, name)
-    module_name, _, class_name = address.partition(":")
-    if not class_name:
-        names = ", ".join(known)
-        raise Refusal("type", name, f"{nearest(name, known)}known types are {names}; your own is module:Class")
+def imported(address: str, name: str, what: str) -> Any:
+    """What `module:name` names. Refusal of the setting `type` = `name`, which wants `what`: it is not there."""
+    module_name, _, attribute = address.partition(":")
     try:
-        found = getattr(importlib.import_module(module_name), class_name)
+        return getattr(importlib.import_module(module_name), attribute)
     except ImportError as error:
         raise Refusal(
             "type", name, f"{address} cannot be imported ({error}); install it or correct the name"
@@ -76,7 +71,17 @@ def settings_class(kind: Kind, name: str) -> type[BaseModel]:
             "type", name, f"{module_name} is no Python ({error.msg}, line {error.lineno}); mend it"
         ) from error
     except AttributeError as error:
-        raise Refusal("type", name, f"module {module_name} has no {class_name}; name a settings class in it") from error
+        raise Refusal("type", name, f"module {module_name} has no {attribute}; name {what} in it") from error
+
+
+def settings_class(kind: Kind, name: str) -> type[BaseModel]:
+    """The settings model of a type, or of module:Class. Refusal: there is none."""
+    known = TABLE[kind]
+    address = known.get(name, name)
+    if ":" not in address:
+        names = ", ".join(known)
+        raise Refusal("type", name, f"{nearest(name, known)}known types are {names}; your own is module:Class")
+    found = imported(address, name, "a settings class")
     if not (isinstance(found, type) and issubclass(found, BaseModel) and "type" in found.model_fields):
         raise Refusal("type", name, f"{address} is no settings model; name a pydantic model that has a `type` field")
     return found

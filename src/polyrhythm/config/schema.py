@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, model_validator
 
+from polyrhythm.config.algorithm import AlgorithmSettings
 from polyrhythm.config.base import NotNegative, Refusal, Section, Seed
 from polyrhythm.config.learning import (
-    AlgorithmSettings,
     DemonstrationSettings,
     EvaluationSettings,
     SupervisedSettings,
@@ -130,8 +130,7 @@ def _check_groups(config: RunConfig) -> None:
             config.rollout.segment_steps,
             "groups.min_return and max_return judge whole episodes; set segment_steps to 0, or the bounds to null",
         )
-    if config.algorithm.advantage == "grpo":
-        _check_grpo(config)
+    _check_advantage(config)
 
 
 def _check_redundancy(config: RunConfig, path: str, value: int) -> None:
@@ -145,17 +144,20 @@ def _check_redundancy(config: RunConfig, path: str, value: int) -> None:
         raise Refusal(path, value, "an episode cut into segments cannot be thrown away; set segment_steps or this to 0")
 
 
-def _check_grpo(config: RunConfig) -> None:
-    if config.groups.size == 1:
-        raise Refusal(
-            "groups.size", 1, "grpo compares the samples of a group; make it 2 or more, or set algorithm.advantage gae"
-        )
-    if config.training.critic_warmup_updates:
+def _check_advantage(config: RunConfig) -> None:
+    algorithm, name = config.algorithm, config.algorithm.advantage.type
+    if algorithm.needs_groups and config.groups.size == 1:
+        why = f"{name} compares the samples of a group; make it 2 or more, or set algorithm.advantage gae"
+        raise Refusal("groups.size", 1, why)
+    if config.training.critic_warmup_updates and not algorithm.needs_value:
         raise Refusal(
             "training.critic_warmup_updates",
             config.training.critic_warmup_updates,
-            "grpo uses no value function, so there is nothing to wait for; set it to 0",
+            f"{name} uses no value function, so there is nothing to wait for; set it to 0",
         )
+    if config.rollout.segment_steps and not algorithm.needs_value:
+        why = f"{name} judges whole episodes; set it to 0, or algorithm.advantage to gae"
+        raise Refusal("rollout.segment_steps", config.rollout.segment_steps, why)
 
 
 def _check_slots(config: RunConfig) -> None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from polyrhythm.config.learning import AlgorithmSettings, TrainingSettings
+from polyrhythm.config.algorithm import AlgorithmSettings
+from polyrhythm.config.learning import TrainingSettings
 from polyrhythm.errors import RunFolderError
 from polyrhythm.policies.base import as_module
 from polyrhythm.runtime.jobs import Host
@@ -79,6 +80,7 @@ class TrainerJob:
     algorithm: dict[str, Any]
     training: dict[str, Any]
     total_updates: int
+    sync_interval: int
     states: TrainerStates | None
 
     def parts(self, host: Host, epoch: int) -> Sequence[tuple[str, Callable[[], Station]]]:
@@ -90,6 +92,7 @@ class TrainerJob:
                 TrainingSettings.model_validate(self.training),
                 total_updates=self.total_updates,
                 seed=self.policy.seed,
+                sync_interval=self.sync_interval,
             )
             weights = WeightsBus(as_module(policy).state_dict(), host.weights)
             saved = self.states.paths() if self.states else []

@@ -73,8 +73,9 @@ def collate(trajectories: Sequence[Trajectory]) -> Packed:
 class Decisions:
     """What the objective needs of N decisions; every tensor has N first. Entries are those of `algorithms.levels`.
 
-    valid [N,C] bool. At log-prob level (zero where masked): behavior, proximal, advantage, weight. At reward level:
-    old_value, returns, value_mask (bool).
+    valid [N,C] bool. At log-prob level (zero where masked): behavior, proximal, advantage, weight, and reference where
+    there is such a policy. At reward level: old_value, returns, value_mask (bool). alpha [N] where the proximal policy
+    is interpolated, see `algorithms.proximal`; `proximal` is the behaviour then.
     """
 
     obs: Arrays
@@ -87,6 +88,8 @@ class Decisions:
     old_value: Tensor
     returns: Tensor
     value_mask: Tensor
+    reference: Tensor | None = None
+    alpha: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.valid.shape[0])
@@ -113,6 +116,8 @@ class Decisions:
             old_value=change(self.old_value),
             returns=change(self.returns),
             value_mask=change(self.value_mask),
+            reference=None if self.reference is None else change(self.reference),
+            alpha=None if self.alpha is None else change(self.alpha),
         )
 
 

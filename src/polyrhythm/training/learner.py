@@ -7,6 +7,7 @@ index alone; masked entries never matter.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,16 +22,22 @@ from polyrhythm.training import optim
 from polyrhythm.training.batch import Decisions, Packed, collate, minibatches
 from polyrhythm.training.objective import Objective
 from polyrhythm.training.steps import Metrics, Steps
-from polyrhythm.training.targets import prepare
+from polyrhythm.training.targets import Preparation, prepare
 
 if TYPE_CHECKING:
-    from polyrhythm.config.learning import AlgorithmSettings, TrainingSettings
+    from polyrhythm.config.algorithm import AlgorithmSettings
+    from polyrhythm.config.learning import TrainingSettings
+
+
+_ERROR = "train/actor/interpolation_error"
 
 
 class Learner:
     """Holds a policy and its optimizer; the policy stays on the device where it is given.
 
     total_updates: length of the learning-rate schedule (versions × sync_interval). seed: of the shuffles.
+    sync_interval: updates per version. Where `algorithm.kl` wants a reference policy, it is a copy of the weights that
+    the first update begins with.
     """
 
     def __init__(
@@ -41,9 +48,12 @@ class Learner:
         *,
         total_updates: int,
         seed: int,
+        sync_interval: int = 1,
     ) -> None:
         self.policy = policy
         self.updates = 0
+        self._sync_interval = sync_interval
+        self._reference: Policy | None = None
         self._algorithm, self._training = algorithm, training
         self._total_updates, self._seed = total_updates, seed
         self._module = as_module(policy)
@@ -62,19 +72,16 @@ class Learner:
 
         The first `next()` also collates (afterwards the trajectories' memory is no longer read) and prepares
         targets. The learning rate, the shuffles and the critic's warm-up follow update_index (from 0). Metrics are
-        means over the optimizer steps. before_step is called before the weights change. Closing the generator early
-        leaves the weights of the last step done and `updates` as it was. A gradient that is not finite raises
-        RunHalted before anything is published, and says whether the samples or the weights are to blame.
+        means over the optimizer steps (interpolation_error: of the first, where the recomputed proximal policy is the
+        one that is trained). before_step is called before the weights change. Closing the generator early leaves the
+        weights of the last step done and `updates` as it was. A gradient that is not finite raises RunHalted before
+        anything is published, and says whether the samples or the weights are to blame.
         """
-        training, settings = self._training, self._training.optimizer
+        training = self._training
         self._module.eval()  # dropout would make the ratio differ from 1 before the first step
         packed = collate(trajectories)
-        micro_batch = training.micro_batch_steps or training.minibatch_steps
-        decisions, explained = prepare(
-            packed, self.policy, self._algorithm, micro_batch=micro_batch, device=self._device
-        )
-        lr = settings.lr * optim.linear_decay(update_index, self._total_updates, settings.lr_final_fraction)
-        optim.set_lr(self._optimizer, lr)
+        decisions, explained = prepare(packed, self._algorithm, self._preparation(update_index))
+        lr = self._set_lr(update_index)
         critic_only = update_index < training.critic_warmup_updates
         rows: list[Tensor] = []
         names: tuple[str, ...] = ()
@@ -88,10 +95,31 @@ class Learner:
         if not math.isfinite(metrics["train/actor/grad_norm"]):
             raise RunHalted(f"update {update_index}: the gradient is not finite{_blame(packed)}")
         self.updates = update_index + 1
+        if _ERROR in names:
+            metrics[_ERROR] = float(rows[0][names.index(_ERROR)])
         metrics["train/actor/lr"] = lr
         metrics["train/actor/average_version"] = float(packed.version.double().mean())
         metrics["train/critic/explained_variance"] = float(explained)
         return metrics
+
+    def _preparation(self, update_index: int) -> Preparation:
+        if self._algorithm.kl.coef and self._reference is None:
+            self._freeze_reference(self.policy.state_dict())
+        micro_batch = self._training.micro_batch_steps or self._training.minibatch_steps
+        version = update_index // self._sync_interval + 1
+        return Preparation(self.policy, self._reference, version, micro_batch, self._device)
+
+    def _freeze_reference(self, weights: dict[str, Tensor]) -> None:
+        self._reference = copy.deepcopy(self.policy)
+        module = as_module(self._reference)
+        module.load_state_dict(weights)
+        module.requires_grad_(requires_grad=False).eval()
+
+    def _set_lr(self, update_index: int) -> float:
+        settings = self._training.optimizer
+        lr = settings.lr * optim.linear_decay(update_index, self._total_updates, settings.lr_final_fraction)
+        optim.set_lr(self._optimizer, lr)
+        return lr
 
     def _step(self, minibatch: Decisions, *, critic_only: bool, before: Callable[[], None] | None) -> dict[str, Tensor]:
         """One optimizer step on a mini-batch, micro-batch by micro-batch; its figures as scalars."""
@@ -104,25 +132,36 @@ class Learner:
             share.total.backward()
             figures = {name: x + figures[name] for name, x in share.figures.items()} if figures else share.figures
         norm = optim.clip_gradient(self._parameters, self._training.optimizer.grad_clip)
+        figures["train/actor/grad_norm"] = norm.float()
+        bound = self._algorithm.early_stop_ratio
+        if bound is not None:
+            ratio = figures["train/actor/ratio"]
+            left = not 1.0 / bound <= float(ratio) <= bound
+            figures["train/actor/early_stopped"] = torch.full_like(ratio, left)
+            if left:
+                return figures
         if before is not None:
             before()
         self._optimizer.step()
-        figures["train/actor/grad_norm"] = norm.float()
         return figures
 
     def state_dict(self) -> dict[str, Any]:
-        """Policy, optimizer and the number of completed updates; tensors are live, not copies."""
-        return {
+        """Policy, optimizer, the number of completed updates, and the reference policy if there is one; tensors are
+        live, not copies."""
+        state = {
             "policy": self._module.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "updates": self.updates,
         }
+        return state if self._reference is None else state | {"reference": self._reference.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly where `state_dict` was taken."""
         self._module.load_state_dict(state["policy"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.updates = int(state["updates"])
+        if "reference" in state:
+            self._freeze_reference(state["reference"])
 
 
 def _mean_over_steps(names: Sequence[str], rows: Sequence[Tensor]) -> Metrics:

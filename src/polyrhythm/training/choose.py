@@ -1,0 +1,55 @@
+"""The loss and the advantage that a configuration names: ours from the tables, or a user's function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from polyrhythm.algorithms.advantages import ADVANTAGES, Advantages, Estimate, Samples, gae
+from polyrhythm.algorithms.losses import POLICY_LOSSES, Entries, PolicyLoss, Terms
+from polyrhythm.config.algorithm import OwnFunction
+
+if TYPE_CHECKING:
+    from polyrhythm.config.algorithm import AlgorithmSettings
+
+
+def policy_loss(algorithm: AlgorithmSettings) -> PolicyLoss:
+    """entries -> Terms, with the keywords of `algorithm.loss`; a user's function may give the loss alone."""
+    settings = algorithm.loss
+    if not isinstance(settings, OwnFunction):
+        return _with(POLICY_LOSSES[settings.type], settings.model_dump())
+    own = _with(settings.function(), settings.settings)
+
+    def loss(entries: Entries) -> Terms:
+        given = own(entries)
+        return Terms(given, {}) if isinstance(given, Tensor) else given
+
+    return loss
+
+
+def advantage_estimate(algorithm: AlgorithmSettings) -> Estimate:
+    """samples -> Advantages, with the keywords of `algorithm.advantage`; a user's function may give the advantages
+    alone, and the returns are then those of `gae`."""
+    settings, common = algorithm.advantage, algorithm.model_dump(include={"gamma", "gae_lambda"})
+    if not isinstance(settings, OwnFunction):
+        return _with(ADVANTAGES[settings.type], common | settings.model_dump())
+    own = _with(settings.function(), common | settings.settings)
+
+    def estimate(samples: Samples) -> Advantages:
+        given = own(samples)
+        return Advantages(given, gae(samples, **common).returns) if isinstance(given, Tensor) else given
+
+    return estimate
+
+
+def _with(function: Callable[..., Any], settings: dict[str, Any]) -> Callable[..., Any]:
+    """The function with those of the settings that it takes."""
+    keywords = inspect.signature(function).parameters.values()
+    if any(keyword.kind is keyword.VAR_KEYWORD for keyword in keywords):
+        return partial(function, **settings)
+    names = {keyword.name for keyword in keywords}
+    return partial(function, **{name: value for name, value in settings.items() if name in names})
