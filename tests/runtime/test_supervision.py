@@ -85,24 +85,24 @@ def test_a_unit_that_ends_is_forgotten() -> None:
         (["a+"] * 6, "6 failures, 5 are allowed (supervision.max_failures)"),
         (["a+", "b+", "c+", "a+", "b+", "c+"], "6 failures, 5 are allowed (supervision.max_failures)"),
         (["a-"] * (MAX_FAILED_STARTS - 1), ""),
-        (["a-"] * MAX_FAILED_STARTS, "a failed 3 times in a row before it stood ready"),
+        (["a-"] * MAX_FAILED_STARTS, "a failed 3 times in a row before it had done anything"),
         (["a-", "b-", "a-", "b-"], ""),
         (["a-", "a-", "a+", "a-", "a-"], ""),
-        (["a+", "a-", "a-", "a-"], "a failed 3 times in a row before it stood ready"),
+        (["a+", "a-", "a-", "a-"], "a failed 3 times in a row before it had done anything"),
     ],
 )
 def test_when_failures_end_a_run(story: list[str], verdict: str) -> None:
-    """`a+`: station a failed after it had stood ready; `a-`: before."""
+    """`a+`: station a failed after it had worked for a while; `a-`: before."""
     failures = Failures()
     said = ""
     for failure in story:
         assert said == "", "the run had ended"
-        failures.count(failure[0], was_present=failure[1] == "+")
+        failures.count(failure[0], got_far=failure[1] == "+")
         said = failures.verdict(failure[0], LIMITS)
     assert said == verdict
 
 
 def test_no_failure_at_all_can_be_asked_for() -> None:
     failures = Failures()
-    failures.count("a", was_present=True)
+    failures.count("a", got_far=True)
     assert failures.verdict("a", LIMITS.model_copy(update={"max_failures": 0})).startswith("1 failures")

@@ -272,3 +272,79 @@ def test_a_gradient_that_is_not_finite_names_what_the_environment_gave(spoil: An
     spoil(data[1])
     with pytest.raises(RunHalted, match=f"update 0: the gradient is not finite.*{told}"):
         run({}, {}, trajectories=data)
+
+
+def test_a_reference_policy_is_what_the_first_update_began_with_also_after_a_restart() -> None:
+    data, settings = stale(), algorithm(kl={"coef": 1.0, "estimator": "k2"})
+    first = Learner(ToyPolicy(), settings, training(), total_updates=4, seed=3)
+    assert finish(first.update(data, 0))["train/actor/reference_kl"] == pytest.approx(0.0, abs=1e-12)
+    assert finish(first.update(data, 1))["train/actor/reference_kl"] > 0
+    state = copy.deepcopy(first.state_dict())
+    assert same(state["reference"], weights(ToyPolicy()))
+    second = Learner(ToyPolicy(seed=9), settings, training(), total_updates=4, seed=3)
+    second.load_state_dict(state)
+    assert finish(first.update(data, 2)) == finish(second.update(data, 2))
+    assert same(first.policy.state_dict(), second.policy.state_dict())
+
+
+def test_the_distance_to_the_reference_holds_the_policy_back() -> None:
+    def distance(coef: float) -> float:
+        settings = algorithm(kl={"coef": coef, "estimator": "k2"}, entropy_coef=0.0, value={"coef": 0.0})
+        learner = Learner(ToyPolicy(), settings, training(), total_updates=6, seed=3)
+        return [finish(learner.update(stale(), index))["train/actor/reference_kl"] for index in range(6)][-1]
+
+    assert distance(10.0) < 0.2 * distance(1e-6)
+
+
+@pytest.mark.parametrize("advantage", ["gae", "v_trace"])
+def test_no_forward_pass_of_any_policy_exceeds_the_micro_batch(advantage: str) -> None:
+    settings = algorithm(kl={"coef": 0.1}, advantage=advantage, bootstrap="always")
+    train = training(minibatch_steps=7, micro_batch_steps=2)
+    learner = Learner(ToyPolicy(), settings, train, total_updates=4, seed=3)
+    finish(learner.update(stale(), 0))
+    seen = {"trained": learner.policy, "reference": learner._reference}
+    for policy in seen.values():
+        assert isinstance(policy, ToyPolicy)
+        assert max(policy.rows_seen) == 2
+
+
+def test_a_step_whose_ratio_left_its_bounds_is_skipped() -> None:
+    """The first step's ratio is 1; a huge learning rate takes the second's out of any bound."""
+    train = training(epochs=3, optimizer={"lr": 1.0})
+    policy = ToyPolicy()
+    learner = Learner(policy, algorithm(early_stop_ratio=1.05), train, total_updates=4, seed=3)
+    steps = learner.update(stale(), 0)
+    next(steps)
+    after_one = weights(policy)
+    metrics = finish(steps)
+    assert metrics["train/actor/early_stopped"] == pytest.approx(2 / 3)
+    assert same(after_one, weights(policy))
+
+
+def test_interpolation_is_off_by_what_is_left_to_the_recomputed_policy() -> None:
+    """(1 − α)·|logπ_θ − logπ_b| at the first step, where π_θ is what recomputing would give."""
+    data = stale()
+    policy = ToyPolicy()
+    learner = Learner(policy, algorithm(proximal="interpolate"), training(epochs=2), total_updates=8, seed=3)
+    metrics = finish(learner.update(data, 3))
+    fresh, total, count = ToyPolicy(), 0.0, 0
+    for t in data:
+        inputs = {"tokens": torch.from_numpy(t.forward_inputs["tokens"])}
+        now = fresh.evaluate({"x": torch.from_numpy(t.obs["x"][:-1])}, inputs).logprob.detach().numpy()
+        for k in range(t.steps):
+            age = 4 - int(t.version[k])
+            alpha = (age - 1) / age
+            for c in range(t.valid.shape[1]):
+                if t.valid[k, c]:
+                    total += float((1 - alpha) * np.abs(now[k, c] - t.logprob[k, c]).sum())
+                    count += t.logprob.shape[2]
+    assert metrics["train/actor/interpolation_error"] == pytest.approx(total / count, rel=1e-5)
+
+
+def test_mismatch_weights_are_those_of_the_two_engines_capped() -> None:
+    data = stale()
+    _, plain = run({"loss": "vanilla"}, {}, trajectories=data)
+    _, weighed = run({"loss": "vanilla", "mismatch_cap": 1.01}, {}, trajectories=data)
+    assert "train/actor/mismatch_weight" not in plain
+    assert 0.5 < weighed["train/actor/mismatch_weight"] <= 1.01
+    assert weighed["train/actor/policy_loss"] != pytest.approx(plain["train/actor/policy_loss"], rel=1e-3)

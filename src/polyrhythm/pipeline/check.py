@@ -22,6 +22,7 @@ from polyrhythm.pipeline.build import env_batch_infos, env_settings, flow_settin
 from polyrhythm.pipeline.demos import has_expert
 from polyrhythm.pipeline.given import take_given_weights
 from polyrhythm.pipeline.layout import arena_layout, blank, bucket_sizes
+from polyrhythm.pipeline.trial import try_objective
 from polyrhythm.policies.base import Policy
 from polyrhythm.runtime.run_memory import refuse_shortage, remove_orphans
 from polyrhythm.runtime.weights import bus_nbytes
@@ -67,12 +68,12 @@ def check(config: RunConfig, *, trainer: bool = True) -> Checked:
     _check_slots(config, infos)
     with _naming(f"rollout.segment_steps = {config.rollout.segment_steps}"):
         refuse_segments(spec, config.rollout.segment_steps)
-    if config.rollout.queue_key:
-        with _naming("rollout"):
-            _try_key(config.rollout.queue_key)
+    with _naming("rollout"):
+        _try_key(config.rollout.queue_key)
     with _naming(f"policy.type = {getattr(config.policy, 'type', '')}"):
         policy = policy_settings(config).build(spec, config.seed)
     _check_value(config, spec, policy)
+    try_objective(config.algorithm, policy)
     if config.launcher == "local":
         remove_orphans()
         refuse_shortage(shared_sizes(config, spec, policy, trainer=trainer))
@@ -150,7 +151,9 @@ def _check_slots(config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]]) -> 
 
 
 def _try_key(path: str) -> None:
-    """Raise ValueError unless the function gives requests an order."""
+    """Raise ValueError unless the function, if there is one, gives requests an order."""
+    if not path:
+        return
     key = load_function(path, "queue_key")
     first, second = (Request(f"e/{slot}", "simulator-0", 0, 1, 0, "", float(slot)) for slot in range(2))
     try:

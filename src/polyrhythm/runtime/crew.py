@@ -18,7 +18,7 @@ from polyrhythm.runtime.child import Posting
 from polyrhythm.runtime.jobs import Job, Seat, pack
 from polyrhythm.runtime.process import Process
 from polyrhythm.runtime.sockets import Transport
-from polyrhythm.runtime.supervision import Failures, Limits
+from polyrhythm.runtime.supervision import SOON_S, Failures, Limits
 
 #: How long stations are given to leave by themselves.
 _LEAVE_S = 5.0
@@ -85,6 +85,7 @@ class Crew:
         """A station stands ready: know its parts and tell the generators where its slots are. Its announcement."""
         process = self.processes[hello.station]
         joined = process.greet(self._context, hello)
+        process.vigil.ready = now
         process.vigil.hear(now, "", 0.0)
         if isinstance(joined, records.SimulatorJoined):
             for part, info in enumerate(joined.batches):
@@ -122,12 +123,12 @@ class Crew:
         if isinstance(process.joined, records.SimulatorJoined):
             self._tell_generators(dict.fromkeys(process.endpoints, ""))
 
-    def judge(self, process: Process, reason: str) -> str | RunHalted:
+    def judge(self, process: Process, reason: str, now: float) -> str | RunHalted:
         """What becomes of a station that was dismissed: another start, in words, or the end of the run."""
         name = process.station
         if process.last_words is not None and process.last_words.fatal:
             return RunHalted(f"{name}: {reason}")
-        self._failures.count(name, was_present=process.vigil.present)
+        self._failures.count(name, got_far=_got_far(process, now))
         verdict = self._failures.verdict(name, self._limits)
         if verdict:
             file = log_file(self._logs, name, process.epoch)
@@ -182,6 +183,12 @@ class Crew:
             beat = self.processes[name].heartbeat if name in self.processes else None
             found[name] = dict(past + Counter(beat.statistics if beat is not None else {}))
         return found
+
+
+def _got_far(process: Process, now: float) -> bool:
+    """Whether it was worth starting: it stood ready, and its own program did not raise in its first seconds or work."""
+    vigil, words = process.vigil, process.last_words
+    return vigil.present and (words is None or (words.units > 0 and now - vigil.ready > SOON_S))
 
 
 def log_file(logs: Path, station: str, epoch: int) -> Path:

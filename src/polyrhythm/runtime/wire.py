@@ -49,12 +49,13 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A station's last words; fatal: another attempt would not mend it."""
+    """A station's last words; fatal: another attempt would not mend it. units: what it had done."""
 
     station: str
     epoch: int
     error: str
     fatal: bool
+    units: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,83 @@
+"""A user's loss and advantage, tried on a few made-up entries before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyrhythm.algorithms import levels
+from polyrhythm.algorithms.advantages import Advantages, Samples
+from polyrhythm.algorithms.losses import Entries, Terms
+from polyrhythm.config.algorithm import AlgorithmSettings, OwnFunction
+from polyrhythm.errors import ConfigError
+from polyrhythm.flow.sharding import raised
+from polyrhythm.policies.base import Policy
+from polyrhythm.training.choose import advantage_estimate, policy_loss
+
+#: Decisions of the two trajectories that are tried; the last chunk is cut short.
+_STEPS = (3, 2)
+
+
+def try_objective(algorithm: AlgorithmSettings, policy: Policy) -> None:
+    """Raise ConfigError unless what the user wrote gives what it must, for a policy of these chunks and actions."""
+    valid = torch.ones(sum(_STEPS), policy.chunk, dtype=torch.bool)
+    valid[-1, 1:] = False
+    if isinstance(algorithm.loss, OwnFunction):
+        _try_loss(algorithm, valid, policy.action_dim)
+    if isinstance(algorithm.advantage, OwnFunction):
+        _try_advantage(algorithm, valid)
+
+
+def _try_loss(algorithm: AlgorithmSettings, valid: Tensor, action_dim: int) -> None:
+    what = f"algorithm.loss.type = {algorithm.loss.type}"
+    mask = levels.mask(valid, algorithm.logprob_level, action_dim)
+    logprob, proximal, behavior, advantage = (torch.where(mask, x, 0.0) for x in _noise(4, mask))
+    logprob.requires_grad_()
+    terms = _called(what, policy_loss(algorithm), Entries(logprob, proximal, behavior, advantage, mask))
+    if not isinstance(terms, Terms):
+        raise ConfigError(f"{what}: it returned {_name(terms)}; return the loss per entry, or losses.Terms")
+    _refuse_unlike(f"{what}: its loss", terms.loss, mask)
+    for name, figure in terms.figures.items():
+        _refuse_unlike(f"{what}: its figure {name}", figure, mask)
+    if not terms.loss.requires_grad:
+        raise ConfigError(f"{what}: its loss does not depend on entries.logprob; nothing would be learned")
+
+
+def _try_advantage(algorithm: AlgorithmSettings, valid: Tensor) -> None:
+    what = f"algorithm.advantage.type = {algorithm.advantage.type}"
+    mask = levels.reward_mask(valid, algorithm.reward_level)
+    rewards, penalty, values, log_ratio = (torch.where(mask, x, 0.0) for x in _noise(4, mask))
+    trajectory = torch.repeat_interleave(torch.arange(len(_STEPS)), torch.tensor(_STEPS))
+    ends, group = torch.zeros(len(_STEPS)), torch.zeros(len(_STEPS), dtype=torch.int64)
+    samples = Samples(rewards, penalty, values, mask, log_ratio, trajectory, ends, group)
+    given = _called(what, advantage_estimate(algorithm), samples)
+    if not isinstance(given, Advantages):
+        raise ConfigError(f"{what}: it returned {_name(given)}; return the advantages, or advantages.Advantages")
+    _refuse_unlike(f"{what}: its advantages", given.advantages, mask)
+    _refuse_unlike(f"{what}: its returns", given.returns, mask)
+
+
+def _noise(count: int, like: Tensor) -> list[Tensor]:
+    rng = torch.Generator().manual_seed(0)
+    return [0.3 * torch.randn(like.shape, generator=rng) for _ in range(count)]
+
+
+def _called(what: str, function: Callable[..., Any], argument: object) -> object:
+    try:
+        return function(argument)
+    except Exception as error:
+        raise ConfigError(f"{what}: it {raised(error)}") from error
+
+
+def _refuse_unlike(what: str, given: object, mask: Tensor) -> None:
+    if not isinstance(given, Tensor) or given.shape != mask.shape:
+        raise ConfigError(f"{what} is {_name(given)}; a tensor {list(mask.shape)} is wanted, one number per entry")
+    if not given.isfinite().all():
+        raise ConfigError(f"{what} is not finite for ordinary entries; mend it")
+
+
+def _name(given: object) -> str:
+    return f"a tensor {list(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
