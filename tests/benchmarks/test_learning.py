@@ -17,9 +17,10 @@ from tests.process.runs import children, orphaned_folders
 
 from polyrhythm.benchmarks import learning, learning_page, wall_clock
 from polyrhythm.benchmarks.curves import Goal, Training, curve, ratio_of_means
-from polyrhythm.benchmarks.learning import CARTPOLE, LIMITS, TASKS, Task, figures, train
+from polyrhythm.benchmarks.learning import CARTPOLE, LIMITS, TASKS, Task, figures
 from polyrhythm.benchmarks.slow_env import SlowBatch, SlowEnvSettings
 from polyrhythm.benchmarks.slow_policy import SlowPolicy, SlowPolicySettings
+from polyrhythm.benchmarks.trainings import train
 from polyrhythm.cli.bench import PARTS, words
 from polyrhythm.cli.main import main
 from polyrhythm.clustersim.costs import parse_cost

@@ -16,29 +16,16 @@ budget has, and on how many of them the task takes to be learned.
 
 from __future__ import annotations
 
-import logging
-import math
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
 from statistics import fmean
 from typing import Any
 
-import psutil
-
-from polyrhythm.benchmarks.curves import Training, curve, ratio_of_means
-from polyrhythm.benchmarks.worker import Answer, Worker
-from polyrhythm.config.load import load_config
+from polyrhythm.benchmarks.curves import curve, ratio_of_means
+from polyrhythm.benchmarks.trainings import Job, train_all
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.check import check
-from polyrhythm.pipeline.observers import Lags
-
-log = logging.getLogger(__name__)
 
 #: Least ratio of the areas, and least lower end of its interval, that the design allows.
 LIMITS = {"ratio": 0.97, "low": 0.90}
@@ -88,7 +75,11 @@ TASKS = {"cartpole": CARTPOLE, "drawer": DRAWER, "reach": REACH}
 def run(tasks: Mapping[str, Task], seeds: int = 8) -> dict[str, Any]:
     """Train every task in every mode with seeds 0..seeds-1; for each task what `figures` gives, and its settings."""
     jobs = [(name, mode, seed) for name in tasks for seed in range(seeds) for mode in MODES]
-    ended = dict(zip(jobs, _train_all(tasks, jobs), strict=True))
+    asked = [
+        Job(f"{name}, seed {seed}, {mode}", tasks[name].recipe, _settings(tasks[name], mode, seed))
+        for name, mode, seed in jobs
+    ]
+    ended = dict(zip(jobs, train_all(asked), strict=True))
     return {
         name: {
             "recipe": str(task.recipe),
@@ -140,63 +131,9 @@ def figures(runs: Mapping[str, Sequence[Mapping[str, Any]]], window: int) -> dic
     }
 
 
+def _settings(task: Task, mode: str, seed: int) -> tuple[str, ...]:
+    return (*task.settings, *MODES[mode], f"seed={seed}")
+
+
 def _config(task: Task, mode: str, seed: int) -> RunConfig:
-    return load_config(task.recipe, [*task.settings, *MODES[mode], "launcher=inline", f"seed={seed}"])
-
-
-def _train_all(tasks: Mapping[str, Task], jobs: Sequence[tuple[str, str, int]]) -> list[dict[str, Any]]:
-    """The answers of `trainer` to all jobs (task, mode, seed), in their order; as many at a time as there are cores."""
-    count = min(len(jobs), psutil.cpu_count() or 1)
-    idle: SimpleQueue[Worker] = SimpleQueue()
-
-    def one(job: tuple[str, str, int]) -> dict[str, Any]:
-        name, mode, seed = job
-        task, worker = tasks[name], idle.get()
-        try:
-            found: dict[str, Any] = worker.ask(
-                recipe=str(task.recipe), settings=task.settings, window=task.window, mode=mode, seed=seed
-            )
-        finally:
-            idle.put(worker)
-        log.info("%s, seed %d, %s: area %.2f in %.0f s", name, seed, mode, fmean(found["returns"]), found["seconds"])
-        return found
-
-    # The pool is left last: when something goes wrong, ending the workers is what ends its threads.
-    with ThreadPoolExecutor(count) as pool, ExitStack() as stack:
-        for _ in range(count):
-            idle.put(stack.enter_context(Worker(f"{__name__}:trainer")))
-        return list(pool.map(one, jobs))
-
-
-@contextmanager
-def trainer() -> Iterator[Answer]:
-    """Trains one run when it is asked; see `train`."""
-
-    def answer(recipe: str, settings: Sequence[str], window: int, mode: str, seed: int) -> dict[str, Any]:
-        return train(_config(Task(recipe, tuple(settings), window), mode, seed))
-
-    yield answer
-
-
-def train(config: RunConfig) -> dict[str, Any]:
-    """One whole run: returns and successes by ticket, lag_mean of the samples trained on, seconds that it took.
-
-    RunHalted: it broke its promise of freshness.
-    """
-    checked = check(config)
-    training, lags = Training(), Lags()
-    with closing(build_pipeline(checked.config, checked.policy)) as pipeline:
-        pipeline.loop.observers += [training, lags]
-        began = time.monotonic()
-        pipeline.loop.train_until(config.training.versions)
-        seconds = time.monotonic() - began
-    lags.refuse_beyond(math.ceil(config.freshness.max_lag), config.freshness.bound, clean=True)
-    ended = training.in_order
-    wanted = config.training.versions * config.freshness.sync_interval * config.training.batch_size
-    assert len(ended) == wanted, f"{len(ended)} episodes for {wanted} samples"
-    return {
-        "returns": [episode.episode_return for episode in ended],
-        "successes": [float(episode.success) for episode in ended],
-        "lag_mean": lags.summary()["mean"],
-        "seconds": seconds,
-    }
+    return Job("", task.recipe, _settings(task, mode, seed)).config
