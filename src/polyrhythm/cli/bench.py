@@ -1,18 +1,21 @@
-"""Measure a part of the system, beside what it is held against.
+"""Measure a part of the system, beside what it is held against. Minutes are of two cores.
 
-conductor: CPU time per request, by number of slots. roundtrip: from an observation to its action through processes.
-throughput: whole runs beside a plain loop, and the memory of sixteen simulators. weights: a model over the weights bus.
-metaworld: the quickstart in lock-step, with asynchronous rollout, with asynchronous training, and with both: seconds of
-wall clock per version, and what limits them (some ten minutes on two cores; needs the metaworld extra).
-learning: lock-step against full asynchrony with samples up to 1 and 2 versions old: areas under the learning curves of
-the same budget, ratios with intervals over the seeds; and the time to the same success where every stage sleeps (some
-twenty minutes on two cores; the tasks drawer and reach need the metaworld extra).
-overlap: stages that sleep, in the same four modes, beside the limit of the simulated cluster; NAME=VALUE words change
-the scene (env_batches rows simulators generators sim_latency infer_latency train_latency episode_steps max_lag seed).
-fidelity: ten such scenes, live and simulated. batching: auto against the best fixed batching of a grid, simulated (half
-an hour). papers: tables of the RL-VLA3 and ROLL Flash papers beside what the simulated cluster says (some minutes).
-peers: Sample Factory, TorchRL, Stable-Baselines3 and a plain loop on such a scene and on that of throughput; makes an
-environment for each, which takes a package index and 5 GB (some forty minutes).
+conductor   CPU time per request, by the number of slots
+roundtrip   from an observation to its action through processes
+throughput  whole runs beside a plain loop; memory of sixteen simulators
+weights     a model over the weights bus, beside bare copies
+update      one update of the learner beside the same maths by hand
+metaworld   the quickstart in lock-step and with each kind of asynchrony: seconds per version (10 minutes; metaworld)
+learning    lock-step against full asynchrony: areas under learning curves, and time to the same success where every
+            stage sleeps (20 minutes; the tasks drawer and reach need the metaworld extra)
+algorithms  every policy loss under growing staleness: areas under learning curves (an hour; drawer needs metaworld)
+overlap     stages that sleep, in four modes, beside the limit; NAME=VALUE words change the scene: env_batches rows
+            simulators generators sim_latency infer_latency train_latency episode_steps max_lag seed
+fidelity    ten such scenes, live and simulated
+batching    auto against the best fixed batching of a grid, simulated (half an hour)
+papers      tables of the RL-VLA3 and ROLL Flash papers beside what the simulated cluster says (some minutes)
+peers       Sample Factory, TorchRL, Stable-Baselines3 and a plain loop on the workloads of overlap and throughput;
+            makes an environment for each, which takes a package index and 5 GB (40 minutes)
 """
 
 from __future__ import annotations
@@ -41,13 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--versions", type=count, metavar="N", help="versions of a turn (metaworld: 6; overlap: 12; fidelity: 8)"
     )
-    parser.add_argument("--seeds", type=count, default=8, metavar="N", help="learning: seeds of each curve")
+    parser.add_argument("--seeds", type=count, metavar="N", help="seeds of each curve (learning: 8; algorithms: 5)")
     parser.add_argument(
         "--tasks",
-        type=_parts,
-        default=PARTS[:-1],
+        type=_names,
+        default=(),
         metavar="NAME,NAME",
-        help=f"learning: some of {', '.join(PARTS)} (all but the last)",
+        help=f"learning: some of {', '.join(PARTS)} (all but the last); algorithms: some of {', '.join(PARTS[1:3])}",
     )
     parser.add_argument(
         "--repeats",
@@ -55,7 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="interleaved turns (5; metaworld, overlap, peers: 3), seeds of learning's wall_clock and of batching (3)",
     )
-    parser.add_argument("--only", type=_names, default=(), metavar="NAME,NAME", help="peers: these, and the plain loop")
+    parser.add_argument(
+        "--only",
+        type=_names,
+        default=(),
+        metavar="NAME,NAME",
+        help="peers: these, and the plain loop; algorithms: these objectives",
+    )
     parser.add_argument("--environments", type=Path, metavar="FOLDER", help="peers: where theirs are, or are made")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -127,13 +136,39 @@ def _metaworld(arguments: argparse.Namespace) -> dict[str, Any]:
     return metaworld.run(arguments.versions or 6, arguments.repeats or 3)
 
 
+def _update(arguments: argparse.Namespace) -> dict[str, Any]:
+    from polyrhythm.benchmarks import update
+
+    return update.run(arguments.repeats or 7)
+
+
 def _learning(arguments: argparse.Namespace) -> dict[str, Any]:
     from polyrhythm.benchmarks import learning, wall_clock
 
-    tasks = {name: task for name, task in learning.TASKS.items() if name in arguments.tasks}
+    chosen = _chosen("--tasks", arguments.tasks, PARTS) or PARTS[:-1]
+    tasks = {name: task for name, task in learning.TASKS.items() if name in chosen}
     learning.refuse(tasks)
-    found = {"wall_clock": wall_clock.run(arguments.repeats or 3)} if "wall_clock" in arguments.tasks else {}
-    return {"parts": found | (learning.run(tasks, arguments.seeds) if tasks else {})}
+    found = {"wall_clock": wall_clock.run(arguments.repeats or 3)} if "wall_clock" in chosen else {}
+    return {"parts": found | (learning.run(tasks, arguments.seeds or 8) if tasks else {})}
+
+
+def _algorithms(arguments: argparse.Namespace) -> dict[str, Any]:
+    from polyrhythm.benchmarks import algorithms
+
+    chosen = _chosen("--tasks", arguments.tasks, tuple(algorithms.TASKS)) or algorithms.TASKS
+    tasks = {name: task for name, task in algorithms.TASKS.items() if name in chosen}
+    objectives = _chosen("--only", arguments.only, tuple(algorithms.OBJECTIVES))
+    return {"parts": algorithms.run(tasks, arguments.seeds or 5, objectives)}
+
+
+def _chosen(option: str, names: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
+    """The names, if they are known. Raises ConfigError."""
+    from polyrhythm.errors import ConfigError
+
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{option} {name}: it is not one of {', '.join(known)}")
+    return names
 
 
 def _overlap(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -172,8 +207,10 @@ _BENCHMARKS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "roundtrip": _roundtrip,
     "throughput": _throughput,
     "weights": _weights,
+    "update": _update,
     "metaworld": _metaworld,
     "learning": _learning,
+    "algorithms": _algorithms,
     "overlap": _overlap,
     "fidelity": _fidelity,
     "batching": _batching,
@@ -181,14 +218,6 @@ _BENCHMARKS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "peers": _peers,
 }
 NAMES = tuple(_BENCHMARKS)
-
-
-def _parts(text: str) -> tuple[str, ...]:
-    parts = tuple(text.split(","))
-    for part in parts:
-        if part not in PARTS:
-            raise argparse.ArgumentTypeError(f"{part!r} is not one of {', '.join(PARTS)}")
-    return parts
 
 
 def _names(text: str) -> tuple[str, ...]:

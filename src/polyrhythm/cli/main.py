@@ -107,7 +107,11 @@ def _dispatch(words: Sequence[str]) -> int:
         raise AssertionError("argparse accepts no unknown command")
     name = {"eval": "evaluate"}.get(command, command)
     module = cast(CommandModule, importlib.import_module(f"polyrhythm.cli.{name}"))
-    parser = argparse.ArgumentParser(prog=f"polyrhythm {command}", description=(module.__doc__ or "").strip())
+    parser = argparse.ArgumentParser(
+        prog=f"polyrhythm {command}",
+        description=(module.__doc__ or "").strip(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     module.add_arguments(parser)
     return module.run(parser.parse_intermixed_args(words[1:]))
 

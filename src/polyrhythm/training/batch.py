@@ -101,6 +101,9 @@ class Decisions:
     def parts(self, size: int, device: torch.device) -> Iterator[Decisions]:
         """Consecutive views of at most `size` decisions (0: all at once), each moved to `device` when it is due."""
         size = size or len(self)
+        if size >= len(self) and device.type == "cpu":
+            yield self
+            return
         for start in range(0, len(self), size):
             yield self._each(lambda x, s=start: x[s : s + size].to(device, non_blocking=True))  # type: ignore[misc]
 

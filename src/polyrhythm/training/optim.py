@@ -90,8 +90,11 @@ class AdamW:
 
 
 def adamw(module: nn.Module, *, lr: float, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999)) -> AdamW:
-    """AdamW over the trainable parameters; only matrices and larger decay (no biases, norms or scales)."""
+    """AdamW over the trainable parameters; only matrices and larger decay (no biases, norms or scales). Without decay
+    all are one group, which is half the calls."""
     trainable = [p for p in module.parameters() if p.requires_grad]
+    if not weight_decay:
+        return AdamW([{"params": trainable, "weight_decay": 0.0}], lr=lr, betas=betas)
     groups = [
         {"params": [p for p in trainable if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0},
