@@ -86,7 +86,7 @@ def test_the_command_writes_what_its_page_reads(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", ["", str(results), "--out", str(tmp_path)])
     runpy.run_path(str(script), run_name="__main__")
     page = (tmp_path / "algorithms.md").read_text()
-    assert page.count("| tis |") == 1 + len(algorithms.ALPHAS)
+    assert page.count("\n| tis |") == 1 + len(algorithms.ALPHAS)
     drawn = ET.fromstring((tmp_path / "algorithms_cartpole.svg").read_text())
     assert len(drawn.findall(".//{http://www.w3.org/2000/svg}path[@class='line o0']")) == 1 + len(algorithms.ALPHAS)
 

@@ -226,6 +226,8 @@ def test_wrong_keys_and_values_name_path_value_and_remedy(change: dict[str, Any]
         ({"training": {"critic_warmup_updates": 3}}, "training.critic_warmup_updates", "all 3 updates"),
         ({"evaluation": {"episodes": 8, "greedy": False}}, "evaluation.episodes", "set one"),
         ({"evaluation": {"weights": "pause", "priority": "last"}}, "evaluation.priority", "set second_copy"),
+        ({"evaluation": {"priority": "last"}}, "evaluation.priority", "set evaluation.every"),
+        ({"evaluation": {"max_wait_s": 2.0}}, "evaluation.max_wait_s", "for priority last, not turns"),
     ],
 )
 def test_impossible_combinations_say_what_to_change(change: dict[str, Any], path: str, remedy: str) -> None:

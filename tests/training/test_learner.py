@@ -348,3 +348,44 @@ def test_mismatch_weights_are_those_of_the_two_engines_capped() -> None:
     assert "train/actor/mismatch_weight" not in plain
     assert 0.5 < weighed["train/actor/mismatch_weight"] <= 1.01
     assert weighed["train/actor/policy_loss"] != pytest.approx(plain["train/actor/policy_loss"], rel=1e-3)
+
+
+def test_a_sum_over_a_constant_is_the_mean_times_entries_over_the_constant() -> None:
+    data, gradients = stale(), []
+    entries = sum(int(t.valid.sum()) for t in data) * data[0].logprob.shape[2]
+    for objective in ({}, {"aggregation": "sum_over_constant", "aggregation_constant": 4.0 * entries}):
+        policy = ToyPolicy()
+        settings = algorithm(value={"coef": 0.0}, entropy_coef=0.0, **objective)
+        learner = Learner(policy, settings, training(optimizer={"grad_clip": None}), total_updates=1, seed=0)
+        next(learner.update(data, 0))
+        gradients.append(policy.logits.weight.grad)
+    torch.testing.assert_close(4.0 * gradients[1], gradients[0])
+
+
+@pytest.mark.parametrize("settings", [{}, {"kl": {"coef": 0.1}, "advantage": "v_trace"}, {"loss": "gspo"}])
+def test_what_autograd_keeps_is_bounded_by_the_micro_batch(settings: dict[str, Any]) -> None:
+    """Bytes saved for backward at a time: twice the micro-batch twice the bytes, twice the samples no more."""
+
+    def most(samples: int, micro: int) -> int:
+        kept = largest = 0
+
+        def keep(x: torch.Tensor) -> torch.Tensor:
+            nonlocal kept
+            kept += x.nbytes
+            return x
+
+        def give(x: torch.Tensor) -> torch.Tensor:
+            nonlocal kept, largest
+            largest, kept = max(largest, kept), 0  # a backward pass has begun
+            return x
+
+        learner = Learner(
+            ToyPolicy(), algorithm(**settings), training(micro_batch_steps=micro), total_updates=1, seed=0
+        )
+        with torch.autograd.graph.saved_tensors_hooks(keep, give):
+            finish(learner.update(collect(ToyPolicy(), (8,) * samples), 0))
+        return largest
+
+    parameters = sum(p.nbytes for p in ToyPolicy().parameters())
+    assert most(16, 4) <= most(4, 4) + parameters
+    assert most(4, 16) > 3 * (most(4, 4) - parameters)

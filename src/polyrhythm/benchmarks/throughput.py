@@ -79,6 +79,7 @@ def config(rows: int, launcher: str) -> Any:
             "training": {
                 "versions": _NEVER, "mini_batch_samples": rows, "epochs": 4, "minibatch_steps": max(512, rows * 32)
             },
+            "algorithm": {"proximal": "behavior"},
             "checkpoint": {"every_versions": _NEVER},
         }
     )  # fmt: skip

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +33,9 @@ LIMIT_RATIO = 1.1
 _GAMMA, _LAMBDA, _CLIP, _VALUE_COEF, _GRAD_CLIP, _LR = 0.99, 0.95, 0.2, 0.5, 1.0, 1e-4
 _ACTION = ActionSpec("continuous", 4, low=(-1.0,) * 4, high=(1.0,) * 4)
 _TASKS = (Task("press", "press the button"), Task("close", "close the door"))
+
+
+Update = Callable[[Sequence[Trajectory]], None]
 
 
 class Case(NamedTuple):
@@ -64,13 +67,35 @@ CASES = {
 
 def run(repeats: int = 7) -> dict[str, Any]:
     """Every case `repeats` times after one turn to warm up. Returns `within_limit`, and for each case in `modes`
-    ours_ms, plain_ms (medians), ratio (median over the turns), decisions, and difference (largest, of a weight)."""
+    ours_ms, plain_ms (medians), ratio (median over the turns), decisions, and difference (largest, of a weight);
+    `proximal`: for each case what an update takes without recomputing, as a ratio to the one that recomputes."""
     modes = {name: measure(case, repeats) for name, case in CASES.items()}
     return {
         "limit_ratio": LIMIT_RATIO,
         "within_limit": all(mode["ratio"] <= LIMIT_RATIO for mode in modes.values()),
+        "proximal": [{"case": name, **without_recomputing(case, repeats)} for name, case in CASES.items()],
         "modes": modes,
     }
+
+
+def without_recomputing(case: Case, repeats: int) -> dict[str, float]:
+    """interpolate, none (an objective that looks at no proximal policy): seconds over those of recompute, medians of
+    the ratios turn by turn; epochs, of which each costs a forward and a backward pass."""
+    policy, trajectories = case.policy.build(case.spec, 0), collect(case)
+    ways = {"recompute": {}, "interpolate": {"proximal": "interpolate"}, "none": {"loss": "tis"}}
+    turns: list[dict[str, float]] = []
+    for _ in range(repeats + 1):
+        prepared = {way: ours(copy.deepcopy(policy), case, **changes) for way, changes in ways.items()}
+        turns.append({way: _seconds(update, trajectories) for way, update in prepared.items()})
+    return {"epochs": case.epochs} | {
+        way: statistics.median(turn[way] / turn["recompute"] for turn in turns[1:]) for way in ("interpolate", "none")
+    }
+
+
+def _seconds(update: Update, trajectories: Sequence[Trajectory]) -> float:
+    begin = time.perf_counter()
+    update(trajectories)
+    return time.perf_counter() - begin
 
 
 def measure(case: Case, repeats: int) -> dict[str, Any]:
@@ -83,10 +108,7 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
         seconds = {}
         for update in order:
             own = copy.deepcopy(policy)
-            prepared = update(own, case)
-            begin = time.perf_counter()
-            prepared(trajectories)
-            seconds[update] = time.perf_counter() - begin, own
+            seconds[update] = _seconds(update(own, case), trajectories), own
         turns.append((seconds[ours][0], seconds[by_hand][0]))
     weights = [as_module(own).state_dict() for _, own in seconds.values()]
     difference = max(float((weights[0][name] - weights[1][name]).abs().max()) for name in weights[0])
@@ -100,10 +122,10 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
     }
 
 
-def ours(policy: Policy, case: Case) -> Any:
-    """An update by the learner."""
+def ours(policy: Policy, case: Case, **changes: Any) -> Update:
+    """An update by the learner, with changes to `algorithm`."""
     algorithm = AlgorithmSettings.model_validate(
-        {"gamma": _GAMMA, "gae_lambda": _LAMBDA, "loss": "decoupled_ppo", "value": {"coef": _VALUE_COEF}}
+        {"gamma": _GAMMA, "gae_lambda": _LAMBDA, "loss": "decoupled_ppo", "value": {"coef": _VALUE_COEF}} | changes
     )
     training = TrainingSettings.model_validate(
         {
@@ -115,10 +137,14 @@ def ours(policy: Policy, case: Case) -> Any:
         }
     )
     learner = Learner(policy, algorithm, training, total_updates=10, seed=0)
-    return lambda trajectories: finish(learner.update(trajectories, 0))
+
+    def update(trajectories: Sequence[Trajectory]) -> None:
+        finish(learner.update(trajectories, 0))
+
+    return update
 
 
-def by_hand(policy: Policy, case: Case) -> Any:
+def by_hand(policy: Policy, case: Case) -> Update:
     """The same update, written out."""
     parameters = list(as_module(policy).parameters())
     optimizer = torch.optim.AdamW(parameters, lr=_LR, weight_decay=0.0, fused=True)

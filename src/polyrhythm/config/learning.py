@@ -101,6 +101,11 @@ class EvaluationSettings(Section):
         if self.priority != "turns" and self.weights != "second_copy":
             why = f"with weights {self.weights} no generator serves both at a time; leave it out, or set second_copy"
             raise Refusal("priority", self.priority, why)
+        if self.priority != "turns" and not self.every:
+            why = "no evaluation goes on beside training; set evaluation.every, or leave it out"
+            raise Refusal("priority", self.priority, why)
+        if self.max_wait_s != EvaluationSettings.model_fields["max_wait_s"].default and self.priority != "last":
+            raise Refusal("max_wait_s", self.max_wait_s, f"it is for priority last, not {self.priority}; leave it out")
         if self.every and not (self.greedy or self.sampled):
             raise Refusal("every", self.every, "neither greedy nor sampled is true; set one, or every to 0")
         return self

@@ -70,7 +70,7 @@ class RolloutSettings(Section):
     """Who serves a request: any idle generator, each in turn, number i mod n for slot i, or the one it had before."""
     buckets: Buckets = "none"
     """Row counts that forward passes are padded to, for compiled inference: none, powers (of two), or a list."""
-    queue_key: str = ""
+    queue_key: Annotated[str, BeforeValidator(lambda value: "" if value is None else value)] = ""
     """module:function of a request, lowest served first; empty for the order of arrival."""
     episode_deadline_s: Positive = 600.0
     """Seconds after which a ticket is cancelled and issued again."""

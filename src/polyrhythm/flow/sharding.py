@@ -6,6 +6,7 @@ Invariant: the slots of an env batch are consecutive, not empty, and together co
 from __future__ import annotations
 
 import importlib
+import operator
 import traceback
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
@@ -38,7 +39,7 @@ def shard(
     shares = _shares(name, rows, strategy, generators)
     for size, generator in shares:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ValueError(f"sharding of {name}: a slot has {size!r} rows; every slot needs at least 1")
+            raise ValueError(f"sharding of {name}: a slot has {size!r} rows; give a whole number, 1 or more")
         if generator not in (None, ANY, *generators):
             names = ", ".join(generators)
             raise ValueError(f"sharding of {name}: there is no generator {generator!r}; there are {names}, and any")
@@ -81,8 +82,13 @@ def _shares(
 
 def _checked(result: object, strategy: str) -> Sequence[tuple[int, str | None]]:
     if isinstance(result, Sequence) and all(isinstance(item, tuple) and len(item) == 2 for item in result):
-        return cast(Sequence[tuple[int, str | None]], result)
+        return [(operator.index(rows) if _is_whole(rows) else rows, generator) for rows, generator in result]
     raise ValueError(f"sharding {strategy!r} returned {result!r}; it must return a list of (rows, generator or 'any')")
+
+
+def _is_whole(rows: object) -> bool:
+    """An int, also of another library's type (numpy's)."""
+    return hasattr(rows, "__index__") and not isinstance(rows, bool)
 
 
 def raised(error: Exception) -> str:
