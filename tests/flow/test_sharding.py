@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from polyrhythm.flow.sharding import EnvBatch, shard
@@ -62,3 +63,12 @@ def test_wrong_strategies_say_what_is_wrong(strategy: str | list[int], complaint
 def test_unknown_generator_is_refused() -> None:
     with pytest.raises(ValueError, match="there is no generator 'g9'; there are g0, g1"):
         shard("b", 7, f"{__name__}:to_nobody", ["g0", "g1"])
+
+
+def of_another_library(batch: EnvBatch, generators: Sequence[str]) -> list[tuple[object, str]]:
+    return [(np.int64(3), "any"), (np.int32(5), generators[0])]
+
+
+def test_sizes_of_another_librarys_integers_are_sizes() -> None:
+    info = shard("e.0", 8, "tests.flow.test_sharding:of_another_library", ["g"])
+    assert [(slot.rows, type(slot.rows), slot.generator) for slot in info.slots] == [(3, int, None), (5, int, "g")]
