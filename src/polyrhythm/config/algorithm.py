@@ -1,216 +1,26 @@
-"""Settings of the objective: from trajectories to a loss. docs/objectives.md has formulas, sources and advice."""
+"""Settings of the objective: from trajectories to a loss."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import model_validator
 
 from polyrhythm.config.base import Flag, Fraction, NotNegative, Positive, Refusal, Section
-from polyrhythm.config.registry import imported
-
-Clip = Annotated[float, Field(gt=0, lt=1, strict=True)]
-Bound = Annotated[float, Field(gt=1, strict=True)]
-#: A user's function; its settings are whatever it takes.
-_OWN = "module:function"
-
-
-class OwnFunction(Section):
-    """A function of your own, and its keywords."""
-
-    type: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
-    """module:function."""
-    settings: dict[str, Any] = Field(default_factory=dict)
-    """Its keywords."""
-
-    def function(self) -> Callable[..., Any]:
-        """What `type` names. Refusal: it is not there, or is no function."""
-        found = imported(self.type, self.type, "a function")
-        if not callable(found):
-            raise Refusal("type", self.type, f"it is {type(found).__name__}; name a function")
-        own: Callable[..., Any] = found
-        return own
-
-    @model_validator(mode="after")
-    def _takes_its_settings(self) -> OwnFunction:
-        keywords = inspect.signature(self.function()).parameters.values()
-        if any(keyword.kind is keyword.VAR_KEYWORD for keyword in keywords):
-            return self
-        names = [keyword.name for keyword in list(keywords)[1:]]
-        for unknown in (name for name in self.settings if name not in names):
-            taken = ", ".join(names) or "nothing else"
-            raise Refusal(f"settings.{unknown}", self.settings[unknown], f"{self.type} takes {taken}; leave it out")
-        return self
-
-
-class GaeAdvantage(Section):
-    """Generalised advantage estimation against the value function."""
-
-    type: Literal["gae"] = "gae"
-    """The estimate's name."""
-
-
-class VTraceAdvantage(Section):
-    """V-trace: as gae, corrected for samples of older policies; costs one forward pass."""
-
-    type: Literal["v_trace"] = "v_trace"
-    """The estimate's name."""
-    rho_cap: Positive = 1.0
-    """Largest weight of a step's own temporal difference; decides which policy's value is learned."""
-    trace_cap: Positive = 1.0
-    """Largest weight of a step in those before it; decides how fast."""
-
-
-class GrpoAdvantage(Section):
-    """An episode's return against those of its group (groups.size > 1)."""
-
-    type: Literal["grpo"] = "grpo"
-    """The estimate's name."""
-    std: Literal["sample", "population", "none"] = "sample"
-    """Divide by the group's standard deviation, by size - 1 or by size; none leaves it out."""
-
-
-class RlooAdvantage(Section):
-    """An episode's return against the mean of the others of its group (groups.size > 1)."""
-
-    type: Literal["rloo"] = "rloo"
-    """The estimate's name."""
-
-
-class ReinforcePlusPlusAdvantage(Section):
-    """An episode's return, less the penalties still to come, whitened over the update."""
-
-    type: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
-    """The estimate's name."""
-    group_baseline: Flag = False
-    """Take the mean return of the group from each (groups.size > 1)."""
-
-
-class OwnAdvantage(OwnFunction):
-    """A function of your own, of (samples, *, keywords), see algorithms/advantages.py.
-
-    gamma and gae_lambda are given where it takes them.
-    """
-
-
-class PpoLoss(Section):
-    """PPO: the ratio to the proximal policy is clipped."""
-
-    type: Literal["ppo"] = "ppo"
-    """The loss's name."""
-    clip_low: Clip = 0.2
-    """The ratio is clipped below at 1 - clip_low."""
-    clip_high: Positive = 0.2
-    """The ratio is clipped above at 1 + clip_high; larger than clip_low is DAPO's clip-higher."""
-    dual_clip: Bound | None = None
-    """For negative advantages the loss is bounded by this multiple of the advantage; null for no bound."""
-
-
-class DecoupledPpoLoss(PpoLoss):
-    """PPO around the proximal policy, weighted by its ratio to the one that acted: for samples of older versions."""
-
-    type: Literal["decoupled_ppo"] = "decoupled_ppo"  # type: ignore[assignment]
-    """The loss's name."""
-    behave_weight_threshold: Positive | None = None
-    """Entries whose weight (proximal over behaviour) is larger are masked; null for none."""
-
-
-class GspoLoss(Section):
-    """PPO with one ratio for all entries of a decision, against the policy that acted."""
-
-    type: Literal["gspo"] = "gspo"
-    """The loss's name."""
-    clip_low: Clip = 0.2
-    """The ratio is clipped below at 1 - clip_low; long sequences of a language model want 3e-4."""
-    clip_high: Positive = 0.2
-    """The ratio is clipped above at 1 + clip_high; long sequences of a language model want 4e-4."""
-
-
-class VanillaLoss(Section):
-    """The policy gradient without any correction for staleness."""
-
-    type: Literal["vanilla"] = "vanilla"
-    """The loss's name."""
-
-
-class TisLoss(Section):
-    """Truncated importance sampling."""
-
-    type: Literal["tis"] = "tis"
-    """The loss's name."""
-    cap: Positive | None = 2.0
-    """Largest importance weight; null for any."""
-
-
-class CispoLoss(Section):
-    """Importance weights clipped on both sides."""
-
-    type: Literal["cispo"] = "cispo"
-    """The loss's name."""
-    clip_low: Annotated[float, Field(gt=0, le=1, strict=True)] = 1.0
-    """The weight is clipped below at 1 - clip_low; 1 for no lower bound."""
-    clip_high: Positive = 0.28
-    """The weight is clipped above at 1 + clip_high."""
-
-
-class ToprLoss(Section):
-    """What went well is imitated without a weight, what went badly has a truncated importance weight."""
-
-    type: Literal["topr"] = "topr"
-    """The loss's name."""
-    cap: Positive = 1.0
-    """Largest importance weight of a negative advantage."""
-    positive_weight: NotNegative = 1.0
-    """Factor on entries of positive advantage (weighted TOPR)."""
-    negative_weight: NotNegative = 1.0
-    """Factor on the others (weighted TOPR)."""
-
-
-class OwnLoss(OwnFunction):
-    """A function of your own, of (entries, *, keywords), see algorithms/losses.py."""
-
-    uses_proximal: Flag = False
-    """Whether it looks at the proximal log-probs, which may cost a forward pass."""
-
-
-def _named(value: Any) -> Any:
-    """A name alone is a section of its defaults."""
-    return {"type": value} if isinstance(value, str) else value
-
-
-def _type_of(default: str) -> Discriminator:
-    def choose(value: Any) -> Any:
-        name = getattr(value, "type", default) if isinstance(value, BaseModel) else default
-        name = value.get("type", name) if isinstance(value, dict) else name
-        return _OWN if isinstance(name, str) and ":" in name else name
-
-    return Discriminator(choose)
-
-
-Advantage = Annotated[
-    Annotated[GaeAdvantage, Tag("gae")]
-    | Annotated[VTraceAdvantage, Tag("v_trace")]
-    | Annotated[GrpoAdvantage, Tag("grpo")]
-    | Annotated[RlooAdvantage, Tag("rloo")]
-    | Annotated[ReinforcePlusPlusAdvantage, Tag("reinforce_plus_plus")]
-    | Annotated[OwnAdvantage, Tag(_OWN)],
-    _type_of("gae"),
-    BeforeValidator(_named),
-]
-Loss = Annotated[
-    Annotated[PpoLoss, Tag("ppo")]
-    | Annotated[DecoupledPpoLoss, Tag("decoupled_ppo")]
-    | Annotated[GspoLoss, Tag("gspo")]
-    | Annotated[VanillaLoss, Tag("vanilla")]
-    | Annotated[TisLoss, Tag("tis")]
-    | Annotated[CispoLoss, Tag("cispo")]
-    | Annotated[ToprLoss, Tag("topr")]
-    | Annotated[OwnLoss, Tag(_OWN)],
-    _type_of("ppo"),
-    BeforeValidator(_named),
-]
+from polyrhythm.config.objectives import (
+    Advantage,
+    Bound,
+    DecoupledPpoLoss,
+    GaeAdvantage,
+    GrpoAdvantage,
+    Loss,
+    OwnAdvantage,
+    OwnLoss,
+    PpoLoss,
+    ReinforcePlusPlusAdvantage,
+    RlooAdvantage,
+    VTraceAdvantage,
+)
 
 
 class ValueSettings(Section):
@@ -282,7 +92,7 @@ class AlgorithmSettings(Section):
         """Whether the loss looks at the proximal log-probs."""
         if isinstance(self.loss, OwnLoss):
             return self.loss.uses_proximal
-        return isinstance(self.loss, PpoLoss) or self.mismatch_cap is not None
+        return isinstance(self.loss, PpoLoss | DecoupledPpoLoss) or self.mismatch_cap is not None
 
     @property
     def recomputes(self) -> bool:

@@ -11,7 +11,8 @@ from torch import Tensor
 from polyrhythm.algorithms import levels
 from polyrhythm.algorithms.advantages import Advantages, Samples
 from polyrhythm.algorithms.losses import Entries, Terms
-from polyrhythm.config.algorithm import AlgorithmSettings, OwnFunction
+from polyrhythm.config.algorithm import AlgorithmSettings
+from polyrhythm.config.objectives import OwnFunction
 from polyrhythm.errors import ConfigError
 from polyrhythm.flow.sharding import raised
 from polyrhythm.policies.base import Policy

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyrhythm.algorithms.advantages import ADVANTAGES, Advantages, Estimate, Samples, gae
 from polyrhythm.algorithms.losses import POLICY_LOSSES, Entries, PolicyLoss, Terms
-from polyrhythm.config.algorithm import OwnFunction
+from polyrhythm.config.objectives import OwnFunction
 
 if TYPE_CHECKING:
     from polyrhythm.config.algorithm import AlgorithmSettings
