@@ -9,12 +9,21 @@ from polyrhythm.algorithms.figures import drift, explained_variance
 
 def test_drift_by_hand() -> None:
     e = entries((30,), seed=7)
-    got = drift(e)
+    got = drift(e, own_proximal=True)
     ratio = (e.logprob - e.proximal).exp()
     torch.testing.assert_close(got["ratio"], ratio)
     torch.testing.assert_close(got["proximal_approx_kl"], ratio - 1 - ratio.log())
     weight = (e.proximal - e.behavior).exp()
     torch.testing.assert_close(got["behav_approx_kl"], weight - 1 - weight.log())
+
+
+def test_drift_without_a_proximal_policy_is_from_the_one_that_acted() -> None:
+    e = entries((30,), seed=7)
+    got = drift(e, own_proximal=False)
+    ratio = (e.logprob - e.behavior).exp()
+    torch.testing.assert_close(got["ratio"], ratio)
+    torch.testing.assert_close(got["behav_approx_kl"], ratio - 1 - ratio.log())
+    assert "proximal_approx_kl" not in got
 
 
 def test_explained_variance() -> None:

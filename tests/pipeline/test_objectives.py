@@ -10,7 +10,7 @@ from tests.pipeline.runs import config
 
 from polyrhythm.algorithms.advantages import ADVANTAGES
 from polyrhythm.algorithms.losses import POLICY_LOSSES, Terms
-from polyrhythm.errors import ConfigError, PolyrhythmError
+from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.check import check
 
@@ -85,6 +85,22 @@ def breaking_later(entries):
     return plainest(entries)
 
 
+def looking(entries):
+    return plainest(entries) * (entries.proximal - entries.behavior).exp()
+
+
+def looking_back(samples):
+    return samples.rewards * samples.log_ratio.exp()
+
+
+def remembering(entries):
+    return Terms(plainest(entries), {"moved": entries.logprob * 2})
+
+
+def shadowing(entries):
+    return Terms(plainest(entries), {"ratio": entries.behavior})
+
+
 def no_advantage(samples):
     return samples.bootstrap
 
@@ -99,9 +115,11 @@ def with_advantage(name):
 
 @pytest.mark.parametrize("loss", POLICY_LOSSES)
 def test_every_loss_trains_on_stale_samples(loss):
+    start = check(config(**STALE)).policy.state_dict()
     weights, reports = trained(**STALE, algorithm={"loss": loss})
     assert len(reports) == 3
     assert all(x.isfinite().all() for x in weights.values())
+    assert not any(torch.equal(x, start[name]) for name, x in weights.items())
     assert max(report["staleness/lag_max"] for report in reports) > 0
 
 
@@ -132,10 +150,14 @@ def test_a_loss_of_ones_own_trains_as_ours_of_the_same_formula():
 
 
 def test_an_advantage_of_ones_own_trains_and_is_told_gamma():
-    ours, _ = trained(algorithm={"gamma": 1.0, "gae_lambda": 1.0})
-    theirs, _ = trained(**with_advantage("remaining_reward"))
-    assert ours.keys() == theirs.keys()
-    assert not all(torch.equal(ours[name], theirs[name]) for name in ours)
+    """Its advantages are all multiplied with gamma: unwhitened, so is the loss of the first step."""
+    found = []
+    for gamma in (1.0, 0.5):
+        changes = with_advantage("remaining_reward")
+        changes["algorithm"] |= {"gamma": gamma, "normalize_advantage": False, "loss": "vanilla"}
+        _, reports = trained(**changes, training={"epochs": 1, "minibatch_steps": 0})
+        found.append(reports[0]["train/actor/policy_loss"])
+    assert found[1] == pytest.approx(0.5 * found[0])
 
 
 REFUSED = [
@@ -145,6 +167,10 @@ REFUSED = [
     (with_loss("constant"), "its loss does not depend on entries.logprob; nothing would be learned"),
     (with_loss("mislabelled"), "its figure mean is a tensor \\[\\]; a tensor"),
     (with_loss("breaking"), "it raised RuntimeError: the formula has a hole .*test_objectives.py, line \\d+.; mend it"),
+    (with_loss("looking"), "it looks at entries.proximal; set algorithm.loss.uses_proximal true"),
+    (with_advantage("looking_back"), "it looks at samples.log_ratio; set algorithm.advantage.uses_proximal true"),
+    (with_loss("remembering"), "its figure moved has a gradient; detach it"),
+    (with_loss("shadowing"), "its figure ratio has the name of one of ours; rename it"),
     (with_advantage("no_advantage"), "its advantages is a tensor \\[2\\]; a tensor \\[5\\] is wanted"),
     (with_advantage("of_nothing"), "it returned NoneType; return the advantages, or advantages.Advantages"),
 ]
@@ -156,10 +182,42 @@ def test_nonsense_of_ones_own_is_refused_before_the_start(changes, words):
         check(config(**changes))
 
 
+UNKNOWN = [
+    ({"loss": "no.such:loss"}, r"algorithm.loss.type = no.such:loss: .*cannot be imported"),
+    ({"loss": "math:pi"}, r"algorithm.loss.type = math:pi: it is float; name a function"),
+    ({"loss": "builtins:max"}, r"algorithm.loss.type = builtins:max: .*name a function that is written in Python"),
+    ({"advantage": "math:loss"}, r"algorithm.advantage.type = math:loss: module math has no loss; name a function"),
+    (
+        {"loss": {"type": f"{HERE}:plainest", "settings": {"cap": 1}}},
+        r"algorithm.loss.settings.cap = 1: .*plainest takes factor; leave it out",
+    ),
+]
+
+
+@pytest.mark.parametrize(("objective", "words"), UNKNOWN)
+def test_what_is_not_there_is_refused_before_the_start(objective, words):
+    with pytest.raises(ConfigError, match=f"^{words}"):
+        check(config(algorithm=objective))
+
+
+def test_one_that_says_it_looks_at_the_proximal_policy_is_given_it():
+    changes = with_loss("looking")
+    changes["algorithm"]["loss"]["uses_proximal"] = True
+    _, reports = trained(**STALE, **changes)
+    assert all("train/actor/proximal_approx_kl" in report for report in reports)
+    _, reports = trained(**STALE, algorithm={"loss": "tis"})
+    assert not any("train/actor/proximal_approx_kl" in report for report in reports)
+    assert max(report["train/actor/behav_approx_kl"] for report in reports) > 0
+
+
 @pytest.mark.parametrize("launcher", ["inline", "local"])
 def test_a_loss_that_raises_at_run_time_ends_the_run_and_is_named(launcher, tmp_path, caplog):
     checked = check(config(**with_loss("breaking_later"), launcher=launcher))
-    with closing(build_pipeline(checked.config, checked.policy, tmp_path)) as pipeline:
-        with pytest.raises((RuntimeError, PolyrhythmError)) as failure:
-            pipeline.loop.train_until(1)
-        assert "the formula has a hole" in str(failure.value) + caplog.text
+    with (
+        closing(build_pipeline(checked.config, checked.policy, tmp_path)) as pipeline,
+        pytest.raises((RuntimeError, RunHalted), match="the formula has a hole") as failure,
+    ):
+        pipeline.loop.train_until(1)
+    if launcher == "local":
+        assert str(failure.value).startswith("trainer failed 5 times in a row in the same way")
+        assert caplog.text.count("in breaking_later") == 5, "the traceback of each"

@@ -193,7 +193,7 @@ def test_a_trainer_that_goes_back_to_an_older_state_rolls_back_what_it_had_train
 
 
 def test_a_station_that_cannot_start_ends_the_run_with_what_it_said(tmp_path):
-    with pytest.raises(RunHalted, match=r"simulator-0 failed 3 times in a row before it had done anything.*status 7"):
+    with pytest.raises(RunHalted, match=r"simulator-0 failed 3 times in a row before it stood ready.*status 7"):
         run(tmp_path, env={**ENV, "call": "build", "fault": "exit"})
     assert not children()
     assert not orphaned_folders()

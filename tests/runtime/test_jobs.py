@@ -27,8 +27,8 @@ def jobs() -> list[Job]:
     return [
         SimulatorJob("s", RUN.env.model_dump(mode="json"), SPEC, 6, tuple(infos), step_settings(RUN, built)),
         GeneratorJob("g", policy),
-        TrainerJob("t", policy, algorithm, training, 6, 2, TrainerStates("folder", 2)),
-        TrainerJob("t", policy, algorithm, training, 6, 2, None),
+        TrainerJob("t", policy, algorithm, training, 6, TrainerStates("folder", 2)),
+        TrainerJob("t", policy, algorithm, training, 6, None),
     ]
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from polyrhythm.config.running import SupervisionSettings
-from polyrhythm.runtime.supervision import MAX_FAILED_STARTS, Failures, Vigil
+from polyrhythm.runtime.supervision import MAX_FAILED_STARTS, MAX_SAME_WORDS, Failures, Vigil
 
 LIMITS = SupervisionSettings(
     heartbeat_s=20, start_s=300, reset_s=180, step_s=60, pass_s=100, update_s=900, max_failures=5
@@ -85,24 +85,53 @@ def test_a_unit_that_ends_is_forgotten() -> None:
         (["a+"] * 6, "6 failures, 5 are allowed (supervision.max_failures)"),
         (["a+", "b+", "c+", "a+", "b+", "c+"], "6 failures, 5 are allowed (supervision.max_failures)"),
         (["a-"] * (MAX_FAILED_STARTS - 1), ""),
-        (["a-"] * MAX_FAILED_STARTS, "a failed 3 times in a row before it had done anything"),
+        (["a-"] * MAX_FAILED_STARTS, "a failed 3 times in a row before it stood ready"),
         (["a-", "b-", "a-", "b-"], ""),
         (["a-", "a-", "a+", "a-", "a-"], ""),
-        (["a+", "a-", "a-", "a-"], "a failed 3 times in a row before it had done anything"),
+        (["a+", "a-", "a-", "a-"], "a failed 3 times in a row before it stood ready"),
     ],
 )
 def test_when_failures_end_a_run(story: list[str], verdict: str) -> None:
-    """`a+`: station a failed after it had worked for a while; `a-`: before."""
+    """`a+`: station a failed after it had stood ready; `a-`: before."""
     failures = Failures()
     said = ""
     for failure in story:
         assert said == "", "the run had ended"
-        failures.count(failure[0], got_far=failure[1] == "+")
+        failures.count(failure[0], was_present=failure[1] == "+")
         said = failures.verdict(failure[0], LIMITS)
     assert said == verdict
 
 
 def test_no_failure_at_all_can_be_asked_for() -> None:
     failures = Failures()
-    failures.count("a", got_far=True)
+    failures.count("a", was_present=True)
     assert failures.verdict("a", LIMITS.model_copy(update={"max_failures": 0})).startswith("1 failures")
+
+
+ANEW = "a failed 5 times in a row in the same way, and no update was done meanwhile"
+GENEROUS = LIMITS.model_copy(update={"max_failures": 100})
+
+
+@pytest.mark.parametrize(
+    ("story", "verdict"),
+    [
+        ([("hole", 3)] * (MAX_SAME_WORDS - 1), ""),
+        ([("hole", 3)] * MAX_SAME_WORDS, ANEW),
+        ([("hole", update) for update in range(20)], ""),
+        ([("", 3)] * 20, ""),
+        ([("hole", 3), ("", 3)] * 10, ""),
+        ([("hole", 3), ("nan", 3)] * 10, ""),
+        ([("nan", 3), *[("hole", 3)] * MAX_SAME_WORDS], ANEW),
+    ],
+)
+def test_a_station_that_raises_the_same_again_and_again_ends_the_run(
+    story: list[tuple[str, int]], verdict: str
+) -> None:
+    """Words that its program raised with ("": it was killed or hung), and updates of the run by then."""
+    failures, said = Failures(), ""
+    for words, updates in story:
+        assert said == "", "the run had ended"
+        failures.count("a", was_present=True, words=words, updates=updates)
+        failures.count("b", was_present=True)
+        said = failures.verdict("a", GENEROUS)
+    assert said == verdict

@@ -136,9 +136,9 @@ def test_values_that_do_not_fit_the_level_are_refused() -> None:
 )
 def test_only_what_needs_the_proximal_policy_asks_it(settings: dict[str, Any], passes: int) -> None:
     policy = ToyPolicy()
-    batch = collate(collect(policy))
+    batch = collate(collect(ToyPolicy()))
     decisions, _ = prepare(batch, algorithm(**settings), by(policy))
-    assert sum(policy.rows_seen) == passes * batch.decisions
+    assert sum(policy.rows_seen) == passes * batch.decisions + 2, "and the values at two cut ends"
     assert (decisions.alpha is not None) == (settings.get("proximal") == "interpolate")
 
 

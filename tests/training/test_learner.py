@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.training.toy import ToyPolicy, algorithm, collect, same, spoiled, training, weights
+from torch import Tensor
 
 from polyrhythm.algorithms.advantages import ADVANTAGES
 from polyrhythm.algorithms.losses import POLICY_LOSSES
@@ -20,7 +22,7 @@ from polyrhythm.training.steps import Metrics, finish
 VARIANTS: list[dict[str, Any]] = [
     {},
     *({"loss": loss} for loss in POLICY_LOSSES),
-    *({"advantage": advantage} for advantage in ADVANTAGES),
+    *({"advantage": advantage, "loss": "decoupled_ppo"} for advantage in ADVANTAGES),
     {"advantage": {"type": "reinforce_plus_plus", "group_baseline": True}, "kl": {"coef": 0.1, "place": "reward"}},
     {"kl": {"coef": 0.1, "estimator": "k2"}},
     {"proximal": "interpolate"},
@@ -33,6 +35,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"loss": {"type": "decoupled_ppo", "behave_weight_threshold": 2.0}},
     {"reward_level": "action", "logprob_level": "token", "aggregation": "trajectory_mean"},
 ]
+#: The version that a first update works on; the trajectories are of versions 0 to 3.
+NEWEST = 4
 SOURCES = {
     "train/actor/policy_loss",
     "train/actor/proximal_approx_kl",
@@ -64,7 +68,7 @@ def run(
     learner = Learner(policy, algorithm(**settings), training(**train), total_updates=10, seed=7)
     metrics: Metrics = {}
     for index in range(updates):
-        metrics = finish(learner.update(data, index))
+        metrics = finish(learner.update(data, index, version=index + NEWEST))
     return policy, metrics
 
 
@@ -90,7 +94,7 @@ def test_micro_batches_do_not_change_the_update(settings: dict[str, Any], micro:
 def test_forward_passes_never_exceed_the_micro_batch() -> None:
     policy, _ = run({"proximal": "recompute"}, {"minibatch_steps": 7, "micro_batch_steps": 3})
     assert max(policy.rows_seen) == 3
-    assert sum(policy.rows_seen) == 2 * 14
+    assert sum(policy.rows_seen) == 2 * 14 + 2, "recomputed, trained; and the values at two cut ends"
 
 
 @pytest.mark.parametrize("settings", VARIANTS)
@@ -153,12 +157,38 @@ def test_decoupled_is_ppo_without_staleness() -> None:
         torch.testing.assert_close(decoupled.state_dict()[name], x, atol=1e-5, rtol=1e-4)
 
 
-def test_gradient_is_the_plain_formula() -> None:
-    """One step of PPO at token level against the loss written out here, over all decisions at once."""
-    data, policy = stale(), ToyPolicy(detach=False)
+#: Parts of the objective, written out: of logπ_θ and logπ_b [N,C,A], A and logπ_ref.
+PLAIN: list[tuple[dict[str, Any], Callable[..., Tensor]]] = [
+    (
+        {"proximal": "behavior"},
+        lambda new, old, a, ref: -torch.minimum((new - old).exp() * a, (new - old).exp().clamp(0.8, 1.2) * a),
+    ),
+    (
+        {"mismatch_cap": 1.1},
+        lambda new, old, a, ref: -(new.detach() - old).exp().clamp(max=1.1) * (new - new.detach()).exp() * a,
+    ),
+    (
+        {"loss": "vanilla", "kl": {"coef": 0.3, "estimator": "k2"}},
+        lambda new, old, a, ref: -new * a + 0.15 * (new - ref) ** 2,
+    ),
+    (
+        {"loss": "tis", "kl": {"coef": 0.3}},
+        lambda new, old, a, ref: (
+            -(new.detach() - old).exp().clamp(max=2.0) * new * a + 0.3 * ((ref - new).exp() - 1 - (ref - new))
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "loss_of"), PLAIN)
+def test_gradient_is_the_plain_formula(changes: dict[str, Any], loss_of: Callable[..., Tensor]) -> None:
+    """One step at token level against the loss written out here, over all decisions at once."""
+    data, policy, other = stale(), ToyPolicy(detach=False), ToyPolicy(seed=5)
     plain = copy.deepcopy(policy)
-    settings = {"gamma": 0.9, "gae_lambda": 0.8, "value": {"coef": 0.5}, "entropy_coef": 0.1, "proximal": "behavior"}
+    settings = {"gamma": 0.9, "gae_lambda": 0.8, "value": {"coef": 0.5}, "entropy_coef": 0.1} | changes
     learner = Learner(policy, algorithm(**settings), training(optimizer={"grad_clip": None}), total_updates=1, seed=0)
+    if "kl" in settings:
+        learner.load_state_dict(learner.state_dict() | {"reference": other.state_dict()})
     next(learner.update(data, 0))
     seen = [p.grad.clone() for p in policy.parameters() if p.grad is not None]
 
@@ -180,9 +210,9 @@ def test_gradient_is_the_plain_formula() -> None:
     old = torch.from_numpy(np.concatenate([t.logprob for t in data]))
     mask = torch.from_numpy(np.concatenate([t.valid for t in data])).unsqueeze(-1).expand_as(old)
     e = plain.evaluate(obs, {"tokens": tokens})
-    ratio, a = (e.logprob - old).exp(), adv.reshape(-1, 1, 1)
-    objective = torch.minimum(ratio * a, ratio.clamp(0.8, 1.2) * a)
-    loss = -objective[mask].mean() + 0.5 * (0.5 * (e.value - target) ** 2).mean() - 0.1 * e.entropy[mask].mean()
+    reference = other.evaluate(obs, {"tokens": tokens}).logprob.detach()
+    losses = loss_of(e.logprob, old, adv.reshape(-1, 1, 1), reference)
+    loss = losses[mask].mean() + 0.5 * (0.5 * (e.value - target) ** 2).mean() - 0.1 * e.entropy[mask].mean()
     loss.backward()
     for got, p in zip(seen, plain.parameters(), strict=True):
         torch.testing.assert_close(got, p.grad, atol=1e-6, rtol=1e-5)
@@ -219,8 +249,7 @@ def test_critic_warmup_leaves_the_policy_alone_to_the_bit() -> None:
     start = weights(policy)
     for index in range(2):
         metrics = finish(learner.update(stale(), index))
-        assert metrics["train/actor/behav_approx_kl"] == 0.0  # π_prox is the behaviour here
-        assert metrics["train/actor/proximal_approx_kl"] > 0  # reported although not trained
+        assert metrics["train/actor/behav_approx_kl"] > 0  # reported although not trained
     after = weights(policy)
     critic = {name for name in start if name.startswith("critic")}
     assert same({n: start[n] for n in start.keys() - critic}, after)
@@ -298,7 +327,7 @@ def test_the_distance_to_the_reference_holds_the_policy_back() -> None:
 
 @pytest.mark.parametrize("advantage", ["gae", "v_trace"])
 def test_no_forward_pass_of_any_policy_exceeds_the_micro_batch(advantage: str) -> None:
-    settings = algorithm(kl={"coef": 0.1}, advantage=advantage, bootstrap="always")
+    settings = algorithm(kl={"coef": 0.1}, advantage=advantage, loss="decoupled_ppo", bootstrap="always")
     train = training(minibatch_steps=7, micro_batch_steps=2)
     learner = Learner(ToyPolicy(), settings, train, total_updates=4, seed=3)
     finish(learner.update(stale(), 0))
@@ -326,13 +355,13 @@ def test_interpolation_is_off_by_what_is_left_to_the_recomputed_policy() -> None
     data = stale()
     policy = ToyPolicy()
     learner = Learner(policy, algorithm(proximal="interpolate"), training(epochs=2), total_updates=8, seed=3)
-    metrics = finish(learner.update(data, 3))
+    metrics = finish(learner.update(data, 3, version=NEWEST))
     fresh, total, count = ToyPolicy(), 0.0, 0
     for t in data:
         inputs = {"tokens": torch.from_numpy(t.forward_inputs["tokens"])}
         now = fresh.evaluate({"x": torch.from_numpy(t.obs["x"][:-1])}, inputs).logprob.detach().numpy()
         for k in range(t.steps):
-            age = 4 - int(t.version[k])
+            age = NEWEST - int(t.version[k])
             alpha = (age - 1) / age
             for c in range(t.valid.shape[1]):
                 if t.valid[k, c]:
@@ -362,7 +391,9 @@ def test_a_sum_over_a_constant_is_the_mean_times_entries_over_the_constant() -> 
     torch.testing.assert_close(4.0 * gradients[1], gradients[0])
 
 
-@pytest.mark.parametrize("settings", [{}, {"kl": {"coef": 0.1}, "advantage": "v_trace"}, {"loss": "gspo"}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"kl": {"coef": 0.1}, "advantage": "v_trace", "loss": "tis"}, {"loss": "gspo"}]
+)
 def test_what_autograd_keeps_is_bounded_by_the_micro_batch(settings: dict[str, Any]) -> None:
     """Bytes saved for backward at a time: twice the micro-batch twice the bytes, twice the samples no more."""
 

@@ -48,7 +48,6 @@ class ToyPolicy(nn.Module):
         return Act(tokens.float(), picked.float(), value.float(), {"tokens": tokens})
 
     def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
-        self.rows_seen.append(len(obs["x"]))
         logp, value = self._heads(obs)
         picked = logp.gather(-1, forward_inputs["tokens"].unsqueeze(-1)).squeeze(-1)
         return Evaluation(picked, value, -(logp.exp() * logp).sum(-1))
@@ -61,6 +60,7 @@ class ToyPolicy(nn.Module):
         return -logp.gather(-1, actions.long().unsqueeze(-1)).mean()
 
     def _heads(self, obs: Observations) -> tuple[Tensor, Tensor]:
+        self.rows_seen.append(len(obs["x"]))
         feature = self.trunk(obs["x"].to(self.critic.weight.dtype))
         logp = self.logits(feature).reshape(-1, CHUNK, DIM, CHOICES).log_softmax(-1)
         value = self.critic(feature.detach() if self.detach else feature)

@@ -3,10 +3,10 @@
 Packed means that the decisions of all trajectories stand one after another, without padding: trajectory 0
 complete and in time order, then trajectory 1, and so on.
 
-Every estimate has the same form: `estimate(samples, *, settings by keyword) -> Advantages`, and stands in `ADVANTAGES`
-under the name that `algorithm.advantage.type` gives; its keywords are that section's fields, gamma and gae_lambda. A
-new one is one function and one line in the table, or a user's `module:function`, which may give the advantages alone.
-Those without a value function give the returns of `gae` for whoever trains one nevertheless.
+Every estimate has the same form: `estimate(samples, *, settings by keyword)`, and stands in `ADVANTAGES` under the name
+that `algorithm.advantage.type` gives; its keywords are that section's fields, gamma and gae_lambda. It gives
+`Advantages`, or a tensor where it has no returns of its own (a value function is then trained on those of `gae`). A new
+one is one function and one line in the table, or a user's `module:function`.
 
 Sources: Schulman et al. 2016 (GAE), truncation as in Pardo et al. 2018; Espeholt et al. 2018 (V-trace); Shao et al.
 2024 (GRPO); Ahmadian et al. 2024 (RLOO); Hu 2025 (REINFORCE++). Deviation: masked entries are skipped instead of
@@ -56,7 +56,7 @@ class Advantages(NamedTuple):
     returns: Tensor
 
 
-Estimate = Callable[..., Advantages]
+Estimate = Callable[..., Advantages | Tensor]
 
 
 def gae(samples: Samples, *, gamma: float, gae_lambda: float) -> Advantages:
@@ -87,37 +87,32 @@ def v_trace(samples: Samples, *, gamma: float, gae_lambda: float, rho_cap: float
     return Advantages(entries.put(advantage), entries.put(target))
 
 
-def grpo(samples: Samples, *, gamma: float, gae_lambda: float, std: GroupStd = "sample") -> Advantages:
+def grpo(samples: Samples, *, std: GroupStd = "sample") -> Tensor:
     """A_i = (R_i − mean_g)/(std_g + 1e-6): a trajectory's whole reward against its group's, at all its entries.
 
     std divides by the group's size − 1 (sample) or by its size (population), or is left out (none, as in Dr. GRPO). A
     group of one, or of equal scores, gives 0.
     Example: scores (1, 0, 0, 1), one group → mean 0.5, std 0.577 → (0.866, -0.866, -0.866, 0.866).
     """
-    scores = _scores(samples.rewards, samples)
-    count, place = _groups(samples)
-    centred = scores - (_sums(scores, place, count) / count)[place]
+    groups = _Groups(samples)
+    centred = groups.centred(_scores(samples.rewards, samples))
     if std != "none":
-        freedom = (count - 1).clamp(min=1) if std == "sample" else count
-        centred = centred / ((_sums(centred.square(), place, count) / freedom).sqrt()[place] + 1e-6)
-    return Advantages(_at_all_entries(centred, samples), gae(samples, gamma=gamma, gae_lambda=gae_lambda).returns)
+        freedom = (groups.count - 1).clamp(min=1) if std == "sample" else groups.count
+        centred = centred / ((groups.sums(centred.square()) / freedom).sqrt()[groups.place] + 1e-6)
+    return _at_all_entries(centred, samples)
 
 
-def rloo(samples: Samples, *, gamma: float, gae_lambda: float) -> Advantages:
+def rloo(samples: Samples) -> Tensor:
     """A_i = R_i − the mean score of the others of its group, at all its entries; a group of one gives 0.
 
-    Example: scores (1, 0, 0, 1), one group → (2/3, -2/3, -2/3, 2/3).
+    It is n/(n−1)·(R_i − mean_g). Example: scores (1, 0, 0, 1), one group → (2/3, -2/3, -2/3, 2/3).
     """
-    scores = _scores(samples.rewards, samples)
-    count, place = _groups(samples)
-    others = (_sums(scores, place, count)[place] - scores) / (count - 1).clamp(min=1)[place]
-    ahead = torch.where(count[place] > 1, scores - others, 0.0)
-    return Advantages(_at_all_entries(ahead, samples), gae(samples, gamma=gamma, gae_lambda=gae_lambda).returns)
+    groups = _Groups(samples)
+    factor = groups.count / (groups.count - 1).clamp(min=1)
+    return _at_all_entries(factor[groups.place] * groups.centred(_scores(samples.rewards, samples)), samples)
 
 
-def reinforce_plus_plus(
-    samples: Samples, *, gamma: float, gae_lambda: float, group_baseline: bool = False
-) -> Advantages:
+def reinforce_plus_plus(samples: Samples, *, group_baseline: bool = False) -> Tensor:
     """A_t = R + Σ_{k≥t} penalty_k: the trajectory's score at its last entry, −β·KL at each, summed from the back.
 
     group_baseline takes the mean score of the group from R. The whitening over the whole update that belongs to it is
@@ -127,11 +122,9 @@ def reinforce_plus_plus(
     entries = _Entries(samples)
     scores = _scores(samples.rewards - samples.penalty, samples)
     if group_baseline:
-        count, place = _groups(samples)
-        scores = scores - (_sums(scores, place, count) / count)[place]
+        scores = _Groups(samples).centred(scores)
     penalty = entries.put(entries.backward(entries.take(samples.penalty), 1.0))
-    returns = gae(samples, gamma=gamma, gae_lambda=gae_lambda).returns
-    return Advantages(_at_all_entries(scores, samples) + penalty, returns)
+    return _at_all_entries(scores, samples) + penalty
 
 
 ADVANTAGES: Mapping[str, Estimate] = MappingProxyType(
@@ -209,24 +202,31 @@ class _Entries:
         return table
 
 
+class _Groups:
+    """Which trajectories are compared. In float64: equal scores are to differ by nothing, not by their rounding."""
+
+    def __init__(self, samples: Samples) -> None:
+        _, self.place = torch.unique(samples.group, return_inverse=True)
+        self.count = torch.bincount(self.place).double()
+
+    def sums(self, x: Tensor) -> Tensor:
+        """x [M] summed by group."""
+        return torch.zeros_like(self.count).index_add_(0, self.place, x)
+
+    def centred(self, scores: Tensor) -> Tensor:
+        """scores [M] less the mean of their group; exactly 0 where all of a group are equal."""
+        first = torch.zeros_like(self.count).index_copy_(0, self.place, scores)  # one of each group
+        shifted = scores - first[self.place]
+        return shifted - (self.sums(shifted) / self.count)[self.place]
+
+
 def _scores(rewards: Tensor, samples: Samples) -> Tensor:
-    """The valid rewards of each trajectory in all, [M]."""
-    earned = torch.where(samples.valid, rewards, 0.0).reshape(len(rewards), -1).sum(1)
-    return _sums(earned, samples.trajectory, samples.bootstrap)
-
-
-def _groups(samples: Samples) -> tuple[Tensor, Tensor]:
-    """Members of each group [groups], and each trajectory's group as its index [M]."""
-    _, place = torch.unique(samples.group, return_inverse=True)
-    return torch.bincount(place).to(samples.rewards.dtype), place
-
-
-def _sums(x: Tensor, place: Tensor, like: Tensor) -> Tensor:
-    """Sums of x at equal places, shaped like `like`."""
-    return x.new_zeros(like.shape).index_add_(0, place, x)
+    """The valid rewards of each trajectory in all: [M] float64."""
+    earned = torch.where(samples.valid, rewards, 0.0).double().reshape(len(rewards), -1).sum(1)
+    return earned.new_zeros(samples.bootstrap.shape).index_add_(0, samples.trajectory, earned)
 
 
 def _at_all_entries(x: Tensor, samples: Samples) -> Tensor:
-    """x [M] at every valid entry of its trajectory."""
+    """x [M] at every valid entry of its trajectory, in the dtype of the rewards."""
     trailing = (1,) * (samples.valid.dim() - 1)
-    return torch.where(samples.valid, x[samples.trajectory].reshape(-1, *trailing), 0.0)
+    return torch.where(samples.valid, x[samples.trajectory].reshape(-1, *trailing), 0.0).to(samples.rewards.dtype)

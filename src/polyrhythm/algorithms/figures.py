@@ -9,10 +9,18 @@ from polyrhythm.algorithms.divergence import k3, log_ratio
 from polyrhythm.algorithms.losses import Entries
 
 
-def drift(entries: Entries) -> dict[str, Tensor]:
-    """Per entry, without gradient: ratio π_θ/π_prox, KL(π_prox ‖ π_θ) by k3 (this update's own move) and
-    KL(π_b ‖ π_prox) (staleness; 0 where the proximal policy is the behaviour)."""
+def drift(entries: Entries, *, own_proximal: bool) -> dict[str, Tensor]:
+    """Per entry, without gradient, divergences by k3. own_proximal: there is a proximal policy beside the behaviour.
+
+    With one: ratio π_θ/π_prox, KL(π_prox ‖ π_θ) (this update's own move) and KL(π_b ‖ π_prox) (staleness). Without:
+    ratio π_θ/π_b and KL(π_b ‖ π_θ) (both together).
+    """
     logprob = entries.logprob.detach()
+    if not own_proximal:
+        return {
+            "ratio": log_ratio(logprob, entries.behavior).exp(),
+            "behav_approx_kl": k3(entries.behavior, logprob),
+        }
     return {
         "ratio": log_ratio(logprob, entries.proximal).exp(),
         "proximal_approx_kl": k3(entries.proximal, logprob),

@@ -46,16 +46,12 @@ PolicyLoss = Callable[..., Terms]
 
 
 def ppo(entries: Entries, *, clip_low: float, clip_high: float, dual_clip: float | None = None) -> Terms:
-    """−min(ρA, clip(ρ, 1−ε_lo, 1+ε_hi)·A), for A < 0 at most dual_clip·|A| (Schulman 2017; Ye 2020 for dual clip).
+    """−min(rA, clip(r, 1−ε_lo, 1+ε_hi)·A), for A < 0 at most dual_clip·|A| (Schulman 2017; Ye 2020 for dual clip).
 
     clip_high > clip_low is DAPO's clip-higher. dual_clip: c > 1, or None for off.
-    Example: ρ = 2, A = 1, ε = 0.2 → −1.2. ρ = 5, A = −1, c = 3 → 3.
+    Example: r = 2, A = 1, ε = 0.2 → −1.2. r = 5, A = −1, c = 3 → 3.
     """
-    ratio = torch.exp(log_ratio(entries.logprob, entries.proximal))
-    plain = -entries.advantage * ratio
-    bounded = -entries.advantage * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    loss = torch.maximum(plain, bounded)
-    figures = {"clip_fraction": (bounded > plain).float()}
+    loss, figures = _clipped(log_ratio(entries.logprob, entries.proximal).exp(), entries, clip_low, clip_high)
     if dual_clip is not None:
         ceiling = -entries.advantage * dual_clip
         hit = (entries.advantage < 0) & (loss > ceiling)
@@ -98,10 +94,7 @@ def gspo(entries: Entries, *, clip_low: float, clip_high: float) -> Terms:
         axes = tuple(range(1, x.dim()))
         count = entries.mask.sum(axes, keepdim=True).clamp(min=1)
         x = (torch.where(entries.mask, x, 0.0).sum(axes, keepdim=True) / count).expand_as(x)
-    ratio = x.exp()
-    plain = -entries.advantage * ratio
-    bounded = -entries.advantage * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    return Terms(torch.maximum(plain, bounded), {"clip_fraction": (bounded > plain).float()})
+    return _clipped(x.exp(), entries, clip_low, clip_high)
 
 
 def vanilla(entries: Entries) -> Terms:
@@ -134,13 +127,21 @@ def cispo(entries: Entries, *, clip_low: float, clip_high: float) -> Terms:
 def topr(entries: Entries, *, cap: float, positive_weight: float, negative_weight: float) -> Terms:
     """−w₊·A·logπ_θ where A > 0, −w₋·sg(min(ρ, c))·A·logπ_θ elsewhere (Roux 2025; weighted: ROLL Flash, takeaway 4).
 
-    What went well is imitated whoever did it; what went badly is unlearned as far as the policy still does it. The
-    score whose sign decides is the advantage. Weights of 1 are plain TOPR.
+    What went well is imitated whoever did it; what went badly is unlearned as far as the policy still does it.
+    Deviation: the sign of the advantage decides for each entry, where the paper splits whole trajectories by their
+    return. Weights of 1 are plain TOPR.
     """
     ratio, good = _ratio_to_behavior(entries), entries.advantage > 0
     cut = ~good & (ratio > cap)
     weight = torch.where(good, positive_weight, negative_weight * ratio.clamp(max=cap))
     return Terms(-weight * entries.advantage * entries.logprob, {"truncated_fraction": cut.float()})
+
+
+def _clipped(ratio: Tensor, entries: Entries, clip_low: float, clip_high: float) -> Terms:
+    """PPO's surrogate of this ratio."""
+    plain = -entries.advantage * ratio
+    bounded = -entries.advantage * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    return Terms(torch.maximum(plain, bounded), {"clip_fraction": (bounded > plain).float()})
 
 
 def _ratio_to_behavior(entries: Entries) -> Tensor:

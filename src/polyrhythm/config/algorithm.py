@@ -14,8 +14,7 @@ from polyrhythm.config.objectives import (
     GaeAdvantage,
     GrpoAdvantage,
     Loss,
-    OwnAdvantage,
-    OwnLoss,
+    OwnFunction,
     PpoLoss,
     ReinforcePlusPlusAdvantage,
     RlooAdvantage,
@@ -48,6 +47,8 @@ class KlSettings(Section):
     def _k1_has_a_gradient(self) -> KlSettings:
         if self.coef and self.place == "loss" and self.estimator == "k1":
             raise Refusal("estimator", "k1", "its gradient as a loss is zero in expectation; use k2, or place reward")
+        if not self.coef and (self.estimator, self.place) != ("k3", "loss"):
+            raise Refusal("coef", self.coef, "there is no reference policy whose distance could be set; give a weight")
         return self
 
 
@@ -60,8 +61,8 @@ class AlgorithmSettings(Section):
     """Decay of the generalised advantage estimate."""
     advantage: Advantage = GaeAdvantage()
     """gae, v_trace, grpo, rloo, reinforce_plus_plus, or module:function; with settings as {type: …}."""
-    normalize_advantage: Flag = True
-    """Whiten advantages over the valid entries of an update; false leaves grpo's as they are by group."""
+    normalize_advantage: Flag | None = None
+    """Whiten advantages over the valid entries of an update; null for yes, but for grpo and rloo."""
     bootstrap: Literal["standard", "always"] = "standard"
     """Add the final observation's value where an episode was truncated (standard), or at every end (always)."""
     loss: Loss = PpoLoss()
@@ -88,16 +89,25 @@ class AlgorithmSettings(Section):
     """Distance to the reference policy."""
 
     @property
+    def whitens(self) -> bool:
+        """Whether advantages are whitened. Where groups are compared it would give a group of equals, which says
+        nothing, the update's mean."""
+        if self.normalize_advantage is None:
+            return not isinstance(self.advantage, GrpoAdvantage | RlooAdvantage)
+        return self.normalize_advantage
+
+    @property
     def uses_proximal(self) -> bool:
         """Whether the loss looks at the proximal log-probs."""
-        if isinstance(self.loss, OwnLoss):
+        if isinstance(self.loss, OwnFunction):
             return self.loss.uses_proximal
         return isinstance(self.loss, PpoLoss | DecoupledPpoLoss) or self.mismatch_cap is not None
 
     @property
     def recomputes(self) -> bool:
         """Whether log-probs are asked of the trainer before it trains."""
-        return self.proximal == "recompute" and (self.uses_proximal or self.advantage.type == "v_trace")
+        corrects = isinstance(self.advantage, OwnFunction) and self.advantage.uses_proximal
+        return self.proximal == "recompute" and (self.uses_proximal or corrects or self.advantage.type == "v_trace")
 
     @property
     def needs_groups(self) -> bool:
@@ -110,7 +120,7 @@ class AlgorithmSettings(Section):
     @property
     def needs_value(self) -> bool:
         """Whether the advantage is taken against the value function."""
-        return isinstance(self.advantage, GaeAdvantage | VTraceAdvantage | OwnAdvantage)
+        return isinstance(self.advantage, GaeAdvantage | VTraceAdvantage | OwnFunction)
 
     @model_validator(mode="after")
     def _parts_agree(self) -> AlgorithmSettings:
@@ -124,9 +134,7 @@ class AlgorithmSettings(Section):
             raise Refusal(
                 "reward_level", "action", "a ratio per chunk cannot carry advantages per action; use reward_level chunk"
             )
-        if self.advantage.type == "v_trace" and self.proximal != "recompute":
-            why = "v_trace compares the proximal policy with the one that acted; set algorithm.proximal recompute"
-            raise Refusal("proximal", self.proximal, why)
+        _check_proximal(self)
         if self.mismatch_cap is not None:
             _check_mismatch(self)
         if (self.aggregation == "sum_over_constant") != (self.aggregation_constant is not None):
@@ -138,10 +146,23 @@ class AlgorithmSettings(Section):
         return self
 
 
+def _check_proximal(algorithm: AlgorithmSettings) -> None:
+    corrects = isinstance(algorithm.advantage, OwnFunction) and algorithm.advantage.uses_proximal
+    if (algorithm.advantage.type == "v_trace" or corrects) and algorithm.proximal != "recompute":
+        why = f"{algorithm.advantage.type} compares the recomputed policy with the one that acted; set it to recompute"
+        raise Refusal("proximal", algorithm.proximal, why)
+    if algorithm.advantage.type == "v_trace" and algorithm.loss.type in ("ppo", "vanilla"):
+        why = "v_trace leaves the weight of a stale sample to the loss; use tis, cispo, topr, gspo or decoupled_ppo"
+        raise Refusal("loss.type", algorithm.loss.type, why)
+    if algorithm.proximal == "interpolate" and not algorithm.uses_proximal:
+        why = f"{algorithm.loss.type} looks at no proximal policy; leave it out, or use ppo or decoupled_ppo"
+        raise Refusal("proximal", "interpolate", why)
+
+
 def _check_mismatch(algorithm: AlgorithmSettings) -> None:
     if algorithm.proximal != "recompute":
         why = f"proximal {algorithm.proximal} never asks the trainer's engine; set algorithm.proximal recompute"
         raise Refusal("mismatch_cap", algorithm.mismatch_cap, why)
     if algorithm.loss.type not in ("ppo", "vanilla"):
-        why = f"{algorithm.loss.type} already weighs by the policy that acted; use ppo or vanilla, or null here"
+        why = f"with {algorithm.loss.type} samples would be weighed twice; use ppo or vanilla, or null here"
         raise Refusal("mismatch_cap", algorithm.mismatch_cap, why)

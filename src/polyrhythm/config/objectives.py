@@ -13,36 +13,39 @@ from polyrhythm.config.registry import imported
 
 Clip = Annotated[float, Field(gt=0, lt=1, strict=True)]
 Bound = Annotated[float, Field(gt=1, strict=True)]
-#: A user's function; its settings are whatever it takes.
+#: The tag of a user's function.
 _OWN = "module:function"
 
 
 class OwnFunction(Section):
-    """A function of your own, and its keywords."""
+    """A function of your own, of (entries, *, keywords) or (samples, *, keywords).
+
+    See algorithms/losses.py and algorithms/advantages.py; an advantage is given gamma and gae_lambda if it takes them.
+    """
 
     type: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
     """module:function."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Its keywords."""
+    uses_proximal: Flag = False
+    """Whether it looks at entries.proximal or samples.log_ratio, which costs a forward pass."""
 
     def function(self) -> Callable[..., Any]:
-        """What `type` names. Refusal: it is not there, or is no function."""
+        """What `type` names. Refusal: it is not there, is no function, or does not take its settings."""
         found = imported(self.type, self.type, "a function")
         if not callable(found):
             raise Refusal("type", self.type, f"it is {type(found).__name__}; name a function")
+        try:
+            keywords = inspect.signature(found).parameters.values()
+        except ValueError as error:
+            raise Refusal("type", self.type, f"{error}; name a function that is written in Python") from error
+        names = [keyword.name for keyword in list(keywords)[1:]]
+        if not any(keyword.kind is keyword.VAR_KEYWORD for keyword in keywords):
+            for unknown in (name for name in self.settings if name not in names):
+                taken = ", ".join(names) or "nothing else"
+                raise Refusal(f"settings.{unknown}", self.settings[unknown], f"{self.type} takes {taken}; leave it out")
         own: Callable[..., Any] = found
         return own
-
-    @model_validator(mode="after")
-    def _takes_its_settings(self) -> OwnFunction:
-        keywords = inspect.signature(self.function()).parameters.values()
-        if any(keyword.kind is keyword.VAR_KEYWORD for keyword in keywords):
-            return self
-        names = [keyword.name for keyword in list(keywords)[1:]]
-        for unknown in (name for name in self.settings if name not in names):
-            taken = ", ".join(names) or "nothing else"
-            raise Refusal(f"settings.{unknown}", self.settings[unknown], f"{self.type} takes {taken}; leave it out")
-        return self
 
 
 class GaeAdvantage(Section):
@@ -60,7 +63,13 @@ class VTraceAdvantage(Section):
     rho_cap: Positive = 1.0
     """Largest weight of a step's own temporal difference; decides which policy's value is learned."""
     trace_cap: Positive = 1.0
-    """Largest weight of a step in those before it; decides how fast."""
+    """Largest weight of a step in those before it, at most rho_cap; decides how fast."""
+
+    @model_validator(mode="after")
+    def _caps_are_in_order(self) -> VTraceAdvantage:
+        if self.trace_cap > self.rho_cap:
+            raise Refusal("trace_cap", self.trace_cap, f"larger than rho_cap {self.rho_cap:g}; lower it")
+        return self
 
 
 class GrpoAdvantage(Section):
@@ -86,13 +95,6 @@ class ReinforcePlusPlusAdvantage(Section):
     """The estimate's name."""
     group_baseline: Flag = False
     """Take the mean return of the group from each (groups.size > 1)."""
-
-
-class OwnAdvantage(OwnFunction):
-    """A function of your own, of (samples, *, keywords), see algorithms/advantages.py.
-
-    gamma and gae_lambda are given where it takes them.
-    """
 
 
 class PpoLoss(Section):
@@ -173,12 +175,11 @@ class ToprLoss(Section):
     negative_weight: NotNegative = 1.0
     """Factor on the others (weighted TOPR)."""
 
-
-class OwnLoss(OwnFunction):
-    """A function of your own, of (entries, *, keywords), see algorithms/losses.py."""
-
-    uses_proximal: Flag = False
-    """Whether it looks at the proximal log-probs, which may cost a forward pass."""
+    @model_validator(mode="after")
+    def _something_counts(self) -> ToprLoss:
+        if not self.positive_weight and not self.negative_weight:
+            raise Refusal("positive_weight", 0.0, "negative_weight is 0 too, so nothing is learned; raise one of them")
+        return self
 
 
 def _named(value: Any) -> Any:
@@ -201,7 +202,7 @@ Advantage = Annotated[
     | Annotated[GrpoAdvantage, Tag("grpo")]
     | Annotated[RlooAdvantage, Tag("rloo")]
     | Annotated[ReinforcePlusPlusAdvantage, Tag("reinforce_plus_plus")]
-    | Annotated[OwnAdvantage, Tag(_OWN)],
+    | Annotated[OwnFunction, Tag(_OWN)],
     _type_of("gae"),
     BeforeValidator(_named),
 ]
@@ -213,7 +214,7 @@ Loss = Annotated[
     | Annotated[TisLoss, Tag("tis")]
     | Annotated[CispoLoss, Tag("cispo")]
     | Annotated[ToprLoss, Tag("topr")]
-    | Annotated[OwnLoss, Tag(_OWN)],
+    | Annotated[OwnFunction, Tag(_OWN)],
     _type_of("ppo"),
     BeforeValidator(_named),
 ]

@@ -59,7 +59,7 @@ class SupervisionSettings(Section):
     update_s: Positive = 900.0
     """Seconds for one optimizer step, publication or save of the trainer."""
     max_failures: Whole = 100
-    """Failures of stations that a run survives."""
+    """Failures of stations that a run survives; fewer if one fails time and again in the same way."""
 
 
 class CheckpointSettings(Section):

@@ -149,12 +149,11 @@ def _check_advantage(config: RunConfig) -> None:
     if algorithm.needs_groups and config.groups.size == 1:
         why = f"{name} compares the samples of a group; make it 2 or more, or set algorithm.advantage gae"
         raise Refusal("groups.size", 1, why)
-    if config.training.critic_warmup_updates and not algorithm.needs_value:
-        raise Refusal(
-            "training.critic_warmup_updates",
-            config.training.critic_warmup_updates,
-            f"{name} uses no value function, so there is nothing to wait for; set it to 0",
-        )
+    warmup = config.training.critic_warmup_updates
+    if warmup and not (algorithm.needs_value and algorithm.value.coef):
+        who = f"{name} uses no value function" if algorithm.value.coef else "algorithm.value.coef is 0"
+        why = f"{who}, so there is nothing to wait for; set it to 0"
+        raise Refusal("training.critic_warmup_updates", warmup, why)
     if config.rollout.segment_steps and not algorithm.needs_value:
         why = f"{name} judges whole episodes; set it to 0, or algorithm.advantage to gae"
         raise Refusal("rollout.segment_steps", config.rollout.segment_steps, why)

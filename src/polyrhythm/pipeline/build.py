@@ -288,7 +288,6 @@ def _jobs(
             config.algorithm.model_dump(mode="json"),
             config.training.model_dump(mode="json"),
             total_updates=config.training.versions * config.freshness.sync_interval,
-            sync_interval=config.freshness.sync_interval,
             states=states,
         )
         jobs.append((job, Seat(seats.trainer.device, seats.trainer.threads)))

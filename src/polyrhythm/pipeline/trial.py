@@ -12,6 +12,7 @@ from polyrhythm.algorithms import levels
 from polyrhythm.algorithms.advantages import Advantages, Samples
 from polyrhythm.algorithms.losses import Entries, Terms
 from polyrhythm.config.algorithm import AlgorithmSettings
+from polyrhythm.config.base import Refusal
 from polyrhythm.config.objectives import OwnFunction
 from polyrhythm.errors import ConfigError
 from polyrhythm.flow.sharding import raised
@@ -20,6 +21,11 @@ from polyrhythm.training.choose import advantage_estimate, policy_loss
 
 #: Decisions of the two trajectories that are tried; the last chunk is cut short.
 _STEPS = (3, 2)
+#: Figures of the learner's own.
+_TAKEN = {
+    *("ratio", "proximal_approx_kl", "behav_approx_kl", "interpolation_error", "mismatch_weight", "reference_kl"),
+    *("policy_loss", "entropy_loss", "grad_norm", "early_stopped", "lr", "average_version", "current_version"),
+}
 
 
 def try_objective(algorithm: AlgorithmSettings, policy: Policy) -> None:
@@ -27,38 +33,59 @@ def try_objective(algorithm: AlgorithmSettings, policy: Policy) -> None:
     valid = torch.ones(sum(_STEPS), policy.chunk, dtype=torch.bool)
     valid[-1, 1:] = False
     if isinstance(algorithm.loss, OwnFunction):
-        _try_loss(algorithm, valid, policy.action_dim)
+        _try_loss(algorithm, algorithm.loss, valid, policy.action_dim)
     if isinstance(algorithm.advantage, OwnFunction):
-        _try_advantage(algorithm, valid)
+        _try_advantage(algorithm, algorithm.advantage, valid)
 
 
-def _try_loss(algorithm: AlgorithmSettings, valid: Tensor, action_dim: int) -> None:
-    what = f"algorithm.loss.type = {algorithm.loss.type}"
+def _try_loss(algorithm: AlgorithmSettings, own: OwnFunction, valid: Tensor, action_dim: int) -> None:
+    what = f"algorithm.loss.type = {own.type}"
+    loss = _loaded("algorithm.loss", lambda: policy_loss(algorithm))
     mask = levels.mask(valid, algorithm.logprob_level, action_dim)
     logprob, proximal, behavior, advantage = (torch.where(mask, x, 0.0) for x in _noise(4, mask))
-    logprob.requires_grad_()
-    terms = _called(what, policy_loss(algorithm), Entries(logprob, proximal, behavior, advantage, mask))
+    entries = Entries(logprob.requires_grad_(), proximal, behavior, advantage, mask)
+    terms = _called(what, loss, entries)
     if not isinstance(terms, Terms):
         raise ConfigError(f"{what}: it returned {_name(terms)}; return the loss per entry, or losses.Terms")
     _refuse_unlike(f"{what}: its loss", terms.loss, mask)
     for name, figure in terms.figures.items():
         _refuse_unlike(f"{what}: its figure {name}", figure, mask)
+        if figure.requires_grad:
+            raise ConfigError(f"{what}: its figure {name} has a gradient; detach it")
+        if name in _TAKEN:
+            raise ConfigError(f"{what}: its figure {name} has the name of one of ours; rename it")
     if not terms.loss.requires_grad:
         raise ConfigError(f"{what}: its loss does not depend on entries.logprob; nothing would be learned")
+    again = _called(what, loss, entries._replace(proximal=behavior))
+    assert isinstance(again, Terms)
+    if not own.uses_proximal and not torch.equal(terms.loss, again.loss):
+        raise ConfigError(f"{what}: it looks at entries.proximal; set algorithm.loss.uses_proximal true")
 
 
-def _try_advantage(algorithm: AlgorithmSettings, valid: Tensor) -> None:
-    what = f"algorithm.advantage.type = {algorithm.advantage.type}"
+def _try_advantage(algorithm: AlgorithmSettings, own: OwnFunction, valid: Tensor) -> None:
+    what = f"algorithm.advantage.type = {own.type}"
+    estimate = _loaded("algorithm.advantage", lambda: advantage_estimate(algorithm))
     mask = levels.reward_mask(valid, algorithm.reward_level)
     rewards, penalty, values, log_ratio = (torch.where(mask, x, 0.0) for x in _noise(4, mask))
     trajectory = torch.repeat_interleave(torch.arange(len(_STEPS)), torch.tensor(_STEPS))
     ends, group = torch.zeros(len(_STEPS)), torch.zeros(len(_STEPS), dtype=torch.int64)
     samples = Samples(rewards, penalty, values, mask, log_ratio, trajectory, ends, group)
-    given = _called(what, advantage_estimate(algorithm), samples)
+    given = _called(what, estimate, samples)
     if not isinstance(given, Advantages):
         raise ConfigError(f"{what}: it returned {_name(given)}; return the advantages, or advantages.Advantages")
     _refuse_unlike(f"{what}: its advantages", given.advantages, mask)
     _refuse_unlike(f"{what}: its returns", given.returns, mask)
+    again = _called(what, estimate, samples._replace(log_ratio=torch.zeros_like(log_ratio)))
+    assert isinstance(again, Advantages)
+    if not own.uses_proximal and not torch.equal(given.advantages, again.advantages):
+        raise ConfigError(f"{what}: it looks at samples.log_ratio; set algorithm.advantage.uses_proximal true")
+
+
+def _loaded(section: str, load: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    try:
+        return load()
+    except Refusal as refusal:
+        raise ConfigError(f"{section}.{refusal.path} = {refusal.value}: {refusal.why}") from refusal
 
 
 def _noise(count: int, like: Tensor) -> list[Tensor]:

@@ -120,7 +120,7 @@ class Workplace:
             log.error("%s ends", posting.station, exc_info=error)
             fatal = isinstance(error, PolyrhythmError | ImportError)
             said = str(error) if isinstance(error, PolyrhythmError) else f"{type(error).__name__}: {error}"
-            self._send(wire.Failed(posting.station, posting.epoch, said, fatal, self._units()))
+            self._send(wire.Failed(posting.station, posting.epoch, said, fatal))
         else:
             self._beat()
         self._main.close(_LINGER_S)
@@ -150,11 +150,8 @@ class Workplace:
                 counts[name] = counts.get(name, 0) + count
         counts["busy_s"] = sum(part.busy_s for part in self._parts) / len(self._parts)
         waiting = tuple(line for station in stations for line in station.outstanding())
-        self._send(wire.Heartbeat(posting.station, posting.epoch, doing, now - since, self._units(), waiting, counts))
-
-    def _units(self) -> int:
-        """Units of work done by all parts."""
-        return sum(part.units for part in self._parts)
+        units = sum(part.units for part in self._parts)
+        self._send(wire.Heartbeat(posting.station, posting.epoch, doing, now - since, units, waiting, counts))
 
     # ------------------------------------------------------------ what the parts say
 

@@ -18,7 +18,7 @@ from polyrhythm.runtime.child import Posting
 from polyrhythm.runtime.jobs import Job, Seat, pack
 from polyrhythm.runtime.process import Process
 from polyrhythm.runtime.sockets import Transport
-from polyrhythm.runtime.supervision import SOON_S, Failures, Limits
+from polyrhythm.runtime.supervision import Failures, Limits
 
 #: How long stations are given to leave by themselves.
 _LEAVE_S = 5.0
@@ -27,7 +27,7 @@ _LEAVE_S = 5.0
 class Crew:
     """Stations by name, in the order of `jobs`. folder: shared memory and sockets; main: the endpoint of main's inbox.
 
-    progress: rises while a station works or is being started.
+    progress: rises while a station works or is being started. updates: that the trainer has said it did.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Crew:
         logs: Path,
     ) -> None:
         self.processes: dict[str, Process] = {}
-        self.progress = 0
+        self.progress = self.updates = 0
         self._jobs = {job.name: (job, seat) for job, seat in jobs}
         self._layout, self._context, self._folder, self._main = layout, context, folder, main
         self._transport, self._limits, self._logs = transport, limits, logs
@@ -85,7 +85,6 @@ class Crew:
         """A station stands ready: know its parts and tell the generators where its slots are. Its announcement."""
         process = self.processes[hello.station]
         joined = process.greet(self._context, hello)
-        process.vigil.ready = now
         process.vigil.hear(now, "", 0.0)
         if isinstance(joined, records.SimulatorJoined):
             for part, info in enumerate(joined.batches):
@@ -123,12 +122,13 @@ class Crew:
         if isinstance(process.joined, records.SimulatorJoined):
             self._tell_generators(dict.fromkeys(process.endpoints, ""))
 
-    def judge(self, process: Process, reason: str, now: float) -> str | RunHalted:
+    def judge(self, process: Process, reason: str) -> str | RunHalted:
         """What becomes of a station that was dismissed: another start, in words, or the end of the run."""
         name = process.station
         if process.last_words is not None and process.last_words.fatal:
             return RunHalted(f"{name}: {reason}")
-        self._failures.count(name, got_far=_got_far(process, now))
+        words = process.last_words.error if process.last_words is not None else ""
+        self._failures.count(name, was_present=process.vigil.present, words=words, updates=self.updates)
         verdict = self._failures.verdict(name, self._limits)
         if verdict:
             file = log_file(self._logs, name, process.epoch)
@@ -183,12 +183,6 @@ class Crew:
             beat = self.processes[name].heartbeat if name in self.processes else None
             found[name] = dict(past + Counter(beat.statistics if beat is not None else {}))
         return found
-
-
-def _got_far(process: Process, now: float) -> bool:
-    """Whether it was worth starting: it stood ready, and its own program did not raise in its first seconds or work."""
-    vigil, words = process.vigil, process.last_words
-    return vigil.present and (words is None or (words.units > 0 and now - vigil.ready > SOON_S))
 
 
 def log_file(logs: Path, station: str, epoch: int) -> Path:

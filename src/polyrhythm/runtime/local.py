@@ -189,6 +189,7 @@ class LocalLauncher:
             case Reply():
                 raise AssertionError("a reply came to main")
             case _:
+                self._crew.updates += isinstance(message, records.UpdateDone)
                 self.pool.hear(message)  # type: ignore[arg-type]
                 self._events.append(message)  # type: ignore[arg-type]
 
@@ -222,7 +223,7 @@ class LocalLauncher:
 
     def _lose(self, process: Process, reason: str) -> str | RunHalted:
         """A station that was dismissed is lost: say so, and what becomes of it."""
-        name, fate = process.station, self._crew.judge(process, reason, self.clock())
+        name, fate = process.station, self._crew.judge(process, reason)
         self.pool.lose(name)
         if process.vigil.present:
             self._events.append(records.StationLost(name, process.epoch, reason))

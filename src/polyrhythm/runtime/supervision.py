@@ -36,21 +36,20 @@ class Limits(Protocol):
     def max_failures(self) -> int: ...
 
 
-#: Failures in a row before a station stands ready, or soon after, from which on another start is not worth trying.
+#: Failures in a row before a station has ever stood ready, after which another start is not worth trying.
 MAX_FAILED_STARTS = 3
-#: Seconds: a station whose own program raises within them has not got far.
-SOON_S = 10.0
+#: The same for a station whose own program raises with the same words, while no update is done.
+MAX_SAME_WORDS = 5
 
 
 @dataclass(slots=True)
 class Vigil:
     """What is known of one incarnation. heard: when its last heartbeat came; doing, since: its unit of work under way.
 
-    present: it has stood ready, since `ready`."""
+    present: it has stood ready."""
 
     began: float
     present: bool = False
-    ready: float = field(default=math.inf)
     heard: float = field(default=-math.inf)
     doing: str = ""
     since: float = 0.0
@@ -91,19 +90,30 @@ def _limit(doing: str, limits: Limits) -> float:
 
 @dataclass(slots=True)
 class Failures:
-    """Counts failures; `verdict` says when they end the run. starts: of those in a row that did not get far."""
+    """Counts failures; `verdict` says when they end the run.
+
+    starts: failures in a row before a station stood ready; repeats: of a station in a row with the same words and after
+    the same number of updates of the run.
+    """
 
     total: int = 0
     starts: dict[str, int] = field(default_factory=dict)
+    repeats: dict[str, tuple[str, int, int]] = field(default_factory=dict)
 
-    def count(self, station: str, *, got_far: bool) -> None:
+    def count(self, station: str, *, was_present: bool, words: str = "", updates: int = 0) -> None:
+        """words: with which its own program raised, "" if it was ended otherwise; updates: of the run so far."""
         self.total += 1
-        self.starts[station] = 0 if got_far else self.starts.get(station, 0) + 1
+        self.starts[station] = 0 if was_present else self.starts.get(station, 0) + 1
+        before, done, times = self.repeats.get(station, ("", 0, 0))
+        again = times if (words, updates) == (before, done) else 0
+        self.repeats[station] = (words, updates, again + 1 if words else 0)
 
     def verdict(self, station: str, limits: Limits) -> str:
         """Why the run ends; "" if it goes on."""
         if self.starts[station] >= MAX_FAILED_STARTS:
-            return f"{station} failed {self.starts[station]} times in a row before it had done anything"
+            return f"{station} failed {self.starts[station]} times in a row before it stood ready"
+        if self.repeats[station][2] >= MAX_SAME_WORDS:
+            return f"{station} failed {MAX_SAME_WORDS} times in a row in the same way, and no update was done meanwhile"
         if self.total > limits.max_failures:
             return f"{self.total} failures, {limits.max_failures} are allowed (supervision.max_failures)"
         return ""

@@ -49,13 +49,12 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A station's last words; fatal: another attempt would not mend it. units: what it had done."""
+    """A station's last words; fatal: another attempt would not mend it."""
 
     station: str
     epoch: int
     error: str
     fatal: bool
-    units: int
 
 
 @dataclass(frozen=True, slots=True)

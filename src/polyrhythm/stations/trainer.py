@@ -106,7 +106,9 @@ class Trainer:
         if self._steps is None:
             samples = [self._arena.trajectory(int(handle)) for handle in command.handles]
             self._figures = _describe(samples, command)
-            self._steps = self._learner.update(samples, command.update, before_step=self._settle)
+            self._steps = self._learner.update(
+                samples, command.update, version=command.version + 1, before_step=self._settle
+            )
         try:
             next(self._steps)
             self._optimizer_steps += 1

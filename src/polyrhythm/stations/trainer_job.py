@@ -80,7 +80,6 @@ class TrainerJob:
     algorithm: dict[str, Any]
     training: dict[str, Any]
     total_updates: int
-    sync_interval: int
     states: TrainerStates | None
 
     def parts(self, host: Host, epoch: int) -> Sequence[tuple[str, Callable[[], Station]]]:
@@ -92,12 +91,11 @@ class TrainerJob:
                 TrainingSettings.model_validate(self.training),
                 total_updates=self.total_updates,
                 seed=self.policy.seed,
-                sync_interval=self.sync_interval,
             )
             weights = WeightsBus(as_module(policy).state_dict(), host.weights)
             saved = self.states.paths() if self.states else []
             if saved:
-                learner.load_state_dict(load_state(saved[-1]))
+                self._resume(learner, saved[-1])
             else:
                 weights.apply(weights.newest, as_module(policy))
                 if self.states:
@@ -107,3 +105,10 @@ class TrainerJob:
             )
 
         return [(f"{self.name}.{epoch}", make)]
+
+    @staticmethod
+    def _resume(learner: Learner, path: Path) -> None:
+        try:
+            learner.load_state_dict(load_state(path))
+        except ValueError as error:
+            raise RunFolderError(f"{path}: {error}; begin anew, or with its weights by init_from") from error

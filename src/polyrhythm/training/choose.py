@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from polyrhythm.algorithms.advantages import ADVANTAGES, Advantages, Estimate, Samples, gae
+from polyrhythm.algorithms.advantages import ADVANTAGES, Advantages, Samples, gae
 from polyrhythm.algorithms.losses import POLICY_LOSSES, Entries, PolicyLoss, Terms
 from polyrhythm.config.objectives import OwnFunction
 
@@ -31,16 +31,16 @@ def policy_loss(algorithm: AlgorithmSettings) -> PolicyLoss:
     return loss
 
 
-def advantage_estimate(algorithm: AlgorithmSettings) -> Estimate:
-    """samples -> Advantages, with the keywords of `algorithm.advantage`; a user's function may give the advantages
-    alone, and the returns are then those of `gae`."""
+def advantage_estimate(algorithm: AlgorithmSettings) -> Callable[[Samples], Advantages]:
+    """samples -> Advantages, with the keywords of `algorithm.advantage`, gamma and gae_lambda."""
     settings, common = algorithm.advantage, algorithm.model_dump(include={"gamma", "gae_lambda"})
-    if not isinstance(settings, OwnFunction):
-        return _with(ADVANTAGES[settings.type], common | settings.model_dump())
-    own = _with(settings.function(), common | settings.settings)
+    if isinstance(settings, OwnFunction):
+        chosen = _with(settings.function(), common | settings.settings)
+    else:
+        chosen = _with(ADVANTAGES[settings.type], common | settings.model_dump())
 
     def estimate(samples: Samples) -> Advantages:
-        given = own(samples)
+        given = chosen(samples)
         return Advantages(given, gae(samples, **common).returns) if isinstance(given, Tensor) else given
 
     return estimate

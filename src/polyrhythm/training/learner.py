@@ -35,9 +35,8 @@ _ERROR = "train/actor/interpolation_error"
 class Learner:
     """Holds a policy and its optimizer; the policy stays on the device where it is given.
 
-    total_updates: length of the learning-rate schedule (versions × sync_interval). seed: of the shuffles.
-    sync_interval: updates per version. Where `algorithm.kl` wants a reference policy, it is a copy of the weights that
-    the first update begins with.
+    total_updates: length of the learning-rate schedule (versions × sync_interval). seed: of the shuffles. Where
+    `algorithm.kl` wants a reference policy, it is a copy of the weights that the first update begins with.
     """
 
     def __init__(
@@ -48,11 +47,9 @@ class Learner:
         *,
         total_updates: int,
         seed: int,
-        sync_interval: int = 1,
     ) -> None:
         self.policy = policy
         self.updates = 0
-        self._sync_interval = sync_interval
         self._reference: Policy | None = None
         self._algorithm, self._training = algorithm, training
         self._total_updates, self._seed = total_updates, seed
@@ -66,13 +63,19 @@ class Learner:
         )
 
     def update(
-        self, trajectories: Sequence[Trajectory], update_index: int, before_step: Callable[[], None] | None = None
+        self,
+        trajectories: Sequence[Trajectory],
+        update_index: int,
+        *,
+        version: int = 0,
+        before_step: Callable[[], None] | None = None,
     ) -> Steps:
         """All epochs over `trajectories`: one optimizer step per `next()`, metrics as the generator's return value.
 
         The first `next()` also collates (afterwards the trajectories' memory is no longer read) and prepares
-        targets. The learning rate, the shuffles and the critic's warm-up follow update_index (from 0). Metrics are
-        means over the optimizer steps (interpolation_error: of the first, where the recomputed proximal policy is the
+        targets. The learning rate, the shuffles and the critic's warm-up follow update_index (from 0). version: that
+        the update works on, the trainer's present one + 1 (for interpolated proximal log-probs). Metrics are means over
+        the optimizer steps (interpolation_error: of the first, where the recomputed proximal policy is the
         one that is trained). before_step is called before the weights change. Closing the generator early leaves the
         weights of the last step done and `updates` as it was. A gradient that is not finite raises RunHalted before
         anything is published, and says whether the samples or the weights are to blame.
@@ -80,7 +83,7 @@ class Learner:
         training = self._training
         self._module.eval()  # dropout would make the ratio differ from 1 before the first step
         packed = collate(trajectories)
-        decisions, explained = prepare(packed, self._algorithm, self._preparation(update_index))
+        decisions, figures_before = prepare(packed, self._algorithm, self._preparation(version))
         lr = self._set_lr(update_index)
         critic_only = update_index < training.critic_warmup_updates
         rows: list[Tensor] = []
@@ -99,21 +102,19 @@ class Learner:
             metrics[_ERROR] = float(rows[0][names.index(_ERROR)])
         metrics["train/actor/lr"] = lr
         metrics["train/actor/average_version"] = float(packed.version.double().mean())
-        metrics["train/critic/explained_variance"] = float(explained)
-        return metrics
+        return metrics | figures_before
 
-    def _preparation(self, update_index: int) -> Preparation:
+    def _preparation(self, version: int) -> Preparation:
         if self._algorithm.kl.coef and self._reference is None:
-            self._freeze_reference(self.policy.state_dict())
+            self._reference = self._frozen()
         micro_batch = self._training.micro_batch_steps or self._training.minibatch_steps
-        version = update_index // self._sync_interval + 1
         return Preparation(self.policy, self._reference, version, micro_batch, self._device)
 
-    def _freeze_reference(self, weights: dict[str, Tensor]) -> None:
-        self._reference = copy.deepcopy(self.policy)
-        module = as_module(self._reference)
-        module.load_state_dict(weights)
-        module.requires_grad_(requires_grad=False).eval()
+    def _frozen(self) -> Policy:
+        """A copy of the policy that nothing trains."""
+        policy = copy.deepcopy(self.policy)
+        as_module(policy).requires_grad_(requires_grad=False).eval()
+        return policy
 
     def _set_lr(self, update_index: int) -> float:
         settings = self._training.optimizer
@@ -161,7 +162,8 @@ class Learner:
         self._optimizer.load_state_dict(state["optimizer"])
         self.updates = int(state["updates"])
         if "reference" in state:
-            self._freeze_reference(state["reference"])
+            self._reference = self._frozen()
+            as_module(self._reference).load_state_dict(state["reference"])
 
 
 def _mean_over_steps(names: Sequence[str], rows: Sequence[Tensor]) -> Metrics:

@@ -49,6 +49,7 @@ class Objective:
         self._algorithm = algorithm
         self._level = algorithm.logprob_level
         self._loss = policy_loss(algorithm)
+        self._own_proximal = algorithm.recomputes or (algorithm.uses_proximal and algorithm.proximal == "interpolate")
 
     def normalizers(self, minibatch: Decisions) -> Normalizers:
         """Of the whole mini-batch, on the host (reading them waits for no device), before it is cut."""
@@ -57,36 +58,36 @@ class Objective:
         return Normalizers(self._algorithm.aggregation_constant or entries, value, entries)
 
     def share(self, evaluation: Evaluation, part: Decisions, by: Normalizers, *, critic_only: bool) -> Share:
-        """critic_only leaves all but the value loss out of the graph (no zero gradients: weight decay and momentum
-        must not move parameters that only they would reach); it is still reported."""
+        """critic_only leaves all but the value loss out of the graph, and a coefficient of 0 its term (no zero
+        gradients: weight decay and momentum must not move parameters that only they would reach); what critic_only
+        leaves out is still reported."""
         algorithm = self._algorithm
         logprob = levels.reduce(evaluation.logprob, part.valid, self._level)
         proximal = part.proximal if part.alpha is None else interpolate(logprob, part.behavior, part.alpha)
         entries = Entries(logprob, proximal, part.behavior, part.advantage, part.weight > 0)
-        weight = part.weight / by.policy
+        weight, mean = part.weight / by.policy, part.weight / by.figures
         terms = self._terms(entries)
         policy = (weight * terms.loss).sum()
-        entropy = (weight * levels.reduce(evaluation.entropy, part.valid, self._level)).sum()
-        value = self._value_share(evaluation.value, part, by)
-
-        total = algorithm.value.coef * value
-        if not critic_only:
-            total = total + policy
-            if algorithm.entropy_coef:
-                total = total - algorithm.entropy_coef * entropy
-        figures = terms.figures | drift(entries)
+        entropy = levels.reduce(evaluation.entropy, part.valid, self._level)
+        figures = terms.figures | drift(entries, own_proximal=self._own_proximal)
         if part.alpha is not None:
             figures["interpolation_error"] = (proximal - logprob.detach()).abs()
+        losses = [] if critic_only else [policy]
+        if algorithm.entropy_coef and not critic_only:
+            losses.append(-algorithm.entropy_coef * (weight * entropy).sum())
         if part.reference is not None:
             distance = KL_ESTIMATORS[algorithm.kl.estimator](logprob, part.reference)
             figures["reference_kl"] = distance.detach()
             if algorithm.kl.place == "loss" and not critic_only:
-                total = total + algorithm.kl.coef * (weight * distance).sum()
-        figures = {f"train/actor/{name}": x for name, x in _weighted(figures, part.weight / by.figures).items()}
-        figures["train/actor/policy_loss"] = policy.detach()
-        figures["train/actor/entropy_loss"] = entropy.detach()
-        figures["train/critic/value_loss"] = value.detach()
-        return Share(total, figures)
+                losses.append(algorithm.kl.coef * (weight * distance).sum())
+        logged = {f"train/actor/{name}": x for name, x in _weighted(figures, mean).items()}
+        logged["train/actor/policy_loss"] = policy.detach()
+        logged["train/actor/entropy_loss"] = (mean * entropy.detach()).sum()
+        if algorithm.value.coef:
+            value = self._value_share(evaluation.value, part, by)
+            losses.append(algorithm.value.coef * value)
+            logged["train/critic/value_loss"] = value.detach()
+        return Share(sum(losses[1:], losses[0]), logged)
 
     def _terms(self, entries: Entries) -> Terms:
         """The policy loss, weighed where the generator's engine and the trainer's do not agree."""

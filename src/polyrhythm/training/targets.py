@@ -35,8 +35,8 @@ class Preparation(NamedTuple):
 
 
 @torch.no_grad()
-def prepare(packed: Packed, algorithm: AlgorithmSettings, by: Preparation) -> tuple[Decisions, Tensor]:
-    """The update's decisions on the host, and the explained variance of the behaviour values (scalar)."""
+def prepare(packed: Packed, algorithm: AlgorithmSettings, by: Preparation) -> tuple[Decisions, dict[str, float]]:
+    """The update's decisions on the host, and what there is to log of them."""
     _check_value_shape(packed, algorithm)
     level = algorithm.logprob_level
     asked = evaluate(packed, by.policy, by) if algorithm.recomputes else None
@@ -44,7 +44,7 @@ def prepare(packed: Packed, algorithm: AlgorithmSettings, by: Preparation) -> tu
     estimate = estimated(packed, algorithm, by, asked, reference)
     value_mask = levels.reward_mask(packed.valid, algorithm.reward_level)
     advantage = estimate.advantages
-    if algorithm.normalize_advantage:
+    if algorithm.whitens:
         advantage = advantages.normalize(advantage, value_mask)
     entries = levels.mask(packed.valid, level, packed.logprob.shape[-1])
     behavior = levels.reduce(packed.logprob, packed.valid, level)
@@ -63,7 +63,10 @@ def prepare(packed: Packed, algorithm: AlgorithmSettings, by: Preparation) -> tu
         reference=None if reference is None else levels.reduce(reference, packed.valid, level),
         alpha=interpolation(packed.version, by.version) if interpolates else None,
     )
-    return decisions, explained_variance(packed.value, estimate.returns, value_mask)
+    if not (algorithm.needs_value or algorithm.value.coef):
+        return decisions, {}
+    explained = explained_variance(packed.value, estimate.returns, value_mask)
+    return decisions, {"train/critic/explained_variance": float(explained)}
 
 
 def estimated(
