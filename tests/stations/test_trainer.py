@@ -31,11 +31,12 @@ LEND = LendSamples("t", 0, 2, (7, 8, 9), ("0", "1", "2"), (0, 0, 0))
 class Stand:
     """A trainer with everything that it says; an update of it has 2 epochs of 3 mini-batches."""
 
-    def __init__(self, states=None, bus=None, policy=None, *, overlap=False):
+    def __init__(self, states=None, bus=None, policy=None, *, overlap=False, settings=None):
         self.policy, self.said = policy or ToyPolicy(), []
-        self.arena = holding(collect(self.policy, lengths=(3, 4, 2)))
+        self.arena = holding(collect(ToyPolicy(), lengths=(3, 4, 2)))
         self.bus = bus or bus_in_memory(self.policy.state_dict())
-        self.learner = Learner(self.policy, algorithm(), training(epochs=2, minibatch_steps=3), total_updates=4, seed=0)
+        train = training(epochs=2, minibatch_steps=3)
+        self.learner = Learner(self.policy, settings or algorithm(), train, total_updates=4, seed=0)
         links = Links(self.said.append, print, self.said.append)
         self.trainer = Trainer("t", 0, self.learner, self.arena, self.bus, links, states, overlap=overlap)
 
@@ -188,3 +189,15 @@ def test_the_newest_two_states_are_kept_and_another_runs_can_be_taken_over(tmp_p
     assert torch.equal(load_state(other.paths()[0])["policy"]["critic.bias"], learner.policy.critic.bias)
     other.reset(None)
     assert other.paths() == []
+
+
+def test_interpolation_goes_by_the_conductors_versions_not_by_the_number_of_updates():
+    """After a restart versions go on while updates are counted anew; a sample's age is in versions."""
+
+    def error(version):
+        stand = Stand(settings=algorithm(proximal="interpolate"), policy=ToyPolicy(seed=1))
+        stand.do(LendSamples("t", 0, version, LEND.tickets, LEND.handles, LEND.oldest))
+        return stand.said[0].values["train/actor/interpolation_error"]
+
+    # Samples of versions 0 to 2, three, four and two decisions: what is left is 1/age of the whole distance.
+    assert error(0) > error(9) > 5 * error(99) > 0
