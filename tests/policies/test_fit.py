@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.policies.gaussian import GaussianSettings
 from polyrhythm.policies.tiny_vla import TinyVla, TinyVlaSettings
+from polyrhythm.policies.tiny_vla_bins import BinsSettings
 from polyrhythm.policies.words import word_ids, word_table
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
 
@@ -57,7 +58,7 @@ def test_flat_observations_leave_out_instruction_and_scale_bytes() -> None:
 
 
 def test_tiny_vla_acts_in_bin_centres_of_the_environment() -> None:
-    policy = TinyVlaSettings(bins=4).build(PICTURE_SPEC, 0)
+    policy = TinyVlaSettings(head=BinsSettings(bins=4)).build(PICTURE_SPEC, 0)
     act = policy.act(picture_obs(64), torch.zeros(64, dtype=torch.bool), torch.arange(64))
     assert sorted(act.actions[..., 0].unique().tolist()) == [-0.75, -0.25, 0.25, 0.75]
     assert sorted(act.actions[..., 1].unique().tolist()) == [0.5, 1.5, 2.5, 3.5]
@@ -65,7 +66,7 @@ def test_tiny_vla_acts_in_bin_centres_of_the_environment() -> None:
 
 
 def test_tiny_vla_labels_are_soft_and_centred() -> None:
-    policy = TinyVlaSettings(bins=4, label_sigma=0.01).build(PICTURE_SPEC, 0)
+    policy = TinyVlaSettings(head=BinsSettings(bins=4, label_sigma=0.01)).build(PICTURE_SPEC, 0)
     obs = picture_obs(5)
     act = policy.act(obs, torch.zeros(5, dtype=torch.bool), torch.arange(5))
     sharp = policy.sft_loss(obs, act.actions)

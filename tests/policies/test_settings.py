@@ -9,6 +9,7 @@ from polyrhythm.policies.base import PolicySettings
 from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.policies.gaussian import GaussianSettings
 from polyrhythm.policies.tiny_vla import TinyVlaSettings
+from polyrhythm.policies.tiny_vla_bins import BinsSettings
 
 ALL = (CategoricalSettings, GaussianSettings, TinyVlaSettings)
 
@@ -22,7 +23,7 @@ def test_settings_are_what_the_contract_says(settings):
             settings(**wrong)
 
 
-@pytest.mark.parametrize(("settings", "field"), [(GaussianSettings, "init_log_std"), (TinyVlaSettings, "label_sigma")])
+@pytest.mark.parametrize(("settings", "field"), [(GaussianSettings, "init_log_std"), (BinsSettings, "label_sigma")])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_numbers_are_finite(settings, field, value):
     with pytest.raises(ValidationError):
