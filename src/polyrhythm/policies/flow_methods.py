@@ -88,7 +88,9 @@ class FlowNoiseSettings(BaseModel):
     @model_validator(mode="after")
     def _ordered(self) -> FlowNoiseSettings:
         if self.min_std >= self.max_std:
-            raise ValueError(f"min_std = {self.min_std} is not below max_std = {self.max_std}: lower it")
+            raise ValueError(
+                f"policy.head.method.min_std = {self.min_std} is not below max_std = {self.max_std}: lower it"
+            )
         return self
 
     def build(self, steps: int) -> FlowNoise:

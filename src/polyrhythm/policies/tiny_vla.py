@@ -54,7 +54,7 @@ class TinyVlaSettings(BaseModel):
     """Rows of the word embedding that words are hashed into."""
     chunk: int = Field(2, ge=1)
     """Primitive actions per chunk step (C)."""
-    head: HeadSettings = BinsSettings()
+    head: HeadSettings = Field({"type": "bins"}, validate_default=True)
     """How features become actions, by type: bins (a token per entry) or flow_matching."""
     value_detach: bool = True
     """Keep the value loss out of the trunk; letting it in destroyed small policies."""

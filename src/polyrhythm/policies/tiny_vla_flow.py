@@ -44,7 +44,7 @@ class FlowMatchingSettings(BaseModel):
     """Steps from noise to actions (K)."""
     hidden: int = Field(64, ge=1)
     """Units per hidden layer of the network."""
-    method: FlowMethod = FlowSdeSettings()
+    method: FlowMethod = Field({"type": "flow_sde"}, validate_default=True)
     """Where noise enters, by type: flow_sde (one step per row), flow_noise (all, learned), ode (none: not for RL)."""
 
     def build(self, width: int, chunk: int, action_dim: int) -> FlowMatchingHead:
