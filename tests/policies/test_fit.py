@@ -9,9 +9,11 @@ import torch
 from pydantic import ValidationError
 
 from polyrhythm.policies.categorical import CategoricalSettings
+from polyrhythm.policies.flow_methods import FlowNoiseSettings
 from polyrhythm.policies.gaussian import GaussianSettings
 from polyrhythm.policies.tiny_vla import TinyVla, TinyVlaSettings
 from polyrhythm.policies.tiny_vla_bins import BinsSettings
+from polyrhythm.policies.tiny_vla_flow import FlowMatchingSettings
 from polyrhythm.policies.words import word_ids, word_table
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
 
@@ -73,14 +75,15 @@ def test_tiny_vla_labels_are_soft_and_centred() -> None:
     torch.testing.assert_close(sharp, -act.logprob.mean())
 
 
-def test_tiny_vla_is_tiny() -> None:
+@pytest.mark.parametrize("head", [BinsSettings(), FlowMatchingSettings(method=FlowNoiseSettings())])
+def test_tiny_vla_is_tiny(head: BinsSettings | FlowMatchingSettings) -> None:
     spec = EnvSpec(
         {"image": ArraySpec((64, 64, 3), "uint8"), "proprio": ArraySpec((4,), "float32")},
         ActionSpec("continuous", 4, (-1.0,) * 4, (1.0,) * 4),
         TASKS,
         100,
     )
-    assert sum(p.numel() for p in TinyVlaSettings().build(spec, 0).parameters()) < 150_000
+    assert sum(p.numel() for p in TinyVlaSettings(head=head).build(spec, 0).parameters()) < 150_000
 
 
 def test_weights_move_to_an_environment_with_other_instructions() -> None:
