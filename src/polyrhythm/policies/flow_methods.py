@@ -80,9 +80,9 @@ class FlowNoiseSettings(BaseModel):
 
     type: Literal["flow_noise"] = "flow_noise"
     """The method's name."""
-    min_std: float = Field(0.08, gt=0.0)
+    min_std: float = Field(0.1, gt=0.0)
     """Smallest standard deviation of a step, in units of half the action range."""
-    max_std: float = Field(0.32, gt=0.0)
+    max_std: float = Field(0.6, gt=0.0)
     """Largest standard deviation of a step; training begins halfway, in the logarithm."""
 
     @model_validator(mode="after")
