@@ -12,8 +12,10 @@ from torch import Tensor
 
 from polyrhythm.policies.base import Policy
 from polyrhythm.policies.categorical import CategoricalSettings
+from polyrhythm.policies.flow_methods import FlowNoiseSettings, FlowSdeSettings, OdeSettings
 from polyrhythm.policies.gaussian import GaussianSettings
 from polyrhythm.policies.tiny_vla import TinyVlaSettings
+from polyrhythm.policies.tiny_vla_flow import FlowMatchingSettings, FlowMethod
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
 
 ROWS = 12
@@ -44,6 +46,11 @@ class Case:
         return obs
 
 
+def flow(method: FlowMethod, **settings: int) -> Case:
+    head = FlowMatchingSettings(method=method, **settings)
+    return Case(TinyVlaSettings(head=head), EnvSpec(PICTURE, CONTINUOUS, TASKS, 50))
+
+
 CASES = {
     "gaussian": Case(GaussianSettings(chunk=2), EnvSpec(FLAT, CONTINUOUS, TASKS, 50)),
     "gaussian with progress": Case(GaussianSettings(progress=True, layers=1), EnvSpec(FLAT, CONTINUOUS, TASKS, 50)),
@@ -52,7 +59,13 @@ CASES = {
     "tiny_vla shared value": Case(
         TinyVlaSettings(value_detach=False, chunk=1), EnvSpec(PICTURE, CONTINUOUS, TASKS, 50)
     ),
+    "tiny_vla flow_sde": flow(FlowSdeSettings()),
+    "tiny_vla flow_sde in one step": flow(FlowSdeSettings(noise=1.0), steps=1),
+    "tiny_vla flow_noise": flow(FlowNoiseSettings(), steps=3),
+    "tiny_vla ode": flow(OdeSettings()),
 }
+#: Those whose log-prob no parameter moves: for supervised training and evaluation only.
+WITHOUT_GRADIENT = {"tiny_vla ode"}
 
 
 @pytest.fixture(params=CASES.values(), ids=CASES.keys())
@@ -76,7 +89,9 @@ def test_greedy_ignores_the_key(case: Case) -> None:
     conformance.check_greedy_ignores_the_key(case.build(), case.observations())
 
 
-def test_gradients_reach_all_parameters(case: Case) -> None:
+@pytest.mark.parametrize("name", sorted(CASES.keys() - WITHOUT_GRADIENT))
+def test_gradients_reach_all_parameters(name: str) -> None:
+    case = CASES[name]
     conformance.check_gradients_reach_all_parameters(case.build(), case.observations())
 
 
@@ -94,7 +109,15 @@ def test_supervised_training_learns(case: Case) -> None:
     conformance.check_supervised_training_learns(policy, obs, demonstrated)
 
 
-@pytest.mark.parametrize("name", ["gaussian", "categorical", "tiny_vla"])
+@pytest.mark.parametrize("name", sorted(WITHOUT_GRADIENT))
+def test_a_log_prob_that_nothing_moves_has_no_gradient(name: str) -> None:
+    policy, obs = CASES[name].build(), CASES[name].observations()
+    evaluation = policy.evaluate(obs, conformance.sample(policy, obs).forward_inputs)
+    assert not evaluation.logprob.requires_grad
+    assert evaluation.value.requires_grad
+
+
+@pytest.mark.parametrize("name", ["gaussian", "categorical", "tiny_vla", "tiny_vla flow_sde"])
 def test_value_loss_stays_out_of_the_policy(name: str) -> None:
     reached = conformance.value_gradient_reach(CASES[name].build(), CASES[name].observations())
     assert reached

@@ -9,8 +9,11 @@ import torch
 from pydantic import ValidationError
 
 from polyrhythm.policies.categorical import CategoricalSettings
+from polyrhythm.policies.flow_methods import FlowNoiseSettings
 from polyrhythm.policies.gaussian import GaussianSettings
 from polyrhythm.policies.tiny_vla import TinyVla, TinyVlaSettings
+from polyrhythm.policies.tiny_vla_bins import BinsSettings
+from polyrhythm.policies.tiny_vla_flow import FlowMatchingSettings
 from polyrhythm.policies.words import word_ids, word_table
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
 
@@ -57,7 +60,7 @@ def test_flat_observations_leave_out_instruction_and_scale_bytes() -> None:
 
 
 def test_tiny_vla_acts_in_bin_centres_of_the_environment() -> None:
-    policy = TinyVlaSettings(bins=4).build(PICTURE_SPEC, 0)
+    policy = TinyVlaSettings(head=BinsSettings(bins=4)).build(PICTURE_SPEC, 0)
     act = policy.act(picture_obs(64), torch.zeros(64, dtype=torch.bool), torch.arange(64))
     assert sorted(act.actions[..., 0].unique().tolist()) == [-0.75, -0.25, 0.25, 0.75]
     assert sorted(act.actions[..., 1].unique().tolist()) == [0.5, 1.5, 2.5, 3.5]
@@ -65,21 +68,22 @@ def test_tiny_vla_acts_in_bin_centres_of_the_environment() -> None:
 
 
 def test_tiny_vla_labels_are_soft_and_centred() -> None:
-    policy = TinyVlaSettings(bins=4, label_sigma=0.01).build(PICTURE_SPEC, 0)
+    policy = TinyVlaSettings(head=BinsSettings(bins=4, label_sigma=0.01)).build(PICTURE_SPEC, 0)
     obs = picture_obs(5)
     act = policy.act(obs, torch.zeros(5, dtype=torch.bool), torch.arange(5))
     sharp = policy.sft_loss(obs, act.actions)
     torch.testing.assert_close(sharp, -act.logprob.mean())
 
 
-def test_tiny_vla_is_tiny() -> None:
+@pytest.mark.parametrize("head", [BinsSettings(), FlowMatchingSettings(method=FlowNoiseSettings())])
+def test_tiny_vla_is_tiny(head: BinsSettings | FlowMatchingSettings) -> None:
     spec = EnvSpec(
         {"image": ArraySpec((64, 64, 3), "uint8"), "proprio": ArraySpec((4,), "float32")},
         ActionSpec("continuous", 4, (-1.0,) * 4, (1.0,) * 4),
         TASKS,
         100,
     )
-    assert sum(p.numel() for p in TinyVlaSettings().build(spec, 0).parameters()) < 150_000
+    assert sum(p.numel() for p in TinyVlaSettings(head=head).build(spec, 0).parameters()) < 150_000
 
 
 def test_weights_move_to_an_environment_with_other_instructions() -> None:

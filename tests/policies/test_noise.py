@@ -42,6 +42,19 @@ def test_a_row_draws_the_same_whoever_shares_its_batch(draw: object) -> None:
     assert not torch.equal(draw(keys, 6, stream=1), full)
 
 
+def test_a_key_of_content_is_the_rows_own_and_changes_with_every_bit() -> None:
+    rows = torch.randn(40, 3, 2, generator=torch.Generator().manual_seed(0))
+    keys = noise.content_keys(rows)
+    assert keys.unique().numel() == 40
+    assert torch.equal(noise.content_keys(rows[7:9].clone()), keys[7:9])
+    nudged = torch.nextafter(rows, rows + 1.0)
+    for entry in range(6):
+        other = rows.clone().flatten(1)
+        other[:, entry] = nudged.flatten(1)[:, entry]
+        assert not (noise.content_keys(other) == keys).any()
+    assert not (noise.content_keys(rows.flip(2)) == keys).any()
+
+
 def test_words_do_not_repeat() -> None:
     words = torch.cat([noise.words(torch.arange(1000), 50, stream) for stream in (0, 1)])
     assert words.unique().numel() == words.numel()

@@ -7,9 +7,13 @@ from pydantic import ValidationError
 
 from polyrhythm.policies.base import PolicySettings
 from polyrhythm.policies.categorical import CategoricalSettings
+from polyrhythm.policies.flow_methods import FlowNoiseSettings, FlowSdeSettings, OdeSettings
 from polyrhythm.policies.gaussian import GaussianSettings
 from polyrhythm.policies.tiny_vla import TinyVlaSettings
+from polyrhythm.policies.tiny_vla_bins import BinsSettings
+from polyrhythm.policies.tiny_vla_flow import FlowMatchingSettings
 
+HEADS = (BinsSettings, FlowMatchingSettings, OdeSettings, FlowSdeSettings, FlowNoiseSettings)
 ALL = (CategoricalSettings, GaussianSettings, TinyVlaSettings)
 
 
@@ -22,8 +26,34 @@ def test_settings_are_what_the_contract_says(settings):
             settings(**wrong)
 
 
-@pytest.mark.parametrize(("settings", "field"), [(GaussianSettings, "init_log_std"), (TinyVlaSettings, "label_sigma")])
+@pytest.mark.parametrize(("settings", "field"), [(GaussianSettings, "init_log_std"), (BinsSettings, "label_sigma")])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_numbers_are_finite(settings, field, value):
     with pytest.raises(ValidationError):
         settings(**{field: value})
+
+
+@pytest.mark.parametrize("settings", HEADS)
+def test_settings_of_heads_are_closed_and_documented(settings):
+    assert all(field.description for field in settings.model_fields.values())
+    with pytest.raises(ValidationError):
+        settings(no_such=1)
+
+
+def test_heads_and_methods_go_by_type_and_have_defaults():
+    assert TinyVlaSettings().head == BinsSettings()
+    assert TinyVlaSettings.model_validate({"head": {"bins": 16}}).head == BinsSettings(bins=16)
+    flow = TinyVlaSettings.model_validate({"head": {"type": "flow_matching", "steps": 3}}).head
+    assert flow == FlowMatchingSettings(steps=3, method=FlowSdeSettings())
+    noisy = {"type": "flow_noise", "max_std": 0.4}
+    flow = TinyVlaSettings.model_validate({"head": {"type": "flow_matching", "method": noisy}}).head
+    assert flow.method == FlowNoiseSettings(max_std=0.4)
+    again = TinyVlaSettings.model_validate(TinyVlaSettings(head=flow).model_dump(mode="json"))
+    assert again.head == flow
+    with pytest.raises(ValidationError, match="bins"):
+        TinyVlaSettings.model_validate({"head": {"type": "tokens"}})
+
+
+def test_the_bounds_of_learned_noise_are_in_order():
+    with pytest.raises(ValidationError, match="is not below max_std"):
+        FlowNoiseSettings(min_std=0.7)

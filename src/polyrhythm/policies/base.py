@@ -6,11 +6,11 @@ an `nn.Module`. Randomness in `act` comes from `noise_key` alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from pydantic import ConfigDict
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from polyrhythm.specs import EnvSpec
@@ -75,6 +75,17 @@ class PolicySettings(Protocol):
     def build(self, env_spec: EnvSpec, seed: int) -> Policy:
         """A policy for this environment, its parameters a function of `seed`. ValueError: they do not go together."""
         ...
+
+
+def type_or(default: str) -> Callable[[Any], Any]:
+    """For a union of sections: which one is meant by its `type`, where a section without one means `default`."""
+
+    def type_of(value: Any) -> Any:
+        if isinstance(value, BaseModel):
+            return getattr(value, "type", None)
+        return value.get("type", default) if isinstance(value, dict) else default
+
+    return type_of
 
 
 def as_module(policy: Policy) -> torch.nn.Module:

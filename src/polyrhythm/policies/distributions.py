@@ -45,20 +45,24 @@ def categorical_sample(log_p: Tensor, uniform: Tensor, greedy: Tensor, best: Ten
 
 
 def normal_logprob(x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """Log-density of each entry of a diagonal normal: broadcast float32 tensors -> their common shape."""
-    z = (x.float() - mean.float()) * torch.exp(-log_std.float())
-    return -0.5 * z * z - (log_std.float() + _HALF_LOG_2PI)
+    """Log-density of each entry of a diagonal normal: broadcast tensors -> their common shape, at least float32."""
+    z = (_wide(x) - _wide(mean)) * torch.exp(-_wide(log_std))
+    return -0.5 * z * z - (_wide(log_std) + _HALF_LOG_2PI)
 
 
 def normal_entropy(log_std: Tensor) -> Tensor:
     """Differential entropy of each entry in nats."""
-    return log_std.float() + (0.5 + _HALF_LOG_2PI)
+    return _wide(log_std) + (0.5 + _HALF_LOG_2PI)
 
 
 def normal_sample(mean: Tensor, log_std: Tensor, noise: Tensor, greedy: Tensor) -> Tensor:
     """mean + std·noise, or the mean where `greedy`: mean and noise [B,...], log_std broadcast, greedy [B] bool."""
     mean = mean.float()
     return torch.where(_rowwise(greedy, mean), mean, mean + torch.exp(log_std.float()) * noise)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _rowwise(flags: Tensor, like: Tensor) -> Tensor:

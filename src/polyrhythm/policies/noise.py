@@ -61,3 +61,10 @@ def normal(keys: Tensor, n: int, stream: int = 0) -> Tensor:
     radius = pairs[..., 0].log().mul_(-2.0).sqrt_()
     angle = pairs[..., 1] * (2.0 * math.pi)
     return torch.stack((radius * angle.cos(), radius * angle.sin()), dim=-1).flatten(1)[:, :n]
+
+
+def content_keys(rows: Tensor) -> Tensor:
+    """A key for each row from its bits alone: rows [B,...] -> [B] int64. Equal rows have equal keys."""
+    bits = rows.detach().float().flatten(1).contiguous().view(torch.int32).long()
+    counted = mix_tensor(bits ^ _counters(bits.shape[1], 0, bits.device))
+    return mix_tensor(counted.sum(1))

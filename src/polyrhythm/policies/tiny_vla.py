@@ -1,30 +1,37 @@
 """A vision-language-action policy small enough to post-train on one core: 0.14 million parameters.
 
-It has the parts of the large ones (image, sentence and proprioception in, a chunk of binned actions out, all tokens in
-one parallel pass), so that every path of the system is exercised by it.
+It has the parts of the large ones (image, sentence and proprioception in, all tokens in one parallel pass, a chunk of
+actions out of a head of bins or of flow matching), so that every path of the system is exercised by it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 from torch import Tensor, nn
 
-from polyrhythm.policies import distributions, noise
-from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations
+from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations, type_or
 from polyrhythm.policies.gaussian import continuous_bounds
 from polyrhythm.policies.mlp import seeded
+from polyrhythm.policies.tiny_vla_bins import BinsSettings
+from polyrhythm.policies.tiny_vla_flow import FlowMatchingSettings
+from polyrhythm.policies.tiny_vla_head import Head
 from polyrhythm.policies.tiny_vla_trunk import Trunk, TrunkSize
 from polyrhythm.policies.words import word_table
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec
 
+HeadSettings = Annotated[
+    Annotated[BinsSettings, Tag("bins")] | Annotated[FlowMatchingSettings, Tag("flow_matching")],
+    Discriminator(type_or("bins")),
+]
+
 
 class TinyVlaSettings(BaseModel):
-    """Tiny vision-language-action model with binned actions."""
+    """Tiny vision-language-action model."""
 
     model_config = SETTINGS
     needs: ClassVar = ("torch",)
@@ -45,15 +52,10 @@ class TinyVlaSettings(BaseModel):
     """Most words of an instruction."""
     vocabulary: int = Field(256, ge=2)
     """Rows of the word embedding that words are hashed into."""
-    bins: int = Field(32, ge=2)
-    """Bins per action entry; an action is a bin's centre."""
     chunk: int = Field(2, ge=1)
     """Primitive actions per chunk step (C)."""
-    label_sigma: float = Field(0.10, gt=0.0)
-    """Width of the soft labels of supervised training, in units of half the action range."""
-    greedy: Literal["mean", "mode"] = "mean"
-    """Greedy action of an entry: the bin nearest to its expectation, or the likeliest bin. Reinforcement learning makes
-    neighbouring bins uneven, so the likeliest one can be far from where most of the probability lies."""
+    head: HeadSettings = Field({"type": "bins"}, validate_default=True)
+    """How features become actions, by type: bins (a token per entry) or flow_matching."""
     value_detach: bool = True
     """Keep the value loss out of the trunk; letting it in destroyed small policies."""
 
@@ -74,11 +76,10 @@ class TinyVlaSettings(BaseModel):
 class TinyVla(nn.Module):
     """obs: image uint8 [B,H,W,3], proprio float [B,P], `INSTRUCTION` int64 [B], `PROGRESS` float32 [B].
 
-    Each of the C·A action entries is drawn from its own 32 bins; forward_inputs = {"tokens": int64 [B,C,A]}.
-    The value head sees the value query's feature and `PROGRESS`. `exact` is claimed on the CPU.
+    The trunk's features of the action entries go to the head, whose forward_inputs are kept; the value sees the value
+    query's feature and `PROGRESS`. `exact` is claimed on the CPU.
     """
 
-    centres: Tensor
     middle: Tensor
     half_range: Tensor
 
@@ -89,8 +90,7 @@ class TinyVla(nn.Module):
         (proprio,) = _array(env_spec, "proprio", "float32", (None,)).shape
         self.chunk, self.action_dim = settings.chunk, env_spec.action.dim
         self.exact, self.tolerance = True, 1e-4
-        self.value_detach, self.label_sigma = settings.value_detach, settings.label_sigma
-        self.greedy = settings.greedy
+        self.value_detach = settings.value_detach
         self.trunk = Trunk(
             (height, width_px),
             proprio,
@@ -98,46 +98,40 @@ class TinyVla(nn.Module):
             queries=1 + self.chunk * self.action_dim,
             size=TrunkSize(**settings.model_dump(include={field.name for field in fields(TrunkSize)})),
         )
-        self.bins = nn.Linear(settings.width, settings.bins)
+        self.head: Head = settings.head.build(settings.width, self.chunk, self.action_dim)
         self.critic = nn.Sequential(
             nn.Linear(settings.width + 1, settings.width), nn.Tanh(), nn.Linear(settings.width, 1)
         )
-        nn.init.normal_(self.bins.weight, std=0.02)
-        nn.init.zeros_(self.bins.bias)
-        centres = (torch.arange(settings.bins) + 0.5) * (2.0 / settings.bins) - 1.0
-        for name, value in (("centres", centres), ("middle", (high + low) / 2), ("half_range", (high - low) / 2)):
+        self.head.initialise()
+        for name, value in (("middle", (high + low) / 2), ("half_range", (high - low) / 2)):
             self.register_buffer(name, value, persistent=False)
 
     @torch.no_grad()
     def act(self, obs: Observations, greedy: Tensor, noise_key: Tensor) -> Act:
-        log_p, value = self._forward(obs)
-        draws = noise.uniform(noise_key, self.chunk * self.action_dim).view(log_p.shape[:-1])
-        best = distributions.categorical_mean(log_p) if self.greedy == "mean" else log_p.argmax(-1)
-        tokens = distributions.categorical_sample(log_p, draws, greedy, best)
-        actions = self.middle + self.half_range * self.centres[tokens]
-        return Act(actions, distributions.categorical_logprob(log_p, tokens), value, {"tokens": tokens})
+        features, value = self._forward(obs)
+        act = self.head.act(features, greedy, noise_key)
+        actions = self.middle + self.half_range * act.actions.clamp(-1.0, 1.0)
+        return Act(actions, act.logprob, value, act.forward_inputs)
 
     def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
-        log_p, value = self._forward(obs)
-        logprob = distributions.categorical_logprob(log_p, forward_inputs["tokens"])
-        return Evaluation(logprob, value, distributions.categorical_entropy(log_p))
+        features, value = self._forward(obs)
+        logprob, entropy = self.head.evaluate(features, forward_inputs)
+        return Evaluation(logprob, value, entropy)
 
     def value(self, obs: Observations) -> Tensor:
         return self._forward(obs)[1]
 
     def sft_loss(self, obs: Observations, actions: Tensor) -> Tensor:
-        """Cross entropy against labels smeared over the bins near actions [B,C,A] (env units), mean over entries."""
+        """The head's loss of demonstrated actions [B,C,A] in env units, clipped to their range."""
         wanted = ((actions.float() - self.middle) / self.half_range).clamp(-1.0, 1.0)
-        labels = (-0.5 * ((self.centres - wanted.unsqueeze(-1)) / self.label_sigma).square()).softmax(-1)
-        return -(labels * self._forward(obs)[0]).sum(-1).mean()
+        return self.head.sft_loss(self._forward(obs)[0], wanted)
 
     def _forward(self, obs: Observations) -> tuple[Tensor, Tensor]:
-        """Log-probs of the bins [B,C,A,bins] and value [B]: one definition for rollout and training."""
+        """Features of the action entries [B,C·A,width] and value [B]: one definition for rollout and training."""
         features = self.trunk(obs["image"], obs["proprio"], obs[INSTRUCTION])
-        logits = self.bins(features[:, 1:]).view(-1, self.chunk, self.action_dim, len(self.centres))
         seen = features[:, 0].detach() if self.value_detach else features[:, 0]
         value = self.critic(torch.cat((seen, obs[PROGRESS].float().unsqueeze(1)), dim=1)).squeeze(1)
-        return distributions.log_probs(logits), value
+        return features[:, 1:], value
 
 
 def _array(env_spec: EnvSpec, name: str, dtype: str, shape: tuple[int | None, ...]) -> ArraySpec:

@@ -1,0 +1,91 @@
+"""Flow matching as a stochastic policy: the maths, given any velocity function.
+
+Time runs from 1 (noise) to 0 (data) in K equal steps, t_i = (K − i)/K, s = t − 1/K. A state is x_t = t·noise +
+(1 − t)·data and moves with the velocity v = noise − data. One step:
+
+    x̂0 = x − v·t,  x̂1 = x + v·(1 − t)            the data and the noise that v points at
+    x_s ~ N(w0·x̂0 + w1·x̂1, std²),  w0 = 1 − s
+    ode          w1 = s                           std = 0
+    flow_sde     w1 = s − σ²/(2tK)                std = σ/√K,  σ = a·√(t/(1 − t)), at t = 1 the denominator is 1 − t_1
+    flow_noise   w1 = s                           std from a network (`squashed`)
+
+After Flow-GRPO (Liu et al. 2025) and pi_RL (Chen et al. 2025), flow_noise after ReinFlow (Zhang et al. 2025). flow_sde
+keeps the distribution of x_t as the ode does, up to the size of its steps; at the first one the variance rises by a⁴/4.
+Everything is computed in the dtype of the state, which is float32 in a policy; a velocity is cast to it.
+
+Example, K = 2, a = 0: `places(2, 0.0)` is [[1, ½, ½, 0], [½, 1, 0, 0]]: the first step goes half of the way to x̂0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+#: x [B,C,A], t [B] -> velocity noise − data [B,C,A], at time 1 = noise.
+Velocity = Callable[[Tensor, Tensor], Tensor]
+
+
+class Normal(NamedTuple):
+    """One step's distribution: mean [B,C,A], std [B,C,A] or broadcast; std 0 where the step has no noise."""
+
+    mean: Tensor
+    std: Tensor
+
+
+def from_data(velocity: Velocity) -> Velocity:
+    """The velocity of a model that counts time from 0 = noise to 1 = data (GR00T), in our time.
+
+    It moves towards the data with u = data − noise at u's time 1 − t.
+    """
+    return lambda x, t: -velocity(x, 1.0 - t)
+
+
+def places(steps: int, noise: float) -> list[list[float]]:
+    """[K,4]: t, w0, w1 and std of every step of flow_sde with noise a; of the ode for a = 0."""
+    rows = []
+    for i in range(steps):
+        t, s = (steps - i) / steps, (steps - i - 1) / steps
+        sigma = noise * math.sqrt(t / (1.0 - min(t, (steps - 1) / steps)))
+        rows.append([t, 1.0 - s, s - sigma**2 / (2.0 * t * steps), sigma / math.sqrt(steps)])
+    return rows
+
+
+@lru_cache(maxsize=64)
+def place_table(steps: int, noise: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`places` as a tensor [K,4], to be indexed by each row's step."""
+    with torch.inference_mode(False):
+        return torch.tensor(places(steps, noise), dtype=dtype, device=device)
+
+
+def step(x: Tensor, v: Tensor, place: Tensor) -> Normal:
+    """The distribution of the next state: x, v [B,C,A], place [B,4] (a row of `places` each)."""
+    v = v.to(x.dtype)
+    t, w0, w1, std = place.reshape(-1, 4, 1, 1).unbind(1)
+    return Normal(w0 * (x - v * t) + w1 * (x + v * (1.0 - t)), std)
+
+
+def squashed(raw: Tensor, smallest: float, largest: float) -> Tensor:
+    """std between its bounds: tanh(raw) is the place of the log-variance between theirs. Any shape."""
+    low, high = 2.0 * math.log(smallest), 2.0 * math.log(largest)
+    return torch.exp(0.5 * (low + (high - low) * 0.5 * (torch.tanh(raw) + 1.0)))
+
+
+def chain(step_at: Callable[[int, Tensor], Normal], start: Tensor, draws: Sequence[Tensor]) -> Tensor:
+    """All states from the start to the data: start [B,C,A], one draw [B,C,A] of standard normal noise per step
+    -> [B,K+1,C,A]. step_at: number of the step and state -> distribution of the next one.
+    """
+    states = [start]
+    for i, draw in enumerate(draws):
+        mean, std = step_at(i, states[-1])
+        states.append(mean + std * draw)
+    return torch.stack(states, dim=1)
+
+
+def between(data: Tensor, noise: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """What supervised training shows and wants: the state x_t and its velocity. t broadcasts against the others."""
+    return t * noise + (1.0 - t) * data, noise - data

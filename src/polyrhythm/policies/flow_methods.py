@@ -1,0 +1,207 @@
+"""How a flow-matching policy samples and what is the probability of it: ode, flow_sde, flow_noise.
+
+All three start from N(0,1) noise and take K steps (`flow_matching`); they differ in where noise enters, in what is kept
+of the chain (`forward_inputs`), and in whose log-prob counts. A greedy row starts from zero, the mean of the noise, and
+follows the ode: no draw is in it, and where data and noise are normal it is exactly the mean of the samples.
+
+Draws come from a row's key alone (`noise`), each purpose in a stream of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, Protocol
+
+import torch
+from pydantic import BaseModel, Field, model_validator
+from torch import Tensor
+
+from polyrhythm.policies import distributions, flow_matching, noise
+from polyrhythm.policies.base import SETTINGS
+
+_START, _STEPS, _INDEX = 1, 2, 3
+
+
+#: The model at work on one batch of observations: x [B,C,A], t [B] -> velocity [B,C,A] and, where the method learns its
+#: noise, what `squashed` makes a std of [B,C,A].
+Network = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
+Kept = dict[str, Tensor]
+
+
+class Method(Protocol):
+    """`evaluate` is also what gives a sample its log-prob, from the tensors kept: the two agree to the bit.
+
+    learns_std: the network has to give the noise too.
+    """
+
+    learns_std: bool
+
+    def sample(self, network: Network, shape: tuple[int, int], greedy: Tensor, key: Tensor) -> tuple[Tensor, Kept]:
+        """shape (C, A), greedy [B] bool, key [B] int64 -> data [B,C,A], unclipped, and what `evaluate` needs."""
+        ...
+
+    def evaluate(self, network: Network, kept: Mapping[str, Tensor], /) -> tuple[Tensor, Tensor]:
+        """Log-prob and entropy of what was kept, each [B,C,A]."""
+        ...
+
+
+class OdeSettings(BaseModel):
+    """No noise in the steps."""
+
+    model_config = SETTINGS
+
+    type: Literal["ode"] = "ode"
+    """The method's name."""
+
+    def build(self, steps: int) -> Ode:
+        """With K steps."""
+        return Ode(steps)
+
+
+class FlowSdeSettings(BaseModel):
+    """Noise in one step, drawn for each row."""
+
+    model_config = SETTINGS
+
+    type: Literal["flow_sde"] = "flow_sde"
+    """The method's name."""
+    noise: float = Field(0.5, gt=0.0)
+    """Strength a of the noise."""
+
+    def build(self, steps: int) -> FlowSde:
+        """With K steps."""
+        return FlowSde(steps, self.noise)
+
+
+class FlowNoiseSettings(BaseModel):
+    """Noise in every step, its strength learned."""
+
+    model_config = SETTINGS
+
+    type: Literal["flow_noise"] = "flow_noise"
+    """The method's name."""
+    min_std: float = Field(0.1, gt=0.0)
+    """Smallest standard deviation of a step, in units of half the action range."""
+    max_std: float = Field(0.6, gt=0.0)
+    """Largest standard deviation of a step; training begins halfway, in the logarithm."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> FlowNoiseSettings:
+        if self.min_std >= self.max_std:
+            raise ValueError(
+                f"policy.head.method.min_std = {self.min_std} is not below max_std = {self.max_std}: lower it"
+            )
+        return self
+
+    def build(self, steps: int) -> FlowNoise:
+        """With K steps."""
+        return FlowNoise(steps, self.min_std, self.max_std)
+
+
+class Ode:
+    """kept = {"start": x_1 [B,C,A]}, whose log-prob counts: no parameter moves it, so RL cannot train it."""
+
+    learns_std = False
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def sample(self, network: Network, shape: tuple[int, int], greedy: Tensor, key: Tensor) -> tuple[Tensor, Kept]:
+        start = _start(shape, greedy, key)
+        places = _table(self.steps, 0.0, start)
+
+        def step(i: int, x: Tensor) -> flow_matching.Normal:
+            return _step(network, x, places[i].expand(len(x), -1))
+
+        states = flow_matching.chain(step, start, [torch.zeros_like(start)] * self.steps)
+        return states[:, -1], {"start": start}
+
+    def evaluate(self, _network: Network, kept: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return _logprob_and_entropy(kept["start"], _standard(kept["start"]))
+
+
+class FlowSde:
+    """kept = {"step": k int64 [B], "before": x_k, "after": x_k+1 [B,C,A]}: the row's noisy step, whose log-prob counts.
+
+    k is uniform over the steps and the row's own, so that every batch trains all of them; the other steps are the ode.
+    """
+
+    learns_std = False
+
+    def __init__(self, steps: int, noise: float) -> None:
+        self.steps, self.noise = steps, noise
+
+    def sample(self, network: Network, shape: tuple[int, int], greedy: Tensor, key: Tensor) -> tuple[Tensor, Kept]:
+        start = _start(shape, greedy, key)
+        chosen = (noise.uniform(key, 1, _INDEX).squeeze(1) * self.steps).long()
+        noisy = torch.nn.functional.one_hot(chosen, self.steps).bool() & ~greedy.unsqueeze(1)
+        quiet, loud = _table(self.steps, 0.0, start), _table(self.steps, self.noise, start)
+        places = torch.where(noisy.unsqueeze(-1), loud, quiet)  # [B,K,4]
+
+        def step(i: int, x: Tensor) -> flow_matching.Normal:
+            return _step(network, x, places[:, i])
+
+        draw = noise.normal(key, shape[0] * shape[1], _STEPS).view_as(start)
+        states = flow_matching.chain(step, start, [draw] * self.steps)
+        row = torch.arange(len(start), device=start.device)
+        kept = {"step": chosen, "before": states[row, chosen], "after": states[row, chosen + 1]}
+        return states[:, -1], kept
+
+    def evaluate(self, network: Network, kept: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        before, after = kept["before"], kept["after"]
+        places = _table(self.steps, self.noise, before)[kept["step"]]
+        return _logprob_and_entropy(after, _step(network, before, places))
+
+
+class FlowNoise:
+    """kept = {"chain": x_1 … x_0 [B,K+1,C,A]}: the log-prob is the sum over the start and all steps."""
+
+    learns_std = True
+
+    def __init__(self, steps: int, min_std: float, max_std: float) -> None:
+        self.steps, self.min_std, self.max_std = steps, min_std, max_std
+
+    def sample(self, network: Network, shape: tuple[int, int], greedy: Tensor, key: Tensor) -> tuple[Tensor, Kept]:
+        start = _start(shape, greedy, key)
+        draws = noise.normal(key, self.steps * shape[0] * shape[1], _STEPS).view(len(key), self.steps, *shape)
+        draws = torch.where(greedy.view(-1, 1, 1, 1), 0.0, draws)
+        states = flow_matching.chain(lambda i, x: self._step(network, i, x), start, draws.unbind(1))
+        return states[:, -1], {"chain": states}
+
+    def evaluate(self, network: Network, kept: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        start, *rest = kept["chain"].unbind(1)
+        logprob, entropy = _logprob_and_entropy(start, _standard(start))
+        before = start
+        for i, after in enumerate(rest):
+            of_step = _logprob_and_entropy(after, self._step(network, i, before))
+            logprob, entropy, before = logprob + of_step[0], entropy + of_step[1], after
+        return logprob, entropy
+
+    def _step(self, network: Network, i: int, x: Tensor) -> flow_matching.Normal:
+        place = _table(self.steps, 0.0, x)[i].expand(len(x), -1)
+        v, raw = network(x, place[:, 0])
+        assert raw is not None
+        mean, _ = flow_matching.step(x, v, place)
+        return flow_matching.Normal(mean, flow_matching.squashed(raw.to(x.dtype), self.min_std, self.max_std))
+
+
+def _step(network: Network, x: Tensor, place: Tensor) -> flow_matching.Normal:
+    return flow_matching.step(x, network(x, place[:, 0])[0], place)
+
+
+def _table(steps: int, strength: float, like: Tensor) -> Tensor:
+    return flow_matching.place_table(steps, strength, like.dtype, like.device)
+
+
+def _start(shape: tuple[int, int], greedy: Tensor, key: Tensor) -> Tensor:
+    drawn = noise.normal(key, shape[0] * shape[1], _START).view(-1, *shape)
+    return torch.where(greedy.view(-1, 1, 1), 0.0, drawn)
+
+
+def _standard(like: Tensor) -> flow_matching.Normal:
+    return flow_matching.Normal(torch.zeros_like(like), torch.ones_like(like))
+
+
+def _logprob_and_entropy(x: Tensor, normal: flow_matching.Normal) -> tuple[Tensor, Tensor]:
+    log_std = normal.std.log()
+    return distributions.normal_logprob(x, normal.mean, log_std), distributions.normal_entropy(log_std).expand_as(x)

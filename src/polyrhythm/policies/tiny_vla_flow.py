@@ -1,0 +1,121 @@
+"""A flow-matching head: noise becomes a chunk of actions in a few steps of a small network.
+
+The trunk is computed once per forward pass and enters the network through one linear map; a step is three small layers
+more. The network predicts the data, and the velocity is (x − data)/t: an untrained network then removes the noise
+instead of letting it through, which is what a warm start of some dozens of steps can afford to learn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import torch
+from pydantic import BaseModel, Discriminator, Field, Tag
+from torch import Tensor, nn
+from torch.nn import functional
+
+from polyrhythm.policies import flow_matching, noise
+from polyrhythm.policies.base import SETTINGS, type_or
+from polyrhythm.policies.flow_methods import FlowNoiseSettings, FlowSdeSettings, Network, OdeSettings
+from polyrhythm.policies.tiny_vla_head import HeadAct, HeadEvaluation
+
+_FREQUENCIES = 8
+#: Pairs of time and noise for each action of a supervised step; the trunk, which costs most, is shared by them.
+_SFT_DRAWS = 8
+
+FlowMethod = Annotated[
+    Annotated[OdeSettings, Tag("ode")]
+    | Annotated[FlowSdeSettings, Tag("flow_sde")]
+    | Annotated[FlowNoiseSettings, Tag("flow_noise")],
+    Discriminator(type_or("flow_sde")),
+]
+
+
+class FlowMatchingSettings(BaseModel):
+    """Head with flow matching."""
+
+    model_config = SETTINGS
+
+    type: Literal["flow_matching"] = "flow_matching"
+    """The head's name."""
+    steps: int = Field(4, ge=1)
+    """Steps from noise to actions (K)."""
+    hidden: int = Field(64, ge=1)
+    """Units per hidden layer of the network."""
+    method: FlowMethod = Field({"type": "flow_sde"}, validate_default=True)
+    """Where noise enters, by type: flow_sde (one step per row), flow_noise (all, learned), ode (none: not for RL)."""
+
+    def build(self, width: int, chunk: int, action_dim: int) -> FlowMatchingHead:
+        """A head on features of this width."""
+        return FlowMatchingHead(self, width, (chunk, action_dim))
+
+
+class FlowMatchingHead(nn.Module):
+    """forward_inputs are the method's (`flow_methods`). The log-prob is that of the unclipped chain."""
+
+    frequencies: Tensor
+
+    def __init__(self, settings: FlowMatchingSettings, width: int, shape: tuple[int, int]) -> None:
+        super().__init__()
+        self.shape, hidden, entries = shape, settings.hidden, shape[0] * shape[1]
+        self.method = settings.method.build(settings.steps)
+        self.from_features = nn.Linear(width, hidden)
+        self.from_chunk = nn.Linear(entries, hidden, bias=False)
+        self.from_entry = nn.Linear(1, hidden, bias=False)
+        self.from_time = nn.Linear(_FREQUENCIES, hidden, bias=False)
+        self.hidden = nn.Linear(hidden, hidden)
+        self.out = nn.Linear(hidden, 2 if self.method.learns_std else 1)
+        frequencies = math.pi * torch.arange(1, _FREQUENCIES + 1)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+
+    def initialise(self) -> None:
+        """Unit variance through each linear map, and nearly zero as the first prediction."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=module.in_features**-0.5)
+        nn.init.normal_(self.out.weight, std=0.02)
+        nn.init.zeros_(self.out.bias)
+
+    def act(self, features: Tensor, greedy: Tensor, noise_key: Tensor) -> HeadAct:
+        network = self._network(features)
+        actions, kept = self.method.sample(network, self.shape, greedy, noise_key)
+        return HeadAct(actions, self.method.evaluate(network, kept)[0], kept)
+
+    def evaluate(self, features: Tensor, forward_inputs: Mapping[str, Tensor]) -> HeadEvaluation:
+        return HeadEvaluation(*self.method.evaluate(self._network(features), forward_inputs))
+
+    def sft_loss(self, features: Tensor, actions: Tensor) -> Tensor:
+        """Flow matching's loss weighted by t²: the mean squared error of the predicted data, over times in (0, 1].
+
+        Times and noise are functions of the actions and of the output layer's weights. Every optimizer step changes
+        these, so each has new draws, and still nothing is kept: a resumed warm start goes on to the bit.
+        """
+        key = noise.content_keys(actions) ^ noise.content_keys(self.out.weight.detach().reshape(1, -1))
+        phase = noise.uniform(key, 1, stream=0)
+        t = (torch.arange(_SFT_DRAWS, device=key.device) + phase) / _SFT_DRAWS  # [B,draws], one in each part of (0,1)
+        draws = noise.normal(key, _SFT_DRAWS * actions[0].numel(), stream=1).view(len(key), _SFT_DRAWS, -1)
+        data = actions.float().flatten(1).unsqueeze(1)
+        x, _ = flow_matching.between(data, draws, t.unsqueeze(-1))
+        predicted = self._predict(self.from_features(features).unsqueeze(1), x, t)[..., 0]
+        return (predicted - data).square().mean()
+
+    def _network(self, features: Tensor) -> Network:
+        seen = self.from_features(features)
+
+        def network(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
+            predicted = self._predict(seen, x.flatten(1), t).float().unflatten(1, self.shape)
+            velocity = (x - predicted[..., 0]) / t.view(-1, 1, 1)
+            return velocity, predicted[..., 1] if self.method.learns_std else None
+
+        return network
+
+    def _predict(self, seen: Tensor, x: Tensor, t: Tensor) -> Tensor:
+        """seen [...,C·A,hidden], x [...,C·A], t [...] -> data, and the noise if the method learns it [...,C·A,1|2]."""
+        time = torch.cos(t.unsqueeze(-1) * self.frequencies)
+        chunk = self.from_chunk(x) + self.from_time(time)
+        h = functional.gelu(seen + chunk.unsqueeze(-2) + self.from_entry(x.unsqueeze(-1)), approximate="tanh")
+        h = h + functional.gelu(self.hidden(h), approximate="tanh")
+        predicted: Tensor = self.out(h)
+        return predicted

@@ -1,0 +1,275 @@
+"""The kernel of flow matching: against the formulas entry by entry in float64, and where the flow is known exactly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyrhythm.policies import flow_matching, noise
+from polyrhythm.policies.flow_methods import FlowNoise, FlowSde, Method, Network, Ode
+
+SHAPE = (2, 3)
+RAW = 0.3
+
+
+def curved(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """Some velocity and noise that no method could mistake for another's: entries mix, time enters."""
+    t = t.view(-1, 1, 1)
+    return torch.sin(2.0 * x + x.flip(2)) - t * x.mean((1, 2), keepdim=True), RAW + 0.5 * x * t
+
+
+def slow_velocity(x: list[float], t: float) -> tuple[list[float], list[float]]:
+    """`curved` of one row in Python's floats; x is [C·A]."""
+    flipped = [x[c * SHAPE[1] + SHAPE[1] - 1 - a] for c in range(SHAPE[0]) for a in range(SHAPE[1])]
+    mean = sum(x) / len(x)
+    v = [math.sin(2.0 * x_j + f_j) - t * mean for x_j, f_j in zip(x, flipped, strict=True)]
+    return v, [RAW + 0.5 * x_j * t for x_j in x]
+
+
+def slow_step(x: list[float], i: int, steps: int, a: float) -> tuple[list[float], float]:
+    """Mean and std of step i of flow_sde (a = 0: of the ode), as the table of formulas says it."""
+    t, delta = 1.0 - i / steps, 1.0 / steps
+    first = 1.0 - 1.0 / steps
+    sigma = a * math.sqrt(t / (1.0 - (first if i == 0 else t)))
+    w0, w1 = 1.0 - (t - delta), t - delta - sigma**2 * delta / (2.0 * t)
+    v, _ = slow_velocity(x, t)
+    means = [w0 * (x_j - v_j * t) + w1 * (x_j + v_j * (1.0 - t)) for x_j, v_j in zip(x, v, strict=True)]
+    return means, sigma * math.sqrt(delta)
+
+
+def slow_logprob(x: float, mean: float, std: float) -> float:
+    return -((x - mean) ** 2) / (2.0 * std**2) - math.log(std) - 0.5 * math.log(2.0 * math.pi)
+
+
+def sampled(method: Method, network: Network = curved, rows: int = 5) -> tuple[Tensor, dict[str, Tensor]]:
+    never = torch.zeros(rows, dtype=torch.bool)
+    return method.sample(network, SHAPE, never, torch.arange(rows) * 7919)
+
+
+def approx(expected: object) -> object:
+    return pytest.approx(expected, rel=2e-4, abs=2e-4)
+
+
+@pytest.mark.parametrize(("steps", "a"), [(4, 0.5), (3, 1.0), (1, 0.7)])
+def test_flow_sde_is_the_ode_with_one_noisy_step(steps: int, a: float) -> None:
+    data, kept = sampled(FlowSde(steps, a))
+    logprob, _ = FlowSde(steps, a).evaluate(curved, kept)
+    starts = noise.normal(torch.arange(5) * 7919, 6, stream=1).tolist()
+    draws = noise.normal(torch.arange(5) * 7919, 6, stream=2).tolist()
+    for row, (start, draw) in enumerate(zip(starts, draws, strict=True)):
+        x, k = start, int(kept["step"][row])
+        for i in range(steps):
+            mean, std = slow_step(x, i, steps, a if i == k else 0.0)
+            after = [m + std * e for m, e in zip(mean, draw, strict=True)]
+            if i == k:
+                assert kept["before"][row].flatten().tolist() == approx(x)
+                assert kept["after"][row].flatten().tolist() == approx(after)
+                expected = [slow_logprob(n, m, std) for n, m in zip(after, mean, strict=True)]
+                assert logprob[row].flatten().tolist() == approx(expected)
+            x = after
+        assert data[row].flatten().tolist() == approx(x)
+
+
+def test_flow_noise_sums_over_the_start_and_all_steps() -> None:
+    method = FlowNoise(3, 0.1, 0.6)
+    data, kept = sampled(method)
+    logprob, entropy = method.evaluate(curved, kept)
+    draws = noise.normal(torch.arange(5) * 7919, 18, stream=2).view(5, 3, 6).tolist()
+    for row in range(5):
+        x = kept["chain"][row, 0].flatten().tolist()
+        assert x == noise.normal(torch.tensor([row * 7919]), 6, stream=1)[0].tolist()
+        total = [slow_logprob(x_j, 0.0, 1.0) for x_j in x]
+        spread = [0.5 * math.log(2.0 * math.pi * math.e)] * 6
+        for i in range(3):
+            mean, _ = slow_step(x, i, 3, 0.0)
+            _, raw = slow_velocity(x, 1.0 - i / 3)
+            place = [0.5 * (math.tanh(r) + 1.0) for r in raw]
+            std = [math.sqrt(0.1**2 * (0.6**2 / 0.1**2) ** p) for p in place]
+            x = [m + s * e for m, s, e in zip(mean, std, draws[row][i], strict=True)]
+            for j in range(6):
+                total[j] += slow_logprob(x[j], mean[j], std[j])
+                spread[j] += 0.5 * math.log(2.0 * math.pi * math.e * std[j] ** 2)
+        assert data[row].flatten().tolist() == approx(x)
+        assert logprob[row].flatten().tolist() == approx(total)
+        assert entropy[row].flatten().tolist() == approx(spread)
+
+
+def test_the_ode_takes_plain_steps_along_the_velocity() -> None:
+    method = Ode(4)
+    data, kept = sampled(method)
+    x = kept["start"]
+    for i in range(4):
+        x = x - 0.25 * curved(x, torch.full((5,), 1.0 - i / 4))[0]
+    torch.testing.assert_close(data, x)
+    reference = torch.distributions.Normal(0.0, 1.0)
+    logprob, entropy = method.evaluate(curved, kept)
+    torch.testing.assert_close(logprob, reference.log_prob(kept["start"]))
+    torch.testing.assert_close(entropy, reference.entropy().expand_as(entropy))
+
+
+def test_at_the_first_step_the_denominator_is_that_of_the_second() -> None:
+    rows = flow_matching.places(4, 0.5)
+    assert rows[0] == pytest.approx([1.0, 0.25, 0.75 - 1.0 / 8.0, 0.5])  # σ² = a²·1/(1 − ¾) = 1, std = √¼
+    assert rows[1][3] == pytest.approx(0.5 * math.sqrt(3.0) * 0.5)
+    assert all(math.isfinite(number) for row in flow_matching.places(1, 0.5) for number in row)
+    assert flow_matching.places(2, 0.0) == [[1.0, 0.5, 0.5, 0.0], [0.5, 1.0, 0.0, 0.0]]
+
+
+MEAN, STD = 0.7, 0.4
+
+
+def exact(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """E[noise − data | x_t = x] for data N(MEAN, STD²): x_t is normal with variance t² + (1 − t)²·STD²."""
+    t = t.view(-1, 1, 1)
+    gain = (x - (1.0 - t) * MEAN) / (t**2 + (1.0 - t) ** 2 * STD**2)
+    return t * gain - (MEAN + (1.0 - t) * STD**2 * gain), torch.zeros_like(x)
+
+
+def affine(x: Callable[[float], float]) -> tuple[float, float]:
+    """Offset and slope of an affine function."""
+    return x(0.0), x(1.0) - x(0.0)
+
+
+def moments(steps: int, noisy: Callable[[int], tuple[float, float | None]]) -> tuple[float, float]:
+    """Mean and variance of the data that steps steps make of `exact`: a step is affine, so they follow exactly.
+
+    noisy: step -> strength a of its mean, and its std where that is not flow_sde's.
+    """
+    mean, variance = 0.0, 1.0
+    for i in range(steps):
+        a, own = noisy(i)
+        place = torch.tensor(flow_matching.places(steps, a)[i], dtype=torch.float64)
+
+        def moved(x: float, place: Tensor = place) -> float:
+            state = torch.full((1, 1, 1), x, dtype=torch.float64)
+            return float(flow_matching.step(state, exact(state, place[:1])[0], place.unsqueeze(0)).mean)
+
+        offset, slope = affine(moved)
+        std = float(place[3]) if own is None else own
+        mean, variance = offset + slope * mean, slope**2 * variance + std**2
+    return mean, variance
+
+
+ROWS = 20_000
+SAMPLING_ERROR = 0.01  # four standard errors of the mean of 20,000·6 entries are below 0.006
+
+
+@pytest.mark.parametrize("steps", [4, 64])
+def test_samples_of_the_ode_and_flow_sde_have_the_moments_of_their_steps(steps: int) -> None:
+    ode, _ = sampled(Ode(steps), exact, ROWS)
+    mean, variance = moments(steps, lambda i: (0.0, None))
+    assert float(ode.mean()) == pytest.approx(mean, abs=SAMPLING_ERROR)
+    assert float(ode.std()) == pytest.approx(variance**0.5, abs=SAMPLING_ERROR)
+    sde, _ = sampled(FlowSde(steps, 0.5), exact, ROWS)
+    of_step = [moments(steps, lambda i, k=k: (0.5 if i == k else 0.0, None)) for k in range(steps)]
+    mean = sum(m for m, _ in of_step) / steps
+    variance = sum(v + m**2 for m, v in of_step) / steps - mean**2
+    assert float(sde.mean()) == pytest.approx(mean, abs=SAMPLING_ERROR)
+    assert float(sde.std()) == pytest.approx(variance**0.5, abs=SAMPLING_ERROR)
+
+
+def test_flow_sde_preserves_the_marginals() -> None:
+    """With many steps the data have the data's moments, with noise or without it."""
+    for method in (Ode(64), FlowSde(64, 0.5)):
+        data, _ = sampled(method, exact, ROWS)
+        assert float(data.mean()) == pytest.approx(MEAN, abs=SAMPLING_ERROR)
+        assert float(data.std()) == pytest.approx(STD, abs=SAMPLING_ERROR)
+
+
+def test_noise_in_every_step_preserves_the_marginals_too() -> None:
+    """The weights' correction, where it counts most: an ode's mean with the same noise would end far too wide."""
+    start = noise.normal(torch.arange(ROWS), 1).view(-1, 1, 1)
+    draws = noise.normal(torch.arange(ROWS), 256, stream=1).view(-1, 256, 1, 1).unbind(1)
+    places = flow_matching.place_table(256, 0.7, torch.float32, start.device)
+
+    def step(i: int, x: Tensor) -> flow_matching.Normal:
+        return flow_matching.step(x, exact(x, places[i, :1].expand(ROWS))[0], places[i])
+
+    data = flow_matching.chain(step, start, draws)[:, -1]
+    assert float(data.mean()) == pytest.approx(MEAN, abs=0.015)
+    assert float(data.std()) == pytest.approx(STD, abs=0.015)
+
+
+def test_samples_of_flow_noise_have_the_moments_of_their_steps() -> None:
+    data, _ = sampled(FlowNoise(4, 0.1, 0.4), exact, ROWS)
+    mean, variance = moments(4, lambda i: (0.0, 0.2))  # raw 0 is halfway in the logarithm
+    assert float(data.mean()) == pytest.approx(mean, abs=SAMPLING_ERROR)
+    assert float(data.std()) == pytest.approx(variance**0.5, abs=SAMPLING_ERROR)
+
+
+@pytest.mark.parametrize("method", [Ode(8), FlowSde(8, 0.5), FlowNoise(8, 0.1, 0.4)])
+def test_a_greedy_row_is_the_mean_of_the_ode(method: Method) -> None:
+    greedy = torch.tensor([True, True, False])
+    data, kept = method.sample(exact, SHAPE, greedy, torch.tensor([1, 2, 3]))
+    torch.testing.assert_close(data[:2], torch.full((2, *SHAPE), moments(8, lambda i: (0.0, None))[0]))
+    assert data[2].std() > 0
+    assert torch.isfinite(method.evaluate(exact, kept)[0]).all()
+
+
+def test_logprob_is_torchs() -> None:
+    method = FlowSde(4, 0.5)
+    _, kept = sampled(method)
+    places = torch.tensor(flow_matching.places(4, 0.5))[kept["step"]]
+    v, _ = curved(kept["before"], places[:, 0])
+    mean, std = flow_matching.step(kept["before"], v, places)
+    logprob, entropy = method.evaluate(curved, kept)
+    reference = torch.distributions.Normal(mean, std.expand_as(mean))
+    torch.testing.assert_close(logprob, reference.log_prob(kept["after"]))
+    torch.testing.assert_close(entropy, reference.entropy())
+
+
+@pytest.mark.parametrize("method", [FlowSde(3, 0.5), FlowNoise(3, 0.1, 0.6)])
+def test_gradients_of_the_log_prob(method: Method) -> None:
+    _, kept = sampled(method, rows=2)
+    wide = {name: x.double() if x.is_floating_point() else x for name, x in kept.items()}
+
+    def logprob(gain: Tensor, shift: Tensor) -> Tensor:
+        def network(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+            v, raw = curved(gain * x, t)
+            return v + shift, raw * gain
+
+        return method.evaluate(network, wide)[0]
+
+    given = (torch.ones(SHAPE, dtype=torch.float64), torch.zeros(SHAPE, dtype=torch.float64))
+    assert torch.autograd.gradcheck(logprob, tuple(x.requires_grad_() for x in given))
+
+
+def test_the_noisy_step_is_the_rows_own_and_uniform() -> None:
+    _, kept = sampled(FlowSde(5, 0.5), rows=10_000)
+    counts = torch.bincount(kept["step"], minlength=5)
+    assert len(counts) == 5
+    assert float(((counts - 2000.0) ** 2 / 2000.0).sum()) < 20.0  # χ² with 4 degrees of freedom: p = 0.0005
+    neighbours = torch.stack((kept["step"][:-1], kept["step"][1:])).float()
+    assert abs(float(torch.corrcoef(neighbours)[0, 1])) < 0.04
+
+
+def test_a_model_that_counts_time_towards_the_data() -> None:
+    def towards_data(x: Tensor, t: Tensor) -> Tensor:
+        return -exact(x, 1.0 - t)[0]
+
+    ours = flow_matching.from_data(towards_data)
+    x, t = torch.linspace(-1, 1, 6).view(1, *SHAPE).expand(3, -1, -1), torch.tensor([1.0, 0.5, 0.25])
+    torch.testing.assert_close(ours(x, t), exact(x, t)[0])
+
+
+def test_supervised_targets_lie_on_the_line_between_data_and_noise() -> None:
+    data, draws = torch.randn(2, 4, *SHAPE, generator=torch.Generator().manual_seed(0))
+    x, v = flow_matching.between(data, draws, torch.tensor(0.25))
+    torch.testing.assert_close(x, 0.25 * draws + 0.75 * data)
+    torch.testing.assert_close(x - 0.25 * v, data)
+    torch.testing.assert_close(x + 0.75 * v, draws)
+
+
+def test_half_precision_models_are_computed_in_float32() -> None:
+    def half(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        v, raw = curved(x.bfloat16(), t.bfloat16())
+        return v.bfloat16(), raw.bfloat16()
+
+    for method in (Ode(4), FlowSde(4, 0.5), FlowNoise(4, 0.1, 0.6)):
+        data, kept = sampled(method, half)
+        logprob, entropy = method.evaluate(half, kept)
+        assert data.dtype == logprob.dtype == entropy.dtype == torch.float32

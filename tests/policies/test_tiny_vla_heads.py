@@ -1,0 +1,109 @@
+"""The tiny VLA's heads: what the default one keeps of old, and what is particular to flow matching."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from polyrhythm.policies.flow_methods import FlowNoiseSettings, FlowSdeSettings, OdeSettings
+from polyrhythm.policies.mlp import seeded
+from polyrhythm.policies.tiny_vla import TinyVla, TinyVlaSettings
+from polyrhythm.policies.tiny_vla_flow import FlowMatchingSettings, FlowMethod
+from polyrhythm.policies.tiny_vla_trunk import Trunk, TrunkSize
+from polyrhythm.policies.words import word_table
+from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
+
+TASKS = (Task("push", "push the red block"), Task("close", "close the door"))
+SPEC = EnvSpec(
+    {"image": ArraySpec((16, 16, 3), "uint8"), "proprio": ArraySpec((4,), "float32")},
+    ActionSpec("continuous", 2, low=(-1.0, 0.0), high=(1.0, 4.0)),
+    TASKS,
+    50,
+)
+METHODS = (OdeSettings(), FlowSdeSettings(noise=2.0), FlowNoiseSettings())
+
+
+def flow(method: FlowMethod) -> TinyVla:
+    return TinyVlaSettings(head=FlowMatchingSettings(method=method)).build(SPEC, 0)
+
+
+def observations(n: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "image": torch.randint(0, 256, (n, 16, 16, 3), generator=generator, dtype=torch.uint8),
+        "proprio": torch.randn(n, 4, generator=generator),
+        INSTRUCTION: torch.arange(n) % 2,
+        PROGRESS: torch.zeros(n),
+    }
+
+
+def test_a_seed_draws_the_bins_head_last() -> None:
+    """A run of an older version begins with the same parameters: the numbers are drawn in the same order."""
+    with seeded(7):
+        size = TrunkSize(width=64, layers=2, heads=4, expansion=3, tokens=8, vocabulary=256)
+        trunk = Trunk((16, 16), 4, word_table(TASKS, 8, 256), queries=5, size=size)
+        bins = nn.Linear(64, 32)
+        critic = nn.Sequential(nn.Linear(65, 64), nn.Tanh(), nn.Linear(64, 1))
+        nn.init.normal_(bins.weight, std=0.02)
+        nn.init.zeros_(bins.bias)
+    expected = [*trunk.parameters(), *bins.parameters(), *critic.parameters()]
+    policy = TinyVlaSettings().build(SPEC, 7)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(policy.parameters(), expected, strict=True))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_flow_clips_the_action_and_not_the_chain(method: FlowMethod) -> None:
+    policy = flow(method)
+    with torch.no_grad():
+        policy.head.out.bias[0] = 0.9
+    n = 64
+    never, keys = torch.zeros(n, dtype=torch.bool), torch.arange(n)
+    act = policy.act(observations(n), never, keys)
+    features, _ = policy._forward(observations(n))
+    raw = policy.head.act(features, never, keys).actions
+    middle, half = torch.tensor([0.0, 2.0]), torch.tensor([1.0, 2.0])
+    assert torch.equal(act.actions, middle + half * raw.clamp(-1, 1))
+    if not isinstance(method, OdeSettings):
+        assert (raw > 1).any()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_untrained_flow_removes_the_noise(method: FlowMethod) -> None:
+    act = flow(method).act(observations(8), torch.ones(8, dtype=torch.bool), torch.arange(8))
+    assert float((act.actions - torch.tensor([0.0, 2.0])).abs().max()) < 0.5
+
+
+def test_supervised_draws_follow_the_actions_and_the_weights_alone() -> None:
+    policy, obs = flow(FlowSdeSettings()), observations(6)
+    actions = torch.rand(6, 2, 2, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    before = torch.get_rng_state()
+    loss = policy.sft_loss(obs, actions)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(policy.sft_loss(obs, actions), loss)
+    halves = [policy.sft_loss({k: x[i : i + 3] for k, x in obs.items()}, actions[i : i + 3]) for i in (0, 3)]
+    torch.testing.assert_close(sum(halves) / 2, loss)  # a row's draws are its own
+    other = copy.deepcopy(policy)
+    with torch.no_grad():
+        other.head.out.weight[0, 0] += 1e-6
+    assert abs((other.sft_loss(obs, actions) - loss).item()) > 1e-5  # new draws, not a nudge
+
+
+def test_the_flow_learns_two_modes_where_a_mean_would_be_between_them() -> None:
+    """Actions are (1, 1) or (-1, -1) in half units, whatever is seen: samples go to the two, and both entries agree."""
+    policy, n = flow(FlowSdeSettings()), 64
+    obs = {name: x[:1].expand(n, *x.shape[1:]) for name, x in observations(2).items()}
+    sign = torch.where(torch.arange(n) % 2 == 0, 0.8, -0.8).view(-1, 1, 1)
+    actions = torch.cat((sign, 2.0 + 2.0 * sign), dim=2).expand(n, 2, 2)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3)
+    for _ in range(150):
+        optimizer.zero_grad()
+        policy.sft_loss(obs, actions).backward()
+        optimizer.step()
+    drawn = policy.act(obs, torch.zeros(n, dtype=torch.bool), torch.arange(n)).actions
+    first, second = drawn[..., 0].flatten(), (drawn[..., 1].flatten() - 2.0) / 2.0
+    assert 0.3 < float((first > 0).float().mean()) < 0.7
+    assert float((first.sign() == second.sign()).float().mean()) > 0.9
+    assert float(first.abs().mean()) > 0.5
