@@ -16,6 +16,7 @@ from polyrhythm.errors import ConfigError, RunHalted, StartError
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.check import check
 from polyrhythm.policies.gaussian import GaussianPolicy, GaussianSettings
+from polyrhythm.specs import ArraySpec
 
 LATENCY = {"env": {"type": "latency"}, "policy": {"type": "gaussian"}}
 
@@ -84,6 +85,20 @@ class UnpluggedSettings(WholeSettings):
         raise ConfigError("the robot is not plugged in; plug it in")
 
 
+class PicturesSettings(BaseModel):
+    """It shows what a tiny VLA looks at; nothing is ever stepped."""
+
+    type: Literal["tests.pipeline.test_check:PicturesSettings"] = "tests.pipeline.test_check:PicturesSettings"
+
+    def spec(self):
+        shown = {"image": ArraySpec((16, 16, 3), "uint8"), "proprio": ArraySpec((3,), "float32")}
+        return replace(Counting(1).spec, observation=shown)
+
+    def build(self, rows):
+        raise AssertionError("nothing is started")
+
+
+PICTURES = {"type": "tests.pipeline.test_check:PicturesSettings"}
 WHOLE = {"type": "tests.pipeline.test_check:WholeSettings"}
 MUTE = {"type": "tests.pipeline.test_check:Mute"}
 IMITATE = {"demonstrations": {}, "supervised": {}}
@@ -155,6 +170,10 @@ REFUSED = [
     (
         {"env": WHOLE, "policy": {"type": "tests.pipeline.test_check:PerActionSettings"}},
         r"algorithm.reward_level = chunk: .*set algorithm.reward_level to action",
+    ),
+    (
+        {"env": PICTURES, "policy": {"type": "tiny_vla", "head": {"type": "flow_matching", "method": "ode"}}},
+        r"policy.type = tiny_vla: its log-probs do not depend on its parameters.*flow_sde or flow_noise\), or set",
     ),
     (IMITATE, r"demonstrations = set: .*set demonstrations and supervised to null"),
     (

@@ -223,7 +223,8 @@ def test_weights_of_other_settings_are_refused(tmp_path):
 
 
 @pytest.mark.sim
-def test_two_versions_of_the_quickstart_recipe(tmp_path, simulator):
+@pytest.mark.parametrize("recipe", ["quickstart", "quickstart_flow"])
+def test_two_versions_of_the_quickstart_recipe(recipe, tmp_path, simulator):
     """All five phases on the real simulator, as small as they can be."""
     small = {
         "training.versions": 2,
@@ -238,7 +239,7 @@ def test_two_versions_of_the_quickstart_recipe(tmp_path, simulator):
         "supervised.warmup_steps": 1,
     }
     overrides = [f"{path}={value}" for path, value in small.items()]
-    config = load_config("quickstart", ["launcher=inline", *overrides])
+    config = load_config(recipe, ["launcher=inline", *overrides])
     summary = train(check(config), tmp_path)
     assert list(summary["wall_s"]) == [
         *("demonstrations", "supervised", "start", "evaluation_before", "rl", "evaluation_after", "total")

@@ -98,18 +98,33 @@ def need(package: str) -> Need:
         return Need(package, found, "")
 
 
-def _settings(model: type[BaseModel]) -> list[Setting]:
-    return [
-        Setting(
-            name,
-            _kind(field.annotation),
-            field.is_required(),
-            None if field.is_required() else field.get_default(call_default_factory=True),
-            _one_line(field.description or ""),
+def _settings(model: type[BaseModel], within: str = "") -> list[Setting]:
+    """The fields of a settings model, each followed by those of the sections that it may be: `head[bins].greedy`."""
+    found = []
+    for name, field in model.model_fields.items():
+        if name == "type":
+            continue
+        sections = _sections(field.annotation)
+        found.append(
+            Setting(
+                within + name,
+                " | ".join(sections) or _kind(field.annotation),
+                field.is_required(),
+                None if field.is_required() else field.get_default(call_default_factory=True),
+                _one_line(field.description or ""),
+            )
         )
-        for name, field in model.model_fields.items()
-        if name != "type"
-    ]
+        for kind, section in sections.items():
+            found += _settings(section, f"{within}{name}[{kind}].")
+    return found
+
+
+def _sections(annotation: Any) -> dict[str, type[BaseModel]]:
+    """The settings models of a union, by their type."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        kind = annotation.model_fields.get("type")
+        return {kind.default: annotation} if kind is not None else {}
+    return {name: model for part in get_args(annotation) for name, model in _sections(part).items()}
 
 
 def _kind(annotation: Any) -> str:

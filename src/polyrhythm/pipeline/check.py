@@ -72,8 +72,7 @@ def check(config: RunConfig, *, trainer: bool = True) -> Checked:
         _try_key(config.rollout.queue_key)
     with _naming(f"policy.type = {getattr(config.policy, 'type', '')}"):
         policy = policy_settings(config).build(spec, config.seed)
-    _check_value(config, spec, policy)
-    try_objective(config.algorithm, policy)
+    _check_learning(config, spec, policy, trainer=trainer)
     if config.launcher == "local":
         remove_orphans()
         refuse_shortage(shared_sizes(config, spec, policy, trainer=trainer))
@@ -126,6 +125,14 @@ def _naming(what: str) -> Iterator[None]:
         raise ConfigError(said if said.startswith(what.partition(" ")[0]) else f"{what}: {said}") from error
 
 
+def _check_learning(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: bool) -> None:
+    """What the objective and the policy want of each other."""
+    _check_value(config, spec, policy)
+    if trainer and config.training.versions:
+        _check_trainable(config, spec, policy)
+        try_objective(config.algorithm, policy)
+
+
 def _check_value(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
     """The policy's value per chunk or per action, against what `reward_level` needs; asked with one blank row."""
     with torch.no_grad():
@@ -135,6 +142,18 @@ def _check_value(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
         raise ConfigError(
             f"algorithm.reward_level = {wanted}: the policy {getattr(config.policy, 'type', '')} gives one value per "
             f"{given}; set algorithm.reward_level to {given}"
+        )
+
+
+def _check_trainable(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
+    """The log-prob of an action depends on the parameters; asked with one blank row."""
+    obs = blank(spec)
+    act = policy.act(obs, torch.zeros(1, dtype=torch.bool), torch.zeros(1, dtype=torch.int64))
+    if not policy.evaluate(obs, act.forward_inputs).logprob.requires_grad:
+        raise ConfigError(
+            f"policy.type = {getattr(config.policy, 'type', '')}: its log-probs do not depend on its parameters, so "
+            "nothing would be learned from rewards; use another head (for flow matching: policy.head.method.type "
+            "flow_sde or flow_noise), or set training.versions to 0"
         )
 
 

@@ -77,6 +77,11 @@ class PolicySettings(Protocol):
         ...
 
 
+def named(value: Any) -> Any:
+    """A section given by its type's name alone has its defaults."""
+    return {"type": value} if isinstance(value, str) else value
+
+
 def type_or(default: str) -> Callable[[Any], Any]:
     """For a union of sections: which one is meant by its `type`, where a section without one means `default`."""
 

@@ -11,10 +11,10 @@ from dataclasses import fields
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 from torch import Tensor, nn
 
-from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations, type_or
+from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations, named, type_or
 from polyrhythm.policies.gaussian import continuous_bounds
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.policies.tiny_vla_bins import BinsSettings
@@ -27,6 +27,7 @@ from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec
 HeadSettings = Annotated[
     Annotated[BinsSettings, Tag("bins")] | Annotated[FlowMatchingSettings, Tag("flow_matching")],
     Discriminator(type_or("bins")),
+    BeforeValidator(named),
 ]
 
 

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import torch
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 from torch import Tensor, nn
 from torch.nn import functional
 
 from polyrhythm.policies import flow_matching, noise
-from polyrhythm.policies.base import SETTINGS, type_or
+from polyrhythm.policies.base import SETTINGS, named, type_or
 from polyrhythm.policies.flow_methods import FlowNoiseSettings, FlowSdeSettings, Network, OdeSettings
 from polyrhythm.policies.tiny_vla_head import HeadAct, HeadEvaluation
 
@@ -30,6 +30,7 @@ FlowMethod = Annotated[
     | Annotated[FlowSdeSettings, Tag("flow_sde")]
     | Annotated[FlowNoiseSettings, Tag("flow_noise")],
     Discriminator(type_or("flow_sde")),
+    BeforeValidator(named),
 ]
 
 
