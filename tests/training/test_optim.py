@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import subprocess
 import sys
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.training.optim import AdamW, adamw
+from polyrhythm.training.optim import AdamW, adamw, clip_gradient
 
 
 def module() -> nn.Module:
@@ -111,3 +112,19 @@ optimizer.load_state_dict(optimizer.state_dict())
 sys.exit("torch._dynamo" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("largest", [None, 0.3, 1e6])
+def test_gradients_are_clipped_as_torch_does_it(largest: float | None) -> None:
+    ours, theirs = (torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 3, bias=False)) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    theirs.append(torch.nn.Linear(1, 1))  # without a gradient
+    ours.append(torch.nn.Linear(1, 1))
+    for module in (ours, theirs):
+        module[:2](torch.arange(10.0).reshape(2, 5)).square().sum().backward()
+    norm = clip_gradient(ours.parameters(), largest)
+    wanted = torch.nn.utils.clip_grad_norm_(theirs.parameters(), math.inf if largest is None else largest)
+    assert torch.equal(norm, wanted)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert (a.grad is None) == (b.grad is None)
+        assert a.grad is None or torch.equal(a.grad, b.grad)

@@ -75,11 +75,11 @@ def decoupled_ppo(
     """
     inner = ppo(entries, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     weight = torch.exp(log_ratio(entries.proximal, entries.behavior)).detach()
-    dropped = torch.zeros_like(entries.mask)
-    if behave_weight_threshold is not None:
-        dropped = weight > behave_weight_threshold
-        weight = torch.where(dropped, 0.0, weight)
-    return Terms(weight * inner.loss, inner.figures | {"behav_clip_fraction": dropped.float()})
+    if behave_weight_threshold is None:
+        return Terms(weight * inner.loss, inner.figures)
+    dropped = weight > behave_weight_threshold
+    loss = torch.where(dropped, 0.0, weight) * inner.loss
+    return Terms(loss, inner.figures | {"behav_clip_fraction": dropped.float()})
 
 
 def gspo(entries: Entries, *, clip_low: float, clip_high: float) -> Terms:

@@ -115,7 +115,7 @@ def task_text(name: str, part: Mapping[str, Any], figure_name: str) -> str:
 
 def choose_text(choose: Mapping[str, Sequence[str]]) -> str:
     """Markdown: at which α which objectives are not told from the best."""
-    lines = [f"| {alpha} | {', '.join(names)} |" for alpha, names in choose.items()]
+    lines = [f"| {alpha} | {', '.join(choose[alpha])} |" for alpha in sorted(choose, key=int)]
     return "\n".join(["| α | as good as the best, as far as these seeds tell |", "|---|---|", *lines])
 
 

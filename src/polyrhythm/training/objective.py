@@ -67,22 +67,22 @@ class Objective:
         entries = Entries(logprob, proximal, part.behavior, part.advantage, part.weight > 0)
         weight, mean = part.weight / by.policy, part.weight / by.figures
         terms = self._terms(entries)
-        policy = (weight * terms.loss).sum()
+        policy = _dot(weight, terms.loss)
         entropy = levels.reduce(evaluation.entropy, part.valid, self._level)
         figures = terms.figures | drift(entries, own_proximal=self._own_proximal)
+        figures["entropy_loss"] = entropy.detach()
         if part.alpha is not None:
             figures["interpolation_error"] = (proximal - logprob.detach()).abs()
         losses = [] if critic_only else [policy]
         if algorithm.entropy_coef and not critic_only:
-            losses.append(-algorithm.entropy_coef * (weight * entropy).sum())
+            losses.append(-algorithm.entropy_coef * _dot(weight, entropy))
         if part.reference is not None:
             distance = KL_ESTIMATORS[algorithm.kl.estimator](logprob, part.reference)
             figures["reference_kl"] = distance.detach()
             if algorithm.kl.place == "loss" and not critic_only:
-                losses.append(algorithm.kl.coef * (weight * distance).sum())
+                losses.append(algorithm.kl.coef * _dot(weight, distance))
         logged = {f"train/actor/{name}": x for name, x in _weighted(figures, mean).items()}
         logged["train/actor/policy_loss"] = policy.detach()
-        logged["train/actor/entropy_loss"] = (mean * entropy.detach()).sum()
         if algorithm.value.coef:
             value = self._value_share(evaluation.value, part, by)
             losses.append(algorithm.value.coef * value)
@@ -101,6 +101,11 @@ class Objective:
     def _value_share(self, value: Tensor, part: Decisions, by: Normalizers) -> Tensor:
         clip, huber = self._algorithm.value.clip, self._algorithm.value.huber
         return value_loss(value, part.old_value, part.returns, part.value_mask, clip=clip, huber=huber).sum() / by.value
+
+
+def _dot(weight: Tensor, x: Tensor) -> Tensor:
+    """Σ weight·x over all entries."""
+    return torch.dot(weight.flatten().to(x.dtype), x.flatten())
 
 
 def _weighted(figures: dict[str, Tensor], weight: Tensor) -> dict[str, Tensor]:
