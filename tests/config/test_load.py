@@ -181,3 +181,12 @@ def test_a_module_that_is_no_python_and_a_folder_are_named(folder: Path, monkeyp
     (folder / "run").mkdir()
     with pytest.raises(ConfigError, match=r"recipe '.*run' is a folder; a run's is its config.yaml"):
         load_config(str(folder / "run"))
+
+
+def test_a_section_that_would_take_an_earlier_key_away_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"algorithm.loss=ppo comes after algorithm.loss.clip_low=0.1, .*first"):
+        load_config("cartpole", ["algorithm.loss.clip_low=0.1", "algorithm.loss=ppo"])
+    after = load_config("cartpole", ["algorithm.loss=ppo", "algorithm.loss.clip_low=0.1"])
+    assert after.algorithm.loss.clip_low == 0.1
+    both = load_config("cartpole", ["algorithm.loss.clip_low=0.1", "algorithm.loss={clip_high: 0.3}"])
+    assert (both.algorithm.loss.clip_low, both.algorithm.loss.clip_high) == (0.1, 0.3)

@@ -206,7 +206,10 @@ def test_wrong_keys_and_values_name_path_value_and_remedy(change: dict[str, Any]
             "rollout.segment_steps",
             "judges whole episodes",
         ),
-        ({"algorithm": {"loss": "no-module:"}}, "algorithm.loss.type", "it must match"),
+        ({"algorithm": {"loss": "no-module:"}}, "algorithm.loss.type", "write module:function, such as"),
+        ({"algorithm": {"loss": None}}, "algorithm.loss", "give a name, such as ppo or gae, or a section"),
+        ({"algorithm": {"loss": {"type": None}}}, "algorithm.loss", "give a name, such as ppo"),
+        ({"algorithm": {"value": {"coef": 0.0}}}, "algorithm.value.coef", "gae judges by a value that nothing would"),
         (
             {"algorithm": {"advantage": "v_trace", "loss": "tis", "proximal": "behavior"}},
             "algorithm.proximal",

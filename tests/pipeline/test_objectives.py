@@ -101,6 +101,35 @@ def shadowing(entries):
     return Terms(plainest(entries), {"ratio": entries.behavior})
 
 
+def moody(entries):
+    return plainest(entries) * torch.rand_like(entries.advantage)
+
+
+def grabbing(entries):
+    entries.advantage.mul_(0.5)
+    return plainest(entries)
+
+
+def leaving(entries):
+    raise SystemExit(3)
+
+
+def listing(entries):
+    return Terms(plainest(entries), [1.0])
+
+
+def wanting(entries, *, slope):
+    return plainest(entries) * slope
+
+
+def counting(samples):
+    return samples.valid.long()
+
+
+def shrinking(entries):
+    return plainest(entries) if len(entries.logprob) <= 8 else plainest(entries).mean()
+
+
 def no_advantage(samples):
     return samples.bootstrap
 
@@ -161,7 +190,10 @@ def test_an_advantage_of_ones_own_trains_and_is_told_gamma():
 
 
 REFUSED = [
-    (with_loss("of_one_entry"), "its loss is a tensor \\[\\]; a tensor \\[5, 1, 1\\] is wanted, one number per entry"),
+    (
+        with_loss("of_one_entry"),
+        "it raised ValueError: .* returned a loss \\[\\]; one number per entry is wanted, \\[5, 1, 1\\]",
+    ),
     (with_loss("of_nothing"), "it returned NoneType; return the loss per entry, or losses.Terms"),
     (with_loss("infinite"), "its loss is not finite for ordinary entries; mend it"),
     (with_loss("constant"), "its loss does not depend on entries.logprob; nothing would be learned"),
@@ -171,6 +203,11 @@ REFUSED = [
     (with_advantage("looking_back"), "it looks at samples.log_ratio; set algorithm.advantage.uses_proximal true"),
     (with_loss("remembering"), "its figure moved has a gradient; detach it"),
     (with_loss("shadowing"), "its figure ratio has the name of one of ours; rename it"),
+    (with_loss("moody"), "the same entries gave other numbers the second time; it must be a function of them"),
+    (with_loss("grabbing"), "it changes what it is given; work on a copy"),
+    (with_loss("leaving"), "it raised SystemExit: 3 "),
+    (with_loss("listing"), "its figures are .1.0.; give a dict, name -> tensor"),
+    (with_advantage("counting"), "its advantages is of torch.int64; floating-point numbers are wanted"),
     (with_advantage("no_advantage"), "its advantages is a tensor \\[2\\]; a tensor \\[5\\] is wanted"),
     (with_advantage("of_nothing"), "it returned NoneType; return the advantages, or advantages.Advantages"),
 ]
@@ -187,6 +224,8 @@ UNKNOWN = [
     ({"loss": "math:pi"}, r"algorithm.loss.type = math:pi: it is float; name a function"),
     ({"loss": "builtins:max"}, r"algorithm.loss.type = builtins:max: .*name a function that is written in Python"),
     ({"advantage": "math:loss"}, r"algorithm.advantage.type = math:loss: module math has no loss; name a function"),
+    ({"loss": "tests.pipeline.broken:loss"}, r"algorithm.loss.type = .*broken raised RuntimeError: there is no robot"),
+    ({"loss": f"{HERE}:wanting"}, r"algorithm.loss.settings.slope = None: .*wanting wants it; give it a value"),
     (
         {"loss": {"type": f"{HERE}:plainest", "settings": {"cap": 1}}},
         r"algorithm.loss.settings.cap = 1: .*plainest takes factor; leave it out",
@@ -221,3 +260,14 @@ def test_a_loss_that_raises_at_run_time_ends_the_run_and_is_named(launcher, tmp_
     if launcher == "local":
         assert str(failure.value).startswith("trainer failed 5 times in a row in the same way")
         assert caplog.text.count("in breaking_later") == 5, "the traceback of each"
+
+
+def test_a_loss_whose_shape_changes_later_ends_the_run():
+    checked = check(config(**with_loss("shrinking")))
+    with (
+        closing(build_pipeline(checked.config, checked.policy)) as pipeline,
+        pytest.raises(
+            ValueError, match=r"shrinking returned a loss \[\]; one number per entry is wanted, \[\d+, 1, 1\]"
+        ),
+    ):
+        pipeline.loop.train_until(1)

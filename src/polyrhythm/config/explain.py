@@ -84,6 +84,8 @@ def _why(detail: ErrorDetails) -> str:
     if kind == "union_tag_invalid":
         tags = context["expected_tags"]
         return f"{_nearest_quoted(context.get('tag'), tags)}its type must be {tags}"
+    if kind == "union_tag_not_found":
+        return "it needs a type"
     if kind == "string_pattern_mismatch":
         return f"it must match {context['pattern']}"
     if kind in ("value_error", "assertion_error"):

@@ -31,6 +31,7 @@ def load_config(recipe: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     tree = _read_recipe(path, ())
     tree.setdefault("name", path.stem)
     changes: Tree = {}
+    _refuse_lost(overrides)
     for override in overrides:
         changes = merge(changes, parse_override(override))
     return validate(_lay(tree, changes, "command line"), origin=str(recipe))
@@ -89,6 +90,15 @@ def parse_override(text: str) -> Tree:
         tree = {key: tree}
     assert isinstance(tree, dict)
     return tree
+
+
+def _refuse_lost(overrides: Sequence[str]) -> None:
+    """A section that is set after one of its keys would take that with it."""
+    for place, override in enumerate(overrides):
+        path, _, value = override.partition("=")
+        for earlier in overrides[:place]:
+            if earlier.startswith(f"{path.strip()}.") and not value.strip().startswith("{"):
+                raise ConfigError(f"{override} comes after {earlier}, which it would take away; give it first")
 
 
 def _read_recipe(path: Path, seen: tuple[Path, ...]) -> Tree:

@@ -6,15 +6,23 @@ import inspect
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from polyrhythm.config.base import Flag, NotNegative, Positive, Refusal, Section
 from polyrhythm.config.registry import imported
 
 Clip = Annotated[float, Field(gt=0, lt=1, strict=True)]
 Bound = Annotated[float, Field(gt=1, strict=True)]
+_EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 #: The tag of a user's function.
 _OWN = "module:function"
+
+
+def _address(text: str) -> str:
+    module, _, name = text.partition(":")
+    if not (name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+        raise Refusal("", text, "write module:function, such as mine.losses:asymmetric")
+    return text
 
 
 class OwnFunction(Section):
@@ -23,7 +31,7 @@ class OwnFunction(Section):
     See algorithms/losses.py and algorithms/advantages.py; an advantage is given gamma and gae_lambda if it takes them.
     """
 
-    type: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+    type: Annotated[str, AfterValidator(_address)]
     """module:function."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Its keywords."""
@@ -44,6 +52,13 @@ class OwnFunction(Section):
             for unknown in (name for name in self.settings if name not in names):
                 taken = ", ".join(names) or "nothing else"
                 raise Refusal(f"settings.{unknown}", self.settings[unknown], f"{self.type} takes {taken}; leave it out")
+        for keyword in list(keywords)[1:]:
+            wanted = keyword.default is keyword.empty and keyword.kind not in (
+                keyword.VAR_KEYWORD,
+                keyword.VAR_POSITIONAL,
+            )
+            if wanted and keyword.name not in {*self.settings, "gamma", "gae_lambda"}:
+                raise Refusal(f"settings.{keyword.name}", None, f"{self.type} wants it; give it a value")
         own: Callable[..., Any] = found
         return own
 
@@ -184,7 +199,11 @@ class ToprLoss(Section):
 
 def _named(value: Any) -> Any:
     """A name alone is a section of its defaults."""
-    return {"type": value} if isinstance(value, str) else value
+    if isinstance(value, str):
+        return {"type": value}
+    if not isinstance(value, BaseModel) and not (isinstance(value, dict) and isinstance(value.get("type", ""), str)):
+        raise Refusal("", value, "give a name, such as ppo or gae, or a section with a type")
+    return value
 
 
 def _type_of(default: str) -> Discriminator:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import traceback
 from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
@@ -61,7 +62,7 @@ def imported(address: str, name: str, what: str) -> Any:
     """What `module:name` names. Refusal of the setting `type` = `name`, which wants `what`: it is not there."""
     module_name, _, attribute = address.partition(":")
     try:
-        return getattr(importlib.import_module(module_name), attribute)
+        module = importlib.import_module(module_name)
     except ImportError as error:
         raise Refusal(
             "type", name, f"{address} cannot be imported ({error}); install it or correct the name"
@@ -70,8 +71,15 @@ def imported(address: str, name: str, what: str) -> Any:
         raise Refusal(
             "type", name, f"{module_name} is no Python ({error.msg}, line {error.lineno}); mend it"
         ) from error
-    except AttributeError as error:
-        raise Refusal("type", name, f"module {module_name} has no {attribute}; name {what} in it") from error
+    except (Exception, SystemExit) as error:  # whatever a user's module does
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{last.filename}, line {last.lineno}"
+        raise Refusal(
+            "type", name, f"importing {module_name} raised {type(error).__name__}: {error} ({place}); mend it"
+        ) from error
+    if not hasattr(module, attribute):
+        raise Refusal("type", name, f"module {module_name} has no {attribute}; name {what} in it")
+    return getattr(module, attribute)
 
 
 def settings_class(kind: Kind, name: str) -> type[BaseModel]:

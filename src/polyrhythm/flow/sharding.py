@@ -91,7 +91,7 @@ def _is_whole(rows: object) -> bool:
     return hasattr(rows, "__index__") and not isinstance(rows, bool)
 
 
-def raised(error: Exception) -> str:
+def raised(error: BaseException) -> str:
     """What a user's function raised, and where unless it could not be called: the end of a sentence about it."""
     inside = traceback.extract_tb(error.__traceback__)[1:]
     place = f" ({inside[-1].filename}, line {inside[-1].lineno})" if inside else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -43,11 +43,13 @@ def _try_loss(algorithm: AlgorithmSettings, own: OwnFunction, valid: Tensor, act
     loss = _loaded("algorithm.loss", lambda: policy_loss(algorithm))
     mask = levels.mask(valid, algorithm.logprob_level, action_dim)
     logprob, proximal, behavior, advantage = (torch.where(mask, x, 0.0) for x in _noise(4, mask))
-    entries = Entries(logprob.requires_grad_(), proximal, behavior, advantage, mask)
+    entries = Entries(logprob.requires_grad_(), proximal.clone(), behavior.clone(), advantage.clone(), mask)
     terms = _called(what, loss, entries)
     if not isinstance(terms, Terms):
         raise ConfigError(f"{what}: it returned {_name(terms)}; return the loss per entry, or losses.Terms")
     _refuse_unlike(f"{what}: its loss", terms.loss, mask)
+    if not isinstance(terms.figures, dict) or not all(isinstance(n, str) and n.isidentifier() for n in terms.figures):
+        raise ConfigError(f"{what}: its figures are {terms.figures!r:.60}; give a dict, name -> tensor")
     for name, figure in terms.figures.items():
         _refuse_unlike(f"{what}: its figure {name}", figure, mask)
         if figure.requires_grad:
@@ -56,8 +58,8 @@ def _try_loss(algorithm: AlgorithmSettings, own: OwnFunction, valid: Tensor, act
             raise ConfigError(f"{what}: its figure {name} has the name of one of ours; rename it")
     if not terms.loss.requires_grad:
         raise ConfigError(f"{what}: its loss does not depend on entries.logprob; nothing would be learned")
+    _refuse_moods(what, terms.loss, _called(what, loss, entries).loss, entries[1:4], (proximal, behavior, advantage))
     again = _called(what, loss, entries._replace(proximal=behavior))
-    assert isinstance(again, Terms)
     if not own.uses_proximal and not torch.equal(terms.loss, again.loss):
         raise ConfigError(f"{what}: it looks at entries.proximal; set algorithm.loss.uses_proximal true")
 
@@ -69,14 +71,16 @@ def _try_advantage(algorithm: AlgorithmSettings, own: OwnFunction, valid: Tensor
     rewards, penalty, values, log_ratio = (torch.where(mask, x, 0.0) for x in _noise(4, mask))
     trajectory = torch.repeat_interleave(torch.arange(len(_STEPS)), torch.tensor(_STEPS))
     ends, group = torch.zeros(len(_STEPS)), torch.zeros(len(_STEPS), dtype=torch.int64)
-    samples = Samples(rewards, penalty, values, mask, log_ratio, trajectory, ends, group)
+    copies = (rewards.clone(), penalty.clone(), values.clone())
+    samples = Samples(*copies, mask, log_ratio, trajectory, ends, group)
     given = _called(what, estimate, samples)
     if not isinstance(given, Advantages):
         raise ConfigError(f"{what}: it returned {_name(given)}; return the advantages, or advantages.Advantages")
     _refuse_unlike(f"{what}: its advantages", given.advantages, mask)
     _refuse_unlike(f"{what}: its returns", given.returns, mask)
+    once_more = _called(what, estimate, samples).advantages
+    _refuse_moods(what, given.advantages, once_more, samples[:3], (rewards, penalty, values))
     again = _called(what, estimate, samples._replace(log_ratio=torch.zeros_like(log_ratio)))
-    assert isinstance(again, Advantages)
     if not own.uses_proximal and not torch.equal(given.advantages, again.advantages):
         raise ConfigError(f"{what}: it looks at samples.log_ratio; set algorithm.advantage.uses_proximal true")
 
@@ -93,16 +97,26 @@ def _noise(count: int, like: Tensor) -> list[Tensor]:
     return [0.3 * torch.randn(like.shape, generator=rng) for _ in range(count)]
 
 
-def _called(what: str, function: Callable[..., Any], argument: object) -> object:
+def _called(what: str, function: Callable[..., Any], argument: object) -> Any:
     try:
         return function(argument)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{what}: it {raised(error)}") from error
+
+
+def _refuse_moods(what: str, first: Tensor, second: Tensor, given: Sequence[Tensor], before: Sequence[Tensor]) -> None:
+    """The same entries give the same numbers, and stay as they are."""
+    if not all(torch.equal(a, b) for a, b in zip(given, before, strict=True)):
+        raise ConfigError(f"{what}: it changes what it is given; work on a copy")
+    if not torch.equal(first, second):
+        raise ConfigError(f"{what}: the same entries gave other numbers the second time; it must be a function of them")
 
 
 def _refuse_unlike(what: str, given: object, mask: Tensor) -> None:
     if not isinstance(given, Tensor) or given.shape != mask.shape:
         raise ConfigError(f"{what} is {_name(given)}; a tensor {list(mask.shape)} is wanted, one number per entry")
+    if not given.is_floating_point():
+        raise ConfigError(f"{what} is of {given.dtype}; floating-point numbers are wanted")
     if not given.isfinite().all():
         raise ConfigError(f"{what} is not finite for ordinary entries; mend it")
 

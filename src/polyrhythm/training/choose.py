@@ -26,7 +26,11 @@ def policy_loss(algorithm: AlgorithmSettings) -> PolicyLoss:
 
     def loss(entries: Entries) -> Terms:
         given = own(entries)
-        return Terms(given, {}) if isinstance(given, Tensor) else given
+        terms = Terms(given, {}) if isinstance(given, Tensor) else given
+        if isinstance(terms, Terms) and isinstance(terms.loss, Tensor) and terms.loss.shape != entries.mask.shape:
+            got, wanted = list(terms.loss.shape), list(entries.mask.shape)
+            raise ValueError(f"{settings.type} returned a loss {got}; one number per entry is wanted, {wanted}")
+        return terms
 
     return loss
 

@@ -51,6 +51,7 @@ class Learner:
         self.policy = policy
         self.updates = 0
         self._reference: Policy | None = None
+        self._own = [part.type for part in (algorithm.loss, algorithm.advantage) if ":" in part.type]
         self._algorithm, self._training = algorithm, training
         self._total_updates, self._seed = total_updates, seed
         self._module = as_module(policy)
@@ -96,7 +97,7 @@ class Learner:
                 yield
         metrics = _mean_over_steps(names, rows)
         if not math.isfinite(metrics["train/actor/grad_norm"]):
-            raise RunHalted(f"update {update_index}: the gradient is not finite{_blame(packed)}")
+            raise RunHalted(f"update {update_index}: the gradient is not finite{_blame(packed, self._own)}")
         self.updates = update_index + 1
         if _ERROR in names:
             metrics[_ERROR] = float(rows[0][names.index(_ERROR)])
@@ -171,12 +172,14 @@ def _mean_over_steps(names: Sequence[str], rows: Sequence[Tensor]) -> Metrics:
     return dict(zip(names, torch.stack(list(rows)).mean(0).tolist(), strict=True))
 
 
-def _blame(packed: Packed) -> str:
-    """Why a gradient is not finite, and what to do, by what the samples hold."""
+def _blame(packed: Packed, own: Sequence[str]) -> str:
+    """Why a gradient is not finite, and what to do, by what the samples hold. own: a user's functions in it."""
     given = {"the reward": packed.rewards} | {f"observation {name}": x for name, x in packed.obs.items()}
     for what, values in given.items():
         if not torch.isfinite(values).all():
             return f", since {what} is not: the environment gives NaN or infinity; mend it"
+    if own:
+        return f", the weights of this update are lost; it may come from {' or '.join(own)}: look there first"
     return (
         ", the weights of this update are lost; start again with a lower training.optimizer.lr or grad_clip "
         "(init_from=RUN begins with the newest whole weights)"
