@@ -1,0 +1,25 @@
+"""A benchmark's page from what the benchmark printed: the command line that the scripts in `benchmarks/` share."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+#: Writes the page and figures of these parts of results into a folder; what was written.
+Write = Callable[[Mapping[str, Mapping[str, Any]], Path], list[Path]]
+
+
+def main(write: Write, about: str, folder: Path) -> None:
+    """Parts may be measured apart: all the files are given, a later one counts. folder: where they go unless told."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser.add_argument("results", type=Path, nargs="+", metavar="FILE", help="what the benchmark printed, as JSON")
+    parser.add_argument("--out", type=Path, default=folder, metavar="FOLDER")
+    arguments = parser.parse_args()
+    parts: dict[str, Any] = {}
+    for file in arguments.results:
+        parts |= json.loads(file.read_text(encoding="utf-8"))["parts"]
+    for path in write(parts, arguments.out):
+        print(path)  # noqa: T201 (a script's answer)
