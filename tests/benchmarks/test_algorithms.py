@@ -13,8 +13,7 @@ import torch
 
 from polyrhythm.algorithms.losses import POLICY_LOSSES
 from polyrhythm.benchmarks import algorithms, update
-from polyrhythm.benchmarks.learning import Task
-from polyrhythm.benchmarks.trainings import Job, train
+from polyrhythm.benchmarks.trainings import Task, train
 from polyrhythm.cli.main import main
 from polyrhythm.errors import RunHalted
 
@@ -42,7 +41,7 @@ def test_objectives_are_compared_with_the_best_at_the_same_staleness():
 
 def test_every_loss_is_among_the_objectives():
     types = {
-        Job("", "cartpole", algorithms.settings(algorithms.TASKS["cartpole"], name, 2, 0)).config.algorithm.loss.type
+        algorithms.TASKS["cartpole"].config(algorithms.settings(name, 2), 0).algorithm.loss.type
         for name in algorithms.OBJECTIVES
     }
     assert types == set(POLICY_LOSSES)
@@ -51,8 +50,7 @@ def test_every_loss_is_among_the_objectives():
 @pytest.mark.parametrize("alpha", algorithms.ALPHAS)
 def test_only_staleness_differs_between_alphas(alpha):
     config, first = (
-        Job("", "cartpole", algorithms.settings(algorithms.TASKS["cartpole"], "tis", wanted, 0)).config
-        for wanted in (alpha, 0)
+        algorithms.TASKS["cartpole"].config(algorithms.settings("tis", wanted), 0) for wanted in (alpha, 0)
     )
     assert config.freshness.max_lag == alpha
     assert config.batching.type == ("dynamic" if alpha else "lockstep")
@@ -62,8 +60,8 @@ def test_only_staleness_differs_between_alphas(alpha):
 
 
 def test_a_run_that_may_halt_counts_nothing_from_there_on(monkeypatch):
-    blown = ("training.optimizer={lr: 1.0e+30, grad_clip: null}", "algorithm.loss=vanilla", "launcher=inline")
-    config = Job("", "cartpole", (*WHOLE, *blown)).config
+    blown = ("training.optimizer={lr: 1.0e+30, grad_clip: null}", "algorithm.loss=vanilla")
+    config = Task("cartpole", WHOLE, window=4).config(blown, 1)
     with pytest.raises(RunHalted, match="not finite"):
         train(config)
     found = train(config, may_halt=True)

@@ -17,10 +17,10 @@ from tests.process.runs import children, orphaned_folders
 
 from polyrhythm.benchmarks import learning, learning_page, wall_clock
 from polyrhythm.benchmarks.curves import Goal, Training, curve, ratio_of_means
-from polyrhythm.benchmarks.learning import CARTPOLE, LIMITS, TASKS, Task, figures
+from polyrhythm.benchmarks.learning import CARTPOLE, LIMITS, MODES, TASKS, figures
 from polyrhythm.benchmarks.slow_env import SlowBatch, SlowEnvSettings
 from polyrhythm.benchmarks.slow_policy import SlowPolicy, SlowPolicySettings
-from polyrhythm.benchmarks.trainings import train
+from polyrhythm.benchmarks.trainings import Task, train
 from polyrhythm.cli.bench import PARTS, words
 from polyrhythm.cli.main import main
 from polyrhythm.clustersim.costs import parse_cost
@@ -198,7 +198,7 @@ TINY = replace(CARTPOLE, settings=(*CARTPOLE.settings, *SMALL, "env.max_steps=20
 @pytest.mark.parametrize("mode", learning.MODES)
 @pytest.mark.parametrize("name", TASKS)
 def test_modes_of_a_task_differ_by_freshness_and_batching_alone(name, mode):
-    config, first = (learning._config(TASKS[name], wanted, 5) for wanted in (mode, "lockstep"))
+    config, first = (TASKS[name].config(MODES[wanted], 5) for wanted in (mode, "lockstep"))
     assert config.freshness.max_lag == {"lockstep": 0, "async_1": 1, "async_2": 2}[mode]
     assert config.freshness.on_update == ("drain" if mode == "lockstep" else "continue")
     assert config.batching.type == ("lockstep" if mode == "lockstep" else "dynamic")
@@ -212,7 +212,7 @@ def test_modes_of_a_task_differ_by_freshness_and_batching_alone(name, mode):
 @pytest.mark.parametrize(("mode", "lags"), [("lockstep", (0.0, 0.0)), ("async_2", (0.9, 2.0))])
 def test_asynchrony_in_one_process_is_real(mode, lags):
     """Twelve versions of short episodes: the lag is near its bound, since its first versions cannot be behind."""
-    found = train(learning._config(replace(TINY, settings=(*TINY.settings, "training.versions=12")), mode, 1))
+    found = train(replace(TINY, settings=(*TINY.settings, "training.versions=12")).config(MODES[mode], 1))
     assert len(found["returns"]) == len(found["successes"]) == 12 * 4
     assert all(1 <= value <= 20 for value in found["returns"])
     assert lags[0] <= found["lag_mean"] <= lags[1]
@@ -236,7 +236,7 @@ def test_all_modes_and_seeds_have_the_same_axis(measured):
     assert lockstep["lags"] == [0, 0]
     assert all(0 < lag <= 2 for lag in behind["lags"])
     assert lockstep["areas"][0] != lockstep["areas"][1], "seeds differ"
-    alone = train(learning._config(TINY, "lockstep", 1))
+    alone = train(TINY.config(MODES["lockstep"], 1))
     assert fmean(alone["returns"]) == lockstep["areas"][1], "lock-step is the same wherever it runs"
 
 
@@ -321,7 +321,7 @@ def test_parts_in_words_leave_the_curves_out(measured):
 def test_the_drawer_is_learned_from_as_the_others_are(simulator):
     small = ("rollout.rows=6", "training.mini_batch_samples=2", "training.versions=3", "training.epochs=1")
     drawer = TASKS["drawer"]
-    found = train(learning._config(Task(drawer.recipe, (*drawer.settings, *small), 2), "async_1", 0))
+    found = train(Task(drawer.recipe, (*drawer.settings, *small), 2).config(MODES["async_1"], 0))
     assert len(found["returns"]) == 6
     assert all(value > 0 for value in found["returns"])
 

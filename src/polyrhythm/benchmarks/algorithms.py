@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
+from polyrhythm.benchmarks import trainings
 from polyrhythm.benchmarks.curves import curve, ratio_of_means
-from polyrhythm.benchmarks.learning import Task
-from polyrhythm.benchmarks.trainings import Job, train_all
-from polyrhythm.pipeline.check import check
+from polyrhythm.benchmarks.trainings import Task
 
 ALPHAS = (0, 1, 2, 4, 8)
 #: Settings of `algorithm` by the name of an objective. `ppo_behavior` is plain PPO on stale data.
@@ -61,38 +60,32 @@ def run(
     tasks: Mapping[str, Task], seeds: int = 5, objectives: Sequence[str] = (), alphas: Sequence[int] = ALPHAS
 ) -> dict[str, Any]:
     """Train every task with every objective at every α with seeds 0..seeds-1; for each task what `figures` gives."""
-    names = list(objectives or OBJECTIVES)
-    keys = [(t, n, a, s) for t in tasks for s in range(seeds) for n in names for a in alphas]
-    jobs = [
-        Job(f"{t}, seed {s}, {n}, α = {a}", tasks[t].recipe, settings(tasks[t], n, a, s), may_halt=True)
-        for t, n, a, s in keys
-    ]
-    for job in jobs:
-        if job.settings[-1] == "seed=0":
-            check(job.config)
-    ended = dict(zip(keys, train_all(jobs), strict=True))
-    return {
-        t: {
-            "recipe": str(task.recipe),
-            "settings": list(task.settings),
-            "seeds": list(range(seeds)),
-            **figures({(n, a): [ended[t, n, a, s] for s in range(seeds)] for n in names for a in alphas}, task.window),
-        }
-        for t, task in tasks.items()
-    }
+    ways = {Way(name, alpha): settings(name, alpha) for name in objectives or OBJECTIVES for alpha in alphas}
+    trainings.refuse(tasks, ways)
+    return trainings.compare(tasks, ways, seeds, figures, may_halt=True)
 
 
-def settings(task: Task, objective: str, alpha: int, seed: int) -> tuple[str, ...]:
-    """Of one run."""
+class Way(NamedTuple):
+    """How a task is trained."""
+
+    objective: str
+    alpha: int
+
+    def __str__(self) -> str:
+        return f"{self.objective}, α = {self.alpha}"
+
+
+def settings(objective: str, alpha: int) -> tuple[str, ...]:
+    """Of a way, over those of the task."""
     mode = (
         ("preset=partial_rollout", f"freshness.max_lag={alpha}")
         if alpha
         else ("preset=lockstep", "rollout.sharding=whole")
     )
-    return (*task.settings, *mode, *OBJECTIVES[objective], f"seed={seed}")
+    return (*mode, *OBJECTIVES[objective])
 
 
-def figures(runs: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]], window: int) -> dict[str, Any]:
+def figures(runs: Mapping[Way, Sequence[Mapping[str, Any]]], window: int) -> dict[str, Any]:
     """What the runs of one task, by objective and α and in the order of the seeds, come to.
 
     samples, window; cells: for each objective and α the area (mean return over all tickets, mean over the seeds),
@@ -103,22 +96,23 @@ def figures(runs: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]], window:
     areas = {key: [fmean(one["returns"]) for one in own] for key, own in runs.items()}
     cells: list[dict[str, Any]] = []
     choose: dict[str, list[str]] = {}
-    for (name, alpha), own in runs.items():
+    for way, own in runs.items():
+        name, alpha = way
         best = max((key for key in areas if key[1] == alpha), key=lambda key: fmean(areas[key]))
         curves = [curve(one["returns"], window) for one in own]
-        compared = ratio_of_means(areas[name, alpha], areas[best])
+        compared = ratio_of_means(areas[way], areas[best])
         cells.append(
             {
                 "objective": name,
                 "alpha": alpha,
-                "area": fmean(areas[name, alpha]),
+                "area": fmean(areas[way]),
                 "of_best": compared["ratio"],
                 "low": compared["low"],
                 "high": compared["high"],
                 "last": fmean(points[-1] for points in curves),
                 "lag_mean": fmean(one["lag_mean"] for one in own),
                 "halted": sum(bool(one["halted"]) for one in own),
-                "areas": areas[name, alpha],
+                "areas": areas[way],
                 "curves": curves,
             }
         )

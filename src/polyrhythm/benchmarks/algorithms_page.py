@@ -8,7 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from polyrhythm.observe.report.svg import Plot, picture
+from polyrhythm.benchmarks.curves import mean_curve, placed
+from polyrhythm.observe.report.svg import Plot, picture, standing_alone
 
 PAGE = "algorithms.md"
 #: Colour and dash of each objective's line: blue clips, orange weighs, grey does neither, green corrects the values.
@@ -142,20 +143,18 @@ def figure(name: str, part: Mapping[str, Any]) -> str:
         plot.axes(f"α = {alpha}: episodes", f"{name}: mean return")
         for cell in cells:
             if cell["alpha"] == alpha:
-                mean = [fmean(values) for values in zip(*cell["curves"], strict=True)]
-                points = [(min((place + 0.5) * window, float(samples)), value) for place, value in enumerate(mean)]
+                points = placed(mean_curve(cell["curves"]), samples, window)
                 plot.line(points, f"o{objectives.index(cell['objective'])}")
-        panels.append(_placed(plot.text, number % columns * width, number // columns * height))
+        panels.append(_inside(plot.text, number % columns * width, number // columns * height))
     legend = _legend(objectives)
-    panels.append(_placed(legend, len(alphas) % columns * width, len(alphas) // columns * height))
-    total = picture(f"{name}: learning curves by α", columns * width, (len(alphas) // columns + 1) * height, panels)
+    panels.append(_inside(legend, len(alphas) % columns * width, len(alphas) // columns * height))
+    size = columns * width, (len(alphas) // columns + 1) * height
+    total = picture(f"{name}: learning curves by α", *size, panels)
     styles = _STYLE + "".join(
         f".o{number}{{stroke:{colour};stroke-dasharray:{dash or 'none'}}}"
         for number, (colour, dash) in enumerate(_LINES.get(objective, _OTHER) for objective in objectives)
     )
-    opening, _, rest = total.removeprefix("<svg ").partition(">")
-    background = f'<style>{styles}</style><rect width="100%" height="100%" fill="#fff"/>'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {opening}>{background}{rest}\n'
+    return standing_alone(total, styles, *size)
 
 
 def _legend(objectives: Sequence[str]) -> str:
@@ -166,7 +165,7 @@ def _legend(objectives: Sequence[str]) -> str:
     return picture("legend", *_PANEL, lines)
 
 
-def _placed(svg: str, x: int, y: int) -> str:
+def _inside(svg: str, x: int, y: int) -> str:
     """The picture inside another."""
     width, height = _PANEL
     return svg.replace("<svg ", f'<svg x="{x}" y="{y}" width="{width}" height="{height}" ', 1)

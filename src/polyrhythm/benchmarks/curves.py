@@ -80,6 +80,16 @@ def curve(values: Sequence[float], window: int) -> list[float]:
     return [fmean(values[first : first + window]) for first in range(0, len(values), window)]
 
 
+def mean_curve(curves: Sequence[Sequence[float]]) -> list[float]:
+    """Point by point, of curves of equally many."""
+    return [fmean(values) for values in zip(*curves, strict=True)]
+
+
+def placed(points: Sequence[float], samples: int, window: int) -> list[tuple[float, float]]:
+    """Each point of a curve over `samples` values in the middle of its window."""
+    return [(min((place + 0.5) * window, float(samples)), value) for place, value in enumerate(points)]
+
+
 def ratio_of_means(
     own: Sequence[float], others: Sequence[float], *, resamples: int = 10_000, seed: int = 0
 ) -> dict[str, float]:

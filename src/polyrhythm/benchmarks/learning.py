@@ -17,15 +17,12 @@ budget has, and on how many of them the task takes to be learned.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from polyrhythm.benchmarks import trainings
 from polyrhythm.benchmarks.curves import curve, ratio_of_means
-from polyrhythm.benchmarks.trainings import Job, train_all
-from polyrhythm.config.schema import RunConfig
-from polyrhythm.pipeline.check import check
+from polyrhythm.benchmarks.trainings import Task
 
 #: Least ratio of the areas, and least lower end of its interval, that the design allows.
 LIMITS = {"ratio": 0.97, "low": 0.90}
@@ -36,15 +33,6 @@ MODES: dict[str, tuple[str, ...]] = {
     "async_1": ("preset=partial_rollout", "freshness.max_lag=1"),
     "async_2": ("preset=partial_rollout", "freshness.max_lag=2"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A recipe, settings over it, and how many tickets a point of its curve has."""
-
-    recipe: str | Path
-    settings: tuple[str, ...]
-    window: int
 
 
 #: What both tasks of the default have: many small versions, 1,600 episodes in all.
@@ -74,28 +62,7 @@ TASKS = {"cartpole": CARTPOLE, "drawer": DRAWER, "reach": REACH}
 
 def run(tasks: Mapping[str, Task], seeds: int = 8) -> dict[str, Any]:
     """Train every task in every mode with seeds 0..seeds-1; for each task what `figures` gives, and its settings."""
-    jobs = [(name, mode, seed) for name in tasks for seed in range(seeds) for mode in MODES]
-    asked = [
-        Job(f"{name}, seed {seed}, {mode}", tasks[name].recipe, _settings(tasks[name], mode, seed))
-        for name, mode, seed in jobs
-    ]
-    ended = dict(zip(jobs, train_all(asked), strict=True))
-    return {
-        name: {
-            "recipe": str(task.recipe),
-            "settings": list(task.settings),
-            "seeds": list(range(seeds)),
-            **figures({mode: [ended[name, mode, seed] for seed in range(seeds)] for mode in MODES}, task.window),
-        }
-        for name, task in tasks.items()
-    }
-
-
-def refuse(tasks: Mapping[str, Task]) -> None:
-    """Raise ConfigError or StartError if one of the tasks cannot run here."""
-    for task in tasks.values():
-        for mode in MODES:
-            check(_config(task, mode, 0))
+    return trainings.compare(tasks, MODES, seeds, figures)
 
 
 def figures(runs: Mapping[str, Sequence[Mapping[str, Any]]], window: int) -> dict[str, Any]:
@@ -129,11 +96,3 @@ def figures(runs: Mapping[str, Sequence[Mapping[str, Any]]], window: int) -> dic
         "within_limits": all(mode[name] >= least for mode in compared for name, least in LIMITS.items()),
         "modes": modes,
     }
-
-
-def _settings(task: Task, mode: str, seed: int) -> tuple[str, ...]:
-    return (*task.settings, *MODES[mode], f"seed={seed}")
-
-
-def _config(task: Task, mode: str, seed: int) -> RunConfig:
-    return Job("", task.recipe, _settings(task, mode, seed)).config

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from polyrhythm.observe.report.svg import Plot
+from polyrhythm.benchmarks.curves import mean_curve, placed
+from polyrhythm.observe.report.svg import Plot, standing_alone
 
 PAGE = "learning.md"
 _COLOURS = ("#1f6fb4", "#c2570c", "#1b7f5a")
@@ -150,17 +150,8 @@ def figure(name: str, part: Mapping[str, Any]) -> str:
     plot.axes("training episodes, by ticket", f"{name}: mean return")
     for number, own in enumerate(modes.values()):
         for points in own["curves"]:
-            plot.line(_placed(points, samples, window), f"s{number} one")
+            plot.line(placed(points, samples, window), f"s{number} one")
     for number, (mode, own) in enumerate(modes.items()):
-        mean = [fmean(values) for values in zip(*own["curves"], strict=True)]
-        plot.line(_placed(mean, samples, window), f"s{number} d{number}")
+        plot.line(placed(mean_curve(own["curves"]), samples, window), f"s{number} d{number}")
         plot.label(plot.width - 130, plot.height - 110 + 20 * number, mode, f"s{number}")
-    opening = '<svg xmlns="http://www.w3.org/2000/svg" '
-    background = f'<style>{_STYLE}</style><rect width="{plot.width}" height="{plot.height}" fill="#fff"/>'
-    before, _, after = plot.text.removeprefix("<svg ").partition(">")
-    return f"{opening}{before}>{background}{after}\n"
-
-
-def _placed(points: Sequence[float], samples: int, window: int) -> list[tuple[float, float]]:
-    """Each point in the middle of its window."""
-    return [(min((place + 0.5) * window, float(samples)), value) for place, value in enumerate(points)]
+    return standing_alone(plot.text, _STYLE, plot.width, plot.height)

@@ -1,4 +1,6 @@
-"""Whole trainings for their learning curves: a process and a core for each, as many at a time as there are cores.
+"""Whole trainings for their learning curves, of every task in every way with every seed.
+
+A process and a core for each, as many at a time as there are cores.
 
 The launcher is inline: what is compared is learning, not time. Rollout and training still alternate at the grain of one
 forward pass and one optimizer step, so the lags are near α, which is measured.
@@ -9,13 +11,14 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import psutil
 
@@ -30,30 +33,77 @@ from polyrhythm.pipeline.observers import Lags
 
 log = logging.getLogger(__name__)
 
+Way = TypeVar("Way", bound=Hashable)
 
-class Job(NamedTuple):
-    """A training: what it is called in the log, its recipe, and settings over it. may_halt: a run that halts counts
-    with what it had, instead of ending everything."""
 
-    label: str
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A recipe, settings over it, and how many tickets a point of its curve has."""
+
     recipe: str | Path
     settings: tuple[str, ...]
-    may_halt: bool = False
+    window: int
 
-    @property
-    def config(self) -> RunConfig:
-        return load_config(self.recipe, [*self.settings, "launcher=inline"])
+    def config(self, way: Sequence[str], seed: int) -> RunConfig:
+        """Of one training: the way's settings lie over the task's."""
+        return load_config(self.recipe, [*self.settings, *way, "launcher=inline", f"seed={seed}"])
 
 
-def train_all(jobs: Sequence[Job]) -> list[dict[str, Any]]:
+#: The trainings of a task by way, in the order of the seeds, and its window, to what they come to.
+Figures = Callable[[Mapping[Way, Sequence[Mapping[str, Any]]], int], dict[str, Any]]
+
+
+def compare(
+    tasks: Mapping[str, Task],
+    ways: Mapping[Way, Sequence[str]],
+    seeds: int,
+    figures: Figures[Way],
+    *,
+    may_halt: bool = False,
+) -> dict[str, Any]:
+    """Train every task in every way (settings by name) with seeds 0..seeds-1; for each task its recipe, settings and
+    seeds, and what `figures` makes of it. may_halt: see `train`."""
+    jobs = [(name, way, seed) for name in tasks for seed in range(seeds) for way in ways]
+    asked = [_Job(f"{name}, seed {seed}, {way}", tasks[name], ways[way], seed, may_halt) for name, way, seed in jobs]
+    ended = dict(zip(jobs, _train_all(asked), strict=True))
+    return {
+        name: {
+            "recipe": str(task.recipe),
+            "settings": list(task.settings),
+            "seeds": list(range(seeds)),
+            **figures({way: [ended[name, way, seed] for seed in range(seeds)] for way in ways}, task.window),
+        }
+        for name, task in tasks.items()
+    }
+
+
+def refuse(tasks: Mapping[str, Task], ways: Mapping[Way, Sequence[str]]) -> None:
+    """Raise ConfigError or StartError if one of the tasks cannot run here in one of the ways."""
+    for task in tasks.values():
+        for way in ways.values():
+            check(task.config(way, 0))
+
+
+class _Job(NamedTuple):
+    """A training: what it is called in the log, and what `Task.config` and `train` want."""
+
+    label: str
+    task: Task
+    way: Sequence[str]
+    seed: int
+    may_halt: bool
+
+
+def _train_all(jobs: Sequence[_Job]) -> list[dict[str, Any]]:
     """What `train` gives for all jobs, in their order."""
     count = min(len(jobs), psutil.cpu_count() or 1)
     idle: SimpleQueue[Worker] = SimpleQueue()
 
-    def one(job: Job) -> dict[str, Any]:
+    def one(job: _Job) -> dict[str, Any]:
         worker = idle.get()
         try:
-            found: dict[str, Any] = worker.ask(recipe=str(job.recipe), settings=job.settings, may_halt=job.may_halt)
+            task, rest = job.task, {"way": job.way, "seed": job.seed, "may_halt": job.may_halt}
+            found: dict[str, Any] = worker.ask(recipe=str(task.recipe), settings=task.settings, **rest)
         finally:
             idle.put(worker)
         log.info("%s: area %.2f in %.0f s%s", job.label, fmean(found["returns"]), found["seconds"], found["halted"])
@@ -70,8 +120,10 @@ def train_all(jobs: Sequence[Job]) -> list[dict[str, Any]]:
 def trainer() -> Iterator[Answer]:
     """Trains one run when it is asked; see `train`."""
 
-    def answer(recipe: str, settings: Sequence[str], may_halt: bool) -> dict[str, Any]:
-        return train(Job("", recipe, tuple(settings)).config, may_halt=may_halt)
+    def answer(
+        recipe: str, settings: Sequence[str], way: Sequence[str], seed: int, *, may_halt: bool
+    ) -> dict[str, Any]:
+        return train(Task(recipe, tuple(settings), 1).config(way, seed), may_halt=may_halt)
 
     yield answer
 

@@ -143,11 +143,11 @@ def _update(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _learning(arguments: argparse.Namespace) -> dict[str, Any]:
-    from polyrhythm.benchmarks import learning, wall_clock
+    from polyrhythm.benchmarks import learning, trainings, wall_clock
 
     chosen = _chosen("--tasks", arguments.tasks, PARTS) or PARTS[:-1]
     tasks = {name: task for name, task in learning.TASKS.items() if name in chosen}
-    learning.refuse(tasks)
+    trainings.refuse(tasks, learning.MODES)
     found = {"wall_clock": wall_clock.run(arguments.repeats or 3)} if "wall_clock" in chosen else {}
     return {"parts": found | (learning.run(tasks, arguments.seeds or 8) if tasks else {})}
 

@@ -104,10 +104,20 @@ class AlgorithmSettings(Section):
         return isinstance(self.loss, PpoLoss | DecoupledPpoLoss) or self.mismatch_cap is not None
 
     @property
+    def corrects(self) -> bool:
+        """Whether the advantage compares the proximal policy with the one that acted."""
+        advantage = self.advantage
+        return advantage.uses_proximal if isinstance(advantage, OwnFunction) else advantage.type == "v_trace"
+
+    @property
     def recomputes(self) -> bool:
         """Whether log-probs are asked of the trainer before it trains."""
-        corrects = isinstance(self.advantage, OwnFunction) and self.advantage.uses_proximal
-        return self.proximal == "recompute" and (self.uses_proximal or corrects or self.advantage.type == "v_trace")
+        return self.proximal == "recompute" and (self.uses_proximal or self.corrects)
+
+    @property
+    def interpolates(self) -> bool:
+        """Whether proximal log-probs are estimated while it trains."""
+        return self.proximal == "interpolate" and self.uses_proximal
 
     @property
     def needs_groups(self) -> bool:
@@ -121,6 +131,16 @@ class AlgorithmSettings(Section):
     def needs_value(self) -> bool:
         """Whether the advantage is taken against the value function."""
         return isinstance(self.advantage, GaeAdvantage | VTraceAdvantage | OwnFunction)
+
+    @property
+    def uses_value(self) -> bool:
+        """Whether the policy's value is looked at, for the advantage or to train it."""
+        return self.needs_value or self.value.coef > 0
+
+    @property
+    def own_functions(self) -> list[str]:
+        """A user's functions in it."""
+        return [part.type for part in (self.loss, self.advantage) if isinstance(part, OwnFunction)]
 
     @model_validator(mode="after")
     def _parts_agree(self) -> AlgorithmSettings:
@@ -147,8 +167,7 @@ class AlgorithmSettings(Section):
 
 
 def _check_proximal(algorithm: AlgorithmSettings) -> None:
-    corrects = isinstance(algorithm.advantage, OwnFunction) and algorithm.advantage.uses_proximal
-    if (algorithm.advantage.type == "v_trace" or corrects) and algorithm.proximal != "recompute":
+    if algorithm.corrects and algorithm.proximal != "recompute":
         why = f"{algorithm.advantage.type} compares the recomputed policy with the one that acted; set it to recompute"
         raise Refusal("proximal", algorithm.proximal, why)
     if algorithm.advantage.type == "v_trace" and algorithm.loss.type in ("ppo", "vanilla"):

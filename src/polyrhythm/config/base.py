@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -20,6 +21,24 @@ class Section(BaseModel):
     """Frozen, closed to unknown keys, finite numbers only; a field is documented by the line under it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+def type_or(default: str) -> Callable[[Any], Any]:
+    """For a union of sections: which one is meant by its `type`, where a section without one means `default`."""
+
+    def type_of(value: Any) -> Any:
+        if isinstance(value, BaseModel):
+            return getattr(value, "type", None)
+        return value.get("type", default) if isinstance(value, dict) else default
+
+    return type_of
+
+
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The models that a value of this annotation may be."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for part in get_args(annotation) for found in models_in(part)]
 
 
 class Refusal(ValueError):

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel
 
-from polyrhythm.config.base import Refusal
+from polyrhythm.config.base import Refusal, models_in
 from polyrhythm.config.registry import TABLE, Kind, settings_class
 from polyrhythm.errors import ConfigError
 
@@ -121,10 +121,9 @@ def _settings(model: type[BaseModel], within: str = "") -> list[Setting]:
 
 def _sections(annotation: Any) -> dict[str, type[BaseModel]]:
     """The settings models of a union, by their type."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        kind = annotation.model_fields.get("type")
-        return {kind.default: annotation} if kind is not None else {}
-    return {name: model for part in get_args(annotation) for name, model in _sections(part).items()}
+    return {
+        model.model_fields["type"].default: model for model in models_in(annotation) if "type" in model.model_fields
+    }
 
 
 def _kind(annotation: Any) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from polyrhythm.config.base import Refusal
+from polyrhythm.config.base import Refusal, models_in
 from polyrhythm.config.nearest import nearest
 
 Location = Sequence[int | str]
@@ -115,7 +115,7 @@ def _walk(model: type[BaseModel], loc: Location) -> tuple[list[str], type[BaseMo
         holder = candidates[0] if candidates else None
         parts.append(str(step))
         field = holder.model_fields.get(str(step)) if holder else None
-        candidates = _models(field.annotation) if field else []
+        candidates = models_in(field.annotation) if field else []
     return parts, holder
 
 
@@ -123,7 +123,7 @@ def _paths_to(key: str, model: type[BaseModel], prefix: str = "") -> list[str]:
     """Where in the model's sections there is a key of this name."""
     found = [prefix + key] if key in model.model_fields else []
     for name, field in model.model_fields.items():
-        for section in _models(field.annotation):
+        for section in models_in(field.annotation):
             found += _paths_to(key, section, f"{prefix}{name}.")
     return list(dict.fromkeys(found))
 
@@ -132,9 +132,3 @@ def _has_tag(model: type[BaseModel], tag: object) -> bool:
     """Whether the tag of a union stands for the model: its type's literal, or module:function for a user's own."""
     field = model.model_fields.get("type")
     return field is not None and (tag in get_args(field.annotation) or (field.annotation is str and ":" in str(tag)))
-
-
-def _models(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [found for part in get_args(annotation) for found in _models(part)]

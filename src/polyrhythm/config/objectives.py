@@ -8,12 +8,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from polyrhythm.config.base import Flag, NotNegative, Positive, Refusal, Section
+from polyrhythm.config.base import Flag, NotNegative, Positive, Refusal, Section, type_or
 from polyrhythm.config.registry import imported
 
 Clip = Annotated[float, Field(gt=0, lt=1, strict=True)]
 Bound = Annotated[float, Field(gt=1, strict=True)]
-_EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 #: The tag of a user's function.
 _OWN = "module:function"
 
@@ -44,20 +43,18 @@ class OwnFunction(Section):
         if not callable(found):
             raise Refusal("type", self.type, f"it is {type(found).__name__}; name a function")
         try:
-            keywords = inspect.signature(found).parameters.values()
+            keywords = list(inspect.signature(found).parameters.values())[1:]
         except ValueError as error:
             raise Refusal("type", self.type, f"{error}; name a function that is written in Python") from error
-        names = [keyword.name for keyword in list(keywords)[1:]]
+        names = [keyword.name for keyword in keywords]
         if not any(keyword.kind is keyword.VAR_KEYWORD for keyword in keywords):
             for unknown in (name for name in self.settings if name not in names):
                 taken = ", ".join(names) or "nothing else"
                 raise Refusal(f"settings.{unknown}", self.settings[unknown], f"{self.type} takes {taken}; leave it out")
-        for keyword in list(keywords)[1:]:
-            wanted = keyword.default is keyword.empty and keyword.kind not in (
-                keyword.VAR_KEYWORD,
-                keyword.VAR_POSITIONAL,
-            )
-            if wanted and keyword.name not in {*self.settings, "gamma", "gae_lambda"}:
+        given = {*self.settings, "gamma", "gae_lambda"}
+        for keyword in keywords:
+            open_ended = keyword.kind in (keyword.VAR_KEYWORD, keyword.VAR_POSITIONAL)
+            if keyword.default is keyword.empty and not open_ended and keyword.name not in given:
                 raise Refusal(f"settings.{keyword.name}", None, f"{self.type} wants it; give it a value")
         own: Callable[..., Any] = found
         return own
@@ -207,9 +204,10 @@ def _named(value: Any) -> Any:
 
 
 def _type_of(default: str) -> Discriminator:
+    type_of = type_or(default)
+
     def choose(value: Any) -> Any:
-        name = getattr(value, "type", default) if isinstance(value, BaseModel) else default
-        name = value.get("type", name) if isinstance(value, dict) else name
+        name = type_of(value)
         return _OWN if isinstance(name, str) and ":" in name else name
 
     return Discriminator(choose)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Tag, model_validator
 
-from polyrhythm.config.base import Count, NotNegative, Number, Positive, Refusal, Section, Whole
+from polyrhythm.config.base import Count, NotNegative, Number, Positive, Refusal, Section, Whole, type_or
 
 
 def _is_count(value: Any) -> bool:
@@ -141,17 +141,11 @@ class AutoBatching(Section):
 LimitedBatching = DynamicBatching | AutoBatching
 
 
-def _batching_type(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return getattr(value, "type", None)
-    return value.get("type", "dynamic") if isinstance(value, dict) else "dynamic"
-
-
 Batching = Annotated[
     Annotated[LockstepBatching, Tag("lockstep")]
     | Annotated[DynamicBatching, Tag("dynamic")]
     | Annotated[AutoBatching, Tag("auto")],
-    Discriminator(_batching_type),
+    Discriminator(type_or("dynamic")),
 ]
 
 

@@ -51,7 +51,6 @@ class Learner:
         self.policy = policy
         self.updates = 0
         self._reference: Policy | None = None
-        self._own = [part.type for part in (algorithm.loss, algorithm.advantage) if ":" in part.type]
         self._algorithm, self._training = algorithm, training
         self._total_updates, self._seed = total_updates, seed
         self._module = as_module(policy)
@@ -97,7 +96,9 @@ class Learner:
                 yield
         metrics = _mean_over_steps(names, rows)
         if not math.isfinite(metrics["train/actor/grad_norm"]):
-            raise RunHalted(f"update {update_index}: the gradient is not finite{_blame(packed, self._own)}")
+            raise RunHalted(
+                f"update {update_index}: the gradient is not finite{_blame(packed, self._algorithm.own_functions)}"
+            )
         self.updates = update_index + 1
         if _ERROR in names:
             metrics[_ERROR] = float(rows[0][names.index(_ERROR)])

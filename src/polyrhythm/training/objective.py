@@ -49,7 +49,7 @@ class Objective:
         self._algorithm = algorithm
         self._level = algorithm.logprob_level
         self._loss = policy_loss(algorithm)
-        self._own_proximal = algorithm.recomputes or (algorithm.uses_proximal and algorithm.proximal == "interpolate")
+        self._own_proximal = algorithm.recomputes or algorithm.interpolates
 
     def normalizers(self, minibatch: Decisions) -> Normalizers:
         """Of the whole mini-batch, on the host (reading them waits for no device), before it is cut."""

@@ -48,7 +48,6 @@ def prepare(packed: Packed, algorithm: AlgorithmSettings, by: Preparation) -> tu
         advantage = advantages.normalize(advantage, value_mask)
     entries = levels.mask(packed.valid, level, packed.logprob.shape[-1])
     behavior = levels.reduce(packed.logprob, packed.valid, level)
-    interpolates = algorithm.proximal == "interpolate" and algorithm.uses_proximal
     decisions = Decisions(
         obs=packed.obs,
         forward_inputs=packed.forward_inputs,
@@ -61,9 +60,9 @@ def prepare(packed: Packed, algorithm: AlgorithmSettings, by: Preparation) -> tu
         returns=estimate.returns,
         value_mask=value_mask,
         reference=None if reference is None else levels.reduce(reference, packed.valid, level),
-        alpha=interpolation(packed.version, by.version) if interpolates else None,
+        alpha=interpolation(packed.version, by.version) if algorithm.interpolates else None,
     )
-    if not (algorithm.needs_value or algorithm.value.coef):
+    if not algorithm.uses_value:
         return decisions, {}
     explained = explained_variance(packed.value, estimate.returns, value_mask)
     return decisions, {"train/critic/explained_variance": float(explained)}
@@ -83,7 +82,7 @@ def estimated(
     if asked is not None:
         log_ratio = levels.reduce(asked.logprob - packed.logprob, packed.valid, level).to(rewards.dtype)
     ends = torch.zeros(packed.terminated.shape, dtype=packed.value.dtype)
-    if algorithm.needs_value or algorithm.value.coef:
+    if algorithm.uses_value:
         ends = bootstrap_values(packed, algorithm, by)
     samples = advantages.Samples(
         rewards=rewards + penalty,

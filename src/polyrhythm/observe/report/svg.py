@@ -147,6 +147,13 @@ def picture(title: str, width: float, height: float, parts: Iterable[str]) -> st
     return f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{name}">{"".join(parts)}</svg>'
 
 
+def standing_alone(svg: str, style: str, width: float, height: float) -> str:
+    """The picture as a file of its own, on white, with these CSS rules."""
+    background = f'<style>{style}</style><rect width="{width}" height="{height}" fill="#fff"/>'
+    before, _, after = svg.removeprefix("<svg ").partition(">")
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {before}>{background}{after}\n'
+
+
 def rectangle(x: float, y: float, width: float, height: float, kind: str, title: str = "") -> str:
     """A filled rectangle, in units of the picture; `title` shows when the pointer rests on it."""
     inside = f"<title>{escape(title)}</title>" if title else ""
