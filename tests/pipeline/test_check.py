@@ -47,6 +47,25 @@ def second_is_cut(env_batch, generators):
     return [(env_batch.rows, "any")]
 
 
+class NoCritic(GaussianPolicy):
+    """What only the value uses is a module of another name."""
+
+    def __init__(self, settings, env_spec):
+        super().__init__(settings, env_spec)
+        self.value_net = self.critic
+        del self.critic
+        self.critic = self.value_net.forward
+
+
+class NoCriticSettings(GaussianSettings):
+    """The policy above."""
+
+    type: Literal["tests.pipeline.test_check:NoCriticSettings"] = "tests.pipeline.test_check:NoCriticSettings"
+
+    def build(self, env_spec, seed):
+        return NoCritic(self, env_spec)
+
+
 class PerAction(GaussianPolicy):
     """Its value is one per action."""
 
@@ -174,6 +193,14 @@ REFUSED = [
     (
         {"env": PICTURES, "policy": {"type": "tiny_vla", "head": {"type": "flow_matching", "method": "ode"}}},
         r"policy.type = tiny_vla: its log-probs do not depend on its parameters.*flow_sde or flow_noise\), or set",
+    ),
+    (
+        {
+            "env": WHOLE,
+            "policy": {"type": "tests.pipeline.test_check:NoCriticSettings"},
+            "training": {"optimizer": {"value_lr": 0.001}},
+        },
+        r"training.optimizer.value_lr = 0.001: the policy has no module `critic`; leave it out",
     ),
     (IMITATE, r"demonstrations = set: .*set demonstrations and supervised to null"),
     (

@@ -266,9 +266,29 @@ def test_learning_rate_falls_linearly_to_its_fraction() -> None:
     assert rates == pytest.approx([0.01, 0.008, 0.006, 0.004])
 
 
+def test_the_value_has_a_learning_rate_of_its_own() -> None:
+    """Adam's first step is as long as the rate, whatever the gradient."""
+    policy = ToyPolicy()
+    rates = {"lr": 1e-4, "value_lr": 1e-3, "lr_final_fraction": 0.5}
+    learner = Learner(policy, algorithm(), training(optimizer=rates), total_updates=2, seed=0)
+    start = weights(policy)
+    finish(learner.update(stale(), 1))  # the second update, at half of both rates
+    for name, x in weights(policy).items():
+        rate = 5e-4 if name.startswith("critic") else 5e-5
+        assert float((x - start[name]).abs().max()) == pytest.approx(rate, rel=1e-3)
+
+
+def test_a_rate_for_the_value_needs_a_critic() -> None:
+    policy = ToyPolicy()
+    policy.value_head = policy.critic
+    del policy.critic
+    with pytest.raises(ValueError, match="no module `critic`"):
+        Learner(policy, algorithm(), training(optimizer={"value_lr": 1e-3}), total_updates=2, seed=0)
+
+
 def test_restored_learner_goes_on_bit_for_bit() -> None:
     data = stale()
-    train = training(epochs=2, minibatch_steps=5)
+    train = training(epochs=2, minibatch_steps=5, optimizer={"lr": 0.01, "value_lr": 0.03})
     first = Learner(ToyPolicy(), algorithm(), train, total_updates=4, seed=3)
     for index in range(2):
         finish(first.update(data, index))

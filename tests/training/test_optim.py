@@ -23,13 +23,16 @@ def module() -> nn.Module:
 
 def groups(of: nn.Module) -> list[dict[str, Any]]:
     parameters = list(of.parameters())
-    return [{"params": parameters[::2], "weight_decay": 0.1}, {"params": parameters[1::2], "weight_decay": 0.0}]
+    return [
+        {"params": parameters[::2], "lr": 0.05, "weight_decay": 0.1},
+        {"params": parameters[1::2], "lr": 0.05, "weight_decay": 0.0},
+    ]
 
 
 def both() -> tuple[nn.Module, AdamW, nn.Module, torch.optim.AdamW]:
     ours, theirs = module(), module()
     reference = torch.optim.AdamW(groups(theirs), lr=0.05, betas=(0.8, 0.99), fused=True)
-    return ours, AdamW(groups(ours), lr=0.05, betas=(0.8, 0.99)), theirs, reference
+    return ours, AdamW(groups(ours), betas=(0.8, 0.99)), theirs, reference
 
 
 def learn(of: Any, optimizer: Any, steps: range) -> None:
@@ -73,7 +76,7 @@ def test_a_state_goes_on_in_either(way: str) -> None:
     if way.endswith("theirs"):
         taker = torch.optim.AdamW(groups(fresh), lr=1.0, fused=True)
     else:
-        taker = AdamW(groups(fresh), lr=1.0, betas=(0.1, 0.1))
+        taker = AdamW(groups(fresh), betas=(0.1, 0.1))
     if way == "ours to theirs":  # torch asks for its own switches too
         usual = torch.optim.AdamW(groups(fresh), lr=1.0, fused=True).state_dict()["param_groups"]
         state["param_groups"] = [{**a, **b} for a, b in zip(usual, state["param_groups"], strict=True)]
@@ -88,13 +91,13 @@ def test_a_loaded_state_is_a_copy_and_one_of_other_parameters_is_refused() -> No
     learn(ours, optimizer, range(1))
     state = optimizer.state_dict()
     fresh = module()
-    taker = AdamW(groups(fresh), lr=1.0, betas=(0.1, 0.1))
+    taker = AdamW(groups(fresh), betas=(0.1, 0.1))
     taker.load_state_dict(state)
     before = copy.deepcopy(state)
     learn(fresh, taker, range(1, 3))
     for number, saved in before["state"].items():
         assert all(torch.equal(x, state["state"][number][name]) for name, x in saved.items())
-    other = AdamW(groups(nn.Linear(2, 2)), lr=1.0, betas=(0.1, 0.1))
+    other = AdamW(groups(nn.Linear(2, 2)), betas=(0.1, 0.1))
     with pytest.raises(ValueError, match=r"groups of \[3, 3\] parameters, these are of \[1, 1\]"):
         other.load_state_dict(state)
 

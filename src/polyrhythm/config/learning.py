@@ -16,8 +16,10 @@ class OptimizerSettings(Section):
 
     lr: Positive = 3e-4
     """Learning rate at the first update."""
+    value_lr: Positive | None = None
+    """The same for what only the value uses (a policy's `critic`); null for `lr`."""
     lr_final_fraction: Fraction = 1.0
-    """Learning rate at the last update as a fraction of `lr`; 1 for a constant one."""
+    """Learning rates at the last update as a fraction of the first ones; 1 for constant ones."""
     weight_decay: NotNegative = 0.0
     """Decoupled weight decay."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)

@@ -23,11 +23,12 @@ from polyrhythm.pipeline.demos import has_expert
 from polyrhythm.pipeline.given import take_given_weights
 from polyrhythm.pipeline.layout import arena_layout, blank, bucket_sizes
 from polyrhythm.pipeline.trial import try_objective
-from polyrhythm.policies.base import Policy
+from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.run_memory import refuse_shortage, remove_orphans
 from polyrhythm.runtime.weights import bus_nbytes
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.env_host import refuse_segments
+from polyrhythm.training.optim import adamw
 
 
 class Checked(NamedTuple):
@@ -130,6 +131,9 @@ def _check_learning(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer
     _check_value(config, spec, policy)
     if trainer and config.training.versions:
         _check_trainable(config, spec, policy)
+        rates = config.training.optimizer
+        with _naming("training.optimizer"):
+            adamw(as_module(policy), lr=rates.lr, weight_decay=rates.weight_decay, value_lr=rates.value_lr)
         try_objective(config.algorithm, policy)
 
 

@@ -44,6 +44,7 @@ class Policy(Protocol):
 
     chunk: C, primitive actions per chunk step. action_dim: A.
     exact: the equality above is bit-equal; otherwise it holds to `tolerance` (absolute).
+    critic, where there is one: the module that only the value uses, for `training.optimizer.value_lr`.
     """
 
     chunk: int

@@ -59,7 +59,11 @@ class Learner:
         self._objective = Objective(algorithm)
         settings = training.optimizer
         self._optimizer = optim.adamw(
-            self._module, lr=settings.lr, weight_decay=settings.weight_decay, betas=settings.betas
+            self._module,
+            lr=settings.lr,
+            weight_decay=settings.weight_decay,
+            betas=settings.betas,
+            value_lr=settings.value_lr,
         )
 
     def update(
@@ -84,7 +88,8 @@ class Learner:
         self._module.eval()  # dropout would make the ratio differ from 1 before the first step
         packed = collate(trajectories)
         decisions, figures_before = prepare(packed, self._algorithm, self._preparation(version))
-        lr = self._set_lr(update_index)
+        decay = optim.linear_decay(update_index, self._total_updates, training.optimizer.lr_final_fraction)
+        self._optimizer.scale_lr(decay)
         critic_only = update_index < training.critic_warmup_updates
         rows: list[Tensor] = []
         names: tuple[str, ...] = ()
@@ -102,7 +107,7 @@ class Learner:
         self.updates = update_index + 1
         if _ERROR in names:
             metrics[_ERROR] = float(rows[0][names.index(_ERROR)])
-        metrics["train/actor/lr"] = lr
+        metrics["train/actor/lr"] = training.optimizer.lr * decay
         metrics["train/actor/average_version"] = float(packed.version.double().mean())
         return metrics | figures_before
 
@@ -117,12 +122,6 @@ class Learner:
         policy = copy.deepcopy(self.policy)
         as_module(policy).requires_grad_(requires_grad=False).eval()
         return policy
-
-    def _set_lr(self, update_index: int) -> float:
-        settings = self._training.optimizer
-        lr = settings.lr * optim.linear_decay(update_index, self._total_updates, settings.lr_final_fraction)
-        optim.set_lr(self._optimizer, lr)
-        return lr
 
     def _step(self, minibatch: Decisions, *, critic_only: bool, before: Callable[[], None] | None) -> dict[str, Tensor]:
         """One optimizer step on a mini-batch, micro-batch by micro-batch; its figures as scalars."""

@@ -15,12 +15,18 @@ class AdamW:
     its state in the same layout.
 
     Torch's class brings torch's compiler into the process at its first use, which takes half of the CPU time in which a
-    trainer starts, and 70 MB; nothing here is compiled. groups: `params` and `weight_decay` of each.
+    trainer starts, and 70 MB; nothing here is compiled. groups: `params`, `lr` and `weight_decay` of each.
     """
 
-    def __init__(self, groups: Sequence[dict[str, Any]], *, lr: float, betas: tuple[float, float]) -> None:
-        self.param_groups = [{"lr": lr, "betas": betas, "eps": 1e-8, **group} for group in groups]
+    def __init__(self, groups: Sequence[dict[str, Any]], *, betas: tuple[float, float]) -> None:
+        self.param_groups = [{"betas": betas, "eps": 1e-8, **group} for group in groups]
         self.state: dict[Tensor, dict[str, Tensor]] = {}
+        self._rates = [group["lr"] for group in groups]
+
+    def scale_lr(self, factor: float) -> None:
+        """Every group's learning rate is that of its beginning, times the factor."""
+        for group, rate in zip(self.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -89,23 +95,29 @@ class AdamW:
         return [p for group in self.param_groups for p in group["params"]]
 
 
-def adamw(module: nn.Module, *, lr: float, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999)) -> AdamW:
-    """AdamW over the trainable parameters; only matrices and larger decay (no biases, norms or scales). Without decay
-    all are one group, which is half the calls."""
-    trainable = [p for p in module.parameters() if p.requires_grad]
-    if not weight_decay:
-        return AdamW([{"params": trainable, "weight_decay": 0.0}], lr=lr, betas=betas)
-    groups = [
-        {"params": [p for p in trainable if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    return AdamW([g for g in groups if g["params"]], lr=lr, betas=betas)
-
-
-def set_lr(optimizer: AdamW, lr: float) -> None:
-    """The same learning rate for every group."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr
+def adamw(
+    module: nn.Module,
+    *,
+    lr: float,
+    weight_decay: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    value_lr: float | None = None,
+) -> AdamW:
+    """AdamW over the trainable parameters, as few groups as do; only matrices and larger decay (no biases, norms or
+    scales). value_lr: of the parameters of `module.critic` (ValueError: it has none); None for `lr`.
+    """
+    critic = getattr(module, "critic", None)
+    if value_lr is not None and not isinstance(critic, nn.Module):
+        raise ValueError(f"training.optimizer.value_lr = {value_lr}: the policy has no module `critic`; leave it out")
+    of_value = set(critic.parameters()) if critic is not None and value_lr is not None else set()
+    groups: dict[tuple[float, float], list[Tensor]] = {}
+    for p in module.parameters():
+        if p.requires_grad:
+            rate = value_lr if p in of_value and value_lr is not None else lr
+            groups.setdefault((rate, weight_decay if p.dim() >= 2 else 0.0), []).append(p)
+    return AdamW(
+        [{"params": ps, "lr": rate, "weight_decay": decay} for (rate, decay), ps in groups.items()], betas=betas
+    )
 
 
 def clip_gradient(parameters: Iterable[Tensor], largest: float | None) -> Tensor:

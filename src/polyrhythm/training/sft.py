@@ -62,8 +62,7 @@ class SupervisedLearner:
     def _optimize(self, obs: dict[str, Tensor], actions: Tensor) -> Tensor:
         """One optimizer step; its loss and gradient norm [2]."""
         settings = self._supervised
-        factor = optim.warmup_cosine(self.step, settings.steps, settings.warmup_steps)
-        optim.set_lr(self._optimizer, settings.lr * factor)
+        self._optimizer.scale_lr(optim.warmup_cosine(self.step, settings.steps, settings.warmup_steps))
         self._optimizer.zero_grad()
         loss = self.policy.sft_loss(obs, actions)
         loss.backward()
