@@ -175,6 +175,21 @@ def test_arguments_are_checked_by_argparse(words: list[str]) -> None:
     assert end.value.code == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["update", "--seeds", "2"], "--seeds: bench update has no such option, only --repeats, --json; leave it out"),
+        (["papers", "--repeats", "2"], "--repeats: bench papers has no such option, only --json; leave it out"),
+        (["learning", "rows=4"], "rows=4: bench learning has no scene to change; leave it out"),
+    ],
+)
+def test_a_benchmark_takes_its_own_options_alone(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *words]) == 2
+    assert capsys.readouterr().err == f"polyrhythm: error: {told}\n"
+
+
 def test_bench_conductor_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("polyrhythm.clustersim.bench_conductor")
     assert main(["bench", "conductor", "--slots", "16", "--json"]) == 0

@@ -21,15 +21,15 @@ peers       Sample Factory, TorchRL, Stable-Baselines3 and a plain loop on the w
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from polyrhythm.cli import show
 from polyrhythm.cli.numbers import count
 
-SLOTS = (16, 64, 256, 1024, 4096)
 #: Parts of `learning`: the time to the same success, and tasks whose curves are compared; the last one if asked for.
 PARTS = ("wall_clock", "cartpole", "drawer", "reach")
 
@@ -37,10 +37,10 @@ PARTS = ("wall_clock", "cartpole", "drawer", "reach")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", choices=NAMES, metavar="NAME", help=f"what to measure: {', '.join(NAMES)}")
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="overlap: the scene, such as rows=4")
-    parser.add_argument("--slots", type=_counts, default=SLOTS, metavar="N,N", help="conductor: numbers of slots")
-    parser.add_argument("--rows", type=_counts, default=(16, 256), metavar="N,N", help="throughput: numbers of rows")
-    parser.add_argument("--steps", type=count, default=1000, metavar="N", help="roundtrip: round trips of a turn")
-    parser.add_argument("--megabytes", type=count, default=500, metavar="N", help="weights: size of the model")
+    parser.add_argument("--slots", type=_counts, metavar="N,N", help="conductor: numbers of slots")
+    parser.add_argument("--rows", type=_counts, metavar="N,N", help="throughput: numbers of rows")
+    parser.add_argument("--steps", type=count, metavar="N", help="roundtrip: round trips of a turn")
+    parser.add_argument("--megabytes", type=count, metavar="N", help="weights: size of the model")
     parser.add_argument(
         "--versions", type=count, metavar="N", help="versions of a turn (metaworld: 6; overlap: 12; fidelity: 8)"
     )
@@ -48,7 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tasks",
         type=_names,
-        default=(),
         metavar="NAME,NAME",
         help=f"learning: some of {', '.join(PARTS)} (all but the last); algorithms: some of {', '.join(PARTS[1:3])}",
     )
@@ -56,12 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repeats",
         type=count,
         metavar="N",
-        help="interleaved turns (5; metaworld, overlap, peers: 3), seeds of learning's wall_clock and of batching (3)",
+        help="interleaved turns (5; update: 7; metaworld, overlap, peers: 3), seeds of learning's wall_clock and of "
+        "batching (3)",
     )
     parser.add_argument(
         "--only",
         type=_names,
-        default=(),
         metavar="NAME,NAME",
         help="peers: these, and the plain loop; algorithms: these objectives",
     )
@@ -70,15 +69,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from polyrhythm.errors import ConfigError
-
-    if arguments.settings and arguments.name != "overlap":
-        raise ConfigError(
-            f"{' '.join(arguments.settings)}: bench {arguments.name} has no scene to change; leave it out"
-        )
-    result = _BENCHMARKS[arguments.name](arguments)
+    benchmark = _BENCHMARKS[arguments.name]
+    given = {name: value for name, value in vars(arguments).items() if name not in ("name", "json")}
+    given = {name: value for name, value in given.items() if value not in (None, [])}
+    _refuse_others(arguments.name, given, inspect.signature(benchmark).parameters)
+    result = benchmark(**given)
     print(json.dumps(result, indent=2) if arguments.json else words(result))
     return 0
+
+
+def _refuse_others(benchmark: str, given: Mapping[str, Any], takes: Iterable[str]) -> None:
+    """Raise ConfigError if something is given that the benchmark does not take."""
+    from polyrhythm.errors import ConfigError
+
+    options = [f"--{name}" for name in takes if name != "settings"] + ["--json"]
+    for name in given:
+        if name == "settings" and name not in takes:
+            said = " ".join(given[name])
+            raise ConfigError(f"{said}: bench {benchmark} has no scene to change; leave it out")
+        if name not in takes:
+            raise ConfigError(
+                f"--{name}: bench {benchmark} has no such option, only {', '.join(options)}; leave it out"
+            )
 
 
 def words(result: dict[str, Any]) -> str:
@@ -106,103 +118,104 @@ def _without_curves(mode: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in mode.items() if name not in nested}
 
 
-def _conductor(arguments: argparse.Namespace) -> dict[str, Any]:
+# The parameters of each are the options that it takes.
+
+
+def _conductor(slots: Sequence[int] = (16, 64, 256, 1024, 4096)) -> dict[str, Any]:
     from polyrhythm.clustersim import bench_conductor
 
-    return bench_conductor.run(arguments.slots)
+    return bench_conductor.run(slots)
 
 
-def _roundtrip(arguments: argparse.Namespace) -> dict[str, Any]:
+def _roundtrip(steps: int = 1000, repeats: int = 5) -> dict[str, Any]:
     from polyrhythm.benchmarks import roundtrip
 
-    return roundtrip.run(arguments.steps, arguments.repeats or 5)
+    return roundtrip.run(steps, repeats)
 
 
-def _throughput(arguments: argparse.Namespace) -> dict[str, Any]:
+def _throughput(rows: Sequence[int] = (16, 256), repeats: int = 5) -> dict[str, Any]:
     from polyrhythm.benchmarks import throughput
 
-    return throughput.run(arguments.rows, repeats=arguments.repeats or 5)
+    return throughput.run(rows, repeats=repeats)
 
 
-def _weights(arguments: argparse.Namespace) -> dict[str, Any]:
+def _weights(megabytes: int = 500, repeats: int = 5) -> dict[str, Any]:
     from polyrhythm.benchmarks import weights
 
-    return weights.run(arguments.megabytes, arguments.repeats or 5)
+    return weights.run(megabytes, repeats)
 
 
-def _metaworld(arguments: argparse.Namespace) -> dict[str, Any]:
+def _metaworld(versions: int = 6, repeats: int = 3) -> dict[str, Any]:
     from polyrhythm.benchmarks import metaworld
 
-    return metaworld.run(arguments.versions or 6, arguments.repeats or 3)
+    return metaworld.run(versions, repeats)
 
 
-def _update(arguments: argparse.Namespace) -> dict[str, Any]:
+def _update(repeats: int = 7) -> dict[str, Any]:
     from polyrhythm.benchmarks import update
 
-    return update.run(arguments.repeats or 7)
+    return update.run(repeats)
 
 
-def _learning(arguments: argparse.Namespace) -> dict[str, Any]:
+def _learning(tasks: Sequence[str] = PARTS[:-1], seeds: int = 8, repeats: int = 3) -> dict[str, Any]:
     from polyrhythm.benchmarks import learning, trainings, wall_clock
 
-    chosen = _chosen("--tasks", arguments.tasks, PARTS) or PARTS[:-1]
-    tasks = {name: task for name, task in learning.TASKS.items() if name in chosen}
-    trainings.refuse(tasks, learning.MODES)
-    found = {"wall_clock": wall_clock.run(arguments.repeats or 3)} if "wall_clock" in chosen else {}
-    return {"parts": found | (learning.run(tasks, arguments.seeds or 8) if tasks else {})}
+    _refuse_unknown("--tasks", tasks, PARTS)
+    chosen = {name: task for name, task in learning.TASKS.items() if name in tasks}
+    trainings.refuse(chosen, learning.MODES)
+    found = {"wall_clock": wall_clock.run(repeats)} if "wall_clock" in tasks else {}
+    return {"parts": found | (learning.run(chosen, seeds) if chosen else {})}
 
 
-def _algorithms(arguments: argparse.Namespace) -> dict[str, Any]:
+def _algorithms(tasks: Sequence[str] = PARTS[1:3], seeds: int = 5, only: Sequence[str] = ()) -> dict[str, Any]:
     from polyrhythm.benchmarks import algorithms
 
-    chosen = _chosen("--tasks", arguments.tasks, tuple(algorithms.TASKS)) or algorithms.TASKS
-    tasks = {name: task for name, task in algorithms.TASKS.items() if name in chosen}
-    objectives = _chosen("--only", arguments.only, tuple(algorithms.OBJECTIVES))
-    return {"parts": algorithms.run(tasks, arguments.seeds or 5, objectives)}
+    _refuse_unknown("--tasks", tasks, tuple(algorithms.TASKS))
+    _refuse_unknown("--only", only, tuple(algorithms.OBJECTIVES))
+    return {"parts": algorithms.run({name: algorithms.TASKS[name] for name in tasks}, seeds, only)}
 
 
-def _chosen(option: str, names: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
-    """The names, if they are known. Raises ConfigError."""
+def _refuse_unknown(option: str, names: Sequence[str], known: Sequence[str]) -> None:
+    """Raise ConfigError if one of the names is not known."""
     from polyrhythm.errors import ConfigError
 
     for name in names:
         if name not in known:
             raise ConfigError(f"{option} {name}: it is not one of {', '.join(known)}")
-    return names
 
 
-def _overlap(arguments: argparse.Namespace) -> dict[str, Any]:
+def _overlap(settings: Sequence[str] = (), versions: int = 12, repeats: int = 3) -> dict[str, Any]:
     from polyrhythm.benchmarks import overlap
     from polyrhythm.benchmarks.scene import scene_of
 
-    return overlap.run(scene_of(arguments.settings), arguments.versions or 12, arguments.repeats or 3)
+    return overlap.run(scene_of(settings), versions, repeats)
 
 
-def _fidelity(arguments: argparse.Namespace) -> dict[str, Any]:
+def _fidelity(versions: int = 8) -> dict[str, Any]:
     from polyrhythm.benchmarks import fidelity
 
-    return fidelity.run(arguments.versions or 8)
+    return fidelity.run(versions)
 
 
-def _batching(arguments: argparse.Namespace) -> dict[str, Any]:
+def _batching(repeats: int = 3) -> dict[str, Any]:
     from polyrhythm.benchmarks import batching
 
-    return batching.run(arguments.repeats or 3)
+    return batching.run(repeats)
 
 
-def _papers(_arguments: argparse.Namespace) -> dict[str, Any]:
+def _papers() -> dict[str, Any]:
     from polyrhythm.benchmarks import papers
 
     return papers.run()
 
 
-def _peers(arguments: argparse.Namespace) -> dict[str, Any]:
+def _peers(repeats: int = 3, only: Sequence[str] = (), environments: Path | None = None) -> dict[str, Any]:
     from polyrhythm.benchmarks.peers import run as peers
 
-    return peers.run(arguments.repeats or 3, arguments.environments, only=arguments.only)
+    return peers.run(repeats, environments, only=only)
 
 
-_BENCHMARKS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+_BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "conductor": _conductor,
     "roundtrip": _roundtrip,
     "throughput": _throughput,
