@@ -122,9 +122,10 @@ def _fitting(folder: Path, config: RunConfig) -> Path:
 
 
 def _differences(theirs: dict[str, Any], ours: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
-    """Dotted paths whose values differ, with both values."""
+    """Dotted paths whose values differ, with both values; of a section of another type, the type alone."""
     found = []
-    for key in sorted(theirs.keys() | ours.keys()):
+    keys = theirs.keys() | ours.keys() if theirs.get("type") == ours.get("type") else {"type"}
+    for key in sorted(keys):
         path, left, right = f"{prefix}{key}", theirs.get(key), ours.get(key)
         if path in _FREE or left == right:
             continue
