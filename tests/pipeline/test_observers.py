@@ -17,13 +17,16 @@ from polyrhythm.config.load import merge
 from polyrhythm.flow.conductor import Conductor
 from polyrhythm.flow.ledger import SampleLedger
 from polyrhythm.flow.records import (
+    Batch,
     CancelRow,
     End,
     GeneratorJoined,
     Grant,
     LendSamples,
+    Request,
     SampleFailed,
     SampleFinished,
+    Serve,
     SimulatorJoined,
     StartRows,
     StationLost,
@@ -40,8 +43,8 @@ from polyrhythm.observe import MetricsWriter
 from polyrhythm.pipeline.account import Account, Stations
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.episodes import held_out
-from polyrhythm.pipeline.idle import Idle
 from polyrhythm.pipeline.observers import Episodes, Lags, Progress, UpdateMetrics
+from polyrhythm.pipeline.tempo import Tempo
 from polyrhythm.runtime.arena import ArenaLayout
 from polyrhythm.runtime.inline import InlineLauncher
 from polyrhythm.runtime.messages import Report
@@ -54,8 +57,8 @@ def test_an_update_that_a_lost_trainer_takes_with_it_is_written_once(tmp_path):
     with MetricsWriter(tmp_path, tensorboard=False) as writer:
         writer.log(0, {"evaluation/greedy/rate": 0.5}, time_s=0)
         stations = Stations(InlineLauncher([], ArenaLayout(1, 1, 1, {}, {}, {}), 0))
-        idle = Idle(Conductor(FlowSettings(batch_size=1)), 0.0)
-        metrics = UpdateMetrics(writer, ledger, Episodes(tasks=1), account, stations, idle, began=0.0, now=0.0)
+        tempo = Tempo(Conductor(FlowSettings(batch_size=1)), 0.0)
+        metrics = UpdateMetrics(writer, ledger, Episodes(tasks=1), account, stations, tempo, began=0.0, now=0.0)
         metrics.decided(0.0, TrainerJoined("trainer", 0, 0), [])
         for step, now in ((0, 1.0), (1, 2.0), (2, 3.0)):
             metrics.reported(now, Report("trainer", 0, "update", step, {"train/actor/lr": now}))
@@ -193,10 +196,10 @@ def test_every_metric_of_a_run_is_documented(tmp_path):
 
 def test_idle_times_are_those_of_the_decisions():
     conductor = Conductor(FlowSettings(batch_size=2, max_lag=0.0, on_update="drain"))
-    idle = Idle(conductor, 0.0)
+    tempo = Tempo(conductor, 0.0)
 
     def tell(event, at):
-        idle.decided(at, event, conductor.handle(event, at))
+        tempo.decided(at, event, conductor.handle(event, at))
 
     tell(SimulatorJoined("s", 0, (shard("e", 2, "whole", []),)), 0.0)
     tell(GeneratorJoined("g", 0, 0), 0.0)
@@ -206,12 +209,28 @@ def test_idle_times_are_those_of_the_decisions():
     tell(finish(0, 1.0, 4), 2.0)
     tell(finish(1, 1.0, 4), 4.0)
     tell(UpdateDone("t", 0, 0), 7.0)
-    assert idle.take(8.0) == {
+    assert tempo.take(8.0) == {
         "rollouter/idle_ratio": pytest.approx(1 - (4 + 2) / 16),
         "trainer/idle_ratio": pytest.approx(1 - (3 + 1) / 8),
     }
     tell(StationLost("t", 0, "killed"), 10.0)
-    assert idle.take(12.0) == {"rollouter/idle_ratio": 1.0, "trainer/idle_ratio": pytest.approx(0.5)}
+    assert tempo.take(12.0) == {"rollouter/idle_ratio": 1.0, "trainer/idle_ratio": pytest.approx(0.5)}
+
+
+def test_how_full_passes_were():
+    conductor = Conductor(FlowSettings(batch_size=2, buckets=(4,)))
+    tempo = Tempo(conductor, 0.0)
+
+    def serve(*rows, evaluation=False):
+        requests = tuple(Request("e", "s", 0, count, 0, "h", 0.0, evaluation=evaluation) for count in rows)
+        return Serve("g", Batch(0, "g", requests))
+
+    tempo.decided(1.0, Wake(), [serve(1, 2), serve(1), serve(4, evaluation=True)])
+    tempo.decided(2.0, Wake(), [serve(4)])
+    found = tempo.take(3.0)
+    assert found["rollouter/batch_rows"] == pytest.approx(8 / 3)
+    assert found["rollouter/padding_ratio"] == pytest.approx(1 - 8 / 12)
+    assert "rollouter/batch_rows" not in tempo.take(4.0)
 
 
 def test_a_lag_counts_when_it_was_trained_not_when_it_was_lent():

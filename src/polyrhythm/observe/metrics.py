@@ -29,7 +29,10 @@ GROUPS: Mapping[str, str] = {
         "trainer's version minus a sample's oldest behaviour version: lag_mean, lag_max; samples in whose middle new "
         "weights came: partial_ratio, and max_partial_span, by how many versions"
     ),
-    "rollouter": "idle_ratio: share of row-seconds since the update before in which a row had no ticket",
+    "rollouter": (
+        "since the update before: idle_ratio, share of row-seconds in which a row had no ticket; batch_rows, mean of "
+        "the passes; padding_ratio, share of padding in them"
+    ),
     "trainer": "idle_ratio: share of the time since the update before in which it neither trained nor published",
     "time/env": "step: seconds inside the environments since the update before, all simulators together",
     "time/rollout": "forward: seconds of forward passes and weight changes since the update before, all generators",

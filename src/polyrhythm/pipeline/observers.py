@@ -15,7 +15,7 @@ from polyrhythm.flow import records
 from polyrhythm.flow.ledger import SampleLedger
 from polyrhythm.observe import MetricsWriter, TraceWriter
 from polyrhythm.pipeline.account import Account, Stations
-from polyrhythm.pipeline.idle import Idle
+from polyrhythm.pipeline.tempo import Tempo
 from polyrhythm.runtime.messages import Report
 
 log = logging.getLogger(__name__)
@@ -111,13 +111,13 @@ class UpdateMetrics:
         episodes: Episodes,
         account: Account,
         stations: Stations,
-        idle: Idle,
+        tempo: Tempo,
         *,
         began: float,
         now: float,
     ) -> None:
         self._writer, self._ledger, self._episodes = writer, ledger, episodes
-        self._account, self._stations, self._idle = account, stations, idle
+        self._account, self._stations, self._tempo = account, stations, tempo
         self._began, self._last, self._transitions = began, now, account.transitions
         self._updates = 0
 
@@ -136,7 +136,7 @@ class UpdateMetrics:
         values["throughput/transitions_per_s"] = (transitions - self._transitions) / max(now - self._last, 1e-9)
         self._last, self._transitions = now, transitions
         utilisation = self._stations.activity.utilisation()
-        values |= self._idle.take(now) | self._stations.seconds()
+        values |= self._tempo.take(now) | self._stations.seconds()
         values |= {f"stations/utilisation/{name}": share for name, share in utilisation.items()}
         values["stations/faults"] = len(self._account.faults)
         self._writer.log(report.step, values, now - self._began)
