@@ -54,6 +54,7 @@ def test_heads_and_methods_go_by_type_and_have_defaults():
         TinyVlaSettings.model_validate({"head": {"type": "tokens"}})
 
 
-def test_the_bounds_of_learned_noise_are_in_order():
-    with pytest.raises(ValidationError, match="is not below max_std"):
-        FlowNoiseSettings(min_std=0.7)
+@pytest.mark.parametrize("wrong", [{"min_std": 0.7}, {"initial_std": 0.1}, {"max_std": 0.2}])
+def test_learned_noise_begins_between_its_bounds(wrong):
+    with pytest.raises(ValidationError, match="is not between min_std"):
+        FlowNoiseSettings(**wrong)

@@ -107,3 +107,29 @@ def test_the_flow_learns_two_modes_where_a_mean_would_be_between_them() -> None:
     assert 0.3 < float((first > 0).float().mean()) < 0.7
     assert float((first.sign() == second.sign()).float().mean()) > 0.9
     assert float(first.abs().mean()) > 0.5
+
+
+def test_learned_noise_is_as_wide_as_what_the_demonstrations_leave_open() -> None:
+    """The first entry is anywhere, the second always the same."""
+    head = FlowMatchingSettings(steps=1, method=FlowNoiseSettings(max_std=1.0))
+    policy, n = TinyVlaSettings(head=head).build(SPEC, 0), 64
+    obs = {name: x[:1].expand(n, *x.shape[1:]) for name, x in observations(2).items()}
+    anywhere = torch.linspace(-1.0, 1.0, n).view(-1, 1, 1)
+    actions = torch.cat((anywhere, torch.full_like(anywhere, 3.0)), dim=2).expand(n, 2, 2)
+
+    def noise() -> Tensor:
+        act = policy.act(obs, torch.zeros(n, dtype=torch.bool), torch.arange(n))
+        start = act.forward_inputs["chain"][:, 0]
+        with torch.no_grad():
+            network = policy.head._network(policy._forward(obs)[0])
+            return policy.head.method._step(network, 0, start).std.mean(dim=(0, 1))
+
+    assert noise().tolist() == pytest.approx([0.25, 0.25], rel=0.1)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3)
+    for _ in range(40):
+        optimizer.zero_grad()
+        policy.sft_loss(obs, actions).backward()
+        optimizer.step()
+    wide, narrow = noise().tolist()
+    assert 0.45 < wide < 0.7  # the uniform distribution's is 0.58
+    assert narrow < 0.15

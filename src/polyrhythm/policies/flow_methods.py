@@ -82,20 +82,23 @@ class FlowNoiseSettings(BaseModel):
     """The method's name."""
     min_std: float = Field(0.1, gt=0.0)
     """Smallest standard deviation of a step, in units of half the action range."""
-    max_std: float = Field(0.6, gt=0.0)
-    """Largest standard deviation of a step; training begins halfway, in the logarithm."""
+    max_std: float = Field(1.0, gt=0.0)
+    """Largest standard deviation of a step."""
+    initial_std: float = Field(0.4, gt=0.0)
+    """Standard deviation before any training; the supervised phase fits it to what the demonstrations leave open."""
 
     @model_validator(mode="after")
     def _ordered(self) -> FlowNoiseSettings:
-        if self.min_std >= self.max_std:
+        if not self.min_std < self.initial_std < self.max_std:
             raise ValueError(
-                f"policy.head.method.min_std = {self.min_std} is not below max_std = {self.max_std}: lower it"
+                f"policy.head.method.initial_std = {self.initial_std} is not between min_std = {self.min_std} "
+                f"and max_std = {self.max_std}: move one of them"
             )
         return self
 
     def build(self, steps: int) -> FlowNoise:
         """With K steps."""
-        return FlowNoise(steps, self.min_std, self.max_std)
+        return FlowNoise(steps, self.min_std, self.max_std, self.initial_std)
 
 
 class Ode:
@@ -158,8 +161,9 @@ class FlowNoise:
 
     learns_std = True
 
-    def __init__(self, steps: int, min_std: float, max_std: float) -> None:
+    def __init__(self, steps: int, min_std: float, max_std: float, initial_std: float) -> None:
         self.steps, self.min_std, self.max_std = steps, min_std, max_std
+        self.raw = flow_matching.unsquashed(initial_std, min_std, max_std)
 
     def sample(self, network: Network, shape: tuple[int, int], greedy: Tensor, key: Tensor) -> tuple[Tensor, Kept]:
         start = _start(shape, greedy, key)
@@ -177,12 +181,22 @@ class FlowNoise:
             logprob, entropy, before = logprob + of_step[0], entropy + of_step[1], after
         return logprob, entropy
 
+    def misfit(self, error: Tensor, t: Tensor, raw: Tensor) -> Tensor:
+        """Negative log-likelihood, a mean over entries, of what a step from time t leaves open: the errors of the
+        predicted data, as far as the step goes there, 1/(tK). t broadcasts against the others.
+        """
+        left = error * (1.0 / (t * self.steps)).clamp(max=1.0)
+        return -distributions.normal_logprob(left, torch.zeros_like(left), self._std(raw).log()).mean()
+
     def _step(self, network: Network, i: int, x: Tensor) -> flow_matching.Normal:
         place = _table(self.steps, 0.0, x)[i].expand(len(x), -1)
         v, raw = network(x, place[:, 0])
         assert raw is not None
         mean, _ = flow_matching.step(x, v, place)
-        return flow_matching.Normal(mean, flow_matching.squashed(raw.to(x.dtype), self.min_std, self.max_std))
+        return flow_matching.Normal(mean, self._std(raw.to(x.dtype)))
+
+    def _std(self, raw: Tensor) -> Tensor:
+        return flow_matching.squashed(self.raw + raw, self.min_std, self.max_std)
 
 
 def _step(network: Network, x: Tensor, place: Tensor) -> flow_matching.Normal:

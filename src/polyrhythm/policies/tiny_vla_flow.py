@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from polyrhythm.policies import flow_matching, noise
 from polyrhythm.policies.base import SETTINGS, named, type_or
-from polyrhythm.policies.flow_methods import FlowNoiseSettings, FlowSdeSettings, Network, OdeSettings
+from polyrhythm.policies.flow_methods import FlowNoise, FlowNoiseSettings, FlowSdeSettings, Network, OdeSettings
 from polyrhythm.policies.tiny_vla_head import HeadAct, HeadEvaluation
 
 _FREQUENCIES = 8
@@ -89,6 +89,7 @@ class FlowMatchingHead(nn.Module):
 
     def sft_loss(self, features: Tensor, actions: Tensor) -> Tensor:
         """Flow matching's loss weighted by t²: the mean squared error of the predicted data, over times in (0, 1].
+        Noise that is learned is fitted to these errors: where demonstrations differ, exploration begins wide.
 
         Times and noise are functions of the actions and of the output layer's weights. Every optimizer step changes
         these, so each has new draws, and still nothing is kept: a resumed warm start goes on to the bit.
@@ -99,8 +100,12 @@ class FlowMatchingHead(nn.Module):
         draws = noise.normal(key, _SFT_DRAWS * actions[0].numel(), stream=1).view(len(key), _SFT_DRAWS, -1)
         data = actions.float().flatten(1).unsqueeze(1)
         x, _ = flow_matching.between(data, draws, t.unsqueeze(-1))
-        predicted = self._predict(self.from_features(features).unsqueeze(1), x, t)[..., 0]
-        return (predicted - data).square().mean()
+        predicted = self._predict(self.from_features(features).unsqueeze(1), x, t)
+        error = data - predicted[..., 0]
+        loss = error.square().mean()
+        if isinstance(self.method, FlowNoise):
+            loss = loss + self.method.misfit(error.detach(), t.unsqueeze(-1), predicted[..., 1])
+        return loss
 
     def _network(self, features: Tensor) -> Network:
         seen = self.from_features(features)
