@@ -111,7 +111,7 @@ def test_the_flow_learns_two_modes_where_a_mean_would_be_between_them() -> None:
 
 def test_learned_noise_is_as_wide_as_what_the_demonstrations_leave_open() -> None:
     """The first entry is anywhere, the second always the same."""
-    head = FlowMatchingSettings(steps=1, method=FlowNoiseSettings(max_std=1.0))
+    head = FlowMatchingSettings(steps=1, method=FlowNoiseSettings(min_std=0.1, initial_std=0.25))
     policy, n = TinyVlaSettings(head=head).build(SPEC, 0), 64
     obs = {name: x[:1].expand(n, *x.shape[1:]) for name, x in observations(2).items()}
     anywhere = torch.linspace(-1.0, 1.0, n).view(-1, 1, 1)

@@ -80,7 +80,7 @@ class FlowNoiseSettings(BaseModel):
 
     type: Literal["flow_noise"] = "flow_noise"
     """The method's name."""
-    min_std: float = Field(0.1, gt=0.0)
+    min_std: float = Field(0.2, gt=0.0)
     """Smallest standard deviation of a step, in units of half the action range."""
     max_std: float = Field(1.0, gt=0.0)
     """Largest standard deviation of a step."""
