@@ -75,19 +75,35 @@ def test_flow_sde_is_the_ode_with_one_noisy_step(steps: int, a: float) -> None:
 
 
 def test_the_misfit_of_learned_noise_is_that_of_what_a_step_leaves_open() -> None:
-    method = FlowNoise(4, 0.1, 0.6, 0.25)
+    method = FlowNoise(4, 0.1, 0.6)
+    assert method.times(torch.zeros(1)).tolist() == [1.0, 0.75, 0.5, 0.25]
     error, raw = torch.tensor([[0.3, -0.2], [0.5, 0.0]]), torch.tensor([[0.1, -2.0], [0.0, 3.0]])
     expected = []
-    for row, t in enumerate((1.0, 0.1)):  # the first goes a quarter of the way to the data, the second all of it
+    for row, t in enumerate((1.0, 0.25)):  # the first goes a quarter of the way to the data, the second all of it
         for column in range(2):
-            log_variance = math.atanh(2.0 * math.log(0.25 / 0.1) / math.log(0.6 / 0.1) - 1.0) + raw[row, column].item()
-            std = math.sqrt(0.1**2 * (0.6**2 / 0.1**2) ** (0.5 * (math.tanh(log_variance) + 1.0)))
-            expected.append(-slow_logprob(error[row, column].item() * min(1.0, 1.0 / (4 * t)), 0.0, std))
-    assert method.misfit(error, torch.tensor([[1.0], [0.1]]), raw).item() == approx(sum(expected) / 4)
+            place = 0.5 * (math.tanh(raw[row, column].item()) + 1.0)
+            std = math.sqrt(0.1**2 * (0.6**2 / 0.1**2) ** place)
+            left = error[row, column].item() / (4 * t)
+            expected.append((left**2 + 0.12**2) / (2.0 * std**2) + math.log(std))
+    assert method.misfit(error, torch.tensor([[1.0], [0.25]]), raw).item() == approx(sum(expected) / 4)
+
+
+@pytest.mark.parametrize(("error", "std"), [(0.0, 0.12), (0.3, math.sqrt(0.3**2 + 0.12**2)), (9.0, 0.6)])
+def test_fitted_noise_is_as_wide_as_the_errors_and_can_still_be_learned_where_there_are_none(
+    error: float, std: float
+) -> None:
+    method, raw = FlowNoise(1, 0.1, 0.6), torch.zeros(1, requires_grad=True)
+    for _ in range(2000):
+        (slope,) = torch.autograd.grad(method.misfit(torch.tensor([error]), torch.ones(1), raw), raw)
+        raw = (raw - 0.1 * slope.clamp(-1.0, 1.0)).detach().requires_grad_()
+    found = flow_matching.squashed(raw, 0.1, 0.6)
+    assert found.item() == pytest.approx(std, rel=0.02)
+    if error < 1.0:
+        assert torch.autograd.grad(found.log(), raw)[0].item() > 0.1
 
 
 def test_flow_noise_sums_over_the_start_and_all_steps() -> None:
-    method = FlowNoise(3, 0.1, 0.6, 0.25)
+    method = FlowNoise(3, 0.1, 0.6)
     data, kept = sampled(method)
     logprob, entropy = method.evaluate(curved, kept)
     draws = noise.normal(torch.arange(5) * 7919, 18, stream=2).view(5, 3, 6).tolist()
@@ -99,8 +115,7 @@ def test_flow_noise_sums_over_the_start_and_all_steps() -> None:
         for i in range(3):
             mean, _ = slow_step(x, i, 3, 0.0)
             _, raw = slow_velocity(x, 1.0 - i / 3)
-            begins = math.atanh(2.0 * math.log(0.25 / 0.1) / math.log(0.6 / 0.1) - 1.0)
-            place = [0.5 * (math.tanh(begins + r) + 1.0) for r in raw]
+            place = [0.5 * (math.tanh(r) + 1.0) for r in raw]
             std = [math.sqrt(0.1**2 * (0.6**2 / 0.1**2) ** p) for p in place]
             x = [m + s * e for m, s, e in zip(mean, std, draws[row][i], strict=True)]
             for j in range(6):
@@ -208,13 +223,13 @@ def test_noise_in_every_step_preserves_the_marginals_too() -> None:
 
 
 def test_samples_of_flow_noise_have_the_moments_of_their_steps() -> None:
-    data, _ = sampled(FlowNoise(4, 0.1, 0.4, 0.2), exact, ROWS)
+    data, _ = sampled(FlowNoise(4, 0.1, 0.4), exact, ROWS)
     mean, variance = moments(4, lambda i: (0.0, 0.2))  # raw 0 is halfway in the logarithm
     assert float(data.mean()) == pytest.approx(mean, abs=SAMPLING_ERROR)
     assert float(data.std()) == pytest.approx(variance**0.5, abs=SAMPLING_ERROR)
 
 
-@pytest.mark.parametrize("method", [Ode(8), FlowSde(8, 0.5), FlowNoise(8, 0.1, 0.4, 0.2)])
+@pytest.mark.parametrize("method", [Ode(8), FlowSde(8, 0.5), FlowNoise(8, 0.1, 0.4)])
 def test_a_greedy_row_is_the_mean_of_the_ode(method: Method) -> None:
     greedy = torch.tensor([True, True, False])
     data, kept = method.sample(exact, SHAPE, greedy, torch.tensor([1, 2, 3]))
@@ -235,7 +250,7 @@ def test_logprob_is_torchs() -> None:
     torch.testing.assert_close(entropy, reference.entropy())
 
 
-@pytest.mark.parametrize("method", [FlowSde(3, 0.5), FlowNoise(3, 0.1, 0.6, 0.25)])
+@pytest.mark.parametrize("method", [FlowSde(3, 0.5), FlowNoise(3, 0.1, 0.6)])
 def test_gradients_of_the_log_prob(method: Method) -> None:
     _, kept = sampled(method, rows=2)
     wide = {name: x.double() if x.is_floating_point() else x for name, x in kept.items()}
@@ -282,7 +297,7 @@ def test_half_precision_models_are_computed_in_float32() -> None:
         v, raw = curved(x.bfloat16(), t.bfloat16())
         return v.bfloat16(), raw.bfloat16()
 
-    for method in (Ode(4), FlowSde(4, 0.5), FlowNoise(4, 0.1, 0.6, 0.25)):
+    for method in (Ode(4), FlowSde(4, 0.5), FlowNoise(4, 0.1, 0.6)):
         data, kept = sampled(method, half)
         logprob, entropy = method.evaluate(half, kept)
         assert data.dtype == logprob.dtype == entropy.dtype == torch.float32

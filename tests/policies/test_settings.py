@@ -45,16 +45,15 @@ def test_heads_and_methods_go_by_type_and_have_defaults():
     assert TinyVlaSettings.model_validate({"head": {"bins": 16}}).head == BinsSettings(bins=16)
     flow = TinyVlaSettings.model_validate({"head": {"type": "flow_matching", "steps": 3}}).head
     assert flow == FlowMatchingSettings(steps=3, method=FlowSdeSettings())
-    noisy = {"type": "flow_noise", "max_std": 0.5}
+    noisy = {"type": "flow_noise", "max_std": 0.4}
     flow = TinyVlaSettings.model_validate({"head": {"type": "flow_matching", "method": noisy}}).head
-    assert flow.method == FlowNoiseSettings(max_std=0.5)
+    assert flow.method == FlowNoiseSettings(max_std=0.4)
     again = TinyVlaSettings.model_validate(TinyVlaSettings(head=flow).model_dump(mode="json"))
     assert again.head == flow
     with pytest.raises(ValidationError, match="bins"):
         TinyVlaSettings.model_validate({"head": {"type": "tokens"}})
 
 
-@pytest.mark.parametrize("wrong", [{"min_std": 0.7}, {"initial_std": 0.1}, {"max_std": 0.2}])
-def test_learned_noise_begins_between_its_bounds(wrong):
-    with pytest.raises(ValidationError, match="is not between min_std"):
-        FlowNoiseSettings(**wrong)
+def test_the_bounds_of_learned_noise_are_in_order():
+    with pytest.raises(ValidationError, match="is not below max_std"):
+        FlowNoiseSettings(min_std=1.0)

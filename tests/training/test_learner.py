@@ -288,7 +288,7 @@ def test_a_rate_for_the_value_needs_a_critic() -> None:
 
 def test_restored_learner_goes_on_bit_for_bit() -> None:
     data = stale()
-    train = training(epochs=2, minibatch_steps=5, optimizer={"lr": 0.01, "value_lr": 0.03})
+    train = training(epochs=2, minibatch_steps=5, optimizer={"lr": 0.01, "value_lr": 0.03, "weight_decay": 0.1})
     first = Learner(ToyPolicy(), algorithm(), train, total_updates=4, seed=3)
     for index in range(2):
         finish(first.update(data, index))

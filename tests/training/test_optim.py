@@ -131,3 +131,33 @@ def test_gradients_are_clipped_as_torch_does_it(largest: float | None) -> None:
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert (a.grad is None) == (b.grad is None)
         assert a.grad is None or torch.equal(a.grad, b.grad)
+
+
+def test_groups_do_not_follow_the_order_of_the_parameters() -> None:
+    class Policy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3))
+            self.critic, self.trunk = nn.Linear(3, 1), nn.Linear(3, 3)
+
+    def found(**settings: Any) -> list[tuple[float, float, int]]:
+        groups = adamw(Policy(), lr=0.1, **settings).param_groups
+        return [(group["lr"], group["weight_decay"], len(group["params"])) for group in groups]
+
+    assert found(weight_decay=0.0) == [(0.1, 0.0, 5)]
+    assert found(weight_decay=0.5) == [(0.1, 0.5, 2), (0.1, 0.0, 3)]
+    assert found(weight_decay=0.0, value_lr=0.2) == [(0.1, 0.0, 3), (0.2, 0.0, 2)]
+    assert found(weight_decay=0.5, value_lr=0.2) == [(0.1, 0.5, 1), (0.1, 0.0, 2), (0.2, 0.5, 1), (0.2, 0.0, 1)]
+
+
+def test_the_state_of_other_parameters_is_refused() -> None:
+    def of(*sizes: int) -> AdamW:
+        parameters = [nn.Parameter(torch.ones(size)) for size in sizes]
+        for p in parameters:
+            p.grad = torch.ones_like(p)
+        optimizer = AdamW([{"params": parameters, "lr": 0.1, "weight_decay": 0.0}], betas=(0.9, 0.999))
+        optimizer.step()
+        return optimizer
+
+    with pytest.raises(ValueError, match=r"state of parameter 0 is \(3,\), the parameter \(2,\)"):
+        of(2, 3).load_state_dict(of(3, 2).state_dict())

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from polyrhythm.benchmarks import memory, resources
 from polyrhythm.benchmarks.worker import Answer, Worker
+from polyrhythm.runtime.allocator import keep_freed_memory
 
 ROWS = (16, 256)
 #: Least throughput of `inline`, by rows, as a fraction of the plain loop's, that the design allows.
@@ -123,6 +124,7 @@ def _pipeline(rows: int, launcher: str) -> Iterator[Answer]:
     from polyrhythm.pipeline.build import build_pipeline
     from polyrhythm.pipeline.check import check
 
+    keep_freed_memory()  # as the command line does
     checked = check(config(rows, launcher))
     with tempfile.TemporaryDirectory(prefix="polyrhythm-") as folder:
         own = Path(folder) if launcher == "local" else None

@@ -167,12 +167,12 @@ def _learning(tasks: Sequence[str] = PARTS[:-1], seeds: int = 8, repeats: int = 
     return {"parts": found | (learning.run(chosen, seeds) if chosen else {})}
 
 
-def _algorithms(tasks: Sequence[str] = PARTS[1:3], seeds: int = 5, only: Sequence[str] = ()) -> dict[str, Any]:
+def _algorithms(tasks: Sequence[str] = (), seeds: int = 5, only: Sequence[str] = ()) -> dict[str, Any]:
     from polyrhythm.benchmarks import algorithms
 
     _refuse_unknown("--tasks", tasks, tuple(algorithms.TASKS))
     _refuse_unknown("--only", only, tuple(algorithms.OBJECTIVES))
-    return {"parts": algorithms.run({name: algorithms.TASKS[name] for name in tasks}, seeds, only)}
+    return {"parts": algorithms.run({name: algorithms.TASKS[name] for name in tasks or algorithms.TASKS}, seeds, only)}
 
 
 def _refuse_unknown(option: str, names: Sequence[str], known: Sequence[str]) -> None:

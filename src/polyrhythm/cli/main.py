@@ -17,6 +17,7 @@ from typing import Protocol, cast
 from polyrhythm import __version__
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.files import NO_ROOM
+from polyrhythm.runtime.allocator import keep_freed_memory
 
 #: Command → what it does. Its module is polyrhythm.cli.<command>.
 COMMANDS = {
@@ -55,6 +56,7 @@ def main(words: Sequence[str]) -> int:
         sys.path.append(os.getcwd())  # noqa: PTH109
     # Before torch is imported: small models on shared cores are up to ten times slower with more threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    keep_freed_memory()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     try:
         status = _dispatch(words)

@@ -154,6 +154,9 @@ def _check_advantage(config: RunConfig) -> None:
         who = f"{name} uses no value function" if algorithm.value.coef else "algorithm.value.coef is 0"
         why = f"{who}, so there is nothing to wait for; set it to 0"
         raise Refusal("training.critic_warmup_updates", warmup, why)
+    value_lr = config.training.optimizer.value_lr
+    if value_lr is not None and not algorithm.value.coef:
+        raise Refusal("training.optimizer.value_lr", value_lr, "algorithm.value.coef is 0, so nothing trains the value")
     if algorithm.needs_value and not algorithm.value.coef and config.training.versions:
         why = f"{name} judges by a value that nothing would train; raise it, or use grpo, rloo, reinforce_plus_plus"
         raise Refusal("algorithm.value.coef", 0.0, why)

@@ -31,14 +31,14 @@ GROUPS: Mapping[str, str] = {
     ),
     "rollouter": (
         "since the update before: idle_ratio, share of row-seconds in which a row had no ticket; batch_rows, mean of "
-        "the passes; padding_ratio, share of padding in them"
+        "training's passes; padding_ratio, share of padding in them"
     ),
     "trainer": "idle_ratio: share of the time since the update before in which it neither trained nor published",
     "time/env": "step: seconds inside the environments since the update before, all simulators together",
     "time/rollout": "forward: seconds of forward passes and weight changes since the update before, all generators",
     "time/actor": "update: seconds that this update took the trainer",
     "train/actor": "policy_loss, proximal_approx_kl, behav_approx_kl, clip_fraction, ratio, grad_norm, lr, versions, …",
-    "train/critic": "value_loss, explained_variance",
+    "train/critic": "value_loss, explained_variance, lr (if it has its own)",
     "train/sft": "supervised warm start: loss, grad_norm",
     "samples": "the ledger's counts by state; dropped/<reason>",
     "throughput": (

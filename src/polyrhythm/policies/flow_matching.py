@@ -75,11 +75,6 @@ def squashed(raw: Tensor, smallest: float, largest: float) -> Tensor:
     return torch.exp(0.5 * (low + (high - low) * 0.5 * (torch.tanh(raw) + 1.0)))
 
 
-def unsquashed(std: float, smallest: float, largest: float) -> float:
-    """What `squashed` makes `std` of."""
-    return math.atanh(2.0 * math.log(std / smallest) / math.log(largest / smallest) - 1.0)
-
-
 def chain(step_at: Callable[[int, Tensor], Normal], start: Tensor, draws: Sequence[Tensor]) -> Tensor:
     """All states from the start to the data: start [B,C,A], one draw [B,C,A] of standard normal noise per step
     -> [B,K+1,C,A]. step_at: number of the step and state -> distribution of the next one.

@@ -20,6 +20,8 @@ from polyrhythm.policies import distributions, flow_matching, noise
 from polyrhythm.policies.base import SETTINGS
 
 _START, _STEPS, _INDEX = 1, 2, 3
+#: How far above its bound fitted noise stays.
+_ROOM = 1.2
 
 
 #: The model at work on one batch of observations: x [B,C,A], t [B] -> velocity [B,C,A] and, where the method learns its
@@ -29,12 +31,7 @@ Kept = dict[str, Tensor]
 
 
 class Method(Protocol):
-    """`evaluate` is also what gives a sample its log-prob, from the tensors kept: the two agree to the bit.
-
-    learns_std: the network has to give the noise too.
-    """
-
-    learns_std: bool
+    """`evaluate` is also what gives a sample its log-prob, from the tensors kept: the two agree to the bit."""
 
     def sample(self, network: Network, shape: tuple[int, int], greedy: Tensor, key: Tensor) -> tuple[Tensor, Kept]:
         """shape (C, A), greedy [B] bool, key [B] int64 -> data [B,C,A], unclipped, and what `evaluate` needs."""
@@ -83,28 +80,23 @@ class FlowNoiseSettings(BaseModel):
     min_std: float = Field(0.2, gt=0.0)
     """Smallest standard deviation of a step, in units of half the action range."""
     max_std: float = Field(1.0, gt=0.0)
-    """Largest standard deviation of a step."""
-    initial_std: float = Field(0.4, gt=0.0)
-    """Standard deviation before any training; the supervised phase fits it to what the demonstrations leave open."""
+    """Largest standard deviation of a step. The supervised phase fits it in between, from halfway in the logarithm."""
 
     @model_validator(mode="after")
     def _ordered(self) -> FlowNoiseSettings:
-        if not self.min_std < self.initial_std < self.max_std:
+        if self.min_std >= self.max_std:
             raise ValueError(
-                f"policy.head.method.initial_std = {self.initial_std} is not between min_std = {self.min_std} "
-                f"and max_std = {self.max_std}: move one of them"
+                f"policy.head.method.min_std = {self.min_std} is not below max_std = {self.max_std}: lower it"
             )
         return self
 
     def build(self, steps: int) -> FlowNoise:
         """With K steps."""
-        return FlowNoise(steps, self.min_std, self.max_std, self.initial_std)
+        return FlowNoise(steps, self.min_std, self.max_std)
 
 
 class Ode:
     """kept = {"start": x_1 [B,C,A]}, whose log-prob counts: no parameter moves it, so RL cannot train it."""
-
-    learns_std = False
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -128,8 +120,6 @@ class FlowSde:
 
     k is uniform over the steps and the row's own, so that every batch trains all of them; the other steps are the ode.
     """
-
-    learns_std = False
 
     def __init__(self, steps: int, noise: float) -> None:
         self.steps, self.noise = steps, noise
@@ -159,11 +149,8 @@ class FlowSde:
 class FlowNoise:
     """kept = {"chain": x_1 … x_0 [B,K+1,C,A]}: the log-prob is the sum over the start and all steps."""
 
-    learns_std = True
-
-    def __init__(self, steps: int, min_std: float, max_std: float, initial_std: float) -> None:
+    def __init__(self, steps: int, min_std: float, max_std: float) -> None:
         self.steps, self.min_std, self.max_std = steps, min_std, max_std
-        self.raw = flow_matching.unsquashed(initial_std, min_std, max_std)
 
     def sample(self, network: Network, shape: tuple[int, int], greedy: Tensor, key: Tensor) -> tuple[Tensor, Kept]:
         start = _start(shape, greedy, key)
@@ -181,12 +168,20 @@ class FlowNoise:
             logprob, entropy, before = logprob + of_step[0], entropy + of_step[1], after
         return logprob, entropy
 
+    def times(self, like: Tensor) -> Tensor:
+        """Where steps begin [K], from 1 on."""
+        return _table(self.steps, 0.0, like)[:, 0]
+
     def misfit(self, error: Tensor, t: Tensor, raw: Tensor) -> Tensor:
         """Negative log-likelihood, a mean over entries, of what a step from time t leaves open: the errors of the
         predicted data, as far as the step goes there, 1/(tK). t broadcasts against the others.
+
+        Least at 1.2 min_std where there is no error: at the bound itself the noise could not be learned any more.
         """
-        left = error * (1.0 / (t * self.steps)).clamp(max=1.0)
-        return -distributions.normal_logprob(left, torch.zeros_like(left), self._std(raw).log()).mean()
+        left = error / (t * self.steps)
+        variance = left.square() + (_ROOM * self.min_std) ** 2
+        std = self._std(raw.to(error.dtype))
+        return (0.5 * variance / std.square() + std.log()).mean()
 
     def _step(self, network: Network, i: int, x: Tensor) -> flow_matching.Normal:
         place = _table(self.steps, 0.0, x)[i].expand(len(x), -1)
@@ -196,7 +191,7 @@ class FlowNoise:
         return flow_matching.Normal(mean, self._std(raw.to(x.dtype)))
 
     def _std(self, raw: Tensor) -> Tensor:
-        return flow_matching.squashed(self.raw + raw, self.min_std, self.max_std)
+        return flow_matching.squashed(raw, self.min_std, self.max_std)
 
 
 def _step(network: Network, x: Tensor, place: Tensor) -> flow_matching.Normal:

@@ -62,12 +62,13 @@ class FlowMatchingHead(nn.Module):
         super().__init__()
         self.shape, hidden, entries = shape, settings.hidden, shape[0] * shape[1]
         self.method = settings.method.build(settings.steps)
+        self.learned = self.method if isinstance(self.method, FlowNoise) else None
         self.from_features = nn.Linear(width, hidden)
         self.from_chunk = nn.Linear(entries, hidden, bias=False)
         self.from_entry = nn.Linear(1, hidden, bias=False)
         self.from_time = nn.Linear(_FREQUENCIES, hidden, bias=False)
         self.hidden = nn.Linear(hidden, hidden)
-        self.out = nn.Linear(hidden, 2 if self.method.learns_std else 1)
+        self.out = nn.Linear(hidden, 1 if self.learned is None else 2)
         frequencies = math.pi * torch.arange(1, _FREQUENCIES + 1)
         self.register_buffer("frequencies", frequencies, persistent=False)
 
@@ -89,7 +90,7 @@ class FlowMatchingHead(nn.Module):
 
     def sft_loss(self, features: Tensor, actions: Tensor) -> Tensor:
         """Flow matching's loss weighted by t²: the mean squared error of the predicted data, over times in (0, 1].
-        Noise that is learned is fitted to these errors: where demonstrations differ, exploration begins wide.
+        Noise that is learned is fitted besides.
 
         Times and noise are functions of the actions and of the output layer's weights. Every optimizer step changes
         these, so each has new draws, and still nothing is kept: a resumed warm start goes on to the bit.
@@ -97,31 +98,40 @@ class FlowMatchingHead(nn.Module):
         key = noise.content_keys(actions) ^ noise.content_keys(self.out.weight.detach().reshape(1, -1))
         phase = noise.uniform(key, 1, stream=0)
         t = (torch.arange(_SFT_DRAWS, device=key.device) + phase) / _SFT_DRAWS  # [B,draws], one in each part of (0,1)
-        draws = noise.normal(key, _SFT_DRAWS * actions[0].numel(), stream=1).view(len(key), _SFT_DRAWS, -1)
         data = actions.float().flatten(1).unsqueeze(1)
-        x, _ = flow_matching.between(data, draws, t.unsqueeze(-1))
-        predicted = self._predict(self.from_features(features).unsqueeze(1), x, t)
-        error = data - predicted[..., 0]
-        loss = error.square().mean()
-        if isinstance(self.method, FlowNoise):
-            loss = loss + self.method.misfit(error.detach(), t.unsqueeze(-1), predicted[..., 1])
-        return loss
+        seen = self.from_features(features).unsqueeze(1)
+        predicted = self.out(self._hidden(seen, _noisy(data, t, key, stream=1), t))[..., 0]
+        loss: Tensor = (predicted - data).square().mean()
+        return loss if self.learned is None else loss + self._misfit(self.learned, seen, data, key)
+
+    def _misfit(self, learned: FlowNoise, seen: Tensor, data: Tensor, key: Tensor) -> Tensor:
+        """How far the noise is from what its steps leave open of the data, at the times where they begin. Through the
+        noise the trunk learns from it, too; the prediction does not.
+        """
+        t = learned.times(data).expand(len(data), -1)
+        predicted = self.out(self._hidden(seen, _noisy(data, t, key, stream=2), t))
+        error = data - predicted[..., 0].detach().float()
+        return learned.misfit(error, t.unsqueeze(-1), predicted[..., 1])
 
     def _network(self, features: Tensor) -> Network:
         seen = self.from_features(features)
 
         def network(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
-            predicted = self._predict(seen, x.flatten(1), t).float().unflatten(1, self.shape)
+            predicted = self.out(self._hidden(seen, x.flatten(1), t)).float().unflatten(1, self.shape)
             velocity = (x - predicted[..., 0]) / t.view(-1, 1, 1)
-            return velocity, predicted[..., 1] if self.method.learns_std else None
+            return velocity, None if self.learned is None else predicted[..., 1]
 
         return network
 
-    def _predict(self, seen: Tensor, x: Tensor, t: Tensor) -> Tensor:
-        """seen [...,C·A,hidden], x [...,C·A], t [...] -> data, and the noise if the method learns it [...,C·A,1|2]."""
+    def _hidden(self, seen: Tensor, x: Tensor, t: Tensor) -> Tensor:
+        """seen [...,C·A,hidden], x [...,C·A], t [...] -> [...,C·A,hidden], of which `out` makes data and noise."""
         time = torch.cos(t.unsqueeze(-1) * self.frequencies)
         chunk = self.from_chunk(x) + self.from_time(time)
         h = functional.gelu(seen + chunk.unsqueeze(-2) + self.from_entry(x.unsqueeze(-1)), approximate="tanh")
-        h = h + functional.gelu(self.hidden(h), approximate="tanh")
-        predicted: Tensor = self.out(h)
-        return predicted
+        return h + functional.gelu(self.hidden(h), approximate="tanh")
+
+
+def _noisy(data: Tensor, t: Tensor, key: Tensor, stream: int) -> Tensor:
+    """The states x_t of data [B,1,C·A] at times t [B,n] -> [B,n,C·A]."""
+    draws = noise.normal(key, t.shape[1] * data.shape[2], stream).view(len(key), t.shape[1], -1)
+    return flow_matching.between(data, draws, t.unsqueeze(-1))[0]

@@ -5,21 +5,21 @@ from __future__ import annotations
 import ctypes
 import os
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_KEPT = 256 << 20
-_FROM_HEAP = 32 << 20
+#: glibc's numbers of what `mallopt` sets, and to what, in this order.
+_SETTINGS = {"M_MMAP_THRESHOLD": (-3, 32 << 20), "M_TRIM_THRESHOLD": (-1, 256 << 20), "M_ARENA_MAX": (-8, 1)}
 
 
 def keep_freed_memory() -> bool:
-    """Blocks of up to 32 MiB come from this process's heap, where up to 256 MiB of freed ones stay; whether it is so.
+    """Freed blocks of up to 32 MiB stay with this process, to be used again; whether it is so. Before threads start.
 
     glibc gives blocks of some megabytes, such as a small policy's activations, back to the system at once, and every
-    page of them then costs a fault when the next step asks for them again. Elsewhere, and where the environment says
-    what the allocator is to do (`MALLOC_…`, `GLIBC_TUNABLES`), nothing changes.
+    page of them then costs a fault when the next step asks for them again. The price is memory: what was once in use in
+    such blocks is kept. All threads share one heap, since those of others are given back whatever is said here. Where
+    the C library is another, or the environment says what the allocator is to do, nothing changes.
     """
-    if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
+    if any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc." in os.environ.get(
+        "GLIBC_TUNABLES", ""
+    ):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and all(
-        [mallopt(_MMAP_THRESHOLD, _FROM_HEAP) == 1, mallopt(_TRIM_THRESHOLD, _KEPT) == 1]
-    )
+    return mallopt is not None and all(mallopt(number, value) == 1 for number, value in _SETTINGS.values())

@@ -23,6 +23,7 @@ from polyrhythm.errors import PolyrhythmError
 from polyrhythm.flow import records
 from polyrhythm.runtime import wire
 from polyrhythm.runtime.actor import Actor
+from polyrhythm.runtime.allocator import keep_freed_memory
 from polyrhythm.runtime.arena import Arena, ArenaLayout
 from polyrhythm.runtime.jobs import Host, Seat, unpack
 from polyrhythm.runtime.messages import Links, Reply, Report
@@ -193,6 +194,7 @@ def main() -> None:
     """Read the posting and do the job."""
     posting = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Posting)
     _die_with(posting.parent)
+    keep_freed_memory()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     status = Workplace(posting).run()
     sys.stdout.flush()

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.policies.base import Policy, PolicySettings, as_module
-from polyrhythm.runtime.allocator import keep_freed_memory
 from polyrhythm.runtime.jobs import Host
 from polyrhythm.runtime.messages import Station
 from polyrhythm.runtime.weights import WeightsBus
@@ -25,8 +24,6 @@ class PolicyJob:
     seed: int
 
     def build(self, device: str) -> Policy:
-        """The policy, in a process that from here on is a home to torch."""
-        keep_freed_memory()
         settings = resolve("policy", self.settings)
         assert isinstance(settings, PolicySettings), "checked before the start"
         policy = settings.build(self.spec, self.seed)

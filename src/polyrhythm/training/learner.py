@@ -108,6 +108,8 @@ class Learner:
         if _ERROR in names:
             metrics[_ERROR] = float(rows[0][names.index(_ERROR)])
         metrics["train/actor/lr"] = training.optimizer.lr * decay
+        if training.optimizer.value_lr is not None:
+            metrics["train/critic/lr"] = training.optimizer.value_lr * decay
         metrics["train/actor/average_version"] = float(packed.version.double().mean())
         return metrics | figures_before
 
@@ -181,6 +183,6 @@ def _blame(packed: Packed, own: Sequence[str]) -> str:
     if own:
         return f", the weights of this update are lost; it may come from {' or '.join(own)}: look there first"
     return (
-        ", the weights of this update are lost; start again with a lower training.optimizer.lr or grad_clip "
+        ", the weights of this update are lost; start again with a lower training.optimizer.lr, value_lr or grad_clip "
         "(init_from=RUN begins with the newest whole weights)"
     )

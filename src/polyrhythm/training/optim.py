@@ -84,6 +84,10 @@ class AdamW:
         sizes = [[len(group["params"]) for group in each] for each in (self.param_groups, groups)]
         if sizes[0] != sizes[1]:
             raise ValueError(f"the optimizer's state is of groups of {sizes[1]} parameters, these are of {sizes[0]}")
+        for number, saved in state["state"].items():
+            found, wanted = tuple(saved["exp_avg"].shape), tuple(parameters[number].shape)
+            if found != wanted:
+                raise ValueError(f"the optimizer's state of parameter {number} is {found}, the parameter {wanted}")
         for own, group in zip(self.param_groups, groups, strict=True):
             own |= {name: group[name] for name in own if name != "params"}
         self.state = {
@@ -109,14 +113,18 @@ def adamw(
     critic = getattr(module, "critic", None)
     if value_lr is not None and not isinstance(critic, nn.Module):
         raise ValueError(f"training.optimizer.value_lr = {value_lr}: the policy has no module `critic`; leave it out")
-    of_value = set(critic.parameters()) if critic is not None and value_lr is not None else set()
-    groups: dict[tuple[float, float], list[Tensor]] = {}
+    of_value = set() if value_lr is None or critic is None else set(critic.parameters())
+    groups: dict[tuple[bool, bool], list[Tensor]] = {}
     for p in module.parameters():
         if p.requires_grad:
-            rate = value_lr if p in of_value and value_lr is not None else lr
-            groups.setdefault((rate, weight_decay if p.dim() >= 2 else 0.0), []).append(p)
+            groups.setdefault((p in of_value, not weight_decay or p.dim() < 2), []).append(p)
+    rates = {False: lr, True: lr if value_lr is None else value_lr}
     return AdamW(
-        [{"params": ps, "lr": rate, "weight_decay": decay} for (rate, decay), ps in groups.items()], betas=betas
+        [
+            {"params": parameters, "lr": rates[value], "weight_decay": 0.0 if bare else weight_decay}
+            for (value, bare), parameters in sorted(groups.items())
+        ],
+        betas=betas,
     )
 
 
