@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -164,6 +165,27 @@ def test_our_own_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(cli, "_dispatch", fail)
     with pytest.raises(ZeroDivisionError):
         main(["train"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_termination_ends_a_command_as_ctrl_c_does(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cleaned = []
+
+    def work(words: object) -> int:
+        try:
+            signal.raise_signal(number)
+        finally:
+            cleaned.append(number)
+        return 0
+
+    before = signal.getsignal(number)
+    monkeypatch.setattr(cli, "_dispatch", work)
+    assert main(["eval"]) == 130
+    assert cleaned == [number]
+    assert capsys.readouterr().err == "polyrhythm: interrupted\n"
+    assert signal.getsignal(number) is before
 
 
 @pytest.mark.parametrize(

@@ -245,7 +245,7 @@ def test_wrong_keys_and_values_name_path_value_and_remedy(change: dict[str, Any]
         ({"algorithm": {"loss": {"dual_clip": 1.0}}}, "algorithm.loss.dual_clip", "more than 1"),
         ({"algorithm": {"reward_level": "action", "logprob_level": "chunk"}}, "algorithm.reward_level", "chunk"),
         ({"training": {"minibatch_steps": 8, "micro_batch_steps": 9}}, "training.micro_batch_steps", "8 steps"),
-        ({"training": {"critic_warmup_updates": 3}}, "training.critic_warmup_updates", "all 3 updates"),
+        ({"training": {"critic_warmup_updates": 3}}, "training.critic_warmup_updates", "= 3) would train"),
         ({"evaluation": {"episodes": 8, "greedy": False}}, "evaluation.episodes", "set one"),
         ({"evaluation": {"weights": "pause", "priority": "last"}}, "evaluation.priority", "set second_copy"),
         ({"evaluation": {"priority": "last"}}, "evaluation.priority", "set evaluation.every"),

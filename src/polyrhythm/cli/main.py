@@ -17,6 +17,7 @@ from typing import Protocol, cast
 from polyrhythm import __version__
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.files import NO_ROOM
+from polyrhythm.pipeline.interrupts import Interrupts
 from polyrhythm.runtime.allocator import keep_freed_memory
 
 #: Command → what it does. Its module is polyrhythm.cli.<command>.
@@ -59,7 +60,8 @@ def main(words: Sequence[str]) -> int:
     keep_freed_memory()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     try:
-        status = _dispatch(words)
+        with Interrupts().listening():  # a termination, too, goes through whatever cleans up
+            status = _dispatch(words)
         sys.stdout.flush()
         return status
     except PolyrhythmError as error:

@@ -58,12 +58,30 @@ def _explain_one(detail: ErrorDetails, model: type[BaseModel], prefix: str) -> l
         return [f"{path} is missing; add it{_purpose(holder, parts)}"]
     value = detail["input"]
     if detail["type"] == "extra_forbidden":
-        keys = list(holder.model_fields) if holder else []
-        section = path.rpartition(".")[0]
-        where = f"the keys of {section}" if section else "the sections"
-        meant = nearest(parts[-1], keys, elsewhere=[other for other in _paths_to(parts[-1], model) if other != path])
-        return [_sentence(path, value, f"no such key; {meant}{where} are {', '.join(keys)}")]
+        return [_sentence(path, value, f"no such key; {_instead(path, parts, holder, model, prefix)}")]
     return [_sentence(path, value, _why(detail))]
+
+
+def _instead(path: str, parts: list[str], holder: type[BaseModel] | None, model: type[BaseModel], prefix: str) -> str:
+    """What the user may have meant by a key that is not there."""
+    section, _, key = path.rpartition(".")
+    keys = list(holder.model_fields) if holder else []
+    there = f"{f'the keys of {section}' if section else 'the sections'} are {', '.join(keys)}"
+    types = _types_with(key, parts[:-1], model)
+    if types:
+        return f"{there}; {key} is one of {section}.type {' or '.join(types)}"
+    elsewhere = [f"{prefix}.{found}" if prefix else found for found in _paths_to(key, model)]
+    return nearest(key, keys, elsewhere=elsewhere) + there
+
+
+def _types_with(key: str, parts: Sequence[str], model: type[BaseModel]) -> list[str]:
+    """The types that the section at this path may have and that have the key."""
+    models = [model]
+    for part in parts:
+        fields = [candidate.model_fields[part] for candidate in models if part in candidate.model_fields]
+        models = [found for field in fields for found in models_in(field.annotation)]
+    having = [found.model_fields["type"] for found in models if {key, "type"} <= found.model_fields.keys()]
+    return [str(tag) for field in having for tag in get_args(field.annotation)]
 
 
 def _sentence(path: str, value: object, why: str) -> str:

@@ -156,6 +156,8 @@ class SupervisedSettings(Section):
     def _warmup_ends(self) -> SupervisedSettings:
         if self.warmup_steps >= self.steps:
             raise Refusal(
-                "warmup_steps", self.warmup_steps, f"the warm-up does not end in {self.steps} steps; lower it"
+                "warmup_steps",
+                self.warmup_steps,
+                f"the warm-up does not end in steps = {self.steps}; lower it, or raise those",
             )
         return self

@@ -8,5 +8,7 @@ from collections.abc import Iterable, Sequence
 
 def nearest(word: object, valid: Iterable[str], elsewhere: Sequence[str] = ()) -> str:
     """`did you mean X? ` for the places where the very word is known, else the closest valid word; or nothing."""
-    match = list(elsewhere[:3]) or difflib.get_close_matches(str(word), list(valid), n=1, cutoff=0.5)
+    known, text = list(valid), str(word)
+    holding = [name for name in known if len(text) > 2 and text in name]
+    match = list(elsewhere[:3]) or holding[:1] or difflib.get_close_matches(text, known, n=1, cutoff=0.5)
     return f"did you mean {' or '.join(match)}? " if match else ""

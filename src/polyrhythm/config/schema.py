@@ -156,7 +156,11 @@ def _check_advantage(config: RunConfig) -> None:
         raise Refusal("training.critic_warmup_updates", warmup, why)
     value_lr = config.training.optimizer.value_lr
     if value_lr is not None and not algorithm.value.coef:
-        raise Refusal("training.optimizer.value_lr", value_lr, "algorithm.value.coef is 0, so nothing trains the value")
+        raise Refusal(
+            "training.optimizer.value_lr",
+            value_lr,
+            "algorithm.value.coef is 0, so nothing trains the value; leave it out",
+        )
     if algorithm.needs_value and not algorithm.value.coef and config.training.versions:
         why = f"{name} judges by a value that nothing would train; raise it, or use grpo, rloo, reinforce_plus_plus"
         raise Refusal("algorithm.value.coef", 0.0, why)
@@ -185,5 +189,5 @@ def _check_warm_start(config: RunConfig) -> None:
         raise Refusal(
             "training.critic_warmup_updates",
             training.critic_warmup_updates,
-            f"all {updates} updates (versions x sync_interval) would train the value head only; lower it",
+            f"every update (versions x sync_interval = {updates}) would train the value head only; lower it",
         )
