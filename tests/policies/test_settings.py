@@ -44,7 +44,7 @@ def test_heads_and_methods_go_by_type_and_have_defaults():
     assert TinyVlaSettings().head == BinsSettings()
     assert TinyVlaSettings.model_validate({"head": {"bins": 16}}).head == BinsSettings(bins=16)
     flow = TinyVlaSettings.model_validate({"head": {"type": "flow_matching", "steps": 3}}).head
-    assert flow == FlowMatchingSettings(steps=3, method=FlowSdeSettings())
+    assert flow == FlowMatchingSettings(steps=3, method=FlowNoiseSettings())
     noisy = {"type": "flow_noise", "max_std": 0.4}
     flow = TinyVlaSettings.model_validate({"head": {"type": "flow_matching", "method": noisy}}).head
     assert flow.method == FlowNoiseSettings(max_std=0.4)

@@ -63,7 +63,7 @@ class FlowSdeSettings(BaseModel):
     type: Literal["flow_sde"] = "flow_sde"
     """The method's name."""
     noise: float = Field(0.5, gt=0.0)
-    """Strength a of the noise."""
+    """Strength a: the noisy step from time t has a std of a·√(t/(1 − t)/K), in units of half the action range."""
 
     def build(self, steps: int) -> FlowSde:
         """With K steps."""

@@ -29,7 +29,7 @@ FlowMethod = Annotated[
     Annotated[OdeSettings, Tag("ode")]
     | Annotated[FlowSdeSettings, Tag("flow_sde")]
     | Annotated[FlowNoiseSettings, Tag("flow_noise")],
-    Discriminator(type_or("flow_sde")),
+    Discriminator(type_or("flow_noise")),
     BeforeValidator(named),
 ]
 
@@ -45,8 +45,8 @@ class FlowMatchingSettings(BaseModel):
     """Steps from noise to actions (K)."""
     hidden: int = Field(64, ge=1)
     """Units per hidden layer of the network."""
-    method: FlowMethod = Field({"type": "flow_sde"}, validate_default=True)
-    """Where noise enters, by type: flow_sde (one step per row), flow_noise (all, learned), ode (none: not for RL)."""
+    method: FlowMethod = Field({"type": "flow_noise"}, validate_default=True)
+    """Where noise enters, by type: flow_noise (all steps, learned), flow_sde (one per row), ode (none: not for RL)."""
 
     def build(self, width: int, chunk: int, action_dim: int) -> FlowMatchingHead:
         """A head on features of this width."""
