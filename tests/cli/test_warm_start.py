@@ -217,8 +217,15 @@ def test_weights_of_another_policy_are_refused_before_a_folder_is_made(
     assert main(["train", cartpole(tmp_path), "--out", str(start), "training.versions=0"]) == 0
     given = f"init_from={start}"
     refused = {
-        (recipe(tmp_path), given): "belong to a policy with type = categorical, here it is gaussian",
-        (cartpole(tmp_path), given, "policy.activation=relu"): "with activation = tanh, here it is relu; make policy.",
+        (
+            recipe(tmp_path),
+            given,
+        ): "policy.type = gaussian is wanted, but those weights belong to a policy with categorical",
+        (
+            cartpole(tmp_path),
+            given,
+            "policy.activation=relu",
+        ): "policy.activation = relu is wanted, but those weights belong to a policy with tanh; make",
         (cartpole(tmp_path), given, "env=gymnasium:Acrobot-v1"): "weights do not fit the policy",
         (cartpole(tmp_path), f"{given}x"): "is not there; name the folder of a run or its policy.pt",
         (cartpole(tmp_path), f"init_from={tmp_path}"): "holds no policy.pt",

@@ -84,7 +84,10 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     [
         ({"seed": 4}, "seed = 4 is wanted, but that run has 3; give it the same settings, or set resume=never"),
         ({"training": {"optimizer": {"lr": 1.0}}}, "training.optimizer.lr = 1.0 is wanted, but that run has 0.003"),
-        ({"policy": {"hidden": 8}, "seed": 4}, r"policy.hidden = 8 is wanted, but that run has 16 \(and 1 more\)"),
+        (
+            {"policy": {"hidden": 8}, "seed": 4},
+            r"policy.hidden = 8 is wanted, but that run has 16 \(differ, too: seed\)",
+        ),
         ({"env": "gymnasium:Acrobot-v1"}, "env.id = Acrobot-v1 is wanted, but that run has CartPole-v1"),
         ({"batching": {"type": "dynamic"}}, "batching.type = dynamic is wanted, but that run has lockstep; give"),
     ],

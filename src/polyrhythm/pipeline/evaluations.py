@@ -125,9 +125,9 @@ class Evaluations:
             way, version = _WORDS[greedy, swap], results[0].version
             values = {f"evaluation/{way}/{part}": total[part] for part in _MEASURED}
             self._metrics.log(version, values, self._progress.summary()["total"])
-            succeeded = f"success in {total['successes']}, " if total["successes"] else ""
+            succeeded = f"success in {total['successes']}, " if total["successes"] or not total["mean_return"] else ""
             log.info(
-                "%s, version %d: %sreturn %.1f, %d episodes",
+                "%s, version %d: %sreturn %.3g, %d episodes",
                 *(key, version, succeeded, total["mean_return"], total["episodes"]),
             )
         return tallies

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunFolderError
 from polyrhythm.pipeline.checkpoints import load_policy
+from polyrhythm.pipeline.progress import differences
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.tensors import apply_state
 
@@ -22,19 +22,14 @@ def take_given_weights(config: RunConfig, policy: Policy) -> None:
         raise RunFolderError(f"init_from = {path} is not there; name the folder of a run or its policy.pt")
     theirs, weights, _ = load_policy(path)
     found, wanted = (section.model_dump(mode="json") for section in (theirs.policy, config.policy))
-    key = _first_difference(found, wanted)
-    if key:
+    differing = differences(found, wanted, "policy.")
+    if differing:
+        key, has, asked = differing[0]
         raise RunFolderError(
-            f"init_from = {path}: those weights belong to a policy with {key} = {found.get(key, 'none')}, here it is "
-            f"{wanted.get(key, 'none')}; make policy.{key} equal, or name other weights"
+            f"init_from = {path}: {key} = {asked} is wanted, but those weights belong to a policy with {has}; "
+            "make that equal, or name other weights"
         )
     try:
         apply_state(as_module(policy), weights)
     except ValueError as error:
         raise RunFolderError(f"init_from = {path}: {error}; name weights of a policy for this environment") from error
-
-
-def _first_difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """The first setting that differs, `type` before all others; empty if none does."""
-    keys = sorted(found.keys() | wanted.keys(), key=lambda key: (key != "type", key))
-    return next((key for key in keys if found.get(key) != wanted.get(key)), "")

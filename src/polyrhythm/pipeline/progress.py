@@ -110,10 +110,11 @@ def _fitting(folder: Path, config: RunConfig) -> Path:
     if (folder / SUMMARY_FILE).exists():
         raise RunFolderError(f"resume = {folder}: that run is finished; name another, or set resume=never")
     found = load_config(folder / CONFIG_FILE)
-    differing = _differences(found.model_dump(mode="json"), config.model_dump(mode="json"))
+    differing = differences(found.model_dump(mode="json"), config.model_dump(mode="json"))
     if differing:
         path, theirs, ours = differing[0]
-        more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+        others = ", ".join(other for other, _, _ in differing[1:])
+        more = f" (differ, too: {others})" if others else ""
         raise RunFolderError(
             f"resume = {folder}: {path} = {ours} is wanted, but that run has {theirs}{more}; "
             "give it the same settings, or set resume=never"
@@ -121,7 +122,7 @@ def _fitting(folder: Path, config: RunConfig) -> Path:
     return folder
 
 
-def _differences(theirs: dict[str, Any], ours: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
+def differences(theirs: dict[str, Any], ours: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
     """Dotted paths whose values differ, with both values; of a section of another type, the type alone."""
     found = []
     keys = theirs.keys() | ours.keys() if theirs.get("type") == ours.get("type") else {"type"}
@@ -130,7 +131,7 @@ def _differences(theirs: dict[str, Any], ours: dict[str, Any], prefix: str = "")
         if path in _FREE or left == right:
             continue
         if isinstance(left, dict) and isinstance(right, dict):
-            found += _differences(left, right, f"{path}.")
+            found += differences(left, right, f"{path}.")
         else:
             found.append((path, left, right))
     return found
