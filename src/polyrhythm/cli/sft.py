@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"folder": str(folder), **summary}, indent=2))
     else:
         experts = {f"the expert, {task}": result for task, result in summary.pop("tasks", {}).items()}
-        print(show.lines(show.flat({**summary, **experts})))
+        print(show.lines({**summary, **experts}))
         print(f"to measure it: polyrhythm eval {folder}")
         print(f"to go on: polyrhythm train {shlex.join([arguments.recipe, *overrides, f'init_from={folder}'])}")
     return 0

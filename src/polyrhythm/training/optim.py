@@ -110,19 +110,21 @@ def adamw(
     """AdamW over the trainable parameters, as few groups as do; only matrices and larger decay (no biases, norms or
     scales). value_lr: of the parameters of `module.critic` (ValueError: it has none); None for `lr`.
     """
-    critic = getattr(module, "critic", None)
-    if value_lr is not None and not isinstance(critic, nn.Module):
-        raise ValueError(f"training.optimizer.value_lr = {value_lr}: the policy has no module `critic`; leave it out")
-    of_value = set() if value_lr is None or critic is None else set(critic.parameters())
+    of_value: set[Tensor] = set()
+    if value_lr is not None:
+        critic = getattr(module, "critic", None)
+        if not isinstance(critic, nn.Module):
+            why = "the policy has no module `critic`; leave it out"
+            raise ValueError(f"training.optimizer.value_lr = {value_lr}: {why}")
+        of_value = set(critic.parameters())
     groups: dict[tuple[bool, bool], list[Tensor]] = {}
     for p in module.parameters():
         if p.requires_grad:
             groups.setdefault((p in of_value, not weight_decay or p.dim() < 2), []).append(p)
-    rates = {False: lr, True: lr if value_lr is None else value_lr}
     return AdamW(
         [
-            {"params": parameters, "lr": rates[value], "weight_decay": 0.0 if bare else weight_decay}
-            for (value, bare), parameters in sorted(groups.items())
+            {"params": groups[key], "lr": value_lr if key[0] else lr, "weight_decay": 0.0 if key[1] else weight_decay}
+            for key in sorted(groups)
         ],
         betas=betas,
     )
