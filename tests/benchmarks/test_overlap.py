@@ -56,6 +56,13 @@ def test_no_simulation_exceeds_the_bound():
     assert scene.bound(trains) == pytest.approx(16 / 0.8), "the trainer is the bottleneck"
 
 
+def test_a_live_update_sleeps_once():
+    config = scene.live(SMALL, "full_async", AT_ONCE, versions=3)
+    assert config.training.epochs == 1
+    assert config.training.mini_batch_samples == config.training.batch_size == SMALL.samples
+    assert not config.algorithm.recomputes, "which would be another evaluation, and sleep again"
+
+
 def test_figures_are_medians_beside_limit_bound_and_lock_step():
     def cost(seconds):
         return Cost(seconds, 16 / seconds, 16, 0.5, 0.25, 0.0, {}, {})
@@ -84,7 +91,7 @@ def test_the_stopwatch_leaves_out_what_begins_an_episode():
 
 def test_a_live_scene_beside_its_simulation():
     setting = Setting("small", SMALL.model_dump() | {"simulators": 1, "env_batches": 2}, batching=AT_ONCE)
-    found = fidelity.compare(setting, Plumbing(), versions=2)
+    found = fidelity.compare(setting, fidelity.live(setting, versions=2), Plumbing())
     assert found["live"] > 0
     assert found["bare"] > 0, "a live stage takes at least as long as it sleeps"
     assert found["error"] == found["bare"], "nothing was added"

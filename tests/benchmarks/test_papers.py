@@ -144,3 +144,14 @@ def test_a_small_comparison_is_complete_and_the_same_twice() -> None:
 def test_an_unknown_table_is_refused() -> None:
     with pytest.raises(ValueError, match="table 'table 9' is not one of table 1, table 2"):
         papers.run(("table 9",))
+
+
+def test_the_first_bottleneck_is_what_grew() -> None:
+    def at(gpus: int, busiest: str, training: float, synchronisation: float) -> dict[str, object]:
+        shares = {"training": training, "synchronisation": synchronisation}
+        return {"gpus": gpus, "mode": "full", "busiest": busiest, **shares}
+
+    small, large = at(8, "generation", 0.7, 0.1), at(16, "trainer", 0.6, 0.3)
+    assert papers.first_bottleneck([small, large]) == "synchronisation, from 16 GPUs on", "most of it is training still"
+    assert papers.first_bottleneck([small, at(16, "simulation", 0.6, 0.3)]) == "simulation, from 16 GPUs on"
+    assert papers.first_bottleneck([small]) == "generation, from 8 GPUs on"

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from tests.pipeline.test_live import Screen
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config, merge
 from polyrhythm.pipeline.checkpoints import STATES, load_policy, save_policy
+from polyrhythm.policies.base import Evaluation, Observations
+from polyrhythm.policies.gaussian import GaussianPolicy, GaussianSettings
+from polyrhythm.specs import EnvSpec
 from polyrhythm.training.demonstrations import Demonstrations
 
 EXPERT = "tests.cli.test_warm_start:CountedSettings"
@@ -62,6 +66,21 @@ class LostSettings(CountedSettings):
 class Lost(Demonstrable):
     def expert_actions(self, rows: Any) -> Any:
         raise BrokenPipeError(f"rows {rows}")
+
+
+class ImitatorSettings(GaussianSettings):
+    """A policy that can be imitated with and says nothing of the probability of what it does."""
+
+    type: str = "tests.cli.test_warm_start:ImitatorSettings"  # type: ignore[assignment]
+
+    def build(self, env_spec: EnvSpec, seed: int) -> Imitator:
+        return Imitator(self, env_spec)
+
+
+class Imitator(GaussianPolicy):
+    def evaluate(self, obs: Observations, forward_inputs: Mapping[str, torch.Tensor]) -> Evaluation:
+        found = super().evaluate(obs, forward_inputs)
+        return found._replace(logprob=found.logprob.detach())
 
 
 def written(path: Path, tree: dict[str, Any]) -> str:
@@ -137,6 +156,19 @@ def test_a_warm_start_is_measured_and_trained_from(tmp_path: Path, capsys: pytes
     weights = load_policy(start)[1]
     assert all(torch.equal(weights[name], tensor) for name, tensor in first["policy"].items())
     assert load_policy(run)[2] == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "goes_on"), [("gaussian", True), ("tests.cli.test_warm_start:ImitatorSettings", False)]
+)
+def test_who_has_imitated_is_told_to_go_on_if_rewards_can_teach_the_policy(
+    kind: str, goes_on: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["sft", recipe(tmp_path), "--out", str(tmp_path / "start"), "supervised.steps=2", f"policy.type={kind}"]
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    assert "to measure it: polyrhythm eval" in told
+    assert ("to go on: polyrhythm train" in told) is goes_on
 
 
 def test_a_person_at_a_terminal_sees_what_each_command_is_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

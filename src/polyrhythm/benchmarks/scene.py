@@ -168,8 +168,9 @@ def live(scene: Scene, mode: Mode, batching: Mapping[str, Any], versions: int) -
             },
             "batching": dict(batching),
             "freshness": _freshness(scene, mode),
-            # One pass over all samples at once, so that the update sleeps once.
+            # One pass over all samples at once, and none before it, so that the update sleeps once.
             "training": {"versions": versions, "mini_batch_samples": scene.samples},
+            "algorithm": {"proximal": "behavior"},
         }
     )
 

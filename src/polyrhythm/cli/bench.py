@@ -55,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repeats",
         type=count,
         metavar="N",
-        help="interleaved turns (5; update: 7; metaworld, overlap, peers: 3), seeds of learning's wall_clock and of "
-        "batching (3)",
+        help="interleaved turns (5; update: 7; metaworld, overlap, fidelity, peers: 3), seeds of learning's "
+        "wall_clock and of batching (3)",
     )
     parser.add_argument(
         "--only",
@@ -191,10 +191,10 @@ def _overlap(settings: Sequence[str] = (), versions: int = 12, repeats: int = 3)
     return overlap.run(scene_of(settings), versions, repeats)
 
 
-def _fidelity(versions: int = 8) -> dict[str, Any]:
+def _fidelity(versions: int = 8, repeats: int = 3) -> dict[str, Any]:
     from polyrhythm.benchmarks import fidelity
 
-    return fidelity.run(versions)
+    return fidelity.run(versions, repeats)
 
 
 def _batching(repeats: int = 3) -> dict[str, Any]:

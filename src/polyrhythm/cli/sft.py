@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.observe import new_run_folder, take_folder
 
     config = load_config(arguments.recipe, [*IMITATION, *arguments.overrides])
-    from polyrhythm.pipeline.check import check
+    from polyrhythm.pipeline.check import check, learns_from_rewards
     from polyrhythm.pipeline.live import live_terminal
     from polyrhythm.pipeline.progress import run_to_resume
     from polyrhythm.pipeline.sft import fitting_demonstrations, imitate, refuse_without_expert, sft_config
@@ -51,5 +51,6 @@ def run(arguments: argparse.Namespace) -> int:
         experts = {f"the expert, {task}": result for task, result in summary.pop("tasks", {}).items()}
         print(show.lines({**summary, **experts}))
         print(f"to measure it: polyrhythm eval {folder}")
-        print(f"to go on: polyrhythm train {shlex.join([arguments.recipe, *overrides, f'init_from={folder}'])}")
+        if learns_from_rewards(checked.spec, checked.policy):
+            print(f"to go on: polyrhythm train {shlex.join([arguments.recipe, *overrides, f'init_from={folder}'])}")
     return 0

@@ -149,11 +149,15 @@ def _check_value(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
         )
 
 
-def _check_trainable(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
-    """The log-prob of an action depends on the parameters; asked with one blank row."""
+def learns_from_rewards(spec: EnvSpec, policy: Policy) -> bool:
+    """Whether the log-prob of an action depends on the parameters; asked with one blank row."""
     obs = blank(spec)
     act = policy.act(obs, torch.zeros(1, dtype=torch.bool), torch.zeros(1, dtype=torch.int64))
-    if not policy.evaluate(obs, act.forward_inputs).logprob.requires_grad:
+    return policy.evaluate(obs, act.forward_inputs).logprob.requires_grad
+
+
+def _check_trainable(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
+    if not learns_from_rewards(spec, policy):
         raise ConfigError(
             f"policy.type = {getattr(config.policy, 'type', '')}: its log-probs do not depend on its parameters, so "
             "nothing would be learned from rewards; use another head (for flow matching: policy.head.method.type "

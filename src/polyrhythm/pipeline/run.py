@@ -39,7 +39,7 @@ from polyrhythm.pipeline.checkpoints import (
 from polyrhythm.pipeline.evaluations import Evaluations
 from polyrhythm.pipeline.interrupts import Interrupts
 from polyrhythm.pipeline.live import Live
-from polyrhythm.pipeline.loop import Interrupted
+from polyrhythm.pipeline.loop import Interrupted, Loop
 from polyrhythm.pipeline.observers import Episodes, Lags, Timeline, UpdateMetrics
 from polyrhythm.pipeline.observers import Progress as ProgressLine
 from polyrhythm.pipeline.progress import CONFIG_FILE, SUMMARY_FILE, Progress
@@ -167,9 +167,9 @@ class _Run:
             with interrupts.asked_politely():
                 self.evaluations.finish(beside)
         except Interrupted:
-            finished = loop.wind_down(config.shutdown_s)
+            ended = _wind_down(loop, config.shutdown_s)
             saver.save()
-            log.info("the update under way is %s", "finished" if finished else "abandoned")
+            log.info(ended)
             raise
         finally:
             beside.close()
@@ -232,3 +232,12 @@ def _new_path(path: Path) -> Path:
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     with written_whole(path) as unfinished:
         unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _wind_down(loop: Loop, seconds: float) -> str:
+    """Let the update under way end; what became of it, in words."""
+    under_way = bool(loop.conductor.lending.lent)
+    finished = loop.wind_down(seconds)
+    if not under_way:
+        return "no update was under way"
+    return f"the update under way is {'finished' if finished else 'abandoned'}"

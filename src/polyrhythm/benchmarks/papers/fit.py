@@ -1,9 +1,10 @@
 """Cost models of a setup, fitted to its baseline and rollout-only rows alone.
 
 The posterior mode over the logarithms of four costs. A published throughput is taken to be within a few per cent of the
-simulated one; beside the rows stand two things known before: RLinf measured that training takes a third as long as
-generation on the same devices, and steps of one env batch vary by some ten per cent; either may be wrong by a factor of
-two. Where rows do not tell training from stepping (a setup in one placement only) the first decides between them.
+simulated one; beside the rows stand two things known before: RLinf measured that training, once on what was generated,
+takes a third as long as generation on the same devices, and steps of one env batch vary by some ten per cent; either
+may be wrong by a factor of two. Where rows do not tell training from stepping (a setup in one placement only) the first
+decides between them.
 
 Deterministic: the same seed in every simulation, Levenberg-Marquardt steps with differences for derivatives.
 """
@@ -15,16 +16,19 @@ from dataclasses import dataclass
 from math import exp, log
 
 from polyrhythm.benchmarks.papers.model import Costs, simulate
-from polyrhythm.benchmarks.papers.published import Row
+from polyrhythm.benchmarks.papers.published import PASSES, Row
 
 #: Standard deviation of the logarithm of a published throughput about the simulated one.
 ROW_SPREAD = 0.04
-TRAIN_TO_GENERATE, STEP_SPREAD, FACTOR = 1 / 3, 0.1, 2.0
+#: What is known before: training over generation, a step's noise; how far off either may be.
+TRAIN_TO_GENERATE, STEP_SPREAD, FACTOR = PASSES / 3, 0.1, 2.0
 #: Chunk steps of the episodes that are simulated while fitting.
 CHUNK_STEPS = 12
 #: Shares of a chunk step of the first row, per device: stepping, generating, training.
 _START = (0.4, 0.4, 0.2)
 _DIFFERENCE, _LARGEST, _ENOUGH = 0.02, 0.7, 0.02
+#: Of a Levenberg-Marquardt step. Simulated throughputs are not smooth, so that a bare Gauss-Newton step goes astray.
+_LEAST_DAMPING, _ATTEMPTS = 0.1, 5
 
 Vector = list[float]
 Residuals = Callable[[Vector], Vector]
@@ -38,7 +42,7 @@ class Fit:
     misfit: float
 
 
-def fit(rows: Sequence[Row], seed: int = 0, chunk_steps: int = CHUNK_STEPS, iterations: int = 12) -> Fit:
+def fit(rows: Sequence[Row], seed: int = 0, chunk_steps: int = CHUNK_STEPS, iterations: int = 25) -> Fit:
     """The costs that `rows`, all of one setup, speak for. Raises ValueError if a row may not be fitted."""
     for row in rows:
         if not row.fitted:
@@ -62,21 +66,25 @@ def fit(rows: Sequence[Row], seed: int = 0, chunk_steps: int = CHUNK_STEPS, iter
 
 
 def least_squares(residuals: Residuals, start: Vector, iterations: int) -> tuple[Vector, float]:
-    """Where the sum of squared residuals is least near `start`, and that sum (Levenberg-Marquardt)."""
-    point, values, damping = start, residuals(start), 0.1
+    """Where the sum of squared residuals is least near `start`, and that sum (Levenberg-Marquardt).
+
+    A step that is too long in one coordinate is shortened as a whole, so that it keeps its direction.
+    """
+    point, values, damping = start, residuals(start), _LEAST_DAMPING
     cost = _squares(values)
     for _ in range(iterations):
         slopes = [_slope(residuals, point, values, index) for index in range(len(point))]
-        for _attempt in range(4):
+        for _attempt in range(_ATTEMPTS):
             step = _step(slopes, values, damping)
-            tried = [old + max(-_LARGEST, min(_LARGEST, change)) for old, change in zip(point, step, strict=True)]
+            share = _LARGEST / max(_LARGEST, *map(abs, step))
+            tried = [old + share * change for old, change in zip(point, step, strict=True)]
             found = residuals(tried)
             if _squares(found) < cost:
                 break
             damping *= 6
         else:
             return point, cost
-        gain, point, values, damping = cost - _squares(found), tried, found, damping / 4
+        gain, point, values, damping = cost - _squares(found), tried, found, max(_LEAST_DAMPING, damping / 4)
         cost -= gain
         if gain < _ENOUGH:
             break

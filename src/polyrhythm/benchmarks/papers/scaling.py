@@ -45,7 +45,7 @@ def table(
 ) -> Iterator[dict[str, Any]]:
     """A row for each number of GPUs and mode: throughput, its share of a linear one, where the time went.
 
-    costs: of table 4. `busiest` is the station, or what the trainer spends most of its time at.
+    costs: of table 4. `busiest`: simulation, generation, publication or the trainer.
     """
     example = next(row for row in data.rows if row.setup.key == "libero" and row.batches == 4 and row.mode == "rollout")
     version_s = (
@@ -76,7 +76,7 @@ def table(
 
 
 def _shares(found: Simulated) -> dict[str, Any]:
-    """Shares of the run that each kind of station was at work, and `busiest`: the kind, or the trainer's larger part.
+    """Shares of the run that each kind of station was at work, and which of them was `busiest`.
 
     training and synchronisation are the trainer's; publication is beside them.
     """
@@ -94,8 +94,7 @@ def _shares(found: Simulated) -> dict[str, Any]:
         "generation": share(measures.generator_states, SERVE),
         "publication": measures.publishing / seconds,
     }
-    busiest = max(others, key=lambda name: others[name])
-    if sum(trainer.values()) > others[busiest]:
-        busiest = max(trainer, key=lambda name: trainer[name])
+    stations = {**others, "trainer": sum(trainer.values())}
+    busiest = max(stations, key=lambda name: stations[name])
     devices = sum(measures.devices.values()) / len(measures.devices) / seconds
     return {**others, **trainer, "devices": devices, "busiest": busiest}
