@@ -106,7 +106,7 @@ def page(result: dict[str, Any]) -> str:
         "",
         "## Figure 7: LIBERO + GR00T N1.5 from 8 to 256 GPUs (simulated; it prints no numbers)",
         "",
-        "Shares of their time that the stations (the devices) were at work.",
+        "Shares of their time that the stations (the devices) were at work; the trainer trains and synchronises.",
         "",
         *scaling(result["scaling"]),
         "",

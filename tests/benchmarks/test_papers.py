@@ -78,6 +78,14 @@ def test_asynchrony_hides_what_it_should() -> None:
     assert rates["baseline"] < rates["rollout"] < rates["full"]
 
 
+def test_full_asynchrony_is_no_faster_than_its_busiest_device() -> None:
+    example = row("table 3", "hybrid", "full")
+    costs = Costs(step=0.6, spread=0.1, generate=0.02, train=0.014)
+    # Of a chunk step: 84 environments a generator, which occupies 0.7 of its device, and 210 transitions a rank.
+    device_s = 0.7 * 84 * costs.generate + 210 * costs.train
+    assert simulate(example, costs, 12).throughput <= 1.005 * 168 * 10 / device_s
+
+
 @pytest.mark.parametrize("mode", ["baseline", "rollout", "full"])
 def test_the_rows_run_with_every_guarantee_watched(mode: str) -> None:
     example = replace(row("table 5", "hybrid", "full"), mode=mode)  # type: ignore[arg-type]
@@ -126,7 +134,7 @@ def test_what_grows_is_read_off_the_rows_that_may_be_seen() -> None:
 
 
 def test_a_small_comparison_is_complete_and_the_same_twice() -> None:
-    small = {"gpus": (8, 16), "rollouts": 1, "chunk_steps": 2, "iterations": 1}
+    small = {"gpus": (8, 16), "rollouts": 1, "chunk_steps": 2, "iterations": 1, "seeds": 3}
     found = papers.run(("table 4",), **small)  # type: ignore[arg-type]
     assert json.loads(json.dumps(found)) == found
     assert found == papers.run(("table 4",), **small)  # type: ignore[arg-type]
@@ -134,6 +142,8 @@ def test_a_small_comparison_is_complete_and_the_same_twice() -> None:
     for each in found["rows"]:
         assert each["error"] == pytest.approx(each["predicted"] / each["published"] - 1)
         assert abs(each["error"]) < inf
+        assert each["predicted"] == sorted(each["by_seed"])[1]
+    assert len(found["full_by_seed"]) == 3
     assert found["summary"]["table 4"]["rows"] == found["summary"]["full asynchrony"]["rows"] == 2
     assert [(each["gpus"], each["mode"]) for each in found["scaling"]] == [
         (gpus, mode) for mode in ("baseline", "full") for gpus in (8, 16)
@@ -155,3 +165,4 @@ def test_the_first_bottleneck_is_what_grew() -> None:
     assert papers.first_bottleneck([small, large]) == "synchronisation, from 16 GPUs on", "most of it is training still"
     assert papers.first_bottleneck([small, at(16, "simulation", 0.6, 0.3)]) == "simulation, from 16 GPUs on"
     assert papers.first_bottleneck([small]) == "generation, from 8 GPUs on"
+    assert papers.first_bottleneck([at(8, "trainer", 0.2, 0.3)]) == "synchronisation, from 8 GPUs on"

@@ -33,6 +33,7 @@ from polyrhythm.flow.sharding import shard
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.episodes import held_out
 from polyrhythm.pipeline.loop import Interrupted, Loop
+from polyrhythm.pipeline.run import wind_down
 from polyrhythm.runtime.arena import ArenaLayout
 from polyrhythm.runtime.inline import InlineLauncher
 
@@ -264,7 +265,7 @@ def interrupted(folder, stop):
 def test_winding_down_finishes_the_update_under_way_and_begins_nothing_new(tmp_path):
     pipeline = interrupted(tmp_path, lambda conductor: conductor.versions.updates == 1 and conductor.lending.lent)
     conductor, before = pipeline.loop.conductor, pipeline.launcher.statistics()
-    assert pipeline.loop.wind_down(60.0)
+    assert wind_down(pipeline.loop, 60.0) == "the update under way is finished"
     assert conductor.versions.updates == 2
     assert pipeline.states.updates(pipeline.states.paths()[-1]) == 2
     after = pipeline.launcher.statistics()
@@ -275,15 +276,17 @@ def test_winding_down_finishes_the_update_under_way_and_begins_nothing_new(tmp_p
 
 def test_winding_down_between_two_updates_saves_what_there_is(tmp_path):
     pipeline = interrupted(tmp_path, lambda conductor: conductor.versions.updates == 1 and conductor.ledger.running)
-    assert pipeline.loop.wind_down(60.0)
+    assert wind_down(pipeline.loop, 60.0) == "no update was under way"
     assert pipeline.loop.conductor.versions.updates == 1
     assert pipeline.states.updates(pipeline.states.paths()[-1]) == 1
 
 
 def test_winding_down_takes_no_longer_than_it_may(tmp_path):
     pipeline = interrupted(tmp_path, lambda conductor: conductor.versions.updates == 1 and conductor.lending.lent)
-    assert not pipeline.loop.wind_down(0.0)
+    assert wind_down(pipeline.loop, 0.0) == "the update under way is abandoned"
     assert pipeline.loop.conductor.versions.updates == 1
+    pipeline = interrupted(tmp_path, lambda conductor: conductor.versions.updates == 1 and conductor.ledger.running)
+    assert wind_down(pipeline.loop, 0.0) == "the trainer's state was not saved within 0 s"
 
 
 def granted(pipeline):

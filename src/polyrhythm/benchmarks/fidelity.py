@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 #: The largest difference that the design allows.
 LIMIT = 0.05
+_USUAL = Scene()
 _AT_ONCE = {"type": "dynamic", "max_rows": 64, "max_wait_ms": 0.0}
 #: Where what is added is measured: steps of little spread, so that their mean is known well; and for how many versions.
 _CALIBRATION = Scene(sim_latency="gamma:10ms:0.5")
@@ -43,7 +44,7 @@ class Setting:
     """A scene in one mode."""
 
     name: str
-    scene: Mapping[str, Any]
+    scene: Scene = _USUAL
     mode: Mode = "full_async"
     batching: Mapping[str, Any] | None = None
 
@@ -51,22 +52,18 @@ class Setting:
     def batches(self) -> Mapping[str, Any]:
         return self.batching or overlap.batching(self.mode, _AT_ONCE)
 
-    @property
-    def settled(self) -> Scene:
-        return Scene.model_validate(self.scene).settled()
-
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting("lock-step", {}, "lockstep"),
-    Setting("asynchronous rollout", {}, "rollout_async"),
-    Setting("asynchronous training", {}, "train_async"),
-    Setting("all asynchronous", {}),
-    Setting("two generators", {"generators": 2, "infer_latency": "20ms+0.1ms"}),
-    Setting("four rows, gamma steps", {"env_batches": 8, "rows": 4, "sim_latency": "gamma:30ms:0.5"}),
-    Setting("slow passes", {"infer_latency": "40ms+1ms", "env_batches": 8}),
-    Setting("training limits", {"train_latency": "constant:2500ms"}),
-    Setting("a wait of 5 ms", {"sim_latency": "normal:20ms:10ms"}, batching={**_AT_ONCE, "max_wait_ms": 5.0}),
-    Setting("one step in ten long", {"sim_latency": "mixture:0.9*lognormal:8ms:0.5+0.1*constant:60ms"}),
+    Setting("lock-step", mode="lockstep"),
+    Setting("asynchronous rollout", mode="rollout_async"),
+    Setting("asynchronous training", mode="train_async"),
+    Setting("all asynchronous"),
+    Setting("two generators", Scene(generators=2, infer_latency="20ms+0.1ms")),
+    Setting("four rows, gamma steps", Scene(env_batches=8, rows=4, sim_latency="gamma:30ms:0.5")),
+    Setting("slow passes", Scene(infer_latency="40ms+1ms", env_batches=8)),
+    Setting("training limits", Scene(train_latency="constant:2500ms")),
+    Setting("a wait of 5 ms", Scene(sim_latency="normal:20ms:10ms"), batching={**_AT_ONCE, "max_wait_ms": 5.0}),
+    Setting("one step in ten long", Scene(sim_latency="mixture:0.9*lognormal:8ms:0.5+0.1*constant:60ms")),
 )
 
 
@@ -75,19 +72,24 @@ def run(versions: int = 8, repeats: int = 3, settings: Sequence[Setting] = SETTI
 
     Returns by setting, as medians over the turns: `live` and `simulated` in transitions per second, `error` (simulated
     over live, less 1), `bare` (simulated with nothing added, over live, less 1), pass_ms and step_ms (what a live stage
-    took longer about then); largest_error; within_limit.
+    took longer about then), and errors_by_turn; largest_error, of the medians; within_limit.
     """
+    settings = [replace(setting, scene=setting.scene.settled()) for setting in settings]
+    bare = {each.name: scenes.simulated(each.scene, each.mode, each.batches) for each in settings}
     turns: dict[str, list[dict[str, float]]] = {setting.name: [] for setting in settings}
     before = calibrate(_CALIBRATION)
     for turn in range(repeats):
         for setting in settings:
             rate = live(setting, versions)
             after = calibrate(_CALIBRATION)
-            found = compare(setting, rate, Plumbing(*map(fmean, zip(before, after, strict=True))))
+            found = compare(setting, rate, Plumbing(*map(fmean, zip(before, after, strict=True))), bare[setting.name])
             turns[setting.name].append(found)
             log.info("turn %d, %s: %s", turn + 1, setting.name, found)
             before = after
-    modes = {name: {figure: median(each[figure] for each in own) for figure in own[0]} for name, own in turns.items()}
+    modes: dict[str, dict[str, Any]] = {}
+    for name, own in turns.items():
+        modes[name] = {figure: median(each[figure] for each in own) for figure in own[0]}
+        modes[name]["errors_by_turn"] = [each["error"] for each in own]
     largest = max(abs(found["error"]) for found in modes.values())
     return {
         "versions": versions,
@@ -99,16 +101,15 @@ def run(versions: int = 8, repeats: int = 3, settings: Sequence[Setting] = SETTI
 
 
 def live(setting: Setting, versions: int) -> float:
-    """Transitions per second of the setting in real processes."""
-    scene = setting.settled
-    cost = measure(scenes.live(scene, setting.mode, setting.batches, versions), versions)
-    return scene.transitions / cost.seconds_per_version
+    """Transitions per second of the setting, its scene settled, in real processes."""
+    cost = measure(scenes.live(setting.scene, setting.mode, setting.batches, versions), versions)
+    return setting.scene.transitions / cost.seconds_per_version
 
 
-def compare(setting: Setting, rate: float, plumbing: Plumbing) -> dict[str, float]:
-    """The setting simulated, with `plumbing` and without, beside the `rate` of its live run."""
-    expected = scenes.simulated(setting.settled, setting.mode, setting.batches, plumbing)
-    bare = scenes.simulated(setting.settled, setting.mode, setting.batches)
+def compare(setting: Setting, rate: float, plumbing: Plumbing, bare: float) -> dict[str, float]:
+    """The setting, its scene settled, simulated with `plumbing`, beside the `rate` of its live run. bare: simulated
+    without."""
+    expected = scenes.simulated(setting.scene, setting.mode, setting.batches, plumbing)
     return {
         "live": rate,
         "simulated": expected,

@@ -53,4 +53,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"to measure it: polyrhythm eval {folder}")
         if learns_from_rewards(checked.spec, checked.policy):
             print(f"to go on: polyrhythm train {shlex.join([arguments.recipe, *overrides, f'init_from={folder}'])}")
+        else:
+            print("rewards cannot teach this policy: its log-probs do not depend on its parameters")
     return 0

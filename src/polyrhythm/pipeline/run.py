@@ -167,7 +167,7 @@ class _Run:
             with interrupts.asked_politely():
                 self.evaluations.finish(beside)
         except Interrupted:
-            ended = _wind_down(loop, config.shutdown_s)
+            ended = wind_down(loop, config.shutdown_s)
             saver.save()
             log.info(ended)
             raise
@@ -234,10 +234,10 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
         unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _wind_down(loop: Loop, seconds: float) -> str:
-    """Let the update under way end; what became of it, in words."""
+def wind_down(loop: Loop, seconds: float) -> str:
+    """Let the update under way end and the trainer's state be saved; what became of them, in words."""
     under_way = bool(loop.conductor.lending.lent)
-    finished = loop.wind_down(seconds)
-    if not under_way:
-        return "no update was under way"
-    return f"the update under way is {'finished' if finished else 'abandoned'}"
+    saved = loop.wind_down(seconds)
+    if under_way:
+        return f"the update under way is {'finished' if saved else 'abandoned'}"
+    return "no update was under way" if saved else f"the trainer's state was not saved within {seconds:g} s"

@@ -24,6 +24,8 @@ ROW_SPREAD = 0.04
 TRAIN_TO_GENERATE, STEP_SPREAD, FACTOR = PASSES / 3, 0.1, 2.0
 #: Chunk steps of the episodes that are simulated while fitting.
 CHUNK_STEPS = 12
+#: Of a search, at most.
+ITERATIONS = 25
 #: Shares of a chunk step of the first row, per device: stepping, generating, training.
 _START = (0.4, 0.4, 0.2)
 _DIFFERENCE, _LARGEST, _ENOUGH = 0.02, 0.7, 0.02
@@ -42,7 +44,7 @@ class Fit:
     misfit: float
 
 
-def fit(rows: Sequence[Row], seed: int = 0, chunk_steps: int = CHUNK_STEPS, iterations: int = 25) -> Fit:
+def fit(rows: Sequence[Row], seed: int = 0, chunk_steps: int = CHUNK_STEPS, iterations: int = ITERATIONS) -> Fit:
     """The costs that `rows`, all of one setup, speak for. Raises ValueError if a row may not be fitted."""
     for row in rows:
         if not row.fitted:
