@@ -13,7 +13,7 @@ overlap     stages that sleep, in four modes, beside the limit; NAME=VALUE words
             simulators generators sim_latency infer_latency train_latency episode_steps max_lag seed
 fidelity    ten such scenes, live and simulated (25 minutes)
 batching    auto against the best fixed batching of a grid, simulated (half an hour)
-papers      tables of the RL-VLA3 and ROLL Flash papers beside what the simulated cluster says (some minutes)
+papers      tables of the RL-VLA3 and ROLL Flash papers beside what the simulated cluster says (a quarter of an hour)
 peers       Sample Factory, TorchRL, Stable-Baselines3 and a plain loop on the workloads of overlap and throughput;
             makes an environment for each, which takes a package index and 5 GB (40 minutes)
 """
