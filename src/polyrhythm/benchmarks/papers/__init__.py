@@ -77,7 +77,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     predicted rows, of the fully asynchronous ones, and of the fitted ones. There, rows printed twice count once."""
     predicted = [row for row in rows if not row["fitted"]]
     groups = {table: [row for row in predicted if row["table"] == table] for table in TABLES}
-    ours = [row for row in rows if row["table"] != "figure 9" and not row.get("again")]
+    ours = _each_once(rows)
     groups["all but figure 9"] = [row for row in ours if not row["fitted"]]
     groups["full asynchrony"] = [row for row in ours if row["mode"] == "full"]
     groups["fitted rows"] = [row for row in ours if row["fitted"]]
@@ -110,8 +110,14 @@ def _predict(row: Row, found: Fit, seed: int) -> float:
     return simulate(row, found.costs, min(LONGEST, row.setup.chunk_steps), seed).throughput
 
 
+def _each_once(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of the tables and of figure 8."""
+    return [row for row in rows if row["table"] != "figure 9" and not row.get("again")]
+
+
 def _full_by_seed(rows: Sequence[dict[str, Any]], seeds: int) -> list[float]:
-    full = [row for row in rows if row.get("mode") == "full" and not row.get("again")]
+    """Median |error| of full asynchrony by each seed alone."""
+    full = [row for row in _each_once(rows) if row["mode"] == "full"]
     return [median(abs(row["by_seed"][n] / row["published"] - 1) for row in full) for n in range(seeds if full else 0)]
 
 
