@@ -6,16 +6,18 @@ train_async: training no longer waits. full_async: both.
 
 The limit is what the same conductor reaches on a virtual clock, where messages and the work beside sleeping take no
 time, with the best fixed batching of a grid, fully asynchronous. A mode's own simulation, with that batching or in
-lock-step, stands beside it.
+lock-step, stands beside it. `bare` is what the same stages reach with the same sockets and nothing else: what the
+machine's processes and their transport leave of the limit.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from polyrhythm.benchmarks import bare_stages
 from polyrhythm.benchmarks import scene as scenes
 from polyrhythm.benchmarks.scene import MODES, Mode, Scene
 from polyrhythm.benchmarks.version_cost import Cost, measure
@@ -30,19 +32,22 @@ _LOCKSTEP = {"type": "lockstep"}
 def run(scene: Scene, versions: int = 12, repeats: int = 3) -> dict[str, Any]:
     """Every mode, `versions` versions at a time, in interleaved turns.
 
-    Returns the settled scene; `limit` and `bound` in transitions per second; `best_batching` of the grid; by mode what
-    `figures` gives; `within_limits`.
+    Returns the settled scene; `limit`, `bound` and `bare` in transitions per second; `best_batching` of the grid; by
+    mode what `figures` gives; `within_limits`.
     """
     scene = scene.settled()
     auto = {"type": "auto", "max_rows": scene.samples}
     runs = {mode: scenes.live(scene, mode, batching(mode, auto), versions) for mode in MODES}
     best, limit = best_batching(scene)
     turns: dict[Mode, list[Cost]] = {mode: [] for mode in MODES}
+    bare: list[float] = []
     for turn in range(repeats):
         for mode, costs in turns.items():
             costs.append(measure(runs[mode], versions))
             rate = scene.transitions / costs[-1].seconds_per_version
             log.info("turn %d, %s: %.0f transitions/s, limit %.0f", turn + 1, mode, rate, limit)
+        bare.append(bare_stages.rate(scene))
+        log.info("turn %d, bare stages: %.0f transitions/s", turn + 1, bare[-1])
     expected = {mode: scenes.simulated(scene, mode, batching(mode, best)) for mode in MODES}
     return {
         "scene": scene.model_dump(),
@@ -50,7 +55,7 @@ def run(scene: Scene, versions: int = 12, repeats: int = 3) -> dict[str, Any]:
         "repeats": repeats,
         "best_batching": best,
         "limit": limit,
-        **figures(scene, turns, expected, limit),
+        **figures(scene, turns, bare, expected, limit),
     }
 
 
@@ -67,13 +72,17 @@ def best_batching(scene: Scene) -> tuple[dict[str, Any], float]:
 
 
 def figures(
-    scene: Scene, turns: Mapping[Mode, list[Cost]], expected: Mapping[Mode, float], limit: float
+    scene: Scene,
+    turns: Mapping[Mode, list[Cost]],
+    bare: Sequence[float],
+    expected: Mapping[Mode, float],
+    limit: float,
 ) -> dict[str, Any]:
-    """Medians over the turns, by mode.
+    """Medians over the turns: of `bare`, and by mode.
 
     transitions_per_s; simulated (the mode's own, on the virtual clock); fraction_of_simulated, fraction_of_limit,
-    fraction_of_bound; speedup over lock-step in the same turn; lag_mean; cores_busy; others_cores (of everything else
-    on the machine meanwhile); rates_by_turn.
+    fraction_of_bound; fraction_of_bare and speedup over lock-step, both in the same turn; lag_mean; cores_busy;
+    others_cores (of everything else on the machine meanwhile); rates_by_turn.
     """
     most = scenes.bound(scene)
     rates = {mode: [scene.transitions / cost.seconds_per_version for cost in own] for mode, own in turns.items()}
@@ -86,6 +95,7 @@ def figures(
             "fraction_of_simulated": rate / expected[mode],
             "fraction_of_limit": rate / limit,
             "fraction_of_bound": rate / most,
+            "fraction_of_bare": median(mine / least for mine, least in zip(own, bare, strict=True)),
             "speedup": median(mine / first for mine, first in zip(own, rates["lockstep"], strict=True)),
             "lag_mean": median(cost.lag_mean for cost in turns[mode]),
             "cores_busy": median(cost.cores_busy for cost in turns[mode]),
@@ -94,4 +104,11 @@ def figures(
         }
     full = modes["full_async"]
     reached = full["fraction_of_limit"] >= LIMIT and full["speedup"] >= SPEEDUP
-    return {"bound": most, "within_limits": reached, "modes": modes}
+    unhindered = median(bare)
+    return {
+        "bound": most,
+        "bare": unhindered,
+        "bare_fraction_of_limit": unhindered / limit,
+        "within_limits": reached,
+        "modes": modes,
+    }

@@ -1,0 +1,157 @@
+"""The sleeping stages of a scene, joined by bare messages: what processes and their transport alone cost.
+
+Simulators with a thread for each env batch, generators, and between them a process that hands all requests waiting to
+the next generator that is free: hosted as by the local launcher, over the same sockets, but no environment, policy,
+record, sample or training. What a run reaches less than this is its own computing.
+
+    env batch → main: its number      main → generator: the numbers of a pass
+    generator → env batch: b""        generator → main: its number, and how many it served
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from array import array
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
+
+import zmq
+
+from polyrhythm.benchmarks.scene import Scene
+from polyrhythm.benchmarks.worker import Answer, Worker
+from polyrhythm.clustersim.costs import parse_cost
+from polyrhythm.runtime.run_memory import RunMemory
+from polyrhythm.runtime.sockets import Inbox, Outbox, endpoint
+from polyrhythm.specs.distributions import parse_distribution
+
+Context = zmq.Context[zmq.Socket[bytes]]
+
+#: Seconds before a time counts; after which who hears nothing looks at the clock.
+_WARM_UP_S, _PATIENCE_S = 1.0, 0.5
+
+
+def rate(scene: Scene, seconds: float = 6.0) -> float:
+    """Transitions per second, in a run of `seconds` after a warm-up. Returns once all its processes have ended."""
+    with ExitStack() as stack:
+        memory = RunMemory({})
+        stack.callback(memory.remove)
+        folder = str(memory.folder)
+        workers = [stack.enter_context(closing(worker)) for worker in _workers(scene, folder)]
+        context = stack.enter_context(_context())
+        inbox = stack.enter_context(closing(Inbox(context, endpoint("ipc", folder, "main"))))
+        generators = [_outbox(stack, context, folder, f"generator-{number}") for number in range(scene.generators)]
+        for worker in workers:
+            worker.ask(seconds=0.0)  # it stands
+        for worker in workers:
+            worker.begin(seconds=_WARM_UP_S + seconds + _PATIENCE_S)
+        served = _conduct(inbox, generators, seconds)
+        for worker in workers:
+            worker.answer()
+    return served * scene.rows / seconds
+
+
+def _workers(scene: Scene, folder: str) -> Iterator[Worker]:
+    """A process for each simulator and generator."""
+    here, told = "polyrhythm.benchmarks.bare_stages", {"folder": folder, "scene": scene.model_dump()}
+    each = scene.env_batches // scene.simulators
+    for first in range(0, scene.env_batches, each):
+        yield Worker(f"{here}:simulator", **told, first=first, count=each)
+    for number in range(scene.generators):
+        yield Worker(f"{here}:generator", **told, number=number)
+
+
+def _conduct(inbox: Inbox, generators: list[Outbox], seconds: float) -> int:
+    """Hand requests to free generators; how many were served in the time that counts."""
+    begin = time.monotonic() + _WARM_UP_S
+    waiting, free, served = array("H"), list(range(len(generators))), 0
+    while (now := time.monotonic()) < begin + seconds:
+        content = inbox.receive(_PATIENCE_S)
+        if content is None:
+            continue
+        numbers = array("H", content)
+        if len(numbers) == 1:
+            waiting.extend(numbers)
+        else:
+            generator, passed = numbers
+            free.append(generator)
+            served += passed if now >= begin else 0
+        if waiting and free:
+            generators[free.pop(0)].send(waiting.tobytes())
+            waiting = array("H")
+    return served
+
+
+@contextmanager
+def simulator(folder: str, scene: dict[str, Any], first: int, count: int) -> Iterator[Answer]:
+    """The env batches `first` and after, each in its thread."""
+    law = parse_distribution(Scene.model_validate(scene).sim_latency)
+    with ExitStack() as stack:
+        context = stack.enter_context(_context())
+        ends = [
+            (
+                stack.enter_context(closing(Inbox(context, endpoint("ipc", folder, str(number))))),
+                _outbox(stack, context, folder, "main"),
+            )
+            for number in range(first, first + count)
+        ]
+
+        def step(place: int, until: float) -> None:
+            rng, own = random.Random(first + place), array("H", [first + place]).tobytes()
+            inbox, main = ends[place]
+            while time.monotonic() < until:
+                time.sleep(law.sample(rng))
+                main.send(own)
+                while inbox.receive(_PATIENCE_S) is None and time.monotonic() < until:
+                    pass
+
+        def answer(seconds: float) -> None:
+            until = time.monotonic() + seconds
+            threads = [threading.Thread(target=step, args=(place, until)) for place in range(count)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+        yield answer
+
+
+@contextmanager
+def generator(folder: str, scene: dict[str, Any], number: int) -> Iterator[Answer]:
+    """Sleeps for a pass, then answers each of it."""
+    settings, rng = Scene.model_validate(scene), random.Random(number)
+    cost = parse_cost(settings.infer_latency)
+    with ExitStack() as stack:
+        context = stack.enter_context(_context())
+        inbox = stack.enter_context(closing(Inbox(context, endpoint("ipc", folder, f"generator-{number}"))))
+        main = _outbox(stack, context, folder, "main")
+        slots = [_outbox(stack, context, folder, str(slot)) for slot in range(settings.env_batches)]
+
+        def answer(seconds: float) -> None:
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                content = inbox.receive(_PATIENCE_S)
+                if content is None:
+                    continue
+                asked = array("H", content)
+                time.sleep(cost.draw(rng, len(asked) * settings.rows))
+                for slot in asked:
+                    slots[slot].send(b"")
+                main.send(array("H", [number, len(asked)]).tobytes())
+
+        yield answer
+
+
+@contextmanager
+def _context() -> Iterator[Context]:
+    context: Context = zmq.Context()
+    try:
+        yield context
+    finally:
+        context.destroy(linger=0)
+
+
+def _outbox(stack: ExitStack, context: Context, folder: str, name: str) -> Outbox:
+    return stack.enter_context(closing(Outbox(context, endpoint("ipc", folder, name))))
