@@ -69,7 +69,7 @@ def test_figures_are_medians_beside_limit_bound_and_lock_step():
 
     turns = {mode: [cost(0.2), cost(0.4), cost(0.3)] for mode in MODES}
     turns["full_async"] = [cost(0.1), cost(0.1), cost(0.15)]
-    found = overlap.figures(SMALL, turns, [200.0, 160.0, 100.0], dict.fromkeys(MODES, 100.0), limit=160.0)
+    found = overlap.figures(SMALL, turns, [200.0, 160.0, 150.0], dict.fromkeys(MODES, 100.0), limit=160.0)
     full = found["modes"]["full_async"]
     assert full["transitions_per_s"] == pytest.approx(160.0)
     assert (full["fraction_of_limit"], full["fraction_of_simulated"]) == pytest.approx((1.0, 1.6))
@@ -77,14 +77,16 @@ def test_figures_are_medians_beside_limit_bound_and_lock_step():
     assert full["fraction_of_bound"] == pytest.approx(160 / scene.bound(SMALL))
     assert found["within_limits"]
     assert (found["bare"], found["bare_fraction_of_limit"]) == (160.0, 1.0)
-    assert full["fraction_of_bare"] == pytest.approx(1.0), "0.8, 1.0 and 1.07 in the three turns"
+    assert found["fraction_of_bare"] == pytest.approx(0.8), "0.8, 1.0 and 0.71 in the three turns"
 
 
-def test_bare_stages_reach_what_their_sleep_allows():
-    """A step of 10 ms and a pass of 10.1 to 10.4 ms for each of four env batches: none gets more than one in 20.1 ms.
-    With a wait for the pass before it is 30.8 ms; twice as long is left for a busy machine."""
-    found = bare_stages.rate(SMALL, seconds=2.0)
-    assert 4 / 0.0616 < found < 4 / 0.0201
+def test_bare_stages_go_on_as_fast_as_they_sleep_at_most():
+    """A step of 10 ms and a pass of at least 10.2 ms for each of four env batches of two rows; a pass serves one of
+    them, so that two generators are wanted at once."""
+    pairs = SMALL.model_copy(update={"rows": 2, "generators": 2})
+    found = bare_stages.rate(pairs, most=1, seconds=2.0)
+    alone = 2 / 0.0202
+    assert alone < found < 4 * alone, "faster than one env batch could be, never faster than four"
 
 
 def test_the_stopwatch_leaves_out_what_begins_an_episode():

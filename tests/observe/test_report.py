@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from polyrhythm.errors import RunFolderError
 from polyrhythm.observe import MetricsWriter, TraceWriter, wilson
 from polyrhythm.observe.report import svg, write_report
-from polyrhythm.observe.report.read import fault_times, lag_points, pace_points, read_run, training_points
+from polyrhythm.observe.report.read import fault_times, lag_points, mean_points, pace_points, read_run, training_points
 from polyrhythm.observe.report.timeline import timeline_window
 
 UPDATES = 8
@@ -64,6 +65,8 @@ def run(tmp_path: Path) -> Callable[..., Path]:
                     "env/return": float(update),
                     "staleness/lag_mean": 0.5,
                     "staleness/lag_max": 1.0,
+                    "train/actor/behav_approx_kl": 0.01 * update,
+                    "train/critic/explained_variance": update / 2 - 2.5,
                     "throughput/transitions": 1000.0 * (update + 1),
                     "throughput/transitions_per_s": 100.0,
                     "stations/utilisation/trainer": 0.5,
@@ -131,8 +134,8 @@ def test_one_run_has_every_figure_and_every_table(run: Callable[..., Path]) -> N
     assert write_report([folder]) == folder / "report.html"
     text = checked(folder / "report.html")
     assert Page(text).headings == [
-        *("recipe/one", "Results", "Success over transitions", "Throughput", "Utilisation", "Lag"),
-        *("Timeline of the stations", "Wall time by phase", "Ledger", "Faults", "Configuration"),
+        *("recipe/one", "Results", "Success over transitions", "Updates", "Throughput", "Utilisation"),
+        *("Lag", "Timeline of the stations", "Wall time by phase", "Ledger", "Faults", "Configuration"),
     ]
     assert "<td>75%</td><td>60% to 86%</td><td>30</td><td>40</td>" in text
     assert "a&lt;b&gt;" in text
@@ -140,6 +143,10 @@ def test_one_run_has_every_figure_and_every_table(run: Callable[..., Path]) -> N
     assert "2 (too many attempts 2)" in text
     assert "was killed by SIGKILL" in text
     assert "slot 10" in text
+    labels = re.findall(r'aria-label="([^"]* over transitions)"', text)
+    assert labels[1:3] == ["KL from behaviour, nats over transitions", "explained variance over transitions"]
+    assert ">-1<" in text
+    assert ">-2<" not in text, "a value far below -1 is drawn at -1"
     assert list(folder.glob("*.part")) == []
 
 
@@ -149,7 +156,7 @@ def test_several_runs_share_their_figures(run: Callable[..., Path], tmp_path: Pa
     text = checked(tmp_path / "recipe" / "comparison.html")
     headings = Page(text).headings
     assert headings[0] == "2 runs compared"
-    assert headings.count("Success over transitions") == 1
+    assert headings.count("Success over transitions") == headings.count("Updates") == 1
     assert {f"Timeline of the stations: recipe/{name}" for name in ("one", "two")} <= set(headings)
     assert text.replace("\u00a0", " ").count("75% [60, 86], 30 of 40") == 2
     assert write_report(folders, tmp_path / "x.html") == tmp_path / "x.html"
@@ -195,6 +202,11 @@ def test_points_of_the_curves(run: Callable[..., Path]) -> None:
     assert pace_points(read) == [(25.0 + 10 * update, 100.0) for update in range(UPDATES - 1)]
     assert fault_times(read) == [70.0]
     assert lag_points(read)[0] == (1000.0, 0.5, 1.0)
+    assert mean_points(read, "train/actor/behav_approx_kl")[3] == (4000.0, 0.03)
+    assert mean_points(read, "train/actor/entropy_loss") == []
+    longer = mean_points(replace(read, updates=read.updates * 8), "train/actor/behav_approx_kl")
+    assert len(longer) == 32, "64 updates are two to a point"
+    assert longer[1] == (4000.0, pytest.approx(0.025))
     assert [(e.way, e.transitions) for e in read.evaluations] == [("greedy", 0.0), ("greedy", 8000.0)]
 
 

@@ -1,8 +1,9 @@
 """The sleeping stages of a scene, joined by bare messages: what processes and their transport alone cost.
 
-Simulators with a thread for each env batch, generators, and between them a process that hands all requests waiting to
+Simulators with a thread for each env batch, generators, and between them a process that hands the requests waiting to
 the next generator that is free: hosted as by the local launcher, over the same sockets, but no environment, policy,
-record, sample or training. What a run reaches less than this is its own computing.
+record, sample or training. What a run reaches less than this is its own computing. It stands beside runs whose trainer
+is not what they wait for, and whose best batching does not wait for more requests.
 
     env batch → main: its number      main → generator: the numbers of a pass
     generator → env batch: b""        generator → main: its number, and how many it served
@@ -11,11 +12,12 @@ record, sample or training. What a run reaches less than this is its own computi
 from __future__ import annotations
 
 import random
-import threading
 import time
 from array import array
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from itertools import repeat
 from typing import Any
 
 import zmq
@@ -29,41 +31,44 @@ from polyrhythm.specs.distributions import parse_distribution
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
-#: Seconds before a time counts; after which who hears nothing looks at the clock.
-_WARM_UP_S, _PATIENCE_S = 1.0, 0.5
+#: Seconds: before what is served counts; that the others go on after the conductor; after which a wait looks up.
+_WARM_UP_S, _LONGER_S, _PATIENCE_S = 1.0, 0.5, 0.5
 
 
-def rate(scene: Scene, seconds: float = 6.0) -> float:
-    """Transitions per second, in a run of `seconds` after a warm-up. Returns once all its processes have ended."""
+def rate(scene: Scene, most: int, seconds: float = 6.0, turn: int = 0) -> float:
+    """Transitions per second, in a run of `seconds` after a warm-up. Returns once all its processes have ended.
+
+    most: env batches that a pass serves at most. turn: each draws other times.
+    """
     with ExitStack() as stack:
         memory = RunMemory({})
         stack.callback(memory.remove)
         folder = str(memory.folder)
-        workers = [stack.enter_context(closing(worker)) for worker in _workers(scene, folder)]
+        workers = [stack.enter_context(closing(worker)) for worker in _workers(scene, folder, turn)]
         context = stack.enter_context(_context())
         inbox = stack.enter_context(closing(Inbox(context, endpoint("ipc", folder, "main"))))
         generators = [_outbox(stack, context, folder, f"generator-{number}") for number in range(scene.generators)]
         for worker in workers:
             worker.ask(seconds=0.0)  # it stands
         for worker in workers:
-            worker.begin(seconds=_WARM_UP_S + seconds + _PATIENCE_S)
-        served = _conduct(inbox, generators, seconds)
+            worker.begin(seconds=_WARM_UP_S + seconds + _LONGER_S)
+        served = _conduct(inbox, generators, most, seconds)
         for worker in workers:
             worker.answer()
     return served * scene.rows / seconds
 
 
-def _workers(scene: Scene, folder: str) -> Iterator[Worker]:
+def _workers(scene: Scene, folder: str, turn: int) -> Iterator[Worker]:
     """A process for each simulator and generator."""
-    here, told = "polyrhythm.benchmarks.bare_stages", {"folder": folder, "scene": scene.model_dump()}
+    told = {"folder": folder, "scene": scene.model_dump(), "seed": f"{scene.seed}/{turn}"}
     each = scene.env_batches // scene.simulators
     for first in range(0, scene.env_batches, each):
-        yield Worker(f"{here}:simulator", **told, first=first, count=each)
+        yield Worker(f"{__name__}:simulator", **told, first=first, count=each)
     for number in range(scene.generators):
-        yield Worker(f"{here}:generator", **told, number=number)
+        yield Worker(f"{__name__}:generator", **told, number=number)
 
 
-def _conduct(inbox: Inbox, generators: list[Outbox], seconds: float) -> int:
+def _conduct(inbox: Inbox, generators: list[Outbox], most: int, seconds: float) -> int:
     """Hand requests to free generators; how many were served in the time that counts."""
     begin = time.monotonic() + _WARM_UP_S
     waiting, free, served = array("H"), list(range(len(generators))), 0
@@ -79,28 +84,23 @@ def _conduct(inbox: Inbox, generators: list[Outbox], seconds: float) -> int:
             free.append(generator)
             served += passed if now >= begin else 0
         if waiting and free:
-            generators[free.pop(0)].send(waiting.tobytes())
-            waiting = array("H")
+            generators[free.pop(0)].send(waiting[:most].tobytes())
+            waiting = waiting[most:]
     return served
 
 
 @contextmanager
-def simulator(folder: str, scene: dict[str, Any], first: int, count: int) -> Iterator[Answer]:
+def simulator(folder: str, scene: dict[str, Any], seed: str, first: int, count: int) -> Iterator[Answer]:
     """The env batches `first` and after, each in its thread."""
     law = parse_distribution(Scene.model_validate(scene).sim_latency)
+    numbers = range(first, first + count)
     with ExitStack() as stack:
         context = stack.enter_context(_context())
-        ends = [
-            (
-                stack.enter_context(closing(Inbox(context, endpoint("ipc", folder, str(number))))),
-                _outbox(stack, context, folder, "main"),
-            )
-            for number in range(first, first + count)
-        ]
+        inboxes = [stack.enter_context(closing(Inbox(context, endpoint("ipc", folder, str(n))))) for n in numbers]
+        main = _outbox(stack, context, folder, "main")
 
-        def step(place: int, until: float) -> None:
-            rng, own = random.Random(first + place), array("H", [first + place]).tobytes()
-            inbox, main = ends[place]
+        def step(number: int, inbox: Inbox, until: float) -> None:
+            rng, own = random.Random(f"{seed}/{number}"), array("H", [number]).tobytes()
             while time.monotonic() < until:
                 time.sleep(law.sample(rng))
                 main.send(own)
@@ -108,26 +108,22 @@ def simulator(folder: str, scene: dict[str, Any], first: int, count: int) -> Ite
                     pass
 
         def answer(seconds: float) -> None:
-            until = time.monotonic() + seconds
-            threads = [threading.Thread(target=step, args=(place, until)) for place in range(count)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            with ThreadPoolExecutor(count) as threads:
+                list(threads.map(step, numbers, inboxes, repeat(time.monotonic() + seconds)))
 
         yield answer
 
 
 @contextmanager
-def generator(folder: str, scene: dict[str, Any], number: int) -> Iterator[Answer]:
+def generator(folder: str, scene: dict[str, Any], seed: str, number: int) -> Iterator[Answer]:
     """Sleeps for a pass, then answers each of it."""
-    settings, rng = Scene.model_validate(scene), random.Random(number)
+    settings, rng = Scene.model_validate(scene), random.Random(f"{seed}/generator-{number}")
     cost = parse_cost(settings.infer_latency)
     with ExitStack() as stack:
         context = stack.enter_context(_context())
         inbox = stack.enter_context(closing(Inbox(context, endpoint("ipc", folder, f"generator-{number}"))))
         main = _outbox(stack, context, folder, "main")
-        slots = [_outbox(stack, context, folder, str(slot)) for slot in range(settings.env_batches)]
+        env_batches = [_outbox(stack, context, folder, str(other)) for other in range(settings.env_batches)]
 
         def answer(seconds: float) -> None:
             until = time.monotonic() + seconds
@@ -137,8 +133,8 @@ def generator(folder: str, scene: dict[str, Any], number: int) -> Iterator[Answe
                     continue
                 asked = array("H", content)
                 time.sleep(cost.draw(rng, len(asked) * settings.rows))
-                for slot in asked:
-                    slots[slot].send(b"")
+                for other in asked:
+                    env_batches[other].send(b"")
                 main.send(array("H", [number, len(asked)]).tobytes())
 
         yield answer

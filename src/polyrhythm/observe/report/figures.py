@@ -17,7 +17,8 @@ from polyrhythm.observe.report.svg import Plot, percent
 _WAYS = ("greedy", "sampled", "swapped")
 #: More stations than this are shown by kind; colours that there are.
 _STATIONS, _COLOURS = 8, 7
-_HALF = (450, 240)
+#: Size of one of two pictures beside each other.
+HALF = (450, 240)
 
 
 class Figure(NamedTuple):
@@ -238,7 +239,7 @@ def _curves(run: Run, names: Sequence[str]) -> str:
     series = [run.series(name, over="time_s") for name in names]
     times = [x for curve in series for x, _ in curve]
     unit, words = _unit(times)
-    plot = Plot("Utilisation over time", (min(times) / unit, max(times) / unit), (0, 1), size=_HALF)
+    plot = Plot("Utilisation over time", (min(times) / unit, max(times) / unit), (0, 1), size=HALF)
     plot.axes(f"{words} since the run began", "share at work", y_format=percent)
     for number, curve in enumerate(series):
         plot.line([(x / unit, y) for x, y in curve[:: max(1, len(curve) // 150)]], look(number))
@@ -263,7 +264,7 @@ def lag(runs: Sequence[Run]) -> Figure | None:
 
 def _histogram(counts: Sequence[dict[int, int]], *, single: bool) -> str:
     largest = max(lag for own in counts for lag in own)
-    plot = Plot("Samples by lag", (-0.6, largest + 0.6), (0, 1.08), size=_HALF)
+    plot = Plot("Samples by lag", (-0.6, largest + 0.6), (0, 1.08), size=HALF)
     whole = range(0, largest + 1, max(1, (largest + 1) // 10))
     plot.axes("lag in versions", "share of samples", y_format=percent, x_ticks=list(whole))
     width = min(60.0, 300.0 / (largest + 1)) / len(counts)
@@ -281,7 +282,7 @@ def _lags(curves: Sequence[list[tuple[float, float, float]]]) -> str:
     """Mean and largest of one run, the means of several."""
     points = [point for curve in curves for point in curve]
     high = max(1.0, *(largest for _, _, largest in points))
-    plot = Plot("Lag over transitions", (0, max(x for x, _, _ in points)), (0, 1.1 * high), size=_HALF)
+    plot = Plot("Lag over transitions", (0, max(x for x, _, _ in points)), (0, 1.1 * high), size=HALF)
     plot.axes("transitions", "lag in versions", y_ticks=[y for y in svg.ticks(0, high) if y == int(y)])
     for number, curve in enumerate(curves):
         if len(curves) == 1:

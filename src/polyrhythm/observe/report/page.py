@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from polyrhythm.observe.report import bars, figures, tables
+from polyrhythm.observe.report import bars, figures, tables, updates
 from polyrhythm.observe.report.figures import Figure
 from polyrhythm.observe.report.read import Run
 
@@ -69,7 +69,8 @@ def page(runs: Sequence[Run]) -> str:
     title = f"{len(runs)} runs compared" if several else runs[0].label
     parts = [f"<h1>{escape(title)}</h1>", *_heads(runs)]
     parts.append(_section("Results", tables.results(runs), "" if several else tables.by_task(runs[0])))
-    drawn = [figures.success(runs), figures.throughput(runs), figures.utilisation(runs), figures.lag(runs)]
+    drawn = [figures.success(runs), updates.updates(runs), figures.throughput(runs), figures.utilisation(runs)]
+    drawn.append(figures.lag(runs))
     parts += [_figure(figure) for figure in drawn if figure is not None]
     parts += _timelines(runs)
     wall = bars.wall_time(runs)

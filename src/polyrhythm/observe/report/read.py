@@ -163,15 +163,20 @@ def fault_times(run: Run) -> list[float]:
 
 
 def lag_points(run: Run) -> list[tuple[float, float, float]]:
-    """(transitions, mean, largest) lag, of updates taken together to about as many points."""
-    means, largest = run.series("staleness/lag_mean"), run.series("staleness/lag_max")
-    together = -(-len(means) // _POINTS)
-    points = []
-    for first in range(0, min(len(means), len(largest)), max(1, together)):
-        own = means[first : first + together]
-        most = max(lag for _, lag in largest[first : first + together])
-        points.append((own[-1][0], sum(lag for _, lag in own) / len(own), most))
-    return points
+    """(transitions, mean, largest) lag, as `mean_points`."""
+    largest = [max(lag for _, lag in part) for part in _parts(run.series("staleness/lag_max"))]
+    return [(x, mean, most) for (x, mean), most in zip(mean_points(run, "staleness/lag_mean"), largest, strict=False)]
+
+
+def mean_points(run: Run, name: str) -> list[tuple[float, float]]:
+    """(transitions, mean) of a metric, of updates taken together to at most `_POINTS` points."""
+    return [(part[-1][0], sum(value for _, value in part) / len(part)) for part in _parts(run.series(name))]
+
+
+def _parts(series: list[tuple[float, float]]) -> list[list[tuple[float, float]]]:
+    """The series cut into at most `_POINTS` parts of equal length, but for the last."""
+    together = max(1, -(-len(series) // _POINTS))
+    return [series[first : first + together] for first in range(0, len(series), together)]
 
 
 def _json(path: Path) -> Any:

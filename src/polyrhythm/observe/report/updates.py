@@ -1,0 +1,61 @@
+"""The figure of the updates: what they did to policy and value, a small chart for each number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from polyrhythm.observe.report.figures import HALF, Figure, look, run_keys
+from polyrhythm.observe.report.read import Run, mean_points
+from polyrhythm.observe.report.svg import Plot, percent, short
+
+
+class Chart(NamedTuple):
+    """What a metric is called and how its values are written; the axis goes up to `top` at least, and a value below
+    `floor` is drawn there."""
+
+    words: str
+    written: Callable[[float], str] = short
+    top: float = 0.0
+    floor: float = -math.inf
+
+
+_CHARTS = {
+    "train/actor/proximal_approx_kl": Chart("KL from proximal, nats"),
+    "train/actor/behav_approx_kl": Chart("KL from behaviour, nats"),
+    "train/actor/clip_fraction": Chart("share of entries clipped", percent, top=0.05),
+    "train/actor/entropy_loss": Chart("entropy, nats"),
+    "train/actor/grad_norm": Chart("gradient norm before clipping"),
+    # A critic that has hardly begun may be any number of times worse than none.
+    "train/critic/explained_variance": Chart("explained variance", top=1.0, floor=-1.0),
+}
+
+
+def updates(runs: Sequence[Run]) -> Figure | None:
+    """Approximate KL, clipping, entropy, gradients and the critic over transitions, as far as the runs have them."""
+    pictures = [picture for name in _CHARTS if (picture := _chart(runs, name))]
+    if not pictures:
+        return None
+    sentence = (
+        "Approximate KL divergence from the proximal and from the behaviour policy, clipping, entropy, gradients, and "
+        "how much of the returns the values explain (below -1 drawn at -1); each point is a mean over the updates "
+        "since the point before."
+    )
+    return Figure("Updates", sentence, run_keys(runs) if len(runs) > 1 else [], pictures)
+
+
+def _chart(runs: Sequence[Run], name: str) -> str:
+    """One number of all runs that have it; "" if none does."""
+    chart = _CHARTS[name]
+    curves = [[(x, max(y, chart.floor)) for x, y in mean_points(run, name)] for run in runs]
+    points = [point for curve in curves for point in curve]
+    if not points:
+        return ""
+    last, values = max(x for x, _ in points), [y for _, y in points]
+    low, high = min(0.0, *values), max(chart.top, *values)
+    plot = Plot(f"{chart.words} over transitions", (0, last), (low, high + 0.05 * (high - low)), size=HALF)
+    plot.axes("transitions", chart.words, y_format=chart.written)
+    for number, curve in enumerate(curves):
+        plot.line(curve, look(number))
+    return plot.text
