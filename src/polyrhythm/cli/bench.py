@@ -11,7 +11,7 @@ learning    lock-step against full asynchrony: areas under learning curves, and 
 algorithms  every policy loss under growing staleness: areas under learning curves (an hour; drawer needs metaworld)
 overlap     stages that sleep, in four modes, beside the limit; NAME=VALUE words change the scene: env_batches rows
             simulators generators sim_latency infer_latency train_latency episode_steps max_lag seed
-fidelity    ten such scenes, live and simulated (25 minutes)
+fidelity    ten such scenes, live and simulated (half an hour)
 batching    auto against the best fixed batching of a grid, simulated (half an hour)
 papers      tables of the RL-VLA3 and ROLL Flash papers beside what the simulated cluster says (a quarter of an hour)
 peers       Sample Factory, TorchRL, Stable-Baselines3 and a plain loop on the workloads of overlap and throughput;

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from polyrhythm.observe.report.figures import HALF, Figure, look, run_keys
 from polyrhythm.observe.report.read import Run, mean_points
-from polyrhythm.observe.report.svg import Plot, percent, short
+from polyrhythm.observe.report.svg import Plot
 
 
 class Chart(NamedTuple):
-    """What a metric is called and how its values are written; the axis goes up to `top` at least, and a value below
-    `floor` is drawn there."""
+    """What a metric is called and times what it is drawn; the axis goes up to `top` at least, and what is below `floor`
+    is drawn there."""
 
     words: str
-    written: Callable[[float], str] = short
+    factor: float = 1.0
     top: float = 0.0
     floor: float = -math.inf
 
@@ -24,7 +24,7 @@ class Chart(NamedTuple):
 _CHARTS = {
     "train/actor/proximal_approx_kl": Chart("KL from proximal, nats"),
     "train/actor/behav_approx_kl": Chart("KL from behaviour, nats"),
-    "train/actor/clip_fraction": Chart("share of entries clipped", percent, top=0.05),
+    "train/actor/clip_fraction": Chart("entries clipped, %", factor=100.0, top=5.0),
     "train/actor/entropy_loss": Chart("entropy, nats"),
     "train/actor/grad_norm": Chart("gradient norm before clipping"),
     # A critic that has hardly begun may be any number of times worse than none.
@@ -48,14 +48,14 @@ def updates(runs: Sequence[Run]) -> Figure | None:
 def _chart(runs: Sequence[Run], name: str) -> str:
     """One number of all runs that have it; "" if none does."""
     chart = _CHARTS[name]
-    curves = [[(x, max(y, chart.floor)) for x, y in mean_points(run, name)] for run in runs]
+    curves = [[(x, max(chart.factor * y, chart.floor)) for x, y in mean_points(run, name)] for run in runs]
     points = [point for curve in curves for point in curve]
     if not points:
         return ""
     last, values = max(x for x, _ in points), [y for _, y in points]
     low, high = min(0.0, *values), max(chart.top, *values)
     plot = Plot(f"{chart.words} over transitions", (0, last), (low, high + 0.05 * (high - low)), size=HALF)
-    plot.axes("transitions", chart.words, y_format=chart.written)
+    plot.axes("transitions", chart.words)
     for number, curve in enumerate(curves):
         plot.line(curve, look(number))
     return plot.text
