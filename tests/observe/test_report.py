@@ -144,7 +144,7 @@ def test_one_run_has_every_figure_and_every_table(run: Callable[..., Path]) -> N
     assert "was killed by SIGKILL" in text
     assert "slot 10" in text
     labels = re.findall(r'aria-label="([^"]* over transitions)"', text)
-    assert labels[1:3] == ["KL from behaviour, nats over transitions", "explained variance over transitions"]
+    assert labels[1:3] == ["KL from behaviour, 10⁻³ nats over transitions", "explained variance over transitions"]
     assert ">-1<" in text
     assert ">-2<" not in text, "a value far below -1 is drawn at -1"
     assert list(folder.glob("*.part")) == []
