@@ -243,8 +243,9 @@ def test_results_in_words() -> None:
     result = {
         "after": {"successes": 117, "episodes": 160, "rate": 0.73125, "low": 0.6577, "high": 0.7939},
         "lag": 1.23456,
+        "turns": [581.8333, 2],
     }
-    assert show.lines(result) == "lag: 1.235\nafter: 73% [66, 79], 117 of 160 episodes"
+    assert show.lines(result) == "lag: 1.235\nturns: 581.8, 2\nafter: 73% [66, 79], 117 of 160 episodes"
 
 
 def test_where_nothing_ever_succeeded_the_return_leads() -> None:

@@ -121,4 +121,6 @@ def _value(value: Any, succeeded: bool) -> str:
         return earned(value)
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_value(part, succeeded)}" for name, part in value.items())
+    if isinstance(value, list) and value:
+        return ", ".join(_value(part, succeeded) for part in value)
     return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)
