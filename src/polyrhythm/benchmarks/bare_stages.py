@@ -35,17 +35,17 @@ Context = zmq.Context[zmq.Socket[bytes]]
 _WARM_UP_S, _LONGER_S, _PATIENCE_S = 1.0, 0.5, 0.5
 
 
-def rate(scene: Scene, most: int, seconds: float = 6.0, turn: int = 0) -> float:
+def rate(scene: Scene, most: int, seconds: float = 6.0) -> float:
     """Transitions per second, in a run of `seconds` after a warm-up. Returns once all its processes have ended.
 
-    most: env batches that a pass serves at most. turn: each draws other times.
+    most: env batches that a pass serves at most.
     """
     with ExitStack() as stack:
         memory = RunMemory({})
         stack.callback(memory.remove)
         folder = str(memory.folder)
-        workers = [stack.enter_context(closing(worker)) for worker in _workers(scene, folder, turn)]
-        context = stack.enter_context(_context())
+        workers = [stack.enter_context(closing(worker)) for worker in _workers(scene, folder)]
+        context = stack.enter_context(Context())
         inbox = stack.enter_context(closing(Inbox(context, endpoint("ipc", folder, "main"))))
         generators = [_outbox(stack, context, folder, f"generator-{number}") for number in range(scene.generators)]
         for worker in workers:
@@ -58,9 +58,9 @@ def rate(scene: Scene, most: int, seconds: float = 6.0, turn: int = 0) -> float:
     return served * scene.rows / seconds
 
 
-def _workers(scene: Scene, folder: str, turn: int) -> Iterator[Worker]:
+def _workers(scene: Scene, folder: str) -> Iterator[Worker]:
     """A process for each simulator and generator."""
-    told = {"folder": folder, "scene": scene.model_dump(), "seed": f"{scene.seed}/{turn}"}
+    told = {"folder": folder, "scene": scene.model_dump()}
     each = scene.env_batches // scene.simulators
     for first in range(0, scene.env_batches, each):
         yield Worker(f"{__name__}:simulator", **told, first=first, count=each)
@@ -90,17 +90,18 @@ def _conduct(inbox: Inbox, generators: list[Outbox], most: int, seconds: float) 
 
 
 @contextmanager
-def simulator(folder: str, scene: dict[str, Any], seed: str, first: int, count: int) -> Iterator[Answer]:
+def simulator(folder: str, scene: dict[str, Any], first: int, count: int) -> Iterator[Answer]:
     """The env batches `first` and after, each in its thread."""
-    law = parse_distribution(Scene.model_validate(scene).sim_latency)
+    settings = Scene.model_validate(scene)
+    law = parse_distribution(settings.sim_latency)
     numbers = range(first, first + count)
     with ExitStack() as stack:
-        context = stack.enter_context(_context())
+        context = stack.enter_context(Context())
         inboxes = [stack.enter_context(closing(Inbox(context, endpoint("ipc", folder, str(n))))) for n in numbers]
         main = _outbox(stack, context, folder, "main")
 
         def step(number: int, inbox: Inbox, until: float) -> None:
-            rng, own = random.Random(f"{seed}/{number}"), array("H", [number]).tobytes()
+            rng, own = random.Random(f"{settings.seed}/{number}"), array("H", [number]).tobytes()
             while time.monotonic() < until:
                 time.sleep(law.sample(rng))
                 main.send(own)
@@ -115,12 +116,12 @@ def simulator(folder: str, scene: dict[str, Any], seed: str, first: int, count: 
 
 
 @contextmanager
-def generator(folder: str, scene: dict[str, Any], seed: str, number: int) -> Iterator[Answer]:
+def generator(folder: str, scene: dict[str, Any], number: int) -> Iterator[Answer]:
     """Sleeps for a pass, then answers each of it."""
-    settings, rng = Scene.model_validate(scene), random.Random(f"{seed}/generator-{number}")
-    cost = parse_cost(settings.infer_latency)
+    settings = Scene.model_validate(scene)
+    cost, rng = parse_cost(settings.infer_latency), random.Random(f"{settings.seed}/generator-{number}")
     with ExitStack() as stack:
-        context = stack.enter_context(_context())
+        context = stack.enter_context(Context())
         inbox = stack.enter_context(closing(Inbox(context, endpoint("ipc", folder, f"generator-{number}"))))
         main = _outbox(stack, context, folder, "main")
         env_batches = [_outbox(stack, context, folder, str(other)) for other in range(settings.env_batches)]
@@ -138,15 +139,6 @@ def generator(folder: str, scene: dict[str, Any], seed: str, number: int) -> Ite
                 main.send(array("H", [number, len(asked)]).tobytes())
 
         yield answer
-
-
-@contextmanager
-def _context() -> Iterator[Context]:
-    context: Context = zmq.Context()
-    try:
-        yield context
-    finally:
-        context.destroy(linger=0)
 
 
 def _outbox(stack: ExitStack, context: Context, folder: str, name: str) -> Outbox:

@@ -8,8 +8,7 @@ measured in live runs of a scene that is none of the ten, by the conductor's eve
 
 less the mean of its law, over all steps but those that begin an episode. A setting is then simulated with the mean of
 these two numbers before and after its own live run, since a machine is not always equally fast, in a scene whose passes
-cost what the setting's do, since cores that have slept longer wake later. Each turn has a seed of its own: a few
-thousand steps that are drawn again would not come closer to the mean of their law.
+cost what the setting's do, since cores that have slept longer wake later. Each turn has a seed of its own.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def run(versions: int = 8, repeats: int = 3, settings: Sequence[Setting] = SETTI
     known: tuple[Scene, Plumbing] | None = None
     for turn in range(repeats):
         for usual in settings:
-            setting = replace(usual, scene=usual.scene.model_copy(update={"seed": usual.scene.seed + turn}))
+            setting = replace(usual, scene=usual.scene.of_turn(turn))
             scene = _CALIBRATION.model_copy(update={"infer_latency": setting.scene.infer_latency})
             before = known[1] if known and known[0] == scene else calibrate(scene)
             rate = live(setting, versions)

@@ -46,7 +46,7 @@ def run(scene: Scene, versions: int = 12, repeats: int = 3) -> dict[str, Any]:
             costs.append(measure(runs[mode], versions))
             rate = scene.transitions / costs[-1].seconds_per_version
             log.info("turn %d, %s: %.0f transitions/s, limit %.0f", turn + 1, mode, rate, limit)
-        bare.append(bare_stages.rate(scene, max(1, best["max_rows"] // scene.rows), turn=turn))
+        bare.append(bare_stages.rate(scene.of_turn(turn), max(1, best["max_rows"] // scene.rows)))
         log.info("turn %d, bare stages: %.0f transitions/s", turn + 1, bare[-1])
     expected = {mode: scenes.simulated(scene, mode, batching(mode, best)) for mode in MODES}
     return {

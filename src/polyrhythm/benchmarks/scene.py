@@ -93,6 +93,10 @@ class Scene(Section):
         """Of a version."""
         return self.samples * self.episode_steps
 
+    def of_turn(self, turn: int) -> Scene:
+        """The same scene, with a seed of its own for each turn: times that are drawn again say no more of their law."""
+        return self.model_copy(update={"seed": self.seed + turn})
+
     def settled(self) -> Scene:
         """The same scene with a law for training: a share is one of the simulated lock-step rollout."""
         share = _SHARE.fullmatch(self.train_latency)

@@ -69,9 +69,8 @@ def page(runs: Sequence[Run]) -> str:
     title = f"{len(runs)} runs compared" if several else runs[0].label
     parts = [f"<h1>{escape(title)}</h1>", *_heads(runs)]
     parts.append(_section("Results", tables.results(runs), "" if several else tables.by_task(runs[0])))
-    drawn = [figures.success(runs), updates.updates(runs), figures.throughput(runs), figures.utilisation(runs)]
-    drawn.append(figures.lag(runs))
-    parts += [_figure(figure) for figure in drawn if figure is not None]
+    draw = (figures.success, updates.updates, figures.throughput, figures.utilisation, figures.lag)
+    parts += [_figure(figure) for drawn in draw if (figure := drawn(runs)) is not None]
     parts += _timelines(runs)
     wall = bars.wall_time(runs)
     if wall is not None:
