@@ -73,8 +73,8 @@ def start(number, row, *, task=0, resume=False, attempt=1, evaluation=""):
     return StartRows("s", "e/0", (Grant(row, ticket, resume),))
 
 
-def finish(number, reward, steps, *, end=End.TERMINATED, success=False, attempt=1):
-    return SampleFinished("s", 0, number, attempt, "h", end, steps, steps, 0, 0, success, reward)
+def finish(number, reward, steps, *, end=End.TERMINATED, success=False, attempt=1, metrics=()):
+    return SampleFinished("s", 0, number, attempt, "h", end, steps, steps, 0, 0, success, reward, metrics)
 
 
 def told(episodes, *heard):
@@ -117,6 +117,22 @@ def test_means_are_over_episodes_and_by_task_where_there_are_several():
         "env/return": 1.0,
         "env/success_once": pytest.approx(1 / 3),
         "env/episode_len": 6.0,
+    }
+
+
+def test_the_environments_own_metrics_are_means_over_the_episodes_that_have_them():
+    heard = (
+        start(0, 0),
+        start(1, 1),
+        start(2, 2),
+        finish(0, 1.0, 4, metrics=(("push", 1.0), ("slip", 4.0))),
+        finish(1, 1.0, 4, metrics=(("push", 2.0),)),
+        finish(2, 1.0, 4, end=End.SEGMENT),
+    )
+    figures = told(Episodes(tasks=1), *heard)
+    assert {name: value for name, value in figures.items() if name.startswith("env/metrics/")} == {
+        "env/metrics/push": 1.5,
+        "env/metrics/slip": 4.0,
     }
 
 

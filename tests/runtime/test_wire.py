@@ -23,6 +23,7 @@ MESSAGES = [
     *(r.StationLost("s", 1, "ended by SIGKILL"), r.RequestArrived("s", 0, "e/0", 3, 4, 2, "s.0.1", True)),
     *(r.BatchDone("g", 0, 8, 3), r.SampleFailed("s", 0, 7, 1, "step: RuntimeError: ä")),
     *(r.SampleFinished("s", 0, 7, 1, "5", end, 3, 30, 1, 2, True, -0.5) for end in r.End),
+    r.SampleFinished("s", 0, 7, 1, "5", r.End.TRUNCATED, 3, 30, 1, 2, True, -0.5, (("push", 0.25), ("slip", -1e300))),
     *(r.UpdateDone("t", 0, 4), r.Published("t", 0, 2), r.WeightsApplied("g", 0, 2), r.Checkpointed("t", 1, 6)),
     *(r.CancelRow("s", "e/0", 7, 1), r.RefuseRequest("s", "e/0", 9, "cancelled")),
     *(r.Serve("g", r.Batch(8, "g", (REQUEST, REQUEST))), r.ApplyWeights("g", 3)),

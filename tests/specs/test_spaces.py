@@ -40,6 +40,9 @@ def spec(**changes: Any) -> EnvSpec:
         ),
         (lambda: spec(tasks=()), "one task or more"),
         (lambda: spec(tasks=(Task("a", "x"), Task("a", "y"))), r"got \['a', 'a'\]"),
+        (lambda: spec(metrics={"a/b": "last"}), "letters, digits and _.-, letter first, 64 at most; got 'a/b'"),
+        (lambda: spec(metrics={"x": "median"}), "metric x is last, sum, mean, max of its steps; got 'median'"),
+        (lambda: spec(metrics={f"x{i}": "last" for i in range(33)}), "at most 32 metrics, got 33"),
         (lambda: spec(max_steps=0), "max_steps is 1 or more, got 0"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from polyrhythm.flow.sharding import shard
 from polyrhythm.runtime.arena import ArenaLayout, RequestView, in_memory
 from polyrhythm.runtime.blocks import BlockPool
 from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION, Reply, Start
-from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task, Trajectory
+from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, Aggregate, ArraySpec, EnvSpec, Task, Trajectory
 from polyrhythm.stations.simulator import Simulator
 from polyrhythm.stations.slot import StepSettings
 
@@ -29,7 +29,15 @@ class Counting:
     reset.
     """
 
-    def __init__(self, rows: int, *, reset_rows: bool = True, step_rows: bool = True, features: int = 3) -> None:
+    def __init__(
+        self,
+        rows: int,
+        *,
+        reset_rows: bool = True,
+        step_rows: bool = True,
+        features: int = 3,
+        metrics: Mapping[str, Aggregate] | None = None,
+    ) -> None:
         self.rows = rows
         self.spec = EnvSpec(
             observation={"x": ArraySpec((features,), "float32")},
@@ -38,6 +46,7 @@ class Counting:
             max_steps=MAX_STEPS,
             reset_rows=reset_rows,
             step_rows=step_rows,
+            metrics=metrics or {},
         )
         self.state = np.zeros((rows, 3), np.float32)
         self.stepped = np.zeros(rows, np.int64)

@@ -9,7 +9,8 @@ heavy imports happen inside the functions. What it may say of itself besides (`n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -24,13 +25,15 @@ RowNumbers = Sequence[int] | NDArray[np.intp]
 class StepResult(NamedTuple):
     """Outcome of one primitive env step for n rows, in the order asked: each [n].
 
-    `truncated` is the time limit; `success` is the task's own measure at this step.
+    `truncated` is the time limit; `success` is the task's own measure at this step; `metrics` has a number for each
+    name of `spec.metrics`, NaN where this step has none, and nothing else.
     """
 
     reward: NDArray[np.float32]
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
     success: NDArray[np.bool_]
+    metrics: Mapping[str, NDArray[np.floating]] = MappingProxyType({})
 
 
 @runtime_checkable

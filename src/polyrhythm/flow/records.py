@@ -191,6 +191,7 @@ class SampleFinished:
     """A row's episode or segment is complete and lies at `handle`.
 
     handle: "" for an evaluation's, whose trajectory is not kept. oldest, newest: behaviour versions in it.
+    metrics: (name, number) of the whole episode by the environment's own metrics, once it ended.
     After `End.SEGMENT` the row is parked in mid-episode and asks for a continuation; otherwise it is free.
     """
 
@@ -206,6 +207,7 @@ class SampleFinished:
     newest: int
     success: bool
     episode_return: float
+    metrics: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +396,7 @@ class SampleEvaluated:
     success: bool
     episode_return: float
     version: int
+    metrics: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

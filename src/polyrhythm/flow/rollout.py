@@ -165,6 +165,7 @@ class Rollout:
             event.success,
             event.episode_return,
             event.oldest,
+            event.metrics,
         )
         return [result, ReleasePayloads((event.handle,))]
 

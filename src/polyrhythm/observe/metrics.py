@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 GROUPS: Mapping[str, str] = {
     "env": (
         "training episodes that ended since the update before, absent if none did: episodes (how many), return, "
-        "success_once (also by task index, /task_N), episode_len in env steps; samples of the update (episodes or "
-        "segments): sample_env_steps, sample_chunk_steps"
+        "success_once (also by task index, /task_N), episode_len in env steps, the environment's own as metrics/NAME; "
+        "samples of the update (episodes or segments): sample_env_steps, sample_chunk_steps"
     ),
     "staleness": (
         "trainer's version minus a sample's oldest behaviour version: lag_mean, lag_max; samples in whose middle new "
@@ -50,7 +50,8 @@ GROUPS: Mapping[str, str] = {
         "all parts of the run"
     ),
     "evaluation": (
-        "held-out episodes, greedy/, sampled/ and swapped/: rate of success, low, high (Wilson 95%), mean_return"
+        "held-out episodes, greedy/, sampled/ and swapped/: rate of success, low, high (Wilson 95%), mean_return, the "
+        "environment's own as metrics/NAME"
     ),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 from typing import Any
 
 from polyrhythm.errors import RunHalted
@@ -34,7 +35,8 @@ def held_out(count: int, seed: int, tasks: int, *, greedy: bool, swap: bool = Fa
 
 
 def tally(results: Iterable[SampleEvaluated], tasks: Sequence[Task]) -> dict[str, Any]:
-    """successes, episodes, rate, low, high (Wilson 95%), mean_return; `tasks`: the same by name if there are several.
+    """successes, episodes, rate, low, high (Wilson 95%), mean_return; `metrics`: means of the environment's own, if it
+    has any; `tasks`: the same by name if there are several.
 
     Raises RunHalted if every episode was dropped, or one earned what is no number.
     """
@@ -56,4 +58,15 @@ def tally(results: Iterable[SampleEvaluated], tasks: Sequence[Task]) -> dict[str
 
 def _tally(results: Sequence[SampleEvaluated]) -> dict[str, Any]:
     interval = wilson(sum(result.success for result in results), len(results))
-    return {**interval._asdict(), "mean_return": sum(result.episode_return for result in results) / len(results)}
+    mean_return = sum(result.episode_return for result in results) / len(results)
+    means = mean_metrics(result.metrics for result in results)
+    return {**interval._asdict(), "mean_return": mean_return, **({"metrics": means} if means else {})}
+
+
+def mean_metrics(episodes: Iterable[Sequence[tuple[str, float]]]) -> dict[str, float]:
+    """The mean of each of the environment's own metrics over the episodes that have it, by name."""
+    found: dict[str, list[float]] = {}
+    for metrics in episodes:
+        for name, number in metrics:
+            found.setdefault(name, []).append(number)
+    return {name: fmean(numbers) for name, numbers in sorted(found.items())}

@@ -124,6 +124,7 @@ class Evaluations:
             total = tallies[key] = tally(own, self._tasks)
             way, version = _WORDS[greedy, swap], results[0].version
             values = {f"evaluation/{way}/{part}": total[part] for part in _MEASURED}
+            values |= {f"evaluation/{way}/metrics/{name}": mean for name, mean in total.get("metrics", {}).items()}
             self._metrics.log(version, values, self._progress.summary()["total"])
             succeeded = f"success in {total['successes']}, " if total["successes"] or not total["mean_return"] else ""
             log.info(

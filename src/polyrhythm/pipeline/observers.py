@@ -15,6 +15,7 @@ from polyrhythm.flow import records
 from polyrhythm.flow.ledger import SampleLedger
 from polyrhythm.observe import MetricsWriter, TraceWriter
 from polyrhythm.pipeline.account import Account, Stations
+from polyrhythm.pipeline.episodes import mean_metrics
 from polyrhythm.pipeline.tempo import Tempo
 from polyrhythm.runtime.messages import Report
 
@@ -31,14 +32,16 @@ class _Episode:
     task: int
     reward: float = 0.0
     env_steps: int = 0
+    metrics: Sequence[tuple[str, float]] = ()
 
 
 class Episodes:
     """The training episodes that ended, whole ones: segments of one episode are put together again.
 
     figures: at an update's report, of the episodes that ended since the one before: env/episodes, env/return,
-    env/success_once (also by task where there are several), env/episode_len. Empty if none ended. recent: success and
-    return of the last ones. It must be told before those who read it.
+    env/success_once (also by task where there are several), env/episode_len, and env/metrics/NAME by the environment's
+    own metrics. Empty if none ended. recent: success and return of the last ones. It must be told before those who
+    read it.
     """
 
     def __init__(self, tasks: int) -> None:
@@ -81,6 +84,7 @@ class Episodes:
         episode.reward += sample.episode_return
         episode.env_steps += sample.env_steps
         if sample.end is not records.End.SEGMENT:
+            episode.metrics = sample.metrics
             self._ended.append((self._rows.pop(place), sample.success))
             self.recent.append((sample.success, episode.reward))
 
@@ -96,6 +100,8 @@ class Episodes:
         for task in range(self._tasks) if self._tasks > 1 else ():
             if own := [success for episode, success in ended if episode.task == task]:
                 self.figures[f"env/success_once/task_{task}"] = fmean(own)
+        means = mean_metrics(episode.metrics for episode, _ in ended)
+        self.figures |= {f"env/metrics/{name}": mean for name, mean in means.items()}
 
 
 class UpdateMetrics:

@@ -3,7 +3,7 @@
 Standard library and numpy only.
 """
 
-from polyrhythm.specs.spaces import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
+from polyrhythm.specs.spaces import INSTRUCTION, PROGRESS, ActionSpec, Aggregate, ArraySpec, EnvSpec, Task
 from polyrhythm.specs.trajectory import Trajectory
 
-__all__ = ["INSTRUCTION", "PROGRESS", "ActionSpec", "ArraySpec", "EnvSpec", "Task", "Trajectory"]
+__all__ = ["INSTRUCTION", "PROGRESS", "ActionSpec", "Aggregate", "ArraySpec", "EnvSpec", "Task", "Trajectory"]

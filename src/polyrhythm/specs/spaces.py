@@ -6,9 +6,10 @@ the two never import each other.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -16,6 +17,10 @@ import numpy as np
 INSTRUCTION = "instruction"
 #: Observation key that the simulator station adds: env steps done / `EnvSpec.max_steps`, float32 [], in 0..1.
 PROGRESS = "progress"
+#: How a metric of single env steps becomes one number of the episode.
+Aggregate = Literal["last", "sum", "mean", "max"]
+#: Metrics that an environment may declare, and what they may be called.
+MAX_METRICS, METRIC_NAME = 32, re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,7 @@ class EnvSpec:
     max_steps: primitive env steps after which an episode is truncated.
     reset_rows: rows can be reset on their own; otherwise the batch's episodes begin together.
     step_rows: rows can be stepped on their own; otherwise a parked row gets a no-op whose output is discarded.
+    metrics: name → how the values of `StepResult.metrics` become one of the episode; at most `MAX_METRICS`.
     ValueError: something of it cannot be.
     """
 
@@ -96,6 +102,7 @@ class EnvSpec:
     max_steps: int
     reset_rows: bool = True
     step_rows: bool = True
+    metrics: Mapping[str, Aggregate] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.observation.keys() & {INSTRUCTION, PROGRESS}:
@@ -107,3 +114,15 @@ class EnvSpec:
             raise ValueError(f"an environment has one task or more, each with a name of its own; got {names}")
         if self.max_steps < 1:
             raise ValueError(f"an environment's max_steps is 1 or more, got {self.max_steps}")
+        check_metrics(self.metrics)
+
+
+def check_metrics(metrics: Mapping[str, str]) -> None:
+    """Raise ValueError unless these are names and aggregates of metrics, and not too many."""
+    if len(metrics) > MAX_METRICS:
+        raise ValueError(f"an environment has at most {MAX_METRICS} metrics, got {len(metrics)}")
+    for name, aggregate in metrics.items():
+        if not METRIC_NAME.fullmatch(name):
+            raise ValueError(f"a metric's name is of letters, digits and _.-, letter first, 64 at most; got {name!r}")
+        if aggregate not in get_args(Aggregate):
+            raise ValueError(f"metric {name} is {', '.join(get_args(Aggregate))} of its steps; got {aggregate!r}")

@@ -93,7 +93,9 @@ def whole_batch(env: EnvBatch) -> Step:
     def step(rows: NDArray[np.intp], actions: NDArray[Any]) -> StepResult:
         whole = idle.astype(actions.dtype)
         whole[rows] = actions
-        return StepResult(*(array[rows] for array in env.step(every, whole)))  # type: ignore[arg-type]
+        *arrays, metrics = env.step(every, whole)
+        picked = (array[rows] for array in arrays)
+        return StepResult(*picked, {name: values[rows] for name, values in metrics.items()})  # type: ignore[arg-type]
 
     return step
 

@@ -18,6 +18,7 @@ from polyrhythm.runtime.arena import Arena
 from polyrhythm.runtime.messages import Reply, Start
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.chunk import step_chunk, whole_batch
+from polyrhythm.stations.env_metrics import EpisodeMetrics
 from polyrhythm.stations.guard import EnvFault, GuardedEnv
 from polyrhythm.stations.slot import Pending, Slot, Source, StepSettings
 
@@ -50,11 +51,13 @@ class EnvHost:
     ) -> None:
         refuse_segments(env.spec, settings.segment_steps)
         self.env, self.info = GuardedEnv(env), info
-        self.slots = {slot.slot: Slot(slot, self.env, settings, arena, source) for slot in info.slots}
+        metrics = EpisodeMetrics(env.spec.metrics, env.rows) if env.spec.metrics else None
+        self.slots = {slot.slot: Slot(slot, self.env, settings, arena, source, metrics) for slot in info.slots}
         self.chunk_steps = 0
         self._whole = not env.spec.step_rows
         self._joint = self._whole or settings.join
-        self._step = whole_batch(self.env) if self._whole else self.env.step
+        step = whole_batch(self.env) if self._whole else self.env.step
+        self._step = metrics.watching(step) if metrics else step
         self._together = self._joint or not info.reset_rows
         self._hold = settings.action_repeat
         self._todo: deque[Slot] = deque()

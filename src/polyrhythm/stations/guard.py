@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ class GuardedEnv:
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         result: StepResult = self._call("step", self._inner.step, rows, actions)
         if len(rows) not in self._seen:
-            _refuse_misshapen(result, len(rows))
+            _refuse_misshapen(result, len(rows), self.spec.metrics)
             self._seen.add(len(rows))
         return result
 
@@ -64,12 +64,18 @@ class GuardedEnv:
             self.seconds += time.monotonic() - begin
 
 
-def _refuse_misshapen(result: StepResult, rows: int) -> None:
-    """Raise RunHalted unless these are [rows] numbers and flags."""
+def _refuse_misshapen(result: StepResult, rows: int, metrics: Collection[str]) -> None:
+    """Raise RunHalted unless these are [rows] numbers and flags, and a [rows] number for each of these metrics."""
     if not isinstance(result, StepResult):
         raise RunHalted(f"the environment's step gave {type(result).__name__}, a StepResult is wanted; mend it")
-    for name, array in result._asdict().items():
-        kinds, wanted = ("fiub", "numbers") if name == "reward" else ("b", "bool")
+    if set(result.metrics) != set(metrics):
+        raise RunHalted(
+            f"the environment's step gave the metrics {sorted(result.metrics)}, its spec declares {sorted(metrics)}; "
+            "make them equal (NaN says that a step has no number)"
+        )
+    arrays = {name: array for name, array in result._asdict().items() if name != "metrics"}
+    for name, array in {**arrays, **{f"metrics[{name}]": array for name, array in result.metrics.items()}}.items():
+        kinds, wanted = ("b", "bool") if name in ("terminated", "truncated", "success") else ("fiub", "numbers")
         found = np.asarray(array)
         if not isinstance(array, np.ndarray) or found.shape != (rows,) or found.dtype.kind not in kinds:
             raise RunHalted(

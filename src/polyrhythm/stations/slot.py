@@ -19,6 +19,7 @@ from polyrhythm.flow.records import End, Event, Grant, RequestArrived, SampleFai
 from polyrhythm.runtime.arena import Arena, Entries, RequestView, numbers
 from polyrhythm.runtime.messages import ACTIONS, VERSION, Reply
 from polyrhythm.stations.chunk import ChunkResult
+from polyrhythm.stations.env_metrics import EpisodeMetrics
 from polyrhythm.stations.recorder import Recorder
 from polyrhythm.stations.rows import Index, Rows, as_index
 
@@ -63,13 +64,21 @@ class Pending:
 
 
 class Slot:
-    """One slot of `env`. env_steps: that its rows have executed."""
+    """One slot of `env`. env_steps: that its rows have executed. metrics: of the env batch's episodes, if it has any."""
 
-    def __init__(self, info: SlotInfo, env: EnvBatch, settings: StepSettings, arena: Arena, source: Source) -> None:
+    def __init__(
+        self,
+        info: SlotInfo,
+        env: EnvBatch,
+        settings: StepSettings,
+        arena: Arena,
+        source: Source,
+        metrics: EpisodeMetrics | None = None,
+    ) -> None:
         self.name, self.first = info.slot, info.first
         self.pending: list[Pending] = []
         self.answered = False
-        self._settings, self._arena, self._source = settings, arena, source
+        self._settings, self._arena, self._source, self._metrics = settings, arena, source, metrics
         self.env_steps = 0
         self._max_steps, self._stride = env.spec.max_steps, settings.chunk * settings.action_repeat
         self._recorder = Recorder(info, env, arena)
@@ -125,6 +134,8 @@ class Slot:
                 self._recorder.restore(pending.block, parked, self._rows.before[row] / self._max_steps)
         fresh = np.array([row for row, grant in zip(rows, grants, strict=True) if not grant.resume], np.intp)
         if len(fresh):
+            if self._metrics:
+                self._metrics.begin(self._numbers[fresh])
             self._recorder.observe(fresh, self._rows.entries(fresh), 0.0)
 
     # ------------------------------------------------------------ ask
@@ -243,6 +254,7 @@ class Slot:
                 newest=int(state.newest[row]),
                 success=success,
                 episode_return=float(state.returns[row]),
+                metrics=self._metrics.of(self.first + row) if self._metrics and end is not End.SEGMENT else (),
             )
         )
 
