@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, get_args
 
 import pytest
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, computed_field
 
 from polyrhythm.config.load import merge, validate
 from polyrhythm.config.rollout import DynamicBatching, LockstepBatching
@@ -22,6 +22,32 @@ class Thing(BaseModel):
     type: str
     size: int = 1
     flavour: Literal["sweet", "salty"] = "sweet"
+
+
+class Part(BaseModel):
+    """A section of a user's own settings."""
+
+    width: int = 1
+
+
+class Careless(BaseModel):
+    """A user's own settings, of a class that says nothing of unknown keys."""
+
+    type: str
+    size: int = 1
+    part: Part = Part()
+
+    @computed_field
+    @property
+    def area(self) -> int:
+        return self.size * self.part.width
+
+
+class Taking(BaseModel):
+    """A user's own settings that keep whatever they are given."""
+
+    model_config = ConfigDict(extra="allow")
+    type: str
 
 
 class Typeless(BaseModel):
@@ -147,6 +173,15 @@ def test_config_is_frozen() -> None:
         ({"env": {"size": "big"}}, ["env.size = 'big'", "whole number"]),
         ({"env": {"sise": 3}}, ["env.sise = 3", "did you mean size?"]),
         ({"env": {"flavour": "swet"}}, ["env.flavour = 'swet'", "did you mean sweet?"]),
+        (
+            {"env": {"type": f"{__name__}:Careless", "sise": 3}},
+            ["env.sise = 3", "did you mean size?", "the keys of env are type, size, part"],
+        ),
+        ({"policy": {"type": f"{__name__}:Careless", "sise": 3}}, ["policy.sise = 3", "did you mean size?"]),
+        (
+            {"env": {"type": f"{__name__}:Careless", "part": {"widht": 3}}},
+            ["env.part.widht = 3", "did you mean width?", "the keys of env.part are width"],
+        ),
         ({"env": None}, ["env = None", "type", "metaworld"]),
         ({"env": {"type": "gymnasum"}}, ["env.type = 'gymnasum'", "did you mean gymnasium?"]),
         ({"policy": {"type": "tiny_vl"}}, ["policy.type = 'tiny_vl'", "did you mean tiny_vla?"]),
@@ -162,6 +197,18 @@ def test_wrong_keys_and_values_name_path_value_and_remedy(change: dict[str, Any]
         assert part in message
     assert "pydantic.dev" not in message
     assert "\n" not in message
+
+
+def test_what_own_settings_compute_is_saved_and_read_again() -> None:
+    env = {"type": f"{__name__}:Careless", "size": 3, "part": {"width": 2}}
+    saved = validate({**BASE, "env": env}).model_dump(mode="json")
+    assert saved["env"]["area"] == 6
+    assert validate(saved).env == Careless(**env)
+
+
+def test_own_settings_that_allow_any_key_keep_it() -> None:
+    taken = validate({**BASE, "env": {"type": f"{__name__}:Taking", "colour": "red"}}).env
+    assert taken.model_extra == {"colour": "red"}
 
 
 @pytest.mark.parametrize(

@@ -45,15 +45,21 @@ def expand(value: Any) -> Any:
 
 
 def resolve(kind: Kind, value: Any) -> BaseModel:
-    """The validated settings of an env or policy, given as their model, a mapping with `type`, or a short form."""
+    """The validated settings of an env or policy, given as their model, a mapping with `type`, or a short form.
+
+    A key that the model does not have is refused whatever the model does with such keys, in its sections too: a typing
+    error would be a default otherwise. Only a model that says extra="allow" keeps them.
+    """
     if isinstance(value, BaseModel):
         return value
     value = expand(value)
     if not isinstance(value, dict) or not isinstance(value.get("type"), str):
         raise Refusal("", value, f"a section with a type is needed; the known types are {', '.join(TABLE[kind])}")
     model = settings_class(kind, value["type"])
+    computed = model.model_computed_fields  # in what was saved, but not to be given
+    given = {key: item for key, item in value.items() if key not in computed}
     try:
-        return model.model_validate(value)
+        return model.model_validate(given, extra=None if model.model_config.get("extra") == "allow" else "forbid")
     except ValidationError as error:
         raise NestedRefusal(model, error) from error
 

@@ -51,7 +51,7 @@ class EpisodeMetrics:
         for name, number in numbers.items():
             if not math.isfinite(number) and name not in self._warned:
                 self._warned.add(name)
-                log.warning("env/metrics/%s: an episode gave %s, which is left out of the mean (said once)", name, number)
+                log.warning("env/metrics/%s: an episode gave %s, left out of the mean (said once)", name, number)
         return tuple((name, number) for name, number in numbers.items() if math.isfinite(number))
 
     def _number(self, name: str, row: int) -> float:

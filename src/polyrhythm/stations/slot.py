@@ -64,7 +64,7 @@ class Pending:
 
 
 class Slot:
-    """One slot of `env`. env_steps: that its rows have executed. metrics: of the env batch's episodes, if it has any."""
+    """One slot of `env`. env_steps: that its rows have executed. metrics: of the env batch's episodes, if any."""
 
     def __init__(
         self,
