@@ -34,6 +34,14 @@ def continuous_case() -> Case:
     return Case(settings.build, settings.spec())
 
 
+def several_tasks_case() -> Case:
+    light = {"id": "Pendulum-v1", "name": "light", "kwargs": {"g": 2.0}}
+    settings = GymnasiumSettings(
+        tasks=({"id": "Pendulum-v1"}, light), rename={"state": "swing"}, metrics=["effort"], max_steps=LIMIT
+    )
+    return Case(settings.build, settings.spec())
+
+
 def latency_case() -> Case:
     settings = LatencySettings(episode_steps=LIMIT, step_time="lognormal:10ms:0.8")
     return Case(lambda rows: LatencyBatch(settings, rows, lambda seconds: None), settings.spec())
@@ -56,6 +64,7 @@ def metaworld_state_case() -> Case:
 CASES = [
     pytest.param(gymnasium_case, id="gymnasium-discrete"),
     pytest.param(continuous_case, id="gymnasium-box"),
+    pytest.param(several_tasks_case, id="gymnasium-tasks"),
     pytest.param(latency_case, id="latency"),
     pytest.param(metaworld_case, id="metaworld", marks=pytest.mark.sim),
     pytest.param(metaworld_state_case, id="metaworld-state", marks=pytest.mark.sim),
@@ -107,8 +116,11 @@ def test_shapes_and_dtypes(batch):
     seen = observe(batch, rows)
     result = batch.step(rows, actions(batch, ROWS))
     assert all(np.isfinite(part).all() for part in seen.values())
-    assert all(part.shape == (ROWS,) for part in result)
-    assert [part.dtype for part in result] == [np.float32, np.bool_, np.bool_, np.bool_]
+    *parts, metrics = result
+    assert all(part.shape == (ROWS,) for part in parts)
+    assert [part.dtype for part in parts] == [np.float32, np.bool_, np.bool_, np.bool_]
+    assert metrics.keys() == batch.spec.metrics.keys()
+    assert all(part.shape == (ROWS,) and part.dtype.kind == "f" for part in metrics.values())
 
 
 def test_equal_task_and_seed_give_an_equal_episode_in_any_row_and_after_any_history(case, batch):

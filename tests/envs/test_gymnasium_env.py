@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text
 
+from polyrhythm.config.load import validate
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import ArraySpec
@@ -18,11 +19,15 @@ class Recorder(gymnasium.Env[Any, Any]):
     """Echoes: remembers the actions it got; ends with success at the third step."""
 
     def __init__(
-        self, action_space: gymnasium.Space[Any], observation_space: gymnasium.Space[Any] | None = None
+        self,
+        action_space: gymnasium.Space[Any],
+        observation_space: gymnasium.Space[Any] | None = None,
+        infos: tuple[dict[str, Any], ...] = ({}, {}, {}),
     ) -> None:
         self.action_space = action_space
         self.observation_space = observation_space or Box(0, 1, (2,), np.float64)
         self.got: list[Any] = []
+        self.infos = infos
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self.observation_space.seed(seed)
@@ -31,18 +36,61 @@ class Recorder(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.got.append(action)
         done = len(self.got) == 3
-        return self.observation_space.sample(), 1.0, done, False, {"is_success": done}
+        info = {"is_success": done, **self.infos[len(self.got) - 1]}
+        return self.observation_space.sample(), 1.0, done, False, info
 
 
 @pytest.fixture(autouse=True, scope="module")
 def recorder():
-    gymnasium.register("polyrhythm-test/Recorder-v0", Recorder)
+    gymnasium.register(ID, Recorder)
+    gymnasium.register(SHORT, Recorder, max_episode_steps=2)
+    gymnasium.register(LONG, Recorder, max_episode_steps=3)
     yield
-    gymnasium.registry.pop("polyrhythm-test/Recorder-v0")
+    for name in (ID, SHORT, LONG):
+        gymnasium.registry.pop(name)
 
 
-def settings(max_steps: int = 10, **kwargs: Any) -> GymnasiumSettings:
-    return GymnasiumSettings(id="polyrhythm-test/Recorder-v0", max_steps=max_steps, kwargs=kwargs)
+ID, SHORT, LONG = "polyrhythm-test/Recorder-v0", "polyrhythm-test/Short-v0", "polyrhythm-test/Long-v0"
+TWO = Dict({"a": Box(0, 1, (3,), np.float64), "b": Box(0, 1, (3,), np.float64)})
+
+
+class Doubled(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Observations times two."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.observation_space = Box(0, 2, (2,), np.float64)
+
+    def observation(self, observation: Any) -> Any:
+        return 2 * observation
+
+
+def plus(env: gymnasium.Env[Any, Any], by: float = 1.0) -> gymnasium.Env[Any, Any]:
+    space = Box(0, 9, (2,), np.float64)
+    return gymnasium.wrappers.TransformObservation(env, lambda observation: observation + by, space)
+
+
+def careless(env: gymnasium.Env[Any, Any]) -> None:
+    """It returns nothing."""
+
+
+def settings(max_steps: int = 10, rename: Any = None, metrics: Any = (), **kwargs: Any) -> GymnasiumSettings:
+    return GymnasiumSettings(id=ID, max_steps=max_steps, kwargs=kwargs, rename=rename or {}, metrics=metrics)
+
+
+def wrapping(*wrappers: Any) -> GymnasiumSettings:
+    return GymnasiumSettings(id=ID, max_steps=10, kwargs={"action_space": Discrete(2)}, wrappers=wrappers)
+
+
+def tasks(*kwargs: dict[str, Any]) -> GymnasiumSettings:
+    listed = tuple({"id": ID, "name": f"task {place}", "kwargs": own} for place, own in enumerate(kwargs))
+    return GymnasiumSettings(max_steps=10, tasks=listed)
+
+
+def seen(batch: Any, rows: int = 1) -> dict[str, Any]:
+    out = {key: np.zeros((rows, *spec.shape), spec.dtype) for key, spec in batch.spec.observation.items()}
+    batch.observe(range(rows), out)
+    return out
 
 
 def received(batch: Any) -> Any:
@@ -96,6 +144,107 @@ def test_success_comes_from_the_info():
     assert [bool(r.terminated[0]) for r in results] == [False, False, True]
 
 
+def test_observations_are_renamed_nested_ones_too():
+    space = Dict({"hand": Dict({"pos": Box(0, 1, (3,), np.float64)}), "image": Box(0, 255, (4, 4, 3), np.uint8)})
+    renamed = settings(action_space=Discrete(2), observation_space=space, rename={"hand.pos": "proprio"}).build(1)
+    plain = settings(action_space=Discrete(2), observation_space=space).build(1)
+    assert [*renamed.spec.observation] == ["proprio", "image"]
+    for batch in (renamed, plain):
+        batch.reset([0], [0], [7])
+    assert np.array_equal(seen(renamed)["proprio"], seen(plain)["hand.pos"])
+
+
+def test_one_array_is_renamed_from_state():
+    batch = settings(action_space=Discrete(2), rename={"state": "pole"}).build(1)
+    batch.reset([0], [0], [7])
+    assert seen(batch)["pole"].any()
+
+
+def test_wrappers_are_applied_in_order():
+    doubled = f"{__name__}:Doubled"
+    plain, first, last = (
+        wrapping(*wrappers).build(1)
+        for wrappers in (
+            (),
+            (doubled, f"{__name__}:plus"),
+            ({"apply": f"{__name__}:plus", "kwargs": {"by": 3}}, doubled),
+        )
+    )
+    for batch in (plain, first, last):
+        batch.reset([0], [0], [7])
+    state = seen(plain)["state"]
+    np.testing.assert_allclose(seen(first)["state"], 2 * state + 1, rtol=1e-6)
+    np.testing.assert_allclose(seen(last)["state"], 2 * (state + 3), rtol=1e-6)
+
+
+def test_several_tasks_have_instructions_and_a_row_is_reset_to_any_of_them():
+    heavy = {"id": "Pendulum-v1", "instruction": "swing it up where gravity is strong", "kwargs": {"g": 30.0}}
+    batch = GymnasiumSettings(tasks=({"id": "Pendulum-v1", "name": "usual"}, heavy), kwargs={"g": 10.0}).build(2)
+    assert [task.name for task in batch.spec.tasks] == ["usual", "swing it up where gravity is strong"]
+    assert [task.instruction for task in batch.spec.tasks] == ["Pendulum-v1", "swing it up where gravity is strong"]
+    ended = {}
+    for task in (0, 1, 0):
+        batch.reset([1], [task], [3])
+        batch.step([1], np.array([[0.5]], np.float32))
+        ended.setdefault(task, []).append(seen(batch, 2)["state"][1])
+    assert np.array_equal(*ended[0])
+    assert not np.array_equal(ended[0][0], ended[1][0])
+    assert [env.unwrapped.g for _, env in sorted(batch._made.items())] == [10.0, 30.0, 10.0, 30.0]
+    batch.close()
+
+
+def test_tasks_keep_their_own_time_limits():
+    listed = ({"id": SHORT}, {"id": LONG})
+    batch = GymnasiumSettings(tasks=listed, kwargs={"action_space": Discrete(2)}).build(2)
+    assert batch.spec.max_steps == 3
+    batch.reset([0, 1], [0, 1], [0, 0])
+    cut = [batch.step([0, 1], np.array([[0], [0]])).truncated.tolist() for _ in range(2)]
+    assert cut == [[False, False], [True, False]]
+
+
+def test_metrics_come_from_the_info_of_each_step():
+    infos = ({"force": 2.0, "part": {"x": np.float32(0.5)}}, {"force": np.array([4])}, {"slip": True, "force": None})
+    chosen = {"force": "sum", "slip": "last", "part.x": "mean"}
+    batch = settings(action_space=Discrete(2), infos=infos, metrics=chosen).build(1)
+    assert batch.spec.metrics == chosen
+    batch.reset([0], [0], [0])
+    found = [batch.step([0], np.array([[0]])).metrics for _ in range(3)]
+    np.testing.assert_array_equal([m["force"][0] for m in found], [2, 4, np.nan])
+    np.testing.assert_array_equal([m["slip"][0] for m in found], [np.nan, np.nan, 1])
+    np.testing.assert_array_equal([m["part.x"][0] for m in found], [0.5, np.nan, np.nan])
+
+
+def test_a_list_of_metrics_takes_the_last_of_each():
+    assert settings(action_space=Discrete(2), metrics=["force"]).metrics == {"force": "last"}
+
+
+def test_what_is_no_number_is_no_metric():
+    batch = settings(action_space=Discrete(2), infos=({"force": "much"},), metrics=["force"]).build(1)
+    batch.reset([0], [0], [0])
+    with pytest.raises(
+        ConfigError, match=r"env\.metrics\.force: the environment's info has 'much' there; name a number"
+    ):
+        batch.step([0], np.array([[0]]))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "id or tasks is wanted"),
+        ({"id": "CartPole-v1", "tasks": [{"id": "CartPole-v1"}]}, "id or tasks is wanted"),
+        ({"id": "CartPole-v1", "metrics": ["a/b"]}, "env.metrics = ['a/b']: a metric's name is of letters"),
+        ({"id": "CartPole-v1", "metrics": {"x": "median"}}, "env.metrics.x = 'median': did you mean mean? it must"),
+        ({"id": "CartPole-v1", "wrapper": ["m:f"]}, "did you mean wrappers?"),
+        ({"tasks": [{"id": "CartPole-v1", "instructions": "x"}]}, "env.tasks.0.instructions = 'x': no such key"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_in_a_sentence(given, said):
+    tree = {"policy": {"type": "gaussian"}, "training": {"versions": 1, "mini_batch_samples": 1}, "name": "x"}
+    with pytest.raises(ConfigError) as caught:
+        validate({**tree, "env": {"type": "gymnasium", **given}})
+    assert said in str(caught.value)
+
+
 def test_the_registered_limit_is_the_default():
     assert GymnasiumSettings(id="CartPole-v1").spec().max_steps == 500
 
@@ -109,6 +258,29 @@ def test_the_registered_limit_is_the_default():
         (GymnasiumSettings(id="CartPole-v1", kwargs={"colour": "red"}), "cannot be made with kwargs {'colour': 'red'}"),
         (settings(0, action_space=Discrete(2)), "registers no time limit; set max_steps above 0"),
         (settings(action_space=Text(3)), "wrap them into a float Box"),
+        (
+            settings(action_space=Discrete(2), rename={"states": "x"}),
+            "env.rename.states = x: no such observation, there are state",
+        ),
+        (settings(action_space=Discrete(2), rename={"state": ""}), "two observations would be ''"),
+        (settings(action_space=Discrete(2), observation_space=TWO, rename={"a": "b"}), "two observations would be 'b'"),
+        (wrapping("no_such_module:Thing"), "env.wrappers.0 = no_such_module:Thing: cannot be imported"),
+        (wrapping(f"{__name__}:nothing"), "has no attribute 'nothing'"),
+        (wrapping(f"{__name__}:Doubled", f"{__name__}:careless"), "careless: it gave NoneType; let it return an env"),
+        (wrapping({"apply": f"{__name__}:Doubled", "kwargs": {"by": 3}}), "raised TypeError: "),
+        (tasks({"action_space": Discrete(2)}, {"action_space": Discrete(3)}), "its actions are Discrete(3), those of"),
+        (
+            tasks({"action_space": Discrete(2)}, {"action_space": Discrete(2), "observation_space": TWO}),
+            "env.tasks.1.id = polyrhythm-test/Recorder-v0: its observations are",
+        ),
+        (
+            GymnasiumSettings(tasks=({"id": "CartPole-v1"}, {"id": "CartPole-v1"})),
+            "env.tasks.1.name = CartPole-v1: another task is called so; give each its own name",
+        ),
+        (
+            GymnasiumSettings(tasks=({"id": "CartPole-v1"}, {"id": "CartPol-v1"})),
+            "env.tasks.1.id = CartPol-v1: no such",
+        ),
         (settings(action_space=Discrete(2), observation_space=Text(3)), "observation state is Text"),
     ],
 )

@@ -1,124 +1,216 @@
 """Any Gymnasium environment as an env batch: `rows` separate instances stepped in one plain loop.
 
-No Gymnasium vector environment and no wrapper beyond the registered ones: rows reset and step on their own,
-nothing resets by itself, and the time limit is counted here.
+No Gymnasium vector environment, and no wrapper beyond the registered ones and the user's: rows reset and step on their
+own, nothing resets by itself, and the time limit is counted here.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from polyrhythm.envs.base import RowNumbers, StepResult
+from polyrhythm.envs.gymnasium_make import make_registered, registered, wrapped
+from polyrhythm.envs.gymnasium_spaces import action_converter, action_spec, array_paths, array_spec
 from polyrhythm.errors import ConfigError
-from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
+from polyrhythm.specs import Aggregate, EnvSpec, Task
+from polyrhythm.specs.spaces import check_metrics
 
 if TYPE_CHECKING:
     import gymnasium
 
-#: Observation key of an environment whose observation is one array.
-STATE = "state"
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class GymnasiumSettings(BaseModel):
-    """A registered Gymnasium environment with one task.
+class GymnasiumWrapper(_Settings):
+    """A function or class that is given an environment and returns one."""
+
+    apply: str
+    """module:function or module:Class, from the working folder or anything importable."""
+    kwargs: Mapping[str, Any] = Field(default_factory=dict)
+    """What it is given beside the environment."""
+
+
+class GymnasiumTask(_Settings):
+    """One of several tasks that share observation and action spaces."""
+
+    id: str
+    """Registered id, as in `id` of the settings."""
+    instruction: str = ""
+    """Sentence that tells a policy to do it; the id if empty."""
+    name: str = ""
+    """What results call it; the instruction if empty."""
+    kwargs: Mapping[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of its environment, over those of all tasks."""
+
+
+def _as_wrapper(value: Any) -> Any:
+    return {"apply": value} if isinstance(value, str) else value
+
+
+def _as_aggregates(value: Any) -> Any:
+    """A list of names takes the last of each."""
+    return dict.fromkeys(value, "last") if isinstance(value, list | tuple) else value
+
+
+class GymnasiumSettings(_Settings):
+    """Registered Gymnasium environments: one task by its `id`, or several `tasks`.
 
     Observation: `state` for one array; a Dict space gives its keys, nested ones joined by a dot. float64 becomes
     float32. Actions: Box (flattened), Discrete, or MultiDiscrete with equal counts. `success` is what the
     environment reports as `success` or `is_success` in its info, else false.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
     needs: ClassVar = ("gymnasium",)
 
     type: Literal["gymnasium"] = "gymnasium"
-    id: str
-    """Registered id such as `CartPole-v1`, or `module:id` to import the module that registers it."""
+    id: str = ""
+    """Registered id such as `CartPole-v1`, or `module:id` to import the module that registers it; empty with tasks."""
     kwargs: Mapping[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment."""
     max_steps: Annotated[int, Field(ge=0)] = 0
     """Env steps after which an episode is truncated; 0 takes the registered limit."""
+    tasks: tuple[GymnasiumTask, ...] = ()
+    """Several tasks instead of one id, each {id, instruction, name, kwargs}; a row keeps an instance of each it met."""
+    wrappers: tuple[Annotated[GymnasiumWrapper, BeforeValidator(_as_wrapper)], ...] = ()
+    """Applied to each environment in this order: module:Class, or {apply: module:Class, kwargs: {...}}."""
+    rename: Mapping[str, str] = Field(default_factory=dict)
+    """Observation key → what it is called here."""
+    metrics: Annotated[Mapping[str, Aggregate], BeforeValidator(_as_aggregates)] = Field(default_factory=dict)
+    """Numbers of `info` to report as env/metrics/NAME: {key: last | sum | mean | max} over an episode; a list: last."""
+
+    @field_validator("metrics")
+    @classmethod
+    def _metrics_have_names(cls, metrics: Mapping[str, Aggregate]) -> Mapping[str, Aggregate]:
+        check_metrics(metrics)
+        return metrics
+
+    @model_validator(mode="after")
+    def _id_or_tasks(self) -> GymnasiumSettings:
+        if bool(self.id) == bool(self.tasks):
+            raise ValueError("id or tasks is wanted, one of the two: a registered id such as CartPole-v1, or a list")
+        return self
 
     def spec(self) -> EnvSpec:
-        """What a batch offers; makes one environment to see."""
-        env = self.make()
+        """What a batch offers; makes an environment of each task to see."""
+        envs = [self.make(task) for task in range(len(self.listed))]
         try:
-            return self.spec_of(env)
+            return self.spec_of(envs)
         finally:
-            env.close()
+            for env in envs:
+                env.close()
 
     def build(self, rows: int) -> GymnasiumBatch:
         """A batch of `rows` environments."""
         return GymnasiumBatch(self, rows)
 
-    def make(self) -> gymnasium.Env[Any, Any]:
-        """One environment without Gymnasium's checks and time limit. ConfigError: unknown id, bad kwargs."""
-        import gymnasium
+    @property
+    def listed(self) -> tuple[GymnasiumTask, ...]:
+        """All tasks, also where there is but one."""
+        return self.tasks or (GymnasiumTask(id=self.id),)
 
-        registered = _registered(self.id)
-        try:
-            env: gymnasium.Env[Any, Any] = gymnasium.make(
-                registered.id, max_episode_steps=-1, disable_env_checker=True, **self.kwargs
-            )
-        except (gymnasium.error.Error, TypeError) as error:
-            raise ConfigError(
-                f"env.id = {self.id}: cannot be made with kwargs {dict(self.kwargs)} ({error})"
-            ) from error
+    def make(self, task: int = 0) -> gymnasium.Env[Any, Any]:
+        """One environment, wrapped, without Gymnasium's checks and time limit. ConfigError: what cannot be made."""
+        given = self.listed[task]
+        env = make_registered(given.id, {**self.kwargs, **given.kwargs}, self._where(task))
+        for place, wrapper in enumerate(self.wrappers):
+            env = wrapped(env, wrapper.apply, wrapper.kwargs, f"env.wrappers.{place}")
         return env
 
-    def spec_of(self, env: gymnasium.Env[Any, Any]) -> EnvSpec:
-        """The spec of an environment that `make` gave."""
-        limit = self.max_steps or _registered(self.id).max_episode_steps
+    def limit(self, task: int) -> int:
+        """Env steps after which this task's episodes are truncated."""
+        limit = self.max_steps or registered(self.listed[task].id, self._where(task)).max_episode_steps
         if not limit:
-            raise ConfigError(f"env.max_steps = 0: {self.id} registers no time limit; set max_steps above 0")
-        spaces = _array_spaces(env.observation_space, "", self.id)
+            raise ConfigError(
+                f"env.max_steps = 0: {self.listed[task].id} registers no time limit; set max_steps above 0"
+            )
+        return limit
+
+    def spec_of(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> EnvSpec:
+        """The spec of environments that `make` gave, one of each task."""
+        offered = [self._offered(env, self._where(task)) for task, env in enumerate(envs)]
+        for task, other in enumerate(offered):
+            for what, here, first in zip(("observations", "actions"), other, offered[0], strict=True):
+                if here != first:
+                    raise ConfigError(
+                        f"{self._where(task)}: its {what} are {here}, those of {self.listed[0].id} are {first}; tasks "
+                        "need equal ones, give env.wrappers that make them so"
+                    )
+        names = [task.name or task.instruction or task.id for task in self.listed]
+        for task, name in enumerate(names):
+            if name in names[:task]:
+                raise ConfigError(f"env.tasks.{task}.name = {name}: another task is called so; give each its own name")
+        where = self._where(0)
+        paths = array_paths(envs[0].observation_space, where, self.rename)
         return EnvSpec(
-            observation={key: _array_spec(space, key, self.id) for key, space in spaces.items()},
-            action=_action_spec(env.action_space, self.id),
-            tasks=(Task(self.id, self.id),),
-            max_steps=limit,
+            observation={key: array_spec(envs[0].observation_space, path, where) for key, path in paths.items()},
+            action=action_spec(envs[0].action_space, where),
+            tasks=tuple(Task(name, task.instruction or task.id) for name, task in zip(names, self.listed, strict=True)),
+            max_steps=max(self.limit(task) for task in range(len(envs))),
+            metrics=dict(self.metrics),
         )
+
+    def _offered(self, env: gymnasium.Env[Any, Any], where: str) -> tuple[object, object]:
+        """What all tasks need to have in common."""
+        paths = array_paths(env.observation_space, where, self.rename)
+        return {key: array_spec(env.observation_space, path, where) for key, path in paths.items()}, env.action_space
+
+    def _where(self, task: int) -> str:
+        """The setting that names this task's environment."""
+        return f"env.tasks.{task}.id = {self.tasks[task].id}" if self.tasks else f"env.id = {self.id}"
 
 
 class GymnasiumBatch:
-    """`rows` environments, and the last observation of each in one array per key, so that observing is one copy."""
+    """`rows` environments, and the last observation of each in one array per key, so that observing is one copy.
+
+    With several tasks a row has an instance of each that it was given, made when it first is.
+    """
 
     def __init__(self, settings: GymnasiumSettings, rows: int) -> None:
-        first = settings.make()
-        self.rows, self.spec = rows, settings.spec_of(first)
-        self._envs = [first, *(settings.make() for _ in range(rows - 1))]
-        self._to_env = _action_converter(first.action_space)
-        self._single = set(self.spec.observation) == {STATE} and not _is_dict(first.observation_space)
+        firsts = [settings.make(task) for task in range(len(settings.listed))]
+        self.rows, self.spec, self._settings = rows, settings.spec_of(firsts), settings
+        self._made = {(0, task): env for task, env in enumerate(firsts)}
+        self._envs = [self._env(row, 0) for row in range(rows)]
+        self._to_env = action_converter(firsts[0].action_space)
         self._seen = {key: np.zeros((rows, *a.shape), a.dtype) for key, a in self.spec.observation.items()}
+        paths = array_paths(firsts[0].observation_space, "env", settings.rename)
+        self._parts = [(path, self._seen[key]) for key, path in paths.items()]
+        self._limits = [settings.limit(task) for task in range(len(firsts))]
+        self._limit = [self._limits[0]] * rows
         self._steps = [0] * rows
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         for row, task, seed in zip(rows, tasks, seeds, strict=True):
-            assert task == 0, f"task {task}: a Gymnasium environment has one task"
-            observation, _ = self._envs[row].reset(seed=seed)
+            env = self._envs[row] = self._env(int(row), int(task))
+            observation, _ = env.reset(seed=seed)
             self._keep(row, observation)
-            self._steps[row] = 0
+            self._steps[row], self._limit[row] = 0, self._limits[task]
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
-        n, limit = len(rows), self.spec.max_steps
+        n = len(rows)
         rewards, terminated, truncated, success = [0.0] * n, [False] * n, [False] * n, [False] * n
+        metrics = {name: np.full(n, np.nan) for name in self.spec.metrics}
         for i, (row, action) in enumerate(zip(rows, self._to_env(actions), strict=True)):
             observation, rewards[i], terminated[i], cut, info = self._envs[row].step(action)
             self._keep(row, observation)
             self._steps[row] += 1
-            truncated[i] = not terminated[i] and (cut or self._steps[row] >= limit)
+            truncated[i] = not terminated[i] and (cut or self._steps[row] >= self._limit[row])
             if info:
                 success[i] = bool(info.get("success", info.get("is_success", False)))
+                for name, numbers in metrics.items():
+                    numbers[i] = _number(info, name)
         return StepResult(
             np.array(rewards, np.float32),
             np.array(terminated, np.bool_),
             np.array(truncated, np.bool_),
             np.array(success, np.bool_),
+            metrics,
         )
 
     def observe(self, rows: RowNumbers, out: dict[str, NDArray[np.generic]]) -> None:
@@ -127,92 +219,33 @@ class GymnasiumBatch:
             out[key][: len(rows)] = seen[picked]
 
     def close(self) -> None:
-        for env in self._envs:
+        for env in self._made.values():
             env.close()
 
+    def _env(self, row: int, task: int) -> gymnasium.Env[Any, Any]:
+        found = self._made.get((row, task))
+        if found is None:
+            found = self._made[row, task] = self._settings.make(task)
+        return found
+
     def _keep(self, row: int, observation: Any) -> None:
-        if self._single:
-            self._seen[STATE][row] = observation
-            return
-        for key, seen in self._seen.items():
+        for path, seen in self._parts:
             part = observation
-            for name in key.split("."):
+            for name in path:
                 part = part[name]
             seen[row] = part
 
 
-def _registered(env_id: str) -> gymnasium.envs.registration.EnvSpec:
-    """Gymnasium's own spec of an id."""
-    import gymnasium
-
-    try:
-        # An id of the form module:id imports the module first, which registers it.
-        module, _, name = env_id.rpartition(":")
-        if module:
-            __import__(module)
-        return gymnasium.spec(name)
-    except (gymnasium.error.Error, ImportError) as error:
-        near = difflib.get_close_matches(env_id, gymnasium.registry, n=1, cutoff=0.0)[0]
-        raise ConfigError(
-            f"env.id = {env_id}: no such Gymnasium environment ({error}); the nearest is {near}"
-        ) from error
-
-
-def _is_dict(space: gymnasium.Space[Any]) -> bool:
-    import gymnasium
-
-    return isinstance(space, gymnasium.spaces.Dict)
-
-
-def _array_spaces(space: gymnasium.Space[Any], prefix: str, env_id: str) -> dict[str, gymnasium.Space[Any]]:
-    """The leaves of a (nested) Dict space by dotted key; a plain space is the one leaf `state`."""
-    import gymnasium
-
-    if not isinstance(space, gymnasium.spaces.Dict):
-        return {prefix or STATE: space}
-    leaves: dict[str, gymnasium.Space[Any]] = {}
-    for key, part in space.spaces.items():
-        if "." in key:
-            raise ConfigError(f"env.id = {env_id}: observation key {key!r} has a dot; rename it with a wrapper")
-        leaves.update(_array_spaces(part, f"{prefix}.{key}" if prefix else key, env_id))
-    return leaves
-
-
-def _array_spec(space: gymnasium.Space[Any], key: str, env_id: str) -> ArraySpec:
-    import gymnasium
-
-    kinds = (
-        gymnasium.spaces.Box | gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete | gymnasium.spaces.MultiBinary
-    )
-    if not isinstance(space, kinds) or space.shape is None or space.dtype is None:
-        raise ConfigError(
-            f"env.id = {env_id}: observation {key} is {space}; wrap it into a Box, Discrete or Dict space"
-        )
-    return ArraySpec(space.shape, "float32" if space.dtype == np.float64 else str(space.dtype))
-
-
-def _action_spec(space: gymnasium.Space[Any], env_id: str) -> ActionSpec:
-    from gymnasium.spaces import Box, Discrete, MultiDiscrete
-
-    if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating):
-        low, high = (tuple(bound.astype(float).ravel().tolist()) for bound in (space.low, space.high))
-        return ActionSpec("continuous", len(low), low=low, high=high)
-    if isinstance(space, Discrete):
-        return ActionSpec("discrete", 1, choices=int(space.n))
-    if isinstance(space, MultiDiscrete) and len(set(space.nvec.ravel().tolist())) == 1:
-        return ActionSpec("discrete", space.nvec.size, choices=int(space.nvec.flat[0]))
-    raise ConfigError(
-        f"env.id = {env_id}: actions are {space}; wrap them into a float Box, Discrete or MultiDiscrete of equal counts"
-    )
-
-
-def _action_converter(space: gymnasium.Space[Any]) -> Callable[[NDArray[np.generic]], Sequence[Any] | NDArray[Any]]:
-    """From actions [n,A] to n actions as the space wants them."""
-    from gymnasium.spaces import Discrete, MultiDiscrete
-
-    if isinstance(space, Discrete):
-        start = int(space.start)
-        return lambda actions: (actions[:, 0] + start).tolist()
-    shape, dtype = space.shape or (), space.dtype
-    offset = space.start if isinstance(space, MultiDiscrete) else 0
-    return lambda actions: np.asarray(actions, dtype).reshape(len(actions), *shape) + offset
+def _number(info: Mapping[str, Any], name: str) -> float:
+    """What `info` has under this key, or under its parts if it has dots; NaN where there is nothing."""
+    value: Any = info.get(name)
+    if value is None and "." in name:
+        value = info
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+    if value is None:
+        return float("nan")
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype.kind not in "biuf":
+        raise ConfigError(f"env.metrics.{name}: the environment's info has {value!r} there; name a number")
+    return float(array.item())

@@ -93,9 +93,9 @@ def whole_batch(env: EnvBatch) -> Step:
     def step(rows: NDArray[np.intp], actions: NDArray[Any]) -> StepResult:
         whole = idle.astype(actions.dtype)
         whole[rows] = actions
-        *arrays, metrics = env.step(every, whole)
-        picked = (array[rows] for array in arrays)
-        return StepResult(*picked, {name: values[rows] for name, values in metrics.items()})  # type: ignore[arg-type]
+        reward, terminated, truncated, success, metrics = env.step(every, whole)
+        own = {name: values[rows] for name, values in metrics.items()}
+        return StepResult(reward[rows], terminated[rows], truncated[rows], success[rows], own)
 
     return step
 

@@ -1,0 +1,65 @@
+"""Makes one Gymnasium environment: the registered id, without checks and time limit, and the user's wrappers."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from polyrhythm.errors import ConfigError
+
+if TYPE_CHECKING:
+    import gymnasium
+
+
+def registered(env_id: str, where: str) -> gymnasium.envs.registration.EnvSpec:
+    """Gymnasium's own spec of an id. ConfigError about the setting `where`: there is none."""
+    import gymnasium
+
+    try:
+        # An id of the form module:id imports the module first, which registers it.
+        module, _, name = env_id.rpartition(":")
+        if module:
+            __import__(module)
+        return gymnasium.spec(name)
+    except (gymnasium.error.Error, ImportError) as error:
+        near = difflib.get_close_matches(env_id, gymnasium.registry, n=1, cutoff=0.0)[0]
+        raise ConfigError(f"{where}: no such Gymnasium environment ({error}); the nearest is {near}") from error
+
+
+def make_registered(env_id: str, kwargs: Mapping[str, Any], where: str) -> gymnasium.Env[Any, Any]:
+    """One environment. ConfigError about the setting `where`: unknown id, bad kwargs."""
+    import gymnasium
+
+    spec = registered(env_id, where)
+    try:
+        env: gymnasium.Env[Any, Any] = gymnasium.make(spec.id, max_episode_steps=-1, disable_env_checker=True, **kwargs)
+    except (gymnasium.error.Error, TypeError) as error:
+        raise ConfigError(f"{where}: cannot be made with kwargs {dict(kwargs)} ({error})") from error
+    return env
+
+
+def wrapped(
+    env: gymnasium.Env[Any, Any], address: str, kwargs: Mapping[str, Any], where: str
+) -> gymnasium.Env[Any, Any]:
+    """What the wrapper `module:function` or `module:Class` makes of `env`. ConfigError about the setting `where`."""
+    import gymnasium
+
+    module, _, name = address.partition(":")
+    try:
+        wrapper = getattr(importlib.import_module(module), name)
+    except Exception as error:  # whatever a user's module does
+        raise ConfigError(
+            f"{where} = {address}: cannot be imported ({type(error).__name__}: {error}); write module:function or "
+            "module:Class of something that can"
+        ) from error
+    try:
+        found = wrapper(env, **kwargs)
+    except Exception as error:
+        raise ConfigError(
+            f"{where} = {address}: raised {type(error).__name__}: {error}; correct it, or its kwargs"
+        ) from error
+    if not isinstance(found, gymnasium.Env):
+        raise ConfigError(f"{where} = {address}: it gave {type(found).__name__}; let it return an environment")
+    return found
