@@ -220,6 +220,24 @@ def test_the_window_is_three_updates_out_of_the_middle(run: Callable[..., Path])
     assert [bar.kind for bar in window.bars if bar.lane[0] == "generators"] == ["forward"] * 3
 
 
+def test_the_environments_own_metrics_are_drawn_and_listed(run: Callable[..., Path]) -> None:
+    folder = run("one")
+    with MetricsWriter(folder, tensorboard=False) as metrics:
+        for update in range(UPDATES, UPDATES + 4):
+            own = {"env/metrics/push": float(update)} | ({"env/metrics/slip": 0.5} if update % 2 else {})
+            values = {"throughput/transitions": 1000.0 * (update + 1), "throughput/transitions_per_s": 9.0, **own}
+            metrics.log(update, values, 100.0 + update)
+    summary = {**SUMMARY, "before": {**tally(8), "metrics": {"push": 3.25}}, "after": {**tally(9), "metrics": {}}}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    text = checked(write_report([folder]))
+    assert "The environment's own metrics" in Page(text).headings
+    assert {"push over transitions", "slip over transitions"} <= set(re.findall(r'aria-label="([^"]*)"', text))
+    table = text.partition("Means of the environment")[2].partition("</table>")[0]
+    assert re.findall("<t[dh](?: [^>]*)?>(.*?)</t[dh]>", table) == [
+        *("metric", "before, greedy", "after, greedy", "push", "3.25", "–"),
+    ]
+
+
 def test_ticks_are_round_and_inside() -> None:
     assert svg.ticks(0, 1) == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
     assert svg.ticks(-3, 487_000) == [0, 100_000, 200_000, 300_000, 400_000]

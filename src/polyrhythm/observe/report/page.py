@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from polyrhythm.observe.report import bars, figures, tables, updates
+from polyrhythm.observe.report.env_metrics import env_metrics
 from polyrhythm.observe.report.figures import Figure
 from polyrhythm.observe.report.read import Run
 
@@ -68,8 +69,9 @@ def page(runs: Sequence[Run]) -> str:
     several = len(runs) > 1
     title = f"{len(runs)} runs compared" if several else runs[0].label
     parts = [f"<h1>{escape(title)}</h1>", *_heads(runs)]
-    parts.append(_section("Results", tables.results(runs), "" if several else tables.by_task(runs[0])))
-    draw = (figures.success, updates.updates, figures.throughput, figures.utilisation, figures.lag)
+    details = "" if several else tables.by_task(runs[0]) + tables.by_metric(runs[0])
+    parts.append(_section("Results", tables.results(runs), details))
+    draw = (figures.success, env_metrics, updates.updates, figures.throughput, figures.utilisation, figures.lag)
     parts += [_figure(figure) for drawn in draw if (figure := drawn(runs)) is not None]
     parts += _timelines(runs)
     wall = bars.wall_time(runs)

@@ -97,6 +97,19 @@ def by_task(run: Run) -> str:
     return table(["task", *(_RESULTS[name] for name in names)], rows, "Success by task.") if rows else ""
 
 
+def by_metric(run: Run) -> str:
+    """Means of the environment's own metrics in the evaluations, where it has any."""
+    found = {name: run.summary[name]["metrics"] for name in _RESULTS if "metrics" in (run.summary.get(name) or {})}
+    metrics = list(dict.fromkeys(metric for own in found.values() for metric in own))
+    rows = [[metric, *(_mean(own.get(metric)) for own in found.values())] for metric in metrics]
+    head = ["metric", *(_RESULTS[name] for name in found)]
+    return table(head, rows, "Means of the environment's own metrics.") if rows else ""
+
+
+def _mean(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
 def ledger(runs: Sequence[Run]) -> str:
     """Where every sample went."""
     ledgers = [run.summary.get("ledger") for run in runs]

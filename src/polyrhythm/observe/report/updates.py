@@ -34,7 +34,7 @@ _CHARTS = {
 
 def updates(runs: Sequence[Run]) -> Figure | None:
     """Approximate KL, clipping, entropy, gradients and the critic over transitions, as far as the runs have them."""
-    pictures = [picture for name in _CHARTS if (picture := _chart(runs, name))]
+    pictures = [picture for name, chart in _CHARTS.items() if (picture := draw(runs, name, chart))]
     if not pictures:
         return None
     sentence = (
@@ -45,9 +45,8 @@ def updates(runs: Sequence[Run]) -> Figure | None:
     return Figure("Updates", sentence, run_keys(runs) if len(runs) > 1 else [], pictures)
 
 
-def _chart(runs: Sequence[Run], name: str) -> str:
-    """One number of all runs that have it; "" if none does."""
-    chart = _CHARTS[name]
+def draw(runs: Sequence[Run], name: str, chart: Chart) -> str:
+    """One metric of all runs that have it; "" if none does."""
     curves = [[(x, max(chart.factor * y, chart.floor)) for x, y in mean_points(run, name)] for run in runs]
     points = [point for curve in curves for point in curve]
     if not points:
