@@ -10,21 +10,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel
 
+from polyrhythm.config.base import Count, Positive, Section
 from polyrhythm.envs.base import StepResult
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
 GOALS = np.array([[1.0, 0.0], [0.0, 1.0]], np.float32)
 
 
-class PointSettings(BaseModel):
-    """What the recipe's `env` section may say."""
+class PointSettings(Section):
+    """What the recipe's `env` section may say; `Section` refuses every other key."""
 
     type: str = "point:PointSettings"
-    step_size: float = 0.2
+    """Where this class is."""
+    step_size: Positive = 0.2
     """How far a full action pushes."""
-    max_steps: int = 25
+    max_steps: Count = 25
     """Steps after which an episode is cut."""
 
     def spec(self) -> EnvSpec:

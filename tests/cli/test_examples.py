@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,80 @@ def test_an_environment_of_ones_own_is_one_file(
     shown = capsys.readouterr().out
     assert "best.pt" in shown
     assert "\nfaults      none\n" in shown
+
+
+def learned(folder: Path) -> dict[str, Any]:
+    """The run's summary, and its metrics by update."""
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {**summary, "updates": [line for line in lines if "throughput/transitions" in line], "lines": lines}
+
+
+def test_a_vector_environment_learns_and_its_metrics_are_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(EXAMPLES / "own_vector_env")
+    monkeypatch.syspath_prepend(str(EXAMPLES / "own_vector_env"))
+    folder = tmp_path / "run"
+    assert main(["train", "rail.yaml", "--out", str(folder), "launcher=inline", "training.versions=8"]) == 0
+    run = learned(folder)
+    assert run["after"]["low"] > run["before"]["high"]
+    for name in ("distance", "energy"):
+        assert all(line[f"env/metrics/{name}"] >= 0 for line in run["updates"])
+        assert scalars(folder, f"env/metrics/{name}") == pytest.approx(
+            [line[f"env/metrics/{name}"] for line in run["updates"]]
+        )
+        key = f"evaluation/greedy/metrics/{name}"
+        measured = [line[key] for line in run["lines"] if key in line]
+        assert measured == [run["before"]["metrics"][name], run["after"]["metrics"][name]]
+    assert run["after"]["metrics"]["distance"] < run["before"]["metrics"]["distance"]
+    assert "The environment&#x27;s own metrics" in (folder / "report.html").read_text()
+
+
+def scalars(folder: Path, name: str) -> list[float]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"), {"tensors": 0})
+    events.Reload()
+    return [event.tensor_proto.float_val[0] for event in events.Tensors(name)]
+
+
+def test_a_policy_of_ones_own_learns_in_the_environment_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(EXAMPLES.parent)
+    recipe, few = "examples/own_policy/bounded.yaml", ["training.versions=10", "evaluation.every=0"]
+    assert main(["train", recipe, "--out", str(tmp_path / "run"), "launcher=inline", *few]) == 0
+    run = learned(tmp_path / "run")
+    assert run["after"]["mean_return"] > run["before"]["mean_return"] + 3
+
+
+def test_a_loss_and_an_advantage_of_ones_own_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLES / "own_loss")
+    monkeypatch.syspath_prepend(str(EXAMPLES / "own_loss"))
+    few = ["training.versions=8", "evaluation.episodes=16"]
+    assert main(["train", "objective.yaml", "--out", str(tmp_path / "run"), "launcher=inline", *few]) == 0
+    run = learned(tmp_path / "run")
+    assert run["after"]["mean_return"] > 2 * run["before"]["mean_return"]
+    assert all(line["train/actor/distance"] > 0 for line in run["updates"])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "key", "told"),
+    [
+        ("own_env/point.yaml", "env.step_sice=3", "env.step_sice = 3: no such key; did you mean step_size?"),
+        ("own_vector_env/rail.yaml", "env.forse=3", "env.forse = 3: no such key; did you mean force?"),
+        ("own_policy/bounded.yaml", "policy.hiden=3", "policy.hiden = 3: no such key; did you mean hidden?"),
+        ("own_loss/objective.yaml", "algorithm.loss.settings.eps=3", "settings.eps = 3: objective:quadratic takes"),
+    ],
+)
+def test_the_examples_refuse_a_key_that_is_not_theirs(
+    recipe: str, key: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(EXAMPLES.parent)
+    monkeypatch.syspath_prepend(str((EXAMPLES / recipe).parent))
+    assert main(["train", str(EXAMPLES / recipe), key, "launcher=inline"]) == 2
+    assert told in capsys.readouterr().err
 
 
 def test_failures_of_an_environment_are_counted_and_named(

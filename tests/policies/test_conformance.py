@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from examples.own_policy.bounded import BoundedSettings
 from pydantic import BaseModel
 from tests.policies import conformance
 from torch import Tensor
@@ -55,6 +56,7 @@ CASES = {
     "gaussian": Case(GaussianSettings(chunk=2), EnvSpec(FLAT, CONTINUOUS, TASKS, 50)),
     "gaussian with progress": Case(GaussianSettings(progress=True, layers=1), EnvSpec(FLAT, CONTINUOUS, TASKS, 50)),
     "categorical": Case(CategoricalSettings(chunk=3), EnvSpec(FLAT, ActionSpec("discrete", 2, choices=5), TASKS, 50)),
+    "own example": Case(BoundedSettings(), EnvSpec(FLAT, CONTINUOUS, TASKS, 50)),
     "tiny_vla": Case(TinyVlaSettings(), EnvSpec(PICTURE, CONTINUOUS, TASKS, 50)),
     "tiny_vla shared value": Case(
         TinyVlaSettings(value_detach=False, chunk=1), EnvSpec(PICTURE, CONTINUOUS, TASKS, 50)
