@@ -1,0 +1,55 @@
+"""What docs/own-environments.md shows is what runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import gymnasium
+import pytest
+
+from polyrhythm.cli.main import main
+from polyrhythm.specs import EnvSpec
+
+PAGE = (Path(__file__).parents[1] / "docs" / "own-environments.md").read_text(encoding="utf-8")
+
+
+def snippets(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+def test_the_recipe_trains_in_the_environment_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (module, _), (recipe,) = snippets("python"), snippets("yaml")
+    (tmp_path / "reach.py").write_text(module)
+    (tmp_path / "reach.yaml").write_text(recipe)
+    few = ["training.versions=3", "evaluation.episodes=4", "launcher=inline"]
+    try:
+        assert main(["train", "reach.yaml", "--out", "run", *few]) == 0
+    finally:
+        gymnasium.registry.pop("Reach-v0", None)
+    lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    updates = [line for line in lines if "throughput/transitions" in line]
+    assert len(updates) == 3
+    assert all(0 < line["env/metrics/distance"] < 9 and 0 < line["env/metrics/effort"] <= 20 for line in updates)
+    assert all(-20 * 0.2 <= line["env/return"] < 0 for line in updates), "rewards are clipped at -0.2"
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert [*summary["after"]["tasks"]] == ["go to the left", "go to the right"]
+    assert summary["after"]["metrics"].keys() == {"distance", "effort"}
+    assert all(f"{name} over transitions" in Path("run/report.html").read_text() for name in ("distance", "effort"))
+
+
+def test_the_metrics_of_the_page_are_those_of_its_spec() -> None:
+    shown: dict[str, object] = {}
+    exec(snippets("python")[1], shown)
+    spec, result = shown["spec"], shown["result"]
+    assert isinstance(spec, EnvSpec)
+    assert result.metrics.keys() == spec.metrics.keys()  # type: ignore[attr-defined]
+
+
+def test_the_files_that_the_page_names_are_there() -> None:
+    links = re.findall(r"\]\((\.\./[^)#]+)", PAGE)
+    assert len(links) >= 4
+    assert all((Path(__file__).parents[1] / "docs" / link).is_file() for link in links)
