@@ -1,6 +1,6 @@
 """The timeline of a run, trace.json, for Perfetto and the report: what stations measured, brought together by lanes.
 
-A slot's lane tells apart, without overlap and without holes while its simulator lives:
+A slot's lane tells apart, without overlap, and without holes from the slot's first unit of work to its last:
 
     stepping, resetting   its simulator's thread works for it; what it shares with n slots has {"slots": n}
     tickets               no row of it has a ticket
@@ -47,7 +47,7 @@ class Timeline:
 
     def __init__(self, writer: TraceWriter, launcher: Launcher, began: float, limit: int = 100_000) -> None:
         self._writer, self._launcher, self._began, self._left = writer, launcher, began, limit
-        self._due = began
+        self._looked = began
         self._spans: deque[Span] = deque()
         self._waits: dict[tuple[str, int], list[Span]] = {}  # by slot and request, while no generator says it served it
         self._served: dict[str, dict[int, Span]] = {}  # by slot, those that its waits may still be for
@@ -71,10 +71,10 @@ class Timeline:
                 case records.BatchingChosen(max_requests=max_requests, max_wait_s=max_wait_s, reason=reason):
                     name = f"up to {max_requests} requests, {1000.0 * max_wait_s:.3g} ms"
                     self._mark("generators", "batching", name, now, {"reason": reason})
-        if now >= self._due:
-            self._due = now + _LOOK_S
+        if now >= self._looked + _LOOK_S:
+            if not self._spans:  # all that had come at the last look has its place
+                self._give_up(self._looked - _LATEST_S)
             self._take(now)
-            self._give_up(now - _LATEST_S)
         self._place(_AT_ONCE)
         if self._left <= 0:
             self._end(now)
@@ -95,6 +95,7 @@ class Timeline:
             held.clear()
 
     def _take(self, now: float) -> None:
+        self._looked = now
         for said in self._launcher.take_spans():
             self._spans += said.spans
             if said.lost:
@@ -169,7 +170,7 @@ class Timeline:
         elif process != "slots":
             name = f"{span.kind} {span.number}"
         # Beside the update, so in a lane of its own: viewers drop bars that overlap.
-        lane = "publication" if span.kind == kinds.PUBLISH else span.lane
+        lane = f"{span.lane} publishes" if span.kind == kinds.PUBLISH else span.lane
         arguments = {"slots": span.slots} if span.slots > 1 else None
         self._writer.complete(process, lane, name, span.begin - self._began, span.end - self._began, arguments)
         self._left -= 1
