@@ -29,7 +29,7 @@ from polyrhythm.runtime.spans import Span
 log = logging.getLogger(__name__)
 
 #: Seconds between two looks for spans, and most of them that are written at once, so that no decision waits for long.
-_LOOK_S, _AT_ONCE = 0.25, 64
+_LOOK_S, _AT_ONCE = 0.25, 16
 #: Spans come twice a second: what has not come for so long does not come.
 _LATEST_S = 5.0
 

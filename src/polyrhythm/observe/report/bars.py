@@ -51,8 +51,8 @@ def timeline(run: Run) -> Figure | None:
     ]
     more = f" {left_out} more slots are left out." if left_out else ""
     sentence = (
-        f"{window.end - window.start:.2g} seconds out of the middle of training, as measured in the stations. Somebody "
-        f"works where a bar is as high as its lane; a thin bar says what a slot waits for.{more}"
+        f"{window.end - window.start:.2g} seconds of training, as the stations measured them. Somebody works for a "
+        f"lane where its bar is high; a thin bar says what a slot waits for.{more}"
     )
     picture = svg.picture("Timeline of the stations", _WIDTH, y + 42, parts)
     return Figure("Timeline of the stations", sentence, keys, [picture])
