@@ -10,7 +10,9 @@ from tests.clustersim.clusters import run, settings
 
 from polyrhythm.clustersim.arbitrary import arbitrary_cluster
 from polyrhythm.clustersim.file import Timeline, simulate
+from polyrhythm.clustersim.measures import Measures
 from polyrhythm.observe.trace import TraceWriter
+from polyrhythm.runtime import spans
 
 BUSY = settings(
     flow={"batch_size": 16, "max_lag": 1.0, "on_update": "continue", "max_rows": 6, "max_wait_s": 0.004},
@@ -88,6 +90,11 @@ def test_the_trace_shows_the_first_slots_all_generators_and_the_trainer(tmp_path
     assert len([track for track in tracks if "/" in track]) == 3
     updates = [event["dur"] for event in events if event["name"] == "update"]
     assert sum(updates) * 1e-6 == pytest.approx(summary["time"]["trainer"]["training"]["s"], rel=1e-6)
+
+
+def test_a_simulated_slot_is_at_what_a_real_one_can_be_at() -> None:
+    real = {spans.STEPPING, spans.RESETTING, spans.TICKETS, spans.THREAD, spans.GENERATOR, spans.IN_BATCH}
+    assert set(Measures().slot_states.seconds) == real
 
 
 def test_what_was_thrown_away_is_compared_with_what_was_trained() -> None:

@@ -82,10 +82,11 @@ def run(tmp_path: Path) -> Callable[..., Path]:
             (folder / "summary.json").write_text(json.dumps(summary))
         with TraceWriter(folder / "trace.json") as trace:
             for update in range(9):
-                trace.complete("trainer", "trainer", f"update {update}", update, update + 0.8)
+                trace.complete("trainer", "trainer", f"update {update}", update, update + 0.3)
+                trace.complete("trainer", "trainer", f"update {update}", update + 0.4, update + 0.8)
                 trace.complete("generators", "generator-0", "4 requests", update + 0.1, update + 0.2)
-                trace.complete("slots", "simulator-0.0/10", "step", update + 0.2, update + 0.9)
-                trace.complete("slots", "simulator-0.0/2", "wait", update + 0.2, update + 0.9)
+                trace.complete("slots", "simulator-0.0/10", "stepping", update + 0.2, update + 0.9)
+                trace.complete("slots", "simulator-0.0/2", "generator", update + 0.2, update + 0.9)
         return folder
 
     return make
@@ -218,6 +219,9 @@ def test_the_window_is_three_updates_out_of_the_middle(run: Callable[..., Path])
     names = [thread for _, thread in window.lanes]
     assert names == ["simulator-0.0/2", "simulator-0.0/10", "generator-0", "trainer"]
     assert [bar.kind for bar in window.bars if bar.lane[0] == "generators"] == ["forward"] * 3
+    assert [bar.name for bar in window.bars if bar.kind == "update"] == [
+        name for update in (4, 5, 6) for name in 2 * [f"update {update}"]
+    ]
 
 
 def test_the_environments_own_metrics_are_drawn_and_listed(run: Callable[..., Path]) -> None:

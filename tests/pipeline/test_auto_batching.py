@@ -12,9 +12,6 @@ from tests.pipeline.runs import LOCKSTEP
 
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import merge
-from polyrhythm.flow import records
-from polyrhythm.observe import TraceWriter
-from polyrhythm.pipeline.observers import Timeline
 
 AUTO = {
     "batching": {"type": "auto"},
@@ -35,11 +32,3 @@ def test_a_run_says_what_it_chose_and_why(tmp_path: Path, caplog: pytest.LogCapt
     assert said[-1].endswith(summary["batching"]["reason"])
     trace = (tmp_path / "run" / "trace.json").read_text()
     assert summary["batching"]["reason"] in trace
-
-
-def test_the_timeline_marks_a_choice(tmp_path: Path) -> None:
-    chosen = records.BatchingChosen(32, 4, 0.0025, "because")
-    with TraceWriter(tmp_path / "trace.json") as trace:
-        Timeline(trace, 10.0).decided(11.5, records.Wake(), [chosen])
-    (mark,) = [event for event in json.loads((tmp_path / "trace.json").read_text()) if event["ph"] == "i"]
-    assert (mark["name"], mark["ts"], mark["args"]) == ("up to 4 requests, 2.5 ms", 1.5e6, {"reason": "because"})

@@ -60,7 +60,7 @@ def test_two_versions_of_the_cartpole_recipe(tmp_path):
         "throughput/transitions_per_s",
     } <= lines[0].keys()
     names = {event["name"] for event in json.loads((tmp_path / "trace.json").read_text())}
-    assert {"update 0", "publish 1", "apply 1", "wait", "step"} <= names
+    assert {"update 0", "publish 1", "apply 1", "stepping", "resetting", "generator", "in_batch"} <= names
     assert json.loads((tmp_path / "ledger.json").read_text()) == summary["ledger"]
     assert any((tmp_path / "tensorboard").iterdir())
     assert load_config(tmp_path / "config.yaml") == config

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from polyrhythm.flow import records as r
 from polyrhythm.runtime import wire
-from polyrhythm.runtime.messages import ACTIONS, VERSION, Reply, Report, SaveTrainer, Start
+from polyrhythm.runtime.messages import ACTIONS, VERSION, Reply, Report, SaveTrainer, Spans, Start
+from polyrhythm.runtime.spans import Span
 
 TICKET = r.Ticket(7, 3, 1, 2, 2**62, 2**63 - 1, 4, attempt=2, greedy=True, evaluation="before")
 REQUEST = r.Request("e/0", "s", 9, 4, 2, "s.0.1", 1.25, generator="g", evaluation=True)
@@ -31,6 +32,7 @@ MESSAGES = [
     Start(r.StartRows("s", "e/0", (r.Grant(0, TICKET), r.Grant(3, TICKET, resume=True))), (5, 1)),
     *(SaveTrainer("t"), Report("t", 1, "update", 4, {"train/loss": 0.5, "x": float("inf")})),
     *(wire.Hello("s", 1, {"s.1.0": "ipc:///x/y"}, b"\x00\xff"), wire.Connect("s.1.0", ""), wire.Ping(), wire.Stop()),
+    *(Spans("s", 1, (Span("e/0", "stepping", 1.5, 2.25, 7, 2),), 3), wire.MeasureSpans(True)),
     *(wire.Heartbeat("s", 1, "step", 2.5, 30, ("e/0 waits",), {"busy_s": 1.5}), wire.Failed("s", 1, "why", True)),
 ]
 DTYPE = np.dtype([(ACTIONS, "float32", (2, 3)), ("forward_inputs.k", "uint8"), (VERSION, "int64")], align=True)

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
 
 class TraceWriter:
     """Writes events as they come; `close` ends the array. Order of events does not matter to the viewers."""
@@ -84,7 +86,7 @@ class TraceWriter:
         self._write({"ph": "M", "pid": pid, "tid": tid, "name": f"{kind}_sort_index", "args": order})
 
     def _write(self, event: Mapping[str, Any]) -> None:
-        self._file.write(("\n" if self._first else ",\n") + json.dumps(event, separators=(",", ":")))
+        self._file.write(("\n" if self._first else ",\n") + _encode(event))
         self._first = False
 
 

@@ -21,7 +21,7 @@ from polyrhythm.flow import records
 from polyrhythm.flow.conductor import Conductor
 from polyrhythm.runtime.arena import Arena
 from polyrhythm.runtime.blocks import BlockPool
-from polyrhythm.runtime.messages import Report, SaveTrainer
+from polyrhythm.runtime.messages import Report, SaveTrainer, Spans
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,14 @@ class Launcher(Protocol):
     def receive(self, timeout: float) -> records.Event | None: ...
 
     def reports(self) -> list[Report]: ...
+
+    def measure_spans(self, on: bool) -> None:
+        """Whether stations, those that are still to come included, say what they do."""
+        ...
+
+    def take_spans(self) -> list[Spans]:
+        """What they said since the last call; all until now if `statistics` was called before."""
+        ...
 
     def work_done(self) -> int:
         """Units of work that stations have done so far, those without an event included."""

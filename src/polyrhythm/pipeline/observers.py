@@ -1,4 +1,4 @@
-"""Who watches a run: metrics of every update, lags, and a timeline for Perfetto."""
+"""Who watches a run: metrics of every update, lags, and a line in the log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from polyrhythm.errors import RunHalted
 from polyrhythm.flow import records
 from polyrhythm.flow.ledger import SampleLedger
-from polyrhythm.observe import MetricsWriter, TraceWriter
+from polyrhythm.observe import MetricsWriter
 from polyrhythm.pipeline.account import Account, Stations
 from polyrhythm.pipeline.episodes import mean_metrics
 from polyrhythm.pipeline.tempo import Tempo
@@ -208,68 +208,3 @@ class Progress:
         succeeded = fmean(success for success, _ in recent)
         success = f"success {succeeded:.2f} and " if succeeded else ""
         return f"{success}return {fmean(reward for _, reward in recent):.2f} over the last {len(recent)} episodes, "
-
-
-class Timeline:
-    """Bars for forward passes, updates, publications, and for each slot's waiting and stepping.
-
-    Made from the decisions alone, so it looks the same under every launcher. It ends after `limit` bars, with a mark
-    that says so: viewers do not like more.
-    """
-
-    def __init__(self, writer: TraceWriter, began: float, limit: int = 50_000) -> None:
-        self._writer, self._began, self._left = writer, began, limit
-        self._since: dict[str, float] = {}
-        self._batches: dict[int, records.Batch] = {}
-
-    def reported(self, now: float, report: Report) -> None:
-        pass
-
-    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
-        if self._left <= 0:
-            return
-        self._hear(now - self._began, event)
-        for command in commands:
-            self._say(now - self._began, command)
-        if self._left <= 0:
-            self._writer.instant("run", "timeline", "the timeline ends here, the run goes on", now - self._began)
-
-    def _hear(self, now: float, event: records.Event) -> None:
-        match event:
-            case records.RequestArrived(slot=slot):
-                self._bar("slots", slot, "step", f"step {slot}", now)
-                self._since[f"wait {slot}"] = now
-            case records.BatchDone(generator=generator, batch=number):
-                batch = self._batches.pop(number, None)
-                for request in batch.requests if batch else ():
-                    self._since[f"step {request.slot}"] = now
-                self._bar("generators", generator, f"{len(batch.requests) if batch else 0} requests", f"b{number}", now)
-            case records.UpdateDone(trainer=trainer, update=update):
-                self._bar("trainer", trainer, f"update {update}", "update", now)
-            case records.Published(trainer=trainer, version=version):
-                self._bar("trainer", trainer, f"publish {version}", "publish", now)
-            case records.WeightsApplied(generator=generator, version=version, pinned=pinned):
-                self._bar("generators", generator, f"apply {version}", f"apply {generator} {pinned}", now)
-
-    def _say(self, now: float, command: records.Command) -> None:
-        match command:
-            case records.Serve(batch=batch):
-                self._batches[batch.number] = batch
-                self._since[f"b{batch.number}"] = now
-                for request in batch.requests:
-                    self._bar("slots", request.slot, "wait", f"wait {request.slot}", now)
-            case records.LendSamples():
-                self._since["update"] = now
-            case records.PublishWeights():
-                self._since["publish"] = now
-            case records.BatchingChosen(max_requests=max_requests, max_wait_s=max_wait_s, reason=reason):
-                name = f"up to {max_requests} requests, {1000.0 * max_wait_s:.3g} ms"
-                self._writer.instant("generators", "batching", name, now, {"reason": reason})
-            case records.ApplyWeights(generator=generator, pinned=pinned):
-                self._since[f"apply {generator} {pinned}"] = now
-
-    def _bar(self, process: str, thread: str, name: str, key: str, now: float) -> None:
-        begin = self._since.pop(key, None)
-        if begin is not None:
-            self._writer.complete(process, thread, name, begin, now)
-            self._left -= 1

@@ -40,11 +40,12 @@ from polyrhythm.pipeline.evaluations import Evaluations
 from polyrhythm.pipeline.interrupts import Interrupts
 from polyrhythm.pipeline.live import Live
 from polyrhythm.pipeline.loop import Interrupted, Loop
-from polyrhythm.pipeline.observers import Episodes, Lags, Timeline, UpdateMetrics
+from polyrhythm.pipeline.observers import Episodes, Lags, UpdateMetrics
 from polyrhythm.pipeline.observers import Progress as ProgressLine
 from polyrhythm.pipeline.progress import CONFIG_FILE, SUMMARY_FILE, Progress
 from polyrhythm.pipeline.saver import RunSaver
 from polyrhythm.pipeline.tempo import Tempo
+from polyrhythm.pipeline.timeline import Timeline
 from polyrhythm.pipeline.warm_start import begin
 from polyrhythm.specs import Task
 
@@ -146,11 +147,11 @@ class _Run:
         began, lags, episodes = loop.clock(), Lags(saved.counts["lags"] if saved else None), Episodes(len(self._tasks))
         updates = config.training.versions * config.freshness.sync_interval
         saver = RunSaver(self._folder / STATES, pipeline, config.checkpoint, lags, saved, began)
-        stations, tempo = Stations(launcher), Tempo(loop.conductor, began)
+        stations, tempo, timeline = Stations(launcher), Tempo(loop.conductor, began), Timeline(trace, launcher, began)
         sources = (loop.conductor.ledger, episodes, saver.account, stations, tempo)
         metrics = UpdateMetrics(self._metrics, *sources, began=progress.began, now=began)
         watching, beside = list(loop.observers), self.evaluations.beside(pipeline, saved.version if saved else None)
-        loop.observers += [*(episodes, tempo, metrics, lags, stations, Timeline(trace, began)), beside, saver]
+        loop.observers += [*(episodes, tempo, metrics, lags, stations, timeline), beside, saver]
         if self._live is None:
             loop.observers.append(ProgressLine(updates, episodes, began))
         if saved is None:
@@ -172,6 +173,7 @@ class _Run:
             log.info(ended)
             raise
         finally:
+            timeline.finish(loop.clock())
             beside.close()
             self._save_published()
         loop.observers[:] = watching

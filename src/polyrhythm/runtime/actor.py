@@ -13,7 +13,8 @@ import zmq
 from polyrhythm.flow import records
 from polyrhythm.runtime.messages import Reply, Station
 from polyrhythm.runtime.sockets import Inbox
-from polyrhythm.runtime.wire import Connect, Ping, Stop, decode
+from polyrhythm.runtime.spans import SpanLog
+from polyrhythm.runtime.wire import Connect, MeasureSpans, Ping, Stop, decode
 
 #: Longest wait for a message, after which the station is asked again whether there is work.
 _WAIT_S = 1.0
@@ -23,7 +24,7 @@ class Actor:
     """Makes the station, then obeys what comes in and works while there is work, until told to stop.
 
     ready: set once the station stands; over: set when it has ended; `news` with both. error: what ended it, if anything
-    did. busy_s, units: its work so far.
+    did. busy_s, units: its work so far; spans: what that was, while it is measured.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Actor:
         self.error: BaseException | None = None
         self.station: Station | None = None
         self.busy_s, self.units = 0.0, 0
+        self.spans = SpanLog()
         self.ready, self.over = threading.Event(), threading.Event()
         self._make, self._context, self._answer_dtype = make, context, answer_dtype
         self._connect, self._beat, self._news = connect, beat, news
@@ -85,8 +87,11 @@ class Actor:
                 content = inbox.receive()
             begin, patience = time.monotonic(), _WAIT_S
             if station.work():
+                end = time.monotonic()
                 self.units += 1
-                self.busy_s += time.monotonic() - begin
+                self.busy_s += end - begin
+                if self.spans.on:
+                    self.spans.add(station.spans(begin, end))
                 patience = 0.0
 
     def _obey(self, station: Station, content: bytes) -> bool:
@@ -99,6 +104,8 @@ class Actor:
                 return False
             case Ping():
                 self._beat()
+            case MeasureSpans(on):
+                self.spans.on = on
             case Connect():
                 self._connect(message)
             case _:

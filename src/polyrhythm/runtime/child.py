@@ -26,7 +26,7 @@ from polyrhythm.runtime.actor import Actor
 from polyrhythm.runtime.allocator import keep_freed_memory
 from polyrhythm.runtime.arena import Arena, ArenaLayout
 from polyrhythm.runtime.jobs import Host, Seat, unpack
-from polyrhythm.runtime.messages import Links, Reply, Report
+from polyrhythm.runtime.messages import Links, Reply, Report, Spans
 from polyrhythm.runtime.run_memory import open_segment
 from polyrhythm.runtime.sockets import Outbox, Transport, endpoint
 
@@ -61,7 +61,7 @@ class Workplace:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._main = Outbox(self._context, posting.main)
         self._slots: dict[str, Outbox] = {}
-        self._news = threading.Event()
+        self._news, self._telling = threading.Event(), threading.Lock()
         self._parts: list[Actor] = []
 
     def _open(self) -> list[Actor]:
@@ -140,7 +140,8 @@ class Workplace:
         self._send(wire.Hello(posting.station, posting.epoch, inboxes, joined))
 
     def _beat(self) -> None:
-        """Say that it lives, and what the part that has been busy longest is doing."""
+        """Say that it lives, and what the part that has been busy longest is doing; before that, what it has done."""
+        self._tell_spans()
         posting, now = self._posting, time.monotonic()
         stations = [part.station for part in self._parts if part.station is not None]
         under_way = [work for station in stations if (work := station.doing())[0]]
@@ -153,6 +154,13 @@ class Workplace:
         waiting = tuple(line for station in stations for line in station.outstanding())
         units = sum(part.units for part in self._parts)
         self._send(wire.Heartbeat(posting.station, posting.epoch, doing, now - since, units, waiting, counts))
+
+    def _tell_spans(self) -> None:
+        with self._telling:  # a part beats too when it is asked, and spans are to come in order
+            for part in self._parts:
+                spans, lost = part.spans.take()
+                if spans or lost:
+                    self._send(Spans(self._posting.station, self._posting.epoch, tuple(spans), lost))
 
     # ------------------------------------------------------------ what the parts say
 

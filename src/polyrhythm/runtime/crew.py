@@ -48,6 +48,7 @@ class Crew:
         self._layout, self._context, self._folder, self._main = layout, context, folder, main
         self._transport, self._limits, self._logs = transport, limits, logs
         self._failures = Failures()
+        self._measuring = False
         self._parts: dict[str, int] = {}
         self._past: dict[str, Counter[str]] = {name: Counter() for name in self._jobs}
 
@@ -86,6 +87,8 @@ class Crew:
         process = self.processes[hello.station]
         joined = process.greet(self._context, hello)
         process.vigil.hear(now, "", 0.0)
+        if self._measuring:
+            process.tell_all(wire.MeasureSpans(True))  # before its first command
         if isinstance(joined, records.SimulatorJoined):
             for part, info in enumerate(joined.batches):
                 self._parts |= {slot.slot: part for slot in info.slots}
@@ -104,6 +107,12 @@ class Crew:
         for generator in self._present(records.GeneratorJoined):
             for address, where in inboxes.items():
                 generator.tell(wire.Connect(address, where))
+
+    def measure_spans(self, on: bool) -> None:
+        """Have all stations, the later ones included, say what they do, or no longer."""
+        self._measuring = on
+        for process in self.processes.values():
+            process.tell_all(wire.MeasureSpans(on))
 
     def suspects(self, now: float) -> list[Process]:
         """The processes that have ended or are to be given up."""

@@ -14,7 +14,8 @@ from polyrhythm.flow import records
 from polyrhythm.runtime.arena import Arena, ArenaLayout, in_memory
 from polyrhythm.runtime.blocks import BlockPool
 from polyrhythm.runtime.jobs import Host, Job, Seat
-from polyrhythm.runtime.messages import Links, Reply, Report, SaveTrainer, Start, Station
+from polyrhythm.runtime.messages import Links, Reply, Report, SaveTrainer, Spans, Start, Station
+from polyrhythm.runtime.spans import SpanLog
 
 
 class InlineLauncher:
@@ -39,6 +40,7 @@ class InlineLauncher:
         self._turns: deque[_Part] = deque()
         self._events: deque[records.Event] = deque()
         self._reports: list[Report] = []
+        self._measuring = False
 
     def start(self) -> list[records.Event]:
         """Make all stations; their announcements, in the order of the jobs."""
@@ -55,6 +57,7 @@ class InlineLauncher:
 
     def _host(self, part: _Part, joined: records.Event) -> None:
         """Turns follow the order of the jobs."""
+        part.spans.on = self._measuring
         self._parts.append(part)
         self._turns.append(part)
         self._by_name[part.name] = part.station
@@ -112,6 +115,9 @@ class InlineLauncher:
                 begin, now = now, clock()
                 part.busy_s += now - begin
                 self._work_done += 1
+                if part.spans.on:
+                    part.spans.add(part.station.spans(begin, now))
+                    now = clock()
                 idle = 0
             else:
                 idle += 1
@@ -124,6 +130,17 @@ class InlineLauncher:
         """The reports since the last call, oldest first."""
         reports, self._reports = self._reports, []
         return reports
+
+    def measure_spans(self, on: bool) -> None:
+        """Whether stations, those that are still to come included, say what they do."""
+        self._measuring = on
+        for part in self._parts:
+            part.spans.on = on
+
+    def take_spans(self) -> list[Spans]:
+        """What stations did since the last call."""
+        taken = [(part.name, *part.spans.take()) for part in self._parts]
+        return [Spans(name, 0, tuple(spans), lost) for name, spans, lost in taken if spans or lost]
 
     def work_done(self) -> int:
         """Units of work done so far, over all stations."""
@@ -152,7 +169,8 @@ class InlineLauncher:
 
 
 class _Part:
-    """A part of a station, and how long it was busy."""
+    """A part of a station, how long it was busy, and with what, while that is measured."""
 
     def __init__(self, name: str, station: Station) -> None:
         self.name, self.station, self.busy_s = name, station, 0.0
+        self.spans = SpanLog()

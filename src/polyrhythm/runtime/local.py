@@ -27,7 +27,7 @@ from polyrhythm.runtime.arena import Arena, ArenaLayout
 from polyrhythm.runtime.blocks import BlockPool
 from polyrhythm.runtime.crew import Crew
 from polyrhythm.runtime.jobs import Job, Seat
-from polyrhythm.runtime.messages import Reply, Report, SaveTrainer, Start
+from polyrhythm.runtime.messages import Reply, Report, SaveTrainer, Spans, Start
 from polyrhythm.runtime.process import Process
 from polyrhythm.runtime.run_memory import RunMemory
 from polyrhythm.runtime.sockets import Inbox, Transport, endpoint
@@ -83,6 +83,7 @@ class LocalLauncher:
         self._known: dict[str, int] = {}
         self._events: deque[records.Event] = deque()
         self._reports: list[Report] = []
+        self._spans: list[Spans] = []
         self._looked = clock()
 
     def start(self) -> list[records.Event]:
@@ -186,6 +187,8 @@ class LocalLauncher:
                 self._crew.processes[station].last_words = message
             case Report():
                 self._reports.append(message)
+            case Spans():
+                self._spans.append(message)
             case Reply():
                 raise AssertionError("a reply came to main")
             case _:
@@ -239,6 +242,15 @@ class LocalLauncher:
         """The reports since the last call, oldest first."""
         reports, self._reports = self._reports, []
         return reports
+
+    def measure_spans(self, on: bool) -> None:
+        """Whether stations, those that are still to come included, say what they do."""
+        self._crew.measure_spans(on)
+
+    def take_spans(self) -> list[Spans]:
+        """What stations said that they did since the last call; after `statistics`, all until then."""
+        spans, self._spans = self._spans, []
+        return spans
 
     def work_done(self) -> int:
         """Rises while a station does its work or is being started (each such wait has a deadline of its own)."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from polyrhythm.flow import records
+from polyrhythm.runtime.spans import Span
 
 #: Names in an answer; each of the policy's forward inputs is there as `FORWARD_INPUTS + name`.
 ACTIONS = "actions"
@@ -58,6 +59,16 @@ class Report:
     values: Mapping[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """What a station did, for a timeline. lost: spans since the last message that there was no room for."""
+
+    station: str
+    epoch: int
+    spans: tuple[Span, ...]
+    lost: int
+
+
 Order = records.Command | Start | SaveTrainer
 
 
@@ -72,6 +83,10 @@ class Station(Protocol):
 
     def work(self) -> bool:
         """Do one unit of work; False if there was none."""
+        ...
+
+    def spans(self, begin: float, end: float) -> Iterable[Span]:
+        """What the last unit of work, from begin to end, was for; asked after `work`, and only for a timeline."""
         ...
 
     def joined(self) -> records.SimulatorJoined | records.GeneratorJoined | records.TrainerJoined:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from polyrhythm.flow import records
-from polyrhythm.runtime.messages import Reply, Report, SaveTrainer, Start
+from polyrhythm.runtime.messages import Reply, Report, SaveTrainer, Spans, Start
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,13 @@ class Ping:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasureSpans:
+    """Say in `Spans` what you do, from now on or no longer."""
+
+    on: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Finish the unit of work under way and leave."""
 
@@ -77,8 +84,9 @@ class ReplyHead:
 
 
 Message = (
-    records.Event | records.Command | Start | SaveTrainer | Report | Hello | Heartbeat | Connect | Failed | Ping | Stop
-)
+    records.Event | records.Command | Start | SaveTrainer | Report | Spans
+    | Hello | Heartbeat | Connect | Failed | Ping | MeasureSpans | Stop
+)  # fmt: skip
 
 #: The order is the protocol: every process of a run has the same code.
 _TYPES: tuple[type, ...] = (
@@ -87,7 +95,7 @@ _TYPES: tuple[type, ...] = (
     *(records.UpdateDone, records.Published, records.WeightsApplied, records.Checkpointed),
     *(records.CancelRow, records.RefuseRequest, records.Serve, records.ApplyWeights),
     *(records.LendSamples, records.PublishWeights),
-    *(Start, SaveTrainer, Report, Hello, Heartbeat, Connect, Failed, Ping, Stop, ReplyHead),
+    *(Start, SaveTrainer, Report, Hello, Heartbeat, Connect, Failed, Ping, Stop, Spans, MeasureSpans, ReplyHead),
 )
 _TAGS = {kind: bytes([tag]) for tag, kind in enumerate(_TYPES)}
 _REPLY = _TAGS[ReplyHead]

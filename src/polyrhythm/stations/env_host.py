@@ -7,8 +7,9 @@ that it has not yet acted on, so a no-op never moves a running episode.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -16,10 +17,12 @@ from polyrhythm.envs.base import EnvBatch
 from polyrhythm.flow.records import CancelRow, EnvBatchInfo, RefuseRequest
 from polyrhythm.runtime.arena import Arena
 from polyrhythm.runtime.messages import Reply, Start
+from polyrhythm.runtime.spans import RESETTING, STEPPING, Span
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.chunk import step_chunk, whole_batch
 from polyrhythm.stations.env_metrics import EpisodeMetrics
 from polyrhythm.stations.guard import EnvFault, GuardedEnv
+from polyrhythm.stations.lanes import Lanes
 from polyrhythm.stations.slot import Pending, Slot, Source, StepSettings
 
 log = logging.getLogger(__name__)
@@ -61,6 +64,10 @@ class EnvHost:
         self._together = self._joint or not info.reset_rows
         self._hold = settings.action_repeat
         self._todo: deque[Slot] = deque()
+        self._lanes = Lanes()
+        self._reset_slots: Sequence[Slot] = ()  # that the last unit began, until `_reset_end`
+        self._step_slots: Sequence[Slot] = ()  # that it stepped after that
+        self._reset_end = 0.0
 
     @property
     def env_steps(self) -> int:
@@ -78,10 +85,13 @@ class EnvHost:
         slot = self.slots[command.slot]
         if not slot.cancel(command.ticket, command.attempt):
             log.info("slot %s: ticket %d is to be cancelled, but has ended", command.slot, command.ticket)
+        self._lanes.changed(slot, time.monotonic())
         self._queue_all()
 
     def refuse(self, command: RefuseRequest) -> None:
-        self.slots[command.slot].refuse(command.sequence, command.reason)
+        slot = self.slots[command.slot]
+        slot.refuse(command.sequence, command.reason)
+        self._lanes.changed(slot, time.monotonic())
         self._queue_all()
 
     def deliver(self, reply: Reply) -> None:
@@ -108,22 +118,38 @@ class EnvHost:
         Produces: `SampleFinished` and `SampleFailed`, always before the slot's next `RequestArrived`. After a step that
         ended samples the request waits for the next unit, so that the rows that are granted meanwhile can join it.
         """
+        self._reset_slots = self._step_slots = ()
         while self._todo:
             if self._turn(self._todo.popleft()):
                 return True
         return False
 
+    def spans(self, begin: float, end: float) -> Iterator[Span]:
+        """What the last unit of work was for; its slots' tickets and requests are still as it left them.
+
+        All of it is resetting or stepping: the request that follows belongs to either, one that is posted later is a
+        (short) stepping of its own.
+        """
+        middle = begin if not self._reset_slots else self._reset_end if self._step_slots else end
+        yield from self._lanes.unit(RESETTING, self._reset_slots, begin, middle)
+        yield from self._lanes.unit(STEPPING, self._step_slots, middle, end)
+
     def _turn(self, slot: Slot) -> bool:
         worked = bool(slot.pending) and self._begin(slot)
+        if worked:
+            self._reset_end = time.monotonic()
         if slot.answered:
             members = self._members(slot)
             if members:
+                self._step_slots = members
                 self._go_on(slot, ended=self._step_members(members))
                 return True
             if slot.answered:
                 return worked
         if slot.live and not slot.asked:
             slot.post()
+            if not worked:
+                self._step_slots = [slot]
             return True
         return worked
 
@@ -144,6 +170,7 @@ class EnvHost:
             return self._begin_together()
         if self._whole and (slot.asked or any(other.answered for other in self.slots.values())):
             return False
+        self._reset_slots = [slot]
         starting = _take_pending(slot)
         fresh = [pending for pending in starting if not pending.grant.resume]
         rows = [pending.grant.row for pending in fresh]
@@ -159,6 +186,7 @@ class EnvHost:
         if any(slot.live or slot.asked for slot in self.slots.values()):
             return False
         parts = [(slot, _take_pending(slot)) for slot in self.slots.values()]
+        self._reset_slots = [slot for slot, starting in parts if starting]
         tasks, seeds = [0] * self.env.rows, [0] * self.env.rows
         for _, starting in parts:
             for pending in starting:
@@ -209,6 +237,7 @@ class EnvHost:
                 members.append(other)
             elif other.answered:
                 other.drop_answer()
+                self._lanes.changed(other, time.monotonic())
                 self._queue(other)
         return members
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator
 
 import torch
 
@@ -16,6 +17,7 @@ from polyrhythm.flow.records import ApplyWeights, Batch, BatchDone, GeneratorJoi
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.arena import Arena
 from polyrhythm.runtime.messages import Links, Order, Reply
+from polyrhythm.runtime.spans import APPLY, IN_BATCH, PASS, Span
 from polyrhythm.runtime.weights import WeightsBus
 from polyrhythm.stations.batch_buffer import BatchBuffer
 from polyrhythm.stations.guard import IDLE
@@ -46,6 +48,8 @@ class Generator:
         self._arena, self._weights, self._links = arena, weights, links
         self._todo: deque[Serve | ApplyWeights] = deque()
         self._doing = IDLE
+        self._done: Serve | ApplyWeights | None = None  # in the last unit of work
+        self._computed = 0.0
         self._passes, self._rows, self._padding = 0, 0, 0
         self._buckets = buckets
         self._buffer = BatchBuffer.of(arena, next(self._module.parameters()).device, max(buckets, default=0))
@@ -83,8 +87,18 @@ class Generator:
             self._serve(command.batch)
         else:
             self._apply(command)
-        self._doing = IDLE
+        self._doing, self._done = IDLE, command
         return True
+
+    def spans(self, begin: float, end: float) -> Iterator[Span]:
+        """What the last unit of work was. A request is in the batch until its actions are computed."""
+        match self._done:
+            case Serve(batch=batch):
+                yield Span(self.name, PASS, begin, end, len(batch.requests))
+                for request in batch.requests:
+                    yield Span(request.slot, IN_BATCH, begin, self._computed, request.sequence)
+            case ApplyWeights(version=version):
+                yield Span(self.name, APPLY, begin, end, version)
 
     def _apply(self, command: ApplyWeights) -> None:
         if command.pinned:
@@ -103,6 +117,7 @@ class Generator:
         policy, version = (self._evaluated(), self._pinned_version) if batch.pinned else (self._policy, self.version)
         with torch.inference_mode():
             buffer.answer(policy.act(*buffer.inputs()), version)
+        self._computed = time.monotonic()
         first = 0
         for request in batch.requests:
             stop = first + request.rows

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from polyrhythm.envs.base import EnvBatch
 from polyrhythm.flow.records import CancelRow, EnvBatchInfo, Event, RefuseRequest, SimulatorJoined
 from polyrhythm.runtime.arena import Arena
 from polyrhythm.runtime.messages import Order, Reply, Start
+from polyrhythm.runtime.spans import Span
 from polyrhythm.stations.env_host import EnvHost
 from polyrhythm.stations.guard import IDLE
 from polyrhythm.stations.slot import Source, StepSettings
@@ -67,6 +68,10 @@ class Simulator:
             if host.work():
                 return True
         return False
+
+    def spans(self, begin: float, end: float) -> Iterable[Span]:
+        """What the last unit of work was for: the env batch's that had its turn."""
+        return self._turns[-1].spans(begin, end)
 
     def doing(self) -> tuple[str, float]:
         """The call into an environment that has lasted longest."""

@@ -105,6 +105,11 @@ class Slot:
         return self._asked is not None
 
     @property
+    def sequence(self) -> int:
+        """The number of its last request, from 0."""
+        return self._sequence
+
+    @property
     def due_rows(self) -> int:
         """Rows that the request out was for and that still run."""
         return 0 if self._asked is None else len(self._asked)

@@ -13,13 +13,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from polyrhythm.flow.records import Checkpointed, LendSamples, Published, PublishWeights, TrainerJoined, UpdateDone
 from polyrhythm.policies.base import as_module
 from polyrhythm.runtime.arena import Arena
 from polyrhythm.runtime.messages import Links, Order, Report, SaveTrainer
+from polyrhythm.runtime.spans import PUBLISH, SAVE, UPDATE, Span
 from polyrhythm.runtime.weights import WeightsBus
 from polyrhythm.specs import Trajectory
 from polyrhythm.stations.guard import IDLE
@@ -62,6 +63,8 @@ class Trainer:
         self._steps: Steps | None = None
         self._figures: Metrics = {}
         self._publication: _Publication | None = None
+        self._done: LendSamples | PublishWeights | SaveTrainer | None = None  # in the last unit of work
+        self._published: Span | None = None
         self._doing = IDLE
         self._optimizer_steps = 0
         self._update_s = 0.0
@@ -99,8 +102,19 @@ class Trainer:
                 self._todo.popleft()
             case LendSamples():
                 self._train(command, begin)
-        self._doing = IDLE
+        self._doing, self._done = IDLE, command
         return True
+
+    def spans(self, begin: float, end: float) -> Iterator[Span]:
+        """What the last unit of work was; and the last publication, once it is known to be over."""
+        match self._done:
+            case LendSamples(update=update):
+                yield Span(self.name, UPDATE, begin, end, update)
+            case SaveTrainer():
+                yield Span(self.name, SAVE, begin, end, self._learner.updates)
+        if self._published is not None:
+            yield self._published
+            self._published = None
 
     def _train(self, command: LendSamples, begin: float) -> None:
         if self._steps is None:
@@ -123,7 +137,7 @@ class Trainer:
 
     def _publish(self, version: int) -> None:
         self._settle()
-        self._publication = _Publication(lambda: self._save_and_publish(version), self._overlap)
+        self._publication = _Publication(self._save_and_publish, version, self._overlap)
 
     def _save_and_publish(self, version: int) -> None:
         if self._saver is not None and self._saver.due(version):
@@ -140,6 +154,7 @@ class Trainer:
         """Wait for the publication under way; raises what went wrong in it."""
         if self._publication is not None:
             self._publication.wait()
+            self._published = Span(self.name, PUBLISH, *self._publication.lasted, self._publication.version)
             self._publication = None
 
     def doing(self) -> tuple[str, float]:
@@ -162,16 +177,22 @@ _WORDS: dict[type, str] = {LendSamples: "update", PublishWeights: "publish", Sav
 
 
 class _Publication:
-    """One publication, now or in a thread."""
+    """One publication, now or in a thread. lasted: from when to when, once it is over."""
 
-    def __init__(self, act: Callable[[], None], overlap: bool) -> None:
-        self._act = act
+    def __init__(self, publish: Callable[[int], None], version: int, overlap: bool) -> None:
+        self._publish, self.version = publish, version
+        self.lasted = (0.0, 0.0)
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="publication", daemon=True) if overlap else None
         if self._thread is None:
-            act()
+            self._act()
         else:
             self._thread.start()
+
+    def _act(self) -> None:
+        begin = time.monotonic()
+        self._publish(self.version)
+        self.lasted = (begin, time.monotonic())
 
     def _run(self) -> None:
         try:

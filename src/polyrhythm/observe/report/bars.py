@@ -14,14 +14,20 @@ _WIDTH, _LEFT, _RIGHT = 920, 145, 12
 #: Most lanes of one kind, and the height of a lane and of what it leaves free.
 _LANES, _LANE, _GAP = 12, 18, 5
 
-#: Kind of a bar → its class and what it is called.
+#: Kind of a bar → its class, its height, and what it is called. What waits is drawn thin.
+_THIN = 6
 _KINDS = {
-    "step": ("s2", "simulator steps"),
-    "wait": ("faint", "waits for an answer"),
-    "forward": ("s0", "serves a batch"),
-    "update": ("s1", "update"),
-    "publish": ("s3", "publishes weights"),
-    "apply": ("s4", "applies weights"),
+    "stepping": ("s2", _LANE, "slot: its simulator steps it"),
+    "resetting": ("s4", _LANE, "slot: its simulator resets it"),
+    "in_batch": ("s0", _THIN, "slot: a generator is at its answer"),
+    "generator": ("faint", _THIN, "slot: waits for a generator"),
+    "thread": ("s6", _THIN, "slot: waits for its simulator"),
+    "tickets": ("s5", _THIN, "slot: has no ticket"),
+    "forward": ("s0", _LANE, "generator: forward pass"),
+    "apply": ("s3", _LANE, "generator: takes new weights"),
+    "update": ("s1", _LANE, "trainer: optimizer steps"),
+    "publish": ("s3", _LANE, "trainer: publishes weights"),
+    "save": ("s6", _LANE, "trainer: saves its state"),
 }
 
 
@@ -41,12 +47,12 @@ def timeline(run: Run) -> Figure | None:
         y += _LANE + _GAP
     parts += _seconds(window, y)
     keys = [
-        (area_key(kind), words) for name, (kind, words) in _KINDS.items() if any(b.kind == name for b in window.bars)
+        (area_key(kind), words) for name, (kind, _, words) in _KINDS.items() if any(b.kind == name for b in window.bars)
     ]
     more = f" {left_out} more slots are left out." if left_out else ""
     sentence = (
-        f"{window.end - window.start:.2g} seconds out of the middle of training: where lanes are busy at once, "
-        f"stations overlap instead of waiting for each other.{more}"
+        f"{window.end - window.start:.2g} seconds of training, as the stations measured them. Somebody works for a "
+        f"lane where its bar is high; a thin bar says what a slot waits for.{more}"
     )
     picture = svg.picture("Timeline of the stations", _WIDTH, y + 42, parts)
     return Figure("Timeline of the stations", sentence, keys, [picture])
@@ -69,15 +75,14 @@ def _x(window: Window, time_s: float) -> float:
 
 
 def _bar(window: Window, kind: str, lane: tuple[str, str], y: int) -> str:
-    """All bars of a kind in a lane, as one path. What goes on beside an update is drawn lower."""
-    beside = kind in ("publish", "apply")
-    top, height = (y + _LANE - 7, 7) if beside else (y, _LANE)
-    path = []
+    """All bars of a kind in a lane, as one path."""
+    look, height, _ = _KINDS[kind]
+    top, path = y + (_LANE - height) // 2, []
     for bar in window.bars:
         if bar.lane == lane and bar.kind == kind:
             begin, end = _x(window, bar.start), _x(window, bar.end)
             path.append(f"M{begin:.1f},{top}h{max(end - begin, 0.4):.1f}v{height}H{begin:.1f}z")
-    return f'<path class="fill {_KINDS[kind][0]}" d="{"".join(path)}"/>' if path else ""
+    return f'<path class="fill {look}" d="{"".join(path)}"/>' if path else ""
 
 
 def _seconds(window: Window, y: int) -> list[str]:

@@ -9,16 +9,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 #: Updates that the window shows, the most bars in it, and its length where there are no updates.
-_UPDATES, _MOST, _SECONDS = 3, 3000, 2.0
+_UPDATES, _MOST, _SECONDS = 3, 6000, 2.0
 
 
 class Bar(NamedTuple):
-    """What a lane did, in seconds of the trace. kind: step, wait, forward, update, publish, apply."""
+    """What a lane did, in seconds of the trace. name: as in the trace."""
 
     lane: tuple[str, str]
-    kind: str
+    name: str
     start: float
     end: float
+
+    @property
+    def kind(self) -> str:
+        """`update 17` is an update, `4 requests` a forward pass, `stepping` itself."""
+        return "forward" if self.name.endswith("requests") else self.name.split(maxsplit=1)[0]
 
 
 @dataclass(frozen=True)
@@ -50,26 +55,31 @@ def timeline_window(folder: Path) -> Window | None:
 
 
 def _middle(bars: list[Bar]) -> tuple[float, float]:
-    """From an update in the middle to the end of the last one that is shown."""
-    updates = [bar for bar in bars if bar.kind == "update"]
+    """From an update in the middle to the end of the last one that is shown. An update has many bars of its name."""
+    spans: dict[str, tuple[float, float]] = {}
+    for bar in bars:
+        if bar.kind == "update":
+            spans[bar.name] = (spans.get(bar.name, (bar.start, 0.0))[0], bar.end)
+    updates = list(spans.values())
     if not updates:
         middle = bars[len(bars) // 2].start
         return middle, middle + _SECONDS
     first = max(0, min(len(updates) // 2, len(updates) - _UPDATES))
     shown = updates[first : first + _UPDATES]
-    margin = 0.02 * (shown[-1].end - shown[0].start)
-    return shown[0].start - margin, shown[-1].end + margin
+    start, end = shown[0][0], shown[-1][1]
+    margin = 0.02 * (end - start)
+    return start - margin, end + margin
 
 
 #: Lanes from the source of the data to its end.
 _PROCESSES = ("slots", "generators", "trainer")
 
 
-def _order(lane: tuple[str, str]) -> tuple[int, str, list[int]]:
+def _order(lane: tuple[str, str]) -> tuple[int, str, list[int], str]:
     process, thread = lane
     known = _PROCESSES.index(process) if process in _PROCESSES else len(_PROCESSES)
     digits = "".join(c if c.isdigit() else " " for c in thread).split()
-    return known, process, [int(number) for number in digits]
+    return known, process, [int(number) for number in digits], thread
 
 
 def _bars(path: Path) -> Iterator[Bar]:
@@ -84,12 +94,7 @@ def _bars(path: Path) -> Iterator[Bar]:
         elif event["ph"] == "X":
             start = event["ts"] / 1e6
             lane = (processes[pid], threads[pid, tid])
-            yield Bar(lane, _kind(event["name"]), start, start + event["dur"] / 1e6)
-
-
-def _kind(name: str) -> str:
-    """`update 17` is an update, `4 requests` a forward pass."""
-    return "forward" if name.endswith("requests") else name.split(maxsplit=1)[0]
+            yield Bar(lane, event["name"], start, start + event["dur"] / 1e6)
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:
