@@ -5,6 +5,7 @@
     ├── RunFolderError       a run folder or checkpoint is missing, incomplete or of another run
     ├── StartError           this machine lacks what the run needs: shared memory, an address, a folder
     └── RunHalted            the run cannot go on (too many failures, for example)
+        └── RunDistrusted    what it has trained broke a promise of ours; to resume it would not mend that
 
 `flow` stands apart: it imports nothing of this package and raises `ValueError`.
 """
@@ -38,3 +39,7 @@ class StartError(PolyrhythmError):
 
 class RunHalted(PolyrhythmError):
     """The run ended before its goal, for the reason in the message."""
+
+
+class RunDistrusted(RunHalted):
+    """What the run has done breaks a guarantee, so that its result is not to be trusted."""

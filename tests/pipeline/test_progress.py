@@ -71,7 +71,7 @@ def test_a_finished_run_is_not_gone_on_with(resume: str, tmp_path: Path) -> None
     folder = run_in(tmp_path / "run", finished=True)
     given = wanted(tmp_path, "auto" if resume == "auto" else str(folder))
     with pytest.raises(RunFolderError, match=f"resume = {folder}: that run is finished; name another, or set resume"):
-        run_to_resume(given, folder)
+        run_to_resume(given, folder if resume == "auto" else None)
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
@@ -83,7 +83,8 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"seed": 4}, "seed = 4 is wanted, but that run has 3; give it the same settings, or set resume=never"),
-        ({"training": {"optimizer": {"lr": 1.0}}}, "training.optimizer.lr = 1.0 is wanted, but that run has 0.003"),
+        ({"training": {"epochs": 9}}, "training.epochs = 9 is wanted, but that run has 2"),
+        ({"training": {"optimizer": {"value_lr": 0.1}}}, "training.optimizer.value_lr = 0.1 is wanted, but that run has"),
         (
             {"policy": {"hidden": 8}, "seed": 4},
             r"policy.hidden = 8 is wanted, but that run has 16 \(differ, too: seed\)",
@@ -99,7 +100,13 @@ def test_other_settings_are_refused_by_name(resume: str, changes: dict[str, Any]
         run_to_resume(wanted(tmp_path, "auto" if resume == "auto" else str(folder), **changes), None)
 
 
-def test_where_and_how_a_run_runs_may_change(tmp_path: Path) -> None:
+def test_a_folder_to_go_on_in_and_another_folder_exclude_each_other(tmp_path: Path) -> None:
+    folder = run_in(tmp_path / "run")
+    with pytest.raises(RunFolderError, match=f"^--out new: the run in {folder} goes on where it is; leave --out out$"):
+        run_to_resume(wanted(tmp_path, str(folder)), Path("new"))
+
+
+def test_where_and_how_long_a_run_runs_may_change(tmp_path: Path) -> None:
     folder = run_in(tmp_path / "test" / "1")
     changes = {
         "launcher": "local",
@@ -108,6 +115,8 @@ def test_where_and_how_a_run_runs_may_change(tmp_path: Path) -> None:
         "supervision": {"step_s": 5.0},
         "checkpoint": {"run_every_s": 1.0},
         "shutdown_s": 3.0,
+        "training": {"versions": 9, "optimizer": {"lr": 1.0, "lr_final_fraction": 0.5}},
+        "evaluation": {"episodes": 7, "every": 2},
     }
     assert run_to_resume(wanted(tmp_path, "auto", **changes), None) == folder
 

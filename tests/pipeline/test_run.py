@@ -170,7 +170,7 @@ class Recipe:
 def test_an_interrupted_run_leaves_the_newest_whole_weights(at, versions, tmp_path, monkeypatch, capsys):
     recipe = Recipe(tmp_path, monkeypatch, (at, at))
     assert recipe.train() == 130
-    assert f"to go on: polyrhythm train {recipe.path} resume={recipe.folder}\n" in capsys.readouterr().err
+    assert f"to go on: polyrhythm resume {recipe.folder}\n" in capsys.readouterr().err
     assert not (recipe.folder / "summary.json").exists()
     result = evaluate(recipe.folder, 4, 0, greedy=True)
     assert result["version"] in versions
@@ -206,6 +206,7 @@ def test_a_run_whose_samples_were_too_old_ends_in_an_error(tmp_path, monkeypatch
     assert recipe.train("shutdown_s=60") == 130
     saved = max((recipe.folder / "checkpoints").glob("run-*/run.json"))
     content = json.loads(saved.read_text())
+    del content["crc32"]
     content["counts"]["lags"]["3"] = 1  # as if one sample of the first part had been older than the settings allow
     saved.write_text(json.dumps(content))
     assert recipe.train("resume=auto") == 2

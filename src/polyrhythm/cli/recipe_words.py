@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from polyrhythm.config.recipes import recipe_names
-from polyrhythm.errors import PolyrhythmError
+from polyrhythm.errors import ConfigError, PolyrhythmError, RunDistrusted, RunFolderError
 
 #: Laid under the user's overrides: a recipe without demonstrations or supervised training gets their defaults.
 IMITATION = ("demonstrations={}", "supervised={}")
@@ -25,11 +25,17 @@ def add_recipe(parser: argparse.ArgumentParser, options: str) -> None:
 
 
 @contextmanager
-def noting_how_to_go_on(command: str, words: Sequence[str], folder: Path) -> Iterator[None]:
-    """Whatever ends this block early tells, below its own message, the words that go on in the run's folder."""
+def noting_how_to_go_on(folder: Path) -> Iterator[None]:
+    """Whatever ends this block early tells, below its own message, the words that go on in the run's folder.
+
+    Not where they would only lead to the same message: the folder or the settings are refused, the run has broken a
+    promise, or it has not even begun.
+    """
     try:
         yield
+    except (RunFolderError, ConfigError, RunDistrusted):
+        raise
     except (KeyboardInterrupt, PolyrhythmError, OSError) as error:
-        kept = [word for word in words if not word.startswith("resume=")]
-        error.add_note(f"to go on: polyrhythm {command} {shlex.join([*kept, f'resume={folder}'])}")
+        if (folder / "config.yaml").is_file():
+            error.add_note(f"to go on: polyrhythm resume {shlex.quote(str(folder))}")
         raise

@@ -8,9 +8,14 @@ import shlex
 import sys
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from polyrhythm.cli import show
 from polyrhythm.cli.recipe_words import IMITATION, add_recipe, noting_how_to_go_on
+
+if TYPE_CHECKING:
+    from polyrhythm.config.schema import RunConfig
+    from polyrhythm.pipeline.check import Checked
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,10 +30,9 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.observe import new_run_folder, take_folder
 
     config = load_config(arguments.recipe, [*IMITATION, *arguments.overrides])
-    from polyrhythm.pipeline.check import check, learns_from_rewards
-    from polyrhythm.pipeline.live import live_terminal
+    from polyrhythm.pipeline.check import check
     from polyrhythm.pipeline.progress import run_to_resume
-    from polyrhythm.pipeline.sft import fitting_demonstrations, imitate, refuse_without_expert, sft_config
+    from polyrhythm.pipeline.sft import fitting_demonstrations, refuse_without_expert, sft_config
 
     checked = check(sft_config(config), trainer=False)
     config = checked.config
@@ -41,18 +45,36 @@ def run(arguments: argparse.Namespace) -> int:
         now = datetime.now().astimezone()
         folder = take_folder(arguments.out) if arguments.out else new_run_folder(Path(config.out_dir), config.name, now)
     overrides = [word for word in arguments.overrides if not word.startswith("resume=")]
-    demos = ["--demos", str(arguments.demos)] if arguments.demos else []
-    words = [arguments.recipe, *demos, *overrides]
-    with noting_how_to_go_on("sft", words, folder), live_terminal(sys.stderr) as live:
-        summary = imitate(checked, folder, arguments.demos, live)
-    if arguments.json:
+    words = [arguments.recipe, *overrides]
+    return _imitate(folder, checked, arguments.demos, words, as_json=arguments.json)
+
+
+def imitate_in(folder: Path, config: RunConfig, *, as_json: bool) -> int:
+    """Go on with the warm start in the folder."""
+    from polyrhythm.pipeline.check import check
+    from polyrhythm.pipeline.progress import naming_where_it_began
+
+    with naming_where_it_began(folder):
+        checked = check(config, trainer=False)
+    return _imitate(folder, checked, None, None, as_json=as_json)
+
+
+def _imitate(folder: Path, checked: Checked, demos: Path | None, words: list[str] | None, *, as_json: bool) -> int:
+    """Imitate in the folder, and say what came of it. words: recipe and overrides to train with afterwards."""
+    from polyrhythm.pipeline.check import learns_from_rewards
+    from polyrhythm.pipeline.live import live_terminal
+    from polyrhythm.pipeline.sft import imitate
+
+    with noting_how_to_go_on(folder), live_terminal(sys.stderr) as live:
+        summary = imitate(checked, folder, demos, live)
+    if as_json:
         print(json.dumps({"folder": str(folder), **summary}, indent=2))
-    else:
-        experts = {f"the expert, {task}": result for task, result in summary.pop("tasks", {}).items()}
-        print(show.lines({**summary, **experts}))
-        print(f"to measure it: polyrhythm eval {folder}")
-        if learns_from_rewards(checked.spec, checked.policy):
-            print(f"to go on: polyrhythm train {shlex.join([arguments.recipe, *overrides, f'init_from={folder}'])}")
-        else:
-            print("rewards cannot teach this policy: its log-probs do not depend on its parameters")
+        return 0
+    experts = {f"the expert, {task}": result for task, result in summary.pop("tasks", {}).items()}
+    print(show.lines({**summary, **experts}))
+    print(f"to measure it: polyrhythm eval {folder}")
+    if not learns_from_rewards(checked.spec, checked.policy):
+        print("rewards cannot teach this policy: its log-probs do not depend on its parameters")
+    elif words is not None:
+        print(f"to go on: polyrhythm train {shlex.join([*words, f'init_from={folder}'])}")
     return 0

@@ -7,10 +7,14 @@ import json
 import sys
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from polyrhythm.cli import ending
 from polyrhythm.cli.recipe_words import noting_how_to_go_on
 from polyrhythm.config.recipes import recipe_names
+
+if TYPE_CHECKING:
+    from polyrhythm.pipeline.check import Checked
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,24 +34,29 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.usage_error(f"name a recipe: {', '.join(recipe_names())}; or the path of a YAML file")
     from polyrhythm.config.load import load_config
     from polyrhythm.observe import new_run_folder, take_folder
-    from polyrhythm.observe.report import REPORT_FILE
 
     config = load_config(arguments.recipe, arguments.overrides)
     # Imported only now: a wrong key is answered before any tensor library is loaded.
     from polyrhythm.pipeline.check import check
-    from polyrhythm.pipeline.live import live_terminal
     from polyrhythm.pipeline.progress import run_to_resume
-    from polyrhythm.pipeline.run import train
 
     folder = run_to_resume(config, arguments.out)
     checked = check(config)
     if folder is None:
         now = datetime.now().astimezone()
         folder = take_folder(arguments.out) if arguments.out else new_run_folder(Path(config.out_dir), config.name, now)
-    words = [arguments.recipe, *arguments.overrides]
-    with noting_how_to_go_on("train", words, folder), live_terminal(sys.stderr) as live:
+    return train_in(folder, checked, as_json=arguments.json)
+
+
+def train_in(folder: Path, checked: Checked, *, as_json: bool) -> int:
+    """Train in the folder, which may hold a part of the run already, and say what came of it."""
+    from polyrhythm.observe.report import REPORT_FILE
+    from polyrhythm.pipeline.live import live_terminal
+    from polyrhythm.pipeline.run import train
+
+    with noting_how_to_go_on(folder), live_terminal(sys.stderr) as live:
         summary = train(checked, folder, live)
-    if arguments.json:
+    if as_json:
         print(json.dumps(summary, indent=2))
     else:
         print(ending.lines(summary))

@@ -35,9 +35,9 @@ def find_recipe(recipe: str | Path, beside: Path | None = None) -> Path:
             return candidate
     names = recipe_names()
     if given.is_dir():
-        raise ConfigError(
-            f"recipe {str(recipe)!r} is a folder; a run's is its config.yaml, to go on is resume={recipe}"
-        )
+        run = f"a run's is its config.yaml; to go on with that run: polyrhythm resume {recipe}"
+        remedy = run if (given / "config.yaml").is_file() else "give a path to a YAML file"
+        raise ConfigError(f"recipe {str(recipe)!r} is a folder; {remedy}")
     raise ConfigError(
         f"recipe {str(recipe)!r} is not there; {nearest(given.stem, names)}named recipes are {', '.join(names)}; "
         "or give a path to a YAML file"

@@ -116,16 +116,18 @@ def rewind(folder: Path, step: int, version: int | None = None) -> None:
     path = folder / "metrics.jsonl"
     if not path.is_file():
         return
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if _stays(line, step, version)]
+    lines = [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if _stays(line, step, version)]
     with written_whole(path) as unfinished:
         unfinished.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
 
 
 def _stays(line: str, step: int, version: int | None) -> bool:
-    """Whether a line is early enough, or of a phase; one that a crash cut short is as good as forgotten."""
+    """Whether a line is early enough, or of a phase; one that is cut short or damaged is as good as forgotten."""
     try:
         content = json.loads(line)
     except ValueError:
+        return False
+    if not isinstance(content, dict) or type(content.get("step")) is not int:
         return False
     if any(name.startswith("throughput/") for name in content):
         return bool(content["step"] < step)

@@ -32,7 +32,7 @@ class BestPolicies:
         self.listed: list[dict[str, Any]] = []
         try:
             if self._file.is_file():
-                self.listed = json.loads(self._file.read_text(encoding="utf-8"))
+                self.listed = _entries(json.loads(self._file.read_text(encoding="utf-8")))
         except ValueError as error:
             raise RunFolderError(
                 f"{self._file} is damaged ({error}); remove it to go on without its results"
@@ -92,6 +92,16 @@ class BestPolicies:
         for path in (self._folder / STATES).glob("policy-*.pt*"):
             if path not in stay:
                 path.unlink()
+
+
+def _entries(content: Any) -> list[dict[str, Any]]:
+    """The list that `BestPolicies` writes. ValueError: this is something else."""
+    try:
+        entries = [{**entry, "version": int(entry["version"])} for entry in content]
+        sum(sum(_merit(entry)) for entry in entries)
+    except (LookupError, StopIteration, TypeError, ValueError) as error:
+        raise ValueError(f"it is no list of evaluations: {type(error).__name__}: {error}") from error
+    return entries
 
 
 def _merit(entry: dict[str, Any]) -> tuple[float, float]:

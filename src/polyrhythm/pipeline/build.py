@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -199,7 +199,8 @@ def build_pipeline(
     infos = env_batch_infos(config, spec, trainer=trainer)
     policy = policy_settings(config).build(spec, config.seed) if policy is None else policy
     kept = config.checkpoint
-    states = TrainerStates(str(folder / STATES), kept.every_versions, kept.keep_last) if folder else None
+    last = config.training.versions
+    states = TrainerStates(str(folder / STATES), kept.every_versions, kept.keep_last, last) if folder else None
     buckets = bucket_sizes(config, infos)
     jobs = _jobs(config, spec, infos, policy, states, buckets, trainer=trainer)
     layout = arena_layout(config, spec, infos, policy, trainer=trainer)
@@ -211,7 +212,7 @@ def build_pipeline(
         if states is not None and trainer:
             states.reset(saved.trainer if saved else None)
         if saved is not None:
-            conductor = _restore(saved, conductor.settings, launcher)
+            conductor = _restore(saved, conductor.settings, launcher, last)
             version, state = saved.version, saved.policy
         weights.publish(version, state)
         failures = Failures(folder / LOGS if folder and config.launcher != "inline" else None)
@@ -225,8 +226,9 @@ def build_pipeline(
     return Pipeline(loop, launcher, weights, states, failures)
 
 
-def _restore(saved: SavedRun, settings: FlowSettings, launcher: Launcher) -> Conductor:
-    """The saved run's conductor, without stations; its samples are in the arena again."""
+def _restore(saved: SavedRun, settings: FlowSettings, launcher: Launcher, versions: int) -> Conductor:
+    """The saved run's conductor, without stations; its samples are in the arena again. versions: to train in all, which
+    may be fewer than when it was saved."""
     try:
         conductor = Conductor.restore(settings, saved.conductor)
     except (KeyError, TypeError, ValueError) as error:
@@ -235,11 +237,30 @@ def _restore(saved: SavedRun, settings: FlowSettings, launcher: Launcher) -> Con
             f"not fit ({type(error).__name__}: {error}); resume it with the version that began it, or start anew"
         ) from error
     conductor.detach()
-    for handle, trajectory in saved.samples.items():
-        launcher.arena.store(int(handle), trajectory)
-    launcher.pool.restore(tuple(saved.samples))
+    rollout = conductor.rollout
+    rollout.admission.target = min(rollout.admission.target, versions)
+    places = _places(saved.samples, launcher.arena.layout.blocks)
+    try:
+        for sample in rollout.samples.values():
+            sample.handle = places[sample.handle] if sample.handle else ""
+        for handle, trajectory in saved.samples.items():
+            launcher.arena.store(int(places[handle]), trajectory)
+    except (LookupError, TypeError, ValueError) as error:
+        raise RunFolderError(
+            f"{saved.trainer.parent} cannot be resumed: its samples do not fit policy and environment "
+            f"({type(error).__name__}: {error}); if you changed their code, undo that, or begin another run"
+        ) from error
+    launcher.pool.restore(tuple(places.values()))
     saved.samples.clear()  # they lie in the arena now
     return conductor
+
+
+def _places(handles: Iterable[str], blocks: int) -> dict[str, str]:
+    """Where each saved sample goes: where it was, or to the first blocks if there are fewer than before."""
+    own = list(handles)
+    if all(int(handle) < blocks for handle in own):
+        return {handle: handle for handle in own}
+    return {handle: str(block) for block, handle in enumerate(own)}
 
 
 def _launcher(

@@ -2,12 +2,13 @@
 
     policy.pt                       the newest whole weights
     checkpoints/run-<number>/       the run as it was at some moment; the highest number is the newest
-        run.json                    the conductor, and what observers go on counting from
+        run.json                    the conductor, and what observers go on counting from; with a checksum
         samples.npz                 the finished samples that wait, or were lent
         trainer.pt                  policy, optimizer, updates
         published.pt                the newest published weights, where they are not the trainer's
 
-A folder without its final name is one that was not finished. Nothing in any of them is executed when it is read.
+A folder without its final name is one that was not finished; one that turned out to be damaged is put aside as
+`run-<number>.damaged`. Nothing in any of them is executed when it is read.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
-import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -28,7 +30,7 @@ from torch import Tensor
 
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.errors import RunFolderError
+from polyrhythm.errors import PolyrhythmError, RunFolderError
 from polyrhythm.flow.conductor import Conductor
 from polyrhythm.runtime.arena import Arena
 from polyrhythm.runtime.weights import WeightsBus
@@ -44,6 +46,7 @@ POLICY_FILE = "policy.pt"
 STATES = "checkpoints"
 
 _RUN, _SAMPLES, _TRAINER, _PUBLISHED = "run.json", "samples.npz", "trainer.pt", "published.pt"
+_NAME, _DAMAGED, _CHECKSUM = re.compile(r"run-(\d+)"), ".damaged", "crc32"
 
 
 def save_policy(weights: Mapping[str, Tensor], config: RunConfig, path: Path, version: int) -> None:
@@ -69,10 +72,12 @@ def load_policy(path: Path) -> tuple[RunConfig, dict[str, Any], int]:
         (_saved_policy, saved_runs(path / STATES)),
         (lambda file: _trainer_policy(file, config), TrainerStates(str(path / STATES)).paths()),
     ):
-        try:
-            found += [read(file) for file in files[-1:]]
-        except RunFolderError as error:
-            log.warning("left out: %s", error)
+        for file in reversed(files):
+            try:
+                found.append(read(file))
+                break
+            except RunFolderError as error:
+                log.warning("left out: %s", error)
     return config, *max(found, key=lambda policy: policy[1])
 
 
@@ -88,9 +93,11 @@ def _load_file(file: Path) -> tuple[RunConfig, dict[str, Any], int]:
         )
     content = load_state(file)
     try:
-        weights, version = content["policy"], int(content["version"])
+        weights, version = dict(content["policy"]), int(content["version"])
         return validate(content["config"], origin=str(file)), weights, version
-    except (KeyError, TypeError) as error:
+    except PolyrhythmError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(
             f"{file} holds no policy with its settings ({type(error).__name__}: {error}); name a run's folder, or its "
             f"{POLICY_FILE}"
@@ -100,10 +107,10 @@ def _load_file(file: Path) -> tuple[RunConfig, dict[str, Any], int]:
 def _saved_policy(path: Path) -> tuple[dict[str, Any], int]:
     """The published weights of a saved run, and their version."""
     try:
-        version = int(json.loads((path / _RUN).read_text(encoding="utf-8"))["version"])
+        version = int(_read_run(path / _RUN)["version"])
         file = path / _PUBLISHED
         return load_state(file if file.exists() else path / _TRAINER)["policy"], version
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunFolderError(f"{path} cannot be read as a checkpoint ({error}); name another") from error
 
 
@@ -137,7 +144,9 @@ def save_run(
     The trainer's newest state goes with it. Updates that it lacks are rolled back when the run is resumed.
     """
     runs = saved_runs(folder)
-    whole = folder / f"run-{int(runs[-1].name.removeprefix('run-')) + 1 if runs else 0:06d}"
+    names = (_NAME.fullmatch(path.name.removesuffix(_DAMAGED)) for path in folder.glob("run-*"))
+    taken = [int(name[1]) for name in names if name]
+    whole = folder / f"run-{max(taken, default=-1) + 1:06d}"
     part = whole.with_name(whole.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -154,6 +163,7 @@ def save_run(
         version, published = weights.read()
         save_state({"policy": published}, part / _PUBLISHED)
     content = {"conductor": conductor.save(), "counts": counts, "version": version}
+    content |= {_CHECKSUM: _checksum(content)}
     (part / _RUN).write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
     for path in part.iterdir():
         _sync(path)
@@ -165,21 +175,59 @@ def save_run(
 
 
 def saved_runs(folder: Path) -> list[Path]:
-    """The whole runs in a checkpoint folder, oldest first."""
-    return sorted(path for path in folder.glob("run-*") if path.suffix != ".part")
+    """The whole runs in a checkpoint folder, oldest first; what else somebody has put there is none."""
+    return sorted(path for path in folder.glob("run-*") if _NAME.fullmatch(path.name) and path.is_dir())
+
+
+def newest_run(folder: Path) -> SavedRun | None:
+    """The newest saved run of a checkpoint folder that is whole; None if there is none at all.
+
+    Newer ones that are damaged are put aside, with a warning. RunFolderError: all are damaged.
+    """
+    damaged: list[tuple[Path, RunFolderError]] = []
+    for path in reversed(saved_runs(folder)):
+        try:
+            saved = load_run(path)
+        except RunFolderError as error:
+            damaged.append((path, error))
+            continue
+        for other, error in damaged:
+            log.warning("%s; it is put aside, and %s is taken", error, path.name)
+            other.replace(other.with_name(other.name + _DAMAGED))
+        return saved
+    if damaged:
+        raise RunFolderError(
+            f"{folder} has no saved run that is whole (the newest: {damaged[0][1].__cause__}); begin another run, "
+            f"with the weights of this one by init_from={folder.parent}"
+        )
+    return None
+
+
+def _checksum(content: Mapping[str, Any]) -> int:
+    """Of a run.json, but for the checksum in it."""
+    rest = {key: value for key, value in content.items() if key != _CHECKSUM}
+    return zlib.crc32(json.dumps(rest, allow_nan=False).encode())
+
+
+def _read_run(path: Path) -> dict[str, Any]:
+    """A run.json. ValueError: it is not as it was written."""
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if content.get(_CHECKSUM, _checksum(content)) != _checksum(content):
+        raise ValueError(f"{path.name} was changed")
+    return content
 
 
 def load_run(path: Path) -> SavedRun:
     """What `save_run` wrote. RunFolderError: something of it is missing or damaged."""
     try:
-        content = json.loads((path / _RUN).read_text(encoding="utf-8"))
+        content = _read_run(path / _RUN)
         with (path / _SAMPLES).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             samples = _unflat(arrays)
         conductor, counts, version = content["conductor"], content["counts"], int(content["version"])
         trainer = load_state(path / _TRAINER)
         published = load_state(path / _PUBLISHED) if (path / _PUBLISHED).exists() else trainer
         updates, policy = int(trainer["updates"]), published["policy"]
-    except (RunFolderError, OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # whatever a reader makes of bytes that nobody wrote
         raise RunFolderError(
             f"{path} cannot be resumed: a whole checkpoint is wanted, but it is damaged "
             f"({type(error).__name__}: {error}); remove it to go on from the one before, or start anew"

@@ -60,8 +60,8 @@ class Evaluations:
         """Who evaluates during training. resumed: the version that the run goes on from, if it does."""
         evaluation = self._config.evaluation
         episodes = self._episodes(evaluation.episodes_beside, self._ways("during"))
-        if evaluation.every and resumed is not None:
-            self._best.rewind(resumed)
+        if self._best.listed or (evaluation.every and resumed is not None):
+            self._best.rewind(resumed or 0)
         beside = EvaluationsBeside(self._config, pipeline, self._best, episodes, self._during)
         if evaluation.every:
             words = "evaluation of %d episodes every %d versions, weights: %s (%s)"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from polyrhythm.errors import RunHalted
+from polyrhythm.errors import RunDistrusted
 from polyrhythm.flow import records
 from polyrhythm.flow.ledger import SampleLedger
 from polyrhythm.observe import MetricsWriter
@@ -167,11 +167,11 @@ class Lags:
         pass
 
     def refuse_beyond(self, max_lag: float, bound: str, *, clean: bool) -> None:
-        """Raise RunHalted if the samples were older than `freshness` allows; a mean is only kept without faults."""
+        """Raise RunDistrusted if the samples were older than `freshness` allows; a mean is only kept without faults."""
         found = self.summary()
         over = bound == "sample" and found["max"] > math.ceil(max_lag)
         if over or (bound == "mean" and clean and found["mean"] > max_lag + 1e-9):
-            raise RunHalted(
+            raise RunDistrusted(
                 f"the promise of freshness.max_lag = {max_lag:g} (bound: {bound}) is broken: samples by lag are "
                 f"{found['counts']}, the mean is {found['mean']:.3f}; distrust this run, and report it with its folder"
             )

@@ -1,6 +1,9 @@
 """How far a run has come: each phase commits its result, and a resumed run begins behind the last one.
 
-progress.json      {"wall_s": {phase: seconds so far}, "done": {phase: result}}
+progress.json      {"command": train or sft, "began_in": working folder, "wall_s": {phase: seconds so far},
+                    "done": {phase: result}}
+
+Where that file is damaged or gone, the run's other files say what is done (`pipeline.salvage`).
 """
 
 from __future__ import annotations
@@ -9,39 +12,43 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.errors import RunFolderError
+from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.files import written_whole
 
 log = logging.getLogger(__name__)
 
 CONFIG_FILE, SUMMARY_FILE, _FILE = "config.yaml", "summary.json", "progress.json"
 
-#: Sections that a resumed run may have otherwise: they change where and how it runs, not what it learns.
+#: Settings and sections that a resumed run may have otherwise: where and how it runs, how long, at which learning
+#: rates, and how it is measured.
 _FREE = frozenset(
-    {"launcher", "out_dir", "resume", "shutdown_s", "placement", "data_plane", "supervision", "checkpoint"}
+    {
+        *("launcher", "out_dir", "resume", "shutdown_s", "placement", "data_plane", "supervision", "checkpoint"),
+        *("training.versions", "evaluation"),
+        *("training.optimizer.lr", "training.optimizer.value_lr", "training.optimizer.lr_final_fraction"),
+    }
 )
+_VALUE_LR = "training.optimizer.value_lr"
 
 
 class Progress:
     """Phases of the run in `folder`. wall_s: seconds by phase, over all parts of the run."""
 
-    def __init__(self, folder: Path, announce: Callable[[str, float], None] | None = None) -> None:
-        """announce: told when a phase begins, with its name and when the run began."""
+    def __init__(
+        self, folder: Path, announce: Callable[[str, float], None] | None = None, command: str = "train"
+    ) -> None:
+        """announce: told when a phase begins, with its name and when the run began. command: what began the run."""
         self._announce = announce
         self._path = folder / _FILE
-        try:
-            said = json.loads(self._path.read_text(encoding="utf-8")) if self._path.is_file() else {}
-        except ValueError as error:
-            raise RunFolderError(
-                f"{self._path} is damaged ({error}), so nobody knows how far that run has come; start anew"
-            ) from error
+        said = _read(folder)
+        self._origin = {"command": said.get("command", command), "began_in": said.get("began_in", str(Path.cwd()))}
         self.wall_s: dict[str, float] = said.get("wall_s", {})
         self._done: dict[str, Any] = said.get("done", {})
         self.began = time.monotonic() - sum(self.wall_s.values())
@@ -69,15 +76,95 @@ class Progress:
         self._done[phase] = result
         self._write()
 
+    def reopen(self, *phases: str) -> None:
+        """These phases are not done any more."""
+        self._done = {phase: result for phase, result in self._done.items() if phase not in phases}
+        self._write()
+
     def _write(self) -> None:
         with written_whole(self._path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
-            json.dump({"wall_s": self.wall_s, "done": self._done}, file)
+            json.dump({**self._origin, "wall_s": self.wall_s, "done": self._done}, file)
             file.flush()
             os.fsync(file.fileno())
 
     def summary(self) -> dict[str, float]:
         """Seconds by phase, and `total`."""
         return {**self.wall_s, "total": time.monotonic() - self.began}
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """The content of progress.json; where it is damaged or gone, what the folder's other files say."""
+    path = folder / _FILE
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        if _is_progress(said):
+            return dict(said)
+        problem = "is damaged"
+    except FileNotFoundError:
+        problem = "is gone"
+    except ValueError as error:
+        problem = f"is damaged ({error})"
+    from polyrhythm.pipeline.salvage import progress_found  # reads weights, which a new run has none of
+
+    found = progress_found(folder)
+    if found["done"] or problem != "is gone":
+        done = ", ".join(found["done"]) or "nothing"
+        log.warning("%s %s; by the other files of the run this is done: %s", path, problem, done.replace("_", " "))
+    return found
+
+
+def _is_progress(said: Any) -> bool:
+    """Whether this is what `Progress` writes."""
+    if not isinstance(said, dict):
+        return False
+    wall_s, done = said.get("wall_s", {}), said.get("done", {})
+    return (
+        isinstance(wall_s, dict)
+        and all(type(seconds) in (int, float) for seconds in wall_s.values())
+        and isinstance(done, dict)
+        and all(isinstance(result, dict) for result in done.values())
+        and all(isinstance(said.get(key, ""), str) for key in ("command", "began_in"))
+    )
+
+
+def command_of(folder: Path) -> str:
+    """What began the run in `folder`: train or sft."""
+    return str(_read(folder).get("command", "train"))
+
+
+@contextmanager
+def naming_where_it_began(folder: Path) -> Iterator[None]:
+    """A setting that is refused inside may be a class or a path of the working folder in which the run began."""
+    try:
+        yield
+    except (ConfigError, RunFolderError) as error:
+        began_in = _read(folder).get("began_in")
+        if began_in is None or Path(began_in) == Path.cwd():
+            raise
+        raise RunFolderError(
+            f"{error}; that run began in the folder {began_in}, and what its settings name may be there: resume it there"
+        ) from error
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the run in `folder` has a summary; a damaged one is made again."""
+    try:
+        return isinstance(json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8")), dict)
+    except (OSError, ValueError):
+        return False
+
+
+def config_to_resume(folder: Path, overrides: Sequence[str]) -> RunConfig:
+    """The settings with which the run in `folder` goes on: its own, but for the overrides.
+
+    RunFolderError: there is no run to go on with, or the overrides change what may not be changed.
+    """
+    if not (folder / CONFIG_FILE).is_file():
+        raise RunFolderError(f"{folder} is no run's folder: it has no {CONFIG_FILE}; name the folder of a run")
+    with naming_where_it_began(folder):
+        config = load_config(folder / CONFIG_FILE, overrides)
+        config = config.model_copy(update={"resume": str(folder)})
+        return _fitting_config(folder, config)
 
 
 def run_to_resume(config: RunConfig, named: Path | None) -> Path | None:
@@ -88,6 +175,8 @@ def run_to_resume(config: RunConfig, named: Path | None) -> Path | None:
     if config.resume == "never":
         return None
     if config.resume != "auto":
+        if named is not None:
+            raise RunFolderError(f"--out {named}: the run in {config.resume} goes on where it is; leave --out out")
         return _fitting(Path(config.resume), config)
     if named is not None and (named / CONFIG_FILE).is_file():
         return _fitting(named, config)
@@ -95,7 +184,7 @@ def run_to_resume(config: RunConfig, named: Path | None) -> Path | None:
         log.info("resume = auto: %s holds no run, so this one is new", named)
         return None
     runs = sorted((Path(config.out_dir) / config.name).glob(f"*/{CONFIG_FILE}"), key=lambda path: path.stat().st_mtime)
-    unfinished = [path.parent for path in runs if not (path.parent / SUMMARY_FILE).exists()]
+    unfinished = [path.parent for path in runs if not is_finished(path.parent)]
     if not unfinished:
         log.info("resume = auto: %s/%s has no unfinished run, so this one is new", config.out_dir, config.name)
         return None
@@ -107,31 +196,53 @@ def _fitting(folder: Path, config: RunConfig) -> Path:
         raise RunFolderError(
             f"resume = {folder}: a run folder is wanted, but it has no {CONFIG_FILE}; name another, or set resume=never"
         )
-    if (folder / SUMMARY_FILE).exists():
-        raise RunFolderError(f"resume = {folder}: that run is finished; name another, or set resume=never")
-    found = load_config(folder / CONFIG_FILE)
-    differing = differences(found.model_dump(mode="json"), config.model_dump(mode="json"))
-    if differing:
-        path, theirs, ours = differing[0]
-        others = ", ".join(other for other, _, _ in differing[1:])
-        more = f" (differ, too: {others})" if others else ""
-        raise RunFolderError(
-            f"resume = {folder}: {path} = {ours} is wanted, but that run has {theirs}{more}; "
-            "give it the same settings, or set resume=never"
-        )
+    with naming_where_it_began(folder):
+        _fitting_config(folder, config)
     return folder
 
 
-def differences(theirs: dict[str, Any], ours: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
-    """Dotted paths whose values differ, with both values; of a section of another type, the type alone."""
+def _fitting_config(folder: Path, config: RunConfig) -> RunConfig:
+    """The configuration, with which the run in `folder` can go on. RunFolderError: it cannot."""
+    found = load_config(folder / CONFIG_FILE)
+    theirs, ours = found.model_dump(mode="json"), config.model_dump(mode="json")
+    differing = differences(theirs, ours)
+    rates = found.training.optimizer.value_lr, config.training.optimizer.value_lr
+    if None in rates and rates[0] != rates[1]:
+        differing.append((_VALUE_LR, *rates))  # the optimizer's state has groups that it would not fit
+    if differing:
+        path, has, wanted = differing[0]
+        others = ", ".join(other for other, _, _ in differing[1:])
+        more = f" (differ, too: {others})" if others else ""
+        raise RunFolderError(
+            f"resume = {folder}: {path} = {wanted} is wanted, but that run has {has}{more}; give it the same settings, "
+            f"or set resume=never (a resumed run may change {_may_change()})"
+        )
+    if is_finished(folder) and config.training.versions == found.training.versions:
+        raise RunFolderError(
+            f"resume = {folder}: that run is finished; name another, or set resume=never (or training.versions higher "
+            f"than {found.training.versions}, to extend it)"
+        )
+    return config
+
+
+def _may_change() -> str:
+    """In words, without what nobody needs to know."""
+    return ", ".join(sorted(_FREE - {"resume", "out_dir"}))
+
+
+def differences(
+    theirs: dict[str, Any], ours: dict[str, Any], prefix: str = "", free: frozenset[str] = _FREE
+) -> list[tuple[str, Any, Any]]:
+    """Dotted paths whose values differ, with both values, but for those in `free`; of a section of another type, the
+    type alone."""
     found = []
     keys = theirs.keys() | ours.keys() if theirs.get("type") == ours.get("type") else {"type"}
     for key in sorted(keys):
         path, left, right = f"{prefix}{key}", theirs.get(key), ours.get(key)
-        if path in _FREE or left == right:
+        if path in free or left == right:
             continue
         if isinstance(left, dict) and isinstance(right, dict):
-            found += differences(left, right, f"{path}.")
+            found += differences(left, right, f"{path}.", free)
         else:
             found.append((path, left, right))
     return found

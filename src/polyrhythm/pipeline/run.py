@@ -3,9 +3,9 @@
     demonstrations → supervised warm start → evaluation → reinforcement learning → the same evaluation
 
 Everything lands in the run's folder: config.yaml, progress.json, metrics.jsonl, tensorboard/, trace.json, logs/,
-demonstrations.npz, checkpoints/, policy.pt, evaluations.json and best.pt (of evaluation during training), ledger.json
-and, last, summary.json and report.html. Each phase commits its result, so a run that was cut short goes on where it
-stood.
+demonstrations.npz, checkpoints/, policy.pt, evaluations.json and best.pt (of evaluation during training),
+settings_changes.jsonl (of a run that was resumed with others), ledger.json and, last, summary.json and report.html. Each
+phase commits its result, so a run that was cut short goes on where it stood, and one that is finished can be extended.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.config.load import save_config
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.errors import RunHalted
+from polyrhythm.errors import RunDistrusted
 from polyrhythm.files import written_whole
 from polyrhythm.flow.ledger import SampleLedger
 from polyrhythm.observe import MetricsWriter, TraceWriter
-from polyrhythm.observe.metrics import rewind
 from polyrhythm.observe.report import write_report
 from polyrhythm.observe.run_folder import held
 from polyrhythm.pipeline.account import Stations
@@ -32,9 +30,7 @@ from polyrhythm.pipeline.checkpoints import (
     POLICY_FILE,
     STATES,
     SavedRun,
-    load_run,
     save_policy,
-    saved_runs,
 )
 from polyrhythm.pipeline.evaluations import Evaluations
 from polyrhythm.pipeline.interrupts import Interrupts
@@ -42,7 +38,8 @@ from polyrhythm.pipeline.live import Live
 from polyrhythm.pipeline.loop import Interrupted, Loop
 from polyrhythm.pipeline.observers import Episodes, Lags, UpdateMetrics
 from polyrhythm.pipeline.observers import Progress as ProgressLine
-from polyrhythm.pipeline.progress import CONFIG_FILE, SUMMARY_FILE, Progress
+from polyrhythm.pipeline.progress import SUMMARY_FILE, Progress
+from polyrhythm.pipeline.resume import refuse_misplaced, take_up
 from polyrhythm.pipeline.saver import RunSaver
 from polyrhythm.pipeline.tempo import Tempo
 from polyrhythm.pipeline.timeline import Timeline
@@ -59,10 +56,10 @@ def train(checked: Checked, folder: Path, live: Live | None = None) -> dict[str,
     trained in place. live: shows a person how it goes. Raises RunHalted when the run cannot go on, KeyboardInterrupt
     when it was told to stop.
     """
+    refuse_misplaced(folder)
     with held(folder), Interrupts().listening() as interrupts:
         progress = Progress(folder, live.phase if live else None)
-        save_config(checked.config, folder / CONFIG_FILE)
-        saved = _saved(folder, progress)
+        saved = take_up(checked, folder, progress)
         with MetricsWriter(folder) as metrics, TraceWriter(_new_path(folder / "trace.json")) as trace:
             try:
                 _phases(checked, folder, saved, (progress, interrupts), (metrics, trace), live)
@@ -84,7 +81,7 @@ def _phases(
     """The phases that are asked for and not done."""
     config, spec, policy = checked
     (progress, interrupts), (metrics, trace) = course, writers
-    version = begin(config, folder, policy, progress, metrics)
+    version = saved.version if saved else begin(config, folder, policy, progress, metrics)
     training = config.training.versions > 0 and progress.result("rl") is None
     pipeline = build_pipeline(config, policy, folder, saved=saved, version=version, trainer=training, start=False)
     try:
@@ -94,8 +91,9 @@ def _phases(
         pipeline.loop.stop = interrupts.requested
         if saved is None:
             run.start()
-        with interrupts.asked_politely():
-            run.evaluations.evaluate(pipeline, "before")
+        if saved is None and progress.result("rl") is None:  # else the weights before training are not there any more
+            with interrupts.asked_politely():
+                run.evaluations.evaluate(pipeline, "before")
         if training:
             run.learn(trace, saved, interrupts)
         if config.training.versions:
@@ -104,18 +102,6 @@ def _phases(
             progress.commit("best", run.evaluations.best())
     finally:
         pipeline.close()
-
-
-def _saved(folder: Path, progress: Progress) -> SavedRun | None:
-    """The run to go on with, if one was saved in the middle of training."""
-    runs = saved_runs(folder / STATES)
-    if not runs or progress.result("rl") is not None:
-        return None
-    saved = load_run(runs[-1])
-    updates = saved.updates
-    log.info("going on in %s after %d updates", folder, updates)
-    rewind(folder, updates, saved.version)
-    return saved
 
 
 class _Run:
@@ -164,6 +150,7 @@ class _Run:
                 if self._live is not None:
                     self._live.train(updates, episodes, saver.account, lags, self.evaluations.after_s())
                 loop.train_until(config.training.versions)
+            saver.save()  # a run that is extended goes on from here
             totals = saver.totals()
             with interrupts.asked_politely():
                 self.evaluations.finish(beside)
@@ -182,14 +169,14 @@ class _Run:
         progress.commit("rl", {**totals, **told, "failed_samples": dict(pipeline.failures.counts)})
 
     def _balanced(self) -> SampleLedger:
-        """The ledger. RunHalted: a sample vanished or was counted twice, or a block was never given back."""
+        """The ledger. RunDistrusted: a sample vanished or was counted twice, or a block was never given back."""
         conductor = self._pipeline.loop.conductor
         ledger = conductor.ledger
         # A trainer that came back from an older state may have left samples that nobody needs any more.
         held = {sample.handle for sample in conductor.rollout.samples.values() if sample.handle}
         leaked = sorted(set(self._pipeline.launcher.pool.finished()) - held)
         if ledger.imbalance or leaked:
-            raise RunHalted(
+            raise RunDistrusted(
                 f"the ledger does not balance: {ledger.as_dict()}, blocks never released: {leaked}; distrust this run, "
                 "and report it with its folder"
             )

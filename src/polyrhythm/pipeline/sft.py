@@ -17,6 +17,7 @@ from polyrhythm.pipeline.check import Checked
 from polyrhythm.pipeline.demos import has_expert, refuse_misfit
 from polyrhythm.pipeline.live import Live
 from polyrhythm.pipeline.progress import CONFIG_FILE, SUMMARY_FILE, Progress
+from polyrhythm.pipeline.resume import refuse_misplaced
 from polyrhythm.pipeline.warm_start import DEMONSTRATIONS_FILE, begin
 from polyrhythm.training.demonstrations import Demonstrations
 
@@ -50,15 +51,16 @@ def imitate(checked: Checked, folder: Path, file: Path | None, live: Live | None
     What an earlier part of the same run has done is not done again. live: shows a person how it goes.
     """
     config, _, policy = checked
-    progress = Progress(folder, live.phase if live else None)
-    save_config(config, folder / CONFIG_FILE)
+    refuse_misplaced(folder)
+    progress = Progress(folder, live.phase if live else None, command="sft")
     if file is not None and progress.result("demonstrations") is None:
         decisions = len(fitting_demonstrations(file, checked))
         shutil.copyfile(file, folder / DEMONSTRATIONS_FILE)
         progress.commit("demonstrations", {"file": str(file), "decisions": decisions})
+    save_config(config, folder / CONFIG_FILE)  # from here on it can be resumed, without the file
     with MetricsWriter(folder) as metrics:
         begin(config, folder, policy, progress, metrics)
-    summary = {**progress.result("warm_start"), **progress.result("demonstrations"), "wall_s": progress.summary()}
+    summary = {**progress.result("warm_start"), **(progress.result("demonstrations") or {}), "wall_s": progress.summary()}
     with written_whole(folder / SUMMARY_FILE) as unfinished:
         unfinished.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     return summary

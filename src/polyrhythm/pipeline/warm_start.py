@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
+from torch import Tensor
+
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.errors import RunFolderError
 from polyrhythm.observe import MetricsWriter
 from polyrhythm.pipeline.checkpoints import POLICY_FILE, load_policy, save_policy
 from polyrhythm.pipeline.demos import record
@@ -27,7 +31,7 @@ def begin(config: RunConfig, folder: Path, policy: Policy, progress: Progress, m
     file = folder / POLICY_FILE
     if progress.result("warm_start") is not None:
         _, weights, version = load_policy(file)
-        apply_state(as_module(policy), weights)
+        give_weights(policy, weights, file)
         return version
     figures: dict[str, float] = {}
     if config.init_from:
@@ -41,6 +45,16 @@ def begin(config: RunConfig, folder: Path, policy: Policy, progress: Progress, m
     save_policy(policy.state_dict(), config, file, 0)
     progress.commit("warm_start", figures)
     return 0
+
+
+def give_weights(policy: Policy, weights: Mapping[str, Tensor], origin: Path) -> None:
+    """Give the policy the weights of its own run, read from `origin`. RunFolderError: they do not fit it any more."""
+    try:
+        apply_state(as_module(policy), weights)
+    except ValueError as error:
+        raise RunFolderError(
+            f"{origin}: {error}; if you changed the code of the policy, undo that, or begin another run"
+        ) from error
 
 
 def _demonstrations(config: RunConfig, folder: Path, policy: Policy, progress: Progress) -> Demonstrations:

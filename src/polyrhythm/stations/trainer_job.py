@@ -28,15 +28,17 @@ from polyrhythm.training.learner import Learner
 
 @dataclass(frozen=True, slots=True)
 class TrainerStates:
-    """The saved states of a trainer in `folder`; one is saved before every `every_versions`-th publication."""
+    """The saved states of a trainer in `folder`; one is saved before every `every_versions`-th publication, and before
+    that of the version `last`, from which a run is extended."""
 
     pattern: ClassVar[str] = "trainer-*.pt"
     folder: str
     every_versions: int = 1
     keep: int = 2
+    last: int = 0
 
     def due(self, version: int) -> bool:
-        return version % self.every_versions == 0
+        return version % self.every_versions == 0 or version == self.last
 
     def save(self, learner: Learner) -> None:
         path = Path(self.folder) / f"trainer-{learner.updates:08d}.pt"
@@ -65,7 +67,11 @@ class TrainerStates:
 
     def paths(self) -> list[Path]:
         """All states, oldest first."""
-        return sorted(Path(self.folder).glob(self.pattern))
+        return sorted(
+            path
+            for path in Path(self.folder).glob(self.pattern)
+            if path.stem.removeprefix("trainer-").isdecimal() and path.is_file()
+        )
 
 
 @dataclass(frozen=True, slots=True)

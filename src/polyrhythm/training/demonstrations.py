@@ -54,9 +54,12 @@ class Demonstrations:
             raise RunFolderError(f"{path} is not there; name a file of demonstrations")
         if not zipfile.is_zipfile(path):
             raise RunFolderError(f"{path} holds no demonstrations: it is damaged, or something else; record them again")
-        with np.load(path, allow_pickle=False) as file:
-            if "actions" not in file:
-                raise RunFolderError(f"{path} holds no demonstrations: no array is named actions; record them again")
-            obs = {name.removeprefix(_OBS): file[name] for name in file if name.startswith(_OBS)}
-            tasks = tuple(file[_TASKS].tolist()) if _TASKS in file else ()
-            return cls(obs, file["actions"], tasks, int(file[_REPEAT]) if _REPEAT in file else 0)
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                if "actions" not in file:
+                    raise KeyError("no array is named actions")
+                obs = {name.removeprefix(_OBS): file[name] for name in file if name.startswith(_OBS)}
+                tasks = tuple(file[_TASKS].tolist()) if _TASKS in file else ()
+                return cls(obs, file["actions"], tasks, int(file[_REPEAT]) if _REPEAT in file else 0)
+        except Exception as error:  # whatever a reader makes of bytes that nobody wrote
+            raise RunFolderError(f"{path} holds no demonstrations: {error}; record them again") from error

@@ -11,7 +11,15 @@ from typing import NamedTuple
 
 from polyrhythm.observe.activity import by_kind
 from polyrhythm.observe.report import svg
-from polyrhythm.observe.report.read import Measured, Run, fault_times, lag_points, pace_points, training_points
+from polyrhythm.observe.report.read import (
+    Measured,
+    Run,
+    change_places,
+    fault_times,
+    lag_points,
+    pace_points,
+    training_points,
+)
 from polyrhythm.observe.report.svg import Plot, percent
 
 _WAYS = ("greedy", "sampled", "swapped")
@@ -57,6 +65,19 @@ def run_keys(runs: Sequence[Run]) -> list[tuple[str, str]]:
     return [(line_key(look(number)), run.label) for number, run in enumerate(runs)]
 
 
+def mark_changes(plot: Plot, runs: Sequence[Run], over: str = "throughput/transitions", unit: float = 1.0) -> None:
+    """A line where settings were changed; none before the first update, where there is nothing to see."""
+    for run in runs:
+        for place in change_places(run, over):
+            if place > 0:
+                plot.upright(place / unit, "change")
+
+
+def change_keys(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    changed = any(place > 0 for run in runs for place in change_places(run))
+    return [(line_key("change"), "settings were changed")] if changed else []
+
+
 # ---------------------------------------------------------------- success
 
 
@@ -84,6 +105,7 @@ def success(runs: Sequence[Run]) -> Figure | None:
             plot.band([(p.transitions, p.low, p.high) for p in points], colour(number))
         curve = [(p.transitions, p.rate if measured else p.mean_return) for p in points]
         plot.line(curve, look(number) if len(runs) > 1 else "s0")
+    mark_changes(plot, runs)
     _evaluations(plot, runs, measured=measured)
     sentence = (
         "The curve is the success of training episodes, with noise; the points are evaluations on held-out seeds, each "
@@ -92,7 +114,7 @@ def success(runs: Sequence[Run]) -> Figure | None:
         else "This environment reports no success, so the mean return is shown: of training episodes, with noise, as a "
         "curve, of evaluations on held-out seeds as points."
     )
-    return Figure(f"{what} over transitions", sentence, _success_keys(runs), [plot.text])
+    return Figure(f"{what} over transitions", sentence, _success_keys(runs) + change_keys(runs), [plot.text])
 
 
 def _space(runs: Sequence[Run]) -> int:
@@ -173,7 +195,8 @@ def throughput(runs: Sequence[Run]) -> Figure | None:
         for time_s in fault_times(run):
             plot.upright(time_s / unit)
             lost = True
-    keys = run_keys(runs) if len(runs) > 1 else []
+    mark_changes(plot, runs, "time_s", unit)
+    keys = (run_keys(runs) if len(runs) > 1 else []) + change_keys(runs)
     if lost:
         keys.append((line_key("fault"), "a station was lost"))
     sentence = (

@@ -40,6 +40,7 @@ text{font:13px system-ui,sans-serif;fill:var(--ink)}
 .band{opacity:.17}.bar{fill:none;stroke-width:2}
 .mark{stroke:var(--page);stroke-width:1}
 .fault{fill:none;stroke:var(--s5);stroke-width:1.5;stroke-dasharray:3 3}
+.change{fill:none;stroke:var(--soft);stroke-width:1.5;stroke-dasharray:6 3}
 .lane{fill:var(--lane)}.fill.faint{fill:var(--faint)}.mark.plain{fill:var(--ink)}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(118px,1fr));gap:8px;margin:16px 0}
 .tiles div{border:1px solid var(--rule);border-radius:6px;padding:8px 10px}
@@ -79,6 +80,7 @@ def page(runs: Sequence[Run]) -> str:
         parts.append(_figure(wall))
     parts.append(_section("Ledger", tables.ledger(runs)))
     parts.append(_section("Faults", *(_named(run, tables.faults(run), runs) for run in runs)))
+    parts.append(_section("Settings that were changed", *(_named(run, tables.changes(run), runs) for run in runs)))
     parts.append(_section("Settings that differ", tables.settings(runs)))
     parts.append(_section("Configuration", *(_config(run) for run in runs)))
     return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ import yaml
 
 from polyrhythm.errors import RunFolderError
 from polyrhythm.observe.intervals import wilson
+from polyrhythm.observe.settings_changes import Change, read_changes
 
 Line = Mapping[str, Any]
 
@@ -43,7 +44,8 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """One run. updates: its metrics, a line each; summary: as in summary.json, as far as the run came."""
+    """One run. updates: its metrics, a line each; summary: as in summary.json, as far as the run came; changes: of the
+    settings, on the way."""
 
     folder: Path
     label: str
@@ -52,6 +54,7 @@ class Run:
     evaluations: list[Measured]
     summary: Mapping[str, Any]
     finished: bool
+    changes: Sequence[Change] = ()
 
     @property
     def measures_success(self) -> bool:
@@ -92,7 +95,7 @@ def read_run(folder: Path) -> Run:
     updates = [line for line in lines if "throughput/transitions_per_s" in line]
     place = folder.resolve()
     label = f"{place.parent.name}/{place.name}"
-    run = Run(folder, label, config, updates, [], summary, finished)
+    run = Run(folder, label, config, updates, [], summary, finished, read_changes(folder))
     per_version = int(run.settings().get("freshness.sync_interval", 1))
     return replace(run, evaluations=_evaluations(lines, per_version))
 
@@ -160,6 +163,17 @@ def fault_times(run: Run) -> list[float]:
     series = run.series("stations/faults", over="time_s")
     befores = [0.0, *(count for _, count in series)]
     return [time_s for (time_s, count), before in zip(series, befores, strict=False) if count > before]
+
+
+def change_places(run: Run, over: str = "throughput/transitions") -> list[float]:
+    """Where settings were changed: how many transitions (or what else) the last update before each change had."""
+    befores = [[line.get(over) for line in run.updates if line["step"] < update] for update in _changed(run)]
+    return [(values[-1] if values else None) or 0.0 for values in befores]
+
+
+def _changed(run: Run) -> list[int]:
+    """The updates before which a setting was changed."""
+    return sorted({change.update for change in run.changes})
 
 
 def lag_points(run: Run) -> list[tuple[float, float, float]]:

@@ -140,6 +140,16 @@ def faults(run: Run) -> str:
     return table(["station", "it …", "after transitions"], rows, "Stations that were lost and replaced.")
 
 
+def changes(run: Run) -> str:
+    """Settings that were changed when the run was resumed."""
+    rows = [
+        [change.setting, str(change.before), str(change.after), f"{change.update:,}", change.time]
+        for change in run.changes
+    ]
+    caption = "The run was resumed with other settings, which hold from the given update on."
+    return table(["setting", "before", "from then on", "from update", "when"], rows, caption) if rows else ""
+
+
 def tiles(run: Run) -> str:
     """The run in a few numbers."""
     summary = run.summary

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from polyrhythm.observe.report.figures import HALF, Figure, look, run_keys
+from polyrhythm.observe.report.figures import HALF, Figure, change_keys, look, mark_changes, run_keys
 from polyrhythm.observe.report.read import Run, mean_points
 from polyrhythm.observe.report.svg import Plot
 
@@ -42,7 +42,7 @@ def updates(runs: Sequence[Run]) -> Figure | None:
         "how much of the returns the values explain (below -1 drawn at -1); each point is a mean over the updates "
         "since the point before."
     )
-    return Figure("Updates", sentence, run_keys(runs) if len(runs) > 1 else [], pictures)
+    return Figure("Updates", sentence, (run_keys(runs) if len(runs) > 1 else []) + change_keys(runs), pictures)
 
 
 def draw(runs: Sequence[Run], name: str, chart: Chart) -> str:
@@ -57,4 +57,5 @@ def draw(runs: Sequence[Run], name: str, chart: Chart) -> str:
     plot.axes("transitions", chart.words)
     for number, curve in enumerate(curves):
         plot.line(curve, look(number))
+    mark_changes(plot, runs)
     return plot.text

@@ -1,0 +1,37 @@
+"""Go on with a run in its own folder: one that was cut short, or, with more versions to train, one that is finished.
+
+Its settings are those that it has. Some may be changed: training.versions, learning rates, evaluation, checkpoint,
+and where and how it runs (launcher, placement, data_plane, supervision, shutdown_s); such a change is noted in the
+folder, and marked in the report.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s [-h] [--json] RUN [section.key=value ...]"
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run; it goes on there")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="section.key=value", help="settings that differ from here on, as versions"
+    )
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from polyrhythm.pipeline.progress import command_of, config_to_resume, naming_where_it_began
+
+    folder = arguments.run_folder
+    config = config_to_resume(folder, arguments.overrides)
+    if command_of(folder) == "sft":
+        from polyrhythm.cli import sft
+
+        return sft.imitate_in(folder, config, as_json=arguments.json)
+    from polyrhythm.cli import train
+    from polyrhythm.pipeline.check import check
+
+    with naming_where_it_began(folder):
+        checked = check(config)
+    return train.train_in(folder, checked, as_json=arguments.json)

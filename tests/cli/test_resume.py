@@ -1,0 +1,335 @@
+"""`polyrhythm resume RUN`: a cut run goes on, a finished one is extended, what may not change is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from tests.pipeline.runs import LOCKSTEP
+
+from polyrhythm.cli.main import main
+from polyrhythm.config.load import load_config, merge
+from polyrhythm.pipeline.checkpoints import STATES, load_policy, saved_runs
+from polyrhythm.training.checkpoint import load_state
+
+EVALUATED = merge(LOCKSTEP, {"evaluation": {"episodes": 4}, "checkpoint": {"run_every_s": 0, "keep_last": 3}})
+
+
+def trained(folder: Path, tree: dict[str, Any] = EVALUATED, *overrides: str) -> Path:
+    """The folder of a run that was trained to its end."""
+    folder.mkdir(exist_ok=True)
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(tree))
+    assert main(["train", str(recipe), "--out", str(folder / "run"), *overrides]) == 0
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 3 versions."""
+    return trained(tmp_path_factory.mktemp("three"))
+
+
+@pytest.fixture(scope="module")
+def six(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of 6 versions."""
+    return trained(tmp_path_factory.mktemp("six"), EVALUATED, "training.versions=6")
+
+
+@pytest.fixture
+def run(three: Path, tmp_path: Path) -> Path:
+    """A finished run of 3 versions, to change."""
+    return Path(shutil.copytree(three, tmp_path / "run"))
+
+
+def cut(run: Path) -> None:
+    """As if the run had been killed before its last version."""
+    *_, last = saved_runs(run / STATES)
+    assert json.loads((last / "run.json").read_text())["version"] == 3
+    while json.loads((last / "run.json").read_text())["version"] == 3:
+        shutil.rmtree(last)
+        *_, last = saved_runs(run / STATES)
+    (run / "summary.json").unlink()
+    progress = json.loads((run / "progress.json").read_text())
+    for phase in ("rl", "evaluation_after", "best"):
+        del progress["done"][phase]
+    (run / "progress.json").write_text(json.dumps(progress))
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def updates(run: Path) -> list[int]:
+    return [line["step"] for line in metrics(run) if "throughput/transitions" in line]
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    (_, ours, version), (_, theirs, their_version) = load_policy(one), load_policy(other)
+    return version == their_version and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def changes(run: Path) -> list[dict[str, Any]]:
+    file = run / "settings_changes.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+
+
+def test_a_cut_run_goes_on_without_its_settings_being_typed_again(run: Path, three: Path) -> None:
+    cut(run)
+    assert main(["resume", str(run)]) == 0
+    assert same_weights(run, three)
+    assert updates(run) == [0, 1, 2]
+    assert not changes(run)
+
+
+def test_a_finished_run_is_extended_as_if_it_had_been_longer(
+    run: Path, six: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Trainer, optimizer, buffer, versions and random state go on: the weights are those of a run of 6, to the bit."""
+    before = json.loads((run / "summary.json").read_text())
+    assert main(["resume", str(run), "training.versions=6"]) == 0
+    assert "success" in capsys.readouterr().out
+    assert same_weights(run, six)
+    state, wanted = (load_state(saved_runs(folder / STATES)[-1] / "trainer.pt") for folder in (run, six))
+    assert state["updates"] == wanted["updates"] == 6
+    for number, moments in wanted["optimizer"]["state"].items():
+        assert all(torch.equal(state["optimizer"]["state"][number][name], moments[name]) for name in moments)
+    assert updates(run) == list(range(6))
+    summary, whole = (json.loads((folder / "summary.json").read_text()) for folder in (run, six))
+    assert summary["ledger"] == whole["ledger"]
+    assert summary["lag"] == whole["lag"]
+    assert (summary["before"], summary["after"]) == (before["before"], whole["after"])
+    assert load_config(run / "config.yaml").training.versions == 6
+    (change,) = changes(run)
+    assert (change["update"], change["changes"]) == (3, {"training.versions": [3, 6]})
+    page = (run / "report.html").read_text()
+    assert "Settings that were changed" in page
+    assert page.count('class="change"') >= 2, "a line in the curves"
+
+
+def test_rates_evaluation_and_machinery_may_change_and_the_report_says_so(run: Path) -> None:
+    cut(run)
+    changed = {
+        "training.versions": 5,
+        "training.optimizer.lr": 0.001,
+        "training.optimizer.lr_final_fraction": 0.5,
+        "evaluation.every": 1,
+        "evaluation.every_episodes": 2,
+        "checkpoint.keep_last": 1,
+        "launcher": "local",
+    }
+    assert main(["resume", str(run), *(f"{name}={value}" for name, value in changed.items())]) == 0
+    (noted,) = changes(run)
+    assert {name: after for name, (_, after) in noted["changes"].items()} == changed
+    assert noted["update"] == 2
+    rates = [line["train/actor/lr"] for line in metrics(run) if "train/actor/lr" in line]
+    assert rates == pytest.approx([0.003, 0.003, 0.00075, 0.000625, 0.0005]), "the schedule is that of 5 versions"
+    assert any(entry["version"] == 5 for entry in json.loads((run / "evaluations.json").read_text()))
+    assert len(saved_runs(run / STATES)) == 1
+
+
+@pytest.mark.parametrize("command", ["resume", "train"])
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("seed=4", "seed = 4 is wanted, but that run has 3"),
+        ("policy.hidden=8", "policy.hidden = 8 is wanted, but that run has 16"),
+        ("training.versions=2", "training.versions = 2: the run in {run} has trained 3 versions already; set it to 3"),
+        ("training.versions=3", "that run is finished"),
+    ],
+)
+def test_other_settings_are_refused_in_one_sentence(
+    command: str, override: str, words: str, run: Path, three: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    recipe = str(three.parent / "recipe.yaml")
+    assert main(["resume", str(run), override] if command == "resume" else ["train", recipe, f"resume={run}", override]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1 or all("error" not in line for line in told[:-1])
+    assert words.format(run=run) in told[-1]
+    if " is wanted" in words:
+        assert "(a resumed run may change checkpoint, data_plane, evaluation, launcher," in told[-1]
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+def test_fewer_versions_than_were_wanted_end_the_run_earlier(run: Path, tmp_path: Path) -> None:
+    cut(run)
+    wanted = trained(tmp_path / "longer", EVALUATED, "training.versions=4")
+    cut_off = Path(shutil.copytree(wanted, tmp_path / "cut_off"))
+    for path in saved_runs(cut_off / STATES)[-1:]:
+        shutil.rmtree(path)
+    (cut_off / "summary.json").unlink()
+    progress = json.loads((cut_off / "progress.json").read_text())
+    del progress["done"]["rl"]
+    (cut_off / "progress.json").write_text(json.dumps(progress))
+    at = json.loads((saved_runs(cut_off / STATES)[-1] / "run.json").read_text())["version"]
+    assert main(["resume", str(cut_off), f"training.versions={at}"]) == 0
+    assert load_policy(cut_off)[2] == at
+    assert main(["resume", str(run), "training.versions=2"]) == 0
+    assert updates(run) == [0, 1]
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["run.json", "trainer.pt", "samples.npz"])
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
+    name: str, run: Path, three: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cut(run)
+    *_, before, newest = saved_runs(run / STATES)
+    if name == "samples.npz":
+        (newest / name).write_bytes(b"")
+    else:
+        damage(newest / name)
+    assert main(["resume", str(run)]) == 0
+    assert f"it is put aside, and {before.name} is taken" in caplog.text
+    assert newest.with_name(f"{newest.name}.damaged").is_dir()
+    assert same_weights(run, three)
+    assert updates(run) == [0, 1, 2]
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_or_gone_says_so(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in saved_runs(run / STATES):
+        damage(path / "run.json")
+    assert main(["resume", str(run), "training.versions=4"]) == 2
+    told = capsys.readouterr().err
+    assert f"has no saved run that is whole (the newest: run.json was changed); begin another run" in told
+    assert "to go on" not in told, "that command could not succeed"
+    shutil.rmtree(run / STATES)
+    assert main(["resume", str(run), "training.versions=4"]) == 2
+    assert f"holds no saved run, though 3 versions were trained: the optimizer's state is gone" in capsys.readouterr().err
+    assert (run / "summary.json").is_file()
+
+
+PROGRESS: dict[str, Callable[[Path], object]] = {
+    "gone": Path.unlink,
+    "empty": lambda path: path.write_text(""),
+    "a list": lambda path: path.write_text("[]"),
+    "of lists": lambda path: path.write_text('{"done": [], "wall_s": []}'),
+    "no text": lambda path: path.write_bytes(b"\xff\xfe"),
+}
+
+
+@pytest.mark.parametrize("how", PROGRESS)
+def test_a_damaged_progress_file_falls_back_to_what_the_folder_says(
+    how: str, run: Path, three: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cut(run)
+    PROGRESS[how](run / "progress.json")
+    assert main(["resume", str(run)]) == 0
+    assert "progress.json is " in caplog.text
+    assert "by the other files of the run this is done: warm start" in caplog.text
+    assert same_weights(run, three)
+
+
+def test_a_finished_run_without_its_progress_file_keeps_its_results(run: Path) -> None:
+    before = json.loads((run / "summary.json").read_text())
+    (run / "progress.json").unlink()
+    assert main(["resume", str(run)]) == 2
+    assert main(["resume", str(run), "training.versions=4"]) == 0
+    after = json.loads((run / "summary.json").read_text())
+    assert after["before"] == before["before"]
+    assert after["ledger"]["trained"] == 40
+    assert after["wall_s"]["total"] > before["wall_s"]["rl"]
+
+
+def test_a_damaged_summary_is_made_again(run: Path) -> None:
+    before = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text("{")
+    assert main(["resume", str(run)]) == 0
+    after = json.loads((run / "summary.json").read_text())
+    assert after["after"] == before["after"]
+
+
+def test_what_is_left_in_a_checkpoint_folder_by_others_is_left_alone(run: Path, three: Path) -> None:
+    cut(run)
+    states = run / STATES
+    (states / "run-old").mkdir()
+    shutil.copytree(saved_runs(states)[0], states / "run-000004-copy")
+    (states / "trainer-old.pt").write_text("mine")
+    assert main(["resume", str(run)]) == 0
+    assert same_weights(run, three)
+    assert (states / "trainer-old.pt").is_file()
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "progress.json", "policy.pt", "config.yaml", "evaluations.json"])
+def test_a_folder_where_a_file_should_be_is_named(name: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / name).unlink(missing_ok=True)
+    (run / name).mkdir()
+    assert main(["resume", str(run), "training.versions=4"]) == 2
+    told = capsys.readouterr().err
+    assert ("has no config.yaml" if name == "config.yaml" else f"{run / name} is a folder, but a run") in told
+
+
+def test_metrics_that_are_no_text_are_left_out(run: Path) -> None:
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(b'\xff\xfe\x00\n[1, 2]\n{"step": "x"}\n')
+    assert main(["resume", str(run), "training.versions=4"]) == 0
+    assert updates(run) == [0, 1, 2, 3]
+
+
+POLICY = '''
+from typing import Literal
+from polyrhythm.policies.categorical import CategoricalSettings
+
+class Settings(CategoricalSettings):
+    type: Literal["our_policy:Settings"] = "our_policy:Settings"
+
+    def build(self, env_spec, seed):
+        return super().model_copy(update={"hidden": WIDTH}).build(env_spec, seed)
+'''
+
+
+def test_a_run_of_own_classes_needs_them_as_they_were_and_says_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import sys
+
+    home, away = tmp_path / "home", tmp_path / "away"
+    home.mkdir(), away.mkdir()
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(sys, "path", [str(home), *sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (home / "our_policy.py").write_text(POLICY.replace("WIDTH", "8"))
+    try:
+        run = trained(home, merge(LOCKSTEP, {"policy": {"type": "our_policy:Settings"}}))
+        (home / "our_policy.py").write_text(POLICY.replace("WIDTH", "12"))
+        del sys.modules["our_policy"]
+        capsys.readouterr()
+        assert main(["resume", str(run), "training.versions=4"]) == 2
+        told = capsys.readouterr().err
+        assert "weights do not fit the policy" in told
+        assert "if you changed the code of the policy, undo that, or begin another run" in told
+        assert "to go on" not in told
+        del sys.modules["our_policy"]
+        monkeypatch.chdir(away)
+        sys.path.remove(str(home))
+        assert main(["resume", str(run), "training.versions=4"]) == 2
+        told = capsys.readouterr().err
+        assert "our_policy:Settings cannot be imported" in told
+        assert told.endswith(f"that run began in the folder {home}, and what its settings name may be there: resume it there\n")
+        assert told.count("\n") == 1
+    finally:
+        sys.modules.pop("our_policy", None)
+
+
+def test_a_folder_that_is_no_run_and_out_with_resume_are_refused(
+    run: Path, three: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = str(three.parent / "recipe.yaml")
+    assert main(["resume", str(run.parent)]) == 2
+    assert "is no run's folder: it has no config.yaml; name the folder of a run" in capsys.readouterr().err
+    assert main(["train", recipe, f"resume={run}", "--out", "elsewhere", "training.versions=4"]) == 2
+    assert f"--out elsewhere: the run in {run} goes on where it is; leave --out out" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["resume", str(run), "--out", "elsewhere"])
