@@ -210,9 +210,9 @@ class SampleFinished:
 
 @dataclass(frozen=True, slots=True)
 class SampleFailed:
-    """The environment could not complete the sample (it raised, for example); the row is free again.
+    """The sample could not be completed (the environment raised, a number is not finite); the row is free again.
 
-    Also the answer to `CancelRow`, with the reason "cancelled".
+    Also the answer to `CancelRow`, with the reason "cancelled". detail: the episode's task and seed, and where in it.
     """
 
     simulator: str
@@ -220,13 +220,17 @@ class SampleFailed:
     ticket: int
     attempt: int
     reason: str
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateDone:
+    """The update is trained. halt: why the run must not go on behind it, in words; "" if it may."""
+
     trainer: str
     epoch: int
     update: int
+    halt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
