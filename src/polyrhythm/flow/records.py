@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+#: The reason of a sample that was given up by command: no failure.
+CANCELLED = "cancelled"
+
 
 class End(StrEnum):
     """How a sample ended."""
@@ -212,7 +215,7 @@ class SampleFinished:
 class SampleFailed:
     """The sample could not be completed (the environment raised, a number is not finite); the row is free again.
 
-    Also the answer to `CancelRow`, with the reason "cancelled". detail: the episode's task and seed, and where in it.
+    Also the answer to `CancelRow`, with the reason CANCELLED. detail: the episode's task and seed, and where in it.
     """
 
     simulator: str

@@ -23,9 +23,13 @@ log = logging.getLogger(__name__)
 
 CONFIG_FILE, SUMMARY_FILE, _FILE = "config.yaml", "summary.json", "progress.json"
 
-#: Sections that a resumed run may have otherwise: they change where and how it runs, not what it learns.
+#: Sections and settings that a resumed run may have otherwise: they change where and how it runs, and what ends it.
 _FREE = frozenset(
-    {"launcher", "out_dir", "resume", "shutdown_s", "placement", "data_plane", "supervision", "checkpoint"}
+    {
+        *("launcher", "out_dir", "resume", "shutdown_s", "placement", "data_plane", "supervision", "checkpoint"),
+        *("rollout.max_attempts", "rollout.max_dropped"),
+        *("training.on_nonfinite_gradient", "training.max_skipped_steps"),
+    }
 )
 
 

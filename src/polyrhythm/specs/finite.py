@@ -32,5 +32,5 @@ def first_not_finite(arrays: Mapping[str, NDArray[Any]]) -> dict[int, str]:
     for name, values in arrays.items():
         if not is_finite(values):
             bad = ~np.isfinite(values).reshape(len(values), -1).all(1)
-            found = {row: name for row in np.flatnonzero(bad).tolist()} | found
+            found = dict.fromkeys(np.flatnonzero(bad).tolist(), name) | found
     return found

@@ -11,6 +11,7 @@ from collections import deque
 
 import torch
 
+from polyrhythm.errors import RunHalted
 from polyrhythm.flow.buckets import padded
 from polyrhythm.flow.records import ApplyWeights, Batch, BatchDone, GeneratorJoined, Serve, WeightsApplied
 from polyrhythm.policies.base import Policy, as_module
@@ -26,7 +27,8 @@ class Generator:
 
     pinned: the copy for evaluations beside training, if this is the evaluator; the same one where it does nothing else.
     buckets: row counts, ascending; a pass is padded with copies of its first row up to the next one, so that inference
-    which is compiled for shapes meets these alone, each of them once before the station announces itself.
+    which is compiled for shapes meets these alone, each of them once before the station announces itself. label: what
+    an error calls the policy, for those who know its settings to change.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Generator:
         self._doing = IDLE
         self._passes, self._rows, self._padding = 0, 0, 0
         self._buckets = buckets
+        self.label = f"policy {type(policy).__name__}"
         self._buffer = BatchBuffer.of(arena, next(self._module.parameters()).device, max(buckets, default=0))
         self._buffers: dict[int, BatchBuffer] = {}  # the same memory, by the rows of a pass
         self._warm_up()
@@ -102,7 +105,10 @@ class Generator:
         buffer = self._gather(batch)
         policy, version = (self._evaluated(), self._pinned_version) if batch.pinned else (self._policy, self.version)
         with torch.inference_mode():
-            buffer.answer(policy.act(*buffer.inputs()), version)
+            act = policy.act(*buffer.inputs())
+            if wrong := buffer.complaint(act):
+                raise RunHalted(f"{self.label}: act gave {wrong}; correct act")
+            buffer.answer(act, version)
         first = 0
         for request in batch.requests:
             stop = first + request.rows

@@ -15,7 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.envs.base import EnvBatch
-from polyrhythm.flow.records import End, Event, Grant, RequestArrived, SampleFailed, SampleFinished, SlotInfo, Ticket
+from polyrhythm.flow.records import (
+    CANCELLED,
+    End,
+    Event,
+    Grant,
+    RequestArrived,
+    SampleFailed,
+    SampleFinished,
+    SlotInfo,
+    Ticket,
+)
 from polyrhythm.runtime.arena import Arena, Entries, RequestView, numbers
 from polyrhythm.runtime.messages import ACTIONS, VERSION, Reply
 from polyrhythm.specs.finite import ENVIRONMENT, POLICY, first_not_finite, not_finite
@@ -267,12 +277,12 @@ class Slot:
         for pending in self.pending:
             if (pending.grant.ticket.number, pending.grant.ticket.attempt) == (ticket, attempt):
                 self.pending.remove(pending)
-                self.fail_grants([pending.grant], "cancelled")
+                self.fail_grants([pending.grant], CANCELLED)
                 return True
         row = self._rows.find(ticket, attempt)
         if row is None:
             return False
-        self.fail([row], "cancelled")
+        self.fail([row], CANCELLED)
         return True
 
     def refuse(self, sequence: int, reason: str) -> None:
