@@ -51,12 +51,9 @@ class Failures:
         if skipped := int(report.values.get(_SKIPPED, 0)):
             self._skipped += 1
             if _is_told(self._skipped):
-                file = f": {log_file(self._logs, report.station, report.epoch)}" if self._logs else ""
-                log.warning(
-                    "update %d: %d optimizer steps were skipped, their gradient is not finite%s; why is in the "
-                    "trainer's log%s",
-                    *(report.step, skipped, _times(self._skipped), file),
-                )
+                why = f"; why: {log_file(self._logs, report.station, report.epoch)}" if self._logs else ""
+                said = "update %d: %d optimizer steps were skipped, their gradient is not finite%s%s"
+                log.warning(said, report.step, skipped, _times(self._skipped), why)
 
 
 def _is_told(count: int) -> bool:
