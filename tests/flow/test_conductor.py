@@ -390,8 +390,8 @@ def test_too_many_dropped_samples_halt_the_run() -> None:
     script.say(r.SampleFailed("sim", 0, 0, 1, "raised", "task reach, seed 3"))
     (halt,) = script.of(r.Halt)
     assert halt.reason == (
-        "rollout.max_dropped = 0: 1 samples were dropped after rollout.max_attempts = 1 attempts each (1 x raised); the "
-        "last failure: raised (task reach, seed 3); correct what fails, then resume the run"
+        "rollout.max_dropped = 0: 1 samples were dropped after rollout.max_attempts = 1 attempts each (1 x raised); "
+        "the last failure: raised (task reach, seed 3); correct what fails, then resume the run"
     )
 
 

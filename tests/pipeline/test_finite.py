@@ -1,29 +1,25 @@
-"""Numbers that are not finite in whole runs: samples fail and are named, nothing is poisoned, every run can be resumed."""
+"""Numbers that are not finite in whole runs: who gave them is named, nothing is poisoned, every run can be resumed."""
 
 from __future__ import annotations
 
 import json
 import re
 from contextlib import closing
-from typing import Literal
 
-import numpy as np
 import pytest
 import torch
 import yaml
-from pydantic import BaseModel
 from tests.pipeline.runs import LOCKSTEP, config
 
 from polyrhythm.cli.main import main
-from polyrhythm.envs.gymnasium_env import GymnasiumBatch, GymnasiumSettings
 from polyrhythm.errors import RunHalted
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.checkpoints import load_policy
 from polyrhythm.pipeline.episodes import held_out
-from polyrhythm.policies.categorical import CategoricalSettings
-from polyrhythm.policies.gaussian import GaussianSettings
 
 HERE = "tests.pipeline.test_finite"
+DIVERGING = "tests.process.settings:DivergingSettings"
+SLIPPERY, GAUSSIAN = (f"tests.process.policies:Slippery{head}Settings" for head in ("", "Gaussian"))
 ASYNCHRONOUS = {
     "rollout": {"sharding": "even:2", "generators": 2, "routing": "least_loaded", "segment_steps": 8},
     "batching": {"type": "dynamic", "max_rows": 4, "max_wait_ms": 1},
@@ -31,75 +27,6 @@ ASYNCHRONOUS = {
     "training": {"order": "arrival"},
 }
 REWARD, SHOWN = "environment: reward is not finite", "environment: observation state is not finite"
-
-
-class DivergingSettings(GymnasiumSettings):
-    """CartPole: an episode whose seed leaves 0 when divided by `reward_of` earns NaN at its third step; by `shown_of`,
-    shows infinity from then on."""
-
-    type: Literal["tests.pipeline.test_finite:DivergingSettings"] = "tests.pipeline.test_finite:DivergingSettings"
-    reward_of: int = 5
-    shown_of: int = 7
-
-    def build(self, rows):
-        return Diverging(self, rows)
-
-
-class Diverging(GymnasiumBatch):
-    def __init__(self, settings, rows):
-        super().__init__(settings, rows)
-        self._diverging, self._begun_by, self._done = settings, np.zeros(rows, np.int64), np.zeros(rows, np.int64)
-
-    def reset(self, rows, tasks, seeds):
-        super().reset(rows, tasks, seeds)
-        self._begun_by[list(rows)], self._done[list(rows)] = seeds, 0
-
-    def step(self, rows, actions):
-        assert np.isfinite(actions).all(), "no environment is given such actions"
-        result = super().step(rows, actions)
-        self._done[rows] += 1
-        wrong = (self._begun_by[rows] % self._diverging.reward_of == 0) & (self._done[rows] == 3)
-        return result._replace(reward=np.where(wrong, np.nan, result.reward))
-
-    def observe(self, rows, out):
-        super().observe(rows, out)
-        (shown,) = out.values()
-        wrong = (self._begun_by[list(rows)] % self._diverging.shown_of == 0) & (self._done[list(rows)] >= 3)
-        shown[: len(rows)][wrong] = np.inf
-
-
-class Slips(BaseModel):
-    """A policy that answers NaN in `field` to one of `every` noise keys; with 1, always. extra: its answers to more
-    than one row have a dimension more in `field` instead."""
-
-    field: str = "logprob"
-    every: int = 40
-    extra: bool = False
-
-    def build(self, env_spec, seed):
-        policy = super().build(env_spec, seed)
-        act = policy.act
-
-        def slips(obs, greedy, noise_key):
-            answer = act(obs, greedy, noise_key)
-            value = getattr(answer, self.field).clone()
-            if self.extra:
-                return answer._replace(**{self.field: value[..., None] if len(value) > 1 else value})
-            value[(noise_key % self.every == 0) & (noise_key != 0)] = torch.nan  # 0: asked for the form of its answers
-            return answer._replace(**{self.field: value})
-
-        policy.act = slips
-        return policy
-
-
-class SlipperySettings(Slips, CategoricalSettings):
-    type: Literal["tests.pipeline.test_finite:SlipperySettings"] = "tests.pipeline.test_finite:SlipperySettings"
-
-
-class SlipperyGaussianSettings(Slips, GaussianSettings):
-    type: Literal["tests.pipeline.test_finite:SlipperyGaussianSettings"] = (
-        "tests.pipeline.test_finite:SlipperyGaussianSettings"
-    )
 
 
 class Once:
@@ -117,11 +44,11 @@ def infinite_once(entries):
 
 
 def diverging(**settings):
-    return {"type": f"{HERE}:DivergingSettings", "id": "CartPole-v1", "max_steps": 40, **settings}
+    return {"type": DIVERGING, "id": "CartPole-v1", "max_steps": 40, **settings}
 
 
 def slippery(**settings):
-    return {"type": f"{HERE}:SlipperySettings", "hidden": 16, **settings}
+    return {"type": SLIPPERY, "hidden": 16, **settings}
 
 
 @pytest.mark.parametrize("changes", [{}, ASYNCHRONOUS], ids=["lockstep", "asynchronous"])
@@ -138,7 +65,7 @@ def test_episodes_that_diverge_cost_their_attempts_and_nothing_else(changes, cap
     assert sum(ledger.dropped.values()) > 0
     if not changes:
         assert {reason: 3 * count for reason, count in ledger.dropped.items()} == dict(failures.counts)
-    told = f"a sample failed: env.type = {HERE}:DivergingSettings: reward is not finite (task "
+    told = f"a sample failed: env.type = {DIVERGING}: reward is not finite (task "
     (line,) = (line for line in caplog.messages if told in line)
     seed = int(line.partition("seed ")[2].partition(",")[0])
     assert seed % 5 == 0
@@ -147,12 +74,11 @@ def test_episodes_that_diverge_cost_their_attempts_and_nothing_else(changes, cap
 
 @pytest.mark.parametrize("field", ["logprob", "value", "actions"])
 def test_a_policy_that_slips_now_and_then_is_blamed_row_by_row(field, caplog):
-    name = "SlipperySettings"
-    changes = {"policy": slippery(field=field, every=300)}
+    name, changes = SLIPPERY, {"policy": slippery(field=field, every=300)}
     if field == "actions":  # those of CartPole are whole numbers
-        name = "SlipperyGaussianSettings"
+        name = GAUSSIAN
         changes = {
-            "policy": {"type": f"{HERE}:{name}", "field": field, "every": 300},
+            "policy": {"type": name, "field": field, "every": 300},
             "env": {**diverging(reward_of=2**62, shown_of=2**62), "id": "Pendulum-v1"},
         }
     with closing(build_pipeline(config(**changes))) as pipeline:
@@ -161,16 +87,16 @@ def test_a_policy_that_slips_now_and_then_is_blamed_row_by_row(field, caplog):
     kind = f"policy: {field} is not finite"
     assert pipeline.failures.counts[kind] == 3 * ledger.dropped[kind] > 0
     assert (ledger.imbalance, ledger.trained) == (0, 20)
-    assert f"policy.type = {HERE}:{name}: {field} is not finite (task" in caplog.text
+    assert f"policy.type = {name}: {field} is not finite (task" in caplog.text
     assert re.search(r"env step \d+, weights of version [01]\)", caplog.text)
 
 
 def test_a_policy_that_is_never_finite_ends_the_run_with_its_name_and_version():
     settings = config(policy=slippery(every=1), rollout={"max_dropped": 4, "max_attempts": 2})
     reason = (
-        r"rollout.max_dropped = 4: [56] samples were dropped after rollout.max_attempts = 2 attempts each \([56] x "
-        r"policy: logprob is not finite\); the last failure: policy: logprob is not finite \(task .*, seed \d+, env step "
-        r"0, weights of version 0\); correct what fails, then resume the run"
+        r"rollout.max_dropped = 4: [56] samples were dropped after rollout.max_attempts = 2 attempts each "
+        r"\([56] x policy: logprob is not finite\); the last failure: policy: logprob is not finite "
+        r"\(task .*, seed \d+, env step 0, weights of version 0\); correct what fails, then resume the run"
     )
     with closing(build_pipeline(settings)) as pipeline, pytest.raises(RunHalted, match=reason):
         pipeline.loop.train_until(1)
@@ -183,9 +109,9 @@ def test_evaluation_episodes_that_fail_are_reported(caplog):
     with closing(build_pipeline(config(env=diverging()), trainer=False)) as pipeline:
         results = pipeline.evaluate("before", episodes)
     assert len(results) == 20 - bad
-    assert f"evaluation before: {bad} of 20 episodes were dropped and are missing in its result, the last" in caplog.text
+    assert f"evaluation before: {bad} of 20 episodes were dropped and are missing in its result" in caplog.text
     with closing(build_pipeline(config(policy=slippery(every=1)), trainer=False)) as pipeline:
-        words = rf"every episode .* policy.type = {HERE}:SlipperySettings: logprob is not finite \(.*version 0\)"
+        words = rf"every episode .* policy.type = {SLIPPERY}: logprob is not finite \(.*version 0\)"
         with pytest.raises(RunHalted, match=words):
             pipeline.evaluate("before", held_out(3, 1, 1, greedy=True))
 
@@ -196,7 +122,7 @@ def test_evaluation_episodes_that_fail_are_reported(caplog):
 )
 def test_an_answer_of_another_shape_names_policy_and_field(field, words):
     with closing(build_pipeline(config(policy=slippery(field=field, extra=True)))) as pipeline:
-        said = rf"policy.type = {HERE}:SlipperySettings: act gave {words}.*; correct act"
+        said = rf"policy.type = {SLIPPERY}: act gave {words}.*; correct act"
         with pytest.raises(RunHalted, match=said):
             pipeline.loop.train_until(1)
 

@@ -86,8 +86,8 @@ def test_halt_is_one_sentence_that_names_setting_update_culprit_and_what_to_do(
     assert broken.halt == (
         "training.on_nonfinite_gradient = halt: 1 of 5 optimizer steps of update 4 had a gradient that is not finite: "
         f"algorithm.loss.type = {HERE}:infinite_above: it gives NaN or infinity; look at {HERE}:infinite_above first, "
-        "or lower training.optimizer.lr, value_lr or grad_clip (the weights are whole, and a resumed run goes on "
-        "behind this update)"
+        "or lower training.optimizer.lr, value_lr or grad_clip (they changed no weights, and a resumed run goes "
+        "on behind this update)"
     )
     assert "1 of 5 optimizer steps of update 4 were skipped" in caplog.text
 
@@ -119,7 +119,7 @@ BLAMED: list[tuple[dict[str, Any], Callable[[Trajectory], None] | None, str]] = 
     ({}, lambda t: t.rewards.fill(np.nan), "the environment gave a reward of NaN or infinity; correct the environment"),
     ({}, lambda t: t.obs["x"][0].fill(np.inf), "the environment gave observation x of NaN"),
     ({}, lambda t: t.obs["x"][-1].fill(np.inf), "the environment gave the last observation x of NaN"),
-    ({"loss": "tis"}, lambda t: t.logprob.fill(np.nan), "policy.act gave a log-prob of NaN or infinity; correct the policy"),
+    ({"loss": "tis"}, lambda t: t.logprob.fill(np.nan), "policy.act gave a log-prob of NaN or infinity; correct"),
     ({}, lambda t: t.value.fill(np.nan), "policy.act gave a value of NaN"),
     (
         {"advantage": f"{HERE}:nothing_over_nothing"},

@@ -128,9 +128,7 @@ class Learner:
         metrics["train/actor/average_version"] = float(packed.version.double().mean())
         return metrics | figures_before
 
-    def _why(
-        self, packed: Packed, decisions: Decisions, version: int, figures: dict[str, bool], norms: Tensor
-    ) -> str:
+    def _why(self, packed: Packed, decisions: Decisions, version: int, figures: dict[str, bool], norms: Tensor) -> str:
         """Who is to blame for a gradient with these norms [P]. figures: which logged numbers of the step are finite."""
         names = [name for name, p in self._module.named_parameters() if p.requires_grad and p.grad is not None]
         parameters = dict(zip(names, norms.isfinite().tolist(), strict=True))
@@ -144,7 +142,7 @@ class Learner:
             most = max(most, self._skipped_in_a_row)
         count = f"{sum(skipped)} of {len(skipped)} optimizer steps of update {update}"
         log.warning("%s were skipped, the gradient is not finite: %s", count, why)
-        kept = "the weights are whole, and a resumed run goes on behind this update"
+        kept = "they changed no weights, and a resumed run goes on behind this update"
         if training.on_nonfinite_gradient == "halt":
             return f"training.on_nonfinite_gradient = halt: {count} had a gradient that is not finite: {why} ({kept})"
         if most > training.max_skipped_steps:
