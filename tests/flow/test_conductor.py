@@ -387,9 +387,23 @@ def test_a_checkpoint_of_an_earlier_trainer_is_none_of_the_present_ones() -> Non
 
 def test_too_many_dropped_samples_halt_the_run() -> None:
     script = Script(slots=1, max_attempts=1, max_dropped=0)
-    script.say(r.SampleFailed("sim", 0, 0, 1, "raised"))
+    script.say(r.SampleFailed("sim", 0, 0, 1, "raised", "task reach, seed 3"))
     (halt,) = script.of(r.Halt)
-    assert "raised" in halt.reason
+    assert halt.reason == (
+        "rollout.max_dropped = 0: 1 samples were dropped after rollout.max_attempts = 1 attempts each (1 x raised); "
+        "the last failure: raised (task reach, seed 3); correct what fails, then resume the run"
+    )
+
+
+def test_an_update_that_halts_the_run_is_trained_and_never_met_again() -> None:
+    script = Script(max_lag=0)
+    script.finish(0)
+    script.finish(1)
+    said = script.say(r.UpdateDone("trainer", 0, 0, "the gradient of update 0 is not finite"))
+    assert r.Halt("the gradient of update 0 is not finite") in said
+    assert r.PublishWeights("trainer", 1) in said
+    assert script.conductor.ledger.trained == 2
+    assert script.conductor.versions.updates == 1
 
 
 HOSTS = [{"batching": "lockstep"}, {"routing": "fixed"}, {"routing": "round_robin"}, {}]

@@ -100,6 +100,21 @@ def test_being_cut_is_no_attempt(max_attempts: int) -> None:
     assert script.conductor.ledger.dropped == {"raised": 1}
 
 
+def test_a_run_that_halted_for_dropped_samples_may_drop_as_many_again() -> None:
+    script = Script(slots=1, max_lag=0, max_attempts=1, max_dropped=1)
+    for number in range(2):
+        script.say(r.SampleFailed("sim", 0, number, 1, "raised"))
+    assert script.of(r.Halt)
+    (grant,) = go_on(cut(script), 0, slots=1)
+    assert not script.of(r.Halt)
+    assert grant.ticket.number == 2
+    script.say(r.SampleFailed("sim", 0, 2, 1, "raised"))
+    assert not script.of(r.Halt)
+    script.say(r.SampleFailed("sim", 0, 3, 1, "raised"))
+    assert script.of(r.Halt)
+    assert script.conductor.ledger.dropped == {"raised": 4}
+
+
 def test_a_row_that_was_cancelled_is_not_waited_for() -> None:
     script = Script(slots=1, max_lag=0, episode_deadline_s=5.0)
     script.now = 5.0

@@ -1,4 +1,4 @@
-"""A policy that takes its time, and one with a lot to say."""
+"""Policies that take their time, have a lot to say, or say what is no number."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import time
 from typing import Any, Literal
 
 import torch
+from pydantic import BaseModel
 
 from polyrhythm.policies.categorical import CategoricalSettings
+from polyrhythm.policies.gaussian import GaussianSettings
 
 
 class SlowSettings(CategoricalSettings):
@@ -58,3 +60,35 @@ class HeavySettings(CategoricalSettings):
 
         policy.act = heavily  # type: ignore[method-assign]
         return policy
+
+
+class Slips(BaseModel):
+    """A policy that answers NaN in `field` to one of `every` noise keys; with 1, always. extra: its answers to more
+    than one row have a dimension more in `field` instead."""
+
+    field: str = "logprob"
+    every: int = 40
+    extra: bool = False
+
+    def build(self, env_spec: Any, seed: int) -> Any:
+        policy = super().build(env_spec, seed)  # type: ignore[misc]
+        act = policy.act
+
+        def slips(obs: Any, greedy: Any, noise_key: Any) -> Any:
+            answer = act(obs, greedy, noise_key)
+            value = getattr(answer, self.field).clone()
+            if self.extra:
+                return answer._replace(**{self.field: value[..., None] if len(value) > 1 else value})
+            value[(noise_key % self.every == 0) & (noise_key != 0)] = torch.nan  # 0: asked for the form of its answers
+            return answer._replace(**{self.field: value})
+
+        policy.act = slips
+        return policy
+
+
+class SlipperySettings(Slips, CategoricalSettings):
+    type: Literal["tests.process.policies:SlipperySettings"] = "tests.process.policies:SlipperySettings"
+
+
+class SlipperyGaussianSettings(Slips, GaussianSettings):
+    type: Literal["tests.process.policies:SlipperyGaussianSettings"] = "tests.process.policies:SlipperyGaussianSettings"

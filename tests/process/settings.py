@@ -1,4 +1,4 @@
-"""An environment that misbehaves once, on purpose, in whatever process it is."""
+"""Environments that misbehave on purpose, in whatever process they are."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from polyrhythm.envs.gymnasium_env import GymnasiumBatch, GymnasiumSettings
 
@@ -73,3 +75,38 @@ class FaultyBatch(GymnasiumBatch):
             sys.stderr.write("the simulator says good-bye\n")
             sys.stderr.flush()
             os._exit(7)
+
+
+class DivergingSettings(GymnasiumSettings):
+    """CartPole: an episode whose seed leaves 0 when divided by `reward_of` earns NaN at its third step; by `shown_of`,
+    shows infinity from then on."""
+
+    type: Literal["tests.process.settings:DivergingSettings"] = "tests.process.settings:DivergingSettings"
+    reward_of: int = 5
+    shown_of: int = 7
+
+    def build(self, rows: int) -> Diverging:
+        return Diverging(self, rows)
+
+
+class Diverging(GymnasiumBatch):
+    def __init__(self, settings: DivergingSettings, rows: int) -> None:
+        super().__init__(settings, rows)
+        self._diverging, self._begun_by, self._done = settings, np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+
+    def reset(self, rows: Any, tasks: Any, seeds: Any) -> None:
+        super().reset(rows, tasks, seeds)
+        self._begun_by[list(rows)], self._done[list(rows)] = seeds, 0
+
+    def step(self, rows: Any, actions: Any) -> Any:
+        assert np.isfinite(actions).all(), "no environment is given such actions"
+        result = super().step(rows, actions)
+        self._done[rows] += 1
+        wrong = (self._begun_by[rows] % self._diverging.reward_of == 0) & (self._done[rows] == 3)
+        return result._replace(reward=np.where(wrong, np.nan, result.reward))
+
+    def observe(self, rows: Any, out: Any) -> None:
+        super().observe(rows, out)
+        (shown,) = out.values()
+        wrong = (self._begun_by[list(rows)] % self._diverging.shown_of == 0) & (self._done[list(rows)] >= 3)
+        shown[: len(rows)][wrong] = np.inf

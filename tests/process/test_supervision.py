@@ -237,9 +237,29 @@ def test_a_package_that_a_station_lacks_ends_the_run_at_the_first_start(tmp_path
 
 
 def test_an_error_that_another_attempt_would_not_mend_ends_the_run_at_once(tmp_path):
-    with pytest.raises(RunHalted, match="gradient is not finite, the weights of this update are lost; start again"):
-        run(tmp_path, training={"optimizer": {"lr": 1e30, "grad_clip": None}}, versions=4)
+    policy = {"type": "tests.process.policies:SlipperySettings", "field": "value", "extra": True}
+    with pytest.raises(RunHalted, match=r"generator-0: policy.type = .*SlipperySettings: act gave value \[\d+, 1\] of"):
+        run(tmp_path, policy=policy)
     assert not children()
+
+
+def test_a_gradient_that_is_not_finite_halts_a_run_whose_stations_all_live(tmp_path, caplog):
+    with pytest.raises(
+        RunHalted, match=r"training.on_nonfinite_gradient = halt: .* update \d+ .*policy.evaluate gives"
+    ):
+        run(tmp_path, training={"optimizer": {"lr": 1e30, "grad_clip": None}}, versions=4)
+    assert "the run ends" not in caplog.text
+    assert not children()
+
+
+def test_episodes_that_diverge_fail_by_their_reason_in_processes_too(tmp_path, caplog):
+    env = {**ENV, "type": "tests.process.settings:DivergingSettings", "reward_of": 3, "shown_of": 2**62}
+    pipeline = run(tmp_path, env=env, rollout={"max_attempts": 2})
+    ledger, reason = pipeline.loop.conductor.ledger, "environment: reward is not finite"
+    assert (ledger.imbalance, ledger.trained, set(ledger.dropped)) == (0, 32, {reason})
+    assert pipeline.failures.counts[reason] >= 2 * ledger.dropped[reason]
+    assert "a sample failed: env.type = tests.process.settings:DivergingSettings: reward is not finite" in caplog.text
+    assert not lost(pipeline)
 
 
 def test_too_many_failures_end_the_run_with_the_reason(tmp_path):

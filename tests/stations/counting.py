@@ -155,8 +155,14 @@ class Bench:
             pass
         return list(self.events)
 
-    def answer(self, event: records.Event, version: int = 0, value: Callable[[int], float] = float) -> None:
-        """Reply to a request: each row's action is value(its place), repeated over the chunk."""
+    def answer(
+        self,
+        event: records.Event,
+        version: int = 0,
+        value: Callable[[int], float] = float,
+        spoil: Callable[[NDArray[Any]], None] | None = None,
+    ) -> None:
+        """Reply to a request: each row's action is value(its place), repeated over the chunk. spoil: changes it."""
         assert isinstance(event, records.RequestArrived)
         found = np.zeros(event.rows, self.arena.layout.answer_dtype)
         values = np.array([value(i) for i in range(event.rows)], np.float32)
@@ -165,6 +171,8 @@ class Bench:
         found[VALUE] = values * 10
         found[FORWARD_INPUTS + "k"] = np.arange(event.rows)
         found[VERSION] = version
+        if spoil is not None:
+            spoil(found)
         self.simulator.deliver(Reply(event.handle, event.slot, event.sequence, found))
 
     def view(self, event: records.Event) -> RequestView:

@@ -326,7 +326,7 @@ def test_a_reset_that_raises_fails_the_rows_it_was_for(caplog):
     bench.env.unborn = {4}
     bench.start((0, ticket(0, 4)))
     (failed,) = bench.run()
-    assert failed == SampleFailed("s", 0, 0, 1, "reset: RuntimeError: no state for seed 4")
+    assert failed == SampleFailed("s", 0, 0, 1, "reset: RuntimeError: no state for seed 4", "task a, seed 4")
     bench.start((0, ticket(1, 4)))
     assert kinds(bench.run()) == ["RequestArrived"]
 
@@ -336,7 +336,7 @@ def test_cancelling_frees_the_row_and_its_answer_is_not_used():
     bench.start((0, ticket(0, 4)), (1, ticket(1, 4)))
     (request,) = bench.run()
     bench.simulator.handle(CancelRow("s", "e/0", 0, 1))
-    assert bench.events[-1] == SampleFailed("s", 0, 0, 1, "cancelled")
+    assert bench.events[-1] == SampleFailed("s", 0, 0, 1, "cancelled", "task a, seed 4")
     bench.start((0, ticket(2, 4)))
     bench.run()
     bench.answer(request, value=lambda i: i + 1)
@@ -391,7 +391,7 @@ def test_a_refused_request_fails_its_samples():
     bench.simulator.handle(RefuseRequest("s", "e/0", request.sequence + 5, "somebody else's"))
     assert bench.run() == []
     bench.simulator.handle(RefuseRequest("s", "e/0", request.sequence, "nobody can serve it"))
-    assert bench.events[-1] == SampleFailed("s", 0, 0, 1, "nobody can serve it")
+    assert bench.events[-1] == SampleFailed("s", 0, 0, 1, "nobody can serve it", "task a, seed 4")
 
 
 def test_an_answer_that_nobody_waits_for_is_ignored_and_said_so(caplog):

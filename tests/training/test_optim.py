@@ -63,6 +63,28 @@ def test_it_does_what_torchs_does_to_the_bit() -> None:
     assert torch.equal(ours["idle"].weight, module()["idle"].weight), "what has no gradient does not decay"  # type: ignore[index]
 
 
+def test_a_step_that_is_not_taken_leaves_weights_and_state_as_they_were() -> None:
+    ours, optimizer, theirs, reference = both()
+    nothing, all_of_it = torch.zeros(()), torch.ones(())
+    for p in ours.parameters():
+        p.grad = torch.full_like(p, torch.nan)
+    optimizer.step(nothing)
+    assert equal(ours, module())
+    learn(ours, optimizer, range(3))
+    for p in ours.parameters():
+        p.grad = torch.full_like(p, torch.inf)
+    optimizer.step(nothing)
+    learn(ours, optimizer, range(3, 6))
+    learn(theirs, reference, range(6))
+    assert equal(ours, theirs)
+    grads = [(p, torch.ones_like(p)) for module in (ours, theirs) for p in module.parameters()]
+    for p, grad in grads:
+        p.grad = grad
+    optimizer.step(all_of_it)
+    reference.step()
+    assert equal(ours, theirs)
+
+
 @pytest.mark.parametrize("way", ["ours to theirs", "theirs to ours", "ours to ours"])
 def test_a_state_goes_on_in_either(way: str) -> None:
     ours, optimizer, theirs, reference = both()
@@ -125,7 +147,7 @@ def test_gradients_are_clipped_as_torch_does_it(largest: float | None) -> None:
     ours.append(torch.nn.Linear(1, 1))
     for module in (ours, theirs):
         module[:2](torch.arange(10.0).reshape(2, 5)).square().sum().backward()
-    norm = clip_gradient(ours.parameters(), largest)
+    norm = clip_gradient(ours.parameters(), largest).total
     wanted = torch.nn.utils.clip_grad_norm_(theirs.parameters(), math.inf if largest is None else largest)
     assert torch.equal(norm, wanted)
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):

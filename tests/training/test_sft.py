@@ -9,7 +9,7 @@ import torch
 from tests.training.toy import CHUNK, DIM, FEATURES, ToyPolicy, same, weights
 
 from polyrhythm.config.learning import SupervisedSettings
-from polyrhythm.errors import RunFolderError
+from polyrhythm.errors import RunFolderError, RunHalted
 from polyrhythm.training.demonstrations import Demonstrations
 from polyrhythm.training.optim import adamw, linear_decay, warmup_cosine
 from polyrhythm.training.sft import SupervisedLearner, rows_of_step
@@ -49,6 +49,20 @@ def test_stopped_and_resumed_is_the_same_run() -> None:
     rest.load_state_dict(state)
     finish(rest.steps(expert()))
     assert same(weights(whole), weights(second))
+
+
+@pytest.mark.parametrize(
+    ("shown", "lr", "words"),
+    [(np.nan, 0.03, "the demonstrations hold x of NaN or infinity; correct the env"), (1.0, 1e30, "supervised.lr: .*")],
+)
+def test_a_gradient_that_is_not_finite_halts_and_changes_no_weights(shown: float, lr: float, words: str) -> None:
+    policy, data = ToyPolicy(dtype=torch.float32), expert()
+    data.obs["x"][7] *= shown
+    with pytest.raises(RunHalted, match=words):
+        finish(
+            SupervisedLearner(policy, SETTINGS.model_copy(update={"lr": lr, "weight_decay": 0.0}), seed=0).steps(data)
+        )
+    assert all(x.isfinite().all() for x in weights(policy).values())
 
 
 def test_rows_are_an_endless_row_of_shuffles() -> None:

@@ -49,6 +49,10 @@ class TrainingSettings(Section):
     """Chunk steps per forward and backward pass (memory only, same gradient); 0 for the whole mini-batch."""
     critic_warmup_updates: Whole = 0
     """First updates without the policy loss; a trunk that the value shares undetached still moves."""
+    on_nonfinite_gradient: Literal["halt", "skip"] = "halt"
+    """An optimizer step whose gradient is NaN or infinite is skipped; then halt behind its update, or go on (skip)."""
+    max_skipped_steps: Count = 10
+    """With skip: optimizer steps in a row that may be skipped; the run halts behind the update that exceeds it."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """The optimizer."""
 

@@ -77,7 +77,7 @@ class RolloutSettings(Section):
     max_attempts: Count = 3
     """Tries before a ticket (with its group) is dropped and replaced."""
     max_dropped: Whole = 1000
-    """Samples dropped by faults after which the run halts."""
+    """Samples dropped by faults, since the run began or was resumed, after which it halts."""
 
     @model_validator(mode="after")
     def _shards_fit(self) -> RolloutSettings:

@@ -27,6 +27,7 @@ from polyrhythm.flow.ledger import SampleLedger, State
 from polyrhythm.flow.lending import Lending
 from polyrhythm.flow.pace import ServiceTime, SlotPace
 from polyrhythm.flow.records import (
+    CANCELLED,
     ApplyWeights,
     Batch,
     BatchDone,
@@ -76,7 +77,8 @@ _CODEC = Codec(
 
 
 class Conductor:
-    """Decides for one run. `refused` counts events of stations that are no longer present."""
+    """Decides for one run. `refused` counts events of stations that are no longer present; `forgiven` samples that an
+    earlier part of the run dropped, which a run that was resumed does not halt for again."""
 
     def __init__(self, settings: FlowSettings) -> None:
         self.settings = settings
@@ -92,6 +94,8 @@ class Conductor:
         self.epochs: dict[str, int] = {}
         self.announced = 0
         self.refused = 0
+        self.forgiven = 0
+        self._last_failure = ""
 
     # ------------------------------------------------------------ the two entry points
 
@@ -161,6 +165,7 @@ class Conductor:
         """
         gone: list[SlotState] = []
         self.announced = 0  # whoever waits for the target asks again
+        self.forgiven = self.ledger.dropped_by_faults
         self.rollout.forget_evaluations()
         for station, epoch in list(self.epochs.items()):
             if station == self.lending.trainer or self.dispatch.find(station):
@@ -197,13 +202,26 @@ class Conductor:
             training = not versions.draining and not evaluations.queue
             commands += rollout.grant(versions.applied, now, training=training)
         commands += self.lending.lend(versions, rollout)
-        if rollout.ledger.dropped_by_faults > self.settings.max_dropped:
-            commands.append(Halt(f"{rollout.ledger.dropped_by_faults} samples were dropped: {rollout.ledger.dropped}"))
+        if rollout.ledger.dropped_by_faults - self.forgiven > self.settings.max_dropped:
+            commands.append(Halt(self._too_many_dropped()))
         target = rollout.admission.target
         if self.announced < target <= min(versions.trained, versions.applied):
             self.announced = target
             commands.append(TargetReached(target))
         return commands
+
+    def _too_many_dropped(self) -> str:
+        """The settings, the most frequent reasons, and the last failure with its task and seed."""
+        ledger, settings = self.ledger, self.settings
+        reasons = sorted(ledger.dropped_for_faults().items(), key=lambda item: -item[1])
+        counts = "; ".join(f"{count} x {reason}" for reason, count in reasons[:3])
+        more = f"; {len(reasons) - 3} more reasons" if len(reasons) > 3 else ""
+        last = f"; the last failure: {self._last_failure}" if self._last_failure else ""
+        return (
+            f"rollout.max_dropped = {settings.max_dropped}: {ledger.dropped_by_faults - self.forgiven} samples were "
+            f"dropped after rollout.max_attempts = {settings.max_attempts} attempts each ({counts}{more}){last}; "
+            "correct what fails, then resume the run"
+        )
 
     def _apply_weights(self) -> list[Command]:
         generators = self.dispatch.generators.values()
@@ -330,12 +348,15 @@ class Conductor:
         return self.rollout.finish(event, now)
 
     def _on_failed(self, event: SampleFailed, now: float) -> list[Command]:
+        if event.reason != CANCELLED:
+            self._last_failure = f"{event.reason} ({event.detail})" if event.detail else event.reason
         return self.rollout.fail(event, now)
 
     def _on_update(self, event: UpdateDone, _now: float) -> list[Command]:
         assert self.lending.lent, f"update {event.update} is done, but nothing was lent"
         assert event.update == self.versions.updates, f"update {event.update} is done, {self.versions.updates} was due"
-        return self.lending.finish(self.versions, self.rollout)
+        stop: list[Command] = [Halt(event.halt)] if event.halt else []
+        return self.lending.finish(self.versions, self.rollout) + stop
 
     def _on_published(self, event: Published, _now: float) -> list[Command]:
         self.versions.note_published(event.version)

@@ -66,6 +66,10 @@ class SampleLedger:
     def dropped_total(self) -> int:
         return sum(self.dropped.values())
 
+    def dropped_for_faults(self) -> dict[str, int]:
+        """Those that were wanted, by reason."""
+        return {reason: count for reason, count in self.dropped.items() if reason not in (SURPLUS, FILTERED)}
+
     @property
     def dropped_by_faults(self) -> int:
         """Those that were wanted."""

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+#: The reason of a sample that was given up by command: no failure.
+CANCELLED = "cancelled"
+
 
 class End(StrEnum):
     """How a sample ended."""
@@ -212,9 +215,9 @@ class SampleFinished:
 
 @dataclass(frozen=True, slots=True)
 class SampleFailed:
-    """The environment could not complete the sample (it raised, for example); the row is free again.
+    """The sample could not be completed (the environment raised, a number is not finite); the row is free again.
 
-    Also the answer to `CancelRow`, with the reason "cancelled".
+    Also the answer to `CancelRow`, with the reason CANCELLED. detail: the episode's task and seed, and where in it.
     """
 
     simulator: str
@@ -222,13 +225,17 @@ class SampleFailed:
     ticket: int
     attempt: int
     reason: str
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateDone:
+    """The update is trained. halt: why the run must not go on behind it, in words; "" if it may."""
+
     trainer: str
     epoch: int
     update: int
+    halt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

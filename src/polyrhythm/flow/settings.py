@@ -23,7 +23,8 @@ class FlowSettings:
     tasks: number of tasks, dealt round robin over groups; segments: simulators cut episodes, which excludes groups.
     episode_deadline_s: a ticket that runs longer is cancelled and re-issued; after max_attempts tries it is dropped
     and replaced.
-    max_dropped: samples dropped by faults after which the run halts; surplus and filtered ones do not count.
+    max_dropped: samples dropped by faults since the run began, or was resumed, after which it halts; surplus and
+    filtered ones do not count.
     min_return, max_return: a complete group whose mean return lies outside is dropped and replaced. After max_filtered
     such groups in one update, further ones are kept (`accept`) or the run halts (`stop`): on_max_filtered.
     extra_groups, extra_members: groups in flight, and members of each, beyond what admission counts (`redundancy`).

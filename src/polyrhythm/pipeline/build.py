@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
@@ -31,9 +32,12 @@ from polyrhythm.runtime.local import LocalLauncher
 from polyrhythm.runtime.tensors import use_one_thread
 from polyrhythm.runtime.weights import WeightsBus, bus_nbytes
 from polyrhythm.specs import EnvSpec
+from polyrhythm.specs.finite import ENVIRONMENT, POLICY
 from polyrhythm.stations.generator_job import GeneratorJob, PolicyJob
 from polyrhythm.stations.simulator_job import SimulatorJob
 from polyrhythm.stations.trainer_job import TrainerJob, TrainerStates
+
+log = logging.getLogger(__name__)
 
 #: What a run's folder holds of the machinery.
 LOGS = "logs"
@@ -57,6 +61,9 @@ class Pipeline:
         results = self.loop.evaluate(name, episodes)
         if not results:
             raise RunHalted(f"every episode of the evaluation was dropped, the last one: {self.failures.last}; mend it")
+        if dropped := len(episodes) - len(results):
+            said = "evaluation %s: %d of %d episodes were dropped and are missing in its result, the last one: %s"
+            log.warning(said, name, dropped, len(episodes), self.failures.last)
         return results
 
     def close(self) -> None:
@@ -215,7 +222,7 @@ def build_pipeline(
             conductor = _restore(saved, conductor.settings, launcher, last)
             version, state = saved.version, saved.policy
         weights.publish(version, state)
-        failures = Failures(folder / LOGS if folder and config.launcher != "inline" else None)
+        failures = Failures(folder / LOGS if folder and config.launcher != "inline" else None, _culprits(config))
         loop = Loop(conductor, launcher, time.monotonic, observers=[failures], record=record)
         loop.tell(WeightsOffered(version))
         if start:
@@ -224,6 +231,12 @@ def build_pipeline(
         launcher.close()
         raise
     return Pipeline(loop, launcher, weights, states, failures)
+
+
+def _culprits(config: RunConfig) -> dict[str, str]:
+    """The settings that name who may give numbers that are not finite."""
+    sections = {POLICY: ("policy", config.policy), ENVIRONMENT: ("env", config.env)}
+    return {who: f"{name}.type = {getattr(section, 'type', '')}" for who, (name, section) in sections.items()}
 
 
 def _restore(saved: SavedRun, settings: FlowSettings, launcher: Launcher, versions: int) -> Conductor:

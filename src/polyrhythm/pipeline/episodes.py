@@ -42,7 +42,7 @@ def tally(results: Iterable[SampleEvaluated], tasks: Sequence[Task]) -> dict[str
     """
     listed = list(results)
     if not listed:
-        raise RunHalted("every evaluation episode was dropped; see the log for what the environment raised")
+        raise RunHalted("every evaluation episode was dropped; see the log for why")
     odd = next((result for result in listed if not math.isfinite(result.episode_return)), None)
     if odd is not None:
         raise RunHalted(

@@ -85,6 +85,10 @@ _FOR_THE_RUN = (
 )
 
 
+class OrderlyHalt(RunHalted):
+    """The conductor says that the run must not go on; it stands between two events and can be saved as it is."""
+
+
 class Interrupted(Exception):
     """Someone asked the run to stop; it stands between two events."""
 
@@ -177,9 +181,9 @@ class Loop:
         """Go on until a command to the run satisfies `done`.
 
         Consumes: events. Waits for: the launcher's next event or the conductor's deadline. Unblocked by: either.
-        Produces: commands to stations, decisions and reports to observers. Raises RunHalted when the conductor gives
-        up, or when no station has worked for `stall_s`, nothing has come from one, and no timer is set; Interrupted
-        when it is told to stop.
+        Produces: commands to stations, decisions and reports to observers. Raises OrderlyHalt when the conductor gives
+        up, RunHalted when no station has worked for `stall_s`, nothing has come from one, and no timer is set;
+        Interrupted when it is told to stop.
         """
         quiet_since, worked, late = self.clock(), self.launcher.work_done(), 0
         while not self._finished(done):
@@ -214,7 +218,7 @@ class Loop:
         finished = False
         for command in commands:
             if isinstance(command, records.Halt):
-                raise RunHalted(f"the run cannot go on: {command.reason}")
+                raise OrderlyHalt(f"the run cannot go on: {command.reason}")
             if isinstance(command, records.FilterExhausted):
                 log.warning("%d groups of one update were filtered; the others count as they are", command.filtered)
             if isinstance(command, records.BatchingChosen):

@@ -27,12 +27,14 @@ log = logging.getLogger(__name__)
 CONFIG_FILE, SUMMARY_FILE, _FILE = "config.yaml", "summary.json", "progress.json"
 
 #: Settings and sections that a resumed run may have otherwise: where and how it runs, how long, at which learning
-#: rates, and how it is measured.
+#: rates, how it is measured, and what ends it.
 _FREE = frozenset(
     {
         *("launcher", "out_dir", "resume", "shutdown_s", "placement", "data_plane", "supervision", "checkpoint"),
         *("training.versions", "evaluation"),
         *("training.optimizer.lr", "training.optimizer.value_lr", "training.optimizer.lr_final_fraction"),
+        *("rollout.max_attempts", "rollout.max_dropped"),
+        *("training.on_nonfinite_gradient", "training.max_skipped_steps"),
     }
 )
 _VALUE_LR = "training.optimizer.value_lr"

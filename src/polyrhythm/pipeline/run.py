@@ -35,7 +35,7 @@ from polyrhythm.pipeline.checkpoints import (
 from polyrhythm.pipeline.evaluations import Evaluations
 from polyrhythm.pipeline.interrupts import Interrupts
 from polyrhythm.pipeline.live import Live
-from polyrhythm.pipeline.loop import Interrupted, Loop
+from polyrhythm.pipeline.loop import Interrupted, Loop, OrderlyHalt
 from polyrhythm.pipeline.observers import Episodes, Lags, UpdateMetrics
 from polyrhythm.pipeline.observers import Progress as ProgressLine
 from polyrhythm.pipeline.progress import SUMMARY_FILE, Progress
@@ -127,7 +127,10 @@ class _Run:
             self._pipeline.loop.start()
 
     def learn(self, trace: TraceWriter, saved: SavedRun | None, interrupts: Interrupts) -> None:
-        """Reinforcement learning, up to the last version. A saved run is started here, under the observers' eyes."""
+        """Reinforcement learning, up to the last version. A saved run is started here, under the observers' eyes.
+
+        What ends it between two events, the user or the conductor, leaves a run that is saved and can be resumed.
+        """
         config, pipeline, progress = self._config, self._pipeline, self._progress
         loop, launcher = pipeline.loop, pipeline.launcher
         began, lags, episodes = loop.clock(), Lags(saved.counts["lags"] if saved else None), Episodes(len(self._tasks))
@@ -154,7 +157,7 @@ class _Run:
             totals = saver.totals()
             with interrupts.asked_politely():
                 self.evaluations.finish(beside)
-        except Interrupted:
+        except (Interrupted, OrderlyHalt):
             ended = wind_down(loop, config.shutdown_s)
             saver.save()
             log.info(ended)

@@ -27,6 +27,7 @@ class BatchBuffer:
     ) -> None:
         self.view, self.obs, self.answers = view, obs, answers
         self._fields = {name: answers[name] for name in answers.dtype.names or ()}
+        self._forms = {n: (x.shape, x.dtype.kind == "f") for n, x in self._fields.items() if n != VERSION}
         self._device = device
         self._shared = self._tensors() if device.type == "cpu" else None
 
@@ -68,8 +69,24 @@ class BatchBuffer:
         keys = as_tensors({"greedy": self.view.greedy, "noise_key": self.view.noise_key}, self._device)
         return as_tensors(self.obs, self._device), keys["greedy"], keys["noise_key"]
 
+    def complaint(self, act: Act) -> str:
+        """What of the policy's answer has not the form that its answers had before the start; "" if all has."""
+        given = {ACTIONS: act.actions, LOGPROB: act.logprob, VALUE: act.value}
+        given |= {FORWARD_INPUTS + name: tensor for name, tensor in act.forward_inputs.items()}
+        if given.keys() != self._forms.keys():
+            return f"forward_inputs {sorted(act.forward_inputs)}, before the start it gave {self._forward_inputs()}"
+        for name, (shape, is_float) in self._forms.items():
+            tensor = given[name]
+            if tensor.shape != shape or (tensor.is_floating_point() and not is_float):
+                wanted = f"{list(shape)} of {'floating-point numbers' if is_float else 'whole numbers'}"
+                return f"{name} {list(tensor.shape)} of {tensor.dtype}, {wanted} is wanted"
+        return ""
+
+    def _forward_inputs(self) -> list[str]:
+        return sorted(name.removeprefix(FORWARD_INPUTS) for name in self._forms if name.startswith(FORWARD_INPUTS))
+
     def answer(self, act: Act, version: int) -> None:
-        """Write what the policy answered as records."""
+        """Write what the policy answered as records. It has no `complaint`."""
         fields = self._fields
         fields[ACTIONS][...] = as_array(act.actions)
         fields[LOGPROB][...] = as_array(act.logprob)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import torch
 
+from polyrhythm.errors import RunHalted
 from polyrhythm.flow.buckets import padded
 from polyrhythm.flow.records import ApplyWeights, Batch, BatchDone, GeneratorJoined, Serve, WeightsApplied
 from polyrhythm.policies.base import Policy, as_module
@@ -28,7 +29,8 @@ class Generator:
 
     pinned: the copy for evaluations beside training, if this is the evaluator; the same one where it does nothing else.
     buckets: row counts, ascending; a pass is padded with copies of its first row up to the next one, so that inference
-    which is compiled for shapes meets these alone, each of them once before the station announces itself.
+    which is compiled for shapes meets these alone, each of them once before the station announces itself. label: what
+    an error calls the policy, for those who know its settings to change.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Generator:
         self._computed = 0.0
         self._passes, self._rows, self._padding = 0, 0, 0
         self._buckets = buckets
+        self.label = f"policy {type(policy).__name__}"
         self._buffer = BatchBuffer.of(arena, next(self._module.parameters()).device, max(buckets, default=0))
         self._buffers: dict[int, BatchBuffer] = {}  # the same memory, by the rows of a pass
         self._warm_up()
@@ -116,7 +119,10 @@ class Generator:
         buffer = self._gather(batch)
         policy, version = (self._evaluated(), self._pinned_version) if batch.pinned else (self._policy, self.version)
         with torch.inference_mode():
-            buffer.answer(policy.act(*buffer.inputs()), version)
+            act = policy.act(*buffer.inputs())
+            if wrong := buffer.complaint(act):
+                raise RunHalted(f"{self.label}: act gave {wrong}; correct act")
+            buffer.answer(act, version)
         self._computed = time.monotonic()
         first = 0
         for request in batch.requests:

@@ -51,6 +51,8 @@ class GeneratorJob:
             pinned = None
             if self.evaluates != "no":
                 pinned = self.policy.build(host.device) if self.evaluates == "too" else policy
-            return Generator(self.name, epoch, policy, host.arena, weights, host.links, pinned, self.buckets)
+            generator = Generator(self.name, epoch, policy, host.arena, weights, host.links, pinned, self.buckets)
+            generator.label = f"policy.type = {self.policy.settings['type']}"
+            return generator
 
         return [(f"{self.name}.{epoch}", make)]

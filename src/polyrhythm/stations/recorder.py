@@ -15,6 +15,7 @@ from polyrhythm.envs.base import EnvBatch
 from polyrhythm.flow.records import SlotInfo
 from polyrhythm.runtime.arena import Arena, Entries, whole
 from polyrhythm.specs import INSTRUCTION, PROGRESS
+from polyrhythm.specs.finite import first_not_finite
 from polyrhythm.stations.rows import Index
 
 #: From this size on, in bytes of one row, an observation is rendered in place rather than scattered.
@@ -29,6 +30,7 @@ class Recorder:
         self._env = env
         self._numbers = np.arange(info.first, info.first + info.rows)
         self._shown = {name: arena.obs[name] for name in env.spec.observation}
+        self._floating = {f"observation {n}": array for n, array in self._shown.items() if array.dtype.kind == "f"}
         self._instruction, self._progress = arena.obs[INSTRUCTION], arena.obs[PROGRESS]
         size = sum(array[0].nbytes for array in self._shown.values())
         self._scratch = {
@@ -38,8 +40,11 @@ class Recorder:
         }
         self._moves = [(whole(array), whole(self._shown[name])) for name, array in self._scratch.items()]
 
-    def observe(self, rows: Index, entries: Entries, progress: NDArray[np.float64] | float) -> None:
-        """Have the environment show these rows (ascending, within the slot), each at its entry."""
+    def observe(self, rows: Index, entries: Entries, progress: NDArray[np.float64] | float) -> dict[int, str]:
+        """Have the environment show these rows (ascending, within the slot), each at its entry.
+
+        Of those that show NaN or infinity: place among `rows` → which observation.
+        """
         numbers = self._numbers[rows]
         if isinstance(entries, slice):
             self._env.observe(numbers, {name: array[entries] for name, array in self._shown.items()})
@@ -53,6 +58,7 @@ class Recorder:
                 into = {name: array[entry : entry + 1] for name, array in self._shown.items()}
                 self._env.observe(numbers[place : place + 1], into)
         self._progress[entries] = progress
+        return first_not_finite({name: array[entries] for name, array in self._floating.items()})
 
     def show_instruction(self, block: int, instruction: int) -> None:
         """The whole block shows this instruction."""

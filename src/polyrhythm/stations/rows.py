@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from polyrhythm.flow.records import Grant, Ticket
 from polyrhythm.runtime.arena import ArenaLayout, Entries
+from polyrhythm.specs import Task
 from polyrhythm.specs.hashing import mix_array
 from polyrhythm.stations.chunk import ChunkResult
 
@@ -32,15 +33,15 @@ class Rows:
 
     steps: chunk steps of the present sample, of `stride` env steps each unless they end it; before: env steps of the
     episode before it; block: of the arena, where it is written; keys[t, row]: noise key of the sample's chunk step t.
-    task, instruction: the episode's, which a continuation keeps whatever its ticket says.
+    task, seed, instruction: the episode's, which a continuation keeps whatever its ticket says.
     parked: the last observation of an episode that waits for its continuation.
     oldest, newest: versions of the weights that answered in the present sample.
     running: the active rows, ascending; index: the same for indexing; required: highest version among their tickets;
     evaluating: one of them belongs to an evaluation; furthest: none of their episodes has more env steps than that.
     """
 
-    def __init__(self, count: int, longest: int, stride: int, layout: ArenaLayout) -> None:
-        self._stride, self._layout = stride, layout
+    def __init__(self, count: int, longest: int, stride: int, layout: ArenaLayout, tasks: Sequence[Task]) -> None:
+        self._stride, self._layout, self._tasks = stride, layout, tasks
         self.tickets: list[Ticket | None] = [None] * count
         self.parked: dict[int, dict[str, NDArray[Any]]] = {}
         self.active = np.zeros(count, bool)
@@ -48,6 +49,7 @@ class Rows:
         self.evaluation = np.zeros(count, bool)
         self.success = np.zeros(count, bool)
         self.task = np.zeros(count, np.int64)
+        self.seed = np.zeros(count, np.int64)
         self.instruction = np.zeros(count, np.int64)
         self.steps = np.zeros(count, np.int64)
         self.block = np.zeros(count, np.int64)
@@ -99,6 +101,11 @@ class Rows:
         assert ticket is not None, f"row {row} holds no ticket"
         return ticket
 
+    def episode(self, row: int, begins: Ticket | None = None) -> str:
+        """The row's episode in words: the one that it is in or has parked, or the one that a ticket begins."""
+        task, seed = (self.task[row], self.seed[row]) if begins is None else (begins.task, begins.seed)
+        return f"task {self._tasks[task].name}, seed {seed}"
+
     def find(self, ticket: int, attempt: int) -> int | None:
         """The active row that holds this attempt."""
         for row in self.running.tolist():
@@ -138,7 +145,8 @@ class Rows:
             self.evaluation[row] = bool(grant.ticket.evaluation)
             self.version[row] = grant.ticket.version
             if not grant.resume:
-                self.task[row], self.instruction[row] = grant.ticket.task, grant.ticket.instruction
+                ticket = grant.ticket
+                self.task[row], self.seed[row], self.instruction[row] = ticket.task, ticket.seed, ticket.instruction
                 self.before[row] = 0
                 self.success[row] = False
         chosen = np.fromiter(rows, np.intp, len(rows))

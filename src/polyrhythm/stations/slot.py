@@ -8,16 +8,27 @@ row's block may have another owner by then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.envs.base import EnvBatch
-from polyrhythm.flow.records import End, Event, Grant, RequestArrived, SampleFailed, SampleFinished, SlotInfo
+from polyrhythm.flow.records import (
+    CANCELLED,
+    End,
+    Event,
+    Grant,
+    RequestArrived,
+    SampleFailed,
+    SampleFinished,
+    SlotInfo,
+    Ticket,
+)
 from polyrhythm.runtime.arena import Arena, Entries, RequestView, numbers
 from polyrhythm.runtime.messages import ACTIONS, VERSION, Reply
+from polyrhythm.specs.finite import ENVIRONMENT, POLICY, first_not_finite, not_finite
 from polyrhythm.stations.chunk import ChunkResult
 from polyrhythm.stations.env_metrics import EpisodeMetrics
 from polyrhythm.stations.recorder import Recorder
@@ -82,7 +93,8 @@ class Slot:
         self.env_steps = 0
         self._max_steps, self._stride = env.spec.max_steps, settings.chunk * settings.action_repeat
         self._recorder = Recorder(info, env, arena)
-        self._rows = Rows(info.rows, settings.episode_steps(self._max_steps), self._stride, arena.layout)
+        longest = settings.episode_steps(self._max_steps)
+        self._rows = Rows(info.rows, longest, self._stride, arena.layout, env.spec.tasks)
         self._numbers = np.arange(info.first, info.first + info.rows)
         self._sequence = -1
         self._asked: NDArray[np.intp] | None = None
@@ -91,6 +103,8 @@ class Slot:
         self._next: tuple[NDArray[np.intp], Entries] = (self._rows.running, self._at)
         self._wanted: NDArray[np.intp] | None = None
         self._actions: NDArray[np.generic] = np.zeros(0)
+        answers = arena.layout.answers.items()
+        self._floating = [name for name, array in answers if np.dtype(array.dtype).kind == "f"]
 
     # ------------------------------------------------------------ state
 
@@ -141,7 +155,8 @@ class Slot:
         if len(fresh):
             if self._metrics:
                 self._metrics.begin(self._numbers[fresh])
-            self._recorder.observe(fresh, self._rows.entries(fresh), 0.0)
+            spoilt = self._recorder.observe(fresh, self._rows.entries(fresh), 0.0)
+            self._fail_spoilt(fresh, ENVIRONMENT, spoilt)
 
     # ------------------------------------------------------------ ask
 
@@ -169,14 +184,18 @@ class Slot:
         )
 
     def answer(self, reply: Reply) -> bool:
-        """Keep the answer; False if it is not the one waited for."""
+        """Keep the answer; False if it is not the one waited for. Rows whose answer is not finite fail, so that no
+        environment is given such actions."""
         if self._asked is None or self.answered or reply.sequence != self._sequence:
             return False
         answers = reply.answers if self._wanted is None else reply.answers[self._wanted]
         self._arena.keep(self._at, answers)
-        self._rows.answered(self._due, int(answers[VERSION][0]) if len(answers) else 0)
+        version = int(answers[VERSION][0]) if len(answers) else 0
+        self._rows.answered(self._due, version)
         self._actions = answers[ACTIONS].copy()
         self.answered = True
+        spoilt = first_not_finite({name: answers[name] for name in self._floating})
+        self._fail_spoilt(self._asked, POLICY, spoilt, f", weights of version {version}")
         return True
 
     # ------------------------------------------------------------ step
@@ -195,22 +214,27 @@ class Slot:
         return np.asarray(self._max_steps - self._rows.elapsed(self._due))
 
     def record(self, result: ChunkResult) -> bool:
-        """Keep the outcome of the chunk step, observe, and send off the samples that ended; True if any did."""
+        """Keep the outcome of the chunk step, observe, and send off the samples that ended or fail; True if any did."""
         rows, index, state, arena = self._asked, self._due, self._rows, self._arena
         assert rows is not None
         arena.rewards[self._at] = result.rewards
+        given = arena.rewards[self._at]  # as float32
         arena.valid[self._at] = result.valid
         elapsed = state.elapsed(index) + result.steps
         state.advance(index, result)
         self.env_steps += len(rows) * self._stride
         at = state.entries(index)
         self._next = (rows, at)
-        self._recorder.observe(index, at, elapsed / self._max_steps)
+        spoilt = self._recorder.observe(index, at, elapsed / self._max_steps)
+        spoilt |= first_not_finite({"reward": given})
         self._asked, self.answered = None, False
         over = result.terminated | result.truncated
         ended = over | state.past(index, self._settings.segment_steps) if self._settings.segment_steps else over
+        if spoilt:
+            ended = ended & ~np.isin(np.arange(len(rows)), list(spoilt))
+            self._fail_spoilt(rows, ENVIRONMENT, spoilt)
         if not np.count_nonzero(ended):
-            return False
+            return bool(spoilt)
         for place in np.flatnonzero(ended):
             end = End.TERMINATED if result.terminated[place] else End.TRUNCATED if over[place] else End.SEGMENT
             self._finish(int(rows[place]), end, int(result.steps[place]))
@@ -270,12 +294,12 @@ class Slot:
         for pending in self.pending:
             if (pending.grant.ticket.number, pending.grant.ticket.attempt) == (ticket, attempt):
                 self.pending.remove(pending)
-                self.fail_grants([pending.grant], "cancelled")
+                self.fail_grants([pending.grant], CANCELLED)
                 return True
         row = self._rows.find(ticket, attempt)
         if row is None:
             return False
-        self.fail([row], "cancelled")
+        self.fail([row], CANCELLED)
         return True
 
     def refuse(self, sequence: int, reason: str) -> None:
@@ -283,15 +307,22 @@ class Slot:
         if self._asked is not None and not self.answered and sequence == self._sequence:
             self.fail_asked(reason)
 
+    def _fail_spoilt(self, rows: NDArray[np.intp], culprit: str, spoilt: Mapping[int, str], by: str = "") -> None:
+        """Fail the rows at these places, each by what of it is not finite. by: more to tell of the culprit."""
+        for place, what in spoilt.items():
+            row = int(rows[place])
+            step = int(self._rows.elapsed(np.array([row]))[0])
+            self.fail([row], not_finite(culprit, what), f", env step {step}{by}")
+
     def fail_asked(self, reason: str) -> None:
         """The request out comes to nothing, and with it the samples of its rows."""
         assert self._asked is not None
         self.fail(self._asked.tolist(), reason)
         self._asked, self.answered = None, False
 
-    def fail(self, rows: Sequence[int], reason: str) -> None:
-        """The samples of these active rows are lost, and the rows are free."""
-        lost = [Grant(self.first + row, self._rows.ticket(row)) for row in rows]
+    def fail(self, rows: Sequence[int], reason: str, more: str = "") -> None:
+        """The samples of these active rows are lost, and the rows are free. more: to tell beside task and seed."""
+        lost = [(row, self._rows.ticket(row)) for row in rows]
         self._rows.end(rows)
         if self._asked is not None:
             still = self._rows.active[self._asked]
@@ -303,9 +334,15 @@ class Slot:
             self._at = self._rows.entries(self._due)
             if not len(self._asked) and not self.answered:
                 self._asked = None  # whatever becomes of the request, nobody waits for it
-        self.fail_grants(lost, reason)
+        for row, ticket in lost:
+            self._emit_failed(ticket, reason, self._rows.episode(row) + more)
 
     def fail_grants(self, grants: Sequence[Grant], reason: str) -> None:
-        source = self._source
+        """What was granted and has not begun comes to nothing."""
         for grant in grants:
-            source.emit(SampleFailed(source.simulator, source.epoch, grant.ticket.number, grant.ticket.attempt, reason))
+            begins = None if grant.resume else grant.ticket
+            self._emit_failed(grant.ticket, reason, self._rows.episode(self.row(grant), begins))
+
+    def _emit_failed(self, ticket: Ticket, reason: str, detail: str) -> None:
+        source = self._source
+        source.emit(SampleFailed(source.simulator, source.epoch, ticket.number, ticket.attempt, reason, detail))

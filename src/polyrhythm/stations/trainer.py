@@ -133,7 +133,7 @@ class Trainer:
             self._figures["time/actor/update"] = self._update_s + time.monotonic() - begin
             self._update_s = 0.0
             self._links.report(Report(self.name, self.epoch, "update", command.update, {**self._figures, **stop.value}))
-            self._links.emit(UpdateDone(self.name, self.epoch, command.update))
+            self._links.emit(UpdateDone(self.name, self.epoch, command.update, self._learner.halt))
 
     def _publish(self, version: int) -> None:
         self._settle()

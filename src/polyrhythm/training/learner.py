@@ -2,24 +2,24 @@
 
 Invariants (tests/training/test_learner.py): the gradient of an optimizer step does not depend on the micro-batch
 size; an update is a function of the weights, the optimizer's state, the trajectories, the seed and the update's
-index alone; masked entries never matter.
+index alone; masked entries never matter; a gradient that is not finite changes neither weights nor optimizer.
 """
 
 from __future__ import annotations
 
 import copy
-import math
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from polyrhythm.errors import RunHalted
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.specs import Trajectory
 from polyrhythm.training import optim
 from polyrhythm.training.batch import Decisions, Packed, collate, minibatches
+from polyrhythm.training.blame import culprit
 from polyrhythm.training.objective import Objective
 from polyrhythm.training.steps import Metrics, Steps
 from polyrhythm.training.targets import Preparation, prepare
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from polyrhythm.config.learning import TrainingSettings
 
 
-_ERROR = "train/actor/interpolation_error"
+log = logging.getLogger(__name__)
+
+_ERROR, _NORM = "train/actor/interpolation_error", "train/actor/grad_norm"
 
 
 class Learner:
@@ -37,6 +39,7 @@ class Learner:
 
     total_updates: length of the learning-rate schedule (versions × sync_interval). seed: of the shuffles. Where
     `algorithm.kl` wants a reference policy, it is a copy of the weights that the first update begins with.
+    halt: why the run must not go on behind the last update, in words; "" if it may.
     """
 
     def __init__(
@@ -50,6 +53,8 @@ class Learner:
     ) -> None:
         self.policy = policy
         self.updates = 0
+        self.halt = ""
+        self._skipped_in_a_row = 0
         self._reference: Policy | None = None
         self._algorithm, self._training = algorithm, training
         self._total_updates, self._seed = total_updates, seed
@@ -79,10 +84,10 @@ class Learner:
         The first `next()` also collates (afterwards the trajectories' memory is no longer read) and prepares
         targets. The learning rate, the shuffles and the critic's warm-up follow update_index (from 0). version: that
         the update works on, the trainer's present one + 1 (for interpolated proximal log-probs). Metrics are means over
-        the optimizer steps (interpolation_error: of the first, where the recomputed proximal policy is the
-        one that is trained). before_step is called before the weights change. Closing the generator early leaves the
-        weights of the last step done and `updates` as it was. A gradient that is not finite raises RunHalted before
-        anything is published, and says whether the samples or the weights are to blame.
+        the optimizer steps that were not skipped (interpolation_error: of the first, where the recomputed proximal
+        policy is the one that is trained). before_step is called before the weights change. Closing the generator early
+        leaves the weights of the last step done and `updates` as it was. A step whose gradient is not finite is
+        skipped and the update completed; `halt` says who is to blame, unless training.on_nonfinite_gradient is skip.
         """
         training = self._training
         self._module.eval()  # dropout would make the ratio differ from 1 before the first step
@@ -92,26 +97,58 @@ class Learner:
         self._optimizer.scale_lr(decay)
         critic_only = update_index < training.critic_warmup_updates
         rows: list[Tensor] = []
+        norms: list[Tensor] = []
         names: tuple[str, ...] = ()
         for epoch in range(training.epochs):
             for index in minibatches(len(decisions), training.minibatch_steps, (self._seed, update_index, epoch)):
-                figures = self._step(decisions.take(index), critic_only=critic_only, before=before_step)
+                figures, norm = self._step(decisions.take(index), critic_only=critic_only, before=before_step)
                 names = tuple(figures)
                 rows.append(torch.stack(list(figures.values())))
+                norms.append(norm)
                 yield
-        metrics = _mean_over_steps(names, rows)
-        if not math.isfinite(metrics["train/actor/grad_norm"]):
-            raise RunHalted(
-                f"update {update_index}: the gradient is not finite{_blame(packed, self._algorithm.own_functions)}"
-            )
+        table = torch.stack(rows).cpu()  # one transfer from the device for the whole update
+        skipped = ~table[:, names.index(_NORM)].isfinite()
+        metrics = _mean_over_steps(names, table if skipped.all() else table[~skipped])
+        if self._training.on_nonfinite_gradient == "skip" or skipped.any():
+            metrics["train/actor/skipped_steps"] = float(skipped.sum())
+        self.halt = ""
+        if skipped.any():
+            first = int(skipped.nonzero()[0])
+            found = dict(zip(names, table[first].isfinite().tolist(), strict=True))
+            why = self._why(packed, decisions, version, found, norms[first])
+            self.halt = self._skipped(update_index, skipped.tolist(), why)
+        else:
+            self._skipped_in_a_row = 0
         self.updates = update_index + 1
         if _ERROR in names:
-            metrics[_ERROR] = float(rows[0][names.index(_ERROR)])
+            metrics[_ERROR] = float(table[0, names.index(_ERROR)])
         metrics["train/actor/lr"] = training.optimizer.lr * decay
         if training.optimizer.value_lr is not None:
             metrics["train/critic/lr"] = training.optimizer.value_lr * decay
         metrics["train/actor/average_version"] = float(packed.version.double().mean())
         return metrics | figures_before
+
+    def _why(self, packed: Packed, decisions: Decisions, version: int, figures: dict[str, bool], norms: Tensor) -> str:
+        """Who is to blame for a gradient with these norms [P]. figures: which logged numbers of the step are finite."""
+        names = [name for name, p in self._module.named_parameters() if p.requires_grad and p.grad is not None]
+        parameters = dict(zip(names, norms.isfinite().tolist(), strict=True))
+        return culprit(packed, decisions, self._algorithm, self._preparation(version), figures, parameters)
+
+    def _skipped(self, update: int, skipped: Sequence[bool], why: str) -> str:
+        """Note which optimizer steps of an update were skipped; why the run must halt for it, "" if it need not."""
+        training, most = self._training, 0
+        for step in skipped:
+            self._skipped_in_a_row = self._skipped_in_a_row + 1 if step else 0
+            most = max(most, self._skipped_in_a_row)
+        count = f"{sum(skipped)} of {len(skipped)} optimizer steps of update {update}"
+        log.warning("%s were skipped, the gradient is not finite: %s", count, why)
+        kept = "they changed no weights, and a resumed run goes on behind this update"
+        if training.on_nonfinite_gradient == "halt":
+            return f"training.on_nonfinite_gradient = halt: {count} had a gradient that is not finite: {why} ({kept})"
+        if most > training.max_skipped_steps:
+            limit = f"training.max_skipped_steps = {training.max_skipped_steps}: {most} optimizer steps in a row"
+            return f"{limit}, up to update {update}, had a gradient that is not finite: {why} ({kept})"
+        return ""
 
     def _preparation(self, version: int) -> Preparation:
         if self._algorithm.kl.coef and self._reference is None:
@@ -125,8 +162,11 @@ class Learner:
         as_module(policy).requires_grad_(requires_grad=False).eval()
         return policy
 
-    def _step(self, minibatch: Decisions, *, critic_only: bool, before: Callable[[], None] | None) -> dict[str, Tensor]:
-        """One optimizer step on a mini-batch, micro-batch by micro-batch; its figures as scalars."""
+    def _step(
+        self, minibatch: Decisions, *, critic_only: bool, before: Callable[[], None] | None
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """One optimizer step on a mini-batch, micro-batch by micro-batch; its figures as scalars, and the gradient's
+        norm in each parameter [P]."""
         by = self._objective.normalizers(minibatch)
         self._optimizer.zero_grad()
         figures: dict[str, Tensor] = {}
@@ -136,18 +176,18 @@ class Learner:
             share.total.backward()
             figures = {name: x + figures[name] for name, x in share.figures.items()} if figures else share.figures
         norm = optim.clip_gradient(self._parameters, self._training.optimizer.grad_clip)
-        figures["train/actor/grad_norm"] = norm.float()
+        figures[_NORM] = norm.total.float()
         bound = self._algorithm.early_stop_ratio
         if bound is not None:
             ratio = figures["train/actor/ratio"]
             left = not 1.0 / bound <= float(ratio) <= bound
             figures["train/actor/early_stopped"] = torch.full_like(ratio, left)
             if left:
-                return figures
+                return figures, norm.each
         if before is not None:
             before()
-        self._optimizer.step()
-        return figures
+        self._optimizer.step(norm.total.isfinite().float())
+        return figures, norm.each
 
     def state_dict(self) -> dict[str, Any]:
         """Policy, optimizer, the number of completed updates, and the reference policy if there is one; tensors are
@@ -169,20 +209,6 @@ class Learner:
             as_module(self._reference).load_state_dict(state["reference"])
 
 
-def _mean_over_steps(names: Sequence[str], rows: Sequence[Tensor]) -> Metrics:
-    """One transfer from the device for the whole update."""
-    return dict(zip(names, torch.stack(list(rows)).mean(0).tolist(), strict=True))
-
-
-def _blame(packed: Packed, own: Sequence[str]) -> str:
-    """Why a gradient is not finite, and what to do, by what the samples hold. own: a user's functions in it."""
-    given = {"the reward": packed.rewards} | {f"observation {name}": x for name, x in packed.obs.items()}
-    for what, values in given.items():
-        if not torch.isfinite(values).all():
-            return f", since {what} is not: the environment gives NaN or infinity; mend it"
-    if own:
-        return f", the weights of this update are lost; it may come from {' or '.join(own)}: look there first"
-    return (
-        ", the weights of this update are lost; start again with a lower training.optimizer.lr, value_lr or grad_clip "
-        "(init_from=RUN begins with the newest whole weights)"
-    )
+def _mean_over_steps(names: Sequence[str], table: Tensor) -> Metrics:
+    """Of figures [steps, names]."""
+    return dict(zip(names, table.mean(0).tolist(), strict=True))

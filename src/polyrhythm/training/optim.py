@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,22 +35,23 @@ class AdamW:
                 p.grad = None
 
     @torch.no_grad()
-    def step(self) -> None:
-        """Change every parameter that has a gradient."""
+    def step(self, taken: Tensor | None = None) -> None:
+        """Change every parameter that has a gradient. taken: scalar float32; 0 leaves all as it was, so that a device
+        decides whether a step is skipped and nobody waits for it."""
         for group in self.param_groups:
             alike: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
             for p in group["params"]:
                 if p.grad is not None:
                     alike.setdefault((p.device, p.dtype), []).append((p, p.grad))
             for pairs in alike.values():
-                self._step(pairs, group)
+                self._step(pairs, group, taken)
 
-    def _step(self, pairs: Sequence[tuple[Tensor, Tensor]], group: dict[str, Any]) -> None:
+    def _step(self, pairs: Sequence[tuple[Tensor, Tensor]], group: dict[str, Any], taken: Tensor | None) -> None:
         """The kernel, for parameters of one device and dtype, each with its gradient."""
         parameters = [p for p, _ in pairs]
         states = [self.state.get(p) or self._begin(p) for p in parameters]
         steps = [state["step"] for state in states]
-        torch._foreach_add_(steps, 1)
+        torch._foreach_add_(steps, 1 if taken is None else taken)
         torch._fused_adamw_(
             parameters,
             [gradient for _, gradient in pairs],
@@ -65,6 +66,7 @@ class AdamW:
             eps=group["eps"],
             amsgrad=False,
             maximize=False,
+            found_inf=None if taken is None else 1 - taken,
         )
 
     def _begin(self, p: Tensor) -> dict[str, Tensor]:
@@ -130,17 +132,25 @@ def adamw(
     )
 
 
-def clip_gradient(parameters: Iterable[Tensor], largest: float | None) -> Tensor:
-    """Scale gradients to a global norm of at most `largest` (None: leave them); returns the norm before, scalar.
+class GradientNorm(NamedTuple):
+    """total: scalar; each [P]: of the parameters that have a gradient, in order."""
+
+    total: Tensor
+    each: Tensor
+
+
+def clip_gradient(parameters: Iterable[Tensor], largest: float | None) -> GradientNorm:
+    """Scale gradients to a global norm of at most `largest` (None: leave them); returns the norm before.
 
     To the bit what `nn.utils.clip_grad_norm_` does on one device, in a quarter of its time: a tenth of an update of a
     small policy went there.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    each = torch.stack(torch._foreach_norm(gradients))
+    norm: Tensor = torch.linalg.vector_norm(each)
     if largest is not None:
         torch._foreach_mul_(gradients, (largest / (norm + 1e-6)).clamp(max=1.0))
-    return norm
+    return GradientNorm(norm, each)
 
 
 def linear_decay(update: int, updates: int, final_fraction: float) -> float:

@@ -6,6 +6,7 @@ schedule: AdamW, linear warm-up, half a cosine to zero.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polyrhythm.errors import RunHalted
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.training import optim
 from polyrhythm.training.demonstrations import Demonstrations
@@ -38,7 +40,8 @@ class SupervisedLearner:
         """The optimizer steps that are left (all, or those after `load_state_dict`): one per `next()`.
 
         Returns means over the last tenth of all steps: train/sft/loss and train/sft/grad_norm. The policy is in
-        training mode between the steps and in evaluation mode at the end.
+        training mode between the steps and in evaluation mode at the end. A step whose gradient is not finite is
+        skipped; RunHalted at the end, with who is to blame.
         """
         settings = self._supervised
         obs = {name: torch.from_numpy(x) for name, x in demonstrations.obs.items()}
@@ -56,7 +59,10 @@ class SupervisedLearner:
             self._module.eval()
         if not figures:
             return {}
-        loss, norm = torch.stack(figures[-max(1, settings.steps // 10) :]).mean(0).tolist()
+        table = torch.stack(figures)
+        if not table.isfinite().all():
+            raise RunHalted(_blame(table, {**obs, "actions": actions}))
+        loss, norm = table[-max(1, settings.steps // 10) :].mean(0).tolist()
         return {"train/sft/loss": loss, "train/sft/grad_norm": norm}
 
     def _optimize(self, obs: dict[str, Tensor], actions: Tensor) -> Tensor:
@@ -66,8 +72,8 @@ class SupervisedLearner:
         self._optimizer.zero_grad()
         loss = self.policy.sft_loss(obs, actions)
         loss.backward()
-        norm = optim.clip_gradient(self._parameters, settings.grad_clip)
-        self._optimizer.step()
+        norm = optim.clip_gradient(self._parameters, settings.grad_clip).total
+        self._optimizer.step(norm.isfinite().float())
         return torch.stack([loss.detach().float(), norm.float()])
 
     def state_dict(self) -> dict[str, Any]:
@@ -79,6 +85,15 @@ class SupervisedLearner:
         self._module.load_state_dict(state["policy"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.step = int(state["step"])
+
+
+def _blame(table: Tensor, demonstrations: Mapping[str, Tensor]) -> str:
+    """Who gave a loss or gradient that is not finite, by [steps, 2] of both and what was imitated."""
+    bad = int((~table.isfinite().all(1)).sum())
+    for name, x in demonstrations.items():
+        if not x.isfinite().all():
+            return f"the demonstrations hold {name} of NaN or infinity; correct the environment or its expert"
+    return f"supervised.lr: {bad} optimizer steps had a loss or gradient of NaN or infinity; lower it, or grad_clip"
 
 
 def rows_of_step(step: int, size: int, count: int, seed: int) -> NDArray[np.int64]:

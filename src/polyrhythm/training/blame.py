@@ -1,0 +1,78 @@
+"""Why a gradient is not finite: the first thing on the way from the samples to it that is not, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from polyrhythm.training.batch import Decisions, Packed
+from polyrhythm.training.targets import Preparation, bootstrap_values
+
+if TYPE_CHECKING:
+    from polyrhythm.config.algorithm import AlgorithmSettings
+
+#: What helps where weights have grown until a forward or a backward pass overflows.
+_SMALLER = "lower training.optimizer.lr, value_lr or grad_clip"
+
+
+def culprit(
+    packed: Packed,
+    decisions: Decisions,
+    algorithm: AlgorithmSettings,
+    by: Preparation,
+    figures: Mapping[str, bool],
+    parameters: Mapping[str, bool],
+) -> str:
+    """Who gave what, and what to do about it. figures, parameters: of the optimizer step, whether each logged number
+    and the gradient of each parameter is finite."""
+    if given := next(_in_samples(packed), ""):
+        return given
+    if algorithm.uses_value and not _finite(bootstrap_values(packed, algorithm, by)):
+        return f"policy.value gives NaN or infinity for the last observation of a sample; {_SMALLER}"
+    if not _finite(decisions.proximal):
+        return f"policy.evaluate gives log-probs that are not finite; {_SMALLER}"
+    if not (_finite(decisions.advantage) and _finite(decisions.returns, decisions.value_mask)):
+        return f"algorithm.advantage.type = {algorithm.advantage.type}: it gives NaN or infinity; correct its formula"
+    for name, what in _FIGURES.items():
+        if not figures.get(name, True):
+            return f"policy.evaluate gives a {what} that is not finite; {_SMALLER}"
+    if not figures["train/actor/policy_loss"]:
+        return f"algorithm.loss.type = {algorithm.loss.type}: it gives NaN or infinity; {_of_loss(algorithm)}"
+    bad = [name for name, finite in parameters.items() if not finite]
+    more = f" and {len(bad) - 1} more parameters" if len(bad) > 1 else ""
+    where = f"in {bad[0]}{more}" if bad else "in its norm alone"
+    return f"the losses are finite, their gradient is not, {where}; {_of_loss(algorithm)}"
+
+
+#: Logged numbers that a policy's `evaluate` alone can spoil, where the targets are finite → what it gave.
+_FIGURES = {
+    "train/actor/ratio": "log-prob",
+    "train/actor/behav_approx_kl": "log-prob",
+    "train/actor/entropy_loss": "entropy",
+    "train/actor/reference_kl": "log-prob",
+    "train/critic/value_loss": "value",
+}
+
+
+def _in_samples(packed: Packed) -> Iterator[str]:
+    """What the samples hold that is not finite. Slots refuse such samples; those of elsewhere are looked at too."""
+    shown = {f"observation {name}": x for name, x in packed.obs.items()}
+    last = {f"the last observation {name}": x for name, x in packed.final_obs.items()}
+    for what, values in {"a reward": packed.rewards[packed.valid], **shown, **last}.items():
+        if not _finite(values):
+            yield f"the environment gave {what} of NaN or infinity; correct the environment"
+    value = packed.value[packed.valid] if packed.value.shape == packed.valid.shape else packed.value
+    for what, values in {"log-prob": packed.logprob[packed.valid], "value": value}.items():
+        if not _finite(values):
+            yield f"policy.act gave a {what} of NaN or infinity; correct the policy"
+
+
+def _of_loss(algorithm: AlgorithmSettings) -> str:
+    own = algorithm.own_functions
+    return f"look at {' and '.join(own)} first, or {_SMALLER}" if own else _SMALLER
+
+
+def _finite(values: Tensor, mask: Tensor | None = None) -> bool:
+    return bool((values if mask is None else values[mask]).isfinite().all())

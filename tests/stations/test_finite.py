@@ -1,0 +1,173 @@
+"""Numbers that are not finite: they fail their sample, blame who gave them, and touch no other row."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.stations.counting import Bench, Counting, ticket
+
+from polyrhythm.flow.records import RequestArrived, SampleFailed, SampleFinished
+from polyrhythm.runtime.messages import ACTIONS, LOGPROB, VALUE
+from polyrhythm.stations.slot import StepSettings
+
+
+class Diverging(Counting):
+    """An episode whose seed is in `spoils` goes wrong after so many steps: its reward, its observation, or both are
+    this number."""
+
+    def __init__(self, rows, *, reward=0.0, shown=0.0, **settings):
+        super().__init__(rows, **settings)
+        self.reward, self.shown = reward, shown
+        self.spoils = {}
+
+    def _gone(self, rows):
+        return [self.spoils.get(int(seed), math.inf) <= done for seed, done, _ in self.state[np.asarray(rows)]]
+
+    def step(self, rows, actions):
+        result = super().step(rows, actions)
+        wrong = self._gone(rows)
+        return result._replace(reward=np.where(wrong, result.reward + np.float64(self.reward), result.reward))
+
+    def observe(self, rows, out):
+        super().observe(rows, out)
+        for place, wrong in enumerate(self._gone(rows)):
+            if wrong:
+                out["x"][place, 2] += self.shown
+
+
+def told(events):
+    """(ticket, reason, detail) of the samples that failed."""
+    return [(e.ticket, e.reason, e.detail) for e in events if isinstance(e, SampleFailed)]
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("field", [ACTIONS, LOGPROB, VALUE])
+def test_an_answer_that_is_not_finite_fails_its_row_before_the_environment_is_given_it(number, field):
+    bench = Bench(2)
+    bench.start((0, ticket(0, 3)), (1, ticket(1, 3, task=1)))
+    (request,) = bench.run()
+
+    def spoil(found):
+        found[field][1] = number
+
+    bench.answer(request, version=4, spoil=spoil)
+    assert told(bench.events) == [
+        (1, f"policy: {field} is not finite", "task b, seed 103, env step 0, weights of version 4")
+    ]
+    (request,) = bench.run()
+    assert bench.env.stepped.tolist() == [1, 0]
+    assert bench.shown(request) == [[3, 1, 0]]
+    bench.start((1, ticket(2, 3)))
+    bench.answer(request)
+    (request,) = bench.run()
+    assert request.rows == 2, "the row is free again"
+
+
+def test_an_answer_that_is_finite_for_nobody_steps_nothing():
+    bench = Bench(2, sharding="even:2", settings=StepSettings(1, join=True))
+    bench.start((0, ticket(0, 3)))
+    bench.start((1, ticket(1, 3)), slot="e/1")
+    first, second = bench.run()
+    bench.answer(first, value=lambda i: math.nan)
+    assert [number for number, *_ in told(bench.events)] == [0]
+    bench.start((0, ticket(2, 3)))
+    bench.run()
+    bench.answer(second)
+    bench.run()
+    assert bench.env.stepped.tolist() == [0, 1], "the other slot does not wait for it"
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, 1e39])
+def test_a_reward_that_is_not_finite_as_float32_fails_its_row(number):
+    bench = Bench(3, env=Diverging(3, reward=number))
+    bench.env.spoils = {203: 2}
+    bench.start(*((row, ticket(row + 1, 3)) for row in range(3)))
+    events = bench.run()
+    with np.errstate(over="ignore"):
+        while isinstance(events[-1], RequestArrived):
+            bench.answer(events[-1])
+            found = told(events := bench.run())
+            if found:
+                assert found == [(2, "environment: reward is not finite", "task a, seed 203, env step 2")]
+    assert [e.ticket for e in events if isinstance(e, SampleFinished)] == [1, 3]
+    assert all(np.isfinite(bench.sample(e).rewards).all() for e in events)
+
+
+@pytest.mark.parametrize("features", [3, 1200], ids=["small", "large"])
+@pytest.mark.parametrize("after", [0, 1, 3], ids=["first", "middle", "last"])
+def test_an_observation_that_is_not_finite_fails_its_row(features, after):
+    bench = Bench(4, env=Diverging(4, shown=math.inf, features=features), blocks=9)
+    bench.env.spoils = {103: after}
+    bench.start((0, ticket(0, 3)), (1, ticket(1, 3)), (3, ticket(3, 3)))
+    events, finished = bench.run(), []
+    failed = told(events)
+    while isinstance(events[-1], RequestArrived):
+        bench.answer(events[-1])
+        events = bench.run()
+        failed += told(events)
+        finished += [e for e in events if isinstance(e, SampleFinished)]
+    assert failed == [(1, "environment: observation x is not finite", f"task a, seed 103, env step {after}")]
+    assert [e.ticket for e in finished] == [0, 3]
+    assert all(np.isfinite(bench.sample(e).obs["x"]).all() for e in finished)
+
+
+def test_an_evaluations_episode_fails_likewise():
+    bench = Bench(1, env=Diverging(1, reward=math.nan))
+    bench.env.spoils = {-97: 1}
+    bench.start((0, ticket(-1, 3, evaluation="before")))
+    (request,) = bench.run()
+    bench.answer(request)
+    assert told(bench.run()) == [(-1, "environment: reward is not finite", "task a, seed -97, env step 1")]
+
+
+def test_a_continuation_names_the_episode_that_it_goes_on_with():
+    bench = Bench(1, env=Diverging(1, reward=math.nan), settings=StepSettings(1, segment_steps=2))
+    bench.env.spoils = {5: 3}
+    bench.start((0, ticket(0, 5, task=1)))
+    events = bench.run()
+    for _ in range(2):
+        bench.answer(events[-1])
+        events = bench.run()
+    bench.start((0, ticket(9, 50)), resume=True)
+    (request,) = bench.run()
+    bench.answer(request)
+    assert told(bench.run()) == [(9, "environment: reward is not finite", "task b, seed 5, env step 3")]
+
+
+@given(st.data())
+def test_whatever_is_not_finite_no_sample_holds_it_and_every_ticket_ends_once(data):
+    """Four rows, answers and rewards that go wrong at random places: each ticket finishes, finite, or fails."""
+    bench = Bench(4, sharding=data.draw(st.sampled_from(["whole", "even:2"])), env=Diverging(4, reward=math.nan))
+    lengths = data.draw(st.lists(st.integers(1, 5), min_size=4, max_size=4))
+    bench.env.spoils = {
+        lengths[n] + 100 * n: data.draw(st.integers(1, 5)) for n in data.draw(st.sets(st.integers(0, 3)))
+    }
+    slots = list(bench.simulator.hosts[0].slots)
+    for number in range(4):
+        slot = slots[number * len(slots) // 4]
+        bench.start((number, ticket(number, lengths[number])), slot=slot)
+    ended, events = [], bench.run()
+    while asked := [event for event in events if isinstance(event, RequestArrived)]:
+        for request in asked:
+            wrong = data.draw(st.sets(st.integers(0, request.rows - 1), max_size=1))
+            field = data.draw(st.sampled_from([ACTIONS, LOGPROB, VALUE]))
+
+            def spoil(found, field=field, wrong=wrong):
+                found[field][list(wrong)] = math.nan
+
+            bench.events.clear()
+            bench.answer(request, spoil=spoil)
+            ended += bench.events
+        events = bench.run()
+        ended += [event for event in events if not isinstance(event, RequestArrived)]
+    assert sorted(event.ticket for event in ended) == [0, 1, 2, 3]
+    for event in ended:
+        if isinstance(event, SampleFinished):
+            sample = bench.sample(event)
+            for array in (sample.actions, sample.logprob, sample.value, sample.rewards, sample.obs["x"]):
+                assert np.isfinite(array).all()
+            assert sample.steps == lengths[event.ticket]
