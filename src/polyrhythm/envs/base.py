@@ -9,7 +9,7 @@ heavy imports happen inside the functions. What it may say of itself besides (`n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -54,8 +54,11 @@ class EnvBatch(Protocol):
         """One primitive step; actions [n,A] in env units. With `spec.step_rows` false, `rows` is every row."""
         ...
 
-    def observe(self, rows: RowNumbers, out: dict[str, NDArray[np.generic]]) -> None:
-        """Write the present observation of the n rows into `out[name][i]` for i in 0..n-1 (n = len(rows))."""
+    def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
+        """Write the present observation of the n rows into `out[name][i]` for i in 0..n-1 (n = len(rows)).
+
+        `out` is read-only: its arrays are where the observation stays, so an array that replaced one would be lost.
+        """
         ...
 
     def close(self) -> None:
