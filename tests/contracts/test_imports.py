@@ -55,7 +55,10 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
     [
         ("flow", ()),
         ("specs", ("numpy",)),
-        ("config", ("pydantic", "pydantic_core", "yaml", "polyrhythm.conformance", "polyrhythm.errors", "polyrhythm.files")),
+        (
+            "config",
+            ("pydantic", "pydantic_core", "yaml", "polyrhythm.conformance", "polyrhythm.errors", "polyrhythm.files"),
+        ),
         ("algorithms", ("torch",)),
         ("planning", ("polyrhythm.specs",)),
         ("observe", ("tensorboard", "yaml", "polyrhythm.errors", "polyrhythm.files")),

@@ -293,7 +293,7 @@ def test_a_spec_that_cannot_be_is_named_before_the_start():
 
 def test_a_batch_that_is_not_what_was_asked_for_is_refused_and_ends_a_run():
     short = config(env={"type": "tests.pipeline.test_check:ShortSettings"}, policy={"type": "gaussian"})
-    with pytest.raises(ConfigError, match=r"^env.type = .*ShortSettings: build\(6\) gave rows = 5; it must have 6 rows"):
+    with pytest.raises(ConfigError, match=r"^env.type = .*: build\(6\) gave rows = 5; it must have 6 rows"):
         check(short)
     with pytest.raises(RunHalted, match=r"env.build\(6\) gave rows = 5, wanted is 6; mend the environment"):
         build_pipeline(short)

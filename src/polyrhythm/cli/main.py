@@ -23,6 +23,7 @@ from polyrhythm.runtime.allocator import keep_freed_memory
 #: Command → what it does. Its module is polyrhythm.cli.<command>.
 COMMANDS = {
     "train": "train a policy by a recipe",
+    "check": "check a recipe, its environment and its policy, without training",
     "demos": "record demonstrations by the environment's expert",
     "sft": "make a supervised warm start, to train from",
     "eval": "measure a trained policy on held-out seeds",

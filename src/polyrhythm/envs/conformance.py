@@ -47,7 +47,7 @@ def examine(settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -
     def build() -> str:
         env = _built(settings, rows, about_to)
         made.append(env)
-        return f"{env.rows} rows, {len(env.spec.tasks)} tasks, max_steps {env.spec.max_steps}"
+        return f"{_count(env.rows, 'row')}, {_count(len(env.spec.tasks), 'task')}, max_steps {env.spec.max_steps}"
 
     yield from run_checks({"build": build})
     if made:
@@ -213,10 +213,14 @@ def check_tasks(env: Watched) -> str:
             raise ContractViolation(
                 f"task {env.spec.tasks[task].name!r}: {violation.problem}", violation.fix
             ) from violation
-    return f"{len(env.spec.tasks)} reset"
+    return f"{_count(len(env.spec.tasks), 'task')} reset"
 
 
 # ------------------------------------------------------------ parts of checks
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _begin(env: Watched, *, seed: int = 1, task: int = 0) -> Arrays:

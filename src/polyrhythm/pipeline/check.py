@@ -53,15 +53,10 @@ def check(config: RunConfig, *, trainer: bool = True) -> Checked:
     spec = check_spec(config)
     check_rollout(config, spec)
     policy = check_build(config, spec)
-    if config.evaluation.swapped:
-        refuse_swapping(spec)
-    if trainer and not config.init_from and config.demonstrations is not None:
-        _check_expert(config)
     try_on(first_rows(config, env_settings(config)), _kind(config.policy), policy, spec)
     check_learning(config, spec, policy, trainer=trainer)
     check_memory(config, spec, policy, trainer=trainer)
-    if trainer and config.init_from:
-        _check_given(config, policy)
+    check_start(config, spec, policy, trainer=trainer)
     return Checked(config, spec, policy)
 
 
@@ -112,6 +107,16 @@ def check_memory(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: b
     if config.launcher == "local":
         remove_orphans()
         refuse_shortage(shared_sizes(config, spec, policy, trainer=trainer))
+
+
+def check_start(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: bool = True) -> None:
+    """Where the first weights come from, and whether instructions can be swapped."""
+    if trainer and config.init_from:
+        _check_given(config, policy)
+    elif trainer and config.demonstrations is not None:
+        _check_expert(config)
+    if config.evaluation.swapped:
+        refuse_swapping(spec)
 
 
 def _kind(section: object) -> str:

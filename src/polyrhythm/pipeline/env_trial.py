@@ -24,11 +24,11 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import Finding, place
 from polyrhythm.envs.base import EnvSettings
+from polyrhythm.envs.watched import Arrays
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.env_trial_job import perform, unpacked
 
@@ -40,20 +40,20 @@ _GRACE_S = 5.0
 _LAST_BYTES = 16_384
 
 
-def first_rows(config: RunConfig, settings: EnvSettings) -> dict[str, NDArray[Any]]:
+def first_rows(config: RunConfig, settings: EnvSettings) -> Arrays:
     """What two rows of the environment show right after a reset. ConfigError: what is wrong with it."""
     for event in _events("observe", config, settings):
         if event[0] == "arrays":
-            arrays: dict[str, NDArray[Any]] = event[1]
+            arrays: Arrays = event[1]
             return arrays
     raise AssertionError("a trial ends with what it saw, or raises")
 
 
-def examine(config: RunConfig, settings: EnvSettings) -> Iterator[Finding]:
-    """The findings of all checks of the environment. ConfigError: it hangs, crashes, or cannot be built."""
+def examine(config: RunConfig, settings: EnvSettings) -> Iterator[Finding | Arrays]:
+    """The findings of all checks of the environment, then its first rows. ConfigError: it hangs or crashes, or those
+    rows are not to be had."""
     for event in _events("examine", config, settings):
-        if event[0] == "finding":
-            yield Finding(*event[1])
+        yield Finding(*event[1]) if event[0] == "finding" else event[1]
 
 
 def _events(job: str, config: RunConfig, settings: EnvSettings) -> Iterator[list[Any]]:

@@ -29,17 +29,17 @@ Tell = Callable[..., None]
 
 
 def perform(job: str, settings: EnvSettings, rows: int, tell: Tell) -> None:
-    """`observe`: two rows right after a reset. `examine`: every check. rows: of an env batch in the run."""
+    """`observe`: two rows right after a reset. `examine`: every check, then those rows. rows: of an env batch in the
+    run."""
 
     def about_to(call: str) -> None:
         tell("call", call)
 
     try:
-        if job == "observe":
-            tell("arrays", first_rows(settings, rows, about_to))
-        else:
+        if job == "examine":
             for finding in examine(settings, rows, about_to):
                 tell("finding", finding)
+        tell("arrays", first_rows(settings, rows, about_to))
     except ContractViolation as violation:
         tell("violation", violation.problem, violation.fix)
     except (PolyrhythmError, ImportError) as error:

@@ -40,6 +40,7 @@ from polyrhythm.pipeline.evaluations import Evaluations
 from polyrhythm.pipeline.interrupts import Interrupts
 from polyrhythm.pipeline.live import Live
 from polyrhythm.pipeline.loop import Interrupted, Loop
+from polyrhythm.pipeline.mismatch import MismatchWarning, mismatch_limit
 from polyrhythm.pipeline.observers import Episodes, Lags, Timeline, UpdateMetrics
 from polyrhythm.pipeline.observers import Progress as ProgressLine
 from polyrhythm.pipeline.progress import CONFIG_FILE, SUMMARY_FILE, Progress
@@ -89,6 +90,7 @@ def _phases(
     try:
         if live:
             live.watch(pipeline)
+        pipeline.loop.observers.append(MismatchWarning(mismatch_limit(config.algorithm, policy)))
         run = _Run(config, folder, pipeline, progress, metrics, spec.tasks, live)
         pipeline.loop.stop = interrupts.requested
         if saved is None:

@@ -27,7 +27,8 @@ _STEPS = (3, 2)
 #: Figures of the learner's own.
 _TAKEN = {
     *("ratio", "proximal_approx_kl", "behav_approx_kl", "interpolation_error", "mismatch_weight", "reference_kl"),
-    *("policy_loss", "entropy_loss", "grad_norm", "early_stopped", "lr", "average_version", "current_version"),
+    *("mismatch_kl", "policy_loss", "entropy_loss", "grad_norm", "early_stopped", "lr", "average_version"),
+    "current_version",
 }
 
 

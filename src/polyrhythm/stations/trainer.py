@@ -62,6 +62,7 @@ class Trainer:
         self._steps: Steps | None = None
         self._figures: Metrics = {}
         self._publication: _Publication | None = None
+        self._published = learner.updates == 0  # whether its weights are those of the newest version
         self._doing = IDLE
         self._optimizer_steps = 0
         self._update_s = 0.0
@@ -107,7 +108,11 @@ class Trainer:
             samples = [self._arena.trajectory(int(handle)) for handle in command.handles]
             self._figures = _describe(samples, command)
             self._steps = self._learner.update(
-                samples, command.update, version=command.version + 1, before_step=self._settle
+                samples,
+                command.update,
+                version=command.version + 1,
+                own_weights=self._published and all(bool((x.version == command.version).all()) for x in samples),
+                before_step=self._settle,
             )
         try:
             next(self._steps)
@@ -115,7 +120,7 @@ class Trainer:
             self._update_s += time.monotonic() - begin
         except StopIteration as stop:
             self._todo.popleft()
-            self._steps = None
+            self._steps, self._published = None, False
             self._figures["time/actor/update"] = self._update_s + time.monotonic() - begin
             self._update_s = 0.0
             self._links.report(Report(self.name, self.epoch, "update", command.update, {**self._figures, **stop.value}))
@@ -123,6 +128,7 @@ class Trainer:
 
     def _publish(self, version: int) -> None:
         self._settle()
+        self._published = True
         self._publication = _Publication(lambda: self._save_and_publish(version), self._overlap)
 
     def _save_and_publish(self, version: int) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 _ERROR = "train/actor/interpolation_error"
+_BEHAVIOR_KL, _MISMATCH = "train/actor/behav_approx_kl", "train/actor/mismatch_kl"
 
 
 class Learner:
@@ -72,6 +73,7 @@ class Learner:
         update_index: int,
         *,
         version: int = 0,
+        own_weights: bool = False,
         before_step: Callable[[], None] | None = None,
     ) -> Steps:
         """All epochs over `trajectories`: one optimizer step per `next()`, metrics as the generator's return value.
@@ -80,8 +82,10 @@ class Learner:
         targets. The learning rate, the shuffles and the critic's warm-up follow update_index (from 0). version: that
         the update works on, the trainer's present one + 1 (for interpolated proximal log-probs). Metrics are means over
         the optimizer steps (interpolation_error: of the first, where the recomputed proximal policy is the
-        one that is trained). before_step is called before the weights change. Closing the generator early leaves the
-        weights of the last step done and `updates` as it was. A gradient that is not finite raises RunHalted before
+        one that is trained). own_weights: all trajectories were made by the weights that this update begins with; then
+        mismatch_kl is the divergence of the log-probs of the first optimizer step from those of the generators, 0 but
+        for rounding. before_step is called before the weights change. Closing the generator early leaves the weights of
+        the last step done and `updates` as it was. A gradient that is not finite raises RunHalted before
         anything is published, and says whether the samples or the weights are to blame.
         """
         training = self._training
@@ -107,6 +111,8 @@ class Learner:
         self.updates = update_index + 1
         if _ERROR in names:
             metrics[_ERROR] = float(rows[0][names.index(_ERROR)])
+        if own_weights:
+            metrics[_MISMATCH] = float(rows[0][names.index(_BEHAVIOR_KL)])
         metrics["train/actor/lr"] = training.optimizer.lr * decay
         if training.optimizer.value_lr is not None:
             metrics["train/critic/lr"] = training.optimizer.value_lr * decay
