@@ -74,7 +74,7 @@ CHANGES: dict[str, Any] = {
     "bounds": lambda self, act: act._replace(actions=act.actions * 0 + 2.5),
     "inputs": lambda self, act: act._replace(forward_inputs={"raw": act.forward_inputs["raw"][:1].sum()}),
     "global noise": lambda self, act: act._replace(actions=(act.actions * 0 + torch.rand(1)).clamp(-1, 1)),
-    "late": lambda self, act: act._replace(logprob=act.logprob + (self.calls > 100)),
+    "late": lambda self, act: act._replace(logprob=act.logprob + (self.calls > 25)),
 }
 
 
