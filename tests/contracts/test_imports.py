@@ -55,12 +55,27 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
     [
         ("flow", ()),
         ("specs", ("numpy",)),
-        ("config", ("pydantic", "pydantic_core", "yaml", "polyrhythm.errors", "polyrhythm.files")),
+        (
+            "config",
+            ("pydantic", "pydantic_core", "yaml", "polyrhythm.conformance", "polyrhythm.errors", "polyrhythm.files"),
+        ),
         ("algorithms", ("torch",)),
         ("planning", ("polyrhythm.specs",)),
         ("observe", ("tensorboard", "yaml", "polyrhythm.errors", "polyrhythm.files")),
-        ("envs", ("numpy", "pydantic", "gymnasium", "metaworld", "mujoco", "polyrhythm.specs", "polyrhythm.errors")),
-        ("policies", ("numpy", "pydantic", "torch", "polyrhythm.specs", "polyrhythm.errors")),
+        (
+            "envs",
+            (
+                "numpy",
+                "pydantic",
+                "gymnasium",
+                "metaworld",
+                "mujoco",
+                "polyrhythm.conformance",
+                "polyrhythm.errors",
+                "polyrhythm.specs",
+            ),
+        ),
+        ("policies", ("numpy", "pydantic", "torch", "polyrhythm.conformance", "polyrhythm.errors", "polyrhythm.specs")),
         (
             "training",
             (

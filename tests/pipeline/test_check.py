@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar, Literal
 
+import numpy as np
 import pytest
 import torch
 from pydantic import BaseModel
@@ -69,6 +70,12 @@ class NoCriticSettings(GaussianSettings):
 class PerAction(GaussianPolicy):
     """Its value is one per action."""
 
+    def act(self, obs, greedy, noise_key):
+        return super().act(obs, greedy, noise_key)._replace(value=self.value(obs).detach())
+
+    def evaluate(self, obs, forward_inputs):
+        return super().evaluate(obs, forward_inputs)._replace(value=self.value(obs))
+
     def value(self, obs):
         return super().value(obs).unsqueeze(1).expand(-1, self.chunk)
 
@@ -104,17 +111,28 @@ class UnpluggedSettings(WholeSettings):
         raise ConfigError("the robot is not plugged in; plug it in")
 
 
+class Pictures(Counting):
+    """All pictures are black."""
+
+    def __init__(self, rows):
+        super().__init__(rows)
+        shown = {"image": ArraySpec((16, 16, 3), "uint8"), "proprio": ArraySpec((3,), "float32")}
+        self.spec = replace(self.spec, observation=shown)
+
+    def observe(self, rows, out):
+        out["image"][:], out["proprio"][:] = 0, self.state[np.asarray(rows)]
+
+
 class PicturesSettings(BaseModel):
-    """It shows what a tiny VLA looks at; nothing is ever stepped."""
+    """It shows what a tiny VLA looks at."""
 
     type: Literal["tests.pipeline.test_check:PicturesSettings"] = "tests.pipeline.test_check:PicturesSettings"
 
     def spec(self):
-        shown = {"image": ArraySpec((16, 16, 3), "uint8"), "proprio": ArraySpec((3,), "float32")}
-        return replace(Counting(1).spec, observation=shown)
+        return Pictures(1).spec
 
     def build(self, rows):
-        raise AssertionError("nothing is started")
+        return Pictures(rows)
 
 
 PICTURES = {"type": "tests.pipeline.test_check:PicturesSettings"}
@@ -273,11 +291,12 @@ def test_a_spec_that_cannot_be_is_named_before_the_start():
         check(config(**changes))
 
 
-def test_a_batch_that_is_not_what_was_asked_for_ends_the_run():
-    changes = {"env": {"type": "tests.pipeline.test_check:ShortSettings"}, "policy": {"type": "gaussian"}}
-    checked = check(config(**changes))
+def test_a_batch_that_is_not_what_was_asked_for_is_refused_and_ends_a_run():
+    short = config(env={"type": "tests.pipeline.test_check:ShortSettings"}, policy={"type": "gaussian"})
+    with pytest.raises(ConfigError, match=r"^env.type = .*: build\(6\) gave rows = 5; it must have 6 rows"):
+        check(short)
     with pytest.raises(RunHalted, match=r"env.build\(6\) gave rows = 5, wanted is 6; mend the environment"):
-        build_pipeline(checked.config)
+        build_pipeline(short)
 
 
 class OddSettings(WholeSettings):
@@ -294,7 +313,7 @@ class OddSettings(WholeSettings):
 @pytest.mark.parametrize(
     ("says", "told"),
     [
-        ("raise", r"its spec\(\) raised RuntimeError: no licence; mend it"),
+        ("raise", r"its spec\(\) raised RuntimeError: no licence \(.*test_check.py, line \d+\); mend it"),
         ("none", r"its spec\(\) gave NoneType, an EnvSpec is wanted"),
     ],
 )

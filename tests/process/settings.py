@@ -33,6 +33,8 @@ class FaultySettings(GymnasiumSettings):
     fault: str = ""
     at: int = 1
     marker: str = ""
+    spares: int = 0
+    """Batches of so many rows are built all the same, as they are to try the environment."""
     modules: str = ""
     """File that gets the names of the modules loaded in the simulator's process, when it is closed."""
 
@@ -43,7 +45,7 @@ class FaultySettings(GymnasiumSettings):
 class FaultyBatch(GymnasiumBatch):
     def __init__(self, settings: FaultySettings, rows: int) -> None:
         self._faulty, self._calls = settings, 0
-        if settings.call == "build":
+        if settings.call == "build" and rows != settings.spares:
             self._misbehave()
         super().__init__(settings, rows)
 

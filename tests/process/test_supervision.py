@@ -202,7 +202,9 @@ def test_a_station_that_cannot_start_ends_the_run_with_what_it_said(tmp_path):
 def test_an_evaluation_that_fails_leaves_the_log_that_it_names_and_one_that_works_leaves_none(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for fault in ("", "exit"):
-        failing = config(SINGLE, env={**ENV, "call": "build", "fault": fault})
+        # The two rows on which it is tried work.
+        env = {**ENV, "call": "build", "fault": fault, "spares": 2}
+        failing = config(SINGLE, env=env, rollout={"rows": 3})
         policy = check(failing, trainer=False).policy
         save_policy(policy.state_dict(), failing, tmp_path / "policy.pt", 0)
         if not fault:

@@ -77,7 +77,7 @@ class Counting:
         never = np.zeros(len(picked), bool)
         return StepResult(actions[:, 0].astype(np.float32), ended, never, ended)
 
-    def observe(self, rows: Sequence[int], out: dict[str, NDArray[np.generic]]) -> None:
+    def observe(self, rows: Sequence[int], out: Mapping[str, NDArray[np.generic]]) -> None:
         self.observe_calls += 1
         out["x"][: len(rows), 3:] = 0
         out["x"][: len(rows), :3] = self.state[np.asarray(rows)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +56,7 @@ class DriftBatch:
         no = np.zeros(len(rows), np.bool_)
         return StepResult(-np.abs(state[:, 0]), no, no, no)
 
-    def observe(self, rows: RowNumbers, out: dict[str, NDArray[np.generic]]) -> None:
+    def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
         out["state"][: len(rows)] = self._state[rows]
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ Reaches no torch: it runs where a simulator does.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +64,7 @@ class StopwatchBatch:
         no = np.zeros(1, np.bool_)
         return StepResult(np.zeros(1, np.float32), no, no, no)
 
-    def observe(self, rows: RowNumbers, out: dict[str, NDArray[np.generic]]) -> None:  # noqa: ARG002
+    def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:  # noqa: ARG002
         self._asked = time.perf_counter_ns()
         out["image"][0] = self._image
 

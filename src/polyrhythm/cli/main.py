@@ -24,6 +24,7 @@ from polyrhythm.runtime.allocator import keep_freed_memory
 COMMANDS = {
     "train": "train a policy by a recipe",
     "resume": "go on with a run, or extend a finished one",
+    "check": "check a recipe, its environment and its policy, without training",
     "demos": "record demonstrations by the environment's expert",
     "sft": "make a supervised warm start, to train from",
     "eval": "measure a trained policy on held-out seeds",

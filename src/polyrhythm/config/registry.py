@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import traceback
 from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
 from polyrhythm.config.base import Refusal
 from polyrhythm.config.nearest import nearest
+from polyrhythm.conformance import raised
 
 Kind = Literal["env", "policy"]
 
@@ -78,11 +78,7 @@ def imported(address: str, name: str, what: str) -> Any:
             "type", name, f"{module_name} is no Python ({error.msg}, line {error.lineno}); mend it"
         ) from error
     except (Exception, SystemExit) as error:  # whatever a user's module does
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{last.filename}, line {last.lineno}"
-        raise Refusal(
-            "type", name, f"importing {module_name} raised {type(error).__name__}: {error} ({place}); mend it"
-        ) from error
+        raise Refusal("type", name, f"importing {module_name} {raised(error)}; mend it") from error
     if not hasattr(module, attribute):
         raise Refusal("type", name, f"module {module_name} has no {attribute}; name {what} in it")
     return getattr(module, attribute)

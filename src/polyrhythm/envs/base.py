@@ -57,8 +57,11 @@ class EnvBatch(Protocol):
         """One primitive step; actions [n,A] in env units. With `spec.step_rows` false, `rows` is every row."""
         ...
 
-    def observe(self, rows: RowNumbers, out: dict[str, NDArray[np.generic]]) -> None:
-        """Write the present observation of the n rows into `out[name][i]` for i in 0..n-1 (n = len(rows))."""
+    def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
+        """Write the present observation of the n rows into `out[name][i]` for i in 0..n-1 (n = len(rows)).
+
+        `out` is read-only: its arrays are where the observation stays, so an array that replaced one would be lost.
+        """
         ...
 
     def close(self) -> None:

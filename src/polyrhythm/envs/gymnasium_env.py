@@ -213,7 +213,7 @@ class GymnasiumBatch:
             metrics,
         )
 
-    def observe(self, rows: RowNumbers, out: dict[str, NDArray[np.generic]]) -> None:
+    def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
         picked = np.asarray(rows)
         for key, seen in self._seen.items():
             out[key][: len(rows)] = seen[picked]

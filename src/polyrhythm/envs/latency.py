@@ -9,7 +9,7 @@ import math
 import random
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Literal
 
 import numpy as np
@@ -106,7 +106,7 @@ class LatencyBatch:
         self._steps += 1
         return StepResult(self._reward.copy(), self._no.copy(), self._steps >= self.spec.max_steps, self._no.copy())
 
-    def observe(self, rows: RowNumbers, out: dict[str, NDArray[np.generic]]) -> None:
+    def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
         state = out["state"]
         size = state[0].size
         for i, row in enumerate(rows):

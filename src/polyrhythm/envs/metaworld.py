@@ -7,7 +7,7 @@ rows (`metaworld_scene`), so a batch of 16 rows on 4 tasks holds 4 models and at
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -130,7 +130,7 @@ class MetaWorldBatch:
             outcome.truncated[i] = not (in_time or outcome.terminated[i])
         return outcome
 
-    def observe(self, rows: RowNumbers, out: dict[str, NDArray[np.generic]]) -> None:
+    def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
         for i, row in enumerate(rows):
             instance = self._instance(row)
             if "state" in out:

@@ -1,7 +1,8 @@
 """What environment, policy and settings refuse of each other, found before anything starts or a folder is made.
 
-The schema refuses what it can see in the configuration alone; here are the combinations that only the parts know.
-Everything that is refused is a ConfigError: what, value, remedy.
+The schema refuses what it can see in the configuration alone; here are the combinations that only the parts know, and
+the trial of the policy on the environment's first observations. Everything that is refused is a ConfigError: what,
+value, remedy.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ import torch
 from polyrhythm.config.catalog import refuse_lacking
 from polyrhythm.config.rollout import LimitedBatching
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.conformance import ContractViolation, own_place, raised
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.flow.records import EnvBatchInfo, Request
-from polyrhythm.flow.sharding import load_function, raised
+from polyrhythm.flow.sharding import load_function
 from polyrhythm.pipeline.build import env_batch_infos, env_settings, flow_settings, policy_settings
 from polyrhythm.pipeline.demos import has_expert
+from polyrhythm.pipeline.env_trial import first_rows
 from polyrhythm.pipeline.given import take_given_weights
 from polyrhythm.pipeline.layout import arena_layout, blank, bucket_sizes
-from polyrhythm.pipeline.trial import try_objective
+from polyrhythm.pipeline.trial import try_objective, try_on
 from polyrhythm.policies.base import Policy, as_module
+from polyrhythm.policies.conformance import check_attributes
 from polyrhythm.runtime.run_memory import refuse_shortage, remove_orphans
 from polyrhythm.runtime.weights import bus_nbytes
 from polyrhythm.specs import EnvSpec
@@ -42,26 +46,38 @@ class Checked(NamedTuple):
 def check(config: RunConfig, *, trainer: bool = True) -> Checked:
     """Raise ConfigError for the first thing that cannot be run, StartError for what the machine lacks.
 
-    No simulator is started. trainer: whether there will be one.
+    The environment is built once, with two rows, and reset once: its observations are what the policy is tried on.
+    trainer: whether there will be one.
     """
-    _check_devices(config)
+    check_devices(config)
+    spec = check_spec(config)
+    check_rollout(config, spec)
+    policy = check_build(config, spec)
+    try_on(first_rows(config, env_settings(config)), _kind(config.policy), policy, spec)
+    check_learning(config, spec, policy, trainer=trainer)
+    check_memory(config, spec, policy, trainer=trainer)
+    check_start(config, spec, policy, trainer=trainer)
+    return Checked(config, spec, policy)
+
+
+def check_spec(config: RunConfig) -> EnvSpec:
+    """What the environment says that it offers."""
     env = env_settings(config)
     refuse_lacking("env", config.env)
     refuse_lacking("policy", config.policy)
-    kind = getattr(config.env, "type", "")
-    with _naming(f"env.type = {kind}"):
+    what = f"env.type = {_kind(config.env)}"
+    with _naming(what, "its spec()"):
         try:
             spec = env.spec()
         except ImportError as error:
-            raise ConfigError(f"env.type = {kind}: it cannot be imported ({error}); install what is missing") from error
-        except (PolyrhythmError, ValueError):
-            raise
-        except Exception as error:
-            raise ConfigError(
-                f"env.type = {kind}: its spec() raised {type(error).__name__}: {error}; mend it"
-            ) from error
+            raise ConfigError(f"{what}: it cannot be imported ({error}); install what is missing") from error
     if not isinstance(spec, EnvSpec):
-        raise ConfigError(f"env.type = {kind}: its spec() gave {type(spec).__name__}, an EnvSpec is wanted; mend it")
+        raise ConfigError(f"{what}: its spec() gave {type(spec).__name__}, an EnvSpec is wanted; mend it")
+    return spec
+
+
+def check_rollout(config: RunConfig, spec: EnvSpec) -> None:
+    """Rows, slots and batches, against what the environment can do."""
     with _naming("config"):
         flow_settings(config, spec)
     infos = env_batch_infos(config, spec)
@@ -71,19 +87,40 @@ def check(config: RunConfig, *, trainer: bool = True) -> Checked:
         refuse_segments(spec, config.rollout.segment_steps)
     with _naming("rollout"):
         _try_key(config.rollout.queue_key)
-    with _naming(f"policy.type = {getattr(config.policy, 'type', '')}"):
-        policy = policy_settings(config).build(spec, config.seed)
-    _check_learning(config, spec, policy, trainer=trainer)
+
+
+def check_build(config: RunConfig, spec: EnvSpec) -> Policy:
+    """The policy with its initial weights, a module with the attributes of its contract."""
+    what = f"policy.type = {_kind(config.policy)}"
+    settings = policy_settings(config)
+    with _naming(what, "its build()"):
+        policy = settings.build(spec, config.seed)
+    try:
+        check_attributes(policy, spec)
+    except ContractViolation as violation:
+        raise ConfigError(f"{what}: {violation}") from violation
+    return policy
+
+
+def check_memory(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: bool = True) -> None:
+    """Raise StartError unless the run's shared memory fits; that of dead runs is removed first."""
     if config.launcher == "local":
         remove_orphans()
         refuse_shortage(shared_sizes(config, spec, policy, trainer=trainer))
+
+
+def check_start(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: bool = True) -> None:
+    """Where the first weights come from, and whether instructions can be swapped."""
     if trainer and config.init_from:
         _check_given(config, policy)
     elif trainer and config.demonstrations is not None:
         _check_expert(config)
     if config.evaluation.swapped:
         refuse_swapping(spec)
-    return Checked(config, spec, policy)
+
+
+def _kind(section: object) -> str:
+    return getattr(section, "type", "")
 
 
 def shared_sizes(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: bool = True) -> dict[str, int]:
@@ -102,7 +139,7 @@ def refuse_swapping(spec: EnvSpec) -> None:
         )
 
 
-def _check_devices(config: RunConfig) -> None:
+def check_devices(config: RunConfig) -> None:
     seats = {"generators": config.placement.generators, "trainer": config.placement.trainer}
     for name, seat in seats.items():
         kind, _, index = seat.device.partition(":")
@@ -115,18 +152,25 @@ def _check_devices(config: RunConfig) -> None:
 
 
 @contextmanager
-def _naming(what: str) -> Iterator[None]:
-    """A ValueError inside becomes a ConfigError about `what`, unless it is one already or says so itself."""
+def _naming(what: str, call: str = "") -> Iterator[None]:
+    """A ValueError inside becomes a ConfigError about `what`, unless it is one already or says so itself.
+
+    call: of the user's code; then whatever else it raises becomes one too, with the line.
+    """
     try:
         yield
-    except ConfigError:
+    except PolyrhythmError:
         raise
     except ValueError as error:
-        said = str(error)
+        said = str(error) + own_place(error) * bool(call)
         raise ConfigError(said if said.startswith(what.partition(" ")[0]) else f"{what}: {said}") from error
+    except (Exception, SystemExit) as error:
+        if not call:
+            raise
+        raise ConfigError(f"{what}: {call} {raised(error)}; mend it") from error
 
 
-def _check_learning(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: bool) -> None:
+def check_learning(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: bool) -> None:
     """What the objective and the policy want of each other."""
     _check_value(config, spec, policy)
     if trainer and config.training.versions:
@@ -144,7 +188,7 @@ def _check_value(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
     given, wanted = "chunk" if value.dim() == 1 else "action", config.algorithm.reward_level
     if given != wanted:
         raise ConfigError(
-            f"algorithm.reward_level = {wanted}: the policy {getattr(config.policy, 'type', '')} gives one value per "
+            f"algorithm.reward_level = {wanted}: the policy {_kind(config.policy)} gives one value per "
             f"{given}; set algorithm.reward_level to {given}"
         )
 
@@ -159,7 +203,7 @@ def learns_from_rewards(spec: EnvSpec, policy: Policy) -> bool:
 def _check_trainable(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
     if not learns_from_rewards(spec, policy):
         raise ConfigError(
-            f"policy.type = {getattr(config.policy, 'type', '')}: its log-probs do not depend on its parameters, so "
+            f"policy.type = {_kind(config.policy)}: its log-probs do not depend on its parameters, so "
             "nothing would be learned from rewards; use another head (for flow matching: policy.head.method.type "
             "flow_sde or flow_noise), or set training.versions to 0"
         )
@@ -186,7 +230,7 @@ def _try_key(path: str) -> None:
     try:
         keys = key(first), key(second)
     except Exception as error:
-        raise ValueError(f"queue_key {path!r} {raised(error)}") from error
+        raise ValueError(f"queue_key {path!r} {raised(error)}; mend it") from error
     if not all(map(_is_plain, keys)):
         raise ValueError(f"queue_key {path!r} returned {keys[0]!r}; return a number, a text, or a tuple of these")
 

@@ -36,6 +36,7 @@ from polyrhythm.pipeline.evaluations import Evaluations
 from polyrhythm.pipeline.interrupts import Interrupts
 from polyrhythm.pipeline.live import Live
 from polyrhythm.pipeline.loop import Interrupted, Loop, OrderlyHalt
+from polyrhythm.pipeline.mismatch import MismatchWarning, mismatch_limit
 from polyrhythm.pipeline.observers import Episodes, Lags, UpdateMetrics
 from polyrhythm.pipeline.observers import Progress as ProgressLine
 from polyrhythm.pipeline.progress import SUMMARY_FILE, Progress
@@ -87,6 +88,7 @@ def _phases(
     try:
         if live:
             live.watch(pipeline)
+        pipeline.loop.observers.append(MismatchWarning(mismatch_limit(config.algorithm, policy)))
         run = _Run(config, folder, pipeline, progress, metrics, spec.tasks, live)
         pipeline.loop.stop = interrupts.requested
         if saved is None:

@@ -1,11 +1,12 @@
-"""A user's loss and advantage, tried on a few made-up entries before anything starts."""
+"""What is tried before the start: the policy on real observations, a user's loss and advantage on made-up entries."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from polyrhythm.algorithms import levels
@@ -14,9 +15,11 @@ from polyrhythm.algorithms.losses import Entries, Terms
 from polyrhythm.config.algorithm import AlgorithmSettings
 from polyrhythm.config.base import Refusal
 from polyrhythm.config.objectives import OwnFunction
+from polyrhythm.conformance import ContractViolation, raised
 from polyrhythm.errors import ConfigError
-from polyrhythm.flow.sharding import raised
 from polyrhythm.policies.base import Policy
+from polyrhythm.policies.conformance import try_policy
+from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec
 from polyrhythm.training.choose import advantage_estimate, policy_loss
 
 #: Decisions of the two trajectories that are tried; the last chunk is cut short.
@@ -24,8 +27,25 @@ _STEPS = (3, 2)
 #: Figures of the learner's own.
 _TAKEN = {
     *("ratio", "proximal_approx_kl", "behav_approx_kl", "interpolation_error", "mismatch_weight", "reference_kl"),
-    *("policy_loss", "entropy_loss", "grad_norm", "early_stopped", "lr", "average_version", "current_version"),
+    *("mismatch_kl", "policy_loss", "entropy_loss", "grad_norm", "early_stopped", "lr", "average_version"),
+    "current_version",
 }
+
+
+def try_on(observations: Mapping[str, NDArray[Any]], kind: str, policy: Policy, spec: EnvSpec) -> None:
+    """Raise ConfigError unless the policy keeps its contract on these rows of the environment. kind: its type."""
+    try:
+        try_policy(policy, as_shown(observations, spec), spec)
+    except ContractViolation as violation:
+        raise ConfigError(f"policy.type = {kind}: {violation}") from violation
+
+
+def as_shown(observations: Mapping[str, NDArray[Any]], spec: EnvSpec) -> dict[str, Tensor]:
+    """The rows as a policy sees them: from the first to the last instruction, at the beginning of an episode."""
+    rows = len(next(iter(observations.values())))
+    shown = {name: torch.from_numpy(array) for name, array in observations.items()}
+    instructions = torch.linspace(0, len(spec.tasks) - 1, rows).long()
+    return {**shown, INSTRUCTION: instructions, PROGRESS: torch.zeros(rows)}
 
 
 def try_objective(algorithm: AlgorithmSettings, policy: Policy) -> None:
@@ -101,7 +121,7 @@ def _called(what: str, function: Callable[..., Any], argument: object) -> Any:
     try:
         return function(argument)
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{what}: it {raised(error)}") from error
+        raise ConfigError(f"{what}: it {raised(error)}; mend it") from error
 
 
 def _refuse_moods(what: str, first: Tensor, second: Tensor, given: Sequence[Tensor], before: Sequence[Tensor]) -> None:

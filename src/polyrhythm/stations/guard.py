@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ class GuardedEnv:
             self._seen.add(len(rows))
         return result
 
-    def observe(self, rows: RowNumbers, out: dict[str, NDArray[np.generic]]) -> None:
+    def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
         self._call("observe", self._inner.observe, rows, out)
 
     def close(self) -> None:

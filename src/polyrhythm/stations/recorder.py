@@ -6,6 +6,7 @@ Otherwise small observations are made for all rows in one call and scattered, la
 
 from __future__ import annotations
 
+from types import MappingProxyType as ReadOnly
 from typing import Any
 
 import numpy as np
@@ -47,16 +48,16 @@ class Recorder:
         """
         numbers = self._numbers[rows]
         if isinstance(entries, slice):
-            self._env.observe(numbers, {name: array[entries] for name, array in self._shown.items()})
+            self._env.observe(numbers, ReadOnly({name: array[entries] for name, array in self._shown.items()}))
         elif self._scratch:
             count = len(entries)
-            self._env.observe(numbers, {name: array[:count] for name, array in self._scratch.items()})
+            self._env.observe(numbers, ReadOnly({name: array[:count] for name, array in self._scratch.items()}))
             for made, shown in self._moves:
                 shown.put(entries, made[:count])
         else:
             for place, entry in enumerate(entries.tolist()):
                 into = {name: array[entry : entry + 1] for name, array in self._shown.items()}
-                self._env.observe(numbers[place : place + 1], into)
+                self._env.observe(numbers[place : place + 1], ReadOnly(into))
         self._progress[entries] = progress
         return first_not_finite({name: array[entries] for name, array in self._floating.items()})
 

@@ -64,7 +64,8 @@ class Trainer:
         self._figures: Metrics = {}
         self._publication: _Publication | None = None
         self._done: LendSamples | PublishWeights | SaveTrainer | None = None  # in the last unit of work
-        self._published: Span | None = None
+        self._publication_span: Span | None = None
+        self._published = learner.updates == 0  # whether its weights are those of the newest version
         self._doing = IDLE
         self._optimizer_steps = 0
         self._update_s = 0.0
@@ -112,16 +113,20 @@ class Trainer:
                 yield Span(self.name, UPDATE, begin, end, update)
             case SaveTrainer():
                 yield Span(self.name, SAVE, begin, end, self._learner.updates)
-        if self._published is not None:
-            yield self._published
-            self._published = None
+        if self._publication_span is not None:
+            yield self._publication_span
+            self._publication_span = None
 
     def _train(self, command: LendSamples, begin: float) -> None:
         if self._steps is None:
             samples = [self._arena.trajectory(int(handle)) for handle in command.handles]
             self._figures = _describe(samples, command)
             self._steps = self._learner.update(
-                samples, command.update, version=command.version + 1, before_step=self._settle
+                samples,
+                command.update,
+                version=command.version + 1,
+                own_weights=self._published and all(bool((x.version == command.version).all()) for x in samples),
+                before_step=self._settle,
             )
         try:
             next(self._steps)
@@ -129,7 +134,7 @@ class Trainer:
             self._update_s += time.monotonic() - begin
         except StopIteration as stop:
             self._todo.popleft()
-            self._steps = None
+            self._steps, self._published = None, False
             self._figures["time/actor/update"] = self._update_s + time.monotonic() - begin
             self._update_s = 0.0
             self._links.report(Report(self.name, self.epoch, "update", command.update, {**self._figures, **stop.value}))
@@ -137,6 +142,7 @@ class Trainer:
 
     def _publish(self, version: int) -> None:
         self._settle()
+        self._published = True
         self._publication = _Publication(self._save_and_publish, version, self._overlap)
 
     def _save_and_publish(self, version: int) -> None:
@@ -154,7 +160,7 @@ class Trainer:
         """Wait for the publication under way; raises what went wrong in it."""
         if self._publication is not None:
             self._publication.wait()
-            self._published = Span(self.name, PUBLISH, *self._publication.lasted, self._publication.version)
+            self._publication_span = Span(self.name, PUBLISH, *self._publication.lasted, self._publication.version)
             self._publication = None
 
     def doing(self) -> tuple[str, float]:

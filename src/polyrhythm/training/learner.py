@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ERROR, _NORM = "train/actor/interpolation_error", "train/actor/grad_norm"
+_BEHAVIOR_KL, _MISMATCH = "train/actor/behav_approx_kl", "train/actor/mismatch_kl"
 
 
 class Learner:
@@ -77,6 +78,7 @@ class Learner:
         update_index: int,
         *,
         version: int = 0,
+        own_weights: bool = False,
         before_step: Callable[[], None] | None = None,
     ) -> Steps:
         """All epochs over `trajectories`: one optimizer step per `next()`, metrics as the generator's return value.
@@ -85,7 +87,9 @@ class Learner:
         targets. The learning rate, the shuffles and the critic's warm-up follow update_index (from 0). version: that
         the update works on, the trainer's present one + 1 (for interpolated proximal log-probs). Metrics are means over
         the optimizer steps that were not skipped (interpolation_error: of the first, where the recomputed proximal
-        policy is the one that is trained). before_step is called before the weights change. Closing the generator early
+        policy is the one that is trained). own_weights: all trajectories were made by the weights that this update
+        begins with; then mismatch_kl is the divergence of the log-probs of the first optimizer step from those of the
+        generators, 0 but for rounding. before_step is called before the weights change. Closing the generator early
         leaves the weights of the last step done and `updates` as it was. A step whose gradient is not finite is
         skipped and the update completed; `halt` says who is to blame, unless training.on_nonfinite_gradient is skip.
         """
@@ -122,6 +126,8 @@ class Learner:
         self.updates = update_index + 1
         if _ERROR in names:
             metrics[_ERROR] = float(table[0, names.index(_ERROR)])
+        if own_weights:
+            metrics[_MISMATCH] = float(table[0, names.index(_BEHAVIOR_KL)])
         metrics["train/actor/lr"] = training.optimizer.lr * decay
         if training.optimizer.value_lr is not None:
             metrics["train/critic/lr"] = training.optimizer.value_lr * decay

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,7 @@ class SlowestBatch:
         time.sleep(max(self._law.sample(self._rng) for _ in range(self.rows)))
         return self._batch.step(rows, actions)
 
-    def observe(self, rows: RowNumbers, out: dict[str, NDArray[np.generic]]) -> None:
+    def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
         self._batch.observe(rows, out)
 
     def close(self) -> None:

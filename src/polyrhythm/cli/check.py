@@ -1,0 +1,75 @@
+"""Check everything short of training: the recipe, this machine, the contracts of environment and policy.
+
+Exit status 0 if it can be trained so, 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+from polyrhythm.cli.recipe_words import add_recipe
+
+if TYPE_CHECKING:
+    from polyrhythm.conformance import Finding
+    from polyrhythm.pipeline.examine import Examined
+
+_MARKS = {"ok": "✓", "note": "!", "failed": "✗"}
+_PLAIN_MARKS = {"ok": "+", "note": "!", "failed": "x"}
+_COLORS = {"ok": "\033[32m", "note": "\033[33m", "failed": "\033[31m"}
+_WIDTH = 110
+_INDENT = 34
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_recipe(parser, "[--json]")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from polyrhythm.config.load import load_config
+
+    config = load_config(arguments.recipe, arguments.overrides)
+    from polyrhythm.pipeline.examine import examine
+
+    found: list[Examined] = []
+    for examined in examine(config):
+        if not arguments.json:
+            if not found or found[-1].part != examined.part:
+                print(examined.part)
+            print(line(examined.finding, color=sys.stdout.isatty(), encoding=sys.stdout.encoding), flush=True)
+        found.append(examined)
+    failed = [f"{part}: {finding.name}" for part, finding in found if finding.state == "failed"]
+    if arguments.json:
+        checks = [{"part": part, **finding._asdict()} for part, finding in found]
+        print(json.dumps({"ready": not failed, "checks": checks}, indent=2))
+    else:
+        print(f"\n{len(failed)} of {len(found)} checks failed: {', '.join(failed)}" if failed else _ready(found))
+    return 1 if failed else 0
+
+
+def line(finding: Finding, *, color: bool = False, encoding: str | None = "utf-8") -> str:
+    """`  ✓ act                          actions [2, 1, 4] …`, and below what to do, if anything."""
+    mark = (_MARKS if _shows_marks(encoding) else _PLAIN_MARKS)[finding.state]
+    head = f"  {_COLORS[finding.state]}{mark}\033[0m" if color else f"  {mark}"
+    text = [finding.detail] * bool(finding.detail) + [f"fix: {finding.fix}"] * bool(finding.fix)
+    lines = [part for said in text for part in textwrap.wrap(said, _WIDTH - _INDENT, break_long_words=False)]
+    return (
+        f"{head} {finding.name:{_INDENT - 5}} " + f"\n{'':{_INDENT}}".join(lines) if lines else f"{head} {finding.name}"
+    )
+
+
+def _shows_marks(encoding: str | None) -> bool:
+    try:
+        "".join(_MARKS.values()).encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def _ready(found: list[Examined]) -> str:
+    notes = sum(finding.state == "note" for _, finding in found)
+    return f"\nall {len(found)} checks passed" + f", {notes} with a note" * bool(notes)

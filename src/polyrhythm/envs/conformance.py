@@ -1,0 +1,275 @@
+"""What every environment promises, as checks, and the one reset that every training is preceded by.
+
+All calls go through `Watched`, which announces each before it begins, so that whoever waits can give it up, and turns
+what it raises into a ContractViolation with the user's line.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.conformance import Check, ContractViolation, Finding, Note, run_checks
+from polyrhythm.envs.base import EnvSettings
+from polyrhythm.envs.watched import Arrays, Watched
+
+#: Rows of a batch that is checked: one to act on, one that must stay as it is.
+ROWS = 2
+#: Seconds after which an episode that is being run to its end is left.
+_EPISODE_S = 60.0
+#: Equal seeds are looked at over so many steps.
+_REPLAYED = 5
+
+
+def first_rows(settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> Arrays:
+    """The observation of two rows right after one reset; of one row after each of two where the run has single rows.
+
+    rows: of an env batch in the run.
+    """
+    env = _built(settings, rows, about_to)
+    every = range(env.rows)
+    seen = []
+    for seed in range(1, 2 if env.rows > 1 else 3):
+        env.reset(every, [0] * env.rows, [seed + row for row in every])
+        seen.append(env.observe(every))
+    env.close()
+    return {name: np.concatenate([part[name] for part in seen])[:ROWS] for name in env.spec.observation}
+
+
+def examine(settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> Iterator[Finding]:
+    """All checks, each as soon as it is done. rows: of an env batch in the run."""
+    made: list[Watched] = []
+
+    def build() -> str:
+        env = _built(settings, rows, about_to)
+        made.append(env)
+        return f"{_count(env.rows, 'row')}, {_count(len(env.spec.tasks), 'task')}, max_steps {env.spec.max_steps}"
+
+    yield from run_checks({"build": build})
+    if made:
+        yield from run_checks(env_checks(made[0]))
+        yield from run_checks({"close": lambda: made[0].close() or ""})  # type: ignore[func-returns-value]
+
+
+def _built(settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> Watched:
+    """A batch of two rows; of as many as in the run if those are fewer, or if the environment refuses two."""
+    try:
+        return Watched(settings, min(ROWS, rows), about_to)
+    except ContractViolation:
+        if rows <= ROWS:
+            raise
+        return Watched(settings, rows, about_to)
+
+
+def env_checks(env: Watched) -> dict[str, Check]:
+    """The checks of a batch by name; each begins with a reset."""
+    checks = {
+        "observe": lambda: check_observe(env),
+        "step": lambda: check_step(env),
+        "same seed, same state": lambda: check_seeds(env),
+        "rows in the order asked": lambda: check_order(env),
+        "rows reset alone": lambda: check_reset_rows(env),
+        "rows step alone": lambda: check_step_rows(env),
+        "end of an episode": lambda: check_end(env),
+        "tasks": lambda: check_tasks(env),
+    }
+    if env.rows < 2:
+        del checks["rows in the order asked"], checks["rows reset alone"], checks["rows step alone"]
+    return checks
+
+
+def check_observe(env: Watched) -> str:
+    """Every entry of `out` is written, in place, with finite numbers, and equally when asked again."""
+    first = _begin(env)
+    again = env.observe(range(env.rows))
+    for name, array in first.items():
+        if not np.array_equal(array, again[name]):
+            return Note(f"{name!r} differs when it is observed again; a lock-step run is then not repeatable")
+        if array.dtype == np.uint8 and array.size > 1 and array.max(initial=0) <= 1:
+            return Note(f"{name!r} is uint8 and holds only 0 and 1: if those are pictures, scale them to 0..255")
+    return ", ".join(f"{name} {a.dtype} {list(a.shape)}" for name, a in env.spec.observation.items())
+
+
+def check_step(env: Watched) -> str:
+    """Actions at both bounds and between give finite rewards and flags."""
+    _begin(env)
+    every = range(env.rows)
+    rewards = []
+    for turn, actions in enumerate(_bounding_actions(env)):
+        result = env.step(every, actions)
+        rewards += result.reward.tolist()
+        if (result.terminated | result.truncated).any():
+            _begin(env, seed=turn + 2)
+    env.observe(every)
+    return f"rewards {min(rewards):.3g} to {max(rewards):.3g}"
+
+
+def check_seeds(env: Watched) -> str:
+    """Equal (task, seed) begin equally in any row and after any history; then, with equal actions, they go on so."""
+    seed = 2**63 - 1
+    first, last = range(env.rows), env.rows - 1
+    env.reset(first, [0] * env.rows, [seed + row - last for row in first])  # the last row has it
+    begun, went = _row(env.observe(first), last), _replay(env, last)
+    env.reset(first, [0] * env.rows, [seed - row for row in first])  # now the first row has it
+    again = _row(env.observe(first), 0)
+    if unlike := _unlike(begun, again):
+        raise ContractViolation(
+            f"the same task and seed gave another {unlike!r} in another row or after other episodes",
+            "draw the initial state from a generator made of the seed at each reset",
+        )
+    if _replay(env, 0) != went:
+        return Note("the same seed and actions gave other rewards: steps draw from something that reset does not seed")
+    env.reset(first, [0] * env.rows, [7 + row for row in first])
+    if not _unlike(begun, _row(env.observe(first), 0)):
+        return Note("another seed gave the same state: is the seed used?")
+    return ""
+
+
+def check_order(env: Watched) -> str:
+    """observe(rows) shows row rows[i] at i."""
+    forward = _begin(env)
+    backward = env.observe(range(env.rows - 1, -1, -1))
+    if unlike := _unlike(forward, {name: array[::-1] for name, array in backward.items()}):
+        raise ContractViolation(f"observe shows {unlike!r} of the wrong rows", "out[name][i] is of row rows[i]")
+    last = env.rows - 1
+    if unlike := _unlike(_row(forward, last), _row(env.observe([last]), 0)):
+        raise ContractViolation(f"observe([{last}]) shows {unlike!r} of another row", "out[name][i] is of row rows[i]")
+    return ""
+
+
+def check_reset_rows(env: Watched) -> str:
+    """A row's reset leaves the others as they are."""
+    if not env.spec.reset_rows:
+        return "the batch resets as a whole"
+    before = _row(_begin(env), 1)
+    env.reset([0], [0], [99])
+    if unlike := _unlike(before, _row(env.observe(range(env.rows)), 1)):
+        raise ContractViolation(
+            f"reset([0]) changes {unlike!r} of row 1", "reset those rows alone, or set reset_rows False in the spec"
+        )
+    return ""
+
+
+def check_step_rows(env: Watched) -> str:
+    """A row's step leaves the others as they are."""
+    if not env.spec.step_rows:
+        return "the batch steps as a whole"
+    before = _row(_begin(env), 1)
+    env.step([0], _actions(env, 1))
+    if unlike := _unlike(before, _row(env.observe(range(env.rows)), 1)):
+        raise ContractViolation(
+            f"step([0]) changes {unlike!r} of row 1", "step those rows alone, or set step_rows False in the spec"
+        )
+    return ""
+
+
+def check_end(env: Watched) -> str:
+    """An episode is run to its end: then the row stays as it is, and can be reset."""
+    initial = _row(_begin(env), 0)
+    every, began = range(env.rows), time.monotonic()
+    rng = np.random.default_rng(0)
+    running, steps, how = np.ones(env.rows, bool), 0, "max_steps"
+    while running[0] and steps < env.spec.max_steps:
+        rows = np.flatnonzero(running) if env.spec.step_rows else np.arange(env.rows)
+        result = env.step(rows, _actions(env, len(rows), rng))
+        steps += 1
+        if result.terminated[0] or result.truncated[0]:
+            how = "terminated" if result.terminated[0] else "truncated"
+        running[rows[result.terminated | result.truncated]] = False
+        if time.monotonic() - began > _EPISODE_S:
+            return Note(f"{steps} steps took {_EPISODE_S:g} s; the end of an episode was not seen")
+    final = _row(env.observe(every), 0)
+    if steps > 1 and not _unlike(initial, final) and _moves(env):
+        raise ContractViolation(
+            f"after its end (step {steps}) a row shows its first observation again",
+            "switch autoreset off: a row that ended stays as it is until reset",
+        )
+    if not env.spec.step_rows:
+        env.step(every, _actions(env, env.rows))  # an ended row gets no-ops while others run
+    if unlike := _unlike(initial, _row(_begin(env), 0)):
+        raise ContractViolation(
+            f"after an episode the same seed gave another {unlike!r}", "reset must restore all of the state"
+        )
+    return f"{how} after {steps} steps"
+
+
+def _moves(env: Watched) -> bool:
+    """Whether a step changes what row 0 shows."""
+    before = _row(_begin(env), 0)
+    env.step(range(env.rows), _actions(env, env.rows))
+    return bool(_unlike(before, _row(env.observe(range(env.rows)), 0)))
+
+
+def check_tasks(env: Watched) -> str:
+    """Every task resets and shows itself."""
+    for task in range(len(env.spec.tasks)):
+        try:
+            _begin(env, task=task)
+        except ContractViolation as violation:
+            raise ContractViolation(
+                f"task {env.spec.tasks[task].name!r}: {violation.problem}", violation.fix
+            ) from violation
+    return f"{_count(len(env.spec.tasks), 'task')} reset"
+
+
+# ------------------------------------------------------------ parts of checks
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _begin(env: Watched, *, seed: int = 1, task: int = 0) -> Arrays:
+    """Reset all rows; their observation."""
+    every = range(env.rows)
+    env.reset(every, [task] * env.rows, [seed + row for row in every])
+    return env.observe(every)
+
+
+def _replay(env: Watched, row: int) -> list[float]:
+    """The rewards of a row over some steps of fixed actions, up to its end."""
+    rng, rewards = np.random.default_rng(5), []
+    for _ in range(_REPLAYED):
+        result = env.step(range(env.rows), np.repeat(_actions(env, 1, rng), env.rows, axis=0))
+        rewards.append(float(result.reward[row]))
+        if (result.terminated | result.truncated).any():
+            break
+    return rewards
+
+
+def _actions(env: Watched, rows: int, rng: np.random.Generator | None = None) -> NDArray[Any]:
+    """Random actions [rows,A] within the bounds."""
+    rng, action = rng or np.random.default_rng(0), env.spec.action
+    if action.kind == "discrete":
+        return rng.integers(action.choices, size=(rows, action.dim))
+    low, high = _finite_bounds(env)
+    return rng.uniform(low, high, size=(rows, action.dim)).astype(np.float32)
+
+
+def _bounding_actions(env: Watched) -> Iterator[NDArray[Any]]:
+    """Actions at the lower bounds, at the upper ones, and between, for all rows."""
+    shape = (env.rows, env.spec.action.dim)
+    if env.spec.action.kind == "discrete":
+        yield from (np.full(shape, choice) for choice in (0, env.spec.action.choices - 1))
+    else:
+        yield from (np.broadcast_to(bound, shape).astype(np.float32) for bound in _finite_bounds(env))
+    yield _actions(env, env.rows)
+
+
+def _finite_bounds(env: Watched) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The bounds of a continuous action, ±1 where there is none."""
+    low, high = np.array(env.spec.action.low), np.array(env.spec.action.high)
+    return np.where(np.isfinite(low), low, -1.0), np.where(np.isfinite(high), high, 1.0)
+
+
+def _row(arrays: Arrays, row: int) -> Arrays:
+    return {name: array[row] for name, array in arrays.items()}
+
+
+def _unlike(left: Mapping[str, NDArray[Any]], right: Mapping[str, NDArray[Any]]) -> str:
+    """The first name whose arrays differ, "" if none does."""
+    return next((name for name, array in left.items() if not np.array_equal(array, right[name])), "")

@@ -1,0 +1,130 @@
+"""An environment whose calls are announced, and whose answers are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.conformance import ContractViolation, violation_of
+from polyrhythm.envs.base import EnvBatch, EnvSettings, RowNumbers, StepResult
+from polyrhythm.errors import PolyrhythmError
+from polyrhythm.specs import EnvSpec
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class Watched:
+    """The env batch of `settings`, with `rows` rows. about_to: told the name of each call before it begins."""
+
+    def __init__(self, settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> None:
+        self._about_to = about_to
+        self.spec: EnvSpec = self._call("spec", settings.spec)
+        self._inner: EnvBatch = self._call("build", settings.build, rows)
+        self.rows = rows
+        self._check_built()
+
+    def _check_built(self) -> None:
+        """What was built is what was asked for."""
+        if not isinstance(self._inner, EnvBatch):
+            missing = [
+                name for name in ("spec", "rows", "reset", "step", "observe", "close") if not hasattr(self._inner, name)
+            ]
+            raise ContractViolation(
+                f"build({self.rows}) gave a {type(self._inner).__name__} without {', '.join(missing)}",
+                "return an EnvBatch",
+            )
+        if self._inner.rows != self.rows:
+            raise ContractViolation(
+                f"build({self.rows}) gave rows = {self._inner.rows}", f"it must have {self.rows} rows"
+            )
+        for field in fields(EnvSpec):
+            found, wanted = getattr(self._inner.spec, field.name), getattr(self.spec, field.name)
+            if found != wanted:
+                raise ContractViolation(
+                    f"the spec of build({self.rows}) has {field.name} = {found}, that of the settings {wanted}",
+                    "return the same spec from both",
+                )
+
+    def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
+        self._call("reset", self._inner.reset, rows, tasks, seeds)
+
+    def step(self, rows: RowNumbers, actions: NDArray[Any]) -> StepResult:
+        """One step; ContractViolation unless the result is [n] finite numbers and flags."""
+        result: StepResult = self._call("step", self._inner.step, rows, actions)
+        check_result(result, len(rows))
+        return result
+
+    def observe(self, rows: RowNumbers) -> Arrays:
+        """The rows' observation, finite; ContractViolation if `out` was rebound or left unwritten somewhere."""
+        first, second = (self._observe_over(rows, fill) for fill in (0, 1))
+        for name, array in first.items():
+            if bool((_is_fill(array, 0) & _is_fill(second[name], 1)).any()):
+                raise ContractViolation(
+                    f"observe leaves entries of out[{name!r}] unwritten", f"write all of them: out[{name!r}][i] = …"
+                )
+            if not np.isfinite(array).all():
+                raise ContractViolation(
+                    f"observe gave NaN or infinity in {name!r}", "look at what the simulator returns"
+                )
+        return first
+
+    def _observe_over(self, rows: RowNumbers, turn: int) -> Arrays:
+        """Observe into arrays that are full of a number of this turn's."""
+        out = {
+            name: np.full((len(rows), *array.shape), _fill(np.dtype(array.dtype), turn), array.dtype)
+            for name, array in self.spec.observation.items()
+        }
+        self._call("observe", self._inner.observe, rows, MappingProxyType(out))
+        return out
+
+    def close(self) -> None:
+        self._call("close", self._inner.close)
+
+    def _call(self, call: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        self._about_to(call)
+        try:
+            return function(*arguments)
+        except (PolyrhythmError, ImportError):
+            raise
+        except (Exception, SystemExit) as error:
+            violation = violation_of(call, error)
+            if "mappingproxy" in str(error):
+                raise ContractViolation(
+                    violation.problem, "`out` is read-only: write into it, out[name][:] = …"
+                ) from error
+            raise violation from error
+
+
+def check_result(result: object, rows: int) -> None:
+    """ContractViolation unless this is a StepResult of [rows] finite numbers and flags."""
+    if not isinstance(result, StepResult):
+        raise ContractViolation(
+            f"step gave a {type(result).__name__}", "return StepResult(reward, terminated, truncated, success)"
+        )
+    for name, array in result._asdict().items():
+        kinds, wanted = ("fiub", "float32") if name == "reward" else ("b", "bool")
+        found = np.asarray(array)
+        if not isinstance(array, np.ndarray) or found.shape != (rows,) or found.dtype.kind not in kinds:
+            raise ContractViolation(
+                f"step gave {name} as {type(array).__name__} of shape {list(found.shape)} and {found.dtype}",
+                f"return an array of shape [{rows}] and {wanted}",
+            )
+    if not np.isfinite(result.reward).all():
+        raise ContractViolation("step gave a reward of NaN or infinity", "look at what the simulator returns")
+
+
+def _fill(dtype: np.dtype[Any], turn: int) -> Any:
+    """A number that an observation hardly is, another one each turn."""
+    if dtype.kind == "f":
+        return -1.2345e4 * (turn + 1)
+    return bool(turn) if dtype.kind == "b" else (85, 42)[turn]
+
+
+def _is_fill(array: NDArray[Any], turn: int) -> NDArray[np.bool_]:
+    filled: NDArray[np.bool_] = array == np.asarray(_fill(array.dtype, turn), array.dtype)
+    return filled

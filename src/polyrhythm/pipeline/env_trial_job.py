@@ -1,0 +1,97 @@
+"""What is done with an environment before a run: observe one reset, or examine all of its contract.
+
+Done in the main process where stations work inline, else in a process of its own, `python -m
+polyrhythm.pipeline.env_trial_job`, which holds no torch: the job on standard input, what happens on a pipe.
+"""
+
+from __future__ import annotations
+
+import base64
+import faulthandler
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from polyrhythm.config.base import Refusal
+from polyrhythm.config.registry import NestedRefusal, resolve
+from polyrhythm.conformance import ContractViolation
+from polyrhythm.envs.base import EnvSettings
+from polyrhythm.envs.conformance import examine, first_rows
+from polyrhythm.errors import PolyrhythmError
+
+#: What happens, in this order: ("call", name) before each call into the environment, ("finding", fields),
+#: ("arrays", name -> array); last ("over",), ("violation", problem, fix) or ("error", sentence).
+Tell = Callable[..., None]
+
+
+def perform(job: str, settings: EnvSettings, rows: int, tell: Tell) -> None:
+    """`observe`: two rows right after a reset. `examine`: every check, then those rows. rows: of an env batch in the
+    run."""
+
+    def about_to(call: str) -> None:
+        tell("call", call)
+
+    try:
+        if job == "examine":
+            for finding in examine(settings, rows, about_to):
+                tell("finding", finding)
+        tell("arrays", first_rows(settings, rows, about_to))
+    except ContractViolation as violation:
+        tell("violation", violation.problem, violation.fix)
+    except (PolyrhythmError, ImportError) as error:
+        tell("error", str(error))
+    else:
+        tell("over")
+
+
+def packed(kind: str, *parts: Any) -> bytes:
+    """An event as one line of JSON."""
+    if kind == "arrays":
+        parts = (
+            {name: [a.dtype.name, a.shape, base64.b64encode(a.tobytes()).decode()] for name, a in parts[0].items()},
+        )
+    return json.dumps([kind, *parts]).encode() + b"\n"
+
+
+def unpacked(line: bytes) -> list[Any]:
+    """The event of such a line."""
+    kind, *parts = json.loads(line)
+    if kind == "arrays":
+        parts = [
+            {
+                name: np.frombuffer(base64.b64decode(text), dtype).reshape(shape).copy()
+                for name, (dtype, shape, text) in parts[0].items()
+            }
+        ]
+    return [kind, *parts]
+
+
+def main() -> None:
+    """Do the job of standard input; a call that takes longer than its limit ends the process with its traceback."""
+    job = json.loads(sys.stdin.buffer.read())
+    limits: dict[str, float] = job["limits"]
+    with os.fdopen(job["pipe"], "wb", buffering=0) as pipe:
+
+        def tell(kind: str, *parts: Any) -> None:
+            faulthandler.cancel_dump_traceback_later()
+            if kind == "call":
+                faulthandler.dump_traceback_later(limits[parts[0]], exit=True)
+            pipe.write(packed(kind, *parts))
+
+        try:
+            settings: Any = resolve("env", job["env"])
+        except (Refusal, NestedRefusal) as refusal:
+            tell("error", f"env.type = {job['env'].get('type')}: {refusal}")
+        else:
+            perform(job["job"], settings, job["rows"], tell)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # a simulator's own threads and exit handlers must not keep the process
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""Calls into a policy, and comparisons of what it returns; a ContractViolation says what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyrhythm.conformance import ContractViolation, violation_of
+from polyrhythm.policies.base import Act, Evaluation, Observations, Policy
+from polyrhythm.specs import EnvSpec
+
+Build = Callable[[int], Policy]
+
+#: Share of the action range by which rounding may leave the bounds.
+_ROUNDING = 1e-5
+
+
+def called(call: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What the user's function returns. ContractViolation with its line if it raises."""
+    try:
+        return function(*arguments)
+    except (Exception, SystemExit) as error:
+        raise violation_of(call, error) from error
+
+
+def built(build: Build, seed: int = 0) -> Policy:
+    """A policy that the build gave. ContractViolation if that raised, or is no torch module."""
+    policy: Policy = called("build", build, seed)
+    check_module(policy)
+    return policy
+
+
+def check_module(policy: object) -> None:
+    """ContractViolation unless it is a torch module."""
+    if not isinstance(policy, nn.Module):
+        raise ContractViolation(
+            f"build gave a {type(policy).__name__}", "return a torch.nn.Module with act, evaluate, value"
+        )
+
+
+def sample(policy: Policy, obs: Observations, first_key: int = 0, *, greedy: bool = False) -> Act:
+    """One pass, each row with a key of its own."""
+    return act_with(policy, obs, torch.full((row_count(obs),), greedy), row_keys(obs, first_key))
+
+
+def act_with(policy: Policy, obs: Observations, greedy: Tensor, keys: Tensor) -> Act:
+    act = called("act", policy.act, obs, greedy, keys)
+    if not isinstance(act, Act):
+        raise ContractViolation(f"act returned {kind_of(act)}", "return Act(actions, logprob, value, forward_inputs)")
+    return act
+
+
+def evaluate_act(policy: Policy, obs: Observations, act: Act) -> Evaluation:
+    found = called("evaluate", policy.evaluate, obs, act.forward_inputs)
+    if not isinstance(found, Evaluation):
+        raise ContractViolation(f"evaluate returned {kind_of(found)}", "return Evaluation(logprob, value, entropy)")
+    return found
+
+
+def row_count(obs: Observations) -> int:
+    return len(next(iter(obs.values())))
+
+
+def row_keys(obs: Observations, first: int = 0) -> Tensor:
+    return torch.arange(first, first + row_count(obs)) * 7919
+
+
+def take_rows(obs: Mapping[str, Tensor], index: Tensor) -> dict[str, Tensor]:
+    return {name: array[index] for name, array in obs.items()}
+
+
+def logprob_limit(policy: Policy) -> float:
+    return 0.0 if policy.exact else policy.tolerance
+
+
+def check_tensor(what: str, found: object, shapes: list[tuple[int, ...]], dtype: torch.dtype) -> None:
+    wanted = " or ".join(str(list(shape)) for shape in shapes)
+    if not isinstance(found, Tensor) or tuple(found.shape) not in shapes:
+        raise ContractViolation(f"{what} is {kind_of(found)}", f"return a tensor {wanted}")
+    if found.dtype != dtype:
+        raise ContractViolation(f"{what} is of {found.dtype}", f"return {dtype}: .to({dtype})")
+    check_numbers(what, found)
+
+
+def check_numbers(what: str, found: Tensor) -> None:
+    if found.is_floating_point() and not bool(found.isfinite().all()):
+        raise ContractViolation(
+            f"{what} has NaN or infinity", "look for log(0), 0/0 or an observation that is not scaled"
+        )
+
+
+def check_bounds(actions: Tensor, spec: EnvSpec) -> None:
+    if spec.action.kind == "continuous":
+        low, high = torch.tensor(spec.action.low), torch.tensor(spec.action.high)
+        room = ((high - low) * _ROUNDING).nan_to_num(posinf=0.0)
+        allowed, fix = (
+            f"{list(spec.action.low)} to {list(spec.action.high)}",
+            "scale or clip them to the environment's units",
+        )
+        outside = (actions < low - room) | (actions > high + room)
+    else:
+        allowed, fix = f"0 to {spec.action.choices - 1}", "choose among that many"
+        outside = (actions < 0) | (actions >= spec.action.choices)
+    if bool(outside.any()):
+        raise ContractViolation(
+            f"act().actions has {actions[outside][0].item():.4g}, the environment allows {allowed}", fix
+        )
+
+
+def check_close(what: str, found: Tensor, than: str, wanted: Tensor, limit: float, fix: str) -> None:
+    """Both have the same shape; `limit` is absolute, 0 for equal bits."""
+    if found.shape != wanted.shape:
+        raise ContractViolation(
+            f"{what} is {kind_of(found)}, {than} {list(wanted.shape)}", "return a row for each row given"
+        )
+    gap = (found.detach().double() - wanted.detach().double()).abs().max().item()
+    if not gap <= limit:
+        allowed = f"tolerance {limit:g}" if limit else "equal bits are promised"
+        raise ContractViolation(f"{what} differs from {than} by up to {gap:.3g} ({allowed})", fix)
+
+
+def first_unlike(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> str:
+    """The first name whose tensors differ, "" if none does."""
+    return next((name for name in left if name not in right or not torch.equal(left[name], right[name])), "")
+
+
+def kind_of(found: object) -> str:
+    return f"a tensor {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+
+
+def is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

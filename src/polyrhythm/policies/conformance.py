@@ -1,0 +1,363 @@
+"""What every policy promises, as checks: each takes the policy and one batch of observations.
+
+`try_policy` is the part that runs before every training, with two rows; `policy_checks` is all of it, for
+`polyrhythm check` and for a policy's own test. A check raises ContractViolation, which names the call, the value and
+the fix. All of them want the module in eval mode, on the device of the observations.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polyrhythm.conformance import Check, ContractViolation, Note
+from polyrhythm.policies.base import Observations, Policy, as_module
+from polyrhythm.policies.calls import (
+    Build,
+    act_with,
+    built,
+    called,
+    check_bounds,
+    check_close,
+    check_module,
+    check_numbers,
+    check_tensor,
+    evaluate_act,
+    first_unlike,
+    is_count,
+    kind_of,
+    logprob_limit,
+    row_count,
+    row_keys,
+    sample,
+    take_rows,
+)
+from polyrhythm.specs import EnvSpec
+
+#: Calls with other keys before a policy counts as one that ignores its key.
+_OTHER_KEYS = 64
+#: Entropy in nats of a batch's discrete actions, above which other keys must give other actions within these calls.
+_RANDOM_NATS = 1.0
+
+
+def try_policy(policy: Policy, obs: Observations, spec: EnvSpec) -> None:
+    """Everything that a few forward passes show; ContractViolation for the first thing that is wrong.
+
+    The weights, the module's mode and torch's generator are afterwards as they were.
+    """
+    with in_trial(policy):
+        check_attributes(policy, spec)
+        check_act(policy, obs, spec)
+        check_evaluate(policy, obs)
+        check_value(policy, obs)
+        check_noise(policy, obs)
+        check_greedy(policy, obs)
+
+
+def policy_checks(
+    build: Build, obs: Observations, spec: EnvSpec, *, learns: bool = True, imitates: bool = False
+) -> dict[str, Check]:
+    """All checks by name. learns: from rewards, so that log-probs need a gradient; imitates: `sft_loss` is needed."""
+    policy = built(build)
+    as_module(policy).eval()
+    checks: dict[str, Check] = {
+        "attributes": lambda: check_attributes(policy, spec),
+        "act": lambda: check_act(policy, obs, spec),
+        "evaluate agrees with act": lambda: check_evaluate(policy, obs),
+        "value agrees with act": lambda: check_value(policy, obs),
+        "noise by key alone": lambda: check_noise(policy, obs),
+        "greedy ignores the key": lambda: check_greedy(policy, obs),
+        "seed decides the weights": lambda: check_seed(build),
+        "weights can be copied": lambda: check_state_round_trip(build, obs),
+    }
+    if learns:
+        checks["gradient"] = lambda: check_gradient(policy, obs)
+    if imitates:
+        checks["supervised loss"] = lambda: check_supervised_loss(policy, obs)
+    return {name: lambda check=check: _alone(policy, check) for name, check in checks.items()}  # type: ignore[misc]
+
+
+def _alone(policy: Policy, check: Check) -> str:
+    with in_trial(policy):
+        return check()
+
+
+@contextmanager
+def in_trial(policy: Policy) -> Iterator[None]:
+    """Eval mode, and the global generators given back as they were. ContractViolation if a weight or buffer was
+    written."""
+    module = as_module(policy)
+    modes = {part: part.training for part in module.modules()}
+    before, python, array = _writes(module), random.getstate(), np.random.get_state()
+    module.eval()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+        random.setstate(python)
+        np.random.set_state(array)
+    if changed := [name for name, writes in _writes(module).items() if before.get(name) != writes]:
+        raise ContractViolation(
+            f"act, evaluate or value changes {changed[0]} of the policy", "in eval mode they must leave its state alone"
+        )
+
+
+def _writes(module: nn.Module) -> dict[str, tuple[int, int]]:
+    """Where each tensor of the state lies, and how often it has been written to."""
+    state: Mapping[str, Tensor] = module.state_dict(keep_vars=True)
+    return {name: (tensor.data_ptr(), tensor._version) for name, tensor in state.items()}
+
+
+def check_attributes(policy: Policy, spec: EnvSpec) -> str:
+    """It is a module, whose chunk, action_dim, exact and tolerance fit the environment."""
+    check_module(policy)
+    for name in ("chunk", "action_dim", "exact", "tolerance"):
+        if not hasattr(policy, name):
+            raise ContractViolation(f"the policy has no attribute {name}", f"set self.{name} in __init__")
+    if not is_count(policy.chunk):
+        raise ContractViolation(f"chunk is {policy.chunk!r}", "set it to a whole number, 1 or more")
+    if policy.action_dim != spec.action.dim:
+        raise ContractViolation(
+            f"action_dim is {policy.action_dim!r}, the environment's actions have {spec.action.dim} entries",
+            "set it to that",
+        )
+    if not isinstance(policy.tolerance, int | float) or not 0.0 <= policy.tolerance < float("inf"):
+        raise ContractViolation(
+            f"tolerance is {policy.tolerance!r}", "set it to the largest error of a log-prob, such as 1e-5"
+        )
+    if next(iter(as_module(policy).parameters()), None) is None:
+        raise ContractViolation("the policy has no parameters", "register its networks as attributes of the module")
+    exact = "exact" if policy.exact else f"tolerance {policy.tolerance:g}"
+    return f"chunk {policy.chunk}, {policy.action_dim} action entries, {exact}"
+
+
+def check_act(policy: Policy, obs: Observations, spec: EnvSpec) -> str:
+    """Types, shapes, dtypes, no gradient, finite; actions within the bounds; forward_inputs by rows."""
+    rows = row_count(obs)
+    shape = (rows, policy.chunk, policy.action_dim)
+    act = sample(policy, obs)
+    check_tensor("act().actions", act.actions, [shape], getattr(torch, spec.action.dtype))
+    check_tensor("act().logprob", act.logprob, [shape], torch.float32)
+    check_tensor("act().value", act.value, [(rows,), (rows, policy.chunk)], torch.float32)
+    if not isinstance(act.forward_inputs, dict):
+        raise ContractViolation(
+            f"act().forward_inputs is {kind_of(act.forward_inputs)}", "give a dict, name -> tensor [B,...]"
+        )
+    for name, tensor in act.forward_inputs.items():
+        if not isinstance(tensor, Tensor) or tensor.dim() < 1 or len(tensor) != rows:
+            raise ContractViolation(
+                f"act().forward_inputs[{name!r}] is {kind_of(tensor)} for {rows} rows",
+                f"give a tensor [{rows},...], row by row",
+            )
+        check_numbers(f"act().forward_inputs[{name!r}]", tensor)
+    for name, tensor in {**act._asdict(), **act.forward_inputs}.items():
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            raise ContractViolation(f"act() attaches a gradient to {name}", "decorate act with @torch.no_grad()")
+    check_bounds(act.actions, spec)
+    return f"actions {list(shape)} {spec.action.dtype}, one value per {'chunk' if act.value.dim() == 1 else 'action'}"
+
+
+def check_evaluate(policy: Policy, obs: Observations) -> str:
+    """Log-probs recomputed from act's forward_inputs are act's own, whatever other rows are in the batch."""
+    act = sample(policy, obs)
+    shape = tuple(act.logprob.shape)
+    found = evaluate_act(policy, obs, act)
+    check_tensor("evaluate().logprob", found.logprob, [shape], torch.float32)
+    check_tensor("evaluate().entropy", found.entropy, [shape], torch.float32)
+    check_tensor("evaluate().value", found.value, [tuple(act.value.shape)], torch.float32)
+    fix = "compute both from the same distribution and the same forward_inputs"
+    check_close(
+        "evaluate(obs, act().forward_inputs).logprob",
+        found.logprob,
+        "act().logprob",
+        act.logprob,
+        logprob_limit(policy),
+        fix,
+    )
+    one = torch.arange(row_count(obs) - 1, -1, -2)
+    part = evaluate_act(policy, take_rows(obs, one), act._replace(forward_inputs=take_rows(act.forward_inputs, one)))
+    fix = "a row must not depend on the others in the batch (no batch statistics in eval mode)"
+    check_close(
+        "evaluate().logprob of some rows alone",
+        part.logprob,
+        "that in the batch",
+        found.logprob[one],
+        policy.tolerance,
+        fix,
+    )
+    return f"log-probs to {(found.logprob.detach() - act.logprob).abs().max().item():.2g}"
+
+
+def check_value(policy: Policy, obs: Observations) -> str:
+    """`value(obs)` and `evaluate().value` are act's value."""
+    act = sample(policy, obs)
+    value = called("value", policy.value, obs)
+    check_tensor("value()", value, [tuple(act.value.shape)], torch.float32)
+    limit = 0.0 if policy.exact else policy.tolerance * max(1.0, act.value.abs().max().item())
+    fix = "compute it from the observation alone, by the same network" + " (or set exact to False)" * bool(policy.exact)
+    check_close("value(obs)", value, "act().value", act.value, limit, fix)
+    check_close("evaluate().value", evaluate_act(policy, obs, act).value, "act().value", act.value, limit, fix)
+    return ""
+
+
+def check_noise(policy: Policy, obs: Observations) -> str:
+    """What a row draws depends on its own key alone: not on time, on the other rows, or on its place in the batch."""
+    rows = row_count(obs)
+    keys, never = row_keys(obs), torch.zeros(rows, dtype=torch.bool)
+    actions = act_with(policy, obs, never, keys).actions
+    fix = "draw from noise_key alone (polyrhythm.policies.noise), never from a global generator"
+    check_close(
+        "act().actions of the same keys",
+        act_with(policy, obs, never, keys).actions,
+        "the first time's",
+        actions,
+        0.0,
+        fix,
+    )
+    for index in (torch.arange(rows - 1, -1, -1), torch.full((rows,), rows - 1), torch.arange(rows - 1, 0, -2)):
+        if not len(index):
+            continue
+        moved = act_with(policy, take_rows(obs, index), never[index], keys[index]).actions
+        check_close(
+            "act().actions of a row among other rows", moved, "its own before", actions[index], policy.tolerance, fix
+        )
+    return _check_key_matters(policy, obs, actions)
+
+
+def _check_key_matters(policy: Policy, obs: Observations, actions: Tensor) -> str:
+    """Other keys give other actions, if the policy is random enough to tell."""
+    never = torch.zeros(row_count(obs), dtype=torch.bool)
+    for turn in range(1, _OTHER_KEYS + 1):
+        if not torch.equal(act_with(policy, obs, never, row_keys(obs, turn * row_count(obs))).actions, actions):
+            return ""
+    entropy = evaluate_act(policy, obs, act_with(policy, obs, never, row_keys(obs))).entropy.sum().item()
+    if actions.is_floating_point() or entropy > _RANDOM_NATS:
+        raise ContractViolation(
+            f"act() gives the same actions for {_OTHER_KEYS} other keys",
+            "draw them with noise_key (polyrhythm.policies.noise)",
+        )
+    return Note(f"almost deterministic here ({entropy:.2g} nats): other keys gave the same actions")
+
+
+def check_greedy(policy: Policy, obs: Observations) -> str:
+    """A greedy row ignores its key, and leaves the rows beside it alone."""
+    first, second = (sample(policy, obs, key, greedy=True).actions for key in (0, 99))
+    fix = "where greedy is set take the mode, without noise"
+    check_close("act(greedy).actions with other keys", second, "the same", first, 0.0, fix)
+    greedy = torch.arange(row_count(obs)) % 2 == 0
+    mixed = act_with(policy, obs, greedy, row_keys(obs)).actions
+    wanted = torch.where(greedy[:, None, None], first, sample(policy, obs).actions)
+    fix = "decide by greedy[b] for each row b of its own"
+    check_close("act().actions with some rows greedy", mixed, "those of each row alone", wanted, policy.tolerance, fix)
+    return ""
+
+
+def check_gradient(policy: Policy, obs: Observations) -> str:
+    """The loss of policy and value reaches the parameters, with finite gradients."""
+    module = as_module(policy)
+    found = evaluate_act(policy, obs, sample(policy, obs))
+    if not found.logprob.requires_grad:
+        raise ContractViolation(
+            "evaluate().logprob has no gradient", "compute it from the parameters, outside of no_grad"
+        )
+    module.zero_grad()
+    loss = found.logprob.sum() + found.value.square().sum()
+    called("the backward pass of evaluate", loss.backward)
+    bad = [name for name, p in module.named_parameters() if p.grad is not None and not bool(p.grad.isfinite().all())]
+    idle = idle_parameters(module)
+    module.zero_grad()
+    if bad:
+        raise ContractViolation(
+            f"the gradient of {bad[0]} is not finite", "look for log(0), 0/0 or sqrt(0) in evaluate"
+        )
+    if idle:
+        return Note(f"no gradient reaches {', '.join(idle[:3])}{' and others' * (len(idle) > 3)}")
+    return f"reaches all {sum(p.numel() for p in module.parameters() if p.requires_grad):,} parameters"
+
+
+def idle_parameters(module: nn.Module) -> list[str]:
+    """Names of the trainable parameters without a gradient, or with one of zeros."""
+    return [
+        name
+        for name, p in module.named_parameters()
+        if p.requires_grad and (p.grad is None or not bool(p.grad.abs().sum() > 0))
+    ]
+
+
+def value_gradient_reach(policy: Policy, obs: Observations) -> set[str]:
+    """Names of the parameters that the value loss alone moves."""
+    module = as_module(policy)
+    module.zero_grad()
+    policy.value(obs).square().sum().backward()
+    reached = {name for name, _ in module.named_parameters()} - set(idle_parameters(module))
+    module.zero_grad()
+    return reached
+
+
+def check_seed(build: Build) -> str:
+    """Equal seeds build equal weights, and building leaves torch's generator alone."""
+    before = torch.get_rng_state()
+    first, again, other = (as_module(built(build, seed)).state_dict() for seed in (3, 3, 4))
+    moved = not torch.equal(torch.get_rng_state(), before)
+    torch.set_rng_state(before)
+    if unlike := first_unlike(first, again):
+        raise ContractViolation(
+            f"build gives other weights {unlike} for the same seed",
+            "initialise them inside polyrhythm.policies.mlp.seeded(seed)",
+        )
+    if moved:
+        return Note("build moves torch's global generator; initialise inside polyrhythm.policies.mlp.seeded(seed)")
+    return "" if first_unlike(first, other) else Note("other seeds give the same weights")
+
+
+def check_state_round_trip(build: Build, obs: Observations) -> str:
+    """The state_dict of one policy makes another the same: that is how weights reach the generators."""
+    first, second = built(build, 0), built(build, 1)
+    for policy in (first, second):
+        as_module(policy).eval()
+    called("load_state_dict", as_module(second).load_state_dict, copy.deepcopy(first.state_dict()))
+    fix = "keep all that decides an action in parameters or buffers"
+    ours, theirs = sample(first, obs), sample(second, obs)
+    for name in ("actions", "logprob", "value"):
+        what = f"act().{name} after load_state_dict"
+        check_close(
+            what, getattr(theirs, name), "that of the policy copied", getattr(ours, name), logprob_limit(first), fix
+        )
+    return ""
+
+
+def check_supervised_loss(policy: Policy, obs: Observations) -> str:
+    """`sft_loss` is a finite scalar with gradient."""
+    loss = called("sft_loss", policy.sft_loss, obs, sample(policy, obs).actions)
+    if not isinstance(loss, Tensor) or loss.shape != () or not loss.requires_grad:
+        raise ContractViolation(
+            f"sft_loss is {kind_of(loss)}", "return a scalar tensor with gradient, the mean over the batch"
+        )
+    check_numbers("sft_loss()", loss)
+    return ""
+
+
+def check_supervised_training_learns(policy: Policy, obs: Observations, actions: Tensor) -> str:
+    """Eight steps on one batch lower the supervised loss."""
+    learner = copy.deepcopy(policy)
+    optimizer = torch.optim.AdamW(as_module(learner).parameters(), lr=3e-3)
+    losses: list[float] = []
+    for _ in range(8):
+        loss = called("sft_loss", learner.sft_loss, obs, actions)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    if not losses[-1] < losses[0]:
+        raise ContractViolation(
+            f"sft_loss goes from {losses[0]:.4g} to {losses[-1]:.4g} in 8 steps", "look at its sign and scale"
+        )
+    return f"{losses[0]:.4g} to {losses[-1]:.4g} in 8 steps"

@@ -1,0 +1,142 @@
+"""The checks of an environment: all of ours pass, each defect gives its sentence."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from tests.envs.broken_envs import WalkSettings
+
+from polyrhythm.conformance import ContractViolation
+from polyrhythm.envs.conformance import examine, first_rows
+from polyrhythm.envs.gymnasium_env import GymnasiumSettings
+from polyrhythm.envs.latency import LatencySettings
+from polyrhythm.envs.metaworld import MetaWorldSettings
+
+OURS = {
+    "gymnasium discrete": GymnasiumSettings(id="CartPole-v1", max_steps=20),
+    "gymnasium box": GymnasiumSettings(id="Pendulum-v1", max_steps=20),
+    "latency": LatencySettings(episode_steps=5, step_time="constant:0ms"),
+    "metaworld": MetaWorldSettings(tasks=("door-close-v3", "reach-v3"), image_size=32, max_steps=12),
+    "metaworld state": MetaWorldSettings(tasks=("reach-v3",), observation="state", max_steps=12),
+    "walk": WalkSettings(),
+}
+HERE = r"\(.*broken_envs.py, line \d+\)"
+
+#: Defect -> the check that finds it, what it says, what to do.
+DEFECTS = {
+    "spec raises": ("build", rf"spec raised KeyError: 'spec' {HERE}", "fix it there"),
+    "build raises": ("build", rf"build raised OSError: no licence {HERE}", "fix it there"),
+    "no batch": (
+        "build",
+        r"build\(2\) gave a str without spec, rows, reset, step, observe, close",
+        "return an EnvBatch",
+    ),
+    "rows": ("build", r"build\(2\) gave rows = 1", "it must have 2 rows"),
+    "other spec": ("build", r"the spec of build\(2\) has max_steps = 4, that of the settings 5", "return the same"),
+    "reset raises": ("observe", rf"reset raised RuntimeError: no such state {HERE}", "fix it there"),
+    "step raises": ("step", rf"step raised IndexError: .* {HERE}", "fix it there"),
+    "clipless": ("step", rf"step raised AssertionError: a motor broke.* {HERE}", "fix it there"),
+    "rebinds": ("observe", rf"observe raised TypeError: .* {HERE}", "`out` is read-only: write into it, out"),
+    "unwritten": (
+        "observe",
+        r"observe leaves entries of out\['x'\] unwritten",
+        r"write all of them: out\['x'\]\[i\] = …",
+    ),
+    "nan": ("observe", r"observe gave NaN or infinity in 'x'", "look at what the simulator returns"),
+    "shape": ("observe", rf"observe raised ValueError: could not broadcast .* {HERE}", "fix it there"),
+    "history": ("same seed, same state", r"the same task and seed gave another 'x' in another row", "draw the initial"),
+    "row's own": (
+        "same seed, same state",
+        r"the same task and seed gave another 'x' in another row",
+        "draw the initial",
+    ),
+    "wrong rows": ("rows in the order asked", r"observe shows 'x' of the wrong rows", r"out\[name\]\[i\] is of row"),
+    "resets all": (
+        "rows reset alone",
+        r"reset\(\[0\]\) changes 'x' of row 1",
+        "reset those rows alone, or set reset_rows",
+    ),
+    "steps all": ("rows step alone", r"step\(\[0\]\) changes 'x' of row 1", "step those rows alone, or set step_rows"),
+    "autoreset": (
+        "end of an episode",
+        r"after its end \(step 4\) a row shows its first observation",
+        "switch autoreset",
+    ),
+    "nan reward": ("step", r"step gave a reward of NaN or infinity", "look at what the simulator returns"),
+    "tuple": ("step", r"step gave a tuple", r"return StepResult\(reward, terminated, truncated, success\)"),
+    "success": ("step", r"step gave success as ndarray of shape \[2\] and float32", r"return .* \[2\] and bool"),
+    "scalar": ("step", r"step gave truncated as bool.* of shape \[\] and bool", r"return an array of shape \[2\]"),
+    "second task": ("tasks", rf"task 'b': reset raised KeyError: 'b' {HERE}", "fix it there"),
+    "close raises": ("close", rf"close raised OSError: no such window {HERE}", "fix it there"),
+}
+NOTES = {
+    "one state": ("same seed, same state", "another seed gave the same state"),
+    "noise": ("observe", "'x' differs when it is observed again"),
+}
+
+
+def quietly(call):
+    """Nobody waits."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.sim] * n.startswith("metaworld")) for n in OURS])
+def test_our_environments_pass_without_a_note(name, request):
+    if name.startswith("metaworld"):
+        request.getfixturevalue("simulator")
+    findings = list(examine(OURS[name], 3, quietly))
+    assert [finding for finding in findings if finding.state != "ok"] == []
+    assert len(findings) == 10
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_each_defect_is_found_by_its_check(defect):
+    name, problem, fix = DEFECTS[defect]
+    failed = {f.name: f for f in examine(WalkSettings(defect=defect), 2, quietly) if f.state == "failed"}
+    assert name in failed
+    assert re.match(problem, failed[name].detail), failed[name]
+    assert re.match(fix, failed[name].fix), failed[name]
+
+
+@pytest.mark.parametrize("defect", NOTES)
+def test_what_is_only_odd_is_a_note(defect):
+    name, said = NOTES[defect]
+    assert (
+        said in {f.name: f.detail for f in examine(WalkSettings(defect=defect), 2, quietly) if f.state == "note"}[name]
+    )
+
+
+def test_each_call_is_announced_before_it_begins():
+    calls = []
+    rows = first_rows(WalkSettings(), 4, calls.append)
+    assert calls == ["spec", "build", "reset", "observe", "observe", "close"]
+    assert rows["x"].tolist() == [[1.0], [2.0]]
+
+
+class FixedRows(WalkSettings):
+    """Only batches of one size can be built."""
+
+    rows: int
+
+    def build(self, rows):
+        if rows != self.rows:
+            raise ValueError(f"rows = {rows}: {self.rows} are wanted")
+        return super().build(rows)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_two_rows_are_seen_whatever_the_number_of_rows(rows):
+    seen = first_rows(FixedRows(rows=rows), rows, quietly)
+    assert seen["x"].tolist() == [[1.0], [2.0]]
+    assert [f.state for f in examine(FixedRows(rows=rows), rows, quietly)] == ["ok"] * (10 if rows > 1 else 7)
+
+
+def test_a_batch_that_cannot_be_built_says_why():
+    with pytest.raises(ContractViolation, match=r"ValueError: rows = 6: 5 are wanted \(.*, line \d+\); fix it there"):
+        first_rows(FixedRows(rows=5), 6, quietly)
+
+
+def test_observations_keep_their_dtypes():
+    seen = first_rows(GymnasiumSettings(id="CartPole-v1"), 2, quietly)
+    assert {name: (array.dtype, array.shape) for name, array in seen.items()} == {"state": (np.float32, (2, 4))}

@@ -1,0 +1,84 @@
+"""Before a run the environment is tried where it will work; what it raises, a crash or a hang is one sentence."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from tests.envs.broken_envs import Walk, WalkSettings
+from tests.pipeline.runs import config
+
+from polyrhythm.errors import ConfigError
+from polyrhythm.pipeline.build import env_settings
+from polyrhythm.pipeline.check import check
+from polyrhythm.pipeline.env_trial import first_rows
+
+KIND = "tests.envs.broken_envs:WalkSettings"
+HERE = r"\(.*broken_envs.py, line \d+\)"
+LAUNCHERS = ["inline", "local"]
+
+
+def walk(defect: str, launcher: str, **changes: Any) -> Any:
+    env = {"type": changes.pop("type", KIND), "defect": defect}
+    return config(env=env, policy={"type": "gaussian"}, launcher=launcher, **changes)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    ("defect", "said"),
+    [
+        ("reset raises", f"reset raised RuntimeError: no such state {HERE}; fix it there"),
+        ("build raises", f"build raised OSError: no licence {HERE}; fix it there"),
+        ("rebinds", f"observe raised TypeError: .* {HERE}; `out` is read-only: write into it, out"),
+    ],
+)
+def test_what_an_environment_raises_names_its_line(launcher, defect, said):
+    with pytest.raises(ConfigError, match=f"^env.type = {KIND}: {said}") as refusal:
+        check(walk(defect, launcher))
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_an_environment_that_hangs_is_reported_with_its_line(launcher):
+    began = time.monotonic()
+    said = rf"reset has not returned within 0.3 s {HERE}; fix it there, or raise supervision.reset_s"
+    with pytest.raises(ConfigError, match=f"^env.type = {KIND}: {said}"):
+        check(walk("reset hangs", launcher, supervision={"reset_s": 0.3}))
+    assert time.monotonic() - began < 15.0
+
+
+def test_an_environment_that_ends_its_process_is_reported():
+    with pytest.raises(
+        ConfigError, match=r"build ended the process that tried it \(status -9\): driver: out of luck; "
+    ):
+        check(walk("fatal", "local"))
+
+
+class RandomSettings(WalkSettings):
+    """It draws from the global generators."""
+
+    type: Literal["tests.pipeline.test_env_trial:RandomSettings"] = "tests.pipeline.test_env_trial:RandomSettings"  # type: ignore[assignment]
+
+    def build(self, rows: int) -> Any:
+        np.random.seed(0)
+        random.seed(0)
+        return Walk(rows, "")
+
+
+def test_the_global_generators_go_on_as_if_nothing_had_been_tried():
+    np.random.seed(7)
+    random.seed(7)
+    wanted = np.random.rand(), random.random()
+    np.random.seed(7)
+    random.seed(7)
+    check(walk("", "inline", type="tests.pipeline.test_env_trial:RandomSettings"))
+    assert (np.random.rand(), random.random()) == wanted
+
+
+def test_both_ways_see_the_same_rows():
+    seen = [first_rows(chosen, env_settings(chosen)) for chosen in (walk("", "inline"), walk("", "local"))]
+    assert seen[0]["x"].tolist() == seen[1]["x"].tolist() == [[1.0], [2.0]]
+    assert seen[1]["x"].dtype == np.float32
