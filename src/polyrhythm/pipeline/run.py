@@ -83,7 +83,7 @@ def _phases(
     """The phases that are asked for and not done."""
     config, spec, policy = checked
     (progress, interrupts), (metrics, trace) = course, writers
-    version = begin(config, folder, policy, progress, metrics)
+    version = begin(checked, folder, progress, metrics)
     training = config.training.versions > 0 and progress.result("rl") is None
     pipeline = build_pipeline(config, policy, folder, saved=saved, version=version, trainer=training, start=False)
     try:
@@ -196,7 +196,7 @@ class _Run:
     def _save_published(self) -> None:
         """The newest published weights: whole even where an update was cut short or went wrong."""
         version, weights = self._pipeline.weights.read()
-        save_policy(weights, self._config, self._folder / POLICY_FILE, version)
+        save_policy(weights, self._config, self._folder / POLICY_FILE, version, self._pipeline.spec)
 
 
 def _summarise(folder: Path, progress: Progress) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def imitate(checked: Checked, folder: Path, file: Path | None, live: Live | None
 
     What an earlier part of the same run has done is not done again. live: shows a person how it goes.
     """
-    config, _, policy = checked
+    config = checked.config
     progress = Progress(folder, live.phase if live else None)
     save_config(config, folder / CONFIG_FILE)
     if file is not None and progress.result("demonstrations") is None:
@@ -57,7 +57,7 @@ def imitate(checked: Checked, folder: Path, file: Path | None, live: Live | None
         shutil.copyfile(file, folder / DEMONSTRATIONS_FILE)
         progress.commit("demonstrations", {"file": str(file), "decisions": decisions})
     with MetricsWriter(folder) as metrics:
-        begin(config, folder, policy, progress, metrics)
+        begin(checked, folder, progress, metrics)
     summary = {**progress.result("warm_start"), **progress.result("demonstrations"), "wall_s": progress.summary()}
     with written_whole(folder / SUMMARY_FILE) as unfinished:
         unfinished.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
