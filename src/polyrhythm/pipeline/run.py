@@ -27,6 +27,7 @@ from polyrhythm.observe.report import write_report
 from polyrhythm.observe.run_folder import held
 from polyrhythm.pipeline.account import Stations
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
+from polyrhythm.pipeline.callbacks import Callbacks, StopTraining, UpdatesHeard
 from polyrhythm.pipeline.check import Checked
 from polyrhythm.pipeline.checkpoints import (
     POLICY_FILE,
@@ -51,24 +52,33 @@ from polyrhythm.specs import Task
 log = logging.getLogger(__name__)
 
 
-def train(checked: Checked, folder: Path, live: Live | None = None) -> dict[str, Any]:
+def train(
+    checked: Checked, folder: Path, live: Live | None = None, callbacks: Callbacks | None = None
+) -> dict[str, Any]:
     """Run all phases that the configuration asks for and that the folder does not have; the content of summary.json.
 
     checked: what `pipeline.check` gave; nothing is left to refuse, so the folder may be made before. Its policy is
     trained in place. live: shows a person how it goes. Raises RunHalted when the run cannot go on, KeyboardInterrupt
-    when it was told to stop.
+    when it was told to stop, and what a callback raised.
     """
+    callbacks = callbacks or Callbacks()
     with held(folder), Interrupts().listening() as interrupts:
         progress = Progress(folder, live.phase if live else None)
         save_config(checked.config, folder / CONFIG_FILE)
         saved = _saved(folder, progress)
         with MetricsWriter(folder) as metrics, TraceWriter(_new_path(folder / "trace.json")) as trace:
+            finished = True
             try:
-                _phases(checked, folder, saved, (progress, interrupts), (metrics, trace), live)
+                _phases(checked, folder, saved, (progress, interrupts), (metrics, trace), live, callbacks)
             except Interrupted:
-                raise KeyboardInterrupt from None
+                finished = False
+        if not finished:
+            raise callbacks.ended or KeyboardInterrupt
         summary = _summarise(folder, progress)
         _report(folder)
+    if callbacks.deliver() and not isinstance(callbacks.ended, StopTraining):
+        assert callbacks.ended is not None
+        raise callbacks.ended
     return summary
 
 
@@ -79,6 +89,7 @@ def _phases(
     course: tuple[Progress, Interrupts],
     writers: tuple[MetricsWriter, TraceWriter],
     live: Live | None,
+    callbacks: Callbacks,
 ) -> None:
     """The phases that are asked for and not done."""
     config, spec, policy = checked
@@ -89,8 +100,8 @@ def _phases(
     try:
         if live:
             live.watch(pipeline)
-        run = _Run(config, folder, pipeline, progress, metrics, spec.tasks, live)
-        pipeline.loop.stop = interrupts.requested
+        run = _Run(config, folder, pipeline, progress, metrics, spec.tasks, live, callbacks)
+        pipeline.loop.stop = lambda: interrupts.requested() or callbacks.deliver()
         if saved is None:
             run.start()
         with interrupts.asked_politely():
@@ -129,10 +140,11 @@ class _Run:
         metrics: MetricsWriter,
         tasks: Sequence[Task],
         live: Live | None,
+        callbacks: Callbacks,
     ) -> None:
-        self._config, self._folder, self._pipeline = config, folder, pipeline
+        self._config, self._folder, self._pipeline, self._callbacks = config, folder, pipeline, callbacks
         self._progress, self._metrics, self._tasks, self._live = progress, metrics, tasks, live
-        self.evaluations = Evaluations(config, folder, progress, metrics, tasks)
+        self.evaluations = Evaluations(config, folder, progress, metrics, tasks, callbacks)
 
     def start(self) -> None:
         """Start the stations."""
@@ -150,7 +162,8 @@ class _Run:
         sources = (loop.conductor.ledger, episodes, saver.account, stations, tempo)
         metrics = UpdateMetrics(self._metrics, *sources, began=progress.began, now=began)
         watching, beside = list(loop.observers), self.evaluations.beside(pipeline, saved.version if saved else None)
-        loop.observers += [*(episodes, tempo, metrics, lags, stations, Timeline(trace, began)), beside, saver]
+        heard = UpdatesHeard(metrics, self._callbacks)
+        loop.observers += [*(episodes, tempo, metrics, heard, lags, stations, Timeline(trace, began)), beside, saver]
         if self._live is None:
             loop.observers.append(ProgressLine(updates, episodes, began))
         if saved is None:
