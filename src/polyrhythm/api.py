@@ -103,14 +103,17 @@ def evaluate(
     seed: int | None = None,
     greedy: bool = True,
     swap_instructions: bool = False,
+    video: str | Path | None = None,
+    video_episodes: int = 9,
 ) -> EvaluationResult:
     """Success rate with its interval, and mean return, of a run's newest policy, of a checkpoint or a policy file.
 
     episodes, seed: as in the run's own evaluation unless given; greedy: let the policy act without noise;
-    swap_instructions: show each task another's sentence, so that a policy that listens fails.
+    swap_instructions: show each task another's sentence, so that a policy that listens fails; video: a .gif or .mp4 to
+    make of the first `video_episodes` of the episodes.
     """
-    path = _path(run)
-    found = evaluating.evaluate(path, episodes, seed, greedy, swap_instructions)
+    shown = None if video is None else evaluating.Video(Path(video), video_episodes)
+    found = evaluating.evaluate(_path(run), episodes, seed, greedy, swap_instructions, video=shown)
     known = {field.name for field in dataclasses.fields(EvaluationResult)}
     return EvaluationResult(name="evaluation", **{name: value for name, value in found.items() if name in known})
 

@@ -58,7 +58,10 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
         ("config", ("pydantic", "pydantic_core", "yaml", "polyrhythm.errors", "polyrhythm.files")),
         ("algorithms", ("torch",)),
         ("planning", ("polyrhythm.specs",)),
-        ("observe", ("tensorboard", "yaml", "polyrhythm.errors", "polyrhythm.files")),
+        (
+            "observe",
+            ("PIL", "imageio_ffmpeg", "numpy", "tensorboard", "yaml", "polyrhythm.errors", "polyrhythm.files"),
+        ),
         ("envs", ("numpy", "pydantic", "gymnasium", "metaworld", "mujoco", "polyrhythm.specs", "polyrhythm.errors")),
         ("policies", ("numpy", "pydantic", "torch", "polyrhythm.specs", "polyrhythm.errors")),
         (

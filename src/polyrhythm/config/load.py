@@ -26,9 +26,7 @@ from polyrhythm.files import written_whole
 Tree = dict[str, Any]
 
 
-def load_config(
-    recipe: str | Path | Mapping[str, Any], overrides: Sequence[str | Mapping[str, Any]] = ()
-) -> RunConfig:
+def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str | Mapping[str, Any]] = ()) -> RunConfig:
     """The validated configuration of a recipe under overrides, each of them `section.key=value` or sections.
 
     recipe: a name, a path, or what a file would say; sections may hold settings as objects.

@@ -56,6 +56,17 @@ class GymnasiumSettings(BaseModel):
         """A batch of `rows` environments."""
         return GymnasiumBatch(self, rows)
 
+    def rendering(self) -> GymnasiumSettings | None:
+        """The same environments with `render_mode: rgb_array`; None where they do not offer that."""
+        env = self.make()
+        try:
+            offered = env.metadata.get("render_modes") or ()
+        finally:
+            env.close()
+        if "rgb_array" not in offered:
+            return None
+        return self.model_copy(update={"kwargs": {**self.kwargs, "render_mode": "rgb_array"}})
+
     def make(self) -> gymnasium.Env[Any, Any]:
         """One environment without Gymnasium's checks and time limit. ConfigError: unknown id, bad kwargs."""
         import gymnasium
@@ -125,6 +136,15 @@ class GymnasiumBatch:
         picked = np.asarray(rows)
         for key, seen in self._seen.items():
             out[key][: len(rows)] = seen[picked]
+
+    def render(self, row: int) -> NDArray[np.uint8]:
+        """What the environment draws with `render_mode: rgb_array`: [H,W,3]. ConfigError: a package is missing."""
+        import gymnasium
+
+        try:
+            return np.asarray(self._envs[row].render())
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise ConfigError(f"rendering: {error}") from error
 
     def close(self) -> None:
         for env in self._envs:
