@@ -66,8 +66,15 @@ def test_recipes_are_names_paths_and_sections() -> None:
     assert (changed.seed, changed.rollout.rows, changed.rollout.segment_steps) == (8, 4, 64)
     found = pr.load_recipe({**LOCKSTEP, "policy": CategoricalSettings(hidden=9)}, "policy.layers=3")
     assert found.policy.model_dump() == CategoricalSettings(hidden=9, layers=3).model_dump()
+    assert pr.load_recipe(found, {"seed": 9}) == pr.load_recipe(found, "seed=9")
+    ordered = pr.load_recipe({"extends": "cartpole", "rollout": {"queue_key": by_rows}})
+    assert ordered.rollout.queue_key == f"{__name__}:by_rows"
     with pytest.raises(ConfigError, match="did you mean versions"):
         pr.load_recipe({"extends": "cartpole", "training": {"version": 3}})
+
+
+def by_rows(request: Any) -> int:
+    return int(request.rows)
 
 
 class Brighter(LampSettings):
@@ -160,4 +167,6 @@ def test_what_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
         pr.evaluate(tmp_path / "run")
     with pytest.raises(RunFolderError, match="is not there"):
         pr.load_policy(tmp_path / "run")
+    with pytest.raises(ConfigError, match="video_episodes = 0: it must be at least 1"):
+        pr.evaluate(tmp_path, video=tmp_path / "shown.gif", video_episodes=0)
     assert not (tmp_path / "run").exists()

@@ -20,7 +20,7 @@ from polyrhythm.observe import new_run_folder, take_folder
 from polyrhythm.pipeline import check as checking
 from polyrhythm.pipeline import evaluate as evaluating
 from polyrhythm.pipeline import run as running
-from polyrhythm.pipeline.callbacks import Callback, Callbacks, EvaluationResult, Given, StopTraining
+from polyrhythm.pipeline.callbacks import Callback, Callbacks, EvaluationResult, StopTraining
 from polyrhythm.pipeline.check import Checked
 from polyrhythm.pipeline.progress import run_to_resume
 from polyrhythm.pipeline.standalone import StandalonePolicy, load_standalone
@@ -58,14 +58,14 @@ class TrainResult:
     finished: bool
 
 
-def load_recipe(recipe: str | Path | Mapping[str, Any], *overrides: str | Mapping[str, Any]) -> RunConfig:
+def load_recipe(recipe: Recipe, *overrides: str | Mapping[str, Any]) -> RunConfig:
     """The validated settings of a recipe, each override laid over what stands before it.
 
-    recipe: the name of one that ships with polyrhythm, the path of a YAML file, or sections as such a file has them
-    (`extends` and `preset` too); overrides: "section.key=value", or sections. A section of sections may be the settings
-    object itself: {"env": MyEnvSettings(...)}. ConfigError: what, value and remedy of the first thing that is wrong.
+    recipe: the name of one that ships with polyrhythm, the path of a YAML file, sections as such a file has them
+    (`extends` and `preset` too), or a loaded recipe; overrides: "section.key=value", or sections. `env` and `policy`
+    may be the settings object itself: {"env": MyEnvSettings(...)}. ConfigError: what is wrong, and what to do.
     """
-    return load_config(recipe, overrides)
+    return load_config(recipe.model_dump(mode="json") if isinstance(recipe, RunConfig) else recipe, overrides)
 
 
 def check(recipe: Recipe) -> Checked:
@@ -76,12 +76,13 @@ def check(recipe: Recipe) -> Checked:
     return checking.check(_config(recipe))
 
 
-def train(recipe: Recipe, *, out: str | Path | None = None, callbacks: Given = ()) -> TrainResult:
+def train(recipe: Recipe, *, out: str | Path | None = None, callbacks: object = ()) -> TrainResult:
     """Run a recipe to its end.
 
-    out: an empty or new folder for the run (default: <out_dir>/<name>/<time>); callbacks: one or several, see
-    `Callback`; they are called in this thread between two events. Raises PolyrhythmError where the recipe cannot be
-    run or the run cannot go on, KeyboardInterrupt where it was interrupted, and what a callback raises.
+    out: an empty or new folder for the run (default: <out_dir>/<name>/<time>); callbacks: one, or a list: each has
+    methods of `Callback`, or is a function of an update's metrics; they are called in this thread between two events.
+    Raises PolyrhythmError where the recipe cannot be run or the run cannot go on, KeyboardInterrupt where it was
+    interrupted, and what a callback raises.
     """
     heard, config = Callbacks(callbacks), _config(recipe)
     named = None if out is None else Path(out)
@@ -112,6 +113,8 @@ def evaluate(
     swap_instructions: show each task another's sentence, so that a policy that listens fails; video: a .gif or .mp4 to
     make of the first `video_episodes` of the episodes.
     """
+    if video_episodes < 1:
+        raise ConfigError(f"video_episodes = {video_episodes}: it must be at least 1")
     shown = None if video is None else evaluating.Video(Path(video), video_episodes)
     found = evaluating.evaluate(_path(run), episodes, seed, greedy, swap_instructions, video=shown)
     known = {field.name for field in dataclasses.fields(EvaluationResult)}

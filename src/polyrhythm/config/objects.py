@@ -6,9 +6,7 @@ of the user's own is known by module:Class, also in a script or a notebook, wher
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -22,8 +20,14 @@ MAIN = "__main__"
 
 
 def plain(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe, or part of one, with every settings object and function in it as what YAML would say."""
-    return {key: _plain(value, key) for key, value in recipe.items()}
+    """The recipe, or part of one, with every settings object and function in it as what YAML would say.
+
+    What `env` and `policy` are given as mappings is their own affair.
+    """
+    return {
+        key: value if key in TABLE and isinstance(value, Mapping) else _plain(value, key)
+        for key, value in recipe.items()
+    }
 
 
 def in_main(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
@@ -52,7 +56,7 @@ def _type(kind: Kind, settings: BaseModel) -> str:
     """What `type` must say so that this very class is found. ConfigError: it cannot."""
     said, found = str(getattr(settings, "type", "")), type(settings)
     own = f"{found.__module__}:{found.__qualname__}"
-    if TABLE[kind].get(said, said) == own or (found.__module__ == MAIN and said == f"{_script()}:{found.__qualname__}"):
+    if TABLE[kind].get(said, said) == own:
         return said
     address = _address(found, kind)
     field = found.model_fields.get("type")
@@ -72,8 +76,3 @@ def _address(thing: type | FunctionType, path: str) -> str:
             "name; define it at the top of the file or cell"
         )
     return f"{thing.__module__}:{thing.__qualname__}"
-
-
-def _script() -> str:
-    """Name under which the calling script could be imported; "" for a notebook."""
-    return Path(getattr(sys.modules[MAIN], "__file__", None) or "").stem

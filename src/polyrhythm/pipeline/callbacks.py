@@ -56,15 +56,11 @@ class Callback(Protocol):
         ...
 
 
-#: A callback, a function of an update's metrics, or several of them.
-Given = object | Sequence[object]
-
-
 class Callbacks:
     """The functions of one run. ended: what one of them raised, after which none is called any more."""
 
-    def __init__(self, given: Given = ()) -> None:
-        """ValueError: something of it cannot be called."""
+    def __init__(self, given: object = ()) -> None:
+        """given: a callback, a function of an update's metrics, or a list of them. ValueError: one is neither."""
         listed = list(given) if isinstance(given, list | tuple) else [given]
         self._updates = [found for one in listed if (found := _function(one, "on_update"))]
         self._evaluations = [found for one in listed if (found := _function(one, "on_evaluation"))]

@@ -73,7 +73,7 @@ def train(
             except Interrupted:
                 finished = False
         if not finished:
-            raise callbacks.ended or KeyboardInterrupt
+            raise KeyboardInterrupt if callbacks.ended is None else callbacks.ended
         summary = _summarise(folder, progress)
         _report(folder)
     if callbacks.deliver() and not isinstance(callbacks.ended, StopTraining):

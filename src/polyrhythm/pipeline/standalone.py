@@ -134,16 +134,19 @@ def load_standalone(path: Path, device: str = "cpu") -> StandalonePolicy:
     saved = read_policy(path)
     spec = saved.spec or _spec_of_env(saved)
     try:
-        policy = _settings(saved).build(spec, int(saved.config["seed"]))
-        apply_state(as_module(policy), saved.weights)
-        return StandalonePolicy(policy, spec, int(saved.config["rollout"]["action_repeat"]), saved.version, device)
+        seed, action_repeat = int(saved.config["seed"]), int(saved.config["rollout"]["action_repeat"])
+        settings = _settings(saved)
     except (KeyError, TypeError) as error:
         raise RunFolderError(
             f"{saved.file} is not of this version of polyrhythm ({type(error).__name__}: {error}); load it with the "
             "version that wrote it"
         ) from error
+    policy = settings.build(spec, seed)
+    try:
+        apply_state(as_module(policy), saved.weights)
     except ValueError as error:
         raise RunFolderError(f"{path}: {error}; these weights belong to other settings, name another") from error
+    return StandalonePolicy(policy, spec, action_repeat, saved.version, device)
 
 
 def _settings(saved: SavedPolicy) -> PolicySettings:
