@@ -1,3 +1,57 @@
-"""Polyrhythm: reinforcement-learning post-training of robot policies, each part at its own tempo."""
+"""Polyrhythm: reinforcement-learning post-training of robot policies, each part at its own tempo.
+
+The public API is here, by name, and documented in docs/python-api.md; it is imported when it is first used, so that
+`import polyrhythm` and the command line's help load neither torch nor pydantic.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polyrhythm.api import (
+        Callback,
+        Checked,
+        EvaluationResult,
+        PolyrhythmError,
+        RunConfig,
+        StandalonePolicy,
+        StopTraining,
+        TrainResult,
+        check,
+        evaluate,
+        load_policy,
+        load_recipe,
+        train,
+    )
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Callback",
+    "Checked",
+    "EvaluationResult",
+    "PolyrhythmError",
+    "RunConfig",
+    "StandalonePolicy",
+    "StopTraining",
+    "TrainResult",
+    "__version__",
+    "check",
+    "evaluate",
+    "load_policy",
+    "load_recipe",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from polyrhythm import api
+
+    return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

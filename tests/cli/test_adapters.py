@@ -12,13 +12,17 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 import polyrhythm
+from polyrhythm.cli.adapters import offered, spec_lines
 from polyrhythm.cli.main import main
 from polyrhythm.config.catalog import adapter
 from polyrhythm.config.registry import TABLE
 from polyrhythm.envs.metaworld_tasks import INSTRUCTIONS
 from polyrhythm.errors import ConfigError
+from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
+from polyrhythm.specs.plain import from_plain
 
 OWN = "tests.cli.test_adapters:Own"
+SHOWN = "tests.cli.test_adapters:Shown"
 
 
 class Own(BaseModel):
@@ -35,6 +39,23 @@ class Own(BaseModel):
     """Metres
     per second."""
     sizes: tuple[int, ...]
+
+
+class Shown(BaseModel):
+    """A user's environment that can be built."""
+
+    type: str = SHOWN
+    size: int = 4
+    broken: bool = False
+
+    def spec(self) -> EnvSpec:
+        if self.broken:
+            raise RuntimeError("no licence")
+        action = ActionSpec("continuous", 2, low=(-1.0, 0.0), high=(1.0, 0.5))
+        return EnvSpec({"joints": ArraySpec((self.size,), "float32")}, action, (Task("lift", "lift it"),), 30)
+
+    def build(self, rows: int) -> None:
+        raise AssertionError("nothing is built to tell")
 
 
 @pytest.mark.parametrize(("command", "kind"), [("envs", "env"), ("policies", "policy")])
@@ -75,6 +96,38 @@ def test_what_is_missing_is_named_with_the_command_that_brings_it() -> None:
     assert own.install == "pip install no_such_simulator"
     kinds = {setting.name: (setting.kind, setting.required, setting.about) for setting in own.settings}
     assert kinds == {"speed": ("float | null", False, "Metres per second."), "sizes": ("list of int", True, "")}
+
+
+def test_an_environment_of_ones_own_shows_what_it_offers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["envs", SHOWN]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"{SHOWN} A user's environment"), "a space between name and purpose"
+    assert "  joints  float32 [4]\n" in shown
+    assert "  float32 [2] in -1..1, 0..0.5\n" in shown
+    assert "30 env steps" in shown
+    assert "  lift: lift it" in shown
+    assert main(["envs", SHOWN, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert from_plain(found["spec"]) == Shown().spec()
+
+
+def test_a_type_in_its_short_form_shows_what_it_offers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["envs", "gymnasium:CartPole-v1"]) == 0
+    assert "  state  float32 [4]\n" in (shown := capsys.readouterr().out)
+    assert "  int64 [1] in 0..1\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "section", "said"),
+    [
+        ("metaworld", {}, "depend on tasks"),
+        (OWN, {"sizes": [1]}, "cannot be told before: pip install no_such_simulator"),
+        (SHOWN, {"broken": True}, "cannot be told: spec() raised RuntimeError: no licence"),
+    ],
+)
+def test_why_an_environment_cannot_say_what_it_offers(name: str, section: dict[str, object], said: str) -> None:
+    found = offered("env", {"type": name, **section}, adapter("env", name))
+    assert spec_lines(found) == ["", f"observation and action {said}"]
 
 
 def test_an_unknown_type_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,7 +61,10 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
         ),
         ("algorithms", ("torch",)),
         ("planning", ("polyrhythm.specs",)),
-        ("observe", ("tensorboard", "yaml", "polyrhythm.errors", "polyrhythm.files")),
+        (
+            "observe",
+            ("PIL", "imageio_ffmpeg", "numpy", "tensorboard", "yaml", "polyrhythm.errors", "polyrhythm.files"),
+        ),
         (
             "envs",
             (

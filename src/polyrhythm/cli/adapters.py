@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from polyrhythm.config.catalog import Adapter
+    from polyrhythm.specs import EnvSpec
 
 _WIDTH = 118
 
@@ -21,18 +22,72 @@ def add_type(parser: argparse.ArgumentParser) -> None:
 def show(kind: Literal["env", "policy"], arguments: argparse.Namespace) -> int:
     """Print what the registry has of this kind, or the one that was named."""
     from polyrhythm.config.catalog import adapter, adapters
+    from polyrhythm.config.registry import expand
+    from polyrhythm.specs.plain import as_plain
 
-    found = [adapter(kind, arguments.type)] if arguments.type else adapters(kind)
+    if not arguments.type:
+        found = adapters(kind)
+        print(json.dumps([_plain(one) for one in found], indent=2) if arguments.json else "\n".join(map(brief, found)))
+        return 0
+    section = expand(arguments.type)
+    one = adapter(kind, section["type"])
+    spec = offered(kind, section, one)
     if arguments.json:
-        print(json.dumps([_plain(one) for one in found], indent=2))
+        shown = {"spec": as_plain(spec)} if not isinstance(spec, str) else {}
+        print(json.dumps([_plain(one) | shown], indent=2))
     else:
-        print("\n".join(detailed(one) if arguments.type else brief(one) for one in found))
+        print("\n".join([detailed(one), *spec_lines(spec)]))
     return 0
+
+
+def offered(kind: Literal["env", "policy"], section: dict[str, Any], one: Adapter) -> EnvSpec | str:
+    """What an environment with these settings offers, or why that cannot be said; "" for a policy."""
+    from polyrhythm.config.registry import NestedRefusal, resolve
+    from polyrhythm.envs.base import EnvSettings
+
+    if kind == "policy":
+        return ""
+    lacking = [setting.name for setting in one.settings if setting.required and setting.name not in section]
+    if lacking:
+        return f"depend on {', '.join(lacking)}"
+    if one.install:
+        return f"cannot be told before: {one.install}"
+    try:
+        settings = resolve("env", section)
+    except NestedRefusal as error:
+        return f"cannot be told: {' '.join(str(error).split())}"
+    if not isinstance(settings, EnvSettings):
+        return "cannot be told: the settings need spec() and build(rows)"
+    try:
+        return settings.spec()
+    except Exception as error:  # noqa: BLE001 - whatever a user's class does
+        return f"cannot be told: spec() raised {type(error).__name__}: {error}"
+
+
+def spec_lines(spec: EnvSpec | str) -> list[str]:
+    """Observation, action and episode of an environment; a reason instead, if that is all there is."""
+    if isinstance(spec, str):
+        return ["", f"observation and action {spec}"] if spec else []
+    width = max(map(len, spec.observation), default=0)
+    lines = ["", "observation of one row, with these defaults"]
+    lines += [f"  {name:{width}}  {array.dtype} {list(array.shape)}" for name, array in spec.observation.items()]
+    action = spec.action
+    form = f"{action.dtype} [{action.dim}]"
+    within = f"0..{action.choices - 1}" if action.kind == "discrete" else _bounds(action.low, action.high)
+    lines += ["action", f"  {form} in {within}", f"episode of up to {spec.max_steps} env steps"]
+    known = [f"  {task.name}: {task.instruction}" for task in spec.tasks]
+    return [*lines, "tasks", *known]
+
+
+def _bounds(low: tuple[float, ...], high: tuple[float, ...]) -> str:
+    """`-1..1`, or for each entry where they differ."""
+    pairs = [f"{a:g}..{b:g}" for a, b in zip(low, high, strict=True)]
+    return pairs[0] if len(set(pairs)) == 1 else ", ".join(pairs)
 
 
 def brief(one: Adapter) -> str:
     """`metaworld   Meta-World tasks …` and, below, what it needs."""
-    return f"{one.type:12}{one.summary}\n{'':12}{needs(one)}"
+    return f"{one.type:11} {one.summary}\n{'':12}{needs(one)}"
 
 
 def needs(one: Adapter) -> str:
@@ -49,7 +104,8 @@ def detailed(one: Adapter) -> str:
     for setting in one.settings:
         default = "required" if setting.required else json.dumps(setting.default, default=str)
         lines.append(f"  {setting.name}: {setting.kind}, {default}")
-        lines.append(textwrap.fill(setting.about, _WIDTH, initial_indent="      ", subsequent_indent="      "))
+        if setting.about:
+            lines.append(textwrap.fill(setting.about, _WIDTH, initial_indent="      ", subsequent_indent="      "))
     if one.tasks:
         width = max(map(len, one.tasks))
         lines += ["", "tasks", *(f"  {name:{width}}  {instruction}" for name, instruction in one.tasks.items())]

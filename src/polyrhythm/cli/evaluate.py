@@ -30,6 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show each task another's sentence: a policy that listens fails",
     )
+    parser.add_argument(
+        "--video", type=Path, metavar="FILE", help="show the first of these episodes as FILE.gif or FILE.mp4"
+    )
+    parser.add_argument("--video-episodes", type=count, default=9, metavar="N", help="how many it shows (9)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -38,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if not arguments.path.exists():
         raise RunFolderError(f"{arguments.path} is not there; name the folder of a run or one of its checkpoints")
-    from polyrhythm.pipeline.evaluate import evaluate
+    from polyrhythm.pipeline.evaluate import Video, evaluate
     from polyrhythm.pipeline.live import live_terminal
 
     with live_terminal(sys.stderr) as live:
@@ -49,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.greedy,
             arguments.swap_instructions,
             live,
+            Video(arguments.video, arguments.video_episodes) if arguments.video else None,
         )
     print(json.dumps(result, indent=2) if arguments.json else show.lines(show.flat(result)))
     return 0

@@ -6,7 +6,7 @@ whole of the inherited one, since another type's keys mean nothing to it. Lists 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from polyrhythm.config.explain import explain
+from polyrhythm.config.objects import plain
 from polyrhythm.config.presets import preset
 from polyrhythm.config.recipes import find_recipe
 from polyrhythm.config.registry import expand
@@ -25,16 +26,22 @@ from polyrhythm.files import written_whole
 Tree = dict[str, Any]
 
 
-def load_config(recipe: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """The validated configuration of a recipe (a name or a path) under `section.key=value` overrides."""
-    path = find_recipe(recipe)
-    tree = _read_recipe(path, ())
-    tree.setdefault("name", path.stem)
+def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str | Mapping[str, Any]] = ()) -> RunConfig:
+    """The validated configuration of a recipe under overrides, each of them `section.key=value` or sections.
+
+    recipe: a name, a path, or what a file would say; sections may hold settings as objects.
+    """
+    origin = "recipe" if isinstance(recipe, Mapping) else str(recipe)
+    if isinstance(recipe, Mapping):
+        tree = {"name": "script", **_extended(plain(recipe), origin, Path(), ())}
+    else:
+        path = find_recipe(recipe)
+        tree = {"name": path.stem, **_read_recipe(path, ())}
     changes: Tree = {}
-    _refuse_lost(overrides)
+    _refuse_lost([override for override in overrides if isinstance(override, str)])
     for override in overrides:
-        changes = merge(changes, parse_override(override))
-    return validate(_lay(tree, changes, "command line"), origin=str(recipe))
+        changes = merge(changes, parse_override(override) if isinstance(override, str) else plain(override))
+    return validate(_lay(tree, changes, "overrides"), origin=origin)
 
 
 def _lay(base: Tree, change: Tree, origin: str) -> Tree:
@@ -106,12 +113,16 @@ def _read_recipe(path: Path, seen: tuple[Path, ...]) -> Tree:
     if path in seen:
         chain = " → ".join(step.name for step in (*seen, path))
         raise ConfigError(f"extends = {chain}: recipes extend each other; remove one link", origin=str(path))
-    tree = read(path)
+    return _extended(read(path), str(path), path.parent, (*seen, path))
+
+
+def _extended(tree: Tree, origin: str, folder: Path, seen: tuple[Path, ...]) -> Tree:
+    """What a recipe says over the one that it extends, which may stand beside it in `folder`."""
     parent = tree.pop("extends", None)
     if parent is None:
-        return _lay({}, tree, str(path))
+        return _lay({}, tree, origin)
     if not isinstance(parent, str):
-        raise ConfigError(f"extends = {parent}: it must be one recipe's name or path", origin=str(path))
-    inherited = _read_recipe(find_recipe(parent, beside=path.parent), (*seen, path))
+        raise ConfigError(f"extends = {parent}: it must be one recipe's name or path", origin=origin)
+    inherited = _read_recipe(find_recipe(parent, beside=folder), seen)
     inherited.pop("name", None)
-    return _lay(inherited, tree, str(path))
+    return _lay(inherited, tree, origin)

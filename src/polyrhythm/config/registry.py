@@ -79,6 +79,13 @@ def imported(address: str, name: str, what: str) -> Any:
         ) from error
     except (Exception, SystemExit) as error:  # whatever a user's module does
         raise Refusal("type", name, f"importing {module_name} {raised(error)}; mend it") from error
+    if module_name == "__main__" and not hasattr(module, attribute):
+        raise Refusal(
+            "type",
+            name,
+            f"{attribute} was defined in a script or notebook, and this is another process; put it into a module (say "
+            f"own.py), name it own:{attribute}, or go on in that script",
+        )
     if not hasattr(module, attribute):
         raise Refusal("type", name, f"module {module_name} has no {attribute}; name {what} in it")
     return getattr(module, attribute)

@@ -89,3 +89,21 @@ class Expert(Protocol):
     def expert_actions(self, rows: RowNumbers) -> NDArray[np.float32]:
         """The scripted expert's action for the present state of each row: [n,A] in env units."""
         ...
+
+
+@runtime_checkable
+class Renderer(Protocol):
+    """An env batch that can draw a row for people, where no observation is a picture."""
+
+    def render(self, row: int) -> NDArray[np.uint8]:
+        """The present state of the row: [H,W,3]. ConfigError: this machine lacks what it takes."""
+        ...
+
+
+@runtime_checkable
+class Renderable(Protocol):
+    """Settings of an environment that can draw its rows for people."""
+
+    def rendering(self) -> EnvSettings | None:
+        """The same settings, whose `build` gives a `Renderer`; None where these do not allow it."""
+        ...

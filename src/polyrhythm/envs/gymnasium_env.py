@@ -115,6 +115,17 @@ class GymnasiumSettings(_Settings):
         """All tasks, also where there is but one."""
         return self.tasks or (GymnasiumTask(id=self.id),)
 
+    def rendering(self) -> GymnasiumSettings | None:
+        """The same environments with `render_mode: rgb_array`; None where they do not offer that."""
+        env = self.make()
+        try:
+            offered = env.metadata.get("render_modes") or ()
+        finally:
+            env.close()
+        if "rgb_array" not in offered:
+            return None
+        return self.model_copy(update={"kwargs": {**self.kwargs, "render_mode": "rgb_array"}})
+
     def make(self, task: int = 0) -> gymnasium.Env[Any, Any]:
         """One environment, wrapped, without Gymnasium's checks and time limit. ConfigError: what cannot be made."""
         given = self.listed[task]
@@ -217,6 +228,15 @@ class GymnasiumBatch:
         picked = np.asarray(rows)
         for key, seen in self._seen.items():
             out[key][: len(rows)] = seen[picked]
+
+    def render(self, row: int) -> NDArray[np.uint8]:
+        """What the environment draws with `render_mode: rgb_array`: [H,W,3]. ConfigError: a package is missing."""
+        import gymnasium
+
+        try:
+            return np.asarray(self._envs[row].render())
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise ConfigError(f"rendering: {error}") from error
 
     def close(self) -> None:
         for env in self._made.values():

@@ -16,6 +16,11 @@ from polyrhythm.flow.admission import mix
 from polyrhythm.flow.records import Episode, Ticket
 
 
+def noise_stream(episode: Episode) -> int:
+    """Of the noise that its actions are sampled with: a function of its seed alone."""
+    return mix(episode.seed, 3)
+
+
 @dataclass(slots=True)
 class EvaluationState:
     """The evaluation under way (the first of its queue when it begins). version: of the weights, beside training; -1
@@ -56,7 +61,7 @@ class Evaluations:
             task=episode.task,
             instruction=episode.instruction,
             seed=episode.seed,
-            noise=mix(episode.seed, 3),
+            noise=noise_stream(episode),
             version=0,
             greedy=episode.greedy,
             evaluation=name,

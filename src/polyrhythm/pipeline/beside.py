@@ -107,7 +107,7 @@ class EvaluationsBeside:
         try:
             found, weights = self._pipeline.weights.read(version)
             if found == version:
-                save_policy(weights, self._config, self._best.path(version), version)
+                save_policy(weights, self._config, self._best.path(version), version, self._pipeline.spec)
             else:
                 log.warning("version %d is evaluated, but its weights were replaced before they could be kept", version)
         except OSError as error:

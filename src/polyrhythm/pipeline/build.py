@@ -48,13 +48,14 @@ _EVALUATION_SIMULATOR, _EVALUATION_GENERATOR = f"simulator{EVALUATION}", f"gener
 @dataclass(slots=True)
 class Pipeline:
     """A run's parts, joined. weights: what was published; states: the trainer's, where there is a folder; failures: of
-    samples in their environments."""
+    samples in their environments; spec: of these."""
 
     loop: Loop
     launcher: Launcher
     weights: WeightsBus
     states: TrainerStates | None
     failures: Failures
+    spec: EnvSpec
 
     def evaluate(self, name: str, episodes: Sequence[Episode]) -> list[SampleEvaluated]:
         """Run these episodes; their results in the order in which they finished. RunHalted: not one did."""
@@ -230,7 +231,7 @@ def build_pipeline(
     except BaseException:
         launcher.close()
         raise
-    return Pipeline(loop, launcher, weights, states, failures)
+    return Pipeline(loop, launcher, weights, states, failures, spec)
 
 
 def _culprits(config: RunConfig) -> dict[str, str]:

@@ -20,7 +20,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ from polyrhythm.errors import PolyrhythmError, RunFolderError
 from polyrhythm.flow.conductor import Conductor
 from polyrhythm.runtime.arena import Arena
 from polyrhythm.runtime.weights import WeightsBus
-from polyrhythm.specs import Trajectory
+from polyrhythm.specs import EnvSpec, Trajectory
+from polyrhythm.specs.plain import as_plain, from_plain
 from polyrhythm.stations.trainer_job import TrainerStates
 from polyrhythm.training.checkpoint import load_state, save_state
 
@@ -49,28 +50,52 @@ _RUN, _SAMPLES, _TRAINER, _PUBLISHED = "run.json", "samples.npz", "trainer.pt", 
 _NAME, _DAMAGED, _CHECKSUM = re.compile(r"run-(\d+)"), ".damaged", "crc32"
 
 
-def save_policy(weights: Mapping[str, Tensor], config: RunConfig, path: Path, version: int) -> None:
-    """Write {"policy": state_dict, "config": plain data, "version": int}."""
-    save_state({"policy": dict(weights), "config": config.model_dump(mode="json"), "version": version}, path)
+@dataclass(frozen=True, slots=True)
+class SavedPolicy:
+    """A policy as it was saved. config: of its run, as plain data; spec: of its environment, None where the file is
+    older than that; file: where config and spec were found."""
+
+    config: dict[str, Any]
+    weights: dict[str, Any]
+    version: int
+    spec: EnvSpec | None
+    file: Path
+
+
+def save_policy(
+    weights: Mapping[str, Tensor], config: RunConfig, path: Path, version: int, spec: EnvSpec | None = None
+) -> None:
+    """Write {"policy": state_dict, "config": plain data, "version": int, "spec": plain data}.
+
+    spec: of the environment; with it the policy can be used where there is no such environment.
+    """
+    content = {"policy": dict(weights), "config": config.model_dump(mode="json"), "version": version}
+    save_state(content if spec is None else {**content, "spec": as_plain(spec)}, path)
 
 
 def load_policy(path: Path) -> tuple[RunConfig, dict[str, Any], int]:
-    """The configuration, weights and version of a file of weights, a run folder, or a saved run or trainer in it.
+    """The configuration, weights and version of a file of weights, a run folder, or a saved run or trainer in it."""
+    saved = read_policy(path)
+    return validate(saved.config, origin=str(saved.file)), saved.weights, saved.version
+
+
+def read_policy(path: Path) -> SavedPolicy:
+    """The same without looking for the classes that the configuration names.
 
     A run folder's are its newest: a run that was killed has saved its trainer and itself after its last policy.pt.
     """
     if (path / _RUN).is_file():
-        return _config_beside(path), *_saved_policy(path)
+        return _with_weights(_beside(path), *_saved_policy(path))
     if path.is_file() and path.match(TrainerStates.pattern):
-        config = _config_beside(path)
-        return config, *_trainer_policy(path, config)
+        beside = _beside(path)
+        return _with_weights(beside, *_trainer_policy(path, beside.config))
     if not path.is_dir():
         return _load_file(path)
-    config, weights, version = _load_file(path / POLICY_FILE)
-    found = [(weights, version)]
+    newest = _load_file(path / POLICY_FILE)
+    found = [(newest.weights, newest.version)]
     for read, files in (
         (_saved_policy, saved_runs(path / STATES)),
-        (lambda file: _trainer_policy(file, config), TrainerStates(str(path / STATES)).paths()),
+        (lambda file: _trainer_policy(file, newest.config), TrainerStates(str(path / STATES)).paths()),
     ):
         for file in reversed(files):
             try:
@@ -78,25 +103,29 @@ def load_policy(path: Path) -> tuple[RunConfig, dict[str, Any], int]:
                 break
             except RunFolderError as error:
                 log.warning("left out: %s", error)
-    return config, *max(found, key=lambda policy: policy[1])
+    return _with_weights(newest, *max(found, key=lambda policy: policy[1]))
 
 
-def _config_beside(path: Path) -> RunConfig:
+
+def _with_weights(policy: SavedPolicy, weights: dict[str, Any], version: int) -> SavedPolicy:
+    return replace(policy, weights=weights, version=version)
+
+
+def _beside(path: Path) -> SavedPolicy:
     """Of the run in whose checkpoint folder this lies."""
-    return _load_file(path.resolve().parents[1] / POLICY_FILE)[0]
+    return _load_file(path.resolve().parents[1] / POLICY_FILE)
 
 
-def _load_file(file: Path) -> tuple[RunConfig, dict[str, Any], int]:
+def _load_file(file: Path) -> SavedPolicy:
     if not file.is_file():
         raise RunFolderError(
             f"{file.parent} holds no {file.name}: the run did not finish, or this is not a run folder; name another"
         )
     content = load_state(file)
     try:
+        spec = from_plain(content["spec"]) if "spec" in content else None
         weights, version = dict(content["policy"]), int(content["version"])
-        return validate(content["config"], origin=str(file)), weights, version
-    except PolyrhythmError:
-        raise
+        return SavedPolicy(dict(content["config"]), weights, version, spec, file)
     except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(
             f"{file} holds no policy with its settings ({type(error).__name__}: {error}); name a run's folder, or its "
@@ -114,11 +143,11 @@ def _saved_policy(path: Path) -> tuple[dict[str, Any], int]:
         raise RunFolderError(f"{path} cannot be read as a checkpoint ({error}); name another") from error
 
 
-def _trainer_policy(path: Path, config: RunConfig) -> tuple[dict[str, Any], int]:
+def _trainer_policy(path: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     """The weights of a trainer's state, and the version that they are, or were about to become."""
     try:
-        return load_state(path)["policy"], TrainerStates.updates(path) // config.freshness.sync_interval
-    except (KeyError, ValueError) as error:
+        return load_state(path)["policy"], TrainerStates.updates(path) // config["freshness"]["sync_interval"]
+    except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(f"{path} cannot be read as a checkpoint ({error}); name another") from error
 
 

@@ -15,6 +15,7 @@ from polyrhythm.observe import MetricsWriter
 from polyrhythm.pipeline.beside import EvaluationsBeside
 from polyrhythm.pipeline.best import BestPolicies
 from polyrhythm.pipeline.build import Pipeline
+from polyrhythm.pipeline.callbacks import Callbacks, EvaluationResult
 from polyrhythm.pipeline.checkpoints import POLICY_FILE
 from polyrhythm.pipeline.episodes import held_out, tally
 from polyrhythm.pipeline.progress import Progress
@@ -33,10 +34,16 @@ class Evaluations:
     """Those of one run: the same seeds each time."""
 
     def __init__(
-        self, config: RunConfig, folder: Path, progress: Progress, metrics: MetricsWriter, tasks: Sequence[Task]
+        self,
+        config: RunConfig,
+        folder: Path,
+        progress: Progress,
+        metrics: MetricsWriter,
+        tasks: Sequence[Task],
+        callbacks: Callbacks,
     ) -> None:
         self._config, self._folder, self._progress = config, folder, progress
-        self._metrics, self._tasks = metrics, tasks
+        self._metrics, self._tasks, self._callbacks = metrics, tasks, callbacks
         self._best = BestPolicies(folder, config.checkpoint.keep_best)
 
     def evaluate(self, pipeline: Pipeline, name: str) -> None:
@@ -123,6 +130,7 @@ class Evaluations:
             own = [r for r in results if r.greedy == greedy and (r.instruction != r.task) == swap]
             total = tallies[key] = tally(own, self._tasks)
             way, version = _WORDS[greedy, swap], results[0].version
+            self._callbacks.on_evaluation(EvaluationResult(key, version, greedy, **total))
             values = {f"evaluation/{way}/{part}": total[part] for part in _MEASURED}
             values |= {f"evaluation/{way}/metrics/{name}": mean for name, mean in total.get("metrics", {}).items()}
             self._metrics.log(version, values, self._progress.summary()["total"])

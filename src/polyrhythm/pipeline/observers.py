@@ -108,6 +108,7 @@ class UpdateMetrics:
     """Writes the figures of each update, and beside them what the other observers have.
 
     An update that a lost trainer takes with it is written anew. began: when the run did; now: when its training does.
+    latest: the last line, `step` and `time_s` included.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class UpdateMetrics:
         began: float,
         now: float,
     ) -> None:
+        self.latest: dict[str, float] = {}
         self._writer, self._ledger, self._episodes = writer, ledger, episodes
         self._account, self._stations, self._tempo = account, stations, tempo
         self._began, self._last, self._transitions = began, now, account.transitions
@@ -146,6 +148,7 @@ class UpdateMetrics:
         values |= {f"stations/utilisation/{name}": share for name, share in utilisation.items()}
         values["stations/faults"] = len(self._account.faults)
         self._writer.log(report.step, values, now - self._began)
+        self.latest = {"step": report.step, "time_s": now - self._began, **values}
 
 
 class Lags:

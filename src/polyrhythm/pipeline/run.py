@@ -25,6 +25,7 @@ from polyrhythm.observe.report import write_report
 from polyrhythm.observe.run_folder import held
 from polyrhythm.pipeline.account import Stations
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
+from polyrhythm.pipeline.callbacks import Callbacks, StopTraining, UpdatesHeard
 from polyrhythm.pipeline.check import Checked
 from polyrhythm.pipeline.checkpoints import (
     POLICY_FILE,
@@ -50,24 +51,33 @@ from polyrhythm.specs import Task
 log = logging.getLogger(__name__)
 
 
-def train(checked: Checked, folder: Path, live: Live | None = None) -> dict[str, Any]:
+def train(
+    checked: Checked, folder: Path, live: Live | None = None, callbacks: Callbacks | None = None
+) -> dict[str, Any]:
     """Run all phases that the configuration asks for and that the folder does not have; the content of summary.json.
 
     checked: what `pipeline.check` gave; nothing is left to refuse, so the folder may be made before. Its policy is
     trained in place. live: shows a person how it goes. Raises RunHalted when the run cannot go on, KeyboardInterrupt
-    when it was told to stop.
+    when it was told to stop, and what a callback raised.
     """
     refuse_misplaced(folder)
+    callbacks = callbacks or Callbacks()
     with held(folder), Interrupts().listening() as interrupts:
         progress = Progress(folder, live.phase if live else None)
         saved = take_up(checked, folder, progress)
         with MetricsWriter(folder) as metrics, TraceWriter(_new_path(folder / "trace.json")) as trace:
+            finished = True
             try:
-                _phases(checked, folder, saved, (progress, interrupts), (metrics, trace), live)
+                _phases(checked, folder, saved, (progress, interrupts), (metrics, trace), live, callbacks)
             except Interrupted:
-                raise KeyboardInterrupt from None
+                finished = False
+        if not finished:
+            raise KeyboardInterrupt if callbacks.ended is None else callbacks.ended
         summary = _summarise(folder, progress)
         _report(folder)
+    if callbacks.deliver() and not isinstance(callbacks.ended, StopTraining):
+        assert callbacks.ended is not None
+        raise callbacks.ended
     return summary
 
 
@@ -78,19 +88,20 @@ def _phases(
     course: tuple[Progress, Interrupts],
     writers: tuple[MetricsWriter, TraceWriter],
     live: Live | None,
+    callbacks: Callbacks,
 ) -> None:
     """The phases that are asked for and not done."""
     config, spec, policy = checked
     (progress, interrupts), (metrics, trace) = course, writers
-    version = saved.version if saved else begin(config, folder, policy, progress, metrics)
+    version = saved.version if saved else begin(checked, folder, progress, metrics)
     training = config.training.versions > 0 and progress.result("rl") is None
     pipeline = build_pipeline(config, policy, folder, saved=saved, version=version, trainer=training, start=False)
     try:
         if live:
             live.watch(pipeline)
         pipeline.loop.observers.append(MismatchWarning(mismatch_limit(config.algorithm, policy)))
-        run = _Run(config, folder, pipeline, progress, metrics, spec.tasks, live)
-        pipeline.loop.stop = interrupts.requested
+        run = _Run(config, folder, pipeline, progress, metrics, spec.tasks, live, callbacks)
+        pipeline.loop.stop = lambda: interrupts.requested() or callbacks.deliver()
         if saved is None:
             run.start()
         if saved is None and progress.result("rl") is None:  # else the weights before training are not there any more
@@ -118,10 +129,11 @@ class _Run:
         metrics: MetricsWriter,
         tasks: Sequence[Task],
         live: Live | None,
+        callbacks: Callbacks,
     ) -> None:
-        self._config, self._folder, self._pipeline = config, folder, pipeline
+        self._config, self._folder, self._pipeline, self._callbacks = config, folder, pipeline, callbacks
         self._progress, self._metrics, self._tasks, self._live = progress, metrics, tasks, live
-        self.evaluations = Evaluations(config, folder, progress, metrics, tasks)
+        self.evaluations = Evaluations(config, folder, progress, metrics, tasks, callbacks)
 
     def start(self) -> None:
         """Start the stations."""
@@ -142,7 +154,8 @@ class _Run:
         sources = (loop.conductor.ledger, episodes, saver.account, stations, tempo)
         metrics = UpdateMetrics(self._metrics, *sources, began=progress.began, now=began)
         watching, beside = list(loop.observers), self.evaluations.beside(pipeline, saved.version if saved else None)
-        loop.observers += [*(episodes, tempo, metrics, lags, stations, timeline), beside, saver]
+        heard = UpdatesHeard(metrics, self._callbacks)
+        loop.observers += [*(episodes, tempo, metrics, heard, lags, stations, timeline), beside, saver]
         if self._live is None:
             loop.observers.append(ProgressLine(updates, episodes, began))
         if saved is None:
@@ -190,7 +203,7 @@ class _Run:
     def _save_published(self) -> None:
         """The newest published weights: whole even where an update was cut short or went wrong."""
         version, weights = self._pipeline.weights.read()
-        save_policy(weights, self._config, self._folder / POLICY_FILE, version)
+        save_policy(weights, self._config, self._folder / POLICY_FILE, version, self._pipeline.spec)
 
 
 def _summarise(folder: Path, progress: Progress) -> dict[str, Any]:

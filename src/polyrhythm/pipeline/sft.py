@@ -50,7 +50,7 @@ def imitate(checked: Checked, folder: Path, file: Path | None, live: Live | None
 
     What an earlier part of the same run has done is not done again. live: shows a person how it goes.
     """
-    config, _, policy = checked
+    config = checked.config
     refuse_misplaced(folder)
     progress = Progress(folder, live.phase if live else None, command="sft")
     if file is not None and progress.result("demonstrations") is None:
@@ -59,7 +59,7 @@ def imitate(checked: Checked, folder: Path, file: Path | None, live: Live | None
         progress.commit("demonstrations", {"file": str(file), "decisions": decisions})
     save_config(config, folder / CONFIG_FILE)  # from here on it can be resumed, without the file
     with MetricsWriter(folder) as metrics:
-        begin(config, folder, policy, progress, metrics)
+        begin(checked, folder, progress, metrics)
     summary = {**progress.result("warm_start"), **(progress.result("demonstrations") or {}), "wall_s": progress.summary()}
     with written_whole(folder / SUMMARY_FILE) as unfinished:
         unfinished.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")

@@ -11,6 +11,7 @@ from torch import Tensor
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunFolderError
 from polyrhythm.observe import MetricsWriter
+from polyrhythm.pipeline.check import Checked
 from polyrhythm.pipeline.checkpoints import POLICY_FILE, load_policy, save_policy
 from polyrhythm.pipeline.demos import record
 from polyrhythm.pipeline.given import take_given_weights
@@ -26,8 +27,9 @@ log = logging.getLogger(__name__)
 DEMONSTRATIONS_FILE = "demonstrations.npz"
 
 
-def begin(config: RunConfig, folder: Path, policy: Policy, progress: Progress, metrics: MetricsWriter) -> int:
+def begin(checked: Checked, folder: Path, progress: Progress, metrics: MetricsWriter) -> int:
     """Give the policy the weights to begin with: the given ones, or by demonstrations and imitation; their version."""
+    config, spec, policy = checked
     file = folder / POLICY_FILE
     if progress.result("warm_start") is not None:
         _, weights, version = load_policy(file)
@@ -42,7 +44,7 @@ def begin(config: RunConfig, folder: Path, policy: Policy, progress: Progress, m
         with progress.phase("supervised"):
             figures = finish(SupervisedLearner(policy, config.supervised, seed=config.seed).steps(demonstrations))
             metrics.log(0, figures, progress.summary()["total"])
-    save_policy(policy.state_dict(), config, file, 0)
+    save_policy(policy.state_dict(), config, file, 0, spec)
     progress.commit("warm_start", figures)
     return 0
 

@@ -70,7 +70,7 @@ def chaos(checked: Checked, folder: Path, kills: int, seed: int, warm_up_s: floa
     progress = Progress(folder)
     save_config(config, folder / CONFIG_FILE)
     with MetricsWriter(folder) as metrics:
-        version = begin(config, folder, policy, progress, metrics)
+        version = begin(checked, folder, progress, metrics)
     before = _children()
     limit_s = config.supervision.start_s + warm_up_s + kills * 2 * RECOVERY_S
     with _limited(limit_s) as overdue:

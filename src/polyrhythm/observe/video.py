@@ -1,0 +1,135 @@
+"""Episodes as a moving picture: a grid of them, each marked when it has ended, as GIF or MP4."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from polyrhythm.errors import ConfigError
+from polyrhythm.files import written_whole
+
+#: Pictures a second, fewer where there are few; how long they then take together, and the last one stays.
+_MOST_RATE, _LEAST_RATE, _SECONDS, _HOLD_S = 10, 4, 4.0, 1.5
+#: Longer edge of an episode's picture, its frame, and the height of a line below it, in pixels.
+_EDGE, _FRAME, _LINE = 192, 4, 15
+_BACKGROUND, _INK, _RUNNING = (24, 24, 27), (228, 228, 231), (82, 82, 91)
+_MARKS = {True: (34, 197, 94), False: (239, 68, 68), None: (96, 165, 250)}
+
+
+class Clip(NamedTuple):
+    """An episode. pictures: uint8 [H,W,3], one or more; caption: what was to be done; outcome: how it ended, in words;
+    success: None where that is not measured."""
+
+    pictures: Sequence[NDArray[np.uint8]]
+    caption: str
+    outcome: str
+    success: bool | None
+
+
+def check_format(path: Path) -> None:
+    """Raise ConfigError unless this machine can write such a file."""
+    if path.suffix not in (".gif", ".mp4"):
+        raise ConfigError(f"video = {path}: its name must end with .gif or .mp4; rename it")
+    if path.suffix == ".mp4" and importlib.util.find_spec("imageio_ffmpeg") is None:
+        raise ConfigError(
+            f"video = {path}: mp4 needs the package imageio-ffmpeg; run pip install 'polyrhythm[video]', or name a .gif"
+        )
+
+
+def reduced(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The picture, smaller if it is larger than a tile's."""
+    factor = _EDGE / max(picture.shape[:2])
+    if factor >= 1:
+        return picture
+    size = round(factor * picture.shape[1]), round(factor * picture.shape[0])
+    return np.asarray(Image.fromarray(picture).resize(size))
+
+
+def write_video(path: Path, clips: Sequence[Clip]) -> None:
+    """Write the clips side by side, by the suffix of the name."""
+    with written_whole(path) as unfinished:
+        if path.suffix == ".gif":
+            _write_gif(unfinished, clips)
+        else:
+            _write_mp4(unfinished, clips)
+
+
+def grids(clips: Sequence[Clip]) -> Iterator[Image.Image]:
+    """The pictures of the video: near a square of tiles; an episode that has ended stays, with its mark."""
+    columns = math.ceil(math.sqrt(len(clips)))
+    rows = math.ceil(len(clips) / columns)
+    longest = max(len(clip.pictures) for clip in clips)
+    width, height = _tile(clips[0], 0).size
+    for moment in range(longest):
+        grid = Image.new("RGB", (columns * width, rows * height), _BACKGROUND)
+        for place, clip in enumerate(clips):
+            grid.paste(_tile(clip, moment), (place % columns * width, place // columns * height))
+        yield grid
+
+
+def _rate(clips: Sequence[Clip]) -> int:
+    """Pictures a second."""
+    longest = max(len(clip.pictures) for clip in clips)
+    return min(_MOST_RATE, max(_LEAST_RATE, round(longest / _SECONDS)))
+
+
+def _tile(clip: Clip, moment: int) -> Image.Image:
+    """One episode at a moment: its picture in a frame of the mark's colour, two lines below."""
+    last = len(clip.pictures) - 1
+    picture = Image.fromarray(reduced(clip.pictures[min(moment, last)]))
+    ended = moment >= last
+    factor = _EDGE // max(picture.size)  # whole, so that small pictures stay sharp
+    picture = picture.resize((factor * picture.width, factor * picture.height), Image.Resampling.NEAREST)
+    colour = _MARKS[clip.success] if ended else _RUNNING
+    # Even sizes, as video codecs want them.
+    width = 2 * math.ceil((picture.width + 2 * _FRAME + 2) / 2)
+    height = 2 * math.ceil((picture.height + 2 * _FRAME + 2 * _LINE + 4) / 2)
+    tile = Image.new("RGB", (width, height), _BACKGROUND)
+    draw = ImageDraw.Draw(tile)
+    draw.rectangle((0, 0, picture.width + 2 * _FRAME - 1, picture.height + 2 * _FRAME - 1), fill=colour)
+    tile.paste(picture, (_FRAME, _FRAME))
+    top, font = picture.height + 2 * _FRAME + 1, ImageFont.load_default(11)
+    said = clip.outcome if ended else ""
+    draw.text((_FRAME, top), _fitting(clip.caption, font, width - 2 * _FRAME), fill=_INK, font=font)
+    draw.text((_FRAME, top + _LINE), _fitting(said, font, width - 2 * _FRAME), fill=colour, font=font)
+    return tile
+
+
+def _fitting(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
+    """The text, cut where it would be wider."""
+    if font.getlength(text) <= width:
+        return text
+    while text and font.getlength(f"{text}...") > width:
+        text = text[:-1]
+    return f"{text.rstrip()}..."
+
+
+def _write_gif(path: Path, clips: Sequence[Clip]) -> None:
+    first, *rest = (grid.quantize(255, dither=Image.Dither.NONE) for grid in grids(clips))
+    pause = 1000 // _rate(clips)
+    durations = [pause] * len(rest) + [pause + round(1000 * _HOLD_S)]
+    first.save(path, "GIF", save_all=True, append_images=rest, duration=durations, loop=0)
+
+
+def _write_mp4(path: Path, clips: Sequence[Clip]) -> None:
+    import imageio_ffmpeg
+
+    rate, writer, grid = _rate(clips), None, None
+    for grid in grids(clips):
+        if writer is None:
+            options = {"macro_block_size": 2, "output_params": ["-f", "mp4"], "ffmpeg_log_level": "error"}
+            writer = imageio_ffmpeg.write_frames(str(path), grid.size, fps=rate, **options)
+            writer.send(None)
+        writer.send(grid.tobytes())
+    assert writer is not None
+    assert grid is not None
+    for _ in range(round(rate * _HOLD_S)):
+        writer.send(grid.tobytes())
+    writer.close()

@@ -1,0 +1,38 @@
+"""An `EnvSpec` as plain data, for files: a saved policy says itself what it is to be shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from polyrhythm.specs.spaces import ActionSpec, ArraySpec, EnvSpec, Task
+
+
+def as_plain(spec: EnvSpec) -> dict[str, Any]:
+    """Dicts, lists, text, numbers and flags; `from_plain` gives the spec back."""
+    content = {
+        "observation": {
+            name: {"shape": array.shape, "dtype": np.dtype(array.dtype).name}
+            for name, array in spec.observation.items()
+        },
+        "action": asdict(spec.action),
+        "tasks": [asdict(task) for task in spec.tasks],
+        "max_steps": spec.max_steps,
+        "reset_rows": bool(spec.reset_rows),
+        "step_rows": bool(spec.step_rows),
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(content, default=int))  # sizes may be numpy's whole numbers
+    return plain
+
+
+def from_plain(content: Mapping[str, Any]) -> EnvSpec:
+    """The spec. KeyError, TypeError, ValueError: this is none."""
+    observation = {
+        name: ArraySpec(tuple(array["shape"]), array["dtype"]) for name, array in content["observation"].items()
+    }
+    tasks = tuple(Task(**task) for task in content["tasks"])
+    return EnvSpec(**{**content, "observation": observation, "action": ActionSpec(**content["action"]), "tasks": tasks})

@@ -1,0 +1,70 @@
+"""Environments with something to see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel
+
+from polyrhythm.envs.base import StepResult
+from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
+from polyrhythm.specs.hashing import mix
+
+
+class LampSettings(BaseModel):
+    """A lamp of as many lit columns as the seed says; pushing right as often as that succeeds.
+
+    pictures: as an observation, drawn by the batch (also badly), or not at all.
+    """
+
+    type: str = "tests.pipeline.pictures:LampSettings"
+    pictures: Literal["observed", "drawn", "misdrawn", "none"] = "observed"
+    step_rows: bool = True
+
+    def spec(self) -> EnvSpec:
+        image = {"image": ArraySpec((16, 16, 3), "uint8")} if self.pictures == "observed" else {}
+        return EnvSpec(
+            observation={"left": ArraySpec((1,), "float32"), **image},
+            action=ActionSpec("continuous", 1, low=(-1.0,), high=(1.0,)),
+            tasks=(Task("first", "push to the right"), Task("second", "push to the right again")),
+            max_steps=12,
+            reset_rows=self.step_rows,
+            step_rows=self.step_rows,
+        )
+
+    def build(self, rows: int) -> Lamps:
+        return DrawnLamps(self, rows) if "drawn" in self.pictures else Lamps(self, rows)
+
+
+class Lamps:
+    def __init__(self, settings: LampSettings, rows: int) -> None:
+        self.settings, self.spec, self.rows = settings, settings.spec(), rows
+        self.left = np.zeros(rows, np.float32)
+
+    def reset(self, rows: Any, tasks: Sequence[int], seeds: Sequence[int]) -> None:
+        self.left[rows] = [3 + mix(seed, task) % 5 for task, seed in zip(tasks, seeds, strict=True)]
+
+    def step(self, rows: Any, actions: Any) -> StepResult:
+        self.left[rows] -= np.clip(actions[:, 0], -1.0, 1.0)
+        there, never = self.left[rows] <= 0, np.zeros(len(rows), bool)
+        return StepResult(there.astype(np.float32) + actions[:, 0], there, never, there)
+
+    def observe(self, rows: Any, out: dict[str, Any]) -> None:
+        out["left"][:, 0] = self.left[rows]
+        for place, row in enumerate(rows if "image" in out else ()):
+            out["image"][place] = self.picture(row)
+
+    def picture(self, row: int) -> np.ndarray:
+        drawn = np.zeros((16, 16, 3), np.uint8)
+        drawn[:, : max(0, int(2 * self.left[row]))] = 255
+        return drawn
+
+    def close(self) -> None:
+        pass
+
+
+class DrawnLamps(Lamps):
+    def render(self, row: int) -> np.ndarray:
+        return self.picture(row)[..., 0] if self.settings.pictures == "misdrawn" else self.picture(row)

@@ -1,0 +1,127 @@
+"""Episodes played again for a video: those that the evaluation counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from PIL import Image
+from tests.pipeline.pictures import LampSettings
+from tests.pipeline.runs import config
+
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.envs.gymnasium_env import GymnasiumSettings
+from polyrhythm.errors import ConfigError, RunFolderError, RunHalted
+from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.check import check
+from polyrhythm.pipeline.checkpoints import save_policy
+from polyrhythm.pipeline.episodes import held_out
+from polyrhythm.pipeline.evaluate import Video, evaluate
+from polyrhythm.pipeline.layout import step_settings
+from polyrhythm.pipeline.playback import play
+
+
+def _lamp(**settings: Any) -> RunConfig:
+    return config(
+        env=LampSettings(**settings).model_dump(),
+        policy={"type": "gaussian", "hidden": 8, "chunk": 2, "init_log_std": 0.5},
+        rollout={"rows": 4, "action_repeat": 2},
+    )
+
+
+def _saved(path: Path, run: RunConfig) -> Path:
+    checked = check(run, trainer=False)
+    save_policy(checked.policy.state_dict(), run, path, 1, checked.spec)
+    return path
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+@pytest.mark.parametrize("step_rows", [True, False])
+def test_what_is_played_is_what_the_evaluation_counts(greedy: bool, step_rows: bool) -> None:
+    """By task, so that every episode has a pair: with noise too, and where rows step only together."""
+    run = _lamp(step_rows=step_rows)
+    _, spec, policy = check(run, trainer=False)
+    episodes = held_out(8, 5, 2, greedy=greedy)
+    pipeline = build_pipeline(run, policy, trainer=False)
+    counted = pipeline.evaluate("evaluation", episodes)
+    pipeline.close()
+    played = play(LampSettings(step_rows=step_rows), policy, episodes, step_settings(run, policy), 3)
+    for task in range(2):
+        own = sorted(one.episode_return for one in played if one.episode.task == task)
+        theirs = sorted(one.episode_return for one in counted if one.task == task)
+        np.testing.assert_allclose(own, theirs, atol=1e-4)
+    assert sum(one.success for one in played) == sum(one.success for one in counted)
+    assert all(2 <= len(one.pictures) <= 5 for one in played), "three, the first and the last"
+    assert {one.pictures[0].shape for one in played} == {(16, 16, 3)}
+    assert len(spec.tasks) == 2
+
+
+def test_an_evaluation_with_a_video(tmp_path: Path) -> None:
+    file = _saved(tmp_path / "policy.pt", _lamp())
+    found = evaluate(file, 8, 5, video=Video(tmp_path / "new" / "shown.gif", 4))
+    plain = evaluate(file, 8, 5)
+    assert {key: value for key, value in found.items() if key != "video"} == plain
+    assert found["video"]["episodes"] == 4
+    with Image.open(tmp_path / "new" / "shown.gif") as shown:
+        assert shown.n_frames >= 2
+    with pytest.raises(RunFolderError, match="is there already"):
+        evaluate(file, 8, 5, video=Video(tmp_path / "new" / "shown.gif"))
+
+
+def test_rows_that_the_batch_draws_are_shown_too() -> None:
+    run = _lamp(pictures="drawn")
+    _, _, policy = check(run, trainer=False)
+    (played,) = play(
+        LampSettings(pictures="drawn"), policy, held_out(1, 5, 2, greedy=True), step_settings(run, policy), 9
+    )
+    lit = [(picture[0, :, 0] == 255).sum() for picture in played.pictures]
+    assert lit[0] in range(6, 16, 2), "two columns for each push that is left"
+
+
+@pytest.mark.parametrize(
+    ("pictures", "error", "said"),
+    [
+        ("none", ConfigError, "there is nothing to see: no observation is a picture"),
+        ("misdrawn", RunHalted, "render gave uint8 \\[16, 16\\], uint8 \\[H,W,3\\] is wanted"),
+    ],
+)
+def test_where_there_is_nothing_to_see(pictures: Any, error: type[Exception], said: str, tmp_path: Path) -> None:
+    file = _saved(tmp_path / "policy.pt", _lamp(pictures=pictures))
+    with pytest.raises(error, match=said):
+        evaluate(file, 4, 5, video=Video(tmp_path / "shown.gif"))
+    assert not list(tmp_path.glob("shown*"))
+
+
+class Painted(gymnasium.Env[np.ndarray, np.ndarray]):
+    """Draws itself without any package."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012 - as Gymnasium has it
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+
+    def render(self) -> Any:
+        return np.full((20, 30, 3), 77, np.uint8) if self.render_mode == "rgb_array" else None
+
+
+def test_gymnasium_is_asked_to_render_where_it_can() -> None:
+    gymnasium.register("Painted-v0", Painted, max_episode_steps=5)
+    settings = GymnasiumSettings(id="Painted-v0")
+    rendering = settings.rendering()
+    assert rendering is not None
+    batch = rendering.build(2)
+    batch.reset([0, 1], [0, 0], [1, 2])
+    assert batch.render(1).shape == (20, 30, 3)
+    batch.close()

@@ -1,0 +1,172 @@
+"""The public API, as scripts use it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from tests.pipeline.pictures import LampSettings
+from tests.pipeline.runs import LOCKSTEP
+
+import polyrhythm as pr
+from polyrhythm.errors import ConfigError, RunFolderError
+from polyrhythm.policies.categorical import CategoricalSettings
+
+SOURCE = Path(pr.__file__).parents[1]
+PAGE = Path(__file__).parents[1] / "docs" / "python-api.md"
+
+
+def _python(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text(program)
+    return subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "script.py"],
+        capture_output=True, text=True, timeout=170, check=False, cwd=folder,
+        env={"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def test_the_page_on_the_api_runs(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert len(blocks) > 4
+    done = _python("\n".join(blocks), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "env.type = __main__:CentreSettings: CentreSettings is defined in this script" in done.stdout
+    asked = ["-m", "polyrhythm", "eval", str(tmp_path / "runs" / "centre")]
+    environment = {"PYTHONPATH": str(SOURCE)}
+    other = subprocess.run(
+        [sys.executable, *asked], capture_output=True, text=True, timeout=60, check=False, env=environment
+    )
+    assert other.returncode == 2
+    assert "was defined in a script or notebook, and this is another process; put it into a module" in other.stderr
+    assert other.stderr.count("\n") == 1
+
+
+def test_the_package_is_light_and_says_what_it_has(tmp_path: Path) -> None:
+    program = """
+import sys
+import polyrhythm as pr
+assert set(pr.__all__) <= set(dir(pr))
+print(sorted({"torch", "pydantic", "numpy"} & set(sys.modules)))
+"""
+    done = _python(program, tmp_path)
+    assert done.stdout == "[]\n", done.stderr
+    assert all(getattr(pr, name) for name in pr.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = pr.nothing  # type: ignore[attr-defined]
+
+
+def test_recipes_are_names_paths_and_sections() -> None:
+    assert pr.load_recipe("cartpole").name == "cartpole"
+    assert pr.load_recipe({"extends": "cartpole"}).name == "script"
+    changed = pr.load_recipe("cartpole", "seed=7", {"seed": 8, "rollout": {"rows": 8}}, "rollout.rows=4")
+    assert (changed.seed, changed.rollout.rows, changed.rollout.segment_steps) == (8, 4, 64)
+    found = pr.load_recipe({**LOCKSTEP, "policy": CategoricalSettings(hidden=9)}, "policy.layers=3")
+    assert found.policy.model_dump() == CategoricalSettings(hidden=9, layers=3).model_dump()
+    assert pr.load_recipe(found, {"seed": 9}) == pr.load_recipe(found, "seed=9")
+    ordered = pr.load_recipe({"extends": "cartpole", "rollout": {"queue_key": by_rows}})
+    assert ordered.rollout.queue_key == f"{__name__}:by_rows"
+    with pytest.raises(ConfigError, match="did you mean versions"):
+        pr.load_recipe({"extends": "cartpole", "training": {"version": 3}})
+
+
+def by_rows(request: Any) -> int:
+    return int(request.rows)
+
+
+class Brighter(LampSettings):
+    """Has its parent's `type`."""
+
+
+class Named(LampSettings):
+    type: Literal["lamp"] = "lamp"  # type: ignore[assignment]
+
+
+def test_an_object_says_which_class_it_is_of() -> None:
+    recipe = {**LOCKSTEP, "policy": "gaussian", "env": Brighter()}
+    assert type(pr.load_recipe(recipe).env) is Brighter
+    with pytest.raises(ConfigError, match=f'declare it there as type: str = "{__name__}:Named"'):
+        pr.load_recipe({**recipe, "env": Named()})
+
+    class Hidden(LampSettings):
+        pass
+
+    with pytest.raises(ConfigError, match="cannot be found by name; define it at the top"):
+        pr.load_recipe({**recipe, "env": Hidden()})
+
+
+class Heard:
+    def __init__(self, until: int | None = None, error: type[Exception] = pr.StopTraining) -> None:
+        self.updates: list[Any] = []
+        self.evaluations: list[pr.EvaluationResult] = []
+        self._until, self._error = until, error
+
+    def on_update(self, metrics: Any) -> None:
+        self.updates.append(metrics)
+        if metrics["step"] == self._until:
+            raise self._error("enough")
+
+    def on_evaluation(self, result: pr.EvaluationResult) -> None:
+        self.evaluations.append(result)
+
+
+def _recipe(**changes: Any) -> dict[str, Any]:
+    return {**LOCKSTEP, "evaluation": {"episodes": 4}, **changes}
+
+
+def test_a_run_tells_its_callbacks_what_its_files_say(tmp_path: Path) -> None:
+    heard, steps = Heard(), list[float]()
+    run = pr.train(_recipe(), out=tmp_path / "run", callbacks=[heard, lambda metrics: steps.append(metrics["step"])])
+    assert run.finished
+    assert steps == [0, 1, 2]
+    assert [result.name for result in heard.evaluations] == ["before", "after"]
+    after = heard.evaluations[1]
+    assert (after.rate, after.mean_return) == (run.summary["after"]["rate"], run.summary["after"]["mean_return"])
+    assert heard.updates[0]["train/actor/lr"] > 0
+    again = pr.evaluate(run)
+    assert (again.mean_return, again.episodes, again.version) == (after.mean_return, 4, 3)
+    assert pr.load_policy(run.folder).act({"state": [0.0] * 4}).shape == (1, 1)
+
+
+def test_a_callback_stops_a_run_which_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    whole = pr.train(_recipe(), out=tmp_path / "whole")
+    part = pr.train(_recipe(), out=tmp_path / "part", callbacks=Heard(until=1))
+    assert not part.finished
+    assert part.summary == {}
+    rest = pr.train(_recipe(resume=str(part.folder)))
+    assert rest.finished
+    assert rest.summary["after"] == whole.summary["after"]
+
+
+def test_what_a_callback_raises_comes_out_as_it_was(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError, match="enough") as raised:
+        pr.train(_recipe(), out=tmp_path / "run", callbacks=Heard(until=1, error=ZeroDivisionError))
+    assert raised.traceback[-1].name == "on_update"
+    assert raised.value.__context__ is None
+    assert pr.train(_recipe(resume=str(tmp_path / "run"))).finished
+
+
+def test_an_error_about_the_last_result_leaves_a_finished_run(tmp_path: Path) -> None:
+    class Last:
+        def on_evaluation(self, result: pr.EvaluationResult) -> None:
+            if result.name == "after":
+                raise ZeroDivisionError("too late")
+
+    with pytest.raises(ZeroDivisionError, match="too late"):
+        pr.train(_recipe(), out=tmp_path / "run", callbacks=Last())
+    assert (tmp_path / "run" / "summary.json").is_file()
+
+
+def test_what_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="int is no function and has neither on_update nor on_evaluation"):
+        pr.train(_recipe(), out=tmp_path / "run", callbacks=3)
+    with pytest.raises(RunFolderError, match="is not there"):
+        pr.evaluate(tmp_path / "run")
+    with pytest.raises(RunFolderError, match="is not there"):
+        pr.load_policy(tmp_path / "run")
+    with pytest.raises(ConfigError, match="video_episodes = 0: it must be at least 1"):
+        pr.evaluate(tmp_path, video=tmp_path / "shown.gif", video_episodes=0)
+    assert not (tmp_path / "run").exists()
