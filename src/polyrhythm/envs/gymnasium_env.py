@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from polyrhythm.envs.base import RowNumbers, StepResult
-from polyrhythm.envs.gymnasium_make import make_registered, registered, wrapped
+from polyrhythm.envs.gymnasium_make import apply_wrapper, find_registered, make_registered
 from polyrhythm.envs.gymnasium_spaces import action_converter, action_spec, array_paths, array_spec
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import Aggregate, EnvSpec, Task
@@ -99,7 +99,7 @@ class GymnasiumSettings(_Settings):
 
     def spec(self) -> EnvSpec:
         """What a batch offers; makes an environment of each task to see."""
-        envs = [self.make(task) for task in range(len(self.listed))]
+        envs = [self.make(task) for task in range(len(self.task_list))]
         try:
             return self.spec_of(envs)
         finally:
@@ -111,7 +111,7 @@ class GymnasiumSettings(_Settings):
         return GymnasiumBatch(self, rows)
 
     @property
-    def listed(self) -> tuple[GymnasiumTask, ...]:
+    def task_list(self) -> tuple[GymnasiumTask, ...]:
         """All tasks, also where there is but one."""
         return self.tasks or (GymnasiumTask(id=self.id),)
 
@@ -128,18 +128,18 @@ class GymnasiumSettings(_Settings):
 
     def make(self, task: int = 0) -> gymnasium.Env[Any, Any]:
         """One environment, wrapped, without Gymnasium's checks and time limit. ConfigError: what cannot be made."""
-        given = self.listed[task]
+        given = self.task_list[task]
         env = make_registered(given.id, {**self.kwargs, **given.kwargs}, self._where(task))
         for place, wrapper in enumerate(self.wrappers):
-            env = wrapped(env, wrapper.apply, wrapper.kwargs, f"env.wrappers.{place}")
+            env = apply_wrapper(env, wrapper.apply, wrapper.kwargs, f"env.wrappers.{place}")
         return env
 
     def limit(self, task: int) -> int:
         """Env steps after which this task's episodes are truncated."""
-        limit = self.max_steps or registered(self.listed[task].id, self._where(task)).max_episode_steps
+        limit = self.max_steps or find_registered(self.task_list[task].id, self._where(task)).max_episode_steps
         if not limit:
             raise ConfigError(
-                f"env.max_steps = 0: {self.listed[task].id} registers no time limit; set max_steps above 0"
+                f"env.max_steps = 0: {self.task_list[task].id} registers no time limit; set max_steps above 0"
             )
         return limit
 
@@ -150,10 +150,10 @@ class GymnasiumSettings(_Settings):
             for what, here, first in zip(("observations", "actions"), other, offered[0], strict=True):
                 if here != first:
                     raise ConfigError(
-                        f"{self._where(task)}: its {what} are {here}, those of {self.listed[0].id} are {first}; tasks "
-                        "need equal ones, give env.wrappers that make them so"
+                        f"{self._where(task)}: its {what} are {here}, those of {self.task_list[0].id} are {first}; "
+                        "tasks need equal ones, give env.wrappers that make them so"
                     )
-        names = [task.name or task.instruction or task.id for task in self.listed]
+        names = [task.name or task.instruction or task.id for task in self.task_list]
         for task, name in enumerate(names):
             if name in names[:task]:
                 raise ConfigError(f"env.tasks.{task}.name = {name}: another task is called so; give each its own name")
@@ -162,7 +162,9 @@ class GymnasiumSettings(_Settings):
         return EnvSpec(
             observation={key: array_spec(envs[0].observation_space, path, where) for key, path in paths.items()},
             action=action_spec(envs[0].action_space, where),
-            tasks=tuple(Task(name, task.instruction or task.id) for name, task in zip(names, self.listed, strict=True)),
+            tasks=tuple(
+                Task(name, task.instruction or task.id) for name, task in zip(names, self.task_list, strict=True)
+            ),
             max_steps=max(self.limit(task) for task in range(len(envs))),
             metrics=dict(self.metrics),
         )
@@ -184,7 +186,7 @@ class GymnasiumBatch:
     """
 
     def __init__(self, settings: GymnasiumSettings, rows: int) -> None:
-        firsts = [settings.make(task) for task in range(len(settings.listed))]
+        firsts = [settings.make(task) for task in range(len(settings.task_list))]
         self.rows, self.spec, self._settings = rows, settings.spec_of(firsts), settings
         self._made = {(0, task): env for task, env in enumerate(firsts)}
         self._envs = [self._env(row, 0) for row in range(rows)]
@@ -215,7 +217,7 @@ class GymnasiumBatch:
             if info:
                 success[i] = bool(info.get("success", info.get("is_success", False)))
                 for name, numbers in metrics.items():
-                    numbers[i] = _number(info, name)
+                    numbers[i] = _read_number(info, name)
         return StepResult(
             np.array(rewards, np.float32),
             np.array(terminated, np.bool_),
@@ -256,7 +258,7 @@ class GymnasiumBatch:
             seen[row] = part
 
 
-def _number(info: Mapping[str, Any], name: str) -> float:
+def _read_number(info: Mapping[str, Any], name: str) -> float:
     """What `info` has under this key, or under its parts if it has dots; NaN where there is nothing."""
     value: Any = info.get(name)
     if value is None and "." in name:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import gymnasium
 
 
-def registered(env_id: str, where: str) -> gymnasium.envs.registration.EnvSpec:
+def find_registered(env_id: str, where: str) -> gymnasium.envs.registration.EnvSpec:
     """Gymnasium's own spec of an id. ConfigError about the setting `where`: there is none."""
     import gymnasium
 
@@ -32,7 +32,7 @@ def make_registered(env_id: str, kwargs: Mapping[str, Any], where: str) -> gymna
     """One environment. ConfigError about the setting `where`: unknown id, bad kwargs."""
     import gymnasium
 
-    spec = registered(env_id, where)
+    spec = find_registered(env_id, where)
     try:
         env: gymnasium.Env[Any, Any] = gymnasium.make(spec.id, max_episode_steps=-1, disable_env_checker=True, **kwargs)
     except (gymnasium.error.Error, TypeError) as error:
@@ -40,7 +40,7 @@ def make_registered(env_id: str, kwargs: Mapping[str, Any], where: str) -> gymna
     return env
 
 
-def wrapped(
+def apply_wrapper(
     env: gymnasium.Env[Any, Any], address: str, kwargs: Mapping[str, Any], where: str
 ) -> gymnasium.Env[Any, Any]:
     """What the wrapper `module:function` or `module:Class` makes of `env`. ConfigError about the setting `where`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from statistics import fmean
 from typing import Any
 
 from polyrhythm.errors import RunHalted
@@ -69,4 +68,5 @@ def mean_metrics(episodes: Iterable[Sequence[tuple[str, float]]]) -> dict[str, f
     for metrics in episodes:
         for name, number in metrics:
             found.setdefault(name, []).append(number)
-    return {name: fmean(numbers) for name, numbers in sorted(found.items())}
+    # Divided first, so that no sum is too large.
+    return {name: sum(x / len(numbers) for x in numbers) for name, numbers in sorted(found.items())}

@@ -29,7 +29,7 @@ class EpisodeMetrics:
         self._counts = {name: np.zeros(rows, np.int64) for name in metrics}
         self._warned: set[str] = set()
 
-    def watching(self, step: Step) -> Step:
+    def wrap(self, step: Step) -> Step:
         """The same step; what it says of the rows is counted."""
 
         def watched(rows: NDArray[np.intp], actions: NDArray[np.generic]) -> StepResult:
@@ -45,16 +45,16 @@ class EpisodeMetrics:
             values[rows] = -np.inf if self._aggregates[name] == "max" else 0.0
             self._counts[name][rows] = 0
 
-    def of(self, row: int) -> tuple[tuple[str, float], ...]:
+    def summarize(self, row: int) -> tuple[tuple[str, float], ...]:
         """(name, number) of the episode that ended in this row; without those that are not finite."""
-        numbers = {name: self._number(name, row) for name in self._aggregates}
+        numbers = {name: self._aggregate(name, row) for name in self._aggregates}
         for name, number in numbers.items():
             if not math.isfinite(number) and name not in self._warned:
                 self._warned.add(name)
                 log.warning("env/metrics/%s: an episode gave %s, left out of the mean (said once)", name, number)
         return tuple((name, number) for name, number in numbers.items() if math.isfinite(number))
 
-    def _number(self, name: str, row: int) -> float:
+    def _aggregate(self, name: str, row: int) -> float:
         value, count = float(self._values[name][row]), int(self._counts[name][row])
         if not count:
             return math.nan
@@ -71,5 +71,5 @@ class EpisodeMetrics:
             elif aggregate == "max":
                 total[chosen] = np.maximum(total[chosen], numbers)
             else:
-                with np.errstate(invalid="ignore"):  # inf - inf
+                with np.errstate(over="ignore", invalid="ignore"):  # what becomes of it is not finite, and left out
                     total[chosen] += numbers

@@ -283,7 +283,7 @@ class Slot:
                 newest=int(state.newest[row]),
                 success=success,
                 episode_return=float(state.returns[row]),
-                metrics=self._metrics.of(self.first + row) if self._metrics and end is not End.SEGMENT else (),
+                metrics=self._metrics.summarize(self.first + row) if self._metrics and end is not End.SEGMENT else (),
             )
         )
 
