@@ -216,6 +216,25 @@ def test_an_evaluation_that_fails_leaves_the_log_that_it_names_and_one_that_work
     assert not orphaned_folders()
 
 
+def test_a_station_that_is_killed_again_and_again_while_it_starts_does_not_end_the_run(tmp_path):
+    killed = []
+
+    def kill(pipeline):
+        at_update(2, lambda _: None)(pipeline)
+        while len(killed) < 5:
+            process = pipeline.launcher._crew.processes["simulator-0"]
+            if process.pid not in killed and (not killed or not process.vigil.present):
+                killed.append(process.pid)
+                os.kill(process.pid, signal.SIGKILL)
+            time.sleep(0.002)
+
+    changes = {"training": {"versions": 8}, "supervision": {"max_start_failures": 0}}
+    pipeline = run(tmp_path, versions=8, during=kill, **changes)
+    assert len(killed) == 5
+    assert [(event.station, event.reason) for event in lost(pipeline)] == [("simulator-0", "was ended by SIGKILL")]
+    assert balanced(pipeline, 64)
+
+
 @dataclass(frozen=True)
 class Lacking:
     """A job whose package is missing where it is to be done."""

@@ -18,7 +18,7 @@ from polyrhythm.runtime.child import Posting
 from polyrhythm.runtime.jobs import Job, Seat, pack
 from polyrhythm.runtime.process import Process
 from polyrhythm.runtime.sockets import Transport
-from polyrhythm.runtime.supervision import Failures, Limits
+from polyrhythm.runtime.supervision import Failure, Failures, Limits
 
 #: How long stations are given to leave by themselves.
 _LEAVE_S = 5.0
@@ -122,13 +122,15 @@ class Crew:
         if isinstance(process.joined, records.SimulatorJoined):
             self._tell_generators(dict.fromkeys(process.endpoints, ""))
 
-    def judge(self, process: Process, reason: str) -> str | RunHalted:
+    def judge(self, process: Process, reason: str, now: float) -> str | RunHalted:
         """What becomes of a station that was dismissed: another start, in words, or the end of the run."""
         name = process.station
         if process.last_words is not None and process.last_words.fatal:
             return RunHalted(f"{name}: {reason}")
         words = process.last_words.error if process.last_words is not None else ""
-        self._failures.count(name, was_present=process.vigil.present, words=words, updates=self.updates)
+        vigil = process.vigil
+        failure = Failure(name, vigil.began, vigil.present, process.killed, words, self.updates)
+        self._failures.count(failure, now, self._limits)
         verdict = self._failures.verdict(name, self._limits)
         if verdict:
             file = log_file(self._logs, name, process.epoch)

@@ -223,7 +223,7 @@ class LocalLauncher:
 
     def _lose(self, process: Process, reason: str) -> str | RunHalted:
         """A station that was dismissed is lost: say so, and what becomes of it."""
-        name, fate = process.station, self._crew.judge(process, reason)
+        name, fate = process.station, self._crew.judge(process, reason, self.clock())
         self.pool.lose(name)
         if process.vigil.present:
             self._events.append(records.StationLost(name, process.epoch, reason))
