@@ -248,6 +248,10 @@ class LocalLauncher:
         """What is waiting, in words, for a stall report."""
         return self._crew.outstanding()
 
+    def current_call(self, station: str) -> str:
+        """What the station is at, and for how long, in words; "" between two units of work."""
+        return self._crew.current_call(station, self.clock())
+
     def statistics(self) -> dict[str, dict[str, float]]:
         """Each station's counters with `busy_s`, over all its incarnations; as fresh as they can be had."""
         processes = self._crew.processes

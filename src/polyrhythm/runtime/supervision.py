@@ -61,6 +61,12 @@ class Vigil:
     def hear(self, now: float, doing: str, for_s: float) -> None:
         self.heard, self.doing, self.since = now, doing, now - for_s
 
+    def current_call(self, now: float) -> str:
+        """What it is at, and for how long, in words; "" between two units of work."""
+        if not self.present:
+            return f"being started for {now - self.began:.1f} s"
+        return f"in one {self.doing} for {now - self.since:.1f} s" if self.doing else ""
+
     def deadline(self, limits: Limits) -> float:
         """When it is to be given up, if nothing is heard before."""
         if not self.present:
