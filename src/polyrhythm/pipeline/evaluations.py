@@ -12,6 +12,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.files import written_whole
 from polyrhythm.flow.records import Episode, SampleEvaluated
 from polyrhythm.observe import MetricsWriter
+from polyrhythm.observe.intervals import success_in_words
 from polyrhythm.pipeline.beside import EvaluationsBeside
 from polyrhythm.pipeline.best import BestPolicies
 from polyrhythm.pipeline.build import Pipeline
@@ -125,9 +126,9 @@ class Evaluations:
             way, version = _WORDS[greedy, swap], results[0].version
             values = {f"evaluation/{way}/{part}": total[part] for part in _MEASURED}
             self._metrics.log(version, values, self._progress.summary()["total"])
-            succeeded = f"success in {total['successes']}, " if total["successes"] or not total["mean_return"] else ""
-            log.info(
-                "%s, version %d: %sreturn %.3g, %d episodes",
-                *(key, version, succeeded, total["mean_return"], total["episodes"]),
-            )
+            said, earned = "%s, version %d: %s", f"return {total['mean_return']:.4g}"
+            if total["successes"] or not total["mean_return"]:
+                log.info(said, key, version, f"{success_in_words(total['successes'], total['episodes'])}, {earned}")
+            else:
+                log.info(said, key, version, f"{earned} over {total['episodes']} episodes")
         return tallies

@@ -69,7 +69,7 @@ def page(runs: Sequence[Run]) -> str:
     title = f"{len(runs)} runs compared" if several else runs[0].label
     parts = [f"<h1>{escape(title)}</h1>", *_heads(runs)]
     parts.append(_section("Results", tables.results(runs), "" if several else tables.by_task(runs[0])))
-    draw = (figures.success, updates.updates, figures.throughput, figures.utilisation, figures.lag)
+    draw = (figures.success, figures.returns, updates.updates, figures.throughput, figures.utilisation, figures.lag)
     parts += [_figure(figure) for drawn in draw if (figure := drawn(runs)) is not None]
     parts += _timelines(runs)
     wall = bars.wall_time(runs)
