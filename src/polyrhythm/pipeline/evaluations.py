@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.files import written_whole
+from polyrhythm.files import trouble, written_whole
 from polyrhythm.flow.records import Episode, SampleEvaluated
 from polyrhythm.observe import MetricsWriter
 from polyrhythm.observe.intervals import success_in_words
@@ -96,11 +96,12 @@ class Evaluations:
         self._list(version, self._ways("after"), tallies)
 
     def _list(self, version: int, ways: Mapping[str, Way], tallies: Mapping[str, dict[str, Any]]) -> None:
-        """Among the evaluations that may be the best; a full disk costs the entry, not the run."""
+        """Among the evaluations that may be the best; a disk that takes nothing costs the entry, not the run."""
         try:
             self._best.add(version, {_WORDS[way]: tallies[key] for key, way in ways.items() if not way[1]})
         except OSError as error:
-            log.error("the evaluation of version %d cannot be listed (%s); make room", version, error.strerror)
+            why = trouble(error) or error.strerror
+            log.error("the evaluation of version %d cannot be listed: %s", version, why)
 
     def _ways(self, name: str) -> dict[str, Way]:
         """What the tallies are called → how the policy acts; greedily first, if at all."""
