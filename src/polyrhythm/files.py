@@ -9,6 +9,23 @@ from pathlib import Path
 
 #: What the system says when it has no room: a full disk, a full quota.
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+#: And where it does not let us: no permission, a read-only disk, a folder in a file's place or a file in a folder's.
+NOT_ALLOWED = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY}
+)
+
+
+def trouble(error: OSError) -> str:
+    """What kept a file from being written or read, in a sentence that names it; "" if it is none of these reasons."""
+    path = error.filename2 or error.filename
+    if error.errno in NO_ROOM:
+        return f"{path or 'a file'} could not be written ({error.strerror}); make room on that disk"
+    if error.errno in NOT_ALLOWED and path:
+        return (
+            f"{path} cannot be written or read ({error.strerror}); move it away, change its permissions, or use "
+            "another folder"
+        )
+    return ""
 
 
 @contextmanager

@@ -11,9 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
+from tests.pipeline.runs import LOCKSTEP
 
 from polyrhythm.cli import main as cli
 from polyrhythm.cli.main import COMMANDS, main
+from polyrhythm.config.load import load_config, merge, save_config
 from polyrhythm.errors import RunHalted
 
 HEAVY = ("torch", "ray", "numpy", "pydantic", "tensorboard", "gymnasium")
@@ -270,3 +273,33 @@ def test_a_reader_that_has_had_enough_is_no_error() -> None:
     _, said = writer.communicate(timeout=60)
     assert said == b""
     assert writer.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "is_folder"),
+    [
+        ("metrics.jsonl", True),
+        ("tensorboard", False),
+        ("checkpoints", False),
+        ("policy.pt", True),
+        ("progress.json.part", True),
+        ("logs", False),
+        (".lock", True),
+    ],
+)
+def test_what_cannot_be_written_is_named_in_one_sentence(
+    obstacle: str, is_folder: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder in a file's place and the other way round, since root may write everywhere."""
+    recipe, folder = tmp_path / "small.yaml", tmp_path / "run"
+    launcher = "local" if obstacle == "logs" else "inline"
+    recipe.write_text(yaml.safe_dump(merge(LOCKSTEP, {"launcher": launcher, "training": {"versions": 1}})))
+    folder.mkdir()
+    save_config(load_config(str(recipe)), folder / "config.yaml")
+    (folder / obstacle).mkdir() if is_folder else (folder / obstacle).touch()
+    status = main(["train", str(recipe), f"resume={folder}"])
+    told = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("to go on: ")]
+    assert status == 2
+    assert len(told) == 1
+    assert told[0].startswith("polyrhythm: error: ")
+    assert str(folder / obstacle) in told[0]

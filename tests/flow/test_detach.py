@@ -14,7 +14,7 @@ from tests.flow.test_conductor import Script, train_one
 
 from polyrhythm.clustersim.arbitrary import arbitrary_cluster
 from polyrhythm.clustersim.cluster import Cluster, Member
-from polyrhythm.clustersim.settings import ClusterSettings
+from polyrhythm.clustersim.settings import ClusterSettings, Fault
 from polyrhythm.clustersim.station import Station
 from polyrhythm.clustersim.watch import Watch
 from polyrhythm.flow import records as r
@@ -167,32 +167,69 @@ class Cut(Exception):
 
 
 class Stopping:
-    """A conductor that is taken away after some events."""
+    """A conductor that is taken away after some events, counted from the first one of this kind."""
 
-    def __init__(self, conductor: Conductor, left: int) -> None:
-        self.conductor, self._left = conductor, left
+    def __init__(self, conductor: Conductor, left: int, since: type = object) -> None:
+        self.conductor, self._left, self._since = conductor, left, since
 
     def handle(self, event: r.Event, now: float) -> list[r.Command]:
-        if not self._left:
-            raise Cut
-        self._left -= 1
+        if isinstance(event, self._since):
+            self._since = object
+            if not self._left:
+                raise Cut
+            self._left -= 1
         return self.conductor.handle(event, now)
 
     def deadline(self) -> float:
         return self.conductor.deadline()
 
 
-class Resumed(Cluster):
-    """A cluster whose trainer begins with what an earlier one saved."""
+def stopping(conductor: Conductor, rng: random.Random) -> Stopping:
+    """Anywhere, or soon after a station was lost or came back."""
+    since = rng.choice((object, r.StationLost, r.TrainerJoined))
+    return Stopping(conductor, rng.randint(1, rng.choice((10, 50, 250))), since)
 
-    def __init__(self, cluster_settings: ClusterSettings, conductor: Conductor, before: Cluster) -> None:
-        self._saved = before._checkpoint
-        super().__init__(cluster_settings, conductor, record=True)
-        self.driver.payloads |= before.driver.payloads
+
+class Part(Cluster):
+    """A part of a run: its trainer begins with what an earlier part saved, and its stations join in any order."""
+
+    def __init__(
+        self, cluster_settings: ClusterSettings, decider: Stopping, before: Cluster | None, rng: random.Random
+    ) -> None:
+        self._saved = before._checkpoint if before is not None else 0
+        self._order = rng
+        super().__init__(cluster_settings, decider, record=True)
+        self.watch = Watch(self, decider.conductor)
+        if before is not None:
+            self.driver.payloads |= before.driver.payloads
+            offered = offered_by(before, decider.conductor, rng)
+            if offered >= 0:
+                self.driver.bus = offered
+                self.driver.tell(r.WeightsOffered(offered))
+
+    def _start(self, member: Member) -> None:
+        first, late = member.epoch < 0, self._order.choice((0.0, 0.0, 0.02, 0.2))
+        if first and late:
+            member.epoch = 0  # only the first start is late
+            self.driver.clock.after(late, self._start_late, member)
+        else:
+            super()._start(member)
+
+    def _start_late(self, member: Member) -> None:
+        member.epoch = -1
+        super()._start(member)
 
     def _incarnation(self, member: Member) -> Station:
         self._checkpoint = max(self._checkpoint, self._saved)
         return super()._incarnation(member)
+
+
+def offered_by(before: Cluster, conductor: Conductor, rng: random.Random) -> int:
+    """The version that a resumed run begins with: one that is published, or was written and never heard of."""
+    versions = conductor.versions
+    if not versions.in_version and before._checkpoint == versions.updates:
+        return versions.trained  # the trainer's state is exactly it
+    return max(versions.published, before.driver.bus)
 
 
 def trained(cluster: Cluster) -> list[int]:
@@ -207,33 +244,40 @@ def trained(cluster: Cluster) -> list[int]:
     return done
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+def restored(conductor: Conductor) -> Conductor:
+    """Saved, restored and without stations, as a resumed run begins."""
+    after = Conductor.restore(conductor.settings, json.loads(json.dumps(conductor.save())))
+    dropped = dict(after.ledger.dropped)
+    after.detach()
+    assert after.ledger.imbalance == 0
+    assert after.ledger.dropped == dropped
+    assert (after.ledger.running, after.ledger.lent) == (0, 0)
+    return after
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.randoms(use_true_random=False))
-def test_a_run_that_is_cut_anywhere_reaches_its_target(rng: random.Random) -> None:
-    cluster_settings = arbitrary_cluster(rng).model_copy(update={"faults": ()})
-    whole = Cluster(cluster_settings, record=True)
-    whole.run()
-    target = r.TargetReached(cluster_settings.versions)  # told once; evaluations may go on behind it
-    reached = next(index for index, step in enumerate(whole.driver.steps) if target in step.commands)
-    first = Stopping(Conductor(cluster_settings.flow), rng.randint(1, reached))
-    before = Cluster(cluster_settings, first, record=True)
-    with pytest.raises(Cut):
-        before.run()
-    conductor = Conductor.restore(cluster_settings.flow, json.loads(json.dumps(first.conductor.save())))
-    dropped = dict(conductor.ledger.dropped)
-    conductor.detach()
-    assert conductor.ledger.imbalance == 0
-    assert conductor.ledger.dropped == dropped
-    assert (conductor.ledger.running, conductor.ledger.lent) == (0, 0)
-    after = Resumed(cluster_settings, conductor, before)
-    watch = Watch(after, conductor)
-    if conductor.versions.published >= 0:
-        after.driver.tell(r.WeightsOffered(conductor.versions.published))
-    after.run()
-    watch.finish()
+def test_a_run_that_is_cut_anywhere_again_and_again_and_loses_stations_reaches_its_target(rng: random.Random) -> None:
+    cluster_settings = arbitrary_cluster(rng)
+    if rng.random() < 0.5:
+        unheard = Fault(station="trainer", at=rng.choice((0.0, 0.05, 0.2, 0.5)), after_reply=True)
+        cluster_settings = cluster_settings.model_copy(update={"faults": (*cluster_settings.faults, unheard)})
+    conductor = Conductor(cluster_settings.flow)
+    parts: list[Part] = []
+    for cut in [*[True] * rng.randint(1, 3), False]:
+        decider = stopping(conductor, rng) if cut else Stopping(conductor, -1)
+        parts.append(Part(cluster_settings, decider, parts[-1] if parts else None, rng))
+        try:
+            parts[-1].run()
+            parts[-1].watch.finish()
+        except Cut:
+            if parts[-1].driver.reached < cluster_settings.versions:
+                conductor = restored(conductor)
+                continue
+        break
     ledger = conductor.ledger
-    assert after.driver.reached >= cluster_settings.versions
+    assert parts[-1].driver.reached >= cluster_settings.versions
     assert ledger.imbalance == 0
-    times = Counter(trained(before)) + Counter(trained(after))
+    times = Counter(number for part in parts for number in trained(part))
     assert times.total() == ledger.trained + ledger.rolled_back
     assert max(times.values(), default=1) == 1, "what was rolled back is gone, the rest is trained once"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from polyrhythm.flow.settings import FlowSettings
 from polyrhythm.flow.versions import VersionLedger
@@ -86,3 +90,41 @@ def test_an_older_publication_changes_nothing() -> None:
     versions.note_published(1)
     assert versions.published == 2
     assert versions.restart(4) == (0, False)
+
+
+@given(st.integers(1, 4), st.lists(st.sampled_from("uuuwwplo"), max_size=40), st.randoms(use_true_random=False))
+def test_versions_only_rise_whatever_is_lost_and_wherever_a_run_goes_on(
+    interval: int, story: list[str], rng: random.Random
+) -> None:
+    """`u`: an update is trained; `w`: the trained version is written, `p`: and heard of; `l`: the trainer comes back
+    with any earlier updates; `o`: so does the whole run, which offers a version that is published or was written."""
+    versions = VersionLedger(FlowSettings(batch_size=1, sync_interval=interval))
+    versions.note_published(0)
+    written = 0
+    for word in story:
+        seen = versions.published
+        if word == "u":
+            versions.count_update()
+        elif word in "wp":
+            written = max(written, versions.trained)
+            versions.note_published(versions.trained if word == "p" else seen)
+        else:
+            versions.note_published(written if word == "o" else seen)
+            updates, before = rng.randint(0, versions.updates), versions.updates
+            undone, publish = versions.restart(updates)
+            assert (undone, versions.updates) == (before - updates, updates)
+            assert publish == (versions.trained > versions.published)
+            if not publish:
+                assert versions.reached[versions.published] <= updates, "what is published is an ancestor"
+        assert versions.trained >= versions.published >= seen
+        assert 0 <= versions.in_version < interval
+        assert versions.reached[versions.trained] + versions.in_version == versions.updates
+
+
+def test_a_version_whose_updates_were_undone_is_nobodys_so_the_trainer_gets_the_next_number() -> None:
+    versions = ledger("0uu")  # version 1 was written, and the trainer died before it said so
+    assert versions.restart(0) == (2, False)
+    versions.count_update()
+    versions.note_published(1)  # the run is resumed with what was written
+    assert versions.restart(1) == (0, True)
+    assert state(versions) == (2, 0, 1)

@@ -7,9 +7,10 @@ import re
 
 import pytest
 
-from polyrhythm.observe.live import Status, bar, block, duration
+from polyrhythm.observe.live import Status, bar, block, duration, episodes
 from polyrhythm.observe.terminal import Terminal
 
+NAN = float("nan")
 TRAINING = Status(
     "reinforcement learning",
     192.4,
@@ -26,15 +27,11 @@ TRAINING = Status(
 )
 
 
-def test_a_training_run_in_three_lines() -> None:
+def test_a_training_run_in_few_lines() -> None:
     assert block(TRAINING, 119) == [
         "── reinforcement learning · update 57 of 200 · 3:12 so far · about 7:40 left ".ljust(119, "─"),
-        " · ".join(
-            (
-                "success 43% [35, 52] (last 128 episodes)",
-                *("1,812 transitions/s", "lag 0.9 (largest 1)", "buffer 14 samples", "1 fault"),
-            )
-        ),
+        "success in 55 of the last 128 (43% [35, 52]), return 0.4297 · 1,812 transitions/s · lag 0.9 (largest 1)",
+        "buffer 14 samples · 1 fault",
         "simulator-0 ████████░░  81%   generator-0 ███░░░░░░░  30%   trainer ██████████ 100%",
     ]
 
@@ -66,9 +63,27 @@ def test_an_ascii_terminal_gets_ascii() -> None:
 
 def test_where_only_rewards_come_the_return_leads() -> None:
     assert block(Status("x", 0.0, recent=[(False, 20.0), (False, 31.0)]), 79)[1] == (
-        "return 25.5 (last 2 episodes) · no faults"
+        "return 25.5 over the last 2 episodes · no faults"
     )
-    assert "success 0% [0, 66]" in block(Status("x", 0.0, recent=[(False, 0.0)] * 2), 79)[1]
+    assert (
+        "success in 0 of the last 2 (0% [0, 66]), return 0" in block(Status("x", 0.0, recent=[(False, 0.0)] * 2), 79)[1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("recent", "words"),
+    [
+        ([(False, 3.0)], "return 3 in the last episode"),
+        ([(False, NAN)] * 3, "return not finite over the last 3 episodes"),
+        ([(False, 1.0), (False, NAN), (False, 2.0)], "return 1.5 (not finite in 1 of 3) over the last 3 episodes"),
+        (
+            [(True, 1.0), (True, float("inf"))],
+            "success in 2 of the last 2 (100% [34, 100]), return 1 (not finite in 1 of 2)",
+        ),
+    ],
+)
+def test_what_is_no_number_is_counted(recent: list[tuple[bool, float]], words: str) -> None:
+    assert episodes(recent) == words
 
 
 def test_numbers_in_words() -> None:

@@ -135,8 +135,9 @@ def test_one_run_has_every_figure_and_every_table(run: Callable[..., Path]) -> N
     assert write_report([folder]) == folder / "report.html"
     text = checked(folder / "report.html")
     assert Page(text).headings == [
-        *("recipe/one", "Results", "Success over transitions", "Updates", "Throughput", "Utilisation"),
-        *("Lag", "Timeline of the stations", "Wall time by phase", "Ledger", "Faults", "Configuration"),
+        *("recipe/one", "Results", "Success over transitions", "Mean return over transitions", "Updates"),
+        *("Throughput", "Utilisation", "Lag", "Timeline of the stations", "Wall time by phase"),
+        *("Ledger", "Faults", "Configuration"),
     ]
     assert "<td>75%</td><td>60% to 86%</td><td>30</td><td>40</td>" in text
     assert "a&lt;b&gt;" in text
@@ -145,7 +146,7 @@ def test_one_run_has_every_figure_and_every_table(run: Callable[..., Path]) -> N
     assert "was killed by SIGKILL" in text
     assert "slot 10" in text
     labels = re.findall(r'aria-label="([^"]* over transitions)"', text)
-    assert labels[1:3] == ["KL from behaviour, 10⁻³ nats over transitions", "explained variance over transitions"]
+    assert labels[2:4] == ["KL from behaviour, 10⁻³ nats over transitions", "explained variance over transitions"]
     assert ">-1<" in text
     assert ">-2<" not in text, "a value far below -1 is drawn at -1"
     assert list(folder.glob("*.part")) == []
@@ -205,6 +206,8 @@ def test_points_of_the_curves(run: Callable[..., Path]) -> None:
     assert lag_points(read)[0] == (1000.0, 0.5, 1.0)
     assert mean_points(read, "train/actor/behav_approx_kl")[3] == (4000.0, 0.03)
     assert mean_points(read, "train/actor/entropy_loss") == []
+    unknown = replace(read, updates=[{**line, "env/return": None} for line in read.updates])
+    assert {point.mean_return for point in training_points(unknown)} == {None}, "a return that is null is no zero"
     longer = mean_points(replace(read, updates=read.updates * 8), "train/actor/behav_approx_kl")
     assert len(longer) == 32, "64 updates are two to a point"
     assert longer[1] == (4000.0, pytest.approx(0.025))

@@ -25,6 +25,7 @@ from polyrhythm.flow.records import (
     SampleFinished,
     SimulatorJoined,
     StartRows,
+    TrainerJoined,
     TrainUntil,
     Wake,
 )
@@ -287,6 +288,27 @@ def test_winding_down_takes_no_longer_than_it_may(tmp_path):
     assert pipeline.loop.conductor.versions.updates == 1
     pipeline = interrupted(tmp_path, lambda conductor: conductor.versions.updates == 1 and conductor.ledger.running)
     assert wind_down(pipeline.loop, 0.0) == "the trainer's state was not saved within 0 s"
+
+
+class Hanging(Silent):
+    """Its trainer is in one call all the time."""
+
+    def current_call(self, station):
+        return f"in one update for {self.now - 60.0:g} s"
+
+
+def test_winding_down_says_once_whom_it_waits_for_and_how_long(caplog):
+    launcher = Hanging()
+    loop = Loop(Conductor(FlowSettings(batch_size=1)), launcher, launcher.clock)
+    loop.tell(TrainerJoined("trainer", 0))
+    with caplog.at_level(logging.INFO):
+        assert not loop.wind_down(10.0)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == (
+        "waiting for the trainer's state to be saved (trainer: in one update for 41 s), 10 s at most; another signal "
+        "stops at once"
+    )
+    assert launcher.now == 110.0
 
 
 def granted(pipeline):

@@ -182,7 +182,7 @@ def test_the_progress_line_does_without_episodes(caplog):
         progress.reported(0.0, REPORT)
     assert caplog.messages == [
         "update 1 of 1: no episode has ended, lag 0.5",
-        "update 1 of 1: return 3.00 over the last 1 episodes, lag 0.5",
+        "update 1 of 1: return 3 in the last episode, lag 0.5",
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.pipeline.runs import config
 
 from polyrhythm.config.load import save_config
 from polyrhythm.errors import RunFolderError
+from polyrhythm.observe.metrics import MetricsWriter, last_time_s, rewind
 from polyrhythm.pipeline.progress import CONFIG_FILE, SUMMARY_FILE, Progress, run_to_resume
 
 
@@ -156,3 +158,26 @@ def test_progress_is_written_whole(tmp_path: Path) -> None:
     progress.commit("rl", {"lag": 1})
     assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
     assert json.loads((tmp_path / "progress.json").read_text())["done"] == {"warm_start": {}, "rl": {"lag": 1}}
+
+
+def test_time_goes_on_where_the_metrics_ended_though_a_killed_phase_left_none(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path, tensorboard=False) as metrics:
+        for step, time_s in enumerate((40.0, 90.0)):
+            metrics.log(step, {"throughput/transitions": 1.0}, time_s)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "time_s": 95')
+    progress = Progress(tmp_path)  # killed in its first phase, so there is no progress.json
+    assert time.monotonic() - progress.began >= 90.0
+    rewind(tmp_path, 1)
+    with MetricsWriter(tmp_path, tensorboard=False) as metrics:
+        metrics.log(1, {"throughput/transitions": 1.0}, time.monotonic() - progress.began)
+    times = [json.loads(line)["time_s"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert times == sorted(times)
+    assert times[0] == 40.0
+    assert 90.0 <= times[1] < 100.0
+
+
+@pytest.mark.parametrize("line", ['{"step": 1}', "[1, 2]", '"x"', "null", '{"time_s": null}', "\xff"])
+def test_a_line_without_a_time_is_no_time(line: str, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(line.encode("latin-1") + b'\n')
+    assert last_time_s(tmp_path) == 0.0

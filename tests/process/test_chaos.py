@@ -361,12 +361,12 @@ def test_totals_by_kind():
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["cartpole", "--kills", "0"], "--kills = 0"),
-        (["cartpole", "--kills", "-1"], "--kills = -1"),
-        (["cartpole", "--kills", "3", "launcher=inline"], "launcher = inline"),
-        (["cartpole", "--kills", "3", "training.versions=0"], "training.versions = 0"),
-        (["cartpol", "--kills", "3"], "did you mean cartpole?"),
-        (["cartpole", "--kills", "3", "supervision.heartbeat=3"], "heartbeat_s"),
+        (["cartpole", "--faults", "0"], "--faults = 0"),
+        (["cartpole", "--faults", "-1"], "--faults = -1"),
+        (["cartpole", "--faults", "3", "launcher=inline"], "launcher = inline"),
+        (["cartpole", "--faults", "3", "training.versions=0"], "training.versions = 0"),
+        (["cartpol", "--faults", "3"], "did you mean cartpole?"),
+        (["cartpole", "--faults", "3", "supervision.heartbeat=3"], "heartbeat_s"),
     ],
 )
 def test_what_cannot_be_disturbed_is_refused_in_one_sentence(words, part, capsys):
@@ -378,6 +378,13 @@ def test_what_cannot_be_disturbed_is_refused_in_one_sentence(words, part, capsys
     assert part in told.err
 
 
+def test_the_older_name_of_faults_still_works_and_says_so(capsys):
+    assert main(["chaos", "cartpole", "--kills", "0"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "--kills is now called --faults, and will be removed"
+    assert said[1].startswith("polyrhythm: error: --faults = 0")
+
+
 def test_the_recipe_stays_as_it_is_but_for_what_chaos_needs():
     config, recipe = chaos_config("cartpole", 30), load_config("cartpole")
     assert (config.supervision.heartbeat_s, config.evaluation.episodes) == (4.0, 0)
@@ -385,7 +392,7 @@ def test_the_recipe_stays_as_it_is_but_for_what_chaos_needs():
     for section in ("env", "policy", "batching", "freshness", "algorithm", "checkpoint", "demonstrations"):
         assert getattr(config, section) == getattr(recipe, section), section
     assert chaos_config("cartpole", 3, ["supervision.heartbeat_s=7"]).supervision.heartbeat_s == 7
-    with pytest.raises(ConfigError, match="--kills"):
+    with pytest.raises(ConfigError, match="--faults"):
         chaos_config("cartpole", 0)
 
 

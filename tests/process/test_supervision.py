@@ -24,6 +24,7 @@ from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.check import check
 from polyrhythm.pipeline.checkpoints import save_policy
 from polyrhythm.pipeline.evaluate import evaluate
+from polyrhythm.pipeline.loop import Interrupted
 from polyrhythm.runtime.arena import ArenaLayout
 from polyrhythm.runtime.jobs import Seat
 from polyrhythm.runtime.local import LocalLauncher
@@ -82,6 +83,36 @@ def test_a_call_that_hangs_costs_its_simulator_and_no_sample(call, limit, tmp_pa
     assert f"supervision.{call}_s" in event.reason
     assert "starting it again (failure 1)" in caplog.text
     assert balanced(pipeline, 32)
+
+
+def test_a_stop_names_the_station_that_it_waits_for_and_another_signal_ends_it_at_once(tmp_path, caplog):
+    env = {**ENV, "fault": "hang", "at": 4, "marker": str(tmp_path / "hung")}
+    pipeline = build_pipeline(config(SINGLE, env=env), folder=tmp_path)
+    pipeline.loop.stop = lambda: pipeline.launcher.current_call("simulator-0").startswith("in one step for 2")
+    with pytest.raises(Interrupted):
+        pipeline.loop.train_until(4)
+
+    said = []
+
+    class Another(logging.Handler):
+        def emit(self, record):
+            said.append(record.getMessage())
+            raise KeyboardInterrupt
+
+    log = logging.getLogger("polyrhythm.runtime.crew")
+    log.addHandler(another := Another())
+    begin = time.monotonic()
+    try:
+        with caplog.at_level(logging.INFO), pytest.raises(KeyboardInterrupt):
+            pipeline.close()
+    finally:
+        log.removeHandler(another)
+    assert time.monotonic() - begin < 4.0
+    assert len(said) == 1
+    assert said[0].startswith("waiting for simulator-0 (in one step for ")
+    assert said[0].endswith(" to leave; killed after 4 s, or at once by another signal")
+    assert not children()
+    assert not orphaned_folders()
 
 
 def test_a_process_that_ends_is_named_with_its_last_lines(tmp_path, caplog):
@@ -216,6 +247,25 @@ def test_an_evaluation_that_fails_leaves_the_log_that_it_names_and_one_that_work
         assert "the simulator says good-bye" in Path(str(ended.value).rpartition("its log: ")[2]).read_text()
     assert not children()
     assert not orphaned_folders()
+
+
+def test_a_station_that_is_killed_again_and_again_while_it_starts_does_not_end_the_run(tmp_path):
+    killed = []
+
+    def kill(pipeline):
+        at_update(2, lambda _: None)(pipeline)
+        while len(killed) < 5:
+            process = pipeline.launcher._crew.processes["simulator-0"]
+            if process.pid not in killed and (not killed or not process.vigil.present):
+                killed.append(process.pid)
+                os.kill(process.pid, signal.SIGKILL)
+            time.sleep(0.002)
+
+    changes = {"training": {"versions": 8}, "supervision": {"max_start_failures": 0}}
+    pipeline = run(tmp_path, versions=8, during=kill, **changes)
+    assert len(killed) == 5
+    assert [(event.station, event.reason) for event in lost(pipeline)] == [("simulator-0", "was ended by SIGKILL")]
+    assert balanced(pipeline, 64)
 
 
 @dataclass(frozen=True)

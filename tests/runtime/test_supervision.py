@@ -7,7 +7,7 @@ import math
 import pytest
 
 from polyrhythm.config.running import SupervisionSettings
-from polyrhythm.runtime.supervision import MAX_FAILED_STARTS, MAX_SAME_WORDS, Failures, Vigil
+from polyrhythm.runtime.supervision import MAX_SAME_WORDS, Failure, Failures, Vigil
 
 LIMITS = SupervisionSettings(
     heartbeat_s=20, start_s=300, reset_s=180, step_s=60, pass_s=100, update_s=900, max_failures=5
@@ -78,34 +78,65 @@ def test_a_unit_that_ends_is_forgotten() -> None:
     assert vigil.complaint(1019.0, LIMITS) == ""
 
 
+STARTS = "a failed 3 times in a row before it stood ready, 2 are allowed (supervision.max_start_failures)"
+
+
 @pytest.mark.parametrize(
     ("story", "verdict"),
     [
         (["a+"] * 5, ""),
         (["a+"] * 6, "6 failures, 5 are allowed (supervision.max_failures)"),
         (["a+", "b+", "c+", "a+", "b+", "c+"], "6 failures, 5 are allowed (supervision.max_failures)"),
-        (["a-"] * (MAX_FAILED_STARTS - 1), ""),
-        (["a-"] * MAX_FAILED_STARTS, "a failed 3 times in a row before it stood ready"),
+        (["a-"] * 2, ""),
+        (["a-"] * 3, STARTS),
         (["a-", "b-", "a-", "b-"], ""),
         (["a-", "a-", "a+", "a-", "a-"], ""),
-        (["a+", "a-", "a-", "a-"], "a failed 3 times in a row before it stood ready"),
+        (["a+", "a-", "a-", "a-"], STARTS),
+        (["ak"] * 5, ""),
+        (["ak"] * 6, "6 failures, 5 are allowed (supervision.max_failures)"),
+        (["a-", "ak", "a-", "ak"], ""),
+        (["a-", "ak", "a-", "ak", "a-"], STARTS),
     ],
 )
 def test_when_failures_end_a_run(story: list[str], verdict: str) -> None:
-    """`a+`: station a failed after it had stood ready; `a-`: before."""
+    """`a+`: station a failed after it had stood ready; `a-`: before; `ak`: somebody killed it before."""
     failures = Failures()
     said = ""
-    for failure in story:
+    for station, how in story:
         assert said == "", "the run had ended"
-        failures.count(failure[0], was_present=failure[1] == "+")
-        said = failures.verdict(failure[0], LIMITS)
+        failure = Failure(station, began=0.0, was_present=how == "+", killed=how == "k")
+        failures.count(failure, 1.0, LIMITS)
+        said = failures.verdict(station, LIMITS)
     assert said == verdict
 
 
 def test_no_failure_at_all_can_be_asked_for() -> None:
+    for was_present, setting in ((True, "max_failures"), (False, "max_start_failures")):
+        failures, limits = Failures(), LIMITS.model_copy(update={setting: 0})
+        failures.count(Failure("a", 0.0, was_present), 1.0, limits)
+        assert failures.verdict("a", limits).endswith(f"0 are allowed (supervision.{setting})")
+
+
+@pytest.mark.parametrize(
+    ("story", "recent", "starts"),
+    [
+        ([(0, 0, "+", 0), (599, 599, "+", 1)], 2, 0),
+        ([(0, 0, "+", 0), (600, 600, "+", 1)], 1, 0),
+        ([(0, 0, "+", 0), (600, 600, "+", 0)], 2, 0),  # no update: it was stuck, not quiet
+        ([(0, 0, "+", 0), (500, 500, "+", 1), (1000, 1000, "+", 2)], 3, 0),
+        ([(0, 0, "-", 0), (0, 900, "-", 1)], 2, 2),  # it was starting all the time
+        ([(0, 0, "-", 0), (700, 710, "-", 1)], 1, 1),
+        ([(0, 0, "-", 0), (700, 710, "k", 1)], 1, 0),
+    ],
+)
+def test_failures_are_forgiven_after_a_quiet_time_with_an_update(
+    story: list[tuple[float, float, str, int]], recent: int, starts: int
+) -> None:
+    """When the incarnation began and failed, how (as above), and the updates of the run by then."""
     failures = Failures()
-    failures.count("a", was_present=True)
-    assert failures.verdict("a", LIMITS.model_copy(update={"max_failures": 0})).startswith("1 failures")
+    for began, now, how, updates in story:
+        failures.count(Failure("a", began, how == "+", how == "k", updates=updates), now, LIMITS)
+    assert (failures.recent, failures.starts.get("a", 0), failures.total) == (recent, starts, len(story))
 
 
 ANEW = "a failed 5 times in a row in the same way, and no update was done meanwhile"
@@ -131,7 +162,7 @@ def test_a_station_that_raises_the_same_again_and_again_ends_the_run(
     failures, said = Failures(), ""
     for words, updates in story:
         assert said == "", "the run had ended"
-        failures.count("a", was_present=True, words=words, updates=updates)
-        failures.count("b", was_present=True)
+        failures.count(Failure("a", 0.0, was_present=True, words=words, updates=updates), 0.0, GENEROUS)
+        failures.count(Failure("b", 0.0, was_present=True), 0.0, GENEROUS)
         said = failures.verdict("a", GENEROUS)
     assert said == verdict

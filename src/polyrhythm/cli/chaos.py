@@ -18,10 +18,12 @@ _COLUMNS = ("at_s", "station", "kind", "slowed_s", "noticed_s", "joined_s", "rec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "%(prog)s [-h] --kills N [--seed S] [--json] recipe [section.key=value ...]"
+    parser.usage = "%(prog)s [-h] --faults N [--seed S] [--json] recipe [section.key=value ...]"
     parser.add_argument("recipe", help="name of a recipe, or path of a YAML file")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings that differ")
-    parser.add_argument("--kills", type=int, required=True, metavar="N", help="faults: kill, stop and slow together")
+    asked = parser.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--faults", type=int, metavar="N", help="how many: kill, stop and slow together")
+    asked.add_argument("--kills", type=int, metavar="N", help=argparse.SUPPRESS)  # its name until --faults
     parser.add_argument("--seed", type=whole, default=0, metavar="S", help="which faults, and when (0)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -30,10 +32,14 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.pipeline.chaos.run import chaos, chaos_config
     from polyrhythm.pipeline.check import check
 
-    checked = check(chaos_config(arguments.recipe, arguments.kills, arguments.overrides))
+    faults = arguments.faults
+    if faults is None:
+        print("--kills is now called --faults, and will be removed", file=sys.stderr)
+        faults = arguments.kills
+    checked = check(chaos_config(arguments.recipe, faults, arguments.overrides))
     folder = Path(tempfile.mkdtemp(prefix="polyrhythm-chaos-"))
     try:
-        result = chaos(checked, folder, arguments.kills, arguments.seed)
+        result = chaos(checked, folder, faults, arguments.seed)
     except BaseException:
         print(f"its logs: {folder / 'logs'}", file=sys.stderr)
         raise

@@ -16,7 +16,7 @@ from typing import Protocol, cast
 
 from polyrhythm import __version__
 from polyrhythm.errors import PolyrhythmError
-from polyrhythm.files import NO_ROOM
+from polyrhythm.files import trouble
 from polyrhythm.pipeline.interrupts import Interrupts
 from polyrhythm.runtime.allocator import keep_freed_memory
 
@@ -85,9 +85,9 @@ def main(words: Sequence[str]) -> int:
             raise
         return 0
     except OSError as error:
-        if error.errno not in NO_ROOM:
+        if not (sentence := trouble(error)):
             raise
-        _tell(f"error: a file could not be written ({error.strerror}); make room on that disk", error)
+        _tell(f"error: {sentence}", error)
         return 2
 
 

@@ -46,7 +46,7 @@ def arbitrary_cluster(rng: random.Random, *, redundant: bool = False) -> Cluster
                 "detected": "50ms",
                 "restart": "50ms",
             },
-            "faults": [_fault(rng, [*names, "trainer"]) for _ in range(rng.choice((0, 0, 1, 4, 8)))],
+            "faults": _faults(rng, [*names, "trainer", "trainer"]),
             "evaluations": _evaluations(rng, beside=True) if evaluator else _evaluations(rng, beside=False),
             "max_time": "100000s",
             "message_delay": rng.choice(("0ms", "0ms", "1ms", "lognormal:2ms:1.0")),
@@ -160,6 +160,16 @@ def _filter(rng: random.Random) -> dict[str, Any]:
 
 def _redundancy(rng: random.Random) -> dict[str, Any]:
     return {"extra_groups": rng.choice((0, 0, 1, 3, 8)), "extra_members": rng.choice((0, 0, 1, 3))}
+
+
+def _faults(rng: random.Random, names: list[str]) -> list[dict[str, Any]]:
+    """Any number, at any times; in some clusters also several at one moment, noticed at once and back in any order."""
+    faults = [_fault(rng, names) for _ in range(rng.choice((0, 0, 1, 4, 8)))]
+    for first in faults[: rng.choice((0, 0, 1, 2))]:
+        for _ in range(rng.randint(1, 3)):
+            restart = rng.choice(("0ms", "20ms", "100ms"))
+            faults.append({**_fault(rng, names), "at": first["at"], "detected": "0ms", "restart": restart})
+    return faults
 
 
 def _fault(rng: random.Random, names: list[str]) -> dict[str, Any]:

@@ -126,10 +126,13 @@ class Cluster:
         member, driver = self.members[fault.station], self.driver
         if not member.up:
             return
+        station = self.stations[member.name]
+        if fault.after_reply and isinstance(station, Trainer) and station.fail_unheard is None:
+            station.fail_unheard = lambda: self._fail(fault)
+            return
         member.up = False
         now = driver.clock.now
         member.failed_at = now
-        station = self.stations[member.name]
         if fault.after_reply and isinstance(station, Generator):
             station.answer_and_fall_silent()
         station.cut = now - self._rng.random() * 2 * self.settings.message_delay.mean()

@@ -120,6 +120,7 @@ class Driver:
         self.observer: Callable[[float, Event, list[Command]], None] | None = None
         self.delivered: Callable[[Event], None] | None = None
         self.reached = -1
+        self.bus = -1  # newest version that was written where generators find it, heard of or not
         self.evaluating: set[str] = set()
         self.halted = ""
         self.events = 0

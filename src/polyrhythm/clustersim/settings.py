@@ -168,7 +168,7 @@ class Fault(Section):
     """One failure: `station` (simulator-0, generator-3, trainer) dies or hangs `at` a time.
 
     after_reply: a generator dies between its replies and its report: the slots go on with answers that the
-    conductor never hears of.
+    conductor never hears of. A trainer dies when it has written its next version, before it says so.
     detected, restart: in place of the station's own.
     """
 

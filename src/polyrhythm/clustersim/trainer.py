@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from polyrhythm.clustersim.driver import Driver, ProtocolError
@@ -35,7 +36,7 @@ class GradientStep:
 
 class Trainer(Station):
     """One incarnation of the trainer; its weights contain `updates` updates when it joins. receivers: who loads a
-    version that it publishes."""
+    version that it publishes; fail_unheard: called in place of the report of the next version that it has written."""
 
     def __init__(
         self,
@@ -51,6 +52,7 @@ class Trainer(Station):
         super().__init__(name, epoch, driver, seed)
         self._settings = settings
         self._receivers = receivers
+        self.fail_unheard: Callable[[], None] | None = None
         self._updates = updates
         self._lent: deque[LendSamples] = deque()
         self._publishing: deque[PublishWeights] = deque()
@@ -159,6 +161,10 @@ class Trainer(Station):
             return
         command, seconds = published
         self.measures.publishing += seconds
+        self.driver.bus = max(self.driver.bus, command.version)
+        if self.fail_unheard is not None:
+            self.fail_unheard()
+            return
         self.emit(Published(self.name, self.epoch, command.version))
         self._publishing.popleft()
         if self._publishing:

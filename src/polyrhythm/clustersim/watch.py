@@ -71,7 +71,7 @@ class Watch:
         self._cluster = cluster
         self._conductor = conductor
         self._settings = cluster.settings.flow
-        self._refused = 0
+        self._refused = conductor.refused
         self._latest: dict[str, RequestArrived] = {}
         self._answered: dict[str, tuple[str, Request]] = {}
         self._waiting: dict[str, Waiting] = {}

@@ -60,6 +60,10 @@ class SupervisionSettings(Section):
     """Seconds for one optimizer step, publication or save of the trainer."""
     max_failures: Whole = 100
     """Failures of stations that a run survives; fewer if one fails time and again in the same way."""
+    max_start_failures: Whole = 2
+    """The same for one station in a row before it stands ready; one that somebody else killed does not count here."""
+    forgive_s: Positive = 600.0
+    """Failures count no more after so many seconds without one, if an update was done meanwhile."""
 
 
 class CheckpointSettings(Section):

@@ -22,7 +22,7 @@ from polyrhythm.flow.settings import FlowSettings
 class VersionLedger:
     """trained: version of the trainer's weights; updates: in all; in_version: updates since `trained`;
     published: newest that generators can fetch; applied: lowest that every live generator holds (-1: none yet);
-    reached: updates contained in each version from `published` on."""
+    reached: updates contained in each version from `published` on, but for those that were undone."""
 
     settings: FlowSettings = field(metadata=UNSAVED)
     trained: int = 0
@@ -87,11 +87,13 @@ class VersionLedger:
         """A trainer came back with the weights of `updates` updates: (updates undone, whether to publish `trained`).
 
         Back to the newest published version the count simply goes back, as nobody has seen what came after. Weights
-        older than that are published under a new number: versions that were seen never go back.
+        older than that are published under a new number: versions that were seen never go back. So are weights beside
+        a published version that is not in `reached`: a resumed run offers what an earlier trainer had written, though
+        its updates were undone since, and no trainer has them.
         """
         undone = self.updates - updates
         self.updates = updates
-        if updates >= self.reached.get(self.published, 0):
+        if self.published < 0 or (self.published in self.reached and updates >= self.reached[self.published]):
             self.reached = {known: at for known, at in self.reached.items() if at <= updates}
             self.trained = max(self.reached)
             self.in_version = updates - self.reached[self.trained]

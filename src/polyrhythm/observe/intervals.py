@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 
@@ -32,6 +32,22 @@ def wilson(successes: int, episodes: int, z: float = 1.959963984540054) -> Inter
     low = 0.0 if successes == 0 else centre - half
     high = 1.0 if successes == episodes else centre + half
     return Interval(successes, episodes, rate, low, high)
+
+
+def success_in_words(successes: int, episodes: int, of: str = "") -> str:
+    """`success in 5 of 64 (8% [3, 17])`: the count with the rate and its interval in per cent. of: before the 64."""
+    rate, low, high = (f"{100 * share:.0f}" for share in wilson(successes, episodes)[2:])
+    return f"success in {successes} of {of}{episodes} ({rate}% [{low}, {high}])"
+
+
+def return_in_words(returns: Sequence[float]) -> str:
+    """`return 0.31`: the mean of those that are finite, and how many are not."""
+    finite = [earned for earned in returns if math.isfinite(earned)]
+    if not finite:
+        return "return not finite"
+    odd = len(returns) - len(finite)
+    mean = f"return {sum(finite) / len(finite):.4g}"
+    return f"{mean} (not finite in {odd} of {len(returns)})" if odd else mean
 
 
 def deciding(evaluated: Mapping[str, Any]) -> Mapping[str, Any]:

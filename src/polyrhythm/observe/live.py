@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from polyrhythm.observe.activity import by_kind
-from polyrhythm.observe.intervals import wilson
+from polyrhythm.observe.intervals import return_in_words, success_in_words
 
 #: More stations than this are shown as one for each kind, with the mean of their shares.
 _STATIONS = 6
@@ -73,14 +73,12 @@ def _figures(status: Status) -> list[str]:
 
 
 def episodes(recent: Sequence[tuple[bool, float]]) -> str:
-    """How the last episodes went: success with its 95% interval; where only rewards come, the mean return."""
+    """How the last episodes went: the mean return, and successes with their 95% interval unless only rewards come."""
     count, successes = len(recent), sum(success for success, _ in recent)
-    mean = sum(reward for _, reward in recent) / count
-    of = f"{count} episodes"
-    if not successes and mean:
-        return f"return {mean:.4g} (last {of})"
-    rate = wilson(successes, count)
-    return f"success {100 * rate.rate:.0f}% [{100 * rate.low:.0f}, {100 * rate.high:.0f}] (last {of})"
+    earned = return_in_words([reward for _, reward in recent])
+    if not successes and any(reward for _, reward in recent):
+        return f"{earned} over the last {count} episodes" if count > 1 else f"{earned} in the last episode"
+    return f"{success_in_words(successes, count, 'the last ')}, {earned}"
 
 
 def _stations(utilisation: Mapping[str, float]) -> list[str]:

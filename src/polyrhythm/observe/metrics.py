@@ -108,6 +108,24 @@ class MetricsWriter:
         self.close()
 
 
+def last_time_s(folder: Path) -> float:
+    """When the latest line was written, in seconds since the run began; 0 where there is none that can be read."""
+    try:
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return 0.0
+    return max((_time_s(line) for line in lines), default=0.0)
+
+
+def _time_s(line: str) -> float:
+    """0 for a line that a crash cut short."""
+    try:
+        time_s = float(json.loads(line)["time_s"])
+    except (ValueError, TypeError, KeyError):
+        return 0.0
+    return time_s if math.isfinite(time_s) else 0.0
+
+
 def rewind(folder: Path, step: int, version: int | None = None) -> None:
     """Forget the lines of updates from `step` on, before they are written again; those of phases stay.
 

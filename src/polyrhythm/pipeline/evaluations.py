@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.files import written_whole
+from polyrhythm.files import trouble, written_whole
 from polyrhythm.flow.records import Episode, SampleEvaluated
 from polyrhythm.observe import MetricsWriter
+from polyrhythm.observe.intervals import success_in_words
 from polyrhythm.pipeline.beside import EvaluationsBeside
 from polyrhythm.pipeline.best import BestPolicies
 from polyrhythm.pipeline.build import Pipeline
@@ -102,11 +103,12 @@ class Evaluations:
         self._list(version, self._ways("after"), tallies)
 
     def _list(self, version: int, ways: Mapping[str, Way], tallies: Mapping[str, dict[str, Any]]) -> None:
-        """Among the evaluations that may be the best; a full disk costs the entry, not the run."""
+        """Among the evaluations that may be the best; a disk that takes nothing costs the entry, not the run."""
         try:
             self._best.add(version, {_WORDS[way]: tallies[key] for key, way in ways.items() if not way[1]})
         except OSError as error:
-            log.error("the evaluation of version %d cannot be listed (%s); make room", version, error.strerror)
+            why = trouble(error) or error.strerror
+            log.error("the evaluation of version %d cannot be listed: %s", version, why)
 
     def _ways(self, name: str) -> dict[str, Way]:
         """What the tallies are called → how the policy acts; greedily first, if at all."""
@@ -134,9 +136,9 @@ class Evaluations:
             values = {f"evaluation/{way}/{part}": total[part] for part in _MEASURED}
             values |= {f"evaluation/{way}/metrics/{name}": mean for name, mean in total.get("metrics", {}).items()}
             self._metrics.log(version, values, self._progress.summary()["total"])
-            succeeded = f"success in {total['successes']}, " if total["successes"] or not total["mean_return"] else ""
-            log.info(
-                "%s, version %d: %sreturn %.3g, %d episodes",
-                *(key, version, succeeded, total["mean_return"], total["episodes"]),
-            )
+            said, earned = "%s, version %d: %s", f"return {total['mean_return']:.4g}"
+            if total["successes"] or not total["mean_return"]:
+                log.info(said, key, version, f"{success_in_words(total['successes'], total['episodes'])}, {earned}")
+            else:
+                log.info(said, key, version, f"{earned} over {total['episodes']} episodes")
         return tallies

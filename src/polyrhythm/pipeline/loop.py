@@ -55,6 +55,10 @@ class Launcher(Protocol):
 
     def outstanding(self) -> list[str]: ...
 
+    def current_call(self, station: str) -> str:
+        """What the station is at, and for how long, in words; "" between two units of work."""
+        ...
+
     def statistics(self) -> dict[str, dict[str, float]]:
         """Each station's counters, as fresh as they can be had: it may ask and wait."""
         ...
@@ -76,6 +80,8 @@ class Observer(Protocol):
 
 #: Longest wait for an event, after which `Loop.stop` is asked again.
 _PATIENCE_S = 0.5
+#: A stop that takes longer says what it waits for.
+_SAID_S = 1.0
 #: So many events go before a deadline that has passed.
 _MOST_LATE = 10_000
 
@@ -162,20 +168,31 @@ class Loop:
         when the run is resumed.
         """
         self._held = (records.LendSamples, records.StartRows)
-        until, lending = self.clock() + seconds, self.conductor.lending
+        begin, lending = self.clock(), self.conductor.lending
+        until, say_at = begin + seconds, begin + _SAID_S
         update = self.conductor.versions.updates + bool(lending.lent)
         asked = False
         while self.clock() < until:
             if not asked and lending.trainer and self.conductor.versions.updates == update:
                 self.launcher.send(SaveTrainer(lending.trainer))
                 asked = True
-            event = self.launcher.receive(max(0.0, until - self.clock()))
+            event = self.launcher.receive(max(0.0, min(until, say_at) - self.clock()))
             if event is not None:
                 self._decide(event)
             self._pass_reports()
+            if self.clock() >= say_at:
+                say_at = math.inf
+                log.info("waiting for %s, %g s at most; another signal stops at once", self._last_work(), seconds)
             if asked and isinstance(event, records.Checkpointed) and event.updates == update:
                 return True
         return False
+
+    def _last_work(self) -> str:
+        """What a run that winds down waits for."""
+        lending = self.conductor.lending
+        what = "the update under way" if lending.lent else "the trainer's state to be saved"
+        call = self.launcher.current_call(lending.trainer) if lending.trainer else "being started"
+        return f"{what} (trainer: {call})" if call else what
 
     def _run(self, done: Callable[[records.Command], bool]) -> None:
         """Go on until a command to the run satisfies `done`.

@@ -13,7 +13,7 @@ from typing import Any
 from polyrhythm.errors import RunDistrusted
 from polyrhythm.flow import records
 from polyrhythm.flow.ledger import SampleLedger
-from polyrhythm.observe import MetricsWriter
+from polyrhythm.observe import MetricsWriter, live
 from polyrhythm.pipeline.account import Account, Stations
 from polyrhythm.pipeline.episodes import mean_metrics
 from polyrhythm.pipeline.tempo import Tempo
@@ -201,13 +201,6 @@ class Progress:
             return
         self._said = now
         lag = report.values["staleness/lag_mean"]
-        log.info("update %d of %d: %slag %.1f", report.step + 1, self._updates, self._went(), lag)
-
-    def _went(self) -> str:
-        """How the last episodes went: as many as say something."""
         recent = self._episodes.recent
-        if not recent:
-            return "no episode has ended, "
-        succeeded = fmean(success for success, _ in recent)
-        success = f"success {succeeded:.2f} and " if succeeded else ""
-        return f"{success}return {fmean(reward for _, reward in recent):.2f} over the last {len(recent)} episodes, "
+        went = live.episodes(recent) if recent else "no episode has ended"
+        log.info("update %d of %d: %s, lag %.1f", report.step + 1, self._updates, went, lag)

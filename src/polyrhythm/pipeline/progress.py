@@ -21,6 +21,7 @@ from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.files import written_whole
+from polyrhythm.observe.metrics import last_time_s
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,11 @@ _VALUE_LR = "training.optimizer.value_lr"
 
 
 class Progress:
-    """Phases of the run in `folder`. wall_s: seconds by phase, over all parts of the run."""
+    """Phases of the run in `folder`. wall_s: seconds by phase, over all parts of the run.
+
+    began: when the run would have begun had it never paused. A phase that was killed leaves no time here, so it lies
+    before the latest metrics too: their `time_s` goes on where it ended.
+    """
 
     def __init__(
         self, folder: Path, announce: Callable[[str, float], None] | None = None, command: str = "train"
@@ -53,7 +58,7 @@ class Progress:
         self._origin = {"command": said.get("command", command), "began_in": said.get("began_in", str(Path.cwd()))}
         self.wall_s: dict[str, float] = said.get("wall_s", {})
         self._done: dict[str, Any] = said.get("done", {})
-        self.began = time.monotonic() - sum(self.wall_s.values())
+        self.began = time.monotonic() - max(sum(self.wall_s.values()), last_time_s(folder))
 
     def result(self, phase: str) -> Any:
         """What the phase came to; None if it is not done."""

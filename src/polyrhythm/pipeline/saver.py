@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.config.running import CheckpointSettings
+from polyrhythm.files import trouble
 from polyrhythm.flow import records
 from polyrhythm.pipeline.account import Account
 from polyrhythm.pipeline.build import Pipeline
@@ -80,7 +81,8 @@ class RunSaver:
                 self._folder, loop.conductor, pipeline.launcher.arena, pipeline.weights, pipeline.states, self._counts()
             )
         except OSError as error:
-            log.error("the run cannot be saved in %s (%s); make room there", self._folder, error.strerror)
+            why = trouble(error) or f"{error.strerror}; make room there"
+            log.error("the run cannot be saved in %s: %s", self._folder, why)
         else:
             log.log(level, "saved the run: %s", path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import Counter
@@ -18,10 +19,12 @@ from polyrhythm.runtime.child import Posting
 from polyrhythm.runtime.jobs import Job, Seat, pack
 from polyrhythm.runtime.process import Process
 from polyrhythm.runtime.sockets import Transport
-from polyrhythm.runtime.supervision import Failures, Limits
+from polyrhythm.runtime.supervision import Failure, Failures, Limits
 
-#: How long stations are given to leave by themselves.
-_LEAVE_S = 5.0
+log = logging.getLogger(__name__)
+
+#: How long stations are given to leave by themselves, and when those that have not are named.
+_LEAVE_S, _NAMED_S = 5.0, 1.0
 
 
 class Crew:
@@ -131,13 +134,15 @@ class Crew:
         if isinstance(process.joined, records.SimulatorJoined):
             self._tell_generators(dict.fromkeys(process.endpoints, ""))
 
-    def judge(self, process: Process, reason: str) -> str | RunHalted:
+    def judge(self, process: Process, reason: str, now: float) -> str | RunHalted:
         """What becomes of a station that was dismissed: another start, in words, or the end of the run."""
         name = process.station
         if process.last_words is not None and process.last_words.fatal:
             return RunHalted(f"{name}: {reason}")
         words = process.last_words.error if process.last_words is not None else ""
-        self._failures.count(name, was_present=process.vigil.present, words=words, updates=self.updates)
+        vigil = process.vigil
+        failure = Failure(name, vigil.began, vigil.present, process.killed, words, self.updates)
+        self._failures.count(failure, now, self._limits)
         verdict = self._failures.verdict(name, self._limits)
         if verdict:
             file = log_file(self._logs, name, process.epoch)
@@ -149,17 +154,28 @@ class Crew:
         self._spawn(process.station, process.epoch + 1, now)
 
     def close(self) -> None:
-        """Let all stations leave, and end those that do not."""
+        """Let all stations leave, and end those that do not; a second signal meanwhile ends them at once."""
         for process in self.processes.values():
             if process.vigil.present and not process.exited:
                 process.tell_all(wire.Stop())
-        until = time.monotonic() + _LEAVE_S
-        for process in self.processes.values():
-            if process.vigil.present:
-                process.wait(until - time.monotonic())
-        errors = [error for process in self.processes.values() if (error := _ended(process)) is not None]
+        try:
+            self._wait_for_leaving()
+        finally:
+            errors = [error for process in self.processes.values() if (error := _ended(process)) is not None]
         if errors:
             raise errors[0]
+
+    def _wait_for_leaving(self) -> None:
+        """Until all that stood ready have left, or `_LEAVE_S` are over; those that take long are named."""
+        begin = time.monotonic()
+        waited = [process for process in self.processes.values() if process.vigil.present]
+        slow = [process for process in waited if not process.wait(begin + _NAMED_S - time.monotonic())]
+        if slow:
+            names = ", ".join(_with_call(process, time.monotonic()) for process in slow)
+            said = "waiting for %s to leave; killed after %g s, or at once by another signal"
+            log.info(said, names, _LEAVE_S - _NAMED_S)
+        for process in slow:
+            process.wait(begin + _LEAVE_S - time.monotonic())
 
     # ------------------------------------------------------------ what is said and asked
 
@@ -185,6 +201,10 @@ class Crew:
         beats = [process.heartbeat for process in self.processes.values() if process.heartbeat is not None]
         return [line for beat in beats for line in beat.outstanding]
 
+    def current_call(self, station: str, now: float) -> str:
+        """What the station is at, in words; "" between two units of work."""
+        return self.processes[station].vigil.current_call(now)
+
     def statistics(self) -> dict[str, dict[str, float]]:
         """Each station's counters as last heard, over all its incarnations."""
         found: dict[str, dict[str, float]] = {}
@@ -197,6 +217,11 @@ class Crew:
 def log_file(logs: Path, station: str, epoch: int) -> Path:
     """Where the incarnation of a station writes what it logs."""
     return logs / f"{station}.{epoch}.log"
+
+
+def _with_call(process: Process, now: float) -> str:
+    call = process.vigil.current_call(now)
+    return f"{process.station} ({call})" if call else process.station
 
 
 def _ended(process: Process) -> RunHalted | None:

@@ -150,6 +150,10 @@ class InlineLauncher:
         """What is waiting, in words, for a stall report."""
         return [line for part in self._parts for line in part.station.outstanding()]
 
+    def current_call(self, station: str) -> str:  # noqa: ARG002
+        """Nothing: whoever asks has this thread, so no station is at work."""
+        return ""
+
     def statistics(self) -> dict[str, dict[str, float]]:
         """Each station's own counters over its parts, with `busy_s`."""
         found: dict[str, dict[str, float]] = {}

@@ -226,7 +226,7 @@ class LocalLauncher:
 
     def _lose(self, process: Process, reason: str) -> str | RunHalted:
         """A station that was dismissed is lost: say so, and what becomes of it."""
-        name, fate = process.station, self._crew.judge(process, reason)
+        name, fate = process.station, self._crew.judge(process, reason, self.clock())
         self.pool.lose(name)
         if process.vigil.present:
             self._events.append(records.StationLost(name, process.epoch, reason))
@@ -259,6 +259,10 @@ class LocalLauncher:
     def outstanding(self) -> list[str]:
         """What is waiting, in words, for a stall report."""
         return self._crew.outstanding()
+
+    def current_call(self, station: str) -> str:
+        """What the station is at, and for how long, in words; "" between two units of work."""
+        return self._crew.current_call(station, self.clock())
 
     def statistics(self) -> dict[str, dict[str, float]]:
         """Each station's counters with `busy_s`, over all its incarnations; as fresh as they can be had."""

@@ -23,11 +23,13 @@ from polyrhythm.runtime.supervision import Vigil
 #: How much of a station's log is shown when it ends badly.
 _LAST_LINES, _LAST_BYTES = 12, 16_384
 _REAP_S = 10.0
+#: Signals that come from somebody else: a person, the kernel for want of memory, a machine that shuts down.
+_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
 class Process:
     """A started process. joined, endpoints: its announcement and its parts' inboxes, once it stands ready; ended: here,
-    by `end`."""
+    by `end`; killed: by somebody else, before that."""
 
     def __init__(self, posting: Posting, log_file: Path, now: float) -> None:
         self.station, self.epoch = posting.station, posting.epoch
@@ -36,7 +38,7 @@ class Process:
         self.joined: records.Event | None = None
         self.heartbeat: wire.Heartbeat | None = None
         self.last_words: wire.Failed | None = None
-        self.ended = False
+        self.ended = self.killed = False
         self._parts: list[Outbox] = []
         self._log_file = log_file
         with log_file.open("ab") as log:  # a resumed run writes on
@@ -104,7 +106,10 @@ class Process:
         for outbox in self._parts:
             outbox.close()
         self._parts = []
-        if not self.exited:
+        status = self._popen.poll()
+        if status is not None:
+            self.killed = -status in _FROM_OUTSIDE
+        else:
             self._popen.kill()
             if not self.wait(_REAP_S):
                 raise RunHalted(

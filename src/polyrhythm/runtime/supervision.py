@@ -35,10 +35,14 @@ class Limits(Protocol):
     @property
     def max_failures(self) -> int: ...
 
+    @property
+    def max_start_failures(self) -> int: ...
 
-#: Failures in a row before a station has ever stood ready, after which another start is not worth trying.
-MAX_FAILED_STARTS = 3
-#: The same for a station whose own program raises with the same words, while no update is done.
+    @property
+    def forgive_s(self) -> float: ...
+
+
+#: Failures in a row of a station whose own program raises with the same words, while no update is done.
 MAX_SAME_WORDS = 5
 
 
@@ -56,6 +60,12 @@ class Vigil:
 
     def hear(self, now: float, doing: str, for_s: float) -> None:
         self.heard, self.doing, self.since = now, doing, now - for_s
+
+    def current_call(self, now: float) -> str:
+        """What it is at, and for how long, in words; "" between two units of work."""
+        if not self.present:
+            return f"being started for {now - self.began:.1f} s"
+        return f"in one {self.doing} for {now - self.since:.1f} s" if self.doing else ""
 
     def deadline(self, limits: Limits) -> float:
         """When it is to be given up, if nothing is heard before."""
@@ -88,32 +98,71 @@ def _limit(doing: str, limits: Limits) -> float:
     return limit
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One failure of a station. began: when that incarnation was started; was_present: it had stood ready by then.
+
+    killed: somebody else ended it by a signal, so its program is not to blame. words: with which its own program
+    raised, "" if it ended otherwise. updates: of the run so far.
+    """
+
+    station: str
+    began: float
+    was_present: bool
+    killed: bool = False
+    words: str = ""
+    updates: int = 0
+
+
 @dataclass(slots=True)
 class Failures:
     """Counts failures; `verdict` says when they end the run.
 
-    starts: failures in a row before a station stood ready; repeats: of a station in a row with the same words and after
-    the same number of updates of the run.
+    total: of the run; recent: since the last quiet time, which is `forgive_s` without a failure, in which an update was
+    done. starts: failures by a station's own fault in a row before it stood ready. repeats: of a station in a row with
+    the same words and after the same number of updates of the run. last, updates: when the latest was, and the updates
+    done by then. A start that fails is no quiet time, however long it takes.
     """
 
     total: int = 0
+    recent: int = 0
     starts: dict[str, int] = field(default_factory=dict)
     repeats: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+    last: float = math.inf
+    updates: int = 0
 
-    def count(self, station: str, *, was_present: bool, words: str = "", updates: int = 0) -> None:
-        """words: with which its own program raised, "" if it was ended otherwise; updates: of the run so far."""
+    def count(self, failure: Failure, now: float, limits: Limits) -> None:
+        station = failure.station
+        quiet_s = (now if failure.was_present else failure.began) - self.last
+        if quiet_s >= limits.forgive_s and failure.updates > self.updates:
+            self.recent = 0
+            self.starts.clear()
+        self.last, self.updates = now, failure.updates
         self.total += 1
-        self.starts[station] = 0 if was_present else self.starts.get(station, 0) + 1
+        self.recent += 1
+        if failure.was_present:
+            self.starts[station] = 0
+        elif not failure.killed:
+            self.starts[station] = self.starts.get(station, 0) + 1
+        words, updates = failure.words, failure.updates
         before, done, times = self.repeats.get(station, ("", 0, 0))
         again = times if (words, updates) == (before, done) else 0
         self.repeats[station] = (words, updates, again + 1 if words else 0)
 
     def verdict(self, station: str, limits: Limits) -> str:
         """Why the run ends; "" if it goes on."""
-        if self.starts[station] >= MAX_FAILED_STARTS:
-            return f"{station} failed {self.starts[station]} times in a row before it stood ready"
+        starts = self.starts.get(station, 0)
+        if starts > limits.max_start_failures:
+            return (
+                f"{station} failed {_times(starts)} before it stood ready, {limits.max_start_failures} are allowed "
+                "(supervision.max_start_failures)"
+            )
         if self.repeats[station][2] >= MAX_SAME_WORDS:
             return f"{station} failed {MAX_SAME_WORDS} times in a row in the same way, and no update was done meanwhile"
-        if self.total > limits.max_failures:
-            return f"{self.total} failures, {limits.max_failures} are allowed (supervision.max_failures)"
+        if self.recent > limits.max_failures:
+            return f"{self.recent} failures, {limits.max_failures} are allowed (supervision.max_failures)"
         return ""
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times in a row"

@@ -78,43 +78,58 @@ def change_keys(runs: Sequence[Run]) -> list[tuple[str, str]]:
     return [(line_key("change"), "settings were changed")] if changed else []
 
 
-# ---------------------------------------------------------------- success
+# ---------------------------------------------------------------- success and return
 
 
 def success(runs: Sequence[Run]) -> Figure | None:
-    """Evaluations as points with intervals and training as a curve; the return, where success is not measured."""
-    if not any(run.evaluations or run.updates for run in runs):
+    """Evaluations as points with intervals and training as a curve; None where success is not measured."""
+    if not any(run.evaluations or run.updates for run in runs) or not any(run.measures_success for run in runs):
         return None
-    measured = any(run.measures_success for run in runs)
-    most = max((line.get("throughput/transitions") or 0.0 for run in runs for line in run.updates), default=1.0)
-    high = 1.0 if measured else _highest_return(runs)
-    low = 0.0 if measured else min(0.0, _lowest_return(runs))
-    what = "Success" if measured else "Mean return"
-    plot = Plot(
-        f"{what} over transitions", (-0.02 * most, 1.02 * most), (low, high), size=(920, 340), right=_space(runs)
-    )
-    plot.axes(
-        "transitions (env steps of finished training samples)",
-        what.lower(),
-        y_format=percent if measured else svg.short,
-        x_ticks=svg.ticks(0, most, 8),
-    )
+    plot = _over_transitions(runs, "Success", (0.0, 1.0), 340)
     for number, run in enumerate(runs):
         points = training_points(run)
-        if measured:
-            plot.band([(p.transitions, p.low, p.high) for p in points], colour(number))
-        curve = [(p.transitions, p.rate if measured else p.mean_return) for p in points]
-        plot.line(curve, look(number) if len(runs) > 1 else "s0")
+        plot.band([(p.transitions, p.low, p.high) for p in points], colour(number))
+        plot.line([(p.transitions, p.rate) for p in points], look(number) if len(runs) > 1 else "s0")
     mark_changes(plot, runs)
-    _evaluations(plot, runs, measured=measured)
+    _evaluations(plot, runs, measured=True)
     sentence = (
         "The curve is the success of training episodes, with noise; the points are evaluations on held-out seeds, each "
         "with its Wilson 95% interval."
-        if measured
-        else "This environment reports no success, so the mean return is shown: of training episodes, with noise, as a "
-        "curve, of evaluations on held-out seeds as points."
     )
-    return Figure(f"{what} over transitions", sentence, _success_keys(runs) + change_keys(runs), [plot.text])
+    return Figure("Success over transitions", sentence, _success_keys(runs) + change_keys(runs), [plot.text])
+
+
+def returns(runs: Sequence[Run]) -> Figure | None:
+    """The mean return in the same way, which every environment has."""
+    earned = _returns(runs)
+    if not earned:
+        return None
+    high = max(earned) + 0.05 * abs(max(earned))
+    measured = any(run.measures_success for run in runs)
+    plot = _over_transitions(runs, "Mean return", (min(0.0, *earned), high), 240 if measured else 340)
+    for number, run in enumerate(runs):
+        curve = [(p.transitions, p.mean_return) for p in training_points(run) if p.mean_return is not None]
+        plot.line(curve, look(number) if len(runs) > 1 else "s0")
+    mark_changes(plot, runs)
+    _evaluations(plot, runs, measured=False)
+    sentence = (
+        f"{'' if measured else 'This environment reports no success. '}The curve is the mean return of training "
+        "episodes, with noise; the points are evaluations on held-out seeds."
+    )
+    return Figure("Mean return over transitions", sentence, _success_keys(runs) + change_keys(runs), [plot.text])
+
+
+def _over_transitions(runs: Sequence[Run], what: str, y: tuple[float, float], height: int) -> Plot:
+    most = max((line.get("throughput/transitions") or 0.0 for run in runs for line in run.updates), default=1.0)
+    size = (920, height)
+    plot = Plot(f"{what} over transitions", (-0.02 * most, 1.02 * most), y, size=size, right=_space(runs))
+    plot.axes(
+        "transitions (env steps of finished training samples)",
+        what.lower(),
+        y_format=percent if what == "Success" else svg.short,
+        x_ticks=svg.ticks(0, most, 8),
+    )
+    return plot
 
 
 def _space(runs: Sequence[Run]) -> int:
@@ -163,17 +178,8 @@ def _success_keys(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def _returns(runs: Sequence[Run]) -> list[float]:
-    points = [point.mean_return for run in runs for point in training_points(run)]
+    points = [point.mean_return for run in runs for point in training_points(run) if point.mean_return is not None]
     return points + [evaluation.mean_return for run in runs for evaluation in run.evaluations]
-
-
-def _highest_return(runs: Sequence[Run]) -> float:
-    highest = max(_returns(runs), default=1.0)
-    return highest + 0.05 * abs(highest)
-
-
-def _lowest_return(runs: Sequence[Run]) -> float:
-    return min(_returns(runs), default=0.0)
 
 
 # ---------------------------------------------------------------- the machinery

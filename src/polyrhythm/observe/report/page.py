@@ -72,7 +72,10 @@ def page(runs: Sequence[Run]) -> str:
     parts = [f"<h1>{escape(title)}</h1>", *_heads(runs)]
     details = "" if several else tables.by_task(runs[0]) + tables.by_metric(runs[0])
     parts.append(_section("Results", tables.results(runs), details))
-    draw = (figures.success, env_metrics, updates.updates, figures.throughput, figures.utilisation, figures.lag)
+    draw = (
+        *(figures.success, figures.returns, env_metrics, updates.updates),
+        *(figures.throughput, figures.utilisation, figures.lag),
+    )
     parts += [_figure(figure) for drawn in draw if (figure := drawn(runs)) is not None]
     parts += _timelines(runs)
     wall = bars.wall_time(runs)

@@ -33,13 +33,14 @@ class Measured(NamedTuple):
 
 
 class Point(NamedTuple):
-    """Training episodes of some updates in a row, until `transitions`; low, high: Wilson 95%."""
+    """Training episodes of some updates in a row, until `transitions`; low, high: Wilson 95%; mean_return: None where
+    none of the updates has one that is finite."""
 
     transitions: float
     rate: float
     low: float
     high: float
-    mean_return: float
+    mean_return: float | None
 
 
 @dataclass(frozen=True)
@@ -128,19 +129,22 @@ def training_points(run: Run) -> list[Point]:
     total = sum(line.get("env/episodes") or 0.0 for line in run.updates)
     wanted = max(_EPISODES, total / _POINTS)
     points: list[Point] = []
-    episodes = successes = rewards = 0.0
+    episodes = successes = rewards = rewarded = 0.0
     for number, line in enumerate(run.updates, 1):
         count = line.get("env/episodes") or 0.0
         episodes += count
         if count:
             successes += count * (line.get("env/success_once") or 0.0)
-            rewards += count * (line.get("env/return") or 0.0)
+            if (earned := line.get("env/return")) is not None:
+                rewards += count * earned
+                rewarded += count
         rest = number == len(run.updates) and episodes >= wanted / 4
         if episodes >= wanted or rest:
             rate = wilson(round(successes), round(episodes))
             transitions = line.get("throughput/transitions") or 0.0
-            points.append(Point(transitions, rate.rate, rate.low, rate.high, rewards / episodes))
-            episodes = successes = rewards = 0.0
+            mean = rewards / rewarded if rewarded else None
+            points.append(Point(transitions, rate.rate, rate.low, rate.high, mean))
+            episodes = successes = rewards = rewarded = 0.0
     return points
 
 

@@ -181,6 +181,6 @@ def _tile(words: str, result: Mapping[str, Any], *, success: bool) -> tuple[str,
         return (
             f"success {words}",
             f"{100 * result['rate']:.0f}%",
-            f"[{100 * result['low']:.0f}, {100 * result['high']:.0f}]",
+            f"[{100 * result['low']:.0f}, {100 * result['high']:.0f}], {result['successes']} of {result['episodes']}",
         )
     return f"return {words}", f"{result['mean_return']:.4g}", f"{result['episodes']} episodes"

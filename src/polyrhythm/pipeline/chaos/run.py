@@ -41,10 +41,10 @@ _DEFAULTS = ("supervision.heartbeat_s=4",)
 _OWN = ("training.versions=1000000", "evaluation.episodes=0", "evaluation.every=0", "resume=never")
 
 
-def chaos_config(recipe: str, kills: int, overrides: Sequence[str] = ()) -> RunConfig:
+def chaos_config(recipe: str, faults: int, overrides: Sequence[str] = ()) -> RunConfig:
     """The recipe's configuration under faults. ConfigError: there is nothing to disturb in it."""
-    if kills < 1:
-        raise ConfigError(f"--kills = {kills}: there is nothing to see without a fault; give 1 or more")
+    if faults < 1:
+        raise ConfigError(f"--faults = {faults}: there is nothing to see without a fault; give 1 or more")
     asked = load_config(recipe, overrides)
     if asked.training.versions == 0:
         raise ConfigError(
@@ -55,14 +55,14 @@ def chaos_config(recipe: str, kills: int, overrides: Sequence[str] = ()) -> RunC
             f"launcher = {asked.launcher}: its stations are no processes that could be killed; set launcher=local"
         )
     patience = (
-        f"rollout.max_attempts={max(asked.rollout.max_attempts, kills + 1)}",
-        f"supervision.max_failures={max(asked.supervision.max_failures, 2 * kills)}",
+        f"rollout.max_attempts={max(asked.rollout.max_attempts, faults + 1)}",
+        f"supervision.max_failures={max(asked.supervision.max_failures, 2 * faults)}",
     )
     return load_config(recipe, [*_DEFAULTS, *patience, *overrides, *_OWN])
 
 
-def chaos(checked: Checked, folder: Path, kills: int, seed: int, warm_up_s: float = WARM_UP_S) -> dict[str, Any]:
-    """Run it in `folder` under `kills` faults.
+def chaos(checked: Checked, folder: Path, faults: int, seed: int, warm_up_s: float = WARM_UP_S) -> dict[str, Any]:
+    """Run it in `folder` under so many faults.
 
     {faults: one entry each; totals: over all of them, with the pace, the ledger, the lags and every violation}.
     """
@@ -72,10 +72,10 @@ def chaos(checked: Checked, folder: Path, kills: int, seed: int, warm_up_s: floa
     with MetricsWriter(folder) as metrics:
         version = begin(checked, folder, progress, metrics)
     before = _children()
-    limit_s = config.supervision.start_s + warm_up_s + kills * 2 * RECOVERY_S
+    limit_s = config.supervision.start_s + warm_up_s + faults * 2 * RECOVERY_S
     with _limited(limit_s) as overdue:
         pipeline = build_pipeline(config, policy, folder, version=version, start=False)
-        disturbed = _Disturbed(config, folder, pipeline, kills, seed, warm_up_s)
+        disturbed = _Disturbed(config, folder, pipeline, faults, seed, warm_up_s)
         try:
             disturbed.run()
         except KeyboardInterrupt:
@@ -92,13 +92,13 @@ class _Disturbed:
     """One run, its observers, and what is found."""
 
     def __init__(
-        self, config: RunConfig, folder: Path, pipeline: Pipeline, kills: int, seed: int, warm_up_s: float
+        self, config: RunConfig, folder: Path, pipeline: Pipeline, faults: int, seed: int, warm_up_s: float
     ) -> None:
         launcher, loop = pipeline.launcher, pipeline.loop
         assert isinstance(launcher, LocalLauncher), "only processes can be killed"
         freshness = config.freshness
         self._config, self._folder, self._pipeline, self._began = config, folder, pipeline, loop.clock()
-        self._launcher, self._plan = launcher, (seed, kills)
+        self._launcher, self._plan = launcher, (seed, faults)
         self.violations: list[str] = []
         self.book = Book(freshness.max_lag, freshness.bound)
         load = of_processes(lambda: launcher.processes().values())
