@@ -59,6 +59,11 @@ class Report:
 
 
 Order = records.Command | Start | SaveTrainer
+#: The orders that reach stations.
+ORDERS = (
+    *(Start, records.CancelRow, records.RefuseRequest, records.Serve, records.ApplyWeights),
+    *(records.LendSamples, records.PublishWeights, SaveTrainer),
+)
 
 
 class Station(Protocol):
@@ -67,7 +72,8 @@ class Station(Protocol):
     name: str
 
     def handle(self, command: Order) -> None:
-        """Accept a command; cheap, never blocks."""
+        """Accept a command; cheap, never blocks. UnfitMessage: it cannot be meant for this station as it stands; then
+        nothing has changed."""
         ...
 
     def work(self) -> bool:
