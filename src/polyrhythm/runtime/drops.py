@@ -16,6 +16,8 @@ DropKind = Literal[
 ]
 #: How a station's counters call them, before the kind.
 DROPPED = "dropped/"
+#: Characters of a reason that are logged: who sends rubbish does not fill the log.
+_SAID = 300
 
 
 class UnfitMessage(ValueError):
@@ -39,7 +41,8 @@ class DropCounter:
             self._counts[kind] += 1
             first = self._counts[kind] == 1
         if first:
-            log.warning("%s dropped a message (%s): %s; more of this kind are only counted", self._owner, kind, why)
+            said = why if len(why) <= _SAID else f"{why[:_SAID]} …"
+            log.warning("%s dropped a message (%s): %s; more of this kind are only counted", self._owner, kind, said)
 
     def stranger(self) -> None:
         """Someone without the keys of this run was refused."""

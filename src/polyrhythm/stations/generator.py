@@ -66,8 +66,8 @@ class Generator:
         return GeneratorJoined(self.name, self.epoch, self.version)
 
     def handle(self, command: Order) -> None:
-        if not isinstance(command, Serve | ApplyWeights):
-            raise UnfitMessage("misdirected", f"a generator does not do {type(command).__name__}")
+        if not isinstance(command, Serve | ApplyWeights) or command.generator != self.name:
+            raise UnfitMessage("misdirected", f"{self.name} does not do {type(command).__name__} of others")
         if not (self._can_serve(command.batch) if isinstance(command, Serve) else self._can_apply(command)):
             raise UnfitMessage("impossible", f"{self.name} cannot do {command}")
         self._todo.append(command)

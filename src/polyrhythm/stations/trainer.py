@@ -72,8 +72,8 @@ class Trainer:
         return TrainerJoined(self.name, self.epoch, self._learner.updates)
 
     def handle(self, command: Order) -> None:
-        if not isinstance(command, LendSamples | PublishWeights | SaveTrainer):
-            raise UnfitMessage("misdirected", f"a trainer does not do {type(command).__name__}")
+        if not isinstance(command, LendSamples | PublishWeights | SaveTrainer) or command.trainer != self.name:
+            raise UnfitMessage("misdirected", f"{self.name} does not do {type(command).__name__} of others")
         if isinstance(command, LendSamples) and not self._can_train(command):
             raise UnfitMessage("impossible", f"{self.name} cannot train on {command}")
         if isinstance(command, PublishWeights) and not 0 <= command.version < _FAR:
