@@ -39,6 +39,7 @@ def asynchronous(request, tmp_path_factory):
         pipeline.loop.train_until(4)
         statistics = pipeline.launcher.statistics()
         finished = pipeline.launcher.pool.finished()
+        assert pipeline.launcher.dropped() == {}, "what stations say is expected"
         version, weights = pipeline.weights.read()
     finally:
         pipeline.close()

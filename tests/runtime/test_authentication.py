@@ -69,7 +69,9 @@ def test_a_stranger_is_refused_and_counted_and_the_runs_own_go_on(
 
 def test_who_sends_too_much_at_once_is_cut_off(sockets: Sockets) -> None:
     with closing(sockets.inbox("main")) as inbox, closing(sockets.outbox(inbox.endpoint)) as outbox:
-        outbox.send(bytes(2000))
+        outbox.send(bytes(3500))
+        assert inbox.receive(10) == bytes(3500), "its reader counts it"
+        outbox.send(bytes(4100))
         assert inbox.receive(0.2) is None
         with closing(sockets.outbox(inbox.endpoint)) as other:
             other.send(bytes(500))
@@ -110,7 +112,7 @@ def test_a_runs_folder_is_its_users_alone() -> None:
     memory = RunMemory({})
     try:
         assert memory.folder.stat().st_mode & 0o777 == 0o700
-        with closing(Sockets("ipc", str(memory.folder), None, lambda: None, -1)) as sockets:
+        with closing(Sockets("ipc", str(memory.folder), None, lambda: None, 1000)) as sockets:
             assert sockets.could_be(f"ipc://{memory.folder}/main")
             for other in ("ipc:///tmp/main", f"ipc://{memory.folder}/../main", f"ipc://{memory.folder}/\x00", ""):
                 assert not sockets.could_be(other)
@@ -121,7 +123,7 @@ def test_a_runs_folder_is_its_users_alone() -> None:
 def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o750)
     with pytest.raises(StartError, match=r"= 750, user .*: others can reach .*; make it a folder of user .* mode 700"):
-        Sockets("ipc", str(tmp_path), None, lambda: None, -1)
+        Sockets("ipc", str(tmp_path), None, lambda: None, 1000)
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:0", "tcp://127.0.0.1:x", "tcp://10.0.0.1:80", "ipc:///x", "\n"])

@@ -23,6 +23,8 @@ import zmq
 from polyrhythm.errors import StartError
 from polyrhythm.runtime.authentication import Authenticator, RunKeys, prove
 
+#: Times the largest message that is read, above which a connection is cut off.
+_CUT_OFF = 4
 Transport = Literal["inproc", "ipc", "tcp"]
 
 
@@ -108,7 +110,8 @@ class Outbox:
 
 class Sockets:
     """Opens the inboxes and outboxes of one process. folder: of the run, where ipc has its addresses; keys: of the run,
-    needed over tcp; on_stranger: called for each connection that was refused, from another thread.
+    needed over tcp; on_stranger: called for each connection that was refused, from another thread; largest: bytes of a
+    message that is read. What is somewhat larger arrives, so that it can be counted.
 
     StartError: others than this user can enter the folder.
     """
@@ -118,7 +121,7 @@ class Sockets:
     ) -> None:
         assert keys is not None or transport != "tcp", "tcp without keys lets in everybody"
         self.transport, self.folder, self.keys = transport, folder, keys
-        self._largest = largest
+        self._largest = _CUT_OFF * largest
         if transport == "ipc":
             _check_private(folder)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
