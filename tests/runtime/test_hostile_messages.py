@@ -228,6 +228,7 @@ def test_a_report_of_no_update_under_way_is_refused(report: tuple[str, str, int]
         (r.SimulatorJoined("s", 1, (INFO,)), 2),
         (r.SimulatorJoined("u", 0, (r.EnvBatchInfo("e", (r.SlotInfo("e/0", 0, 5),)),)), 1),
         (r.SimulatorJoined("u", 0, (r.EnvBatchInfo("e", (r.SlotInfo("e/7", 0, 4),)),)), 1),
+        (r.SimulatorJoined("u", 0, (r.EnvBatchInfo("e", (r.SlotInfo("e/1", 0, 2),)),)), 1),
         (r.TrainerJoined("t", 1, 6), 1),
         (r.TrainerJoined("t", 1, -1), 1),
         (r.GeneratorJoined("t", 1), 1),

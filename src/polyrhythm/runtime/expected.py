@@ -8,8 +8,9 @@ Invariant: an event that was accepted belongs to the incarnation that joined las
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 from polyrhythm.flow import records
 from polyrhythm.runtime.arena import ArenaLayout
@@ -60,48 +61,42 @@ class ExpectedEvents:
         """A station announces itself, with the addresses of its inboxes. UnfitMessage: it cannot be so."""
         name = name_of(joined)
         before = self._stations.get(name)
-        if before is not None and type(before.joined) is not type(joined):
-            raise UnfitMessage("impossible", f"{name} came back as another kind of station")
         station = _Station(joined, addresses)
         parts = 1
         if isinstance(joined, records.SimulatorJoined):
-            parts = len(joined.batches)
+            parts = max(1, len(joined.batches))
             station.rows = {slot.slot: slot.rows for info in joined.batches for slot in info.slots}
             station.sequences = dict.fromkeys(station.rows, 0)
-            known = all(self._layout.slots.get(slot) == rows for slot, rows in station.rows.items())
-            if not known or (
-                isinstance(old := before and before.joined, type(joined)) and old.batches != joined.batches
-            ):
-                raise UnfitMessage("impossible", f"{name} announced slots that are not its own")
         if isinstance(joined, records.TrainerJoined):
-            most = joined.updates if before is None else before.updates
-            if not 0 <= joined.updates <= most:
-                raise UnfitMessage("impossible", f"{name} came back with {joined.updates} updates; {most} can be")
-            station.updates = most
-        if isinstance(joined, records.GeneratorJoined) and not -1 <= joined.version <= self._newest:
-            raise UnfitMessage(
-                "impossible", f"{name} announced weights {joined.version}; {self._newest} are the newest"
-            )
-        if len(addresses) != max(1, parts):
-            raise UnfitMessage("impossible", f"{name} announced {len(addresses)} inboxes for {parts} parts")
+            station.updates = joined.updates if before is None else before.updates
+        if len(addresses) != parts or not self._can_join(name, station, before):
+            raise UnfitMessage("impossible", f"{name} with {len(addresses)} inboxes cannot be {joined}")
         self._stations[name] = station
+
+    def _can_join(self, name: str, station: _Station, before: _Station | None) -> bool:
+        """Whether it is what it was before; slots are its own, weights and updates those that can be."""
+        joined = station.joined
+        if before is not None and type(before.joined) is not type(joined):
+            return False
+        match joined:
+            case records.SimulatorJoined():
+                others = [other.rows for known, other in self._stations.items() if known != name]
+                own = not any(station.rows.keys() & rows.keys() for rows in others)
+                known = all(self._layout.slots.get(slot) == rows for slot, rows in station.rows.items())
+                return own and known and (before is None or before.rows == station.rows)
+            case records.TrainerJoined():
+                return 0 <= joined.updates <= station.updates
+            case _:
+                return -1 <= joined.version <= self._newest
 
     def note(self, command: object) -> None:
         """A command has been sent to its station."""
-        match command:
-            case records.Serve(generator=name, batch=batch):
-                self._stations[name].passes.add(batch.number)
-            case Start():
-                self._note_grants(command)
-            case records.ApplyWeights(generator=name, version=version, pinned=pinned):
-                self._stations[name].applying.append((version, pinned))
-                self._newest = max(self._newest, version)
-            case records.LendSamples(trainer=name, update=update):
-                station = self._stations[name]
-                station.update, station.updates = update, max(station.updates, update + 1)
-            case records.PublishWeights(trainer=name, version=version):
-                self._stations[name].publishing.add(version)
-                self._newest = max(self._newest, version)
+        noting = _NOTING.get(type(command))
+        if noting is not None:
+            noting(self, command)
+
+    def _note_pass(self, command: records.Serve) -> None:
+        self._stations[command.generator].passes.add(command.batch.number)
 
     def _note_grants(self, start: Start) -> None:
         station = self._stations[start.command.simulator]
@@ -111,35 +106,26 @@ class ExpectedEvents:
             station.samples[ticket.number, ticket.attempt] = _Sample(handle, ticket.version)
             self._granted = max(self._granted, ticket.version)
 
+    def _note_weights(self, command: records.ApplyWeights) -> None:
+        self._stations[command.generator].applying.append((command.version, command.pinned))
+        self._newest = max(self._newest, command.version)
+
+    def _note_update(self, command: records.LendSamples) -> None:
+        station = self._stations[command.trainer]
+        station.update, station.updates = command.update, max(station.updates, command.update + 1)
+
+    def _note_publication(self, command: records.PublishWeights) -> None:
+        self._stations[command.trainer].publishing.add(command.version)
+        self._newest = max(self._newest, command.version)
+
     # ------------------------------------------------------------ what they say
 
     def accept(self, event: object) -> None:
         """Take note of an event of a station. UnfitMessage: nothing that was told or announced leads to it."""
-        match event:
-            case records.RequestArrived():
-                possible = self._accept_request(event)
-            case records.BatchDone(generator=name, epoch=epoch, batch=batch):
-                passes = self._station(name, epoch).passes
-                possible = batch in passes
-                passes.discard(batch)
-            case records.SampleFinished() | records.SampleFailed():
-                possible = self._accept_sample(event)
-            case records.UpdateDone(trainer=name, epoch=epoch, update=update):
-                station = self._station(name, epoch)
-                possible = 0 <= update == station.update
-                station.update = -1 if possible else station.update
-            case records.Published(trainer=name, epoch=epoch, version=version):
-                publishing = self._station(name, epoch).publishing
-                possible = version in publishing
-                publishing.discard(version)
-            case records.Checkpointed(trainer=name, epoch=epoch, updates=updates):
-                station = self._station(name, epoch)
-                possible = self._least_updates(station) <= updates <= station.updates
-            case records.WeightsApplied():
-                possible = self._accept_weights(event)
-            case _:
-                raise UnfitMessage("misdirected", f"{type(event).__name__} is not for the main process")
-        if not possible:
+        accepting = _ACCEPTING.get(type(event))
+        if accepting is None:
+            raise UnfitMessage("misdirected", f"{type(event).__name__} is not for the main process")
+        if not accepting(self, event):
             raise UnfitMessage("impossible", f"nothing leads to {event}")
 
     def check_report(self, report: Report) -> None:
@@ -163,6 +149,13 @@ class ExpectedEvents:
         ):
             return False
         station.sequences[slot] += 1
+        return True
+
+    def _accept_pass(self, event: records.BatchDone) -> bool:
+        passes = self._station(event.generator, event.epoch).passes
+        if event.batch not in passes:
+            return False
+        passes.remove(event.batch)
         return True
 
     def _accept_sample(self, event: records.SampleFinished | records.SampleFailed) -> bool:
@@ -189,9 +182,42 @@ class ExpectedEvents:
                 return True
         return False
 
-    @staticmethod
-    def _least_updates(station: _Station) -> int:
-        return station.joined.updates if isinstance(station.joined, records.TrainerJoined) else 1
+    def _accept_update(self, event: records.UpdateDone) -> bool:
+        station = self._station(event.trainer, event.epoch)
+        if not 0 <= event.update == station.update:
+            return False
+        station.update = -1
+        return True
+
+    def _accept_publication(self, event: records.Published) -> bool:
+        publishing = self._station(event.trainer, event.epoch).publishing
+        if event.version not in publishing:
+            return False
+        publishing.remove(event.version)
+        return True
+
+    def _accept_checkpoint(self, event: records.Checkpointed) -> bool:
+        station = self._station(event.trainer, event.epoch)
+        joined = station.joined
+        return isinstance(joined, records.TrainerJoined) and joined.updates <= event.updates <= station.updates
+
+
+_NOTING: dict[type, Callable[[ExpectedEvents, Any], None]] = {
+    records.Serve: ExpectedEvents._note_pass,
+    Start: ExpectedEvents._note_grants,
+    records.ApplyWeights: ExpectedEvents._note_weights,
+    records.LendSamples: ExpectedEvents._note_update,
+    records.PublishWeights: ExpectedEvents._note_publication,
+}
+_ACCEPTING: dict[type, Callable[[ExpectedEvents, Any], bool]] = {
+    records.RequestArrived: ExpectedEvents._accept_request,
+    records.BatchDone: ExpectedEvents._accept_pass,
+    **dict.fromkeys((records.SampleFinished, records.SampleFailed), ExpectedEvents._accept_sample),
+    records.UpdateDone: ExpectedEvents._accept_update,
+    records.Published: ExpectedEvents._accept_publication,
+    records.Checkpointed: ExpectedEvents._accept_checkpoint,
+    records.WeightsApplied: ExpectedEvents._accept_weights,
+}
 
 
 def name_of(joined: Joined) -> str:

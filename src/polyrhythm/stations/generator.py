@@ -74,10 +74,12 @@ class Generator:
 
     def _can_serve(self, batch: Batch) -> bool:
         """Whether its requests are different slots' and fit what these have posted."""
-        slots = self._arena.layout.slots
-        fits = all(0 < request.rows <= slots.get(request.slot, 0) for request in batch.requests)
-        distinct = len({request.slot for request in batch.requests}) == len(batch.requests) > 0
-        return fits and distinct and (self._pinned is not None or not batch.pinned)
+        slots, seen = self._arena.layout.slots, set()
+        for request in batch.requests:
+            if request.slot in seen or not 0 < request.rows <= slots.get(request.slot, 0):
+                return False
+            seen.add(request.slot)
+        return bool(seen) and (self._pinned is not None or not batch.pinned)
 
     def _can_apply(self, command: ApplyWeights) -> bool:
         """Whether the weights are there, and the copy."""
