@@ -39,6 +39,7 @@ def asynchronous(request, tmp_path_factory):
         pipeline.loop.train_until(4)
         statistics = pipeline.launcher.statistics()
         finished = pipeline.launcher.pool.finished()
+        assert pipeline.launcher.dropped() == {}, "what stations say is expected"
         version, weights = pipeline.weights.read()
     finally:
         pipeline.close()
@@ -144,6 +145,9 @@ class Sits:
     def joined(self):
         return records.TrainerJoined(self.name, self.epoch, 0)
 
+    def handle(self, command):
+        pass
+
     def work(self):
         return False
 
@@ -175,11 +179,13 @@ def test_an_event_that_has_come_is_found_at_once_whatever_came_before_it(tmp_pat
     layout = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
     launcher = LocalLauncher([(Sitting("t"), Seat())], layout, 64, config().supervision, tmp_path)
     with closing(launcher), zmq.Context() as context:
-        launcher.start()
+        for event in launcher.start():
+            assert event == records.TrainerJoined("t", 0, 0)
+        launcher.send(records.LendSamples("t", 7, 0, (0,), ("0",)))
         outbox = Outbox(context, launcher._inbox.endpoint)
         for message in (
             *[wire.Heartbeat("t", 0, "", 0.0, number, (), {}) for number in range(5)],
-            Report("t", 0, "update", 0, {}),
+            Report("t", 0, "update", 7, {}),
             records.UpdateDone("t", 0, 7),
         ):
             outbox.send(wire.encode(message))

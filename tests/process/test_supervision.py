@@ -42,6 +42,7 @@ def run(folder, versions=4, base=SINGLE, during=None, **changes):
             threading.Thread(target=during, args=(pipeline,), daemon=True).start()
         pipeline.loop.train_until(versions)
         assert pipeline.launcher.pool.finished() == ()
+        assert set(pipeline.launcher.dropped()) <= {"earlier_incarnation"}
     finally:
         pipeline.close()
     assert not children()

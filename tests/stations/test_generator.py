@@ -19,6 +19,7 @@ from polyrhythm.flow.records import (
 from polyrhythm.pipeline.layout import answer_specs, shown
 from polyrhythm.policies.categorical import CategoricalPolicy, CategoricalSettings
 from polyrhythm.runtime.arena import ArenaLayout, RequestView, in_memory
+from polyrhythm.runtime.drops import UnfitMessage
 from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION, Links
 from polyrhythm.runtime.weights import bus_in_memory
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
@@ -186,5 +187,5 @@ def test_in_one_bucket_an_answer_has_the_same_bits_whoever_else_is_in_the_batch(
 
 
 def test_what_a_generator_does_not_do_is_refused():
-    with pytest.raises(TypeError, match="PublishWeights"):
+    with pytest.raises(UnfitMessage, match="PublishWeights"):
         Stand().generator.handle(PublishWeights("g", 1))

@@ -18,6 +18,7 @@ from polyrhythm.flow.records import (
     TrainerJoined,
     UpdateDone,
 )
+from polyrhythm.runtime.drops import UnfitMessage
 from polyrhythm.runtime.messages import Links, SaveTrainer
 from polyrhythm.runtime.weights import WeightsBus, bus_in_memory, bus_nbytes
 from polyrhythm.stations.trainer import Trainer
@@ -25,7 +26,7 @@ from polyrhythm.stations.trainer_job import TrainerStates
 from polyrhythm.training.checkpoint import load_state
 from polyrhythm.training.learner import Learner
 
-LEND = LendSamples("t", 0, 2, (7, 8, 9), ("0", "1", "2"), (0, 0, 0))
+LEND = LendSamples("t", 0, 2, (0, 1, 2), ("0", "1", "2"), (0, 0, 0))
 
 
 class Stand:
@@ -173,7 +174,7 @@ def test_closing_in_the_middle_of_an_update_leaves_it_uncounted():
 
 
 def test_what_a_trainer_does_not_do_is_refused():
-    with pytest.raises(TypeError, match="Serve"):
+    with pytest.raises(UnfitMessage, match="Serve"):
         Stand().trainer.handle(Serve("t", None))
 
 

@@ -39,6 +39,8 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "faults", _faults(summary["faults"])
         if failed := summary.get("failed_samples"):
             yield "failed samples", ", ".join(f"{count} by {kind}" for kind, count in failed.items())
+        if dropped := summary.get("dropped_messages"):
+            yield "dropped messages", ", ".join(f"{count} {kind}" for kind, count in dropped.items())
 
 
 def _best(entry: Mapping[str, Any], *, succeeded: bool) -> str:

@@ -40,7 +40,7 @@ class DataPlaneSettings(Section):
     """How processes exchange messages; payloads lie in shared memory."""
 
     transport: Literal["ipc", "tcp"] = "ipc"
-    """ipc: sockets in the run's folder; tcp: ports of this machine that happen to be free."""
+    """ipc: sockets in the run's folder; tcp: free ports of this machine, encrypted, for this run's processes alone."""
 
 
 class SupervisionSettings(Section):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Self
@@ -49,6 +49,7 @@ GROUPS: Mapping[str, str] = {
         "utilisation/NAME: share of the last ten seconds in which each was busy; faults: stations lost so far, over "
         "all parts of the run"
     ),
+    "transport": "dropped_messages: so far in this part of the run, by main and all stations, launcher local",
     "evaluation": (
         "held-out episodes, greedy/, sampled/ and swapped/: rate of success, low, high (Wilson 95%), mean_return, the "
         "environment's own as metrics/NAME"
@@ -72,9 +73,7 @@ class MetricsWriter:
     def log(self, step: int, values: Mapping[str, float], time_s: float) -> None:
         """Record scalars of one step. time_s: seconds since the run began. A number that is not finite becomes null."""
         numbers = {name: float(value) for name, value in values.items()}
-        for name in numbers:
-            if not any(name.startswith(f"{group}/") for group in GROUPS):
-                raise ValueError(f"metric {name!r} belongs to no documented group; use {', '.join(GROUPS)}/name")
+        check_names(numbers)
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         line = json.dumps({"step": step, "time_s": round(time_s, 3), **finite}, allow_nan=False)
         self._lines.write(line + "\n")
@@ -106,6 +105,13 @@ class MetricsWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def check_names(names: Iterable[str]) -> None:
+    """ValueError: one belongs to no group."""
+    for name in names:
+        if not any(name.startswith(f"{group}/") for group in GROUPS):
+            raise ValueError(f"metric {name!r} belongs to no documented group; use {', '.join(GROUPS)}/name")
 
 
 def last_time_s(folder: Path) -> float:

@@ -72,6 +72,10 @@ class Stations:
         before, self._seconds = self._seconds, self._totals(self._launcher.latest())
         return {name: max(0.0, value - before[name]) for name, value in self._seconds.items()}
 
+    def dropped(self) -> int:
+        """Messages that were dropped so far."""
+        return sum(self._launcher.dropped().values())
+
     @staticmethod
     def _totals(counters: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         stations = [counts for name, counts in counters.items() if not name.endswith(EVALUATION)]

@@ -24,6 +24,7 @@ from polyrhythm.pipeline.checkpoints import STATES, SavedRun
 from polyrhythm.pipeline.failures import Failures
 from polyrhythm.pipeline.layout import arena_layout, bucket_sizes, step_settings
 from polyrhythm.pipeline.loop import Launcher, Loop
+from polyrhythm.pipeline.observers import check_figures
 from polyrhythm.policies.base import Policy, PolicySettings
 from polyrhythm.runtime.arena import ArenaLayout
 from polyrhythm.runtime.inline import InlineLauncher
@@ -287,7 +288,8 @@ def _launcher(
     if config.launcher == "inline":
         return InlineLauncher(jobs, layout, weights_nbytes)
     assert folder is not None, "processes write their logs to a folder"
-    return LocalLauncher(jobs, layout, weights_nbytes, config.supervision, folder / LOGS, config.data_plane.transport)
+    transport, logs = config.data_plane.transport, folder / LOGS
+    return LocalLauncher(jobs, layout, weights_nbytes, config.supervision, logs, transport, check_report=check_figures)
 
 
 def _jobs(

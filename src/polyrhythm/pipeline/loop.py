@@ -67,6 +67,10 @@ class Launcher(Protocol):
         """The same as last heard: cheap, asks nobody."""
         ...
 
+    def dropped(self) -> dict[str, int]:
+        """Messages that were dropped so far, by kind."""
+        ...
+
     def close(self) -> None: ...
 
 

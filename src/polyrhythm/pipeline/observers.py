@@ -14,6 +14,7 @@ from polyrhythm.errors import RunDistrusted
 from polyrhythm.flow import records
 from polyrhythm.flow.ledger import SampleLedger
 from polyrhythm.observe import MetricsWriter, live
+from polyrhythm.observe.metrics import check_names
 from polyrhythm.pipeline.account import Account, Stations
 from polyrhythm.pipeline.episodes import mean_metrics
 from polyrhythm.pipeline.tempo import Tempo
@@ -104,6 +105,13 @@ class Episodes:
         self.figures |= {f"env/metrics/{name}": mean for name, mean in means.items()}
 
 
+def check_figures(values: Mapping[str, float]) -> None:
+    """ValueError: these are not the figures of an update, as a trainer reports them."""
+    check_names(values)
+    if "staleness/lag_mean" not in values:
+        raise ValueError("a report without staleness/lag_mean")
+
+
 class UpdateMetrics:
     """Writes the figures of each update, and beside them what the other observers have.
 
@@ -147,6 +155,7 @@ class UpdateMetrics:
         values |= self._tempo.take(now) | self._stations.seconds()
         values |= {f"stations/utilisation/{name}": share for name, share in utilisation.items()}
         values["stations/faults"] = len(self._account.faults)
+        values["transport/dropped_messages"] = self._stations.dropped()
         self._writer.log(report.step, values, now - self._began)
         self.latest = {"step": report.step, "time_s": now - self._began, **values}
 

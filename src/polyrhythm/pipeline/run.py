@@ -184,7 +184,8 @@ class _Run:
         loop.observers[:] = watching
         lags.refuse_beyond(config.freshness.max_lag, config.freshness.bound, clean=not saver.account.faults)
         told = {"lag": lags.summary(), "ledger": self._balanced().as_dict(), **loop.conductor.told()}
-        progress.commit("rl", {**totals, **told, "failed_samples": dict(pipeline.failures.counts)})
+        told |= {"failed_samples": dict(pipeline.failures.counts), "dropped_messages": launcher.dropped()}
+        progress.commit("rl", {**totals, **told})
 
     def _balanced(self) -> SampleLedger:
         """The ledger. RunDistrusted: a sample vanished or was counted twice, or a block was never given back."""

@@ -5,16 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
-
-import numpy as np
-import zmq
 
 from polyrhythm.flow import records
-from polyrhythm.runtime.messages import Reply, Station
-from polyrhythm.runtime.sockets import Inbox
+from polyrhythm.runtime.arena import ArenaLayout
+from polyrhythm.runtime.drops import DropCounter, UnfitMessage
+from polyrhythm.runtime.messages import ORDERS, Reply, Station
+from polyrhythm.runtime.sockets import Inbox, Sockets
 from polyrhythm.runtime.spans import SpanLog
-from polyrhythm.runtime.wire import Connect, MeasureSpans, Ping, Stop, decode
+from polyrhythm.runtime.wire import Connect, MeasureSpans, Ping, Stop, decode, largest_message
 
 #: Longest wait for a message, after which the station is asked again whether there is work.
 _WAIT_S = 1.0
@@ -30,21 +28,22 @@ class Actor:
     def __init__(
         self,
         address: str,
-        endpoint: str,
         make: Callable[[], Station],
-        context: zmq.Context[zmq.Socket[bytes]],
-        answer_dtype: np.dtype[Any],
+        sockets: Sockets,
+        drops: DropCounter,
+        layout: ArenaLayout,
         connect: Callable[[Connect], None],
         beat: Callable[[], None],
         news: threading.Event,
     ) -> None:
-        self.address, self.endpoint = address, endpoint
+        self.address, self.endpoint = address, ""
         self.error: BaseException | None = None
         self.station: Station | None = None
         self.busy_s, self.units = 0.0, 0
         self.spans = SpanLog()
         self.ready, self.over = threading.Event(), threading.Event()
-        self._make, self._context, self._answer_dtype = make, context, answer_dtype
+        self._make, self._sockets, self._drops = make, sockets, drops
+        self._answer_dtype, self._largest = layout.answer_dtype, largest_message(layout)
         self._connect, self._beat, self._news = connect, beat, news
         self._thread = threading.Thread(target=self._run, name=address, daemon=True)
 
@@ -59,7 +58,7 @@ class Actor:
     def _run(self) -> None:
         inbox = None
         try:
-            inbox = Inbox(self._context, self.endpoint)
+            inbox = self._sockets.inbox(self.address)
             self.endpoint = inbox.endpoint
             self.station = self._make()
             self.ready.set()
@@ -95,19 +94,24 @@ class Actor:
                 patience = 0.0
 
     def _obey(self, station: Station, content: bytes) -> bool:
-        """One message; False if it is the last."""
-        message = decode(content, self._answer_dtype)
-        match message:
-            case Reply():
-                station.deliver(message)  # type: ignore[attr-defined]
-            case Stop():
-                return False
-            case Ping():
-                self._beat()
-            case MeasureSpans(on):
-                self.spans.on = on
-            case Connect():
-                self._connect(message)
-            case _:
-                station.handle(message)  # type: ignore[arg-type]
+        """One message; False if it is the last. What is not for the station, or cannot be, is dropped."""
+        try:
+            message = decode(content, self._answer_dtype, self._largest)
+            match message:
+                case Stop():
+                    return False
+                case Ping():
+                    self._beat()
+                case MeasureSpans(on):
+                    self.spans.on = on
+                case Connect():
+                    self._connect(message)
+                case Reply() if hasattr(station, "deliver"):
+                    station.deliver(message)
+                case _ if isinstance(message, ORDERS):
+                    station.handle(message)
+                case _:
+                    raise UnfitMessage("misdirected", f"{type(message).__name__} is not for {station.name}")
+        except UnfitMessage as unfit:
+            self._drops.drop(unfit.kind, str(unfit))
         return True

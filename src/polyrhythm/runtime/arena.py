@@ -29,6 +29,8 @@ Entries = NDArray[np.int64] | slice
 
 _ALIGNMENT = 64
 
+#: Longer handles name no block.
+_DIGITS = 19
 #: A block's head, what a sample tells beside its arrays.
 _HEAD = ("steps", "terminated", "success", "env_steps", "ticket", "group", "task")
 
@@ -129,6 +131,14 @@ class Arena:
     def finish(self, block: int, **head: int) -> None:
         """Write the block's head: the sample is complete."""
         self.head[block] = [head[name] for name in _HEAD]
+
+    def holds(self, handle: str, ticket: int) -> bool:
+        """Whether the finished sample of this ticket lies at the handle."""
+        number = int(handle) if handle.isascii() and handle.isdigit() and len(handle) < _DIGITS else -1
+        if not 0 <= number < self.layout.blocks:
+            return False
+        steps, _, _, _, held, _, _ = self.head[number].tolist()
+        return bool(0 < steps <= self.layout.steps and held == ticket)
 
     def trajectory(self, block: int) -> Trajectory:
         """The finished sample in a block, in place: valid until the block is released."""

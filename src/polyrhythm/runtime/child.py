@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import zmq
 
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.flow import records
@@ -25,10 +24,12 @@ from polyrhythm.runtime import wire
 from polyrhythm.runtime.actor import Actor
 from polyrhythm.runtime.allocator import keep_freed_memory
 from polyrhythm.runtime.arena import Arena, ArenaLayout
+from polyrhythm.runtime.authentication import RunKeys
+from polyrhythm.runtime.drops import DropCounter, UnfitMessage
 from polyrhythm.runtime.jobs import Host, Seat, unpack
 from polyrhythm.runtime.messages import Links, Reply, Report, Spans
 from polyrhythm.runtime.run_memory import open_segment
-from polyrhythm.runtime.sockets import Outbox, Transport, endpoint
+from polyrhythm.runtime.sockets import Outbox, Sockets, Transport
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,8 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class Posting:
-    """All that a station's process is told. kind, content: the packed job; main: the endpoint of main's inbox."""
+    """All that a station's process is told. kind, content: the packed job; main: the endpoint of main's inbox; keys: of
+    the run, where its sockets ask for them."""
 
     station: str
     epoch: int
@@ -50,6 +52,7 @@ class Posting:
     folder: str
     main: str
     transport: Transport
+    keys: RunKeys | None
     parent: int
 
 
@@ -58,8 +61,10 @@ class Workplace:
 
     def __init__(self, posting: Posting) -> None:
         self._posting = posting
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._main = Outbox(self._context, posting.main)
+        self._drops = DropCounter(posting.station)
+        largest = wire.largest_message(posting.layout)
+        self._sockets = Sockets(posting.transport, posting.folder, posting.keys, self._drops.stranger, largest)
+        self._main = self._sockets.outbox(posting.main)
         self._slots: dict[str, Outbox] = {}
         self._news, self._telling = threading.Event(), threading.Lock()
         self._parts: list[Actor] = []
@@ -76,10 +81,10 @@ class Workplace:
         return [
             Actor(
                 address,
-                endpoint(posting.transport, posting.folder, address),
                 make,
-                self._context,
-                posting.layout.answer_dtype,
+                self._sockets,
+                self._drops,
+                posting.layout,
                 self._connect,
                 self._beat,
                 self._news,
@@ -128,7 +133,7 @@ class Workplace:
         for outbox in self._slots.values():
             outbox.close()
         if all(part.over.is_set() for part in self._parts):
-            self._context.term()
+            self._sockets.close(unsent=True)
         else:
             time.sleep(_LINGER_S / 10)  # a part hangs, so the last words get a moment instead of a confirmation
         return 1 if error is not None else 0
@@ -151,6 +156,7 @@ class Workplace:
             for name, count in station.statistics().items():
                 counts[name] = counts.get(name, 0) + count
         counts["busy_s"] = sum(part.busy_s for part in self._parts) / len(self._parts)
+        counts |= self._drops.statistics()
         waiting = tuple(line for station in stations for line in station.outstanding())
         units = sum(part.units for part in self._parts)
         self._send(wire.Heartbeat(posting.station, posting.epoch, doing, now - since, units, waiting, counts))
@@ -181,11 +187,13 @@ class Workplace:
         outbox.send(wire.encode_reply(reply))
 
     def _connect(self, message: wire.Connect) -> None:
+        if message.endpoint and not self._sockets.could_be(message.endpoint):
+            raise UnfitMessage("impossible", f"no slot of this run is at {message.endpoint!r}")
         old = self._slots.pop(message.address, None)
         if old is not None:
             old.close()
         if message.endpoint:
-            self._slots[message.address] = Outbox(self._context, message.endpoint)
+            self._slots[message.address] = self._sockets.outbox(message.endpoint)
 
 
 def _die_with(parent: int) -> None:

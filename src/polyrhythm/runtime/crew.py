@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import zmq
-
 from polyrhythm.errors import RunHalted
 from polyrhythm.flow import records
 from polyrhythm.runtime import wire
 from polyrhythm.runtime.arena import ArenaLayout
 from polyrhythm.runtime.child import Posting
+from polyrhythm.runtime.drops import UnfitMessage
+from polyrhythm.runtime.expected import Joined
 from polyrhythm.runtime.jobs import Job, Seat, pack
 from polyrhythm.runtime.process import Process
-from polyrhythm.runtime.sockets import Transport
+from polyrhythm.runtime.sockets import Sockets
 from polyrhythm.runtime.supervision import Failure, Failures, Limits
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ _LEAVE_S, _NAMED_S = 5.0, 1.0
 
 
 class Crew:
-    """Stations by name, in the order of `jobs`. folder: shared memory and sockets; main: the endpoint of main's inbox.
+    """Stations by name, in the order of `jobs`. main: the endpoint of main's inbox.
 
     progress: rises while a station works or is being started. updates: that the trainer has said it did.
     """
@@ -37,19 +38,17 @@ class Crew:
         self,
         jobs: Sequence[tuple[Job, Seat]],
         layout: ArenaLayout,
-        context: zmq.Context[zmq.Socket[bytes]],
+        sockets: Sockets,
         *,
-        folder: Path,
         main: str,
-        transport: Transport,
         limits: Limits,
         logs: Path,
     ) -> None:
         self.processes: dict[str, Process] = {}
         self.progress = self.updates = 0
         self._jobs = {job.name: (job, seat) for job, seat in jobs}
-        self._layout, self._context, self._folder, self._main = layout, context, folder, main
-        self._transport, self._limits, self._logs = transport, limits, logs
+        self._layout, self._sockets, self._main = layout, sockets, main
+        self._limits, self._logs = limits, logs
         self._failures = Failures()
         self._measuring = False
         self._parts: dict[str, int] = {}
@@ -72,9 +71,10 @@ class Crew:
             content=content,
             seat=seat,
             layout=self._layout,
-            folder=str(self._folder),
+            folder=self._sockets.folder,
             main=self._main,
-            transport=self._transport,
+            transport=self._sockets.transport,
+            keys=self._sockets.keys,
             parent=os.getpid(),
         )
         self._logs.mkdir(parents=True, exist_ok=True)
@@ -85,10 +85,10 @@ class Crew:
         """Every station stands ready."""
         return all(process.vigil.present for process in self.processes.values())
 
-    def welcome(self, hello: wire.Hello, now: float) -> records.Event:
-        """A station stands ready: know its parts and tell the generators where its slots are. Its announcement."""
+    def welcome(self, hello: wire.Hello, joined: Joined, now: float) -> None:
+        """A station stands ready: know its parts and tell the generators where its slots are."""
         process = self.processes[hello.station]
-        joined = process.greet(self._context, hello)
+        process.greet(self._sockets, hello.inboxes, joined)
         process.vigil.hear(now, "", 0.0)
         if self._measuring:
             process.tell_all(wire.MeasureSpans(True))  # before its first command
@@ -100,7 +100,6 @@ class Crew:
             for simulator in self._present(records.SimulatorJoined):
                 for address, where in simulator.endpoints.items():
                     process.tell(wire.Connect(address, where))
-        return joined
 
     def _present(self, kind: type) -> list[Process]:
         """The processes that announced themselves so and can be told something."""
@@ -179,17 +178,26 @@ class Crew:
 
     # ------------------------------------------------------------ what is said and asked
 
-    def has(self, station: str, epoch: int) -> bool:
-        """Whether this is the present incarnation."""
-        return self.processes[station].epoch == epoch
+    def check_sender(self, station: str, epoch: int) -> None:
+        """UnfitMessage unless this is the present incarnation of a station."""
+        process = self.processes.get(station)
+        if process is None or epoch > process.epoch:
+            raise UnfitMessage("unknown_station", f"it is signed by {station!r}, incarnation {epoch}")
+        if epoch < process.epoch:
+            raise UnfitMessage(
+                "earlier_incarnation", f"{station} sent it in incarnation {epoch}, {process.epoch} is here"
+            )
 
     def tell(self, station: str, message: wire.Message, slot: str = "") -> None:
         """Send to the station, or to its part that has the slot."""
         self.processes[station].tell(message, self._parts[slot] if slot else 0)
 
     def hear(self, beat: wire.Heartbeat, now: float) -> None:
-        """A heartbeat of a present station."""
+        """A heartbeat of a present station. UnfitMessage: its numbers cannot be."""
         process = self.processes[beat.station]
+        lasted = 0 <= beat.for_s <= now - process.vigil.began
+        if not lasted or beat.units < 0 or not all(map(math.isfinite, beat.statistics.values())):
+            raise UnfitMessage("impossible", f"a heartbeat of {beat.station} with {beat.for_s} s and {beat.statistics}")
         before = process.heartbeat
         if beat.doing or not process.vigil.present or before is None or beat.units != before.units:
             self.progress += 1

@@ -167,6 +167,10 @@ class InlineLauncher:
         """The same: here nobody has to be asked."""
         return self.statistics()
 
+    def dropped(self) -> dict[str, int]:
+        """None: here nothing is sent."""
+        return {}
+
     def close(self) -> None:
         for part in self._parts:
             part.station.close()

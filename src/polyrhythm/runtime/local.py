@@ -4,7 +4,10 @@
     each part's inbox ← commands from main, answers from generators
 
 A station that ends, falls silent or exceeds a deadline is killed and reaped; what it had sent before is heard, then
-`StationLost`; then the next incarnation starts. What still arrives from an earlier one is refused.
+`StationLost`; then the next incarnation starts.
+
+A message that cannot be decoded, comes from nobody who is present, or answers nothing that was asked is dropped,
+counted by kind, and warned about once. It ends neither the run nor a station.
 
 Invariants: an event is passed on only if its station's present incarnation sent it; a command reaches only the
 incarnation that the conductor knows; no block is given out while a process that may write to it lives.
@@ -14,23 +17,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-
-import zmq
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.flow import records
 from polyrhythm.runtime import wire
 from polyrhythm.runtime.arena import Arena, ArenaLayout
+from polyrhythm.runtime.authentication import make_keys
 from polyrhythm.runtime.blocks import BlockPool
 from polyrhythm.runtime.crew import Crew
+from polyrhythm.runtime.drops import DROPPED, DropCounter, UnfitMessage
+from polyrhythm.runtime.expected import ExpectedEvents, name_of
 from polyrhythm.runtime.jobs import Job, Seat
-from polyrhythm.runtime.messages import Reply, Report, SaveTrainer, Spans, Start
+from polyrhythm.runtime.messages import Report, SaveTrainer, Spans, Start
 from polyrhythm.runtime.process import Process
 from polyrhythm.runtime.run_memory import RunMemory
-from polyrhythm.runtime.sockets import Inbox, Transport, endpoint
+from polyrhythm.runtime.sockets import Sockets, Transport
 from polyrhythm.runtime.supervision import Limits
 
 log = logging.getLogger(__name__)
@@ -44,8 +48,9 @@ _DRAIN_S, _LONGEST_DRAIN_S, _ANSWER_S = 0.05, 0.5, 2.0
 class LocalLauncher:
     """Hosts `jobs`, each in its seat. The arena and the bus (of `weights_nbytes`) lie in shared memory.
 
-    folder: where memory and sockets lie, until `close`. StartError: there is too little memory, or an address cannot be
-    had; then nothing has been started.
+    folder: where memory and sockets lie, until `close`. check_report: raises ValueError for figures that the observers
+    do not know. StartError: there is too little memory, an address cannot be had, or strangers could not be kept out;
+    then nothing has been started.
     """
 
     def __init__(
@@ -57,13 +62,17 @@ class LocalLauncher:
         logs: Path,
         transport: Transport = "ipc",
         clock: Callable[[], float] = time.monotonic,
+        check_report: Callable[[Mapping[str, float]], None] = lambda _: None,
     ) -> None:
+        keys = make_keys() if transport == "tcp" else None
         self.clock, self.layout = clock, layout
         self._memory = RunMemory({"arena": layout.nbytes, "weights": weights_nbytes})
         self.folder = self._memory.folder
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._drops, self._expected, self._check_report = DropCounter("main"), ExpectedEvents(layout), check_report
+        self._said: set[tuple[str, str]] = set()
         try:
-            self._inbox = Inbox(self._context, endpoint(transport, str(self.folder), "main"))
+            self._sockets = Sockets(transport, str(self.folder), keys, self._drops.stranger, wire.LARGEST)
+            self._inbox = self._sockets.inbox("main")
         except BaseException:
             self._memory.remove()
             raise
@@ -73,10 +82,8 @@ class LocalLauncher:
         self._crew = Crew(
             jobs,
             layout,
-            self._context,
-            folder=self.folder,
+            self._sockets,
             main=self._inbox.endpoint,
-            transport=transport,
             limits=limits,
             logs=logs,
         )
@@ -113,7 +120,7 @@ class LocalLauncher:
                 self.pool.release(handles)
             case records.StartRows(simulator=station, slot=slot):
                 if self._reaches(station):
-                    self._crew.tell(station, Start(command, tuple(self.pool.assign(command))), slot)
+                    self._tell(station, Start(command, tuple(self.pool.assign(command))), slot)
             case records.CancelRow(simulator=station, slot=slot) | records.RefuseRequest(simulator=station, slot=slot):
                 self._tell(station, command, slot)
             case records.Serve(generator=station) | records.ApplyWeights(generator=station):
@@ -129,6 +136,7 @@ class LocalLauncher:
 
     def _tell(self, station: str, message: wire.Message, slot: str = "") -> None:
         if self._reaches(station):
+            self._expected.note(message)
             self._crew.tell(station, message, slot)
 
     def _reaches(self, station: str) -> bool:
@@ -171,30 +179,61 @@ class LocalLauncher:
         return content is not None
 
     def _hear(self, content: bytes) -> None:
-        """One message. Who is not present is not heard."""
-        message = wire.decode(content)
+        """One message. What is not from a station that is present, or cannot be true, is dropped."""
+        try:
+            self._believe(wire.decode(content))
+        except UnfitMessage as unfit:
+            self._drops.drop(unfit.kind, str(unfit))
+
+    def _believe(self, message: object) -> None:
+        """UnfitMessage: it cannot be true; then nothing has changed."""
         sender = _sender(message)
-        if sender is not None and not self._crew.has(*sender):
-            return
+        if sender is None:
+            raise UnfitMessage("misdirected", f"{type(message).__name__} is not for the main process")
+        self._crew.check_sender(*sender)
         match message:
             case wire.Heartbeat():
                 self._crew.hear(message, self.clock())
-            case wire.Hello(station=station):
-                if self._crew.processes[station].ended:
-                    return  # it came too late, its successor is about to start
-                self._events.append(self._crew.welcome(message, self.clock()))
+                self._note_drops(message)
+            case wire.Hello():
+                self._greet(message)
             case wire.Failed(station=station):
                 self._crew.processes[station].last_words = message
-            case Report():
+            case Report(values=values):
+                self._expected.check_report(message)
+                try:
+                    self._check_report(values)
+                except ValueError as error:
+                    raise UnfitMessage("impossible", str(error)) from error
                 self._reports.append(message)
             case Spans():
                 self._spans.append(message)
-            case Reply():
-                raise AssertionError("a reply came to main")
             case _:
+                self._expected.accept(message)
                 self._crew.updates += isinstance(message, records.UpdateDone)
                 self.pool.hear(message)  # type: ignore[arg-type]
                 self._events.append(message)  # type: ignore[arg-type]
+
+    def _greet(self, hello: wire.Hello) -> None:
+        """A station stands ready. UnfitMessage: it has said so before, or what it says of itself cannot be."""
+        process = self._crew.processes[hello.station]
+        if process.ended:
+            return  # it came too late, its successor is about to start
+        joined = wire.decode(hello.joined)
+        if not isinstance(joined, _JOINING) or (name_of(joined), joined.epoch) != (hello.station, hello.epoch):
+            raise UnfitMessage("impossible", f"{hello.station} greets with the announcement {joined}")
+        if process.vigil.present or not all(map(self._sockets.could_be, hello.inboxes.values())):
+            raise UnfitMessage("impossible", f"{hello.station} greets again, or from elsewhere: {hello.inboxes}")
+        self._expected.join(joined, hello.inboxes.keys())
+        self._crew.welcome(hello, joined, self.clock())
+        self._events.append(joined)
+
+    def _note_drops(self, beat: wire.Heartbeat) -> None:
+        """Say once for each station and kind that it drops messages; its own log says which."""
+        for name in beat.statistics:
+            if name.startswith(DROPPED) and (beat.station, name) not in self._said:
+                self._said.add((beat.station, name))
+                log.warning("%s dropped a message (%s); its log says why", beat.station, name.removeprefix(DROPPED))
 
     # ------------------------------------------------------------ supervision
 
@@ -279,15 +318,22 @@ class LocalLauncher:
         """The same as last heard, by the stations' heartbeats."""
         return self._crew.statistics()
 
+    def dropped(self) -> dict[str, int]:
+        """Messages that were dropped so far, by kind, here and in all stations as last heard."""
+        counts = Counter(self._drops.counts())
+        for station in self.latest().values():
+            counts.update({n.removeprefix(DROPPED): int(c) for n, c in station.items() if n.startswith(DROPPED)})
+        return dict(counts)
+
     def close(self) -> None:
         """End all stations and remove what they shared; a second call does nothing."""
-        if self._context.closed:
+        if self._sockets.closed:
             return
         try:
             self._crew.close()
         finally:
             self._inbox.close()
-            self._context.destroy(linger=0)
+            self._sockets.close()
             self._memory.remove()
 
 

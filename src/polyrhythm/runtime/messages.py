@@ -70,6 +70,11 @@ class Spans:
 
 
 Order = records.Command | Start | SaveTrainer
+#: The orders that reach stations.
+ORDERS = (
+    *(Start, records.CancelRow, records.RefuseRequest, records.Serve, records.ApplyWeights),
+    *(records.LendSamples, records.PublishWeights, SaveTrainer),
+)
 
 
 class Station(Protocol):
@@ -78,7 +83,8 @@ class Station(Protocol):
     name: str
 
     def handle(self, command: Order) -> None:
-        """Accept a command; cheap, never blocks."""
+        """Accept a command; cheap, never blocks. UnfitMessage: it cannot be meant for this station as it stands; then
+        nothing has changed."""
         ...
 
     def work(self) -> bool:

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import IO
 
 import msgspec
-import zmq
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.flow import records
 from polyrhythm.runtime import wire
 from polyrhythm.runtime.child import Posting
-from polyrhythm.runtime.sockets import Outbox
+from polyrhythm.runtime.sockets import Outbox, Sockets
 from polyrhythm.runtime.supervision import Vigil
 
 #: How much of a station's log is shown when it ends badly.
@@ -57,13 +56,11 @@ class Process:
         """It stands ready, and has not been ended here."""
         return bool(self._parts)
 
-    def greet(self, context: zmq.Context[zmq.Socket[bytes]], hello: wire.Hello) -> records.Event:
-        """It stands ready: open lines to its parts. Its announcement."""
-        joined: records.Event = wire.decode(hello.joined)  # type: ignore[assignment]
-        self.endpoints, self.joined = hello.inboxes, joined
-        self._parts = [Outbox(context, endpoint) for endpoint in hello.inboxes.values()]
+    def greet(self, sockets: Sockets, inboxes: Mapping[str, str], joined: records.Event) -> None:
+        """It stands ready: open lines to its parts."""
+        self.endpoints, self.joined = inboxes, joined
+        self._parts = [sockets.outbox(endpoint) for endpoint in inboxes.values()]
         self.vigil.present = True
-        return joined
 
     def tell(self, message: wire.Message, part: int = 0) -> None:
         """Send to one of its parts, in their order."""

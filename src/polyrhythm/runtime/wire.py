@@ -13,6 +13,8 @@ import msgspec
 import numpy as np
 
 from polyrhythm.flow import records
+from polyrhythm.runtime.arena import ArenaLayout
+from polyrhythm.runtime.drops import UnfitMessage
 from polyrhythm.runtime.messages import Reply, Report, SaveTrainer, Spans, Start
 
 
@@ -103,6 +105,8 @@ _REPLY = _TAGS[ReplyHead]
 _LENGTH, _ALIGNMENT = 4, 16
 _encode = msgspec.msgpack.Encoder().encode
 _DECODERS: list[msgspec.msgpack.Decoder[Message]] = [msgspec.msgpack.Decoder(kind) for kind in _TYPES]
+#: Bytes of the largest message, answers left out: far above what a run says, far below what hurts.
+LARGEST = 16 * 2**20
 _decode_head = msgspec.msgpack.Decoder(ReplyHead).decode
 
 
@@ -117,18 +121,29 @@ def encode_reply(reply: Reply) -> bytes:
     return b"".join((begin, bytes(-len(begin) % _ALIGNMENT), reply.answers.view(np.uint8).data))
 
 
-def decode(content: bytes, answer_dtype: np.dtype[Any] | None = None) -> Message | Reply:
-    """What was encoded. ValueError: it is no message of ours."""
+def largest_message(layout: ArenaLayout) -> int:
+    """Bytes of the largest message of a run, a reply to its largest slot included."""
+    return LARGEST + max(layout.slots.values(), default=0) * layout.answer_dtype.itemsize
+
+
+def decode(content: bytes, answer_dtype: np.dtype[Any] | None = None, largest: int = LARGEST) -> Message | Reply:
+    """What was encoded. answer_dtype: of replies; None where none is due. UnfitMessage: it is no message of ours."""
+    if len(content) > largest:
+        raise UnfitMessage("too_large", f"a message of {len(content)} bytes; at most {largest} are expected")
     try:
         if content[:1] == _REPLY:
             return _decode_reply(content, answer_dtype)
         return _DECODERS[content[0]].decode(content[1:])
-    except (IndexError, ValueError) as error:
-        raise ValueError(f"a message of {len(content)} bytes cannot be decoded ({error})") from error
+    except UnfitMessage:
+        raise
+    except (IndexError, ValueError, RecursionError) as error:  # nesting without end is said by RecursionError
+        why = f"a message of {len(content)} bytes cannot be decoded ({error})"
+        raise UnfitMessage("undecodable", why) from error
 
 
 def _decode_reply(content: bytes, answer_dtype: np.dtype[Any] | None) -> Reply:
-    assert answer_dtype is not None, "a reply came to someone who asked nothing"
+    if answer_dtype is None:
+        raise UnfitMessage("misdirected", "an answer came to someone who asked nothing")
     stop = 1 + _LENGTH + int.from_bytes(content[1 : 1 + _LENGTH], "little")
     head = _decode_head(content[1 + _LENGTH : stop])
     answers = np.frombuffer(content, answer_dtype, offset=stop + -stop % _ALIGNMENT)

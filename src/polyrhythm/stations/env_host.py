@@ -16,6 +16,7 @@ import numpy as np
 from polyrhythm.envs.base import EnvBatch
 from polyrhythm.flow.records import CancelRow, EnvBatchInfo, RefuseRequest
 from polyrhythm.runtime.arena import Arena
+from polyrhythm.runtime.drops import UnfitMessage
 from polyrhythm.runtime.messages import Reply, Start
 from polyrhythm.runtime.spans import RESETTING, STEPPING, Span
 from polyrhythm.specs import EnvSpec
@@ -77,8 +78,15 @@ class EnvHost:
     # ------------------------------------------------------------ what comes in
 
     def start(self, start: Start) -> None:
+        """UnfitMessage: its rows cannot be started so."""
         slot = self.slots[start.command.slot]
-        slot.pending += map(Pending, start.command.grants, start.blocks)
+        if len(start.command.grants) != len(start.blocks):
+            raise UnfitMessage("impossible", f"slot {slot.name}: {len(start.blocks)} blocks for other rows")
+        pending = list(map(Pending, start.command.grants, start.blocks))
+        slot.check(pending)
+        if not self.info.reset_rows and any(grant.resume for grant in start.command.grants):
+            raise UnfitMessage("impossible", f"slot {slot.name}: a row is to resume, but its batch begins together")
+        slot.pending += pending
         self._queue(slot)
 
     def cancel(self, command: CancelRow) -> None:

@@ -17,6 +17,7 @@ from polyrhythm.flow.buckets import padded
 from polyrhythm.flow.records import ApplyWeights, Batch, BatchDone, GeneratorJoined, Serve, WeightsApplied
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.arena import Arena
+from polyrhythm.runtime.drops import UnfitMessage
 from polyrhythm.runtime.messages import Links, Order, Reply
 from polyrhythm.runtime.spans import APPLY, IN_BATCH, PASS, Span
 from polyrhythm.runtime.weights import WeightsBus
@@ -72,9 +73,24 @@ class Generator:
         return GeneratorJoined(self.name, self.epoch, self.version)
 
     def handle(self, command: Order) -> None:
-        if not isinstance(command, Serve | ApplyWeights):
-            raise TypeError(f"a generator does not do {type(command).__name__}")
+        if not isinstance(command, Serve | ApplyWeights) or command.generator != self.name:
+            raise UnfitMessage("misdirected", f"{self.name} does not do {type(command).__name__} of others")
+        if not (self._can_serve(command.batch) if isinstance(command, Serve) else self._can_apply(command)):
+            raise UnfitMessage("impossible", f"{self.name} cannot do {command}")
         self._todo.append(command)
+
+    def _can_serve(self, batch: Batch) -> bool:
+        """Whether its requests are different slots' and fit what these have posted."""
+        slots, seen = self._arena.layout.slots, set()
+        for request in batch.requests:
+            if request.slot in seen or not 0 < request.rows <= slots.get(request.slot, 0):
+                return False
+            seen.add(request.slot)
+        return bool(seen) and (self._pinned is not None or not batch.pinned)
+
+    def _can_apply(self, command: ApplyWeights) -> bool:
+        """Whether the weights are there, and the copy."""
+        return 0 <= command.version <= self._weights.newest and (self._pinned is not None or not command.pinned)
 
     def work(self) -> bool:
         """One forward pass, or one change of weights.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from polyrhythm.envs.base import EnvBatch
 from polyrhythm.flow.records import CancelRow, EnvBatchInfo, Event, RefuseRequest, SimulatorJoined
 from polyrhythm.runtime.arena import Arena
+from polyrhythm.runtime.drops import UnfitMessage
 from polyrhythm.runtime.messages import Order, Reply, Start
 from polyrhythm.runtime.spans import Span
 from polyrhythm.stations.env_host import EnvHost
@@ -44,17 +45,23 @@ class Simulator:
     def handle(self, command: Order) -> None:
         match command:
             case Start():
-                self._by_slot[command.command.slot].start(command)
+                self._host(command.command.slot).start(command)
             case CancelRow():
-                self._by_slot[command.slot].cancel(command)
+                self._host(command.slot).cancel(command)
             case RefuseRequest():
-                self._by_slot[command.slot].refuse(command)
+                self._host(command.slot).refuse(command)
             case _:
-                raise TypeError(f"a simulator does not do {type(command).__name__}")
+                raise UnfitMessage("misdirected", f"a simulator does not do {type(command).__name__}")
 
     def deliver(self, reply: Reply) -> None:
-        """A generator's answer to one of the slots."""
-        self._by_slot[reply.slot].deliver(reply)
+        """A generator's answer to one of the slots. UnfitMessage: it answers something else."""
+        self._host(reply.slot).deliver(reply)
+
+    def _host(self, slot: str) -> EnvHost:
+        host = self._by_slot.get(slot)
+        if host is None:
+            raise UnfitMessage("misdirected", f"{self.name} has no slot {slot!r}")
+        return host
 
     def work(self) -> bool:
         """One unit of one env batch, each in its turn.

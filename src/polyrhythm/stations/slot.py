@@ -27,12 +27,16 @@ from polyrhythm.flow.records import (
     Ticket,
 )
 from polyrhythm.runtime.arena import Arena, Entries, RequestView, numbers
+from polyrhythm.runtime.drops import UnfitMessage
 from polyrhythm.runtime.messages import ACTIONS, VERSION, Reply
 from polyrhythm.specs.finite import ENVIRONMENT, POLICY, first_not_finite, not_finite
 from polyrhythm.stations.chunk import ChunkResult
 from polyrhythm.stations.env_metrics import EpisodeMetrics
 from polyrhythm.stations.recorder import Recorder
 from polyrhythm.stations.rows import Index, Rows, as_index
+
+#: What arrays of numbers hold.
+_FAR = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,7 @@ class Slot:
         self.answered = False
         self._settings, self._arena, self._source, self._metrics = settings, arena, source, metrics
         self.env_steps = 0
+        self._tasks = len(env.spec.tasks)
         self._max_steps, self._stride = env.spec.max_steps, settings.chunk * settings.action_repeat
         self._recorder = Recorder(info, env, arena)
         longest = settings.episode_steps(self._max_steps)
@@ -98,6 +103,7 @@ class Slot:
         self._numbers = np.arange(info.first, info.first + info.rows)
         self._sequence = -1
         self._asked: NDArray[np.intp] | None = None
+        self._asked_rows = 0
         self._due: Index = slice(0, 0)
         self._at: Entries = slice(0, 0)
         self._next: tuple[NDArray[np.intp], Entries] = (self._rows.running, self._at)
@@ -139,6 +145,23 @@ class Slot:
         """The row within the slot."""
         return grant.row - self.first
 
+    def check(self, starting: Sequence[Pending]) -> None:
+        """UnfitMessage: one of these cannot begin here now."""
+        taken = {self.row(pending.grant) for pending in self.pending}
+        for pending in starting:
+            row, ticket = self.row(pending.grant), pending.grant.ticket
+            if not (
+                0 <= row < len(self._rows.tickets)
+                and self._rows.tickets[row] is None
+                and row not in taken
+                and (row in self._rows.parked or not pending.grant.resume)
+                and 0 <= pending.block < self._arena.layout.blocks
+                and 0 <= ticket.task < self._tasks > ticket.instruction >= 0
+                and max(map(abs, (ticket.number, ticket.noise, ticket.seed, ticket.version))) < _FAR
+            ):
+                raise UnfitMessage("impossible", f"slot {self.name} cannot begin {pending.grant}")
+            taken.add(row)
+
     def begin(self, starting: Sequence[Pending]) -> None:
         """Rows that were reset, or go on with a parked episode, join the next request. `starting` is sorted by row."""
         grants = [pending.grant for pending in starting]
@@ -164,6 +187,7 @@ class Slot:
         """Ask for actions for all active rows."""
         state, source = self._rows, self._source
         self._asked, self.answered = state.running, False
+        self._asked_rows = len(state.running)
         self._due = state.index
         running, at = self._next
         self._at = at if running is state.running else state.entries(state.index)
@@ -185,9 +209,11 @@ class Slot:
 
     def answer(self, reply: Reply) -> bool:
         """Keep the answer; False if it is not the one waited for. Rows whose answer is not finite fail, so that no
-        environment is given such actions."""
+        environment is given such actions. UnfitMessage: it is of another number of rows."""
         if self._asked is None or self.answered or reply.sequence != self._sequence:
             return False
+        if len(reply.answers) != self._asked_rows:
+            raise UnfitMessage("impossible", f"slot {self.name} asked for {self._asked_rows} rows, not so many")
         answers = reply.answers if self._wanted is None else reply.answers[self._wanted]
         self._arena.keep(self._at, answers)
         version = int(answers[VERSION][0]) if len(answers) else 0

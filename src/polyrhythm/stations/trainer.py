@@ -19,6 +19,7 @@ from typing import Protocol
 from polyrhythm.flow.records import Checkpointed, LendSamples, Published, PublishWeights, TrainerJoined, UpdateDone
 from polyrhythm.policies.base import as_module
 from polyrhythm.runtime.arena import Arena
+from polyrhythm.runtime.drops import UnfitMessage
 from polyrhythm.runtime.messages import Links, Order, Report, SaveTrainer
 from polyrhythm.runtime.spans import PUBLISH, SAVE, UPDATE, Span
 from polyrhythm.runtime.weights import WeightsBus
@@ -75,9 +76,23 @@ class Trainer:
         return TrainerJoined(self.name, self.epoch, self._learner.updates)
 
     def handle(self, command: Order) -> None:
-        if not isinstance(command, LendSamples | PublishWeights | SaveTrainer):
-            raise TypeError(f"a trainer does not do {type(command).__name__}")
+        if not isinstance(command, LendSamples | PublishWeights | SaveTrainer) or command.trainer != self.name:
+            raise UnfitMessage("misdirected", f"{self.name} does not do {type(command).__name__} of others")
+        if isinstance(command, LendSamples) and not self._can_train(command):
+            raise UnfitMessage("impossible", f"{self.name} cannot train on {command}")
+        if isinstance(command, PublishWeights) and not 0 <= command.version < _FAR:
+            raise UnfitMessage("impossible", f"{self.name} cannot publish version {command.version}")
         self._todo.append(command)
+
+    def _can_train(self, command: LendSamples) -> bool:
+        """Whether it is the update that comes next, on samples that lie where it says."""
+        due = self._learner.updates + sum(isinstance(other, LendSamples) for other in self._todo)
+        places = zip(command.tickets, command.handles, strict=False)
+        return (
+            command.update == due
+            and 0 < len(command.tickets) == len(command.handles)
+            and all(self._arena.holds(handle, ticket) for ticket, handle in places)
+        )
 
     def work(self) -> bool:
         """One optimizer step, one publication, or one save.
@@ -178,6 +193,8 @@ class Trainer:
         self._settle()
 
 
+#: What arrays of numbers hold, and one to spare.
+_FAR = 2**63 - 1
 #: What a unit of work is called, by its command.
 _WORDS: dict[type, str] = {LendSamples: "update", PublishWeights: "publish", SaveTrainer: "save"}
 

@@ -1,0 +1,157 @@
+"""Who may speak on a run's tcp sockets: holders of CURVE keys that were made for it and never leave its processes.
+
+An inbox proves with the run's inbox key whose it is, an outbox with the run's outbox key that it belongs there; what
+they say is encrypted. CURVE alone would let in whoever knows the inbox's public key, so each process with an inbox has
+a thread that ZeroMQ asks at every handshake (ZAP, RFC 27) and that accepts the run's outbox key alone. Without an
+answer of that thread nobody is let in. A message costs what its encryption costs, the thread only works at handshakes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
+
+from polyrhythm.errors import StartError
+
+Context = zmq.Context[zmq.Socket[bytes]]
+
+#: Where ZeroMQ asks, in each context; and where an inbox belongs, without which it would not have to ask.
+_ZAP, _DOMAIN = "inproc://zeromq.zap.01", b"polyrhythm"
+_ACCEPT, _REFUSE = (b"200", b"OK"), (b"400", b"not a key of this run")
+#: What the thread is told by its own process, in place of a request.
+_WATCH, _LEAVE = b"watch", b"leave"
+#: Milliseconds that it may take to answer.
+_ANSWER_MS = 5000
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A CURVE key pair, Z85."""
+
+    public: bytes = field(repr=False)
+    secret: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RunKeys:
+    """The keys of one run: of everyone who listens, and of everyone who speaks. Never shown, written or logged."""
+
+    inbox: KeyPair
+    outbox: KeyPair
+
+
+def make_keys(*, has_curve: bool = zmq.has("curve")) -> RunKeys:
+    """New keys. StartError: this ZeroMQ was built without CURVE."""
+    if not has_curve:
+        raise StartError(
+            "data_plane.transport = tcp: the installed pyzmq was built without CURVE, so any process could command the "
+            "run; set data_plane.transport=ipc, or install a pyzmq wheel from PyPI"
+        )
+    return RunKeys(KeyPair(*zmq.curve_keypair()), KeyPair(*zmq.curve_keypair()))
+
+
+def prove(socket: zmq.Socket[bytes], keys: RunKeys) -> None:
+    """Let a socket that will connect to an inbox speak as the run's."""
+    socket.curve_serverkey = keys.inbox.public
+    socket.curve_publickey, socket.curve_secretkey = keys.outbox.public, keys.outbox.secret
+
+
+class Authenticator:
+    """Admits the run's own to the inboxes of one process. on_stranger: called from its thread for each connection that
+    was refused."""
+
+    def __init__(self, context: Context, keys: RunKeys, on_stranger: Callable[[], None]) -> None:
+        self._context, self._keys, self._on_stranger = context, keys, on_stranger
+        self._accepted = z85.decode(keys.outbox.public)
+        self._numbers = itertools.count()
+        self._requests = context.socket(zmq.REP)
+        self._requests.bind(_ZAP)
+        self._unproven: dict[zmq.Socket[bytes], int] = {}
+        self._thread = threading.Thread(target=self._run, name="authenticator", daemon=True)
+        self._thread.start()
+
+    def guard(self, socket: zmq.Socket[bytes]) -> None:
+        """Let only the run's own speak to an inbox's socket. Called before it is bound."""
+        socket.curve_server = True
+        socket.curve_secretkey = self._keys.inbox.secret
+        socket.zap_domain = _DOMAIN
+        socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        address = f"inproc://handshakes-{next(self._numbers)}"
+        socket.monitor(address, _EVENTS)
+        self._tell(_WATCH, address.encode())
+
+    def close(self) -> None:
+        """End the thread; the context can be terminated afterwards. A second call does nothing."""
+        if self._thread.is_alive():
+            self._tell(_LEAVE)
+            self._thread.join()
+
+    def _tell(self, *words: bytes) -> None:
+        with self._context.socket(zmq.REQ) as asking:
+            asking.set(zmq.LINGER, 0)
+            asking.set(zmq.RCVTIMEO, _ANSWER_MS)
+            asking.connect(_ZAP)
+            asking.send_multipart(words)
+            asking.recv()
+
+    # ------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        """Consumes: ZeroMQ's requests, news of connections, what its process tells it. Waits for: any of them.
+        Unblocked by: these. Produces: answers, and a call for each stranger. Ends when told to, or with the context."""
+        poller = zmq.Poller()
+        poller.register(self._requests, zmq.POLLIN)
+        try:
+            present = True
+            while present:
+                for socket, _ in poller.poll():
+                    if socket is self._requests:
+                        present = self._answer(poller)
+                    else:
+                        self._note(socket, poller)
+        except zmq.ContextTerminated:
+            pass
+        finally:
+            for socket in (self._requests, *self._unproven):
+                socket.close(0)
+
+    def _answer(self, poller: zmq.Poller) -> bool:
+        """One request; False if it is the last."""
+        words = self._requests.recv_multipart()
+        if words[0] == _LEAVE:
+            self._requests.send(b"")
+            return False
+        if words[0] == _WATCH:
+            news: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
+            news.connect(words[1].decode())
+            poller.register(news, zmq.POLLIN)
+            self._unproven[news] = 0
+            self._requests.send(b"")
+            return True
+        version, sequence, _, _, _, mechanism, *credentials = words
+        known = mechanism == b"CURVE" and credentials == [self._accepted]
+        self._requests.send_multipart([version, sequence, *(_ACCEPT if known else _REFUSE), b"", b""])
+        return True
+
+    def _note(self, news: zmq.Socket[bytes], poller: zmq.Poller) -> None:
+        """One event of an inbox. A connection that ends before any proof of its keys was a stranger's, whatever it
+        said: garbage instead of a greeting is no failed handshake to ZeroMQ."""
+        event = recv_monitor_message(news)["event"]
+        if event == zmq.EVENT_ACCEPTED:
+            self._unproven[news] += 1
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._unproven[news] -= 1
+        elif event == zmq.EVENT_MONITOR_STOPPED:
+            poller.unregister(news)
+            del self._unproven[news]
+            news.close(0)
+        elif self._unproven[news] > 0:
+            self._unproven[news] -= 1
+            self._on_stranger()

@@ -1,0 +1,101 @@
+"""Messages that are nearly right: damaged bytes, and whole messages in which one thing is wrong."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from polyrhythm.runtime import wire
+
+#: What stands where something else should.
+_EVIL: Sequence[Any] = (
+    *(None, True, -1, 0, 1, 7, 2**31, 2**63 - 1, 2**64 - 1, -(2**63), 1e308, -0.5, float("nan"), float("inf")),
+    *("", "x", "\x00", "../../etc", "ö" * 3000, "tcp://example.org:80", "99999999999999999999", b"\xff\x00", b""),
+    *([], {}, [[]], [None] * 50, {"x": 1}, {"x": float("nan")}, [1, "2"]),
+)
+#: Lengths of arrays, maps, texts and bytes that nothing follows.
+_HUGE = (
+    b"\xdd\xff\xff\xff\xff",
+    b"\xdf\xff\xff\xff\xff",
+    b"\xdb\xff\xff\xff\xff",
+    b"\xc6\xff\xff\xff\xff",
+    b"\xc9\xff",
+)
+
+
+def mutations(contents: Sequence[bytes], count: int, seed: int, names: Mapping[str, Sequence[Any]]) -> Iterator[bytes]:
+    """`count` mutations of these encoded messages. names: field → values that are right somewhere, so that what is
+    wrong with a message is not always its sender."""
+    rng = random.Random(seed)
+    for number in range(count):
+        content = contents[number % len(contents)]
+        damage = rng.choice((_flip, _cut, _extend, _swap_tag, _lengthen, _nest, *[_replace] * 6))
+        for _ in range(rng.choice((1, 1, 2))):
+            content = damage(rng, content, names)
+        yield content
+
+
+def _flip(rng: random.Random, content: bytes, _names: Any) -> bytes:
+    found = bytearray(content)
+    for _ in range(rng.randint(1, 4)):
+        if found:
+            found[rng.randrange(len(found))] ^= 1 << rng.randrange(8)
+    return bytes(found)
+
+
+def _cut(rng: random.Random, content: bytes, _names: Any) -> bytes:
+    return content[: rng.randint(0, len(content))]
+
+
+def _extend(rng: random.Random, content: bytes, _names: Any) -> bytes:
+    return content + rng.randbytes(rng.randint(1, 40))
+
+
+def _swap_tag(rng: random.Random, content: bytes, _names: Any) -> bytes:
+    return bytes([rng.choice([rng.randrange(256), rng.randrange(len(wire._TYPES))])]) + content[1:]
+
+
+def _lengthen(rng: random.Random, content: bytes, _names: Any) -> bytes:
+    at = rng.randint(1, max(1, len(content)))
+    return content[:at] + rng.choice(_HUGE) + content[at:]
+
+
+def _nest(rng: random.Random, content: bytes, _names: Any) -> bytes:
+    return content[:1] + b"\x81\xa1?" + rng.choice((b"\x91", b"\x81\xa1?")) * rng.randint(10, 20_000)
+
+
+def _replace(rng: random.Random, content: bytes, names: Mapping[str, Sequence[Any]]) -> bytes:
+    """One field somewhere gets another value, goes, or comes; names and numbers of the real run are filled in first."""
+    try:
+        fields = msgspec.msgpack.decode(content[1:])
+    except ValueError:  # a reply, or damaged before
+        return _flip(rng, content, names)
+    if rng.random() < 0.8:
+        _fill_in(rng, fields, names)
+    spots = list(_spots(fields))
+    if spots and rng.random() < 0.9:
+        holder, key = rng.choice(spots)
+        if rng.random() < 0.1 and isinstance(holder, dict):
+            del holder[key]
+        else:
+            holder[key] = rng.choice(_EVIL)
+    elif isinstance(fields, dict):
+        fields[rng.choice(("x", "epoch", ""))] = rng.choice(_EVIL)
+    return content[:1] + msgspec.msgpack.encode(fields)
+
+
+def _fill_in(rng: random.Random, value: Any, names: Mapping[str, Sequence[Any]]) -> None:
+    for holder, key in list(_spots(value)):
+        if key in names:
+            holder[key] = rng.choice(names[key])
+
+
+def _spots(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every place in nested maps and lists."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in list(items):
+        yield value, key
+        yield from _spots(inner)

@@ -1,0 +1,138 @@
+"""Who may speak over tcp: the run's own, nobody else; over ipc whoever can enter the folder, which is this user."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+import zmq
+from tests.runtime.strangers import WAYS, Stranger
+
+from polyrhythm.errors import StartError
+from polyrhythm.runtime.authentication import RunKeys, make_keys
+from polyrhythm.runtime.run_memory import RunMemory
+from polyrhythm.runtime.sockets import Sockets
+
+KEYS = make_keys()
+
+
+@pytest.fixture
+def refused() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def sockets(tmp_path: Path, refused: list[int]) -> Iterator[Sockets]:
+    with closing(Sockets("tcp", str(tmp_path), KEYS, lambda: refused.append(1), 1000)) as sockets:
+        yield sockets
+    assert not [thread for thread in threading.enumerate() if thread.name == "authenticator"]
+
+
+def until(true: Callable[[], object]) -> None:
+    limit = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+def test_the_runs_own_are_heard(sockets: Sockets, refused: list[int]) -> None:
+    with ExitStack() as stack:
+        inboxes = [stack.enter_context(closing(sockets.inbox(name))) for name in "ab"]
+        for number, inbox in enumerate(inboxes):
+            for sender in range(3):
+                outbox = stack.enter_context(closing(sockets.outbox(inbox.endpoint)))
+                outbox.send(b"%d %d" % (number, sender))
+            assert sorted(inbox.receive(10) or b"" for _ in range(3)) == [b"%d %d" % (number, i) for i in range(3)]
+    assert not refused
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stranger_is_refused_and_counted_and_the_runs_own_go_on(
+    way: str, sockets: Sockets, refused: list[int]
+) -> None:
+    with closing(sockets.inbox("main")) as inbox, closing(sockets.outbox(inbox.endpoint)) as outbox:
+        outbox.send(b"before")
+        assert inbox.receive(10) == b"before"
+        with closing(Stranger(way, inbox.endpoint, KEYS)) as stranger:
+            stranger.say([b"stop"])
+            if way != "raw":
+                until(lambda: refused)
+        until(lambda: refused)
+        outbox.send(b"after")
+        assert inbox.receive(10) == b"after"
+        assert inbox.receive(0.05) is None
+
+
+def test_who_sends_too_much_at_once_is_cut_off(sockets: Sockets) -> None:
+    with closing(sockets.inbox("main")) as inbox, closing(sockets.outbox(inbox.endpoint)) as outbox:
+        outbox.send(bytes(3500))
+        assert inbox.receive(10) == bytes(3500), "its reader counts it"
+        outbox.send(bytes(4100))
+        assert inbox.receive(0.2) is None
+        with closing(sockets.outbox(inbox.endpoint)) as other:
+            other.send(bytes(500))
+            assert inbox.receive(10) == bytes(500)
+
+
+def test_an_inbox_that_cannot_be_bound_leaves_the_others(sockets: Sockets) -> None:
+    with closing(sockets.inbox("main")) as inbox, closing(sockets.outbox(inbox.endpoint)) as outbox:
+        with pytest.raises(zmq.ZMQError):
+            sockets.outbox("tcp://nowhere")
+        outbox.send(b"x")
+        assert inbox.receive(10) == b"x"
+
+
+def test_closing_with_sockets_that_are_still_open_ends_the_thread(tmp_path: Path) -> None:
+    sockets = Sockets("tcp", str(tmp_path), KEYS, lambda: None, 1000)
+    inbox, outbox = sockets.inbox("main"), sockets.outbox("tcp://127.0.0.1:9")
+    inbox.close()
+    outbox.close()
+    sockets.close()
+    sockets.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "authenticator"]
+
+
+def test_every_run_has_its_own_keys_and_shows_none() -> None:
+    runs = [make_keys(), make_keys()]
+    pairs = [pair for keys in runs for pair in (keys.inbox, keys.outbox)]
+    assert len({key for pair in pairs for key in (pair.public, pair.secret)}) == 8
+    assert repr(runs[0]) == "RunKeys(inbox=KeyPair(), outbox=KeyPair())"
+
+
+def test_without_curve_tcp_is_refused_in_one_sentence() -> None:
+    with pytest.raises(StartError, match=r"data_plane.transport = tcp: .* built without CURVE.*; set data_plane.*=ipc"):
+        make_keys(has_curve=False)
+
+
+def test_a_runs_folder_is_its_users_alone() -> None:
+    memory = RunMemory({})
+    try:
+        assert memory.folder.stat().st_mode & 0o777 == 0o700
+        with closing(Sockets("ipc", str(memory.folder), None, lambda: None, 1000)) as sockets:
+            assert sockets.could_be(f"ipc://{memory.folder}/main")
+            for other in ("ipc:///tmp/main", f"ipc://{memory.folder}/../main", f"ipc://{memory.folder}/\x00", ""):
+                assert not sockets.could_be(other)
+    finally:
+        memory.remove()
+
+
+def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o750)
+    with pytest.raises(StartError, match=r"= 750, user .*: others can reach .*; make it a folder of user .* mode 700"):
+        Sockets("ipc", str(tmp_path), None, lambda: None, 1000)
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:0", "tcp://127.0.0.1:x", "tcp://10.0.0.1:80", "ipc:///x", "\n"])
+def test_an_inbox_of_another_host_is_none_of_this_run(address: str, sockets: Sockets) -> None:
+    assert not sockets.could_be(address)
+    assert sockets.could_be("tcp://127.0.0.1:5555")
+
+
+def test_keys_travel_in_a_message_and_come_out_whole() -> None:
+    import msgspec
+
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(KEYS), type=RunKeys) == KEYS

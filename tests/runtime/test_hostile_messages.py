@@ -1,0 +1,260 @@
+"""Mutated messages of every type against whoever decodes, hears and obeys: dropped or meant, never an error."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.runtime.mutations import mutations
+from tests.runtime.test_wire import DTYPE, MESSAGES, reply
+from tests.stations.counting import Bench, ticket
+from tests.stations.test_generator import Stand as GeneratorStand
+from tests.stations.test_trainer import LEND
+from tests.stations.test_trainer import Stand as TrainerStand
+
+from polyrhythm.flow import records as r
+from polyrhythm.runtime import wire
+from polyrhythm.runtime.actor import Actor
+from polyrhythm.runtime.arena import ArenaLayout
+from polyrhythm.runtime.blocks import BlockPool
+from polyrhythm.runtime.drops import DropCounter, UnfitMessage
+from polyrhythm.runtime.expected import ExpectedEvents
+from polyrhythm.runtime.messages import Reply, Report, Start
+from polyrhythm.runtime.sockets import Sockets
+
+CONTENTS = [*map(wire.encode, MESSAGES), wire.encode_reply(reply(3))]
+COUNT = 20_000
+
+
+def test_a_mutated_message_is_a_message_or_unfit() -> None:
+    kinds = set()
+    for content in mutations(CONTENTS, COUNT, 1, {}):
+        found: object
+        try:
+            found = wire.decode(content, DTYPE)
+        except UnfitMessage as unfit:
+            found = unfit
+            kinds.add(unfit.kind)
+        assert isinstance(found, (UnfitMessage, Reply, *wire._TYPES))
+    assert kinds == {"undecodable"}
+
+
+def test_nesting_without_end_is_undecodable() -> None:
+    content = wire.encode(wire.Ping())[:1] + b"\x81\xa1?" + b"\x91" * 200_000
+    with pytest.raises(UnfitMessage, match="cannot be decoded"):
+        wire.decode(content)
+
+
+def test_a_message_that_is_too_large_is_not_looked_at() -> None:
+    with pytest.raises(UnfitMessage, match="16777217 bytes; at most 16777216") as raised:
+        wire.decode(bytes(wire.LARGEST + 1))
+    assert raised.value.kind == "too_large"
+
+
+# ---------------------------------------------------------------- who obeys
+
+
+class Obeying:
+    """A part of a station that hears what it is given, in this thread; and what it drops."""
+
+    def __init__(self, station: Any, layout: ArenaLayout, folder: Path) -> None:
+        self.drops, self.connected = DropCounter("test"), 0
+        self._sockets = Sockets("ipc", str(folder), None, self.drops.stranger, wire.LARGEST)
+        self.station = station
+        self._actor = Actor(
+            "a", lambda: station, self._sockets, self.drops, layout, self._connect, lambda: None, threading.Event()
+        )
+
+    def _connect(self, message: wire.Connect) -> None:
+        self.connected += 1
+
+    def hear(self, content: bytes) -> bool:
+        return self._actor._obey(self.station, content)
+
+    def close(self) -> None:
+        self._sockets.close()
+
+
+def attack(obeying: Obeying, seed: int, names: dict[str, Any], between: Callable[[int], None]) -> None:
+    """Every message type, mutated, as commands; the station works on meanwhile."""
+    for number, content in enumerate(mutations(CONTENTS, COUNT // 4, seed, names)):
+        more = obeying.hear(content)
+        assert more or isinstance(wire.decode(content, DTYPE), wire.Stop)
+        between(number)
+    dropped = obeying.drops.counts()
+    assert set(dropped) == {"undecodable", "misdirected", "impossible"}
+    assert sum(dropped.values()) > COUNT // 8
+
+
+def test_a_simulator_survives_hostile_messages(tmp_path: Path) -> None:
+    bench = Bench(4, blocks=8)
+    names = {"simulator": ["s"], "slot": ["e/0"], "handle": ["s.0.0"], "ticket": [1, 2], "sequence": [0, 1, 2]}
+    with closing(Obeying(bench.simulator, bench.arena.layout, tmp_path)) as obeying:
+        bench.pool.hear = lambda event: None  # type: ignore[method-assign]  # some messages are grants of nobody
+        bench.start((0, ticket(0, 9)), (1, ticket(1, 9)))
+        attack(obeying, 2, names, lambda number: bench.simulator.work())
+        assert {type(event) for event in bench.events} >= {r.RequestArrived, r.SampleFailed}
+
+
+def test_a_generator_survives_hostile_messages(tmp_path: Path) -> None:
+    stand = GeneratorStand()
+    names = {"generator": ["g"], "slot": ["a", "b", "c"], "rows": [1, 2, 3], "version": [0], "pinned": [False]}
+    with closing(Obeying(stand.generator, stand.arena.layout, tmp_path)) as obeying:
+        attack(obeying, 3, names, lambda number: stand.generator.work())
+        assert {type(said) for said in stand.said if not isinstance(said, tuple)} == {r.BatchDone, r.WeightsApplied}
+        assert obeying.connected
+        assert len(stand.serve(stand.request("a", 7, 30, 31))) == 1
+
+
+def test_a_trainer_survives_hostile_messages(tmp_path: Path) -> None:
+    stand = TrainerStand()
+    names = {"trainer": ["t"], "update": [0], "tickets": [[0, 1]], "handles": [["0", "1"]]}
+    with closing(Obeying(stand.trainer, stand.arena.layout, tmp_path)) as obeying:
+        attack(obeying, 4, names, lambda number: stand.trainer.work())
+        stand.said.clear()
+        assert obeying.hear(wire.encode(LEND))
+        while stand.trainer.work():
+            pass
+        assert [type(said) for said in stand.said] == [Report, r.UpdateDone]
+
+
+@pytest.mark.parametrize("wrong", [1, 3])
+def test_an_answer_of_another_size_is_dropped_and_the_right_one_still_counts(wrong: int, tmp_path: Path) -> None:
+    bench = Bench(2)
+    with closing(Obeying(bench.simulator, bench.arena.layout, tmp_path)) as obeying:
+        bench.start((0, ticket(0, 2)), (1, ticket(1, 2)))
+        (request,) = bench.run()
+        dtype = bench.arena.layout.answer_dtype
+        assert obeying.hear(wire.encode_reply(Reply("s.0.0", "e/0", request.sequence, np.zeros(wrong, dtype))))
+        assert obeying.drops.counts() == {"impossible": 1}
+        assert obeying.hear(wire.encode_reply(Reply("s.0.0", "e/0", request.sequence, np.zeros(2, dtype))))
+        assert [type(event) for event in bench.run()] == [r.RequestArrived]
+
+
+# ---------------------------------------------------------------- who hears
+
+LAYOUT = ArenaLayout(blocks=9, steps=4, chunk=1, obs={}, answers={}, slots={"e/0": 4, "e/1": 2})
+INFO = r.EnvBatchInfo("e", (r.SlotInfo("e/0", 0, 4), r.SlotInfo("e/1", 4, 2)))
+
+
+def standing() -> tuple[ExpectedEvents, BlockPool]:
+    """A station of each kind, each with something to do: tickets 0 to 3, of which 3 is an evaluation's."""
+    expected, pool = ExpectedEvents(LAYOUT), BlockPool(LAYOUT.blocks)
+    expected.join(r.SimulatorJoined("s", 0, (INFO,)), ["s.0.0"])
+    expected.join(r.GeneratorJoined("g", 0), ["g.0"])
+    expected.join(r.TrainerJoined("t", 0, 4), ["t.0"])
+    tickets = [ticket(number, 9, version=2, evaluation="x" if number == 3 else "") for number in range(4)]
+    rows = r.StartRows("s", "e/0", tuple(r.Grant(row, ticket) for row, ticket in enumerate(tickets)))
+    expected.note(Start(rows, tuple(pool.assign(rows))))
+    for command in (
+        *(r.ApplyWeights("g", 2), r.ApplyWeights("g", 3, pinned=True), r.Serve("g", r.Batch(8, "g", ()))),
+        *(r.LendSamples("t", 4, 2, (7,), ("8",)), r.PublishWeights("t", 3)),
+    ):
+        expected.note(command)
+    return expected, pool
+
+
+TRUE = [
+    *(r.RequestArrived("s", 0, "e/0", number, 4, 2, "s.0.0") for number in range(2)),
+    r.RequestArrived("s", 0, "e/1", 0, 1, 2, "s.0.0"),
+    *(r.SampleFinished("s", 0, 0, 1, "0", r.End.SEGMENT, 4, 9, 2, 3, True, 0.5), r.SampleFailed("s", 0, 1, 1, "why")),
+    *(
+        r.SampleFailed("s", 0, 2, 1, "why"),
+        r.SampleFinished("s", 0, 3, 1, "", r.End.TRUNCATED, 90, 90, 2, 2, True, 1.0),
+    ),
+    *(r.BatchDone("g", 0, 8, 2), r.WeightsApplied("g", 0, 3), r.WeightsApplied("g", 0, 3, pinned=True)),
+    *(r.Checkpointed("t", 0, 4), r.UpdateDone("t", 0, 4), r.Checkpointed("t", 0, 5), r.Published("t", 0, 3)),
+]
+
+
+def test_what_was_asked_for_is_accepted_once() -> None:
+    expected, pool = standing()
+    expected.check_report(Report("t", 0, "update", 4, {}))
+    for event in TRUE:
+        expected.accept(event)
+        pool.hear(event)  # type: ignore[arg-type]
+        if not isinstance(event, r.Checkpointed):
+            with pytest.raises(UnfitMessage, match="nothing leads to"):
+                expected.accept(event)
+
+
+FALSE = [
+    *(r.RequestArrived("s", 0, "e/0", 0, rows, 2, "s.0.0") for rows in (-1, 0, 5)),
+    *(r.RequestArrived("s", 0, slot, 0, 1, 2, "s.0.0") for slot in ("", "e/2")),
+    *(r.RequestArrived("s", 0, "e/0", 0, 1, 3, "s.0.0"), r.RequestArrived("s", 0, "e/0", 0, 1, 2, "s.1.0")),
+    *(r.RequestArrived("s", 1, "e/0", 0, 1, 2, "s.0.0"), r.RequestArrived("g", 0, "e/0", 0, 1, 2, "g.0")),
+    *(r.SampleFinished("s", 0, 0, 1, handle, r.End.SEGMENT, 4, 9, 2, 3, True, 0.5) for handle in ("", "1", "99")),
+    *(r.SampleFinished("s", 0, 0, 1, "0", r.End.SEGMENT, steps, 9, 2, 3, True, 0.5) for steps in (0, 5)),
+    *(r.SampleFinished("s", 0, 0, 1, "0", r.End.SEGMENT, 1, 9, *span, True, 0.5) for span in ((1, 3), (3, 2), (2, 4))),
+    *(r.SampleFinished("s", 0, 0, 1, "0", r.End.SEGMENT, 4, 3, 2, 3, True, 0.5), r.SampleFailed("s", 0, 0, 2, "")),
+    *(r.BatchDone("g", 0, 7, 2), r.BatchDone("t", 0, 8, 2), r.BatchDone("?", 0, 8, 2), r.WeightsApplied("g", 0, 1)),
+    *(r.WeightsApplied("g", 0, 4), r.WeightsApplied("g", 0, 2, pinned=True), r.UpdateDone("t", 0, 5)),
+    *(r.UpdateDone("g", 0, -1), r.Checkpointed("t", 0, 3), r.Checkpointed("t", 0, 6), r.Checkpointed("s", 0, 0)),
+    *(
+        r.Published("t", 0, 2),
+        r.Published("t", 1, 3),
+        r.StationLost("t", 0, ""),
+        r.TrainerJoined("t", 0, 4),
+        wire.Stop(),
+    ),
+]
+
+
+@pytest.mark.parametrize("event", FALSE, ids=str)
+def test_what_nothing_leads_to_is_refused(event: object) -> None:
+    expected, _ = standing()
+    with pytest.raises(UnfitMessage):
+        expected.accept(event)
+
+
+@pytest.mark.parametrize(
+    "report", [("t", "update", 3), ("t", "update", 5), ("t", "x", 4), ("g", "update", -1)], ids=str
+)
+def test_a_report_of_no_update_under_way_is_refused(report: tuple[str, str, int]) -> None:
+    station, topic, step = report
+    with pytest.raises(UnfitMessage, match="a report of"):
+        standing()[0].check_report(Report(station, 0, topic, step, {}))
+
+
+@pytest.mark.parametrize(
+    ("joined", "inboxes"),
+    [
+        (r.SimulatorJoined("s", 1, ()), 1),
+        (r.SimulatorJoined("s", 1, (INFO,)), 2),
+        (r.SimulatorJoined("u", 0, (r.EnvBatchInfo("e", (r.SlotInfo("e/0", 0, 5),)),)), 1),
+        (r.SimulatorJoined("u", 0, (r.EnvBatchInfo("e", (r.SlotInfo("e/7", 0, 4),)),)), 1),
+        (r.SimulatorJoined("u", 0, (r.EnvBatchInfo("e", (r.SlotInfo("e/1", 0, 2),)),)), 1),
+        (r.TrainerJoined("t", 1, 6), 1),
+        (r.TrainerJoined("t", 1, -1), 1),
+        (r.GeneratorJoined("t", 1), 1),
+        (r.GeneratorJoined("g", 1, 4), 1),
+    ],
+    ids=str,
+)
+def test_an_announcement_that_cannot_be_is_refused(joined: Any, inboxes: int) -> None:
+    with pytest.raises(UnfitMessage):
+        standing()[0].join(joined, [str(number) for number in range(inboxes)])
+
+
+def test_mutated_events_never_harm_who_believes_what_is_expected() -> None:
+    """What is accepted is accepted once, and the owner of the blocks agrees."""
+    names = {"simulator": ["s"], "generator": ["g"], "trainer": ["t"], "epoch": [0], "slot": ["e/0", "e/1"]}
+    names |= {"ticket": [0, 1, 2, 3], "attempt": [1], "batch": [8], "update": [4], "version": [2, 3]}  # type: ignore[dict-item]
+    contents = [*CONTENTS, *map(wire.encode, TRUE)]  # type: ignore[arg-type]
+    (expected, pool), accepted = standing(), 0
+    for number, content in enumerate(mutations(contents, COUNT, 5, names)):
+        if number % 100 == 0:
+            expected, pool = standing()
+        try:
+            event = wire.decode(content)
+            expected.accept(event)
+        except UnfitMessage:
+            continue
+        pool.hear(event)  # type: ignore[arg-type]
+        accepted += 1
+    assert accepted > 100
