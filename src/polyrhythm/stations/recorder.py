@@ -15,7 +15,7 @@ from polyrhythm.envs.base import EnvBatch
 from polyrhythm.flow.records import SlotInfo
 from polyrhythm.runtime.arena import Arena, Entries, whole
 from polyrhythm.specs import INSTRUCTION, PROGRESS
-from polyrhythm.specs.finite import first_not_finite, is_finite
+from polyrhythm.specs.finite import first_not_finite
 from polyrhythm.stations.rows import Index
 
 #: From this size on, in bytes of one row, an observation is rendered in place rather than scattered.
@@ -58,8 +58,7 @@ class Recorder:
                 into = {name: array[entry : entry + 1] for name, array in self._shown.items()}
                 self._env.observe(numbers[place : place + 1], into)
         self._progress[entries] = progress
-        floating = [array[entries] for array in self._floating.values()]
-        return {} if all(map(is_finite, floating)) else first_not_finite(dict(zip(self._floating, floating, strict=True)))
+        return first_not_finite({name: array[entries] for name, array in self._floating.items()})
 
     def show_instruction(self, block: int, instruction: int) -> None:
         """The whole block shows this instruction."""
