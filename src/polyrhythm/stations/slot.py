@@ -29,7 +29,7 @@ from polyrhythm.flow.records import (
 from polyrhythm.runtime.arena import Arena, Entries, RequestView, numbers
 from polyrhythm.runtime.drops import UnfitMessage
 from polyrhythm.runtime.messages import ACTIONS, VERSION, Reply
-from polyrhythm.specs.finite import ENVIRONMENT, POLICY, first_not_finite, not_finite
+from polyrhythm.specs.finite import ENVIRONMENT, POLICY, first_not_finite, is_finite, not_finite
 from polyrhythm.stations.chunk import ChunkResult
 from polyrhythm.stations.env_metrics import EpisodeMetrics
 from polyrhythm.stations.recorder import Recorder
@@ -252,7 +252,8 @@ class Slot:
         at = state.entries(index)
         self._next = (rows, at)
         spoilt = self._recorder.observe(index, at, elapsed / self._max_steps)
-        spoilt |= first_not_finite({"reward": given})
+        if not is_finite(given):
+            spoilt |= first_not_finite({"reward": given})
         self._asked, self.answered = None, False
         over = result.terminated | result.truncated
         ended = over | state.past(index, self._settings.segment_steps) if self._settings.segment_steps else over

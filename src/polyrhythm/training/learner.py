@@ -8,7 +8,6 @@ index alone; masked entries never matter; a gradient that is not finite changes 
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,8 @@ from polyrhythm.training import optim
 from polyrhythm.training.batch import Decisions, Packed, collate, minibatches
 from polyrhythm.training.blame import culprit
 from polyrhythm.training.objective import Objective
-from polyrhythm.training.steps import Metrics, Steps
+from polyrhythm.training.skipped import NORM, SKIPPED, SkippedSteps, StepTable, step_table
+from polyrhythm.training.steps import Steps
 from polyrhythm.training.targets import Preparation, prepare
 
 if TYPE_CHECKING:
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from polyrhythm.config.learning import TrainingSettings
 
 
-log = logging.getLogger(__name__)
-
-_ERROR, _NORM = "train/actor/interpolation_error", "train/actor/grad_norm"
+_ERROR = "train/actor/interpolation_error"
 _BEHAVIOR_KL, _MISMATCH = "train/actor/behav_approx_kl", "train/actor/mismatch_kl"
 
 
@@ -55,7 +53,7 @@ class Learner:
         self.policy = policy
         self.updates = 0
         self.halt = ""
-        self._skipped_in_a_row = 0
+        self._skipped = SkippedSteps(training)
         self._reference: Policy | None = None
         self._algorithm, self._training = algorithm, training
         self._total_updates, self._seed = total_updates, seed
@@ -110,51 +108,33 @@ class Learner:
                 rows.append(torch.stack(list(figures.values())))
                 norms.append(norm)
                 yield
-        table = torch.stack(rows).cpu()  # one transfer from the device for the whole update
-        skipped = ~table[:, names.index(_NORM)].isfinite()
-        metrics = _mean_over_steps(names, table if skipped.all() else table[~skipped])
-        if self._training.on_nonfinite_gradient == "skip" or skipped.any():
-            metrics["train/actor/skipped_steps"] = float(skipped.sum())
-        self.halt = ""
-        if skipped.any():
-            first = int(skipped.nonzero()[0])
-            found = dict(zip(names, table[first].isfinite().tolist(), strict=True))
-            why = self._why(packed, decisions, version, found, norms[first])
-            self.halt = self._skipped(update_index, skipped.tolist(), why)
-        else:
-            self._skipped_in_a_row = 0
+        table = step_table(names, rows, norms)
+        metrics = table.means()
+        self._note_skipped(update_index, table, packed, decisions, version)
+        if self._training.on_nonfinite_gradient == "skip" or table.skipped.any():
+            metrics[SKIPPED] = float(table.skipped.sum())
         self.updates = update_index + 1
         if _ERROR in names:
-            metrics[_ERROR] = float(table[0, names.index(_ERROR)])
+            metrics[_ERROR] = float(rows[0][names.index(_ERROR)])
         if own_weights:
-            metrics[_MISMATCH] = float(table[0, names.index(_BEHAVIOR_KL)])
+            metrics[_MISMATCH] = float(rows[0][names.index(_BEHAVIOR_KL)])
         metrics["train/actor/lr"] = training.optimizer.lr * decay
         if training.optimizer.value_lr is not None:
             metrics["train/critic/lr"] = training.optimizer.value_lr * decay
         metrics["train/actor/average_version"] = float(packed.version.double().mean())
         return metrics | figures_before
 
-    def _why(self, packed: Packed, decisions: Decisions, version: int, figures: dict[str, bool], norms: Tensor) -> str:
-        """Who is to blame for a gradient with these norms [P]. figures: which logged numbers of the step are finite."""
+    def _note_skipped(self, update: int, table: StepTable, packed: Packed, decisions: Decisions, version: int) -> None:
+        """Whether a step of the update was skipped, who is to blame, and whether the run must halt."""
+        self.halt, skipped = "", table.skipped.tolist()
+        if not any(skipped):
+            self._skipped.none()
+            return
+        figures, gradients = table.first_skipped()
         names = [name for name, p in self._module.named_parameters() if p.requires_grad and p.grad is not None]
-        parameters = dict(zip(names, norms.isfinite().tolist(), strict=True))
-        return culprit(packed, decisions, self._algorithm, self._preparation(version), figures, parameters)
-
-    def _skipped(self, update: int, skipped: Sequence[bool], why: str) -> str:
-        """Note which optimizer steps of an update were skipped; why the run must halt for it, "" if it need not."""
-        training, most = self._training, 0
-        for step in skipped:
-            self._skipped_in_a_row = self._skipped_in_a_row + 1 if step else 0
-            most = max(most, self._skipped_in_a_row)
-        count = f"{sum(skipped)} of {len(skipped)} optimizer steps of update {update}"
-        log.warning("%s were skipped, the gradient is not finite: %s", count, why)
-        kept = "they changed no weights, and a resumed run goes on behind this update"
-        if training.on_nonfinite_gradient == "halt":
-            return f"training.on_nonfinite_gradient = halt: {count} had a gradient that is not finite: {why} ({kept})"
-        if most > training.max_skipped_steps:
-            limit = f"training.max_skipped_steps = {training.max_skipped_steps}: {most} optimizer steps in a row"
-            return f"{limit}, up to update {update}, had a gradient that is not finite: {why} ({kept})"
-        return ""
+        parameters = dict(zip(names, gradients, strict=True))
+        why = culprit(packed, decisions, self._algorithm, self._preparation(version), figures, parameters)
+        self.halt = self._skipped.note(update, skipped, why)
 
     def _preparation(self, version: int) -> Preparation:
         if self._algorithm.kl.coef and self._reference is None:
@@ -182,7 +162,7 @@ class Learner:
             share.total.backward()
             figures = {name: x + figures[name] for name, x in share.figures.items()} if figures else share.figures
         norm = optim.clip_gradient(self._parameters, self._training.optimizer.grad_clip)
-        figures[_NORM] = norm.total.float()
+        figures[NORM] = norm.total.float()
         bound = self._algorithm.early_stop_ratio
         if bound is not None:
             ratio = figures["train/actor/ratio"]
@@ -213,8 +193,3 @@ class Learner:
         if "reference" in state:
             self._reference = self._frozen()
             as_module(self._reference).load_state_dict(state["reference"])
-
-
-def _mean_over_steps(names: Sequence[str], table: Tensor) -> Metrics:
-    """Of figures [steps, names]."""
-    return dict(zip(names, table.mean(0).tolist(), strict=True))
