@@ -5,7 +5,6 @@ Nothing here prints: what a run says goes to `logging` and into its folder.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -117,8 +116,7 @@ def evaluate(
         raise ConfigError(f"video_episodes = {video_episodes}: it must be at least 1")
     shown = None if video is None else evaluating.Video(Path(video), video_episodes)
     found = evaluating.evaluate(_path(run), episodes, seed, greedy, swap_instructions, video=shown)
-    known = {field.name for field in dataclasses.fields(EvaluationResult)}
-    return EvaluationResult(name="evaluation", **{name: value for name, value in found.items() if name in known})
+    return EvaluationResult.of("evaluation", found)
 
 
 def load_policy(run: str | Path | TrainResult, *, device: str = "cpu") -> StandalonePolicy:

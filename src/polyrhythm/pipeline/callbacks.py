@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 from polyrhythm.flow import records
@@ -41,6 +41,12 @@ class EvaluationResult:
     mean_return: float
     tasks: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     video: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, name: str, found: Mapping[str, Any]) -> EvaluationResult:
+        """found: all else, by name; what has no place here is left out."""
+        own = {field.name: found[field.name] for field in fields(cls) if field.name in found}
+        return cls(**{**own, "name": name})
 
 
 class Callback(Protocol):

@@ -97,7 +97,7 @@ def _clips(played: Sequence[Played], spec: EnvSpec, *, measured: bool) -> list[C
     for one in played:
         ended = f"return {one.episode_return:.4g}"
         if measured:
-            ended = f"success after {one.env_steps} steps" if one.success else "no success"
+            ended = f"success, {one.env_steps} steps" if one.success else "no success"
         told = spec.tasks[one.episode.instruction].instruction
         clips.append(Clip(one.pictures, told, ended, one.success if measured else None))
     return clips

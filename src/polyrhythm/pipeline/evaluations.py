@@ -132,7 +132,7 @@ class Evaluations:
             own = [r for r in results if r.greedy == greedy and (r.instruction != r.task) == swap]
             total = tallies[key] = tally(own, self._tasks)
             way, version = _WORDS[greedy, swap], results[0].version
-            self._callbacks.on_evaluation(EvaluationResult(key, version, greedy, **total))
+            self._callbacks.on_evaluation(EvaluationResult.of(key, {**total, "version": version, "greedy": greedy}))
             values = {f"evaluation/{way}/{part}": total[part] for part in _MEASURED}
             values |= {f"evaluation/{way}/metrics/{name}": mean for name, mean in total.get("metrics", {}).items()}
             self._metrics.log(version, values, self._progress.summary()["total"])
