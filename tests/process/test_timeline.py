@@ -67,9 +67,9 @@ def test_stepping_and_resetting_of_a_simulators_lanes_are_its_busy_seconds(trace
 def test_passes_and_optimizer_steps_are_the_busy_seconds_of_generators_and_trainer(traced):
     busy_s, _, lanes = traced
     for station in ("generator-0", "generator-1", "trainer"):
-        worked = sum(end - begin for begin, end, name, _ in lanes[station] if not name.startswith("publish"))
+        worked = sum(end - begin for begin, end, *_ in lanes[station])
         assert worked <= busy_s[station] * (1 + 1e-3)
-        assert worked >= busy_s[station] * (0.999 if station != "trainer" else 0.5), "its publications are apart"
+        assert worked >= busy_s[station] * 0.5, "first weights came before the timeline; publications are apart"
 
 
 def test_a_slot_is_always_at_one_thing(traced):
