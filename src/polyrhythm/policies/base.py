@@ -1,8 +1,8 @@
 """The contract of a policy: one interface for token, flow-matching, Gaussian and categorical heads.
 
 A policy's file declares a pydantic settings model with a `type` literal that is a `PolicySettings`; what it builds is
-an `nn.Module`. Randomness in `act` comes from `noise_key` alone. `policies.conformance` holds all of it as checks; a part
-of them precedes every run.
+an `nn.Module`. Randomness in `act` comes from `noise_key` alone. `policies.conformance` holds all of it as
+checks; a part of them precedes every run.
 """
 
 from __future__ import annotations
