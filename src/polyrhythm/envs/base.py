@@ -4,7 +4,7 @@ Stepping and observing are separate calls, because rendering often costs more th
 needs one observation only. Autoreset is off: a row that ended stays as it is until `reset`.
 An adapter's file declares a frozen pydantic settings model with a `type` literal that is an `EnvSettings`;
 heavy imports happen inside the functions. What it may say of itself besides (`needs`, `extra`, `known_tasks`) stands in
-`config.catalog`.
+`config.catalog`. `envs.conformance` holds the contract as checks, for `polyrhythm check`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The contract of a policy: one interface for token, flow-matching, Gaussian and categorical heads.
 
 A policy's file declares a pydantic settings model with a `type` literal that is a `PolicySettings`; what it builds is
-an `nn.Module`. Randomness in `act` comes from `noise_key` alone.
+an `nn.Module`. Randomness in `act` comes from `noise_key` alone. `policies.conformance` holds all of it as
+checks; a part of them precedes every run.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Policy(Protocol):
     """`evaluate(obs, act(obs).forward_inputs).logprob == act(obs).logprob` at the same batch shape.
 
     chunk: C, primitive actions per chunk step. action_dim: A.
-    exact: the equality above is bit-equal; otherwise it holds to `tolerance` (absolute).
+    exact: the equality above is bit-equal, and that of the values; otherwise they hold to `tolerance` (absolute for
+    log-probs, relative for values above 1).
     critic, where there is one: the module that only the value uses, for `training.optimizer.value_lr`.
     """
 
