@@ -85,6 +85,15 @@ def test_a_saved_run_comes_back_with_samples_weights_and_counts(tmp_path):
     assert load_state(saved.trainer)["updates"] == 2
 
 
+def test_weights_that_a_lost_trainer_wrote_and_nobody_heard_of_are_not_saved(tmp_path):
+    pipeline = stopped(tmp_path, in_the_second_version)
+    version, weights = pipeline.weights.read()
+    pipeline.weights.publish(version + 1, {name: torch.zeros_like(tensor) for name, tensor in weights.items()})
+    saved = load_run(save(tmp_path, pipeline))
+    assert saved.version == version
+    assert same(saved.policy, weights)
+
+
 def test_weights_that_are_the_trainers_own_are_saved_once(tmp_path):
     pipeline = stopped(tmp_path, lambda conductor: conductor.versions.applied == 1)
     path = save(tmp_path, pipeline)

@@ -179,5 +179,5 @@ def test_time_goes_on_where_the_metrics_ended_though_a_killed_phase_left_none(tm
 
 @pytest.mark.parametrize("line", ['{"step": 1}', "[1, 2]", '"x"', "null", '{"time_s": null}', "\xff"])
 def test_a_line_without_a_time_is_no_time(line: str, tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_bytes(line.encode("latin-1") + b'\n')
+    (tmp_path / "metrics.jsonl").write_bytes(line.encode("latin-1") + b"\n")
     assert last_time_s(tmp_path) == 0.0

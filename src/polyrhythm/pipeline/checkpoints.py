@@ -189,7 +189,7 @@ def save_run(
     os.link(state, part / _TRAINER)  # a state is replaced, never changed
     version = versions.trained
     if versions.in_version or states.updates(state) != versions.updates:
-        version, published = weights.read()
+        version, published = weights.read(versions.published)  # a newer one there may be of updates that were undone
         save_state({"policy": published}, part / _PUBLISHED)
     content = {"conductor": conductor.save(), "counts": counts, "version": version}
     content |= {_CHECKSUM: _checksum(content)}
