@@ -114,7 +114,13 @@ def test_a_runs_folder_is_its_users_alone() -> None:
         assert memory.folder.stat().st_mode & 0o777 == 0o700
         with closing(Sockets("ipc", str(memory.folder), None, lambda: None, 1000)) as sockets:
             assert sockets.could_be(f"ipc://{memory.folder}/main")
-            for other in ("ipc:///tmp/main", f"ipc://{memory.folder}/../main", f"ipc://{memory.folder}/\x00", ""):
+            for other in (
+                "ipc:///tmp/main",
+                f"ipc://{memory.folder}/{'x' * 99}",
+                f"ipc://{memory.folder}/../main",
+                f"ipc://{memory.folder}/\x00",
+                "",
+            ):
                 assert not sockets.could_be(other)
     finally:
         memory.remove()
@@ -126,7 +132,10 @@ def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path) -> None:
         Sockets("ipc", str(tmp_path), None, lambda: None, 1000)
 
 
-@pytest.mark.parametrize("address", ["tcp://127.0.0.1:0", "tcp://127.0.0.1:x", "tcp://10.0.0.1:80", "ipc:///x", "\n"])
+@pytest.mark.parametrize(
+    "address",
+    ["tcp://127.0.0.1:0", "tcp://127.0.0.1:65536", "tcp://127.0.0.1:x", "tcp://10.0.0.1:80", "ipc:///x", "\n"],
+)
 def test_an_inbox_of_another_host_is_none_of_this_run(address: str, sockets: Sockets) -> None:
     assert not sockets.could_be(address)
     assert sockets.could_be("tcp://127.0.0.1:5555")

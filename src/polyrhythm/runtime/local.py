@@ -19,6 +19,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from polyrhythm.errors import RunHalted
@@ -70,12 +71,12 @@ class LocalLauncher:
         self.folder = self._memory.folder
         self._drops, self._expected, self._check_report = DropCounter("main"), ExpectedEvents(layout), check_report
         self._said: set[tuple[str, str]] = set()
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._memory.remove)
             self._sockets = Sockets(transport, str(self.folder), keys, self._drops.stranger, wire.LARGEST)
+            undo.callback(self._sockets.close)
             self._inbox = self._sockets.inbox("main")
-        except BaseException:
-            self._memory.remove()
-            raise
+            undo.pop_all()
         self.pool = BlockPool(layout.blocks)
         self.arena = Arena(layout, memoryview(self._memory.segment("arena")))
         self.weights_memory = memoryview(self._memory.segment("weights"))

@@ -25,6 +25,8 @@ from polyrhythm.runtime.authentication import Authenticator, RunKeys, prove
 
 #: Times the largest message that is read, above which a connection is cut off.
 _CUT_OFF = 4
+#: Ports of a host; bytes of a path that the kernel takes for a socket's, with the one that ends it.
+_PORTS, _PATH = 2**16, 108
 Transport = Literal["inproc", "ipc", "tcp"]
 
 
@@ -137,9 +139,11 @@ class Sockets:
     def could_be(self, address: str) -> bool:
         """Whether an inbox of this run could have this address."""
         if self.transport == "tcp":
-            return re.fullmatch(r"tcp://127\.0\.0\.1:[1-9][0-9]{0,4}", address) is not None
+            found = re.fullmatch(r"tcp://127\.0\.0\.1:([1-9][0-9]{0,4})", address)
+            return found is not None and int(found[1]) < _PORTS
         begin = f"ipc://{self.folder}/"
-        return address.startswith(begin) and address.isprintable() and "/" not in address.removeprefix(begin)
+        short = len(address.encode(errors="replace")) < len("ipc://") + _PATH
+        return short and address.startswith(begin) and address.isprintable() and "/" not in address.removeprefix(begin)
 
     @property
     def closed(self) -> bool:
