@@ -48,18 +48,19 @@ def run(three: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(three, tmp_path / "run"))
 
 
-def cut(run: Path) -> None:
-    """As if the run had been killed before its last version."""
-    *_, last = saved_runs(run / STATES)
-    assert json.loads((last / "run.json").read_text())["version"] == 3
-    while json.loads((last / "run.json").read_text())["version"] == 3:
-        shutil.rmtree(last)
-        *_, last = saved_runs(run / STATES)
+def cut(run: Path, versions: int = 3) -> int:
+    """As if the run had been killed before its last version; the version that it goes on from, a matter of timing."""
+    found = {path: json.loads((path / "run.json").read_text())["version"] for path in saved_runs(run / STATES)}
+    assert max(found.values()) == versions, "the last one is saved whatever the settings"
+    for path in [path for path, version in found.items() if version == versions]:
+        shutil.rmtree(path)
+        del found[path]
     (run / "summary.json").unlink()
     progress = json.loads((run / "progress.json").read_text())
     for phase in ("rl", "evaluation_after", "best"):
         del progress["done"][phase]
     (run / "progress.json").write_text(json.dumps(progress))
+    return max(found.values())
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
@@ -114,22 +115,23 @@ def test_a_finished_run_is_extended_as_if_it_had_been_longer(
 
 
 def test_rates_evaluation_and_machinery_may_change_and_the_report_says_so(run: Path) -> None:
-    cut(run)
-    changed = {
+    at = cut(run)
+    changed: dict[str, Any] = {
         "training.versions": 5,
         "training.optimizer.lr": 0.001,
         "training.optimizer.lr_final_fraction": 0.5,
         "evaluation.every": 1,
         "evaluation.every_episodes": 2,
         "checkpoint.keep_last": 1,
-        "launcher": "local",
+        "supervision.step_s": 50.0,
     }
     assert main(["resume", str(run), *(f"{name}={value}" for name, value in changed.items())]) == 0
     (noted,) = changes(run)
     assert {name: after for name, (_, after) in noted["changes"].items()} == changed
-    assert noted["update"] == 2
+    assert noted["update"] == at
     rates = [line["train/actor/lr"] for line in metrics(run) if "train/actor/lr" in line]
-    assert rates == pytest.approx([0.003, 0.003, 0.00075, 0.000625, 0.0005]), "the schedule is that of 5 versions"
+    schedule = [0.001 * (1 - 0.5 * update / 4) for update in range(5)]
+    assert rates == pytest.approx([*[0.003] * at, *schedule[at:]]), "the schedule is that of 5 versions"
     assert any(entry["version"] == 5 for entry in json.loads((run / "evaluations.json").read_text()))
     assert len(saved_runs(run / STATES)) == 1
 
@@ -149,7 +151,8 @@ def test_other_settings_are_refused_in_one_sentence(
 ) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
     recipe = str(three.parent / "recipe.yaml")
-    assert main(["resume", str(run), override] if command == "resume" else ["train", recipe, f"resume={run}", override]) == 2
+    words_of = {"resume": ["resume", str(run)], "train": ["train", recipe, f"resume={run}"]}
+    assert main([*words_of[command], override]) == 2
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 1 or all("error" not in line for line in told[:-1])
     assert words.format(run=run) in told[-1]
@@ -158,21 +161,11 @@ def test_other_settings_are_refused_in_one_sentence(
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
-def test_fewer_versions_than_were_wanted_end_the_run_earlier(run: Path, tmp_path: Path) -> None:
-    cut(run)
-    wanted = trained(tmp_path / "longer", EVALUATED, "training.versions=4")
-    cut_off = Path(shutil.copytree(wanted, tmp_path / "cut_off"))
-    for path in saved_runs(cut_off / STATES)[-1:]:
-        shutil.rmtree(path)
-    (cut_off / "summary.json").unlink()
-    progress = json.loads((cut_off / "progress.json").read_text())
-    del progress["done"]["rl"]
-    (cut_off / "progress.json").write_text(json.dumps(progress))
-    at = json.loads((saved_runs(cut_off / STATES)[-1] / "run.json").read_text())["version"]
-    assert main(["resume", str(cut_off), f"training.versions={at}"]) == 0
-    assert load_policy(cut_off)[2] == at
-    assert main(["resume", str(run), "training.versions=2"]) == 0
-    assert updates(run) == [0, 1]
+def test_fewer_versions_than_were_wanted_end_the_run_earlier(run: Path) -> None:
+    at = cut(run)
+    assert main(["resume", str(run), f"training.versions={max(at, 1)}"]) == 0
+    assert load_policy(run)[2] == max(at, 1)
+    assert updates(run) == list(range(max(at, 1)))
 
 
 def damage(path: Path) -> None:
@@ -183,19 +176,18 @@ def damage(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["run.json", "trainer.pt", "samples.npz"])
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
-    name: str, run: Path, three: Path, caplog: pytest.LogCaptureFixture
+    name: str, run: Path, six: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cut(run)
     *_, before, newest = saved_runs(run / STATES)
     if name == "samples.npz":
         (newest / name).write_bytes(b"")
     else:
         damage(newest / name)
-    assert main(["resume", str(run)]) == 0
+    assert main(["resume", str(run), "training.versions=6"]) == 0
     assert f"it is put aside, and {before.name} is taken" in caplog.text
     assert newest.with_name(f"{newest.name}.damaged").is_dir()
-    assert same_weights(run, three)
-    assert updates(run) == [0, 1, 2]
+    assert same_weights(run, six)
+    assert updates(run) == list(range(6))
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_or_gone_says_so(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,11 +195,12 @@ def test_a_run_whose_checkpoints_are_all_damaged_or_gone_says_so(run: Path, caps
         damage(path / "run.json")
     assert main(["resume", str(run), "training.versions=4"]) == 2
     told = capsys.readouterr().err
-    assert f"has no saved run that is whole (the newest: run.json was changed); begin another run" in told
+    assert "has no saved run that is whole (the newest: run.json was changed); begin another run" in told
     assert "to go on" not in told, "that command could not succeed"
     shutil.rmtree(run / STATES)
     assert main(["resume", str(run), "training.versions=4"]) == 2
-    assert f"holds no saved run, though 3 versions were trained: the optimizer's state is gone" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "holds no saved run, though 3 versions were trained: the optimizer's state is gone" in told
     assert (run / "summary.json").is_file()
 
 
@@ -278,7 +271,7 @@ def test_metrics_that_are_no_text_are_left_out(run: Path) -> None:
     assert updates(run) == [0, 1, 2, 3]
 
 
-POLICY = '''
+POLICY = """
 from typing import Literal
 from polyrhythm.policies.categorical import CategoricalSettings
 
@@ -286,8 +279,8 @@ class Settings(CategoricalSettings):
     type: Literal["our_policy:Settings"] = "our_policy:Settings"
 
     def build(self, env_spec, seed):
-        return super().model_copy(update={"hidden": WIDTH}).build(env_spec, seed)
-'''
+        return CategoricalSettings(type="categorical", hidden=WIDTH).build(env_spec, seed)
+"""
 
 
 def test_a_run_of_own_classes_needs_them_as_they_were_and_says_where_they_are(
@@ -317,7 +310,7 @@ def test_a_run_of_own_classes_needs_them_as_they_were_and_says_where_they_are(
         assert main(["resume", str(run), "training.versions=4"]) == 2
         told = capsys.readouterr().err
         assert "our_policy:Settings cannot be imported" in told
-        assert told.endswith(f"that run began in the folder {home}, and what its settings name may be there: resume it there\n")
+        assert f"that run began in the folder {home}, and what its settings name may be there: resume it" in told
         assert told.count("\n") == 1
     finally:
         sys.modules.pop("our_policy", None)

@@ -86,7 +86,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     [
         ({"seed": 4}, "seed = 4 is wanted, but that run has 3; give it the same settings, or set resume=never"),
         ({"training": {"epochs": 9}}, "training.epochs = 9 is wanted, but that run has 2"),
-        ({"training": {"optimizer": {"value_lr": 0.1}}}, "training.optimizer.value_lr = 0.1 is wanted, but that run has"),
+        ({"training": {"optimizer": {"value_lr": 0.1}}}, "training.optimizer.value_lr = 0.1 is wanted, but"),
         (
             {"policy": {"hidden": 8}, "seed": 4},
             r"policy.hidden = 8 is wanted, but that run has 16 \(differ, too: seed\)",

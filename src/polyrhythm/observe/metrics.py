@@ -140,7 +140,8 @@ def rewind(folder: Path, step: int, version: int | None = None) -> None:
     path = folder / "metrics.jsonl"
     if not path.is_file():
         return
-    lines = [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if _stays(line, step, version)]
+    text = path.read_text(encoding="utf-8", errors="replace")
+    lines = [line for line in text.splitlines() if _stays(line, step, version)]
     with written_whole(path) as unfinished:
         unfinished.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
 

@@ -90,7 +90,7 @@ class BestPolicies:
                 unfinished.unlink(missing_ok=True)
                 os.link(self.path(ranked[0]["version"]), unfinished)
         for path in (self._folder / STATES).glob("policy-*.pt*"):
-            if path not in stay:
+            if path not in stay and path.is_file():
                 path.unlink()
 
 

@@ -220,8 +220,8 @@ def newest_run(folder: Path) -> SavedRun | None:
         except RunFolderError as error:
             damaged.append((path, error))
             continue
-        for other, error in damaged:
-            log.warning("%s; it is put aside, and %s is taken", error, path.name)
+        for other, problem in damaged:
+            log.warning("%s; it is put aside, and %s is taken", problem, path.name)
             other.replace(other.with_name(other.name + _DAMAGED))
         return saved
     if damaged:
@@ -240,7 +240,9 @@ def _checksum(content: Mapping[str, Any]) -> int:
 
 def _read_run(path: Path) -> dict[str, Any]:
     """A run.json. ValueError: it is not as it was written."""
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ValueError(f"{path.name} holds {type(content).__name__}")
     if content.get(_CHECKSUM, _checksum(content)) != _checksum(content):
         raise ValueError(f"{path.name} was changed")
     return content

@@ -98,8 +98,11 @@ class Evaluations:
 
     def _compete(self, version: int, tallies: Mapping[str, dict[str, Any]]) -> None:
         """The trained policy is among those that may be the best."""
-        with written_whole(self._best.path(version)) as unfinished:
-            shutil.copyfile(self._folder / POLICY_FILE, unfinished)
+        try:
+            with written_whole(self._best.path(version)) as unfinished:
+                shutil.copyfile(self._folder / POLICY_FILE, unfinished)
+        except OSError as error:
+            log.error("the weights of version %d cannot be kept (%s); make room", version, error.strerror)
         self._list(version, self._ways("after"), tallies)
 
     def _list(self, version: int, ways: Mapping[str, Way], tallies: Mapping[str, dict[str, Any]]) -> None:

@@ -109,7 +109,7 @@ def _read(folder: Path) -> dict[str, Any]:
         problem = "is damaged"
     except FileNotFoundError:
         problem = "is gone"
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         problem = f"is damaged ({error})"
     from polyrhythm.pipeline.salvage import progress_found  # reads weights, which a new run has none of
 
@@ -149,7 +149,8 @@ def naming_where_it_began(folder: Path) -> Iterator[None]:
         if began_in is None or Path(began_in) == Path.cwd():
             raise
         raise RunFolderError(
-            f"{error}; that run began in the folder {began_in}, and what its settings name may be there: resume it there"
+            f"{error}; that run began in the folder {began_in}, and what its settings name may be there: resume it "
+            "from there"
         ) from error
 
 

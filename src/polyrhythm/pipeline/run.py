@@ -4,8 +4,8 @@
 
 Everything lands in the run's folder: config.yaml, progress.json, metrics.jsonl, tensorboard/, trace.json, logs/,
 demonstrations.npz, checkpoints/, policy.pt, evaluations.json and best.pt (of evaluation during training),
-settings_changes.jsonl (of a run that was resumed with others), ledger.json and, last, summary.json and report.html. Each
-phase commits its result, so a run that was cut short goes on where it stood, and one that is finished can be extended.
+settings_changes.jsonl (of a run that was resumed with others), ledger.json and, last, summary.json and report.html.
+Each phase commits its result, so a run that was cut short goes on where it stood, and a finished one can be extended.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,8 @@ def progress_found(folder: Path) -> dict[str, Any]:
     A phase counts as done where the file that it makes can be read; its result is as much as is known of it.
     """
     done: dict[str, Any] = {}
-    try:
+    with suppress(PolyrhythmError):
         done["demonstrations"] = {"decisions": len(Demonstrations.load(folder / DEMONSTRATIONS_FILE))}
-    except PolyrhythmError:
-        pass
     if saved_runs(folder / STATES) or _is_policy(folder / POLICY_FILE):
         done["warm_start"] = {}
     summary = _summary(folder / "summary.json")

@@ -60,7 +60,8 @@ def imitate(checked: Checked, folder: Path, file: Path | None, live: Live | None
     save_config(config, folder / CONFIG_FILE)  # from here on it can be resumed, without the file
     with MetricsWriter(folder) as metrics:
         begin(checked, folder, progress, metrics)
-    summary = {**progress.result("warm_start"), **(progress.result("demonstrations") or {}), "wall_s": progress.summary()}
+    results = [progress.result(phase) or {} for phase in ("warm_start", "demonstrations")]
+    summary = {**results[0], **results[1], "wall_s": progress.summary()}
     with written_whole(folder / SUMMARY_FILE) as unfinished:
         unfinished.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     return summary

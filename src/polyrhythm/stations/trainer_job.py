@@ -62,8 +62,12 @@ class TrainerStates:
         if state is None:
             return
         updates = int(load_state(state)["updates"])
-        Path(self.folder).mkdir(exist_ok=True)
-        shutil.copyfile(state, Path(self.folder) / f"trainer-{updates:08d}.pt")
+        path = Path(self.folder) / f"trainer-{updates:08d}.pt"
+        try:
+            path.parent.mkdir(exist_ok=True)
+            shutil.copyfile(state, path)
+        except OSError as error:
+            raise RunFolderError(f"{path} cannot be written ({error.strerror}); make room there") from error
 
     def paths(self) -> list[Path]:
         """All states, oldest first."""

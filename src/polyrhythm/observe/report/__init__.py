@@ -19,12 +19,20 @@ def write_report(folders: Sequence[Path], path: Path | None = None) -> Path:
     RunFolderError: one of them is no run's folder, or the page cannot be written.
     """
     runs = [read_run(folder) for folder in folders]
+    try:
+        text = page(runs)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        names = " or ".join(str(folder) for folder in folders)
+        raise RunFolderError(
+            f"a file in {names} holds what no run writes ({type(error).__name__}: {error}); if nobody changed it, "
+            "please report this with the folder"
+        ) from error
     if path is None:
         first = folders[0].resolve()
         path = folders[0] / REPORT_FILE if len(runs) == 1 else first.parent / COMPARISON_FILE
     try:
         with written_whole(path) as unfinished:
-            unfinished.write_text(page(runs), encoding="utf-8")
+            unfinished.write_text(text, encoding="utf-8")
     except OSError as error:
         raise RunFolderError(f"{path} cannot be written ({error.strerror}); name another with --out") from error
     return path

@@ -86,13 +86,16 @@ def read_run(folder: Path) -> Run:
     if not (folder / "config.yaml").is_file():
         raise RunFolderError(f"{folder} is no run's folder: it has no config.yaml; name the folder of a run")
     try:
-        lines = _lines(folder / "metrics.jsonl")
-        progress = _json(folder / "progress.json")
-        finished = (folder / "summary.json").is_file()
-        summary = _json(folder / "summary.json") if finished else _so_far(progress)
-        config = (folder / "config.yaml").read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+        return _read(folder)
+    except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise RunFolderError(f"{folder} cannot be read ({type(error).__name__}: {error}); name another run") from error
+
+
+def _read(folder: Path) -> Run:
+    lines = _lines(folder / "metrics.jsonl")
+    finished = (folder / "summary.json").is_file()
+    summary = dict(_json(folder / "summary.json")) if finished else _so_far(_json(folder / "progress.json"))
+    config = (folder / "config.yaml").read_text(encoding="utf-8")
     updates = [line for line in lines if "throughput/transitions_per_s" in line]
     place = folder.resolve()
     label = f"{place.parent.name}/{place.name}"
