@@ -30,7 +30,7 @@ from torch import Tensor
 
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.errors import PolyrhythmError, RunFolderError
+from polyrhythm.errors import RunFolderError
 from polyrhythm.flow.conductor import Conductor
 from polyrhythm.runtime.arena import Arena
 from polyrhythm.runtime.weights import WeightsBus
