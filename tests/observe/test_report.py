@@ -223,7 +223,7 @@ def test_a_summary_of_something_else_is_one_sentence(run: Callable[..., Path]) -
     folder = run("1")
     for content in ("[]", "3", '{"lag": 3}', '{"before": {"rate": "x"}}'):
         (folder / "summary.json").write_text(content)
-        with pytest.raises(RunFolderError, match="cannot be read|holds what no run writes"):
+        with pytest.raises(RunFolderError, match=r"cannot be read|holds what no run writes"):
             write_report([folder])
     (folder / "metrics.jsonl").write_bytes(b"\xff\xfe")
     with pytest.raises(RunFolderError, match="cannot be read"):
