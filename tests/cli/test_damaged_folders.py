@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from collections.abc import Callable
@@ -68,7 +67,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def damage(run: Path, path: Path, rng: random.Random) -> None:
+def damage(path: Path, rng: random.Random) -> None:
     """Something happens to this file: it goes, becomes a folder, or its content changes."""
     how = rng.randrange(10)
     if how < 2:
@@ -79,12 +78,12 @@ def damage(run: Path, path: Path, rng: random.Random) -> None:
         path.write_bytes(rng.choice(DAMAGES)(path.read_bytes(), rng))
 
 
-def commands(run: Path, unfinished: bool) -> list[list[str]]:
+def commands(run: Path, *, unfinished: bool) -> list[list[str]]:
     more = [] if unfinished else ["training.versions=3"]
     return [["report", str(run)], ["eval", str(run), "--episodes", "2"], ["resume", str(run), *more]]
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("FROM", "0")), int(os.environ.get("TO", "2"))))
+@pytest.mark.parametrize("seed", [3])
 def test_a_damaged_run_folder_never_ends_in_a_traceback(
     seed: int, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,8 +98,8 @@ def test_a_damaged_run_folder_never_ends_in_a_traceback(
             (run / "summary.json").unlink()
             if rng.random() < 0.5 and file.name != "progress.json":
                 (run / "progress.json").unlink()
-        damage(run, run / file, rng)
-        for words in commands(run, unfinished):
+        damage(run / file, rng)
+        for words in commands(run, unfinished=unfinished):
             capsys.readouterr()
             status = main(words)
             told = capsys.readouterr().err

@@ -204,6 +204,13 @@ def test_given_demonstrations_are_imitated_and_an_interrupted_warm_start_goes_on
     (folder / "progress.json").write_text(json.dumps(progress))
     assert main([*words, "resume=auto"]) == 0
     assert all(torch.equal(weights[name], tensor) for name, tensor in load_policy(folder)[1].items())
+    assert main(["resume", str(folder), "training.versions=9"]) == 2
+    assert f"resume = {folder}: that run is finished; name another, or set resume=never\n" in capsys.readouterr().err
+    for name in ("summary.json", "policy.pt", "progress.json"):
+        (folder / name).unlink()
+    file.unlink()
+    assert main(["resume", str(folder)]) == 0, "the demonstrations are in the folder"
+    assert all(torch.equal(weights[name], tensor) for name, tensor in load_policy(folder)[1].items())
 
 
 def test_a_warm_start_that_is_cut_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

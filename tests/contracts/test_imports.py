@@ -165,14 +165,14 @@ def _calls(name: str) -> Iterator[tuple[str, dict[str, object]]]:
 
 
 def test_nothing_that_is_read_is_executed() -> None:
-    """Neither messages nor files are pickles: one module names pickle, for the error that torch raises."""
+    """Neither messages nor files are pickles."""
     unsafe = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
     importing = {
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")
         if unsafe & {name.partition(".")[0] for name in _imports(path)}
     }
-    assert importing == {"training/checkpoint.py"}
+    assert not importing
     loads = list(_calls("torch.load"))
     assert loads
     assert all(words.get("weights_only") is True for _, words in loads), loads

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,17 @@ import pytest
 from polyrhythm.errors import RunFolderError
 from polyrhythm.observe import MetricsWriter, TraceWriter, wilson
 from polyrhythm.observe.report import svg, write_report
-from polyrhythm.observe.report.read import fault_times, lag_points, mean_points, pace_points, read_run, training_points
+from polyrhythm.observe.report.read import (
+    change_places,
+    fault_times,
+    lag_points,
+    mean_points,
+    pace_points,
+    read_run,
+    training_points,
+)
 from polyrhythm.observe.report.timeline import timeline_window
+from polyrhythm.observe.settings_changes import note_changes
 
 UPDATES = 8
 
@@ -191,6 +201,33 @@ def test_what_is_no_run_is_refused(run: Callable[..., Path], tmp_path: Path) -> 
     with pytest.raises(RunFolderError, match="cannot be written"):
         write_report([folder], tmp_path / "nowhere" / "x.html")
     (folder / "summary.json").write_text("{")
+    with pytest.raises(RunFolderError, match="cannot be read"):
+        write_report([folder])
+
+
+def test_settings_that_were_changed_are_marked_and_listed(run: Callable[..., Path]) -> None:
+    folder = run("1")
+    note_changes(folder, 5, {"training.versions": (8, 9)}, datetime(2030, 1, 2, tzinfo=UTC))
+    note_changes(folder, 0, {}, datetime(2030, 1, 2, tzinfo=UTC))
+    assert change_places(read_run(folder)) == [0.0], "before the first update there is nothing to mark"
+    assert 'class="change"' not in checked(write_report([folder]))
+    (folder / "settings_changes.jsonl").unlink()
+    note_changes(folder, 5, {"training.versions": (8, 9)}, datetime(2030, 1, 2, tzinfo=UTC))
+    assert change_places(read_run(folder)) == [5000.0]
+    assert change_places(read_run(folder), "time_s") == [60.0]
+    text = checked(write_report([folder]))
+    assert text.count('<path class="change"') == 4, "success, throughput and two charts of the updates"
+    assert "Settings that were changed" in Page(text).headings
+    assert "<td>8</td><td>9</td><td>5</td>" in text
+
+
+def test_a_summary_of_something_else_is_one_sentence(run: Callable[..., Path]) -> None:
+    folder = run("1")
+    for content in ("[]", "3", '{"lag": 3}', '{"before": {"rate": "x"}}'):
+        (folder / "summary.json").write_text(content)
+        with pytest.raises(RunFolderError, match=r"cannot be read|holds what no run writes"):
+            write_report([folder])
+    (folder / "metrics.jsonl").write_bytes(b"\xff\xfe")
     with pytest.raises(RunFolderError, match="cannot be read"):
         write_report([folder])
 

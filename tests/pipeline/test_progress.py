@@ -150,6 +150,15 @@ def test_the_time_of_a_phase_that_is_cut_short_counts(tmp_path: Path) -> None:
     assert again.result("rl") is None
 
 
+def test_phases_that_are_opened_again_are_not_done(tmp_path: Path) -> None:
+    progress = Progress(tmp_path)
+    for phase in ("warm_start", "rl", "best"):
+        progress.commit(phase, {})
+    progress.reopen("rl", "evaluation_after", "best")
+    again = Progress(tmp_path)
+    assert (again.result("warm_start"), again.result("rl"), again.result("best")) == ({}, None, None)
+
+
 def test_progress_is_written_whole(tmp_path: Path) -> None:
     progress = Progress(tmp_path)
     progress.commit("warm_start", {})

@@ -144,14 +144,20 @@ def naming_where_it_began(folder: Path) -> Iterator[None]:
     """A setting that is refused inside may be a class or a path of the working folder in which the run began."""
     try:
         yield
-    except (ConfigError, RunFolderError) as error:
-        began_in = _read(folder).get("began_in")
-        if began_in is None or Path(began_in) == Path.cwd():
+    except ConfigError as error:
+        began_in = _began_elsewhere(folder)
+        if began_in is None:
             raise
         raise RunFolderError(
             f"{error}; that run began in the folder {began_in}, and what its settings name may be there: resume it "
             "from there"
         ) from error
+
+
+def _began_elsewhere(folder: Path) -> str | None:
+    """The working folder in which the run in `folder` began, if that is known and another than this."""
+    began_in = _read(folder).get("began_in")
+    return None if began_in is None or Path(began_in) == Path.cwd() else str(began_in)
 
 
 def is_finished(folder: Path) -> bool:
@@ -171,8 +177,10 @@ def config_to_resume(folder: Path, overrides: Sequence[str]) -> RunConfig:
         raise RunFolderError(f"{folder} is no run's folder: it has no {CONFIG_FILE}; name the folder of a run")
     with naming_where_it_began(folder):
         config = load_config(folder / CONFIG_FILE, overrides)
-        config = config.model_copy(update={"resume": str(folder)})
-        return _fitting_config(folder, config)
+        config = _fitting_config(folder, config.model_copy(update={"resume": str(folder)}))
+    if began_in := _began_elsewhere(folder):
+        log.warning("%s began in the folder %s: relative paths in its settings now mean others", folder, began_in)
+    return config
 
 
 def run_to_resume(config: RunConfig, named: Path | None) -> Path | None:
@@ -225,11 +233,10 @@ def _fitting_config(folder: Path, config: RunConfig) -> RunConfig:
             f"resume = {folder}: {path} = {wanted} is wanted, but that run has {has}{more}; give it the same settings, "
             f"or set resume=never (a resumed run may change {_may_change()})"
         )
-    if is_finished(folder) and config.training.versions == found.training.versions:
-        raise RunFolderError(
-            f"resume = {folder}: that run is finished; name another, or set resume=never (or training.versions higher "
-            f"than {found.training.versions}, to extend it)"
-        )
+    trains, versions = command_of(folder) == "train", found.training.versions
+    if is_finished(folder) and (config.training.versions == versions or not trains):
+        extend = f" (or training.versions higher than {versions}, to extend it)" if trains else ""
+        raise RunFolderError(f"resume = {folder}: that run is finished; name another, or set resume=never{extend}")
     return config
 
 

@@ -21,7 +21,7 @@ def write_report(folders: Sequence[Path], path: Path | None = None) -> Path:
     runs = [read_run(folder) for folder in folders]
     try:
         text = page(runs)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         names = " or ".join(str(folder) for folder in folders)
         raise RunFolderError(
             f"a file in {names} holds what no run writes ({type(error).__name__}: {error}); if nobody changed it, "

@@ -94,7 +94,7 @@ def read_run(folder: Path) -> Run:
 def _read(folder: Path) -> Run:
     lines = _lines(folder / "metrics.jsonl")
     finished = (folder / "summary.json").is_file()
-    summary = dict(_json(folder / "summary.json")) if finished else _so_far(_json(folder / "progress.json"))
+    summary = _json(folder / "summary.json") if finished else _so_far(_json(folder / "progress.json"))
     config = (folder / "config.yaml").read_text(encoding="utf-8")
     updates = [line for line in lines if "throughput/transitions_per_s" in line]
     place = folder.resolve()
@@ -200,8 +200,11 @@ def _parts(series: list[tuple[float, float]]) -> list[list[tuple[float, float]]]
     return [series[first : first + together] for first in range(0, len(series), together)]
 
 
-def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+def _json(path: Path) -> dict[str, Any]:
+    content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if not isinstance(content, dict):
+        raise TypeError(f"{path.name} holds {type(content).__name__}")
+    return content
 
 
 def _lines(path: Path) -> list[Line]:

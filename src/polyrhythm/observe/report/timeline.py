@@ -41,7 +41,9 @@ def timeline_window(folder: Path) -> Window | None:
 
     A resumed run has several traces: the largest is taken.
     """
-    traces = sorted(folder.glob("trace*.json"), key=lambda path: path.stat().st_size)
+    traces = sorted(
+        (path for path in folder.glob("trace*.json") if path.is_file()), key=lambda path: path.stat().st_size
+    )
     bars = sorted(_bars(traces[-1]), key=lambda bar: bar.start) if traces else []
     if not bars:
         return None
