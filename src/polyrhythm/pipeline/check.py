@@ -53,7 +53,8 @@ def check(config: RunConfig, *, trainer: bool = True) -> Checked:
     spec = check_spec(config)
     check_rollout(config, spec)
     policy = check_build(config, spec)
-    try_on(first_rows(config, env_settings(config)), _kind(config.policy), policy, spec)
+    learns = trainer and config.training.versions > 0
+    try_on(first_rows(config, env_settings(config)), _kind(config.policy), policy, spec, learns=learns)
     check_learning(config, spec, policy, trainer=trainer)
     check_memory(config, spec, policy, trainer=trainer)
     check_start(config, spec, policy, trainer=trainer)

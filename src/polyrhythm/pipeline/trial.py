@@ -32,10 +32,11 @@ _TAKEN = {
 }
 
 
-def try_on(observations: Mapping[str, NDArray[Any]], kind: str, policy: Policy, spec: EnvSpec) -> None:
-    """Raise ConfigError unless the policy keeps its contract on these rows of the environment. kind: its type."""
+def try_on(observations: Mapping[str, NDArray[Any]], kind: str, policy: Policy, spec: EnvSpec, *, learns: bool) -> None:
+    """Raise ConfigError unless the policy keeps its contract on these rows of the environment. kind: its type; learns:
+    from rewards."""
     try:
-        try_policy(policy, as_shown(observations, spec), spec)
+        try_policy(policy, as_shown(observations, spec), spec, learns=learns)
     except ContractViolation as violation:
         raise ConfigError(f"policy.type = {kind}: {violation}") from violation
 

@@ -76,6 +76,11 @@ def logprob_limit(policy: Policy) -> float:
     return 0.0 if policy.exact else policy.tolerance
 
 
+def value_limit(policy: Policy, act: Act) -> float:
+    """How far values may be from act's: relative where they are above 1."""
+    return logprob_limit(policy) * max(1.0, act.value.abs().max().item())
+
+
 def check_tensor(what: str, found: object, shapes: list[tuple[int, ...]], dtype: torch.dtype) -> None:
     wanted = " or ".join(str(list(shape)) for shape in shapes)
     if not isinstance(found, Tensor) or tuple(found.shape) not in shapes:
