@@ -116,8 +116,9 @@ def check_names(names: Iterable[str]) -> None:
 
 def last_time_s(folder: Path) -> float:
     """When the latest line was written, in seconds since the run began; 0 where there is none that can be read."""
+    path = folder / "metrics.jsonl"
     try:
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     except (OSError, ValueError):
         return 0.0
     return max((_time_s(line) for line in lines), default=0.0)
