@@ -14,7 +14,7 @@ import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunDistrusted
@@ -24,6 +24,7 @@ from polyrhythm.observe import MetricsWriter, TraceWriter
 from polyrhythm.observe.report import write_report
 from polyrhythm.observe.run_folder import held
 from polyrhythm.pipeline.account import Stations
+from polyrhythm.pipeline.beside import EvaluationsBeside
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.callbacks import Callbacks, StopTraining, UpdatesHeard
 from polyrhythm.pipeline.check import Checked
@@ -117,6 +118,16 @@ def _phases(
         pipeline.close()
 
 
+class _TrainingObservers(NamedTuple):
+    """Those who watch training and are asked afterwards."""
+
+    episodes: Episodes
+    lags: Lags
+    saver: RunSaver
+    timeline: Timeline
+    beside: EvaluationsBeside
+
+
 class _Run:
     """The phases that need stations."""
 
@@ -146,18 +157,8 @@ class _Run:
         What ends it between two events, the user or the conductor, leaves a run that is saved and can be resumed.
         """
         config, pipeline, progress = self._config, self._pipeline, self._progress
-        loop, launcher = pipeline.loop, pipeline.launcher
-        began, lags, episodes = loop.clock(), Lags(saved.counts["lags"] if saved else None), Episodes(len(self._tasks))
-        updates = config.training.versions * config.freshness.sync_interval
-        saver = RunSaver(self._folder / STATES, pipeline, config.checkpoint, lags, saved, began)
-        stations, tempo, timeline = Stations(launcher), Tempo(loop.conductor, began), Timeline(trace, launcher, began)
-        sources = (loop.conductor.ledger, episodes, saver.account, stations, tempo)
-        metrics = UpdateMetrics(self._metrics, *sources, began=progress.began, now=began)
-        watching, beside = list(loop.observers), self.evaluations.beside(pipeline, saved.version if saved else None)
-        heard = UpdatesHeard(metrics, self._callbacks)
-        loop.observers += [*(episodes, tempo, metrics, heard, lags, stations, timeline), beside, saver]
-        if self._live is None:
-            loop.observers.append(ProgressLine(updates, episodes, began))
+        loop, launcher, watching = pipeline.loop, pipeline.launcher, list(pipeline.loop.observers)
+        episodes, lags, saver, timeline, beside = self._observe(trace, saved)
         if saved is None:
             saver.save()  # from here on policy.pt changes, so a run that is cut short goes on from a saved one
         else:
@@ -166,7 +167,7 @@ class _Run:
         try:
             with interrupts.asked_politely(), progress.phase("rl"):
                 if self._live is not None:
-                    self._live.train(updates, episodes, saver.account, lags, self.evaluations.after_s())
+                    self._live.train(self._updates, episodes, saver.account, lags, self.evaluations.after_s())
                 loop.train_until(config.training.versions)
             saver.save()  # a run that is extended goes on from here
             totals = saver.totals()
@@ -186,6 +187,27 @@ class _Run:
         told = {"lag": lags.summary(), "ledger": self._balanced().as_dict(), **loop.conductor.told()}
         told |= {"failed_samples": dict(pipeline.failures.counts), "dropped_messages": launcher.dropped()}
         progress.commit("rl", {**totals, **told})
+
+    def _observe(self, trace: TraceWriter, saved: SavedRun | None) -> _TrainingObservers:
+        """Have training watched: by those who are asked afterwards, and by others. Each is told before who reads it."""
+        config, pipeline, loop = self._config, self._pipeline, self._pipeline.loop
+        began, launcher = loop.clock(), pipeline.launcher
+        lags, episodes = Lags(saved.counts["lags"] if saved else None), Episodes(len(self._tasks))
+        saver = RunSaver(self._folder / STATES, pipeline, config.checkpoint, lags, saved, began)
+        stations, tempo, timeline = Stations(launcher), Tempo(loop.conductor, began), Timeline(trace, launcher, began)
+        sources = (loop.conductor.ledger, episodes, saver.account, stations, tempo)
+        metrics = UpdateMetrics(self._metrics, *sources, began=self._progress.began, now=began)
+        heard = UpdatesHeard(metrics, self._callbacks)
+        beside = self.evaluations.beside(pipeline, saved.version if saved else None)
+        loop.observers += [*(episodes, tempo, metrics, heard, lags, stations, timeline), beside, saver]
+        if self._live is None:
+            loop.observers.append(ProgressLine(self._updates, episodes, began))
+        return _TrainingObservers(episodes, lags, saver, timeline, beside)
+
+    @property
+    def _updates(self) -> int:
+        """Updates of the whole run."""
+        return self._config.training.versions * self._config.freshness.sync_interval
 
     def _balanced(self) -> SampleLedger:
         """The ledger. RunDistrusted: a sample vanished or was counted twice, or a block was never given back."""
