@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from polyrhythm.conformance import ContractViolation, violation_of
 from polyrhythm.envs.base import EnvBatch, EnvSettings, RowNumbers, StepResult
+from polyrhythm.envs.results import check_form
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.specs import EnvSpec
 
@@ -56,7 +57,9 @@ class Watched:
     def step(self, rows: RowNumbers, actions: NDArray[Any]) -> StepResult:
         """One step; ContractViolation unless the result is [n] finite numbers and flags."""
         result: StepResult = self._call("step", self._inner.step, rows, actions)
-        check_result(result, len(rows))
+        check_form(result, len(rows), self.spec.metrics)
+        if not np.isfinite(result.reward).all():
+            raise ContractViolation("step gave a reward of NaN or infinity", "look at what the simulator returns")
         return result
 
     def observe(self, rows: RowNumbers) -> Arrays:
@@ -98,24 +101,6 @@ class Watched:
                     violation.problem, "`out` is read-only: write into it, out[name][:] = …"
                 ) from error
             raise violation from error
-
-
-def check_result(result: object, rows: int) -> None:
-    """ContractViolation unless this is a StepResult of [rows] finite numbers and flags."""
-    if not isinstance(result, StepResult):
-        raise ContractViolation(
-            f"step gave a {type(result).__name__}", "return StepResult(reward, terminated, truncated, success)"
-        )
-    for name, array in result._asdict().items():
-        kinds, wanted = ("fiub", "float32") if name == "reward" else ("b", "bool")
-        found = np.asarray(array)
-        if not isinstance(array, np.ndarray) or found.shape != (rows,) or found.dtype.kind not in kinds:
-            raise ContractViolation(
-                f"step gave {name} as {type(array).__name__} of shape {list(found.shape)} and {found.dtype}",
-                f"return an array of shape [{rows}] and {wanted}",
-            )
-    if not np.isfinite(result.reward).all():
-        raise ContractViolation("step gave a reward of NaN or infinity", "look at what the simulator returns")
 
 
 def _fill(dtype: np.dtype[Any], turn: int) -> Any:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polyrhythm.conformance import ContractViolation
 from polyrhythm.envs.base import EnvBatch, RowNumbers, StepResult
+from polyrhythm.envs.results import check_form
 from polyrhythm.errors import PolyrhythmError, RunHalted
 
 #: What `Station.doing` gives between two units of work.
@@ -40,7 +42,10 @@ class GuardedEnv:
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         result: StepResult = self._call("step", self._inner.step, rows, actions)
         if len(rows) not in self._seen:
-            _refuse_misshapen(result, len(rows), self.spec.metrics)
+            try:
+                check_form(result, len(rows), self.spec.metrics)
+            except ContractViolation as violation:
+                raise RunHalted(f"the environment's {violation}") from violation
             self._seen.add(len(rows))
         return result
 
@@ -62,23 +67,3 @@ class GuardedEnv:
         finally:
             self.doing = IDLE
             self.seconds += time.monotonic() - begin
-
-
-def _refuse_misshapen(result: StepResult, rows: int, metrics: Collection[str]) -> None:
-    """Raise RunHalted unless these are [rows] numbers and flags, and a [rows] number for each of these metrics."""
-    if not isinstance(result, StepResult):
-        raise RunHalted(f"the environment's step gave {type(result).__name__}, a StepResult is wanted; mend it")
-    if set(result.metrics) != set(metrics):
-        raise RunHalted(
-            f"the environment's step gave the metrics {sorted(result.metrics)}, its spec declares {sorted(metrics)}; "
-            "make them equal (NaN says that a step has no number)"
-        )
-    arrays = {name: array for name, array in result._asdict().items() if name != "metrics"}
-    for name, array in {**arrays, **{f"metrics[{name}]": array for name, array in result.metrics.items()}}.items():
-        kinds, wanted = ("b", "bool") if name in ("terminated", "truncated", "success") else ("fiub", "numbers")
-        found = np.asarray(array)
-        if not isinstance(array, np.ndarray) or found.shape != (rows,) or found.dtype.kind not in kinds:
-            raise RunHalted(
-                f"the environment's step gave {name} as {type(array).__name__} of shape {list(found.shape)} and "
-                f"{found.dtype}, an array of shape [{rows}] and {wanted} is wanted; mend it"
-            )
