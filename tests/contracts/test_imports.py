@@ -99,6 +99,7 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
                 "numpy",
                 "torch",
                 "polyrhythm.config",
+                "polyrhythm.conformance",
                 "polyrhythm.envs",
                 "polyrhythm.errors",
                 "polyrhythm.flow",

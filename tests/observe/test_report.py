@@ -216,7 +216,7 @@ def test_settings_that_were_changed_are_marked_and_listed(run: Callable[..., Pat
     assert change_places(read_run(folder)) == [5000.0]
     assert change_places(read_run(folder), "time_s") == [60.0]
     text = checked(write_report([folder]))
-    assert text.count('<path class="change"') == 4, "success, throughput and two charts of the updates"
+    assert text.count('<path class="change"') == 5, "success, return, throughput and two charts of the updates"
     assert "Settings that were changed" in Page(text).headings
     assert "<td>8</td><td>9</td><td>5</td>" in text
 

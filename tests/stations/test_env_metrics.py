@@ -99,11 +99,11 @@ def test_an_environment_without_metrics_has_none():
 @pytest.mark.parametrize(
     ("metrics", "told"),
     [
-        ({}, r"gave the metrics \[\], its spec declares \['x'\]"),
+        ({}, r"gave the metrics \[\], the spec declares \['x'\]"),
         ({"y": np.zeros(2)}, r"gave the metrics \['y'\]"),
         ({"x": [0.0, 0.0]}, r"gave metrics\[x\] as list"),
         ({"x": np.zeros(3)}, r"gave metrics\[x\] as ndarray of shape \[3\]"),
-        ({"x": np.array(["a", "b"])}, r"metrics\[x\] .* and numbers is wanted"),
+        ({"x": np.array(["a", "b"])}, r"metrics\[x\] .* return an array of shape \[2\]"),
     ],
 )
 def test_metrics_that_the_spec_does_not_announce_end_the_run(metrics, told):
