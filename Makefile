@@ -10,7 +10,10 @@ STAMP := .venv/setup.stamp
 # On shared cores more threads per process are slower; say OMP_NUM_THREADS=8 to use more.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup quickstart test lint types contracts check coverage clean
+# Tests that mostly wait, for processes that they start; those that mostly compute run beside them.
+WAITING := tests/process tests/cli tests/benchmarks tests/runtime tests/envs $(wildcard tests/test_*.py)
+
+.PHONY: setup quickstart test lint types contracts check check-waiting check-computing coverage clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -37,7 +40,14 @@ contracts: setup
 	$(BIN)/lint-imports --no-logo
 
 check: setup
-	$(BIN)/pytest
+	@echo "pytest: two sessions side by side, each prints what it did when it ends (some minutes)"
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check-waiting check-computing
+
+check-waiting: setup
+	$(BIN)/pytest $(WAITING)
+
+check-computing: setup
+	$(BIN)/pytest $(addprefix --ignore=,$(WAITING))
 
 # By itself: measuring makes the conductor's tests four times as slow.
 coverage: setup

@@ -63,7 +63,8 @@ def orphaned_folders() -> list[Path]:
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            found.append(folder)
+            if os.fstat(lock).st_size:  # else it is just being made, by a run of another test session
+                found.append(folder)
         except BlockingIOError:
             pass
         finally:
