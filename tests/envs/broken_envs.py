@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
@@ -29,6 +30,8 @@ class Walk:
     def reset(self, rows: Any, tasks: Any, seeds: Any) -> None:
         if self.defect == "reset raises":
             raise RuntimeError("no such state")
+        if self.defect == "reset imports":
+            importlib.import_module("no_such_simulator")
         if self.defect == "reset hangs":
             time.sleep(20.0)
         if self.defect == "second task" and 1 in tasks:
@@ -97,6 +100,12 @@ def spec(defect: str = "") -> EnvSpec:
     )
 
 
+def _crash() -> None:
+    sys.stderr.write("driver: out of luck\n")
+    sys.stderr.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 class WalkSettings(BaseModel):
     """The point, with a defect."""
 
@@ -106,13 +115,17 @@ class WalkSettings(BaseModel):
     def spec(self) -> EnvSpec:
         if self.defect == "spec raises":
             return {}["spec"]
+        if self.defect == "spec hangs":
+            time.sleep(20.0)
+        if self.defect == "spec fatal":
+            _crash()
         return spec(self.defect)
 
     def build(self, rows: int) -> Any:
         if self.defect == "build raises":
             raise OSError("no licence")
         if self.defect == "fatal":
-            sys.stderr.write("driver: out of luck\n")
-            sys.stderr.flush()
-            os.kill(os.getpid(), signal.SIGKILL)
+            _crash()
+        if self.defect == "build imports":
+            importlib.import_module("no_such_simulator")
         return "a batch" if self.defect == "no batch" else Walk(rows, self.defect)

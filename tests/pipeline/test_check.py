@@ -313,8 +313,8 @@ class OddSettings(WholeSettings):
 @pytest.mark.parametrize(
     ("says", "told"),
     [
-        ("raise", r"its spec\(\) raised RuntimeError: no licence \(.*test_check.py, line \d+\); mend it"),
-        ("none", r"its spec\(\) gave NoneType, an EnvSpec is wanted"),
+        ("raise", r"spec raised RuntimeError: no licence \(.*test_check.py, line \d+\); fix it there"),
+        ("none", r"spec gave NoneType; return an EnvSpec"),
     ],
 )
 def test_a_spec_that_is_none_is_refused(says, told):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from polyrhythm.conformance import Check, ContractViolation, Finding, Note, run_checks
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.envs.watched import Arrays, Watched
+from polyrhythm.specs import EnvSpec
 
 #: Rows of a batch that is checked: one to act on, one that must stay as it is.
 ROWS = 2
@@ -25,8 +26,8 @@ _EPISODE_S = 60.0
 _REPLAYED = 5
 
 
-def first_rows(settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> Arrays:
-    """The observation of two rows right after one reset; of one row after each of two where the run has single rows.
+def observe_reset(settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> tuple[EnvSpec, Arrays]:
+    """The spec, and two rows' observation right after a reset; one row's after each of two resets if it has only one.
 
     rows: of an env batch in the run.
     """
@@ -37,10 +38,10 @@ def first_rows(settings: EnvSettings, rows: int, about_to: Callable[[str], None]
         env.reset(every, [0] * env.rows, [seed + row for row in every])
         seen.append(env.observe(every))
     env.close()
-    return {name: np.concatenate([part[name] for part in seen])[:ROWS] for name in env.spec.observation}
+    return env.spec, {name: np.concatenate([part[name] for part in seen])[:ROWS] for name in env.spec.observation}
 
 
-def examine(settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> Iterator[Finding]:
+def check_contract(settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> Iterator[Finding]:
     """All checks, each as soon as it is done. rows: of an env batch in the run."""
     made: list[Watched] = []
 
