@@ -36,6 +36,8 @@ class Walk:
             time.sleep(20.0)
         if self.defect == "second task" and 1 in tasks:
             raise KeyError("b")
+        if self.defect == "ended stays" and len(rows) == 1 and self.steps[rows[0]] >= LIMIT:
+            return
         for row, seed in zip(rows, seeds, strict=True):
             self.resets += 1
             by = self.resets if self.defect == "history" else row if self.defect == "row's own" else 0
@@ -51,6 +53,7 @@ class Walk:
         if self.defect == "clipless":
             assert np.abs(actions).max() < 0.9, "a motor broke"
         moved = slice(None) if self.defect == "steps all" else picked
+        self.place[self.steps >= LIMIT] += self.defect == "ended moves"
         self.place[moved] += 1 + np.mean(actions)
         self.steps[moved] += 1
         ended = self.steps[picked] >= LIMIT

@@ -69,6 +69,12 @@ DEFECTS = {
         r"after its end \(step 4\) a row shows its first observation",
         "switch autoreset",
     ),
+    "ended moves": (
+        "end of an episode",
+        "a row that ended changes 'x' while another row begins and steps",
+        "leave a row that ended as it is until it is reset",
+    ),
+    "ended stays": ("end of an episode", "after an episode the same seed gave another 'x'", "reset must restore all"),
     "nan reward": ("step", r"step gave a reward of NaN or infinity", "look at what the simulator returns"),
     "tuple": ("step", r"step gave a tuple", r"return StepResult\(reward, terminated, truncated, success\)"),
     "success": ("step", r"step gave success as ndarray of shape \[2\] and float32", r"return .* \[2\] and bool"),
