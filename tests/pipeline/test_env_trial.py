@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+import torch
 from tests.envs.broken_envs import Walk, WalkSettings
 from tests.pipeline.runs import config
 
@@ -70,17 +71,20 @@ class RandomSettings(WalkSettings):
     def build(self, rows: int) -> Any:
         np.random.seed(0)
         random.seed(0)
+        torch.manual_seed(0)
         return Walk(rows, "")
 
 
 def test_the_global_generators_go_on_as_if_nothing_had_been_tried():
     np.random.seed(7)
     random.seed(7)
-    wanted = np.random.rand(), random.random()
+    torch.manual_seed(7)
+    wanted = np.random.rand(), random.random(), torch.rand(())
     np.random.seed(7)
     random.seed(7)
+    torch.manual_seed(7)
     check(walk("", "inline", type="tests.pipeline.test_env_trial:RandomSettings"))
-    assert (np.random.rand(), random.random()) == wanted
+    assert (np.random.rand(), random.random(), torch.rand(())) == wanted
 
 
 def test_both_ways_see_the_same_rows():

@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from typing import IO, Any, NamedTuple
 
 import numpy as np
+import torch
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import Finding, place
@@ -140,10 +141,12 @@ def _place_of(thread: threading.Thread) -> str:
 
 @contextmanager
 def _same_random_numbers() -> Iterator[None]:
-    """The global generators of Python and numpy are afterwards as they were."""
+    """The global generators of Python, numpy and torch are afterwards as they were."""
     python, array = random.getstate(), np.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
-        yield
+        with torch.random.fork_rng(devices):
+            yield
     finally:
         random.setstate(python)
         np.random.set_state(array)
