@@ -107,7 +107,7 @@ def test_a_batch_that_cannot_be_built_to_be_seen_names_its_line() -> None:
     ("pictures", "error", "said"),
     [
         ("none", ConfigError, "there is nothing to see: no observation is a picture"),
-        ("misdrawn", RunHalted, "render gave uint8 \\[16, 16\\], uint8 \\[H,W,3\\] is wanted"),
+        ("misdrawn", RunHalted, "render gave uint8 \\[16, 16\\], it must be uint8 \\[H,W,3\\]"),
     ],
 )
 def test_where_there_is_nothing_to_see(pictures: Any, error: type[Exception], said: str, tmp_path: Path) -> None:

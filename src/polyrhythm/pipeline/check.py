@@ -128,7 +128,7 @@ def refuse_swapping(spec: EnvSpec) -> None:
     """Raise ConfigError where there is no other instruction to show."""
     if len(spec.tasks) < 2:
         raise ConfigError(
-            "swapping instructions: at least 2 tasks are wanted, the environment has 1; leave it out "
+            "swapping instructions: it takes at least 2 tasks, and the environment has 1; leave it out "
             "(evaluation.swapped=false, no --swap-instructions)"
         )
 
@@ -161,7 +161,7 @@ def _naming(what: str, call: str = "") -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if not call:
             raise
-        raise ConfigError(f"{what}: {call} {raised(error)}; mend it") from error
+        raise ConfigError(f"{what}: {call} {raised(error)}; fix it there") from error
 
 
 def check_learning(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: bool) -> None:
@@ -224,7 +224,7 @@ def _try_key(path: str) -> None:
     try:
         keys = key(first), key(second)
     except Exception as error:
-        raise ValueError(f"queue_key {path!r} {raised(error)}; mend it") from error
+        raise ValueError(f"queue_key {path!r} {raised(error)}; fix it there") from error
     if not all(map(_is_plain, keys)):
         raise ValueError(f"queue_key {path!r} returned {keys[0]!r}; return a number, a text, or a tuple of these")
 

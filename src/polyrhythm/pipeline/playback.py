@@ -187,7 +187,7 @@ def _rendered(batch: Renderer, row: int) -> Picture:
         raise EnvFault(f"render: {type(error).__name__}: {error}") from error
     found = np.asarray(picture)
     if found.dtype != np.uint8 or found.ndim != 3 or found.shape[2] != 3:
-        raise EnvFault(f"render gave {found.dtype} {list(found.shape)}, uint8 [H,W,3] is wanted")
+        raise EnvFault(f"render gave {found.dtype} {list(found.shape)}, it must be uint8 [H,W,3]")
     return found
 
 
