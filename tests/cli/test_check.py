@@ -32,6 +32,7 @@ def test_a_recipe_that_can_be_trained_passes_and_leaves_nothing(tmp_path, monkey
         ([WALK % "reset raises", BROKEN % ""], {"observe", "step"}),
         ([WALK % "reset hangs", BROKEN % "", "supervision.reset_s=0.2"], {"calls"}),
         ([WALK % "spec raises", BROKEN % ""], {"environment's spec"}),
+        ([WALK % "spec hangs", BROKEN % "", "supervision.start_s=0.2"], {"environment's spec"}),
         ([WALK % "", BROKEN % "build raises"], {"policy's build"}),
         ([WALK % "", BROKEN % "", "placement.trainer.device=cuda:99"], {"devices"}),
         ([WALK % "", BROKEN % "", "algorithm.reward_level=action"], {"objective"}),

@@ -103,6 +103,27 @@ def test_the_examples_refuse_a_key_that_is_not_theirs(
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("recipe", "here"),
+    [
+        ("own_env/point.yaml", True),
+        ("own_vector_env/rail.yaml", True),
+        ("own_policy/bounded.yaml", False),
+        ("own_loss/objective.yaml", True),
+    ],
+)
+def test_the_examples_pass_every_check(
+    recipe: str, here: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the folder that each recipe names: its own (`here`), or the repository's root."""
+    folder, name = (EXAMPLES / recipe).parent, Path(recipe).name
+    monkeypatch.chdir(folder if here else EXAMPLES.parent)
+    monkeypatch.syspath_prepend(str(folder))
+    assert main(["check", name if here else f"examples/{recipe}", "launcher=inline", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [check for check in told["checks"] if check["state"] != "ok"] == []
+
+
 def test_failures_of_an_environment_are_counted_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

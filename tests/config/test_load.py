@@ -180,7 +180,9 @@ def test_a_key_of_another_section_is_found_there(folder: Path, override: str, to
 def test_a_module_that_is_no_python_and_a_folder_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "broken_env.py").write_text("def spec(:\n")
     monkeypatch.syspath_prepend(str(folder))
-    with pytest.raises(ConfigError, match=r"broken_env is no Python \(invalid syntax, line 1\); mend it"):
+    with pytest.raises(
+        ConfigError, match=r"broken_env cannot be imported \(invalid syntax, line 1\); correct that line"
+    ):
         load_config("base.yaml", ["env=broken_env:Foo"])
     (folder / "run").mkdir()
     with pytest.raises(ConfigError, match=r"recipe '.*run' is a folder; give a path to a YAML file$"):

@@ -50,6 +50,22 @@ class Taking(BaseModel):
     type: str
 
 
+class Holding(BaseModel):
+    """A user's own settings with a section that keeps any key, alone, in a list, or as one of two."""
+
+    type: str
+    size: int = 1
+    free: Taking | None = None
+    parts: tuple[Part | Taking, ...] = ()
+    by_name: dict[str, Taking] = {}
+
+
+class TakingAll(Taking):
+    """A user's own settings that keep whatever they are given, with a section that does not."""
+
+    part: Part = Part()
+
+
 class Typeless(BaseModel):
     """Not settings: without a type it could not be loaded again."""
 
@@ -209,6 +225,30 @@ def test_what_own_settings_compute_is_saved_and_read_again() -> None:
 def test_own_settings_that_allow_any_key_keep_it() -> None:
     taken = validate({**BASE, "env": {"type": f"{__name__}:Taking", "colour": "red"}}).env
     assert taken.model_extra == {"colour": "red"}
+
+
+def test_a_section_of_own_settings_that_allows_any_key_keeps_it() -> None:
+    red = {"type": "x", "colour": "red"}
+    content = {"free": red, "parts": [red, {"width": 2}], "by_name": {"first": red}}
+    env: Any = validate({**BASE, "env": {"type": f"{__name__}:Holding", **content}}).env
+    for kept in (env.free, env.parts[0], env.by_name["first"]):
+        assert kept.model_extra == {"colour": "red"}
+    assert env.parts[1].width == 2
+
+
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [
+        ({"type": "Holding", "sise": 2, "free": {"type": "x", "colour": "red"}}, "env.sise = 2: no such key; did"),
+        ({"type": "Holding", "parts": [{"widht": 2}]}, "widht = 2: no such key"),
+        ({"type": "TakingAll", "colour": "red", "part": {"widht": 2}}, "env.part.widht = 2: no such key; did you mean"),
+        ({"type": "TakingAll", "colour": "red", "part": {"width": "wide"}}, "env.part.width = 'wide': it must be"),
+    ],
+)
+def test_a_key_is_refused_where_its_own_section_does_not_allow_it(env: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as refusal:
+        validate({**BASE, "env": {**env, "type": f"{__name__}:{env['type']}"}})
+    assert "colour" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(

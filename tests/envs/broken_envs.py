@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
@@ -29,10 +30,14 @@ class Walk:
     def reset(self, rows: Any, tasks: Any, seeds: Any) -> None:
         if self.defect == "reset raises":
             raise RuntimeError("no such state")
+        if self.defect == "reset imports":
+            importlib.import_module("no_such_simulator")
         if self.defect == "reset hangs":
             time.sleep(20.0)
         if self.defect == "second task" and 1 in tasks:
             raise KeyError("b")
+        if self.defect == "ended stays" and len(rows) == 1 and self.steps[rows[0]] >= LIMIT:
+            return
         for row, seed in zip(rows, seeds, strict=True):
             self.resets += 1
             by = self.resets if self.defect == "history" else row if self.defect == "row's own" else 0
@@ -48,6 +53,7 @@ class Walk:
         if self.defect == "clipless":
             assert np.abs(actions).max() < 0.9, "a motor broke"
         moved = slice(None) if self.defect == "steps all" else picked
+        self.place[self.steps >= LIMIT] += self.defect == "ended moves"
         self.place[moved] += 1 + np.mean(actions)
         self.steps[moved] += 1
         ended = self.steps[picked] >= LIMIT
@@ -97,6 +103,12 @@ def spec(defect: str = "") -> EnvSpec:
     )
 
 
+def _crash() -> None:
+    sys.stderr.write("driver: out of luck\n")
+    sys.stderr.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 class WalkSettings(BaseModel):
     """The point, with a defect."""
 
@@ -106,13 +118,17 @@ class WalkSettings(BaseModel):
     def spec(self) -> EnvSpec:
         if self.defect == "spec raises":
             return {}["spec"]
+        if self.defect == "spec hangs":
+            time.sleep(20.0)
+        if self.defect == "spec fatal":
+            _crash()
         return spec(self.defect)
 
     def build(self, rows: int) -> Any:
         if self.defect == "build raises":
             raise OSError("no licence")
         if self.defect == "fatal":
-            sys.stderr.write("driver: out of luck\n")
-            sys.stderr.flush()
-            os.kill(os.getpid(), signal.SIGKILL)
+            _crash()
+        if self.defect == "build imports":
+            importlib.import_module("no_such_simulator")
         return "a batch" if self.defect == "no batch" else Walk(rows, self.defect)

@@ -9,7 +9,7 @@ import pytest
 from tests.envs.broken_envs import WalkSettings
 
 from polyrhythm.conformance import ContractViolation
-from polyrhythm.envs.conformance import examine, first_rows
+from polyrhythm.envs.conformance import check_contract, observe_reset
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.envs.latency import LatencySettings
 from polyrhythm.envs.metaworld import MetaWorldSettings
@@ -28,6 +28,11 @@ HERE = r"\(.*broken_envs.py, line \d+\)"
 DEFECTS = {
     "spec raises": ("build", rf"spec raised KeyError: 'spec' {HERE}", "fix it there"),
     "build raises": ("build", rf"build raised OSError: no licence {HERE}", "fix it there"),
+    "build imports": (
+        "build",
+        rf"build raised ModuleNotFoundError: No module named 'no_such_simulator' {HERE}",
+        "install what is missing, or correct the import",
+    ),
     "no batch": (
         "build",
         r"build\(2\) gave a str without spec, rows, reset, step, observe, close",
@@ -64,6 +69,12 @@ DEFECTS = {
         r"after its end \(step 4\) a row shows its first observation",
         "switch autoreset",
     ),
+    "ended moves": (
+        "end of an episode",
+        "a row that ended changes 'x' while another row begins and steps",
+        "leave a row that ended as it is until it is reset",
+    ),
+    "ended stays": ("end of an episode", "after an episode the same seed gave another 'x'", "reset must restore all"),
     "nan reward": ("step", r"step gave a reward of NaN or infinity", "look at what the simulator returns"),
     "tuple": ("step", r"step gave a tuple", r"return StepResult\(reward, terminated, truncated, success\)"),
     "success": ("step", r"step gave success as ndarray of shape \[2\] and float32", r"return .* \[2\] and bool"),
@@ -85,7 +96,7 @@ def quietly(call):
 def test_our_environments_pass_without_a_note(name, request):
     if name.startswith("metaworld"):
         request.getfixturevalue("simulator")
-    findings = list(examine(OURS[name], 3, quietly))
+    findings = list(check_contract(OURS[name], 3, quietly))
     assert [finding for finding in findings if finding.state != "ok"] == []
     assert len(findings) == 10
 
@@ -93,7 +104,7 @@ def test_our_environments_pass_without_a_note(name, request):
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_each_defect_is_found_by_its_check(defect):
     name, problem, fix = DEFECTS[defect]
-    failed = {f.name: f for f in examine(WalkSettings(defect=defect), 2, quietly) if f.state == "failed"}
+    failed = {f.name: f for f in check_contract(WalkSettings(defect=defect), 2, quietly) if f.state == "failed"}
     assert name in failed
     assert re.match(problem, failed[name].detail), failed[name]
     assert re.match(fix, failed[name].fix), failed[name]
@@ -103,13 +114,17 @@ def test_each_defect_is_found_by_its_check(defect):
 def test_what_is_only_odd_is_a_note(defect):
     name, said = NOTES[defect]
     assert (
-        said in {f.name: f.detail for f in examine(WalkSettings(defect=defect), 2, quietly) if f.state == "note"}[name]
+        said
+        in {f.name: f.detail for f in check_contract(WalkSettings(defect=defect), 2, quietly) if f.state == "note"}[
+            name
+        ]
     )
 
 
 def test_each_call_is_announced_before_it_begins():
     calls = []
-    rows = first_rows(WalkSettings(), 4, calls.append)
+    spec, rows = observe_reset(WalkSettings(), 4, calls.append)
+    assert spec == WalkSettings().spec()
     assert calls == ["spec", "build", "reset", "observe", "observe", "close"]
     assert rows["x"].tolist() == [[1.0], [2.0]]
 
@@ -127,16 +142,16 @@ class FixedRows(WalkSettings):
 
 @pytest.mark.parametrize("rows", [1, 2, 5])
 def test_two_rows_are_seen_whatever_the_number_of_rows(rows):
-    seen = first_rows(FixedRows(rows=rows), rows, quietly)
+    seen = observe_reset(FixedRows(rows=rows), rows, quietly)[1]
     assert seen["x"].tolist() == [[1.0], [2.0]]
-    assert [f.state for f in examine(FixedRows(rows=rows), rows, quietly)] == ["ok"] * (10 if rows > 1 else 7)
+    assert [f.state for f in check_contract(FixedRows(rows=rows), rows, quietly)] == ["ok"] * (10 if rows > 1 else 7)
 
 
 def test_a_batch_that_cannot_be_built_says_why():
     with pytest.raises(ContractViolation, match=r"ValueError: rows = 6: 5 are wanted \(.*, line \d+\); fix it there"):
-        first_rows(FixedRows(rows=5), 6, quietly)
+        observe_reset(FixedRows(rows=5), 6, quietly)
 
 
 def test_observations_keep_their_dtypes():
-    seen = first_rows(GymnasiumSettings(id="CartPole-v1"), 2, quietly)
+    seen = observe_reset(GymnasiumSettings(id="CartPole-v1"), 2, quietly)[1]
     assert {name: (array.dtype, array.shape) for name, array in seen.items()} == {"state": (np.float32, (2, 4))}

@@ -70,6 +70,10 @@ def plus(env: gymnasium.Env[Any, Any], by: float = 1.0) -> gymnasium.Env[Any, An
     return gymnasium.wrappers.TransformObservation(env, lambda observation: observation + by, space)
 
 
+def breaking(env: object) -> None:
+    raise RuntimeError("no display")
+
+
 def careless(env: gymnasium.Env[Any, Any]) -> None:
     """It returns nothing."""
 
@@ -264,10 +268,14 @@ def test_the_registered_limit_is_the_default():
         ),
         (settings(action_space=Discrete(2), rename={"state": ""}), "two observations would be ''"),
         (settings(action_space=Discrete(2), observation_space=TWO, rename={"a": "b"}), "two observations would be 'b'"),
-        (wrapping("no_such_module:Thing"), "env.wrappers.0 = no_such_module:Thing: cannot be imported"),
+        (
+            wrapping("no_such_module:Thing"),
+            "env.wrappers.0 = no_such_module:Thing: cannot be imported",
+        ),
         (wrapping(f"{__name__}:nothing"), "has no attribute 'nothing'"),
         (wrapping(f"{__name__}:Doubled", f"{__name__}:careless"), "careless: it gave NoneType; let it return an env"),
         (wrapping({"apply": f"{__name__}:Doubled", "kwargs": {"by": 3}}), "raised TypeError: "),
+        (wrapping(f"{__name__}:breaking"), "breaking: it raised RuntimeError: no display (" + __file__ + ", line "),
         (tasks({"action_space": Discrete(2)}, {"action_space": Discrete(3)}), "its actions are Discrete(3), those of"),
         (
             tasks({"action_space": Discrete(2)}, {"action_space": Discrete(2), "observation_space": TWO}),

@@ -52,7 +52,7 @@ def test_a_strategy_may_bind_slots_to_generators() -> None:
         ("no.such:function", "cannot be loaded"),
         (f"{__name__}:nonsense", "returned 'half'"),
         (f"{__name__}:too_few", "6 rows together, the env batch has 7"),
-        (f"{__name__}:broken", r"raised KeyError: 'b' \(.*test_sharding.py, line \d+\); mend it"),
+        (f"{__name__}:broken", "raised KeyError: 'b'; fix it there"),
     ],
 )
 def test_wrong_strategies_say_what_is_wrong(strategy: str | list[int], complaint: str) -> None:

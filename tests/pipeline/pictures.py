@@ -16,12 +16,13 @@ from polyrhythm.specs.hashing import mix
 class LampSettings(BaseModel):
     """A lamp of as many lit columns as the seed says; pushing right as often as that succeeds.
 
-    pictures: as an observation, drawn by the batch (also badly), or not at all.
+    pictures: as an observation, drawn by the batch (also badly), or not at all. only_rows: no other size can be built.
     """
 
     type: str = "tests.pipeline.pictures:LampSettings"
     pictures: Literal["observed", "drawn", "misdrawn", "none"] = "observed"
     step_rows: bool = True
+    only_rows: int = 0
 
     def spec(self) -> EnvSpec:
         image = {"image": ArraySpec((16, 16, 3), "uint8")} if self.pictures == "observed" else {}
@@ -35,6 +36,8 @@ class LampSettings(BaseModel):
         )
 
     def build(self, rows: int) -> Lamps:
+        if self.only_rows not in (0, rows):
+            raise ValueError(f"{self.only_rows} rows or none")
         return DrawnLamps(self, rows) if "drawn" in self.pictures else Lamps(self, rows)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -40,6 +41,10 @@ def no_key(request):
 
 def no_order(request):
     return None
+
+
+def in_shares(env_batch, generators):
+    return [(Fraction("no"), "any")]
 
 
 def second_is_cut(env_batch, generators):
@@ -163,7 +168,7 @@ REFUSED = [
     ),
     (
         {"rollout": {"queue_key": "tests.pipeline.test_check:no_key"}},
-        r"rollout: queue_key '.*no_key' raised AttributeError: .* \(.*test_check.py, line \d+\); mend it",
+        r"rollout: queue_key '.*no_key' raised AttributeError: .* \(.*test_check.py, line \d+\); fix it there",
     ),
     (
         {"rollout": {"queue_key": "tests.pipeline.test_check:no_order"}},
@@ -179,7 +184,11 @@ REFUSED = [
     ),
     (
         {"rollout": {"sharding": "tests.pipeline.test_check:no_order"}},
-        r"rollout.sharding = .*no_order: sharding .* raised TypeError: no_order\(\) takes 1 .*given; mend it",
+        r"rollout.sharding = .*no_order: it raised TypeError: no_order\(\) takes 1 .*given; fix it there",
+    ),
+    (
+        {"rollout": {"sharding": "tests.pipeline.test_check:in_shares"}},
+        r"rollout.sharding = .*in_shares: it raised ValueError: .*'no' \(.*test_check.py, line \d+\); fix it there",
     ),
     (
         {
@@ -313,8 +322,8 @@ class OddSettings(WholeSettings):
 @pytest.mark.parametrize(
     ("says", "told"),
     [
-        ("raise", r"its spec\(\) raised RuntimeError: no licence \(.*test_check.py, line \d+\); mend it"),
-        ("none", r"its spec\(\) gave NoneType, an EnvSpec is wanted"),
+        ("raise", r"spec raised RuntimeError: no licence \(.*test_check.py, line \d+\); fix it there"),
+        ("none", r"spec gave NoneType; return an EnvSpec"),
     ],
 )
 def test_a_spec_that_is_none_is_refused(says, told):

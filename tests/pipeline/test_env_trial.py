@@ -8,13 +8,14 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+import torch
 from tests.envs.broken_envs import Walk, WalkSettings
 from tests.pipeline.runs import config
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.check import check
-from polyrhythm.pipeline.env_trial import first_rows
+from polyrhythm.pipeline.env_trial import try_env
 
 KIND = "tests.envs.broken_envs:WalkSettings"
 HERE = r"\(.*broken_envs.py, line \d+\)"
@@ -32,6 +33,9 @@ def walk(defect: str, launcher: str, **changes: Any) -> Any:
     [
         ("reset raises", f"reset raised RuntimeError: no such state {HERE}; fix it there"),
         ("build raises", f"build raised OSError: no licence {HERE}; fix it there"),
+        ("spec raises", f"spec raised KeyError: 'spec' {HERE}; fix it there"),
+        ("build imports", f"build raised ModuleNotFoundError: .* {HERE}; install what is missing, or"),
+        ("reset imports", f"reset raised ModuleNotFoundError: .* {HERE}; install what is missing, or"),
         ("rebinds", f"observe raised TypeError: .* {HERE}; `out` is read-only: write into it, out"),
     ],
 )
@@ -42,19 +46,21 @@ def test_what_an_environment_raises_names_its_line(launcher, defect, said):
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_an_environment_that_hangs_is_reported_with_its_line(launcher):
+@pytest.mark.parametrize(("call", "limit"), [("spec", "start_s"), ("reset", "reset_s")])
+def test_an_environment_that_hangs_is_reported_with_its_line(call, limit, launcher):
     began = time.monotonic()
-    said = rf"reset has not returned within 0.3 s {HERE}; fix it there, or raise supervision.reset_s"
+    said = rf"{call} has not returned within 0.3 s {HERE}; fix it there, or raise supervision.{limit}"
     with pytest.raises(ConfigError, match=f"^env.type = {KIND}: {said}"):
-        check(walk("reset hangs", launcher, supervision={"reset_s": 0.3}))
+        check(walk(f"{call} hangs", launcher, supervision={limit: 0.3}))
     assert time.monotonic() - began < 15.0
 
 
-def test_an_environment_that_ends_its_process_is_reported():
+@pytest.mark.parametrize(("defect", "call"), [("spec fatal", "spec"), ("fatal", "build")])
+def test_an_environment_that_ends_its_process_is_reported(defect, call):
     with pytest.raises(
-        ConfigError, match=r"build ended the process that tried it \(status -9\): driver: out of luck; "
+        ConfigError, match=rf"{call} ended the process that tried it \(status -9\): driver: out of luck; "
     ):
-        check(walk("fatal", "local"))
+        check(walk(defect, "local"))
 
 
 class RandomSettings(WalkSettings):
@@ -65,20 +71,25 @@ class RandomSettings(WalkSettings):
     def build(self, rows: int) -> Any:
         np.random.seed(0)
         random.seed(0)
+        torch.manual_seed(0)
         return Walk(rows, "")
 
 
 def test_the_global_generators_go_on_as_if_nothing_had_been_tried():
     np.random.seed(7)
     random.seed(7)
-    wanted = np.random.rand(), random.random()
+    torch.manual_seed(7)
+    wanted = np.random.rand(), random.random(), torch.rand(())
     np.random.seed(7)
     random.seed(7)
+    torch.manual_seed(7)
     check(walk("", "inline", type="tests.pipeline.test_env_trial:RandomSettings"))
-    assert (np.random.rand(), random.random()) == wanted
+    assert (np.random.rand(), random.random(), torch.rand(())) == wanted
 
 
 def test_both_ways_see_the_same_rows():
-    seen = [first_rows(chosen, env_settings(chosen)) for chosen in (walk("", "inline"), walk("", "local"))]
+    tried = [try_env(chosen, env_settings(chosen)) for chosen in (walk("", "inline"), walk("", "local"))]
+    assert tried[0].spec == tried[1].spec == WalkSettings().spec()
+    seen = [found.rows for found in tried]
     assert seen[0]["x"].tolist() == seen[1]["x"].tolist() == [[1.0], [2.0]]
     assert seen[1]["x"].dtype == np.float32

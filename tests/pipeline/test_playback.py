@@ -48,7 +48,7 @@ def test_what_is_played_is_what_the_evaluation_counts(greedy: bool, step_rows: b
     pipeline = build_pipeline(run, policy, trainer=False)
     counted = pipeline.evaluate("evaluation", episodes)
     pipeline.close()
-    played = play(LampSettings(step_rows=step_rows), policy, episodes, step_settings(run, policy), 3)
+    played = play(LampSettings(step_rows=step_rows), policy, episodes, step_settings(run, policy), 3, 4)
     for task in range(2):
         own = sorted(one.episode_return for one in played if one.episode.task == task)
         theirs = sorted(one.episode_return for one in counted if one.task == task)
@@ -75,17 +75,39 @@ def test_rows_that_the_batch_draws_are_shown_too() -> None:
     run = _lamp(pictures="drawn")
     _, _, policy = check(run, trainer=False)
     (played,) = play(
-        LampSettings(pictures="drawn"), policy, held_out(1, 5, 2, greedy=True), step_settings(run, policy), 9
+        LampSettings(pictures="drawn"), policy, held_out(1, 5, 2, greedy=True), step_settings(run, policy), 9, 4
     )
     lit = [(picture[0, :, 0] == 255).sum() for picture in played.pictures]
     assert lit[0] in range(6, 16, 2), "two columns for each push that is left"
+
+
+@pytest.mark.parametrize("step_rows", [True, False])
+@pytest.mark.parametrize("wanted", [2, 6])
+def test_where_only_the_runs_own_rows_can_be_built_the_same_is_played(wanted: int, step_rows: bool) -> None:
+    run = _lamp(step_rows=step_rows)
+    _, _, policy = check(run, trainer=False)
+    episodes, step = held_out(wanted, 5, 2, greedy=True), step_settings(run, policy)
+    free, bound = (
+        play(LampSettings(step_rows=step_rows, only_rows=only), policy, episodes, step, 3, 4) for only in (0, 4)
+    )
+    assert [(one.episode, one.env_steps, len(one.pictures)) for one in bound] == [
+        (one.episode, one.env_steps, len(one.pictures)) for one in free
+    ]
+
+
+def test_a_batch_that_cannot_be_built_to_be_seen_names_its_line() -> None:
+    run = _lamp()
+    _, _, policy = check(run, trainer=False)
+    said = r"env.type = tests.*: build raised ValueError: 3 rows or none \(.*pictures.py, line \d+\); fix it there"
+    with pytest.raises(ConfigError, match=said):
+        play(LampSettings(only_rows=3), policy, held_out(2, 5, 2, greedy=True), step_settings(run, policy), 3, 4)
 
 
 @pytest.mark.parametrize(
     ("pictures", "error", "said"),
     [
         ("none", ConfigError, "there is nothing to see: no observation is a picture"),
-        ("misdrawn", RunHalted, "render gave uint8 \\[16, 16\\], uint8 \\[H,W,3\\] is wanted"),
+        ("misdrawn", RunHalted, "render gave uint8 \\[16, 16\\], it must be uint8 \\[H,W,3\\]"),
     ],
 )
 def test_where_there_is_nothing_to_see(pictures: Any, error: type[Exception], said: str, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ ENV = {"type": "latency", "step_time": "constant:0ms", "episode_steps": 8, "acti
 HERE = r"\(.*broken_policies.py, line \d+\)"
 
 DEFECTS = {
-    "build raises": rf"its build\(\) raised IndexError: list index out of range {HERE}; mend it",
+    "build raises": rf"its build\(\) raised IndexError: list index out of range {HERE}; fix it there",
     "no module": r"build gave a dict; return a torch.nn.Module",
     "no chunk": r"the policy has no attribute chunk; set self.chunk in __init__",
     "other action_dim": r"action_dim is 3, the environment's actions have 2 entries; set it to that",

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
+from polyrhythm.specs.plain import as_plain, from_plain
 
 
 def spec(**changes: Any) -> EnvSpec:
@@ -49,3 +50,10 @@ def spec(**changes: Any) -> EnvSpec:
 def test_what_cannot_be_is_refused_with_its_value(make: Callable[[], object], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         make()
+
+
+def test_a_spec_comes_back_from_plain_data_with_its_metrics() -> None:
+    said = spec(metrics={"energy": "sum"}, step_rows=False)
+    assert from_plain(as_plain(said)) == said
+    old = {key: value for key, value in as_plain(said).items() if key != "metrics"}
+    assert from_plain(old) == spec(step_rows=False)

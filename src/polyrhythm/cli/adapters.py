@@ -42,7 +42,9 @@ def show(kind: Literal["env", "policy"], arguments: argparse.Namespace) -> int:
 
 def offered(kind: Literal["env", "policy"], section: dict[str, Any], one: Adapter) -> EnvSpec | str:
     """What an environment with these settings offers, or why that cannot be said; "" for a policy."""
+    from polyrhythm.config.explain import explain
     from polyrhythm.config.registry import NestedRefusal, resolve
+    from polyrhythm.conformance import raised
     from polyrhythm.envs.base import EnvSettings
 
     if kind == "policy":
@@ -55,13 +57,13 @@ def offered(kind: Literal["env", "policy"], section: dict[str, Any], one: Adapte
     try:
         settings = resolve("env", section)
     except NestedRefusal as error:
-        return f"cannot be told: {' '.join(str(error).split())}"
+        return f"cannot be told: {'; '.join(explain(error.error, error.model, kind))}"
     if not isinstance(settings, EnvSettings):
         return "cannot be told: the settings need spec() and build(rows)"
     try:
         return settings.spec()
     except Exception as error:  # noqa: BLE001 - whatever a user's class does
-        return f"cannot be told: spec() raised {type(error).__name__}: {error}"
+        return f"cannot be told: spec() {raised(error)}"
 
 
 def spec_lines(spec: EnvSpec | str) -> list[str]:

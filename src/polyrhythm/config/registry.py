@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import InitErrorDetails
 
 from polyrhythm.config.base import Refusal
 from polyrhythm.config.nearest import nearest
@@ -48,7 +50,7 @@ def resolve(kind: Kind, value: Any) -> BaseModel:
     """The validated settings of an env or policy, given as their model, a mapping with `type`, or a short form.
 
     A key that the model does not have is refused whatever the model does with such keys, in its sections too: a typing
-    error would be a default otherwise. Only a model that says extra="allow" keeps them.
+    error would be a default otherwise. Only a section whose own model says extra="allow" keeps them.
     """
     if isinstance(value, BaseModel):
         return value
@@ -59,9 +61,43 @@ def resolve(kind: Kind, value: Any) -> BaseModel:
     computed = model.model_computed_fields  # in what was saved, but not to be given
     given = {key: item for key, item in value.items() if key not in computed}
     try:
-        return model.model_validate(given, extra=None if model.model_config.get("extra") == "allow" else "forbid")
+        return model.model_validate(given, extra="forbid")
     except ValidationError as error:
-        raise NestedRefusal(model, error) from error
+        return _with_allowed_keys(model, given, error)
+
+
+def _with_allowed_keys(model: type[BaseModel], given: dict[str, Any], refused: ValidationError) -> BaseModel:
+    """The settings, if all that was `refused` is keys of sections that allow any; NestedRefusal otherwise."""
+    try:
+        found = model.model_validate(given)
+    except ValidationError as error:
+        raise NestedRefusal(model, error if _allows_any_key(model) else refused) from error
+    unknown: list[InitErrorDetails] = [
+        {"type": "extra_forbidden", "loc": detail["loc"], "input": detail["input"]}
+        for detail in refused.errors(include_url=False)
+        if detail["type"] == "extra_forbidden" and not _allows_any_key(_section_at(found, detail["loc"][:-1]))
+    ]
+    if unknown:
+        raise NestedRefusal(model, ValidationError.from_exception_data(model.__name__, unknown)) from refused
+    return found
+
+
+def _allows_any_key(section: BaseModel | type[BaseModel]) -> bool:
+    return section.model_config.get("extra") == "allow"
+
+
+def _section_at(settings: BaseModel, location: Sequence[int | str]) -> BaseModel:
+    """The section that a location of pydantic's leads to; steps that are no field, key or index are tags of unions."""
+    section, value = settings, settings
+    for step in location:
+        content: Any = dict(value) if isinstance(value, BaseModel) else value
+        try:
+            value = content[step]
+        except (LookupError, TypeError):
+            continue
+        if isinstance(value, BaseModel):
+            section = value
+    return section
 
 
 def imported(address: str, name: str, what: str) -> Any:
@@ -75,10 +111,10 @@ def imported(address: str, name: str, what: str) -> Any:
         ) from error
     except SyntaxError as error:
         raise Refusal(
-            "type", name, f"{module_name} is no Python ({error.msg}, line {error.lineno}); mend it"
+            "type", name, f"{module_name} cannot be imported ({error.msg}, line {error.lineno}); correct that line"
         ) from error
     except (Exception, SystemExit) as error:  # whatever a user's module does
-        raise Refusal("type", name, f"importing {module_name} {raised(error)}; mend it") from error
+        raise Refusal("type", name, f"importing {module_name} {raised(error)}; fix it there") from error
     if module_name == "__main__" and not hasattr(module, attribute):
         raise Refusal(
             "type",

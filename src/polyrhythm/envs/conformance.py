@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from polyrhythm.conformance import Check, ContractViolation, Finding, Note, run_checks
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.envs.watched import Arrays, Watched
+from polyrhythm.specs import EnvSpec
 
 #: Rows of a batch that is checked: one to act on, one that must stay as it is.
 ROWS = 2
@@ -25,8 +26,8 @@ _EPISODE_S = 60.0
 _REPLAYED = 5
 
 
-def first_rows(settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> Arrays:
-    """The observation of two rows right after one reset; of one row after each of two where the run has single rows.
+def observe_reset(settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> tuple[EnvSpec, Arrays]:
+    """The spec, and two rows' observation right after a reset; one row's after each of two resets if it has only one.
 
     rows: of an env batch in the run.
     """
@@ -37,10 +38,10 @@ def first_rows(settings: EnvSettings, rows: int, about_to: Callable[[str], None]
         env.reset(every, [0] * env.rows, [seed + row for row in every])
         seen.append(env.observe(every))
     env.close()
-    return {name: np.concatenate([part[name] for part in seen])[:ROWS] for name in env.spec.observation}
+    return env.spec, {name: np.concatenate([part[name] for part in seen])[:ROWS] for name in env.spec.observation}
 
 
-def examine(settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> Iterator[Finding]:
+def check_contract(settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> Iterator[Finding]:
     """All checks, each as soon as it is done. rows: of an env batch in the run."""
     made: list[Watched] = []
 
@@ -168,7 +169,7 @@ def check_step_rows(env: Watched) -> str:
 
 
 def check_end(env: Watched) -> str:
-    """An episode is run to its end: then the row stays as it is, and can be reset."""
+    """An episode is run to its end: then the row stays as it is while others step, and can be reset."""
     initial = _row(_begin(env), 0)
     every, began = range(env.rows), time.monotonic()
     rng = np.random.default_rng(0)
@@ -183,6 +184,7 @@ def check_end(env: Watched) -> str:
         if time.monotonic() - began > _EPISODE_S:
             return Note(f"{steps} steps took {_EPISODE_S:g} s; the end of an episode was not seen")
     final = _row(env.observe(every), 0)
+    _check_stays(env, final)
     if steps > 1 and not _unlike(initial, final) and _moves(env):
         raise ContractViolation(
             f"after its end (step {steps}) a row shows its first observation again",
@@ -190,11 +192,31 @@ def check_end(env: Watched) -> str:
         )
     if not env.spec.step_rows:
         env.step(every, _actions(env, env.rows))  # an ended row gets no-ops while others run
-    if unlike := _unlike(initial, _row(_begin(env), 0)):
+    again = _reset_first(env) if env.spec.reset_rows else _begin(env)
+    if unlike := _unlike(initial, _row(again, 0)):
         raise ContractViolation(
             f"after an episode the same seed gave another {unlike!r}", "reset must restore all of the state"
         )
     return f"{how} after {steps} steps"
+
+
+def _check_stays(env: Watched, final: Arrays) -> None:
+    """Row 0, which has ended and shows `final`, does so after another row was reset and stepped."""
+    if env.rows < 2 or not (env.spec.step_rows and env.spec.reset_rows):
+        return
+    env.reset([1], [0], [2])
+    env.step([1], _actions(env, 1))
+    if unlike := _unlike(final, _row(env.observe(range(env.rows)), 0)):
+        raise ContractViolation(
+            f"a row that ended changes {unlike!r} while another row begins and steps",
+            "leave a row that ended as it is until it is reset",
+        )
+
+
+def _reset_first(env: Watched) -> Arrays:
+    """Reset row 0 alone, as `_begin` resets it with the others; what all rows show."""
+    env.reset([0], [0], [1])
+    return env.observe(range(env.rows))
 
 
 def _moves(env: Watched) -> bool:

@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from polyrhythm.conformance import own_place, raised
 from polyrhythm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,15 +52,13 @@ def apply_wrapper(
         wrapper = getattr(importlib.import_module(module), name)
     except Exception as error:  # whatever a user's module does
         raise ConfigError(
-            f"{where} = {address}: cannot be imported ({type(error).__name__}: {error}); write module:function or "
-            "module:Class of something that can"
+            f"{where} = {address}: cannot be imported ({type(error).__name__}: {error}){own_place(error)}; write "
+            "module:function or module:Class of something that can"
         ) from error
     try:
         found = wrapper(env, **kwargs)
     except Exception as error:
-        raise ConfigError(
-            f"{where} = {address}: raised {type(error).__name__}: {error}; correct it, or its kwargs"
-        ) from error
+        raise ConfigError(f"{where} = {address}: it {raised(error)}; correct it, or its kwargs") from error
     if not isinstance(found, gymnasium.Env):
         raise ConfigError(f"{where} = {address}: it gave {type(found).__name__}; let it return an environment")
     return found

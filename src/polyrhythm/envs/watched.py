@@ -24,7 +24,7 @@ class Watched:
 
     def __init__(self, settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> None:
         self._about_to = about_to
-        self.spec: EnvSpec = self._call("spec", settings.spec)
+        self.spec = ask_spec(settings, about_to)
         self._inner: EnvBatch = self._call("build", settings.build, rows)
         self.rows = rows
         self._check_built()
@@ -89,18 +89,31 @@ class Watched:
         self._call("close", self._inner.close)
 
     def _call(self, call: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        self._about_to(call)
-        try:
-            return function(*arguments)
-        except (PolyrhythmError, ImportError):
-            raise
-        except (Exception, SystemExit) as error:
-            violation = violation_of(call, error)
-            if "mappingproxy" in str(error):
-                raise ContractViolation(
-                    violation.problem, "`out` is read-only: write into it, out[name][:] = …"
-                ) from error
-            raise violation from error
+        return _call(self._about_to, call, function, *arguments)
+
+
+def ask_spec(settings: EnvSettings, about_to: Callable[[str], None]) -> EnvSpec:
+    """What the environment offers. ContractViolation: its spec() raised, or gave something else."""
+    spec = _call(about_to, "spec", settings.spec)
+    if not isinstance(spec, EnvSpec):
+        raise ContractViolation(f"spec gave {type(spec).__name__}", "return an EnvSpec")
+    return spec
+
+
+def _call(about_to: Callable[[str], None], call: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Announce and make a call into the user's code. ContractViolation: what it raised, with the user's line."""
+    about_to(call)
+    try:
+        return function(*arguments)
+    except PolyrhythmError:
+        raise
+    except (Exception, SystemExit) as error:
+        violation = violation_of(call, error)
+        if isinstance(error, ImportError):
+            violation = ContractViolation(violation.problem, "install what is missing, or correct the import")
+        elif "mappingproxy" in str(error):
+            violation = ContractViolation(violation.problem, "`out` is read-only: write into it, out[name][:] = …")
+        raise violation from error
 
 
 def _fill(dtype: np.dtype[Any], turn: int) -> Any:

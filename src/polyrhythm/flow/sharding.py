@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import operator
-import traceback
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
@@ -26,6 +25,10 @@ ANY = "any"
 
 #: A user's strategy: (env batch, generator names) → [(rows, generator name or "any")], slot by slot.
 Strategy = Callable[[EnvBatch, Sequence[str]], Sequence[tuple[int, str | None]]]
+
+
+class StrategyFailure(ValueError):
+    """A user's strategy raised what is the cause of this."""
 
 
 def shard(
@@ -75,7 +78,9 @@ def _shares(
         try:
             result = function(EnvBatch(name, rows), generators)
         except Exception as error:
-            raise ValueError(f"sharding {strategy!r} {raised(error)}") from error
+            raise StrategyFailure(
+                f"sharding {strategy!r} raised {type(error).__name__}: {error}; fix it there"
+            ) from error
         return _checked(result, strategy)
     raise ValueError(f"sharding {strategy!r} is unknown; use whole, even:n, a list of sizes, or module:function")
 
@@ -89,13 +94,6 @@ def _checked(result: object, strategy: str) -> Sequence[tuple[int, str | None]]:
 def _is_whole(rows: object) -> bool:
     """An int, also of another library's type (numpy's)."""
     return hasattr(rows, "__index__") and not isinstance(rows, bool)
-
-
-def raised(error: BaseException) -> str:
-    """What a user's function raised, and where unless it could not be called: the end of a sentence about it."""
-    inside = traceback.extract_tb(error.__traceback__)[1:]
-    place = f" ({inside[-1].filename}, line {inside[-1].lineno})" if inside else ""
-    return f"raised {type(error).__name__}: {error}{place}; mend it"
 
 
 def load_function(path: str, what: str) -> Callable[..., object]:

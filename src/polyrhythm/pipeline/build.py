@@ -13,12 +13,13 @@ from typing import Any, Literal
 
 from polyrhythm.config.rollout import DynamicBatching, LimitedBatching
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.conformance import raised
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, RunFolderError, RunHalted
 from polyrhythm.flow.conductor import Conductor
 from polyrhythm.flow.records import EnvBatchInfo, Episode, SampleEvaluated, WeightsOffered
 from polyrhythm.flow.settings import FlowSettings
-from polyrhythm.flow.sharding import shard
+from polyrhythm.flow.sharding import StrategyFailure, shard
 from polyrhythm.pipeline.account import EVALUATION
 from polyrhythm.pipeline.checkpoints import STATES, SavedRun
 from polyrhythm.pipeline.failures import Failures
@@ -62,7 +63,9 @@ class Pipeline:
         """Run these episodes; their results in the order in which they finished. RunHalted: not one did."""
         results = self.loop.evaluate(name, episodes)
         if not results:
-            raise RunHalted(f"every episode of the evaluation was dropped, the last one: {self.failures.last}; mend it")
+            raise RunHalted(
+                f"every episode of the evaluation was dropped, the last one: {self.failures.last}; fix what raised it"
+            )
         if dropped := len(episodes) - len(results):
             said = "evaluation %s: %d of %d episodes were dropped and are missing in its result, the last one: %s"
             log.warning(said, name, dropped, len(episodes), self.failures.last)
@@ -160,6 +163,9 @@ def env_batch_infos(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -
             ]
             for simulator in range(rollout.simulators)
         ]
+    except StrategyFailure as error:
+        cause = error.__cause__ or error
+        raise ConfigError(f"rollout.sharding = {rollout.sharding}: it {raised(cause)}; fix it there") from error
     except ValueError as error:
         raise ConfigError(f"rollout.sharding = {rollout.sharding}: {error}") from error
     if any(len(info.slots) > 1 for own in infos for info in own):

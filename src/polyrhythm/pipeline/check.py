@@ -17,12 +17,13 @@ from polyrhythm.config.catalog import refuse_lacking
 from polyrhythm.config.rollout import LimitedBatching
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import ContractViolation, own_place, raised
+from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.flow.records import EnvBatchInfo, Request
 from polyrhythm.flow.sharding import load_function
 from polyrhythm.pipeline.build import env_batch_infos, env_settings, flow_settings, policy_settings
 from polyrhythm.pipeline.demos import has_expert
-from polyrhythm.pipeline.env_trial import first_rows
+from polyrhythm.pipeline.env_trial import try_env
 from polyrhythm.pipeline.given import take_given_weights
 from polyrhythm.pipeline.layout import arena_layout, blank, bucket_sizes
 from polyrhythm.pipeline.trial import try_objective, try_on
@@ -50,31 +51,23 @@ def check(config: RunConfig, *, trainer: bool = True) -> Checked:
     trainer: whether there will be one.
     """
     check_devices(config)
-    spec = check_spec(config)
+    spec, rows = try_env(config, installed_env(config))
     check_rollout(config, spec)
     policy = check_build(config, spec)
     learns = trainer and config.training.versions > 0
-    try_on(first_rows(config, env_settings(config)), _kind(config.policy), policy, spec, learns=learns)
+    try_on(rows, _kind(config.policy), policy, spec, learns=learns)
     check_learning(config, spec, policy, trainer=trainer)
     check_memory(config, spec, policy, trainer=trainer)
     check_start(config, spec, policy, trainer=trainer)
     return Checked(config, spec, policy)
 
 
-def check_spec(config: RunConfig) -> EnvSpec:
-    """What the environment says that it offers."""
+def installed_env(config: RunConfig) -> EnvSettings:
+    """The environment's settings. ConfigError: a package is missing that environment or policy says it needs."""
     env = env_settings(config)
     refuse_lacking("env", config.env)
     refuse_lacking("policy", config.policy)
-    what = f"env.type = {_kind(config.env)}"
-    with _naming(what, "its spec()"):
-        try:
-            spec = env.spec()
-        except ImportError as error:
-            raise ConfigError(f"{what}: it cannot be imported ({error}); install what is missing") from error
-    if not isinstance(spec, EnvSpec):
-        raise ConfigError(f"{what}: its spec() gave {type(spec).__name__}, an EnvSpec is wanted; mend it")
-    return spec
+    return env
 
 
 def check_rollout(config: RunConfig, spec: EnvSpec) -> None:
@@ -135,7 +128,7 @@ def refuse_swapping(spec: EnvSpec) -> None:
     """Raise ConfigError where there is no other instruction to show."""
     if len(spec.tasks) < 2:
         raise ConfigError(
-            "swapping instructions: at least 2 tasks are wanted, the environment has 1; leave it out "
+            "swapping instructions: it takes at least 2 tasks, and the environment has 1; leave it out "
             "(evaluation.swapped=false, no --swap-instructions)"
         )
 
@@ -168,7 +161,7 @@ def _naming(what: str, call: str = "") -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if not call:
             raise
-        raise ConfigError(f"{what}: {call} {raised(error)}; mend it") from error
+        raise ConfigError(f"{what}: {call} {raised(error)}; fix it there") from error
 
 
 def check_learning(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: bool) -> None:
@@ -231,7 +224,7 @@ def _try_key(path: str) -> None:
     try:
         keys = key(first), key(second)
     except Exception as error:
-        raise ValueError(f"queue_key {path!r} {raised(error)}; mend it") from error
+        raise ValueError(f"queue_key {path!r} {raised(error)}; fix it there") from error
     if not all(map(_is_plain, keys)):
         raise ValueError(f"queue_key {path!r} returned {keys[0]!r}; return a number, a text, or a tuple of these")
 

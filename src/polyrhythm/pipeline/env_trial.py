@@ -1,6 +1,6 @@
 """The environment is tried before the run, where its stations will work, with a deadline for each call.
 
-Launcher local: in a process of its own, so that the main process imports no simulator and survives one that crashes.
+Launcher local: in a process of its own, so that the main process survives a simulator that crashes, in spec() too.
 Launcher inline: in a thread of this process, as there the environment is this process's affair, and its class may be
 known to this process alone. Either way an environment that hangs is reported, not waited for.
 """
@@ -21,9 +21,10 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
+import torch
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import Finding, place
@@ -31,33 +32,51 @@ from polyrhythm.envs.base import EnvSettings
 from polyrhythm.envs.watched import Arrays
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.env_trial_job import perform, unpacked
+from polyrhythm.specs import EnvSpec
 
 #: The setting that limits each call, by the call.
-LIMITS = {"spec": "start_s", "build": "start_s", "reset": "reset_s", "step": "step_s", "observe": "step_s"}
-LIMITS["close"] = "step_s"
+LIMITS = {
+    "spec": "start_s",
+    "build": "start_s",
+    "reset": "reset_s",
+    "step": "step_s",
+    "observe": "step_s",
+    "close": "step_s",
+}
 #: Seconds that the process has beyond a call's limit to end itself, with its traceback.
 _GRACE_S = 5.0
 _LAST_BYTES = 16_384
 
 
-def first_rows(config: RunConfig, settings: EnvSettings) -> Arrays:
-    """What two rows of the environment show right after a reset. ConfigError: what is wrong with it."""
-    for event in _events("observe", config, settings):
-        if event[0] == "arrays":
-            arrays: Arrays = event[1]
-            return arrays
-    raise AssertionError("a trial ends with what it saw, or raises")
+class Tried(NamedTuple):
+    """What an environment offers, and what two of its rows show right after a reset."""
+
+    spec: EnvSpec
+    rows: Arrays
 
 
-def examine(config: RunConfig, settings: EnvSettings) -> Iterator[Finding | Arrays]:
+def try_spec(config: RunConfig, settings: EnvSettings) -> EnvSpec:
+    """What the environment says that it offers. ConfigError: its spec() raises, hangs or crashes."""
+    spec: EnvSpec = dict(_events("spec", config, settings))["spec"]
+    return spec
+
+
+def try_env(config: RunConfig, settings: EnvSettings) -> Tried:
+    """Build the environment once and reset it once. ConfigError: what is wrong with it."""
+    seen = dict(_events("observe", config, settings))
+    return Tried(seen["spec"], seen["arrays"])
+
+
+def try_contract(config: RunConfig, settings: EnvSettings) -> Iterator[Finding | Arrays]:
     """The findings of all checks of the environment, then its first rows. ConfigError: it hangs or crashes, or those
     rows are not to be had."""
-    for event in _events("examine", config, settings):
-        yield Finding(*event[1]) if event[0] == "finding" else event[1]
+    for kind, seen in _events("contract", config, settings):
+        if kind != "spec":
+            yield Finding(*seen) if kind == "finding" else seen
 
 
-def _events(job: str, config: RunConfig, settings: EnvSettings) -> Iterator[list[Any]]:
-    """What happens, but for announcements; ConfigError for a job that fails."""
+def _events(job: str, config: RunConfig, settings: EnvSettings) -> Iterator[tuple[str, Any]]:
+    """What is seen, by its kind; ConfigError for a job that fails."""
     what = f"env.type = {getattr(config.env, 'type', '')}"
     trial = _in_thread if config.launcher == "inline" else _in_process
     for event in trial(what, job, config, settings):
@@ -68,8 +87,8 @@ def _events(job: str, config: RunConfig, settings: EnvSettings) -> Iterator[list
                 raise ConfigError(sentence)
             case ["over"]:
                 return
-            case _:
-                yield event
+            case [kind, seen]:
+                yield kind, seen
 
 
 def _limits(config: RunConfig) -> dict[str, float]:
@@ -88,7 +107,7 @@ def _hung(what: str, call: str, limit: float, where: str) -> ConfigError:
 def _in_thread(what: str, job: str, config: RunConfig, settings: EnvSettings) -> Iterator[list[Any]]:
     """Consumes: the thread's events. Waits for: the next. Unblocked by: it, or the limit of the call under way."""
     events: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
-    limits, call = _limits(config), "build"
+    limits, call = _limits(config), "spec"
 
     def work() -> None:
         try:
@@ -122,10 +141,12 @@ def _place_of(thread: threading.Thread) -> str:
 
 @contextmanager
 def _same_random_numbers() -> Iterator[None]:
-    """The global generators of Python and numpy are afterwards as they were."""
+    """The global generators of Python, numpy and torch are afterwards as they were."""
     python, array = random.getstate(), np.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
-        yield
+        with torch.random.fork_rng(devices):
+            yield
     finally:
         random.setstate(python)
         np.random.set_state(array)
@@ -136,7 +157,7 @@ def _same_random_numbers() -> Iterator[None]:
 
 def _in_process(what: str, job: str, config: RunConfig, _: EnvSettings) -> Iterator[list[Any]]:
     """Consumes: the process's lines. Waits for: the next. Unblocked by: it, the process's end, or the limit."""
-    limits, call = _limits(config), "build"
+    limits, call = _limits(config), "spec"
     with tempfile.TemporaryFile() as log:
         popen, lines = _start(job, config, limits, log)
         try:

@@ -1,4 +1,4 @@
-"""What is done with an environment before a run: observe one reset, or examine all of its contract.
+"""What is done with an environment before a run: ask its spec, observe one reset, or check all of its contract.
 
 Done in the main process where stations work inline, else in a process of its own, `python -m
 polyrhythm.pipeline.env_trial_job`, which holds no torch: the job on standard input, what happens on a pipe.
@@ -20,29 +20,37 @@ from polyrhythm.config.base import Refusal
 from polyrhythm.config.registry import NestedRefusal, resolve
 from polyrhythm.conformance import ContractViolation
 from polyrhythm.envs.base import EnvSettings
-from polyrhythm.envs.conformance import examine, first_rows
+from polyrhythm.envs.conformance import check_contract, observe_reset
+from polyrhythm.envs.watched import ask_spec
 from polyrhythm.errors import PolyrhythmError
+from polyrhythm.specs.plain import as_plain, from_plain
 
 #: What happens, in this order: ("call", name) before each call into the environment, ("finding", fields),
-#: ("arrays", name -> array); last ("over",), ("violation", problem, fix) or ("error", sentence).
+#: ("spec", EnvSpec), ("arrays", name -> array); last ("over",), ("violation", problem, fix) or ("error", sentence).
 Tell = Callable[..., None]
 
 
 def perform(job: str, settings: EnvSettings, rows: int, tell: Tell) -> None:
-    """`observe`: two rows right after a reset. `examine`: every check, then those rows. rows: of an env batch in the
-    run."""
+    """`spec`: what it offers. `observe`: that, and two rows after a reset. `contract`: every check, then the same.
+
+    rows: of an env batch in the run.
+    """
 
     def about_to(call: str) -> None:
         tell("call", call)
 
     try:
-        if job == "examine":
-            for finding in examine(settings, rows, about_to):
+        if job == "spec":
+            tell("spec", ask_spec(settings, about_to))
+        else:
+            for finding in check_contract(settings, rows, about_to) if job == "contract" else ():
                 tell("finding", finding)
-        tell("arrays", first_rows(settings, rows, about_to))
+            spec, arrays = observe_reset(settings, rows, about_to)
+            tell("spec", spec)
+            tell("arrays", arrays)
     except ContractViolation as violation:
         tell("violation", violation.problem, violation.fix)
-    except (PolyrhythmError, ImportError) as error:
+    except PolyrhythmError as error:
         tell("error", str(error))
     else:
         tell("over")
@@ -50,6 +58,8 @@ def perform(job: str, settings: EnvSettings, rows: int, tell: Tell) -> None:
 
 def packed(kind: str, *parts: Any) -> bytes:
     """An event as one line of JSON."""
+    if kind == "spec":
+        parts = (as_plain(parts[0]),)
     if kind == "arrays":
         parts = (
             {name: [a.dtype.name, a.shape, base64.b64encode(a.tobytes()).decode()] for name, a in parts[0].items()},
@@ -60,6 +70,8 @@ def packed(kind: str, *parts: Any) -> bytes:
 def unpacked(line: bytes) -> list[Any]:
     """The event of such a line."""
     kind, *parts = json.loads(line)
+    if kind == "spec":
+        parts = [from_plain(parts[0])]
     if kind == "arrays":
         parts = [
             {

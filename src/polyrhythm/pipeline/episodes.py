@@ -46,7 +46,7 @@ def tally(results: Iterable[SampleEvaluated], tasks: Sequence[Task]) -> dict[str
     if odd is not None:
         raise RunHalted(
             f"an evaluation episode of {tasks[odd.task].name} earned {odd.episode_return}: the environment's reward is "
-            "not finite; mend it"
+            "NaN or infinite; look at what its step returns"
         )
     total = _tally(listed)
     if len(tasks) > 1:

@@ -12,7 +12,6 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import ContractViolation, Finding, run_checks
 from polyrhythm.envs.watched import Arrays
 from polyrhythm.errors import PolyrhythmError
-from polyrhythm.pipeline import env_trial
 from polyrhythm.pipeline.build import env_settings, policy_settings
 from polyrhythm.pipeline.check import (
     check_build,
@@ -20,9 +19,10 @@ from polyrhythm.pipeline.check import (
     check_learning,
     check_memory,
     check_rollout,
-    check_spec,
     check_start,
+    installed_env,
 )
+from polyrhythm.pipeline.env_trial import try_contract, try_spec
 from polyrhythm.pipeline.trial import as_shown
 from polyrhythm.policies.base import Policy
 from polyrhythm.policies.conformance import policy_checks
@@ -44,7 +44,9 @@ def examine(config: RunConfig) -> Iterator[Examined]:
         given[name] = make()
 
     yield from _told("recipe", {"devices": lambda: check_devices(config)})
-    yield from _told("recipe", {"environment's spec": lambda: keep("spec", lambda: check_spec(config))})
+    yield from _told(
+        "recipe", {"environment's spec": lambda: keep("spec", lambda: try_spec(config, installed_env(config)))}
+    )
     if "spec" not in given:
         return
     spec: EnvSpec = given["spec"]
@@ -70,7 +72,7 @@ def _environment(config: RunConfig, rows: Arrays) -> Iterator[Examined]:
     """The environment's contract; a crash or a hang is a finding too. rows: gets the first rows."""
     failed = False
     try:
-        for seen in env_trial.examine(config, env_settings(config)):
+        for seen in try_contract(config, env_settings(config)):
             if isinstance(seen, Finding):
                 failed |= seen.state == "failed"
                 yield Examined("environment", seen)

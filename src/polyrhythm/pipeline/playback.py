@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from polyrhythm.conformance import violation_of
 from polyrhythm.envs.base import EnvBatch, EnvSettings, Renderable, Renderer
 from polyrhythm.errors import ConfigError, PolyrhythmError, RunHalted
 from polyrhythm.flow.evaluation import noise_stream
@@ -45,29 +46,53 @@ class Played:
 
 
 def play(
-    settings: EnvSettings, policy: Policy, episodes: Sequence[Episode], step: StepSettings, pictures: int
+    settings: EnvSettings, policy: Policy, episodes: Sequence[Episode], step: StepSettings, pictures: int, rows: int
 ) -> list[Played]:
-    """These episodes, side by side, with `pictures` pictures of each at most, and the last.
+    """These episodes, side by side, with `pictures` pictures of each at most, and the last. rows: of a batch in a run.
 
-    ConfigError: the environment has no pictures. RunHalted: it raised.
+    ConfigError: the environment has no pictures, or cannot be built. RunHalted: it raised while it was played.
     """
     kind = getattr(settings, "type", "")
-    spec = settings.spec()
-    drawn = picture_of(spec) is None
-    found = settings.rendering() if drawn and isinstance(settings, Renderable) else settings
-    batch = found.build(len(episodes)) if found else None
+    batch = _built(settings, kind, len(episodes), rows)
+    try:
+        every = -(-step.episode_steps(batch.spec.max_steps) // pictures)
+        turns = [episodes[first : first + batch.rows] for first in range(0, len(episodes), batch.rows)]
+        return [played for turn in turns for played in _Playback(batch, policy, turn, step, every).run()]
+    except EnvFault as fault:
+        raise RunHalted(
+            f"env.type = {kind}: {fault}, while its episodes were played for a video; fix it, or leave --video out"
+        ) from fault
+    finally:
+        batch.close()
+
+
+def _built(settings: EnvSettings, kind: str, wanted: int, rows: int) -> EnvBatch:
+    """A batch of `wanted` rows that can be seen; of `rows`, as in a run, if the environment refuses those."""
+    drawn, call, batch = picture_of(settings.spec()) is None, "rendering", None
+    try:
+        found = settings.rendering() if drawn and isinstance(settings, Renderable) else settings
+        call = "build"
+        if found:
+            batch = _of_either_size(found, wanted, rows)
+    except PolyrhythmError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"env.type = {kind}: {violation_of(call, error)}") from error
     if batch is None or (drawn and not isinstance(batch, Renderer)):
         raise ConfigError(
             f"env.type = {kind}: there is nothing to see: no observation is a picture (uint8 [H,W,3]), and it does not "
             "render its rows; leave --video out, or give its batch a render(row)"
         )
+    return batch
+
+
+def _of_either_size(settings: EnvSettings, wanted: int, rows: int) -> EnvBatch:
     try:
-        every = -(-step.episode_steps(spec.max_steps) // pictures)
-        return _Playback(batch, policy, episodes, step, every).run()
-    except EnvFault as fault:
-        raise RunHalted(f"env.type = {kind}: {fault}, while its episodes were played for a video; mend it") from fault
-    finally:
-        batch.close()
+        return settings.build(wanted)
+    except Exception:
+        if rows == wanted:
+            raise
+        return settings.build(rows)
 
 
 def picture_of(spec: EnvSpec) -> str | None:
@@ -76,7 +101,8 @@ def picture_of(spec: EnvSpec) -> str | None:
 
 
 class _Playback:
-    """Plays episode i in row i. Rows that ended are left alone. every: chunk steps between two pictures."""
+    """Plays episode i in row i; rows that ended, or have no episode, are left alone. every: chunk steps between two
+    pictures."""
 
     def __init__(
         self, batch: EnvBatch, policy: Policy, episodes: Sequence[Episode], step: StepSettings, every: int
@@ -95,7 +121,8 @@ class _Playback:
     def run(self) -> list[Played]:
         episodes = [played.episode for played in self._played]
         running = np.arange(len(episodes))
-        self._env.reset(running, [episode.task for episode in episodes], [episode.seed for episode in episodes])
+        begun = [*episodes, *[episodes[-1]] * (self._batch.rows - len(episodes))]
+        self._env.reset(np.arange(len(begun)), [episode.task for episode in begun], [episode.seed for episode in begun])
         self._look(running)
         self._keep(running)
         steps = 0
@@ -160,7 +187,7 @@ def _rendered(batch: Renderer, row: int) -> Picture:
         raise EnvFault(f"render: {type(error).__name__}: {error}") from error
     found = np.asarray(picture)
     if found.dtype != np.uint8 or found.ndim != 3 or found.shape[2] != 3:
-        raise EnvFault(f"render gave {found.dtype} {list(found.shape)}, uint8 [H,W,3] is wanted")
+        raise EnvFault(f"render gave {found.dtype} {list(found.shape)}, it must be uint8 [H,W,3]")
     return found
 
 

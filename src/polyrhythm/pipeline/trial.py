@@ -122,7 +122,7 @@ def _called(what: str, function: Callable[..., Any], argument: object) -> Any:
     try:
         return function(argument)
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{what}: it {raised(error)}; mend it") from error
+        raise ConfigError(f"{what}: it {raised(error)}; fix it there") from error
 
 
 def _refuse_moods(what: str, first: Tensor, second: Tensor, given: Sequence[Tensor], before: Sequence[Tensor]) -> None:
@@ -139,7 +139,7 @@ def _refuse_unlike(what: str, given: object, mask: Tensor) -> None:
     if not given.is_floating_point():
         raise ConfigError(f"{what} is of {given.dtype}; floating-point numbers are wanted")
     if not given.isfinite().all():
-        raise ConfigError(f"{what} is not finite for ordinary entries; mend it")
+        raise ConfigError(f"{what} has NaN or infinity for ordinary entries; check the formula")
 
 
 def _name(given: object) -> str:

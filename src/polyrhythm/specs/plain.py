@@ -24,6 +24,7 @@ def as_plain(spec: EnvSpec) -> dict[str, Any]:
         "max_steps": spec.max_steps,
         "reset_rows": bool(spec.reset_rows),
         "step_rows": bool(spec.step_rows),
+        "metrics": dict(spec.metrics),
     }
     plain: dict[str, Any] = json.loads(json.dumps(content, default=int))  # sizes may be numpy's whole numbers
     return plain
@@ -35,4 +36,5 @@ def from_plain(content: Mapping[str, Any]) -> EnvSpec:
         name: ArraySpec(tuple(array["shape"]), array["dtype"]) for name, array in content["observation"].items()
     }
     tasks = tuple(Task(**task) for task in content["tasks"])
-    return EnvSpec(**{**content, "observation": observation, "action": ActionSpec(**content["action"]), "tasks": tasks})
+    made = {"observation": observation, "action": ActionSpec(**content["action"]), "tasks": tasks}
+    return EnvSpec(**{**content, **made, "metrics": dict(content.get("metrics", {}))})  # old files have none
