@@ -89,6 +89,15 @@ def test_a_cut_run_goes_on_without_its_settings_being_typed_again(run: Path, thr
     assert not changes(run)
 
 
+def test_the_settings_of_a_resumed_run_are_a_recipe_for_another(run: Path, three: Path, tmp_path: Path) -> None:
+    assert main(["resume", str(run), "training.versions=4"]) == 0
+    assert load_config(run / "config.yaml").resume == "never"
+    recipe = str(three.parent / "recipe.yaml")
+    assert main(["train", recipe, "resume=auto", f"out_dir={tmp_path}", "training.versions=1"]) == 0
+    (begun,) = (tmp_path / "test").glob("*/config.yaml")
+    assert load_config(begun).resume == "never"
+
+
 def test_a_finished_run_is_extended_as_if_it_had_been_longer(
     run: Path, six: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,7 @@ from tests.pipeline.test_live import Screen
 
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config, merge
+from polyrhythm.observe.run_folder import held
 from polyrhythm.pipeline.checkpoints import STATES, load_policy, save_policy
 from polyrhythm.policies.base import Evaluation, Observations
 from polyrhythm.policies.gaussian import GaussianPolicy, GaussianSettings
@@ -202,6 +203,9 @@ def test_given_demonstrations_are_imitated_and_an_interrupted_warm_start_goes_on
     progress = json.loads((folder / "progress.json").read_text())
     del progress["done"]["warm_start"]
     (folder / "progress.json").write_text(json.dumps(progress))
+    with held(folder):
+        assert main(["resume", str(folder)]) == 2
+    assert f"{folder} is in use by process" in capsys.readouterr().err
     assert main([*words, "resume=auto"]) == 0
     assert all(torch.equal(weights[name], tensor) for name, tensor in load_policy(folder)[1].items())
     assert main(["resume", str(folder), "training.versions=9"]) == 2
