@@ -14,7 +14,8 @@ from tests.pipeline.runs import config
 from polyrhythm.config.load import save_config
 from polyrhythm.errors import RunFolderError
 from polyrhythm.observe.metrics import MetricsWriter, last_time_s, rewind
-from polyrhythm.pipeline.progress import CONFIG_FILE, SUMMARY_FILE, Progress, run_to_resume
+from polyrhythm.pipeline.checkpoints import save_policy
+from polyrhythm.pipeline.progress import CONFIG_FILE, SUMMARY_FILE, Progress, command_of, run_to_resume
 
 
 def run_in(folder: Path, *, age: float = 0.0, finished: bool = False, **changes: Any) -> Path:
@@ -175,6 +176,8 @@ def test_time_goes_on_where_the_metrics_ended_though_a_killed_phase_left_none(tm
             metrics.log(step, {"throughput/transitions": 1.0}, time_s)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "time_s": 95')
+    with (tmp_path / "metrics.jsonl").open("ab") as damaged:
+        damaged.write(b"\xff\n")
     progress = Progress(tmp_path)  # killed in its first phase, so there is no progress.json
     assert time.monotonic() - progress.began >= 90.0
     rewind(tmp_path, 1)
@@ -190,3 +193,31 @@ def test_time_goes_on_where_the_metrics_ended_though_a_killed_phase_left_none(tm
 def test_a_line_without_a_time_is_no_time(line: str, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(line.encode("latin-1") + b"\n")
     assert last_time_s(tmp_path) == 0.0
+
+
+SFT = {"name": "test-sft", "demonstrations": {}, "supervised": {}}
+UPDATE = '{"step": 0, "time_s": 1.0, "throughput/transitions": 8.0}\n'
+
+
+@pytest.mark.parametrize(
+    ("changes", "version", "metrics", "command"),
+    [
+        (SFT, None, "", "sft"),
+        (SFT, 0, '{"step": 0, "time_s": 1.0, "train/sft/loss": 8.0}\n', "sft"),
+        (SFT, 2, "", "train"),
+        (SFT, 0, UPDATE, "train"),
+        ({"name": "test-sft"}, 0, "", "train"),
+        ({**SFT, "name": "test"}, 0, "", "train"),
+    ],
+)
+def test_only_what_can_be_a_warm_start_is_taken_for_one(
+    changes: dict[str, Any], version: int | None, metrics: str, command: str, tmp_path: Path
+) -> None:
+    """A run of a recipe that is named like one is trained on, whatever its progress.json says no more."""
+    folder = run_in(tmp_path / "run", **changes)
+    (folder / "metrics.jsonl").write_text(metrics)
+    if version is not None:
+        run = config()
+        weights = run.policy.build(run.env.spec(), 0).state_dict()  # type: ignore[attr-defined]
+        save_policy(weights, run, folder / "policy.pt", version)
+    assert command_of(folder) == command
