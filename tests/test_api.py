@@ -17,7 +17,10 @@ from tests.pipeline.runs import LOCKSTEP
 
 import polyrhythm as pr
 from polyrhythm.errors import ConfigError, RunFolderError
+from polyrhythm.flow.records import SampleEvaluated
+from polyrhythm.pipeline.episodes import tally
 from polyrhythm.policies.categorical import CategoricalSettings
+from polyrhythm.specs import Task
 
 SOURCE = Path(pr.__file__).parents[1]
 PAGE = Path(__file__).parents[1] / "docs" / "python-api.md"
@@ -150,6 +153,13 @@ def test_what_a_callback_raises_comes_out_as_it_was(tmp_path: Path) -> None:
     assert raised.traceback[-1].name == "on_update"
     assert raised.value.__context__ is None
     assert pr.train(_recipe(resume=str(tmp_path / "run"))).finished
+
+
+def test_a_result_has_all_that_was_measured() -> None:
+    found = tally([SampleEvaluated("after", 0, 0, True, True, 2.0, 1, (("height", 0.5),))], [Task("t", "do it")])
+    result = pr.EvaluationResult.of("after", {**found, "version": 1, "greedy": True})
+    assert {name: getattr(result, name) for name in found} == found
+    assert result.metrics == {"height": 0.5}
 
 
 class Interrupting(Heard):
