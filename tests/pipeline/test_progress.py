@@ -12,10 +12,17 @@ import pytest
 from tests.pipeline.runs import config
 
 from polyrhythm.config.load import save_config
-from polyrhythm.errors import RunFolderError
+from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.observe.metrics import MetricsWriter, last_time_s, rewind
 from polyrhythm.pipeline.checkpoints import save_policy
-from polyrhythm.pipeline.progress import CONFIG_FILE, SUMMARY_FILE, Progress, command_of, run_to_resume
+from polyrhythm.pipeline.progress import (
+    CONFIG_FILE,
+    SUMMARY_FILE,
+    Progress,
+    command_of,
+    config_to_resume,
+    run_to_resume,
+)
 
 
 def run_in(folder: Path, *, age: float = 0.0, finished: bool = False, **changes: Any) -> Path:
@@ -105,7 +112,7 @@ def test_other_settings_are_refused_by_name(resume: str, changes: dict[str, Any]
 
 def test_a_folder_to_go_on_in_and_another_folder_exclude_each_other(tmp_path: Path) -> None:
     folder = run_in(tmp_path / "run")
-    with pytest.raises(RunFolderError, match=f"^--out new: the run in {folder} goes on where it is; leave --out out$"):
+    with pytest.raises(RunFolderError, match=f"^out = new: the run in {folder} goes on where it is; name no folder for it$"):
         run_to_resume(wanted(tmp_path, str(folder)), Path("new"))
 
 
@@ -221,3 +228,20 @@ def test_only_what_can_be_a_warm_start_is_taken_for_one(
         weights = run.policy.build(run.env.spec(), 0).state_dict()  # type: ignore[attr-defined]
         save_policy(weights, run, folder / "policy.pt", version)
     assert command_of(folder) == command
+
+
+@pytest.mark.parametrize(
+    ("override", "elsewhere"),
+    [
+        ("training.versions=many", False),
+        ("policy.type=gausian", False),
+        ("policy={type: 'nowhere:Settings'}", True),
+        ("policy={type: 'json:Settings'}", True),
+    ],
+)
+def test_only_what_is_not_found_may_be_where_the_run_began(override: str, elsewhere: bool, tmp_path: Path) -> None:
+    folder = run_in(tmp_path / "run")
+    (folder / "progress.json").write_text(json.dumps({"began_in": str(tmp_path)}))
+    with pytest.raises(RunFolderError if elsewhere else ConfigError) as refused:
+        config_to_resume(folder, [override])
+    assert (f"that run began in the folder {tmp_path}" in str(refused.value)) == elsewhere

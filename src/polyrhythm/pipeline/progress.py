@@ -17,6 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from polyrhythm.config.base import NotFound
 from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, RunFolderError
@@ -141,17 +144,27 @@ def command_of(folder: Path) -> str:
 
 @contextmanager
 def naming_where_it_began(folder: Path) -> Iterator[None]:
-    """A setting that is refused inside may be a class or a path of the working folder in which the run began."""
+    """What is not found inside may be a class or a path of the working folder in which the run began."""
     try:
         yield
     except ConfigError as error:
-        began_in = _began_elsewhere(folder)
+        began_in = _began_elsewhere(folder) if _is_not_found(error) else None
         if began_in is None:
             raise
         raise RunFolderError(
             f"{error}; that run began in the folder {began_in}, and what its settings name may be there: resume it "
             "from there"
         ) from error
+
+
+def _is_not_found(error: BaseException | None) -> bool:
+    """Whether what led to this error is that a module, something in one, or a file is not there."""
+    if error is None or isinstance(error, NotFound | ImportError | FileNotFoundError):
+        return error is not None
+    causes = [error.__cause__ or error.__context__]
+    if isinstance(error, ValidationError):
+        causes += [detail.get("ctx", {}).get("error") for detail in error.errors(include_url=False)]
+    return any(map(_is_not_found, causes))
 
 
 def _began_elsewhere(folder: Path) -> str | None:
@@ -192,7 +205,7 @@ def run_to_resume(config: RunConfig, named: Path | None) -> Path | None:
         return None
     if config.resume != "auto":
         if named is not None:
-            raise RunFolderError(f"--out {named}: the run in {config.resume} goes on where it is; leave --out out")
+            raise RunFolderError(f"out = {named}: the run in {config.resume} goes on where it is; name no folder for it")
         return _fitting(Path(config.resume), config)
     if named is not None and (named / CONFIG_FILE).is_file():
         return _fitting(named, config)
