@@ -57,7 +57,9 @@ class Progress:
         """announce: told when a phase begins, with its name and when the run began. command: what began the run."""
         self._announce = announce
         self._path = folder / _FILE
-        said = _read(folder)
+        said, problem = _said(folder)
+        if problem:
+            said = _salvaged(folder, problem)
         self._origin = {"command": said.get("command", command), "began_in": said.get("began_in", str(Path.cwd()))}
         self.wall_s: dict[str, float] = said.get("wall_s", {})
         self._done: dict[str, Any] = said.get("done", {})
@@ -102,24 +104,25 @@ class Progress:
         return {**self.wall_s, "total": time.monotonic() - self.began}
 
 
-def _read(folder: Path) -> dict[str, Any]:
-    """The content of progress.json; where it is damaged or gone, what the folder's other files say."""
-    path = folder / _FILE
+def _said(folder: Path) -> tuple[dict[str, Any], str]:
+    """The content of progress.json and "", or nothing and what is wrong with it."""
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        if _is_progress(said):
-            return dict(said)
-        problem = "is damaged"
+        said = json.loads((folder / _FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        problem = "is gone"
+        return {}, "is gone"
     except (OSError, ValueError) as error:
-        problem = f"is damaged ({error})"
+        return {}, f"is damaged ({error})"
+    return (said, "") if _is_progress(said) else ({}, "is damaged")
+
+
+def _salvaged(folder: Path, problem: str) -> dict[str, Any]:
+    """What the folder's other files say."""
     from polyrhythm.pipeline.salvage import progress_found  # reads weights, which a new run has none of
 
     found = progress_found(folder)
     if found["done"] or problem != "is gone":
         done = ", ".join(found["done"]) or "nothing"
-        log.warning("%s %s; by the other files of the run this is done: %s", path, problem, done.replace("_", " "))
+        log.warning("%s %s; by the run's other files this is done: %s", folder / _FILE, problem, done.replace("_", " "))
     return found
 
 
@@ -139,7 +142,12 @@ def _is_progress(said: Any) -> bool:
 
 def command_of(folder: Path) -> str:
     """What began the run in `folder`: train or sft."""
-    return str(_read(folder).get("command", "train"))
+    said, problem = _said(folder)
+    if problem:
+        from polyrhythm.pipeline.salvage import command_found  # as above
+
+        said = command_found(folder)
+    return str(said.get("command", "train"))
 
 
 @contextmanager
@@ -169,7 +177,7 @@ def _is_not_found(error: BaseException | None) -> bool:
 
 def _began_elsewhere(folder: Path) -> str | None:
     """The working folder in which the run in `folder` began, if that is known and another than this."""
-    began_in = _read(folder).get("began_in")
+    began_in = _said(folder)[0].get("began_in")
     return None if began_in is None or Path(began_in) == Path.cwd() else str(began_in)
 
 
