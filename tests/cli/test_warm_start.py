@@ -262,12 +262,12 @@ def test_weights_of_another_policy_are_refused_before_a_folder_is_made(
         (
             recipe(tmp_path),
             given,
-        ): "policy.type = gaussian is wanted, but those weights belong to a policy with categorical",
+        ): "policy.type is gaussian here but categorical in the policy that those weights belong to",
         (
             cartpole(tmp_path),
             given,
             "policy.activation=relu",
-        ): "policy.activation = relu is wanted, but those weights belong to a policy with tanh; make",
+        ): "policy.activation is relu here but tanh in the policy that those weights belong to; make",
         (cartpole(tmp_path), given, "env=gymnasium:Acrobot-v1"): "weights do not fit the policy",
         (cartpole(tmp_path), f"{given}x"): "is not there; name the folder of a run or its policy.pt",
         (cartpole(tmp_path), f"init_from={tmp_path}"): "holds no policy.pt",

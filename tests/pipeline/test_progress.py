@@ -85,22 +85,22 @@ def test_a_finished_run_is_not_gone_on_with(resume: str, tmp_path: Path) -> None
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match=r"a run folder is wanted, but it has no config.yaml; name another"):
+    with pytest.raises(RunFolderError, match=r"that is no run.s folder, it has no config.yaml; name another"):
         run_to_resume(wanted(tmp_path, str(tmp_path)), None)
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"seed": 4}, "seed = 4 is wanted, but that run has 3; give it the same settings, or set resume=never"),
-        ({"training": {"epochs": 9}}, "training.epochs = 9 is wanted, but that run has 2"),
-        ({"training": {"optimizer": {"value_lr": 0.1}}}, "training.optimizer.value_lr = 0.1 is wanted, but"),
+        ({"seed": 4}, "seed is 4 here but 3 in that run; give it the same settings, or set resume=never"),
+        ({"training": {"epochs": 9}}, "training.epochs is 9 here but 2 in that run"),
+        ({"training": {"optimizer": {"value_lr": 0.1}}}, "training.optimizer.value_lr is 0.1 here but None in"),
         (
             {"policy": {"hidden": 8}, "seed": 4},
-            r"policy.hidden = 8 is wanted, but that run has 16 \(differ, too: seed\)",
+            r"policy.hidden is 8 here but 16 in that run \(differ, too: seed\)",
         ),
-        ({"env": "gymnasium:Acrobot-v1"}, "env.id = Acrobot-v1 is wanted, but that run has CartPole-v1"),
-        ({"batching": {"type": "dynamic"}}, "batching.type = dynamic is wanted, but that run has lockstep; give"),
+        ({"env": "gymnasium:Acrobot-v1"}, "env.id is Acrobot-v1 here but CartPole-v1 in that run"),
+        ({"batching": {"type": "dynamic"}}, "batching.type is dynamic here but lockstep in that run; give"),
     ],
 )
 @pytest.mark.parametrize("resume", ["auto", "path"])
@@ -112,7 +112,7 @@ def test_other_settings_are_refused_by_name(resume: str, changes: dict[str, Any]
 
 def test_a_folder_to_go_on_in_and_another_folder_exclude_each_other(tmp_path: Path) -> None:
     folder = run_in(tmp_path / "run")
-    with pytest.raises(RunFolderError, match=f"^out = new: the run in {folder} goes on where it is; name no folder for it$"):
+    with pytest.raises(RunFolderError, match=f"^out = new: the run in {folder} goes on where it is; leave out out$"):
         run_to_resume(wanted(tmp_path, str(folder)), Path("new"))
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from torch import Tensor
 from tests.pipeline.runs import config
+from torch import Tensor
 
 import polyrhythm
 from polyrhythm.config.schema import RunConfig

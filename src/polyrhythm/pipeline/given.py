@@ -26,7 +26,7 @@ def take_given_weights(config: RunConfig, policy: Policy) -> None:
     if differing:
         key, has, asked = differing[0]
         raise RunFolderError(
-            f"init_from = {path}: {key} = {asked} is wanted, but those weights belong to a policy with {has}; "
+            f"init_from = {path}: {key} is {asked} here but {has} in the policy that those weights belong to; "
             "make that equal, or name other weights"
         )
     try:

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.files import written_whole
+from polyrhythm.observe import new_run_folder, take_folder
 from polyrhythm.observe.metrics import last_time_s
 
 log = logging.getLogger(__name__)
@@ -213,7 +215,7 @@ def run_to_resume(config: RunConfig, named: Path | None) -> Path | None:
         return None
     if config.resume != "auto":
         if named is not None:
-            raise RunFolderError(f"out = {named}: the run in {config.resume} goes on where it is; name no folder for it")
+            raise RunFolderError(f"out = {named}: the run in {config.resume} goes on where it is; leave out out")
         return _fitting(Path(config.resume), config)
     if named is not None and (named / CONFIG_FILE).is_file():
         return _fitting(named, config)
@@ -228,10 +230,17 @@ def run_to_resume(config: RunConfig, named: Path | None) -> Path | None:
     return _fitting(unfinished[-1], config)
 
 
+def new_folder(config: RunConfig, named: Path | None) -> Path:
+    """A folder for a run that begins: `named`, which must be empty or absent, or <out_dir>/<name>/<time>."""
+    if named is not None:
+        return take_folder(named)
+    return new_run_folder(Path(config.out_dir), config.name, datetime.now().astimezone())
+
+
 def _fitting(folder: Path, config: RunConfig) -> Path:
     if not (folder / CONFIG_FILE).is_file():
         raise RunFolderError(
-            f"resume = {folder}: a run folder is wanted, but it has no {CONFIG_FILE}; name another, or set resume=never"
+            f"resume = {folder}: that is no run's folder, it has no {CONFIG_FILE}; name another, or set resume=never"
         )
     with naming_where_it_began(folder):
         _fitting_config(folder, config)
@@ -251,8 +260,8 @@ def _fitting_config(folder: Path, config: RunConfig) -> RunConfig:
         others = ", ".join(other for other, _, _ in differing[1:])
         more = f" (differ, too: {others})" if others else ""
         raise RunFolderError(
-            f"resume = {folder}: {path} = {wanted} is wanted, but that run has {has}{more}; give it the same settings, "
-            f"or set resume=never (a resumed run may change {_may_change()})"
+            f"resume = {folder}: {path} is {wanted} here but {has} in that run{more}; give it the same settings, or "
+            f"set resume=never (a resumed run may change {_may_change()})"
         )
     trains, versions = command_of(folder) == "train", found.training.versions
     if is_finished(folder) and (config.training.versions == versions or not trains):
