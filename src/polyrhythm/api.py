@@ -19,7 +19,7 @@ from polyrhythm.pipeline import evaluate as evaluating
 from polyrhythm.pipeline import run as running
 from polyrhythm.pipeline.callbacks import Callback, Callbacks, EvaluationResult, StopTraining
 from polyrhythm.pipeline.check import Checked
-from polyrhythm.pipeline.progress import new_folder, run_to_resume
+from polyrhythm.pipeline.resume_rules import new_folder, run_to_resume
 from polyrhythm.pipeline.standalone import StandalonePolicy, load_standalone
 
 __all__ = [

@@ -20,9 +20,8 @@ from polyrhythm.pipeline.progress import (
     SUMMARY_FILE,
     Progress,
     command_of,
-    config_to_resume,
-    run_to_resume,
 )
+from polyrhythm.pipeline.resume_rules import config_to_resume, run_to_resume
 
 
 def run_in(folder: Path, *, age: float = 0.0, finished: bool = False, **changes: Any) -> Path:

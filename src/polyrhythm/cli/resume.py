@@ -22,7 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from polyrhythm.pipeline.progress import command_of, config_to_resume, naming_where_it_began
+    from polyrhythm.pipeline.progress import command_of
+    from polyrhythm.pipeline.resume_rules import config_to_resume, naming_where_it_began
 
     folder = arguments.run_folder
     config = config_to_resume(folder, arguments.overrides)

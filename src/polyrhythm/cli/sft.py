@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     config = load_config(arguments.recipe, [*IMITATION, *arguments.overrides])
     from polyrhythm.pipeline.check import check
-    from polyrhythm.pipeline.progress import new_folder, run_to_resume
+    from polyrhythm.pipeline.resume_rules import new_folder, run_to_resume
     from polyrhythm.pipeline.sft import fitting_demonstrations, refuse_without_expert, sft_config
 
     checked = check(sft_config(config), trainer=False)
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 def imitate_in(folder: Path, config: RunConfig, *, as_json: bool) -> int:
     """Go on with the warm start in the folder."""
     from polyrhythm.pipeline.check import check
-    from polyrhythm.pipeline.progress import naming_where_it_began
+    from polyrhythm.pipeline.resume_rules import naming_where_it_began
 
     with naming_where_it_began(folder):
         checked = check(config, trainer=False)

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.recipe, arguments.overrides)
     # Imported only now: a wrong key is answered before any tensor library is loaded.
     from polyrhythm.pipeline.check import check
-    from polyrhythm.pipeline.progress import new_folder, run_to_resume
+    from polyrhythm.pipeline.resume_rules import new_folder, run_to_resume
 
     folder = run_to_resume(config, arguments.out)
     checked = check(config)

@@ -7,7 +7,7 @@ from pathlib import Path
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunFolderError
 from polyrhythm.pipeline.checkpoints import load_policy
-from polyrhythm.pipeline.progress import differences
+from polyrhythm.pipeline.resume_rules import differences
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.tensors import apply_state
 

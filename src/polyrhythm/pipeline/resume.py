@@ -16,7 +16,8 @@ from polyrhythm.observe.metrics import rewind
 from polyrhythm.observe.settings_changes import note_changes
 from polyrhythm.pipeline.check import Checked
 from polyrhythm.pipeline.checkpoints import POLICY_FILE, STATES, SavedRun, load_policy, newest_run
-from polyrhythm.pipeline.progress import CONFIG_FILE, SUMMARY_FILE, Progress, differences
+from polyrhythm.pipeline.progress import CONFIG_FILE, SUMMARY_FILE, Progress
+from polyrhythm.pipeline.resume_rules import differences
 from polyrhythm.pipeline.warm_start import give_weights
 
 log = logging.getLogger(__name__)
