@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +17,10 @@ from tests.pipeline.runs import LOCKSTEP
 
 import polyrhythm as pr
 from polyrhythm.errors import ConfigError, RunFolderError
+from polyrhythm.flow.records import SampleEvaluated
+from polyrhythm.pipeline.episodes import tally
 from polyrhythm.policies.categorical import CategoricalSettings
+from polyrhythm.specs import Task
 
 SOURCE = Path(pr.__file__).parents[1]
 PAGE = Path(__file__).parents[1] / "docs" / "python-api.md"
@@ -147,6 +153,44 @@ def test_what_a_callback_raises_comes_out_as_it_was(tmp_path: Path) -> None:
     assert raised.traceback[-1].name == "on_update"
     assert raised.value.__context__ is None
     assert pr.train(_recipe(resume=str(tmp_path / "run"))).finished
+
+
+def test_a_result_has_all_that_was_measured() -> None:
+    found = tally([SampleEvaluated("after", 0, 0, True, True, 2.0, 1, (("height", 0.5),))], [Task("t", "do it")])
+    result = pr.EvaluationResult.of("after", {**found, "version": 1, "greedy": True})
+    assert {name: getattr(result, name) for name in found} == found
+    assert result.metrics == {"height": 0.5}
+
+
+class Interrupting(Heard):
+    """Presses Ctrl-C in the midst of the update after the first."""
+
+    pressed = True
+
+    def on_update(self, metrics: Any) -> None:
+        super().on_update(metrics)
+        Interrupting.pressed = metrics["step"] != 0
+
+
+def interrupting_loss(entries: Any) -> Any:
+    if not Interrupting.pressed:
+        Interrupting.pressed = True
+        os.kill(os.getpid(), signal.SIGINT)
+    return -entries.advantage * entries.logprob
+
+
+@pytest.mark.parametrize("error", [None, ZeroDivisionError])
+def test_an_update_that_ends_while_the_run_winds_down_is_told(
+    error: type[Exception] | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard = Interrupting(until=1, error=error) if error else Interrupting()
+    loss = {"loss": {"type": f"{__name__}:interrupting_loss"}}
+    with pytest.raises(KeyboardInterrupt):
+        pr.train(_recipe(algorithm=loss), out=tmp_path / "run", callbacks=heard)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines if "throughput/transitions" in line]
+    assert [metrics["step"] for metrics in heard.updates] == steps == [0, 1]
+    assert ("a callback failed while the run ended" in caplog.text) == (error is not None)
 
 
 def test_an_error_about_the_last_result_leaves_a_finished_run(tmp_path: Path) -> None:

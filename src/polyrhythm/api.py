@@ -7,21 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from polyrhythm.config.load import load_config
 from polyrhythm.config.objects import in_main
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.errors import ConfigError, PolyrhythmError, RunFolderError
-from polyrhythm.observe import new_run_folder, take_folder
+from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.pipeline import check as checking
 from polyrhythm.pipeline import evaluate as evaluating
 from polyrhythm.pipeline import run as running
 from polyrhythm.pipeline.callbacks import Callback, Callbacks, EvaluationResult, StopTraining
 from polyrhythm.pipeline.check import Checked
-from polyrhythm.pipeline.progress import run_to_resume
+from polyrhythm.pipeline.resume_rules import new_folder, run_to_resume
 from polyrhythm.pipeline.standalone import StandalonePolicy, load_standalone
 
 __all__ = [
@@ -88,8 +86,7 @@ def train(recipe: Recipe, *, out: str | Path | None = None, callbacks: object = 
     folder = run_to_resume(config, named)
     checked = checking.check(config)
     if folder is None:
-        now = datetime.now().astimezone()
-        folder = take_folder(named) if named else new_run_folder(Path(config.out_dir), config.name, now)
+        folder = new_folder(config, named)
     try:
         return TrainResult(folder, running.train(checked, folder, callbacks=heard), finished=True)
     except StopTraining:
@@ -137,7 +134,4 @@ def _config(recipe: Recipe) -> RunConfig:
 
 
 def _path(run: str | Path | TrainResult) -> Path:
-    path = run.folder if isinstance(run, TrainResult) else Path(run)
-    if not path.exists():
-        raise RunFolderError(f"{path} is not there; name the folder of a run or one of its checkpoints")
-    return path
+    return run.folder if isinstance(run, TrainResult) else Path(run)

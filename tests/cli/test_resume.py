@@ -89,6 +89,15 @@ def test_a_cut_run_goes_on_without_its_settings_being_typed_again(run: Path, thr
     assert not changes(run)
 
 
+def test_the_settings_of_a_resumed_run_are_a_recipe_for_another(run: Path, three: Path, tmp_path: Path) -> None:
+    assert main(["resume", str(run), "training.versions=4"]) == 0
+    assert load_config(run / "config.yaml").resume == "never"
+    recipe = str(three.parent / "recipe.yaml")
+    assert main(["train", recipe, "resume=auto", f"out_dir={tmp_path}", "training.versions=1"]) == 0
+    (begun,) = (tmp_path / "test").glob("*/config.yaml")
+    assert load_config(begun).resume == "never"
+
+
 def test_a_finished_run_is_extended_as_if_it_had_been_longer(
     run: Path, six: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,8 +149,8 @@ def test_rates_evaluation_and_machinery_may_change_and_the_report_says_so(run: P
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("seed=4", "seed = 4 is wanted, but that run has 3"),
-        ("policy.hidden=8", "policy.hidden = 8 is wanted, but that run has 16"),
+        ("seed=4", "seed is 4 here but 3 in that run"),
+        ("policy.hidden=8", "policy.hidden is 8 here but 16 in that run"),
         ("training.versions=2", "training.versions = 2: the run in {run} has trained 3 versions already; set it to 3"),
         ("training.versions=3", "that run is finished"),
     ],
@@ -156,7 +165,7 @@ def test_other_settings_are_refused_in_one_sentence(
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 1 or all("error" not in line for line in told[:-1])
     assert words.format(run=run) in told[-1]
-    if " is wanted" in words:
+    if " in that run" in words:
         assert "(a resumed run may change checkpoint, data_plane, evaluation, launcher," in told[-1]
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
 
@@ -220,8 +229,8 @@ def test_a_damaged_progress_file_falls_back_to_what_the_folder_says(
     cut(run)
     PROGRESS[how](run / "progress.json")
     assert main(["resume", str(run)]) == 0
-    assert "progress.json is " in caplog.text
-    assert "by the other files of the run this is done: warm start" in caplog.text
+    assert caplog.text.count("progress.json is ") == 1
+    assert "by the run's other files this is done: warm start" in caplog.text
     assert same_weights(run, three)
 
 
@@ -323,6 +332,6 @@ def test_a_folder_that_is_no_run_and_out_with_resume_are_refused(
     assert main(["resume", str(run.parent)]) == 2
     assert "is no run's folder: it has no config.yaml; name the folder of a run" in capsys.readouterr().err
     assert main(["train", recipe, f"resume={run}", "--out", "elsewhere", "training.versions=4"]) == 2
-    assert f"--out elsewhere: the run in {run} goes on where it is; leave --out out" in capsys.readouterr().err
+    assert f"out = elsewhere: the run in {run} goes on where it is; leave out out" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["resume", str(run), "--out", "elsewhere"])

@@ -22,6 +22,7 @@ from tests.pipeline.test_live import Screen
 
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config, merge
+from polyrhythm.observe.run_folder import held
 from polyrhythm.pipeline.checkpoints import STATES, load_policy, save_policy
 from polyrhythm.policies.base import Evaluation, Observations
 from polyrhythm.policies.gaussian import GaussianPolicy, GaussianSettings
@@ -202,6 +203,9 @@ def test_given_demonstrations_are_imitated_and_an_interrupted_warm_start_goes_on
     progress = json.loads((folder / "progress.json").read_text())
     del progress["done"]["warm_start"]
     (folder / "progress.json").write_text(json.dumps(progress))
+    with held(folder):
+        assert main(["resume", str(folder)]) == 2
+    assert f"{folder} is in use by process" in capsys.readouterr().err
     assert main([*words, "resume=auto"]) == 0
     assert all(torch.equal(weights[name], tensor) for name, tensor in load_policy(folder)[1].items())
     assert main(["resume", str(folder), "training.versions=9"]) == 2
@@ -258,12 +262,12 @@ def test_weights_of_another_policy_are_refused_before_a_folder_is_made(
         (
             recipe(tmp_path),
             given,
-        ): "policy.type = gaussian is wanted, but those weights belong to a policy with categorical",
+        ): "policy.type is gaussian here but categorical in the policy that those weights belong to",
         (
             cartpole(tmp_path),
             given,
             "policy.activation=relu",
-        ): "policy.activation = relu is wanted, but those weights belong to a policy with tanh; make",
+        ): "policy.activation is relu here but tanh in the policy that those weights belong to; make",
         (cartpole(tmp_path), given, "env=gymnasium:Acrobot-v1"): "weights do not fit the policy",
         (cartpole(tmp_path), f"{given}x"): "is not there; name the folder of a run or its policy.pt",
         (cartpole(tmp_path), f"init_from={tmp_path}"): "holds no policy.pt",

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrhythm.observe import wilson
+from polyrhythm.observe.intervals import measures_success
 
 
 @pytest.mark.parametrize(
@@ -39,3 +40,13 @@ def test_the_interval_holds_the_rate_and_mirrors(pair: tuple[int, int]) -> None:
 def test_impossible_counts(successes: int, episodes: int) -> None:
     with pytest.raises(ValueError, match="successes of"):
         wilson(successes, episodes)
+
+
+@pytest.mark.parametrize(
+    ("successes", "returns", "measured"),
+    [([0, 2], [1.0, 5.0], True), ([0, 0], [0.0, 5.0], False), ([0.0], [0.0], True), ([0], [None], True), ([], [], 1)],
+)
+def test_success_is_measured_unless_something_was_earned_and_nothing_succeeded(
+    successes: list[float], returns: list[float | None], measured: bool
+) -> None:
+    assert measures_success(successes, returns) == measured

@@ -12,9 +12,16 @@ import pytest
 from tests.pipeline.runs import config
 
 from polyrhythm.config.load import save_config
-from polyrhythm.errors import RunFolderError
+from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.observe.metrics import MetricsWriter, last_time_s, rewind
-from polyrhythm.pipeline.progress import CONFIG_FILE, SUMMARY_FILE, Progress, run_to_resume
+from polyrhythm.pipeline.checkpoints import save_policy
+from polyrhythm.pipeline.progress import (
+    CONFIG_FILE,
+    SUMMARY_FILE,
+    Progress,
+    command_of,
+)
+from polyrhythm.pipeline.resume_rules import config_to_resume, run_to_resume
 
 
 def run_in(folder: Path, *, age: float = 0.0, finished: bool = False, **changes: Any) -> Path:
@@ -77,22 +84,22 @@ def test_a_finished_run_is_not_gone_on_with(resume: str, tmp_path: Path) -> None
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match=r"a run folder is wanted, but it has no config.yaml; name another"):
+    with pytest.raises(RunFolderError, match=r"that is no run.s folder, it has no config.yaml; name another"):
         run_to_resume(wanted(tmp_path, str(tmp_path)), None)
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"seed": 4}, "seed = 4 is wanted, but that run has 3; give it the same settings, or set resume=never"),
-        ({"training": {"epochs": 9}}, "training.epochs = 9 is wanted, but that run has 2"),
-        ({"training": {"optimizer": {"value_lr": 0.1}}}, "training.optimizer.value_lr = 0.1 is wanted, but"),
+        ({"seed": 4}, "seed is 4 here but 3 in that run; give it the same settings, or set resume=never"),
+        ({"training": {"epochs": 9}}, "training.epochs is 9 here but 2 in that run"),
+        ({"training": {"optimizer": {"value_lr": 0.1}}}, "training.optimizer.value_lr is 0.1 here but None in"),
         (
             {"policy": {"hidden": 8}, "seed": 4},
-            r"policy.hidden = 8 is wanted, but that run has 16 \(differ, too: seed\)",
+            r"policy.hidden is 8 here but 16 in that run \(differ, too: seed\)",
         ),
-        ({"env": "gymnasium:Acrobot-v1"}, "env.id = Acrobot-v1 is wanted, but that run has CartPole-v1"),
-        ({"batching": {"type": "dynamic"}}, "batching.type = dynamic is wanted, but that run has lockstep; give"),
+        ({"env": "gymnasium:Acrobot-v1"}, "env.id is Acrobot-v1 here but CartPole-v1 in that run"),
+        ({"batching": {"type": "dynamic"}}, "batching.type is dynamic here but lockstep in that run; give"),
     ],
 )
 @pytest.mark.parametrize("resume", ["auto", "path"])
@@ -104,7 +111,7 @@ def test_other_settings_are_refused_by_name(resume: str, changes: dict[str, Any]
 
 def test_a_folder_to_go_on_in_and_another_folder_exclude_each_other(tmp_path: Path) -> None:
     folder = run_in(tmp_path / "run")
-    with pytest.raises(RunFolderError, match=f"^--out new: the run in {folder} goes on where it is; leave --out out$"):
+    with pytest.raises(RunFolderError, match=f"^out = new: the run in {folder} goes on where it is; leave out out$"):
         run_to_resume(wanted(tmp_path, str(folder)), Path("new"))
 
 
@@ -175,6 +182,8 @@ def test_time_goes_on_where_the_metrics_ended_though_a_killed_phase_left_none(tm
             metrics.log(step, {"throughput/transitions": 1.0}, time_s)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "time_s": 95')
+    with (tmp_path / "metrics.jsonl").open("ab") as damaged:
+        damaged.write(b"\xff\n")
     progress = Progress(tmp_path)  # killed in its first phase, so there is no progress.json
     assert time.monotonic() - progress.began >= 90.0
     rewind(tmp_path, 1)
@@ -190,3 +199,48 @@ def test_time_goes_on_where_the_metrics_ended_though_a_killed_phase_left_none(tm
 def test_a_line_without_a_time_is_no_time(line: str, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(line.encode("latin-1") + b"\n")
     assert last_time_s(tmp_path) == 0.0
+
+
+SFT = {"name": "test-sft", "demonstrations": {}, "supervised": {}}
+UPDATE = '{"step": 0, "time_s": 1.0, "throughput/transitions": 8.0}\n'
+
+
+@pytest.mark.parametrize(
+    ("changes", "version", "metrics", "command"),
+    [
+        (SFT, None, "", "sft"),
+        (SFT, 0, '{"step": 0, "time_s": 1.0, "train/sft/loss": 8.0}\n', "sft"),
+        (SFT, 2, "", "train"),
+        (SFT, 0, UPDATE, "train"),
+        ({"name": "test-sft"}, 0, "", "train"),
+        ({**SFT, "name": "test"}, 0, "", "train"),
+    ],
+)
+def test_only_what_can_be_a_warm_start_is_taken_for_one(
+    changes: dict[str, Any], version: int | None, metrics: str, command: str, tmp_path: Path
+) -> None:
+    """A run of a recipe that is named like one is trained on, whatever its progress.json says no more."""
+    folder = run_in(tmp_path / "run", **changes)
+    (folder / "metrics.jsonl").write_text(metrics)
+    if version is not None:
+        run = config()
+        weights = run.policy.build(run.env.spec(), 0).state_dict()  # type: ignore[attr-defined]
+        save_policy(weights, run, folder / "policy.pt", version)
+    assert command_of(folder) == command
+
+
+@pytest.mark.parametrize(
+    ("override", "elsewhere"),
+    [
+        ("training.versions=many", False),
+        ("policy.type=gausian", False),
+        ("policy={type: 'nowhere:Settings'}", True),
+        ("policy={type: 'json:Settings'}", True),
+    ],
+)
+def test_only_what_is_not_found_may_be_where_the_run_began(override: str, elsewhere: bool, tmp_path: Path) -> None:
+    folder = run_in(tmp_path / "run")
+    (folder / "progress.json").write_text(json.dumps({"began_in": str(tmp_path)}))
+    with pytest.raises(RunFolderError if elsewhere else ConfigError) as refused:
+        config_to_resume(folder, [override])
+    assert (f"that run began in the folder {tmp_path}" in str(refused.value)) == elsewhere

@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 from tests.pipeline.runs import config
+from torch import Tensor
 
 import polyrhythm
 from polyrhythm.config.schema import RunConfig
@@ -18,6 +19,8 @@ from polyrhythm.pipeline.checkpoints import save_policy
 from polyrhythm.pipeline.episodes import held_out
 from polyrhythm.pipeline.evaluate import evaluate
 from polyrhythm.pipeline.standalone import StandalonePolicy, load_standalone
+from polyrhythm.policies.base import Act, Observations
+from polyrhythm.policies.gaussian import GaussianPolicy, GaussianSettings
 from polyrhythm.policies.tiny_vla import TinyVlaSettings
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
@@ -78,6 +81,29 @@ def test_rows_instructions_and_progress_reach_the_policy() -> None:
     same = {name: np.stack([array[0]] * 2) for name, array in batch.items()}
     shown = policy.act(same, ["close the door", "push the button"], step=0)
     assert not np.array_equal(shown[0], shown[1])
+
+
+class Asking(GaussianPolicy):
+    """Looks for observations that there may not be."""
+
+    def act(self, obs: Observations, greedy: Tensor, noise_key: Tensor) -> Act:
+        assert "mask" not in obs
+        assert obs.get("goal") is None
+        return super().act(obs, greedy, noise_key)
+
+
+def test_a_policy_may_ask_for_what_is_not_there() -> None:
+    spec = EnvSpec({"state": ArraySpec((2,), "float32")}, SPEC.action, SPEC.tasks, 40)
+    policy = StandalonePolicy(Asking(GaussianSettings(hidden=8), spec), spec, 1, 0)
+    assert policy.act({"state": np.zeros(2, np.float32)}, "push", step=0).shape[1] == 3
+
+
+def test_noise_without_a_step_is_refused_as_it_would_be_the_same_each_time(tmp_path: Path) -> None:
+    policy = load_standalone(_saved(tmp_path / "policy.pt", config()))
+    assert not policy.reads_progress
+    with pytest.raises(ValueError, match="seed = 1: without step the noise would be the same in every call; give"):
+        policy.act({"state": np.zeros(4, np.float32)}, seed=1)
+    assert policy.act({"state": np.zeros(4, np.float32)}, seed=1, step=0).shape == (1, 1)
 
 
 def test_noise_is_a_function_of_seed_step_and_row() -> None:

@@ -114,7 +114,7 @@ def test_an_update_that_takes_too_long_is_abandoned_and_its_samples_wait(tmp_pat
     assert json.loads((saved / "run.json").read_text())["conductor"]["lending"]["lent"]
     with command(tmp_path, **merge(merge(LONG, slow), {"seed": 4, "resume": "auto"})) as process:
         assert process.wait(60) == 2
-    assert "seed = 4 is wanted, but that run has 3; give it the same settings" in output(tmp_path)
+    assert "seed is 4 here but 3 in that run; give it the same settings" in output(tmp_path)
 
 
 def test_after_sigkill_of_main_no_process_is_left_and_the_next_start_clears_the_memory(tmp_path):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from polyrhythm.cli import show
-from polyrhythm.observe.intervals import deciding
+from polyrhythm.observe.intervals import deciding, measures_success
 
 _EVALUATIONS = {
     "before": "before",
@@ -25,7 +25,9 @@ def lines(summary: Mapping[str, Any]) -> str:
 def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     rates = {name: words for name, words in _EVALUATIONS.items() if name in summary}
     tallies = [*(summary[name] for name in rates), *([deciding(summary["best"])] if "best" in summary else [])]
-    succeeded = any(tally["successes"] or not tally.get("mean_return") for tally in tallies)
+    succeeded = measures_success(
+        (tally["successes"] for tally in tallies), (tally.get("mean_return") for tally in tallies)
+    )
     for name, words in rates.items():
         yield words, show.rate(summary[name]) if succeeded else show.earned(summary[name])
     if "best" in summary:

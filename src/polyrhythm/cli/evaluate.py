@@ -38,10 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from polyrhythm.errors import RunFolderError
-
-    if not arguments.path.exists():
-        raise RunFolderError(f"{arguments.path} is not there; name the folder of a run or one of its checkpoints")
     from polyrhythm.pipeline.evaluate import Video, evaluate
     from polyrhythm.pipeline.live import live_terminal
 

@@ -1,8 +1,9 @@
 """Go on with a run in its own folder: one that was cut short, or, with more versions to train, one that is finished.
 
 Its settings are those that it has. Some may be changed: training.versions, learning rates, evaluation, checkpoint,
-and where and how it runs (launcher, placement, data_plane, supervision, shutdown_s); such a change is noted in the
-folder, and marked in the report.
+where and how it runs (launcher, placement, data_plane, supervision, shutdown_s), and what ends it
+(rollout.max_attempts, rollout.max_dropped, training.on_nonfinite_gradient, training.max_skipped_steps); such a change
+is noted in the folder, and marked in the report.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from polyrhythm.pipeline.progress import command_of, config_to_resume, naming_where_it_began
+    from polyrhythm.pipeline.progress import command_of
+    from polyrhythm.pipeline.resume_rules import config_to_resume, naming_where_it_began
 
     folder = arguments.run_folder
     config = config_to_resume(folder, arguments.overrides)

@@ -6,7 +6,6 @@ import argparse
 import json
 import shlex
 import sys
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,11 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.config.load import load_config
-    from polyrhythm.observe import new_run_folder, take_folder
 
     config = load_config(arguments.recipe, [*IMITATION, *arguments.overrides])
     from polyrhythm.pipeline.check import check
-    from polyrhythm.pipeline.progress import run_to_resume
+    from polyrhythm.pipeline.resume_rules import new_folder, run_to_resume
     from polyrhythm.pipeline.sft import fitting_demonstrations, refuse_without_expert, sft_config
 
     checked = check(sft_config(config), trainer=False)
@@ -42,8 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         refuse_without_expert(config)
     if folder is None:
-        now = datetime.now().astimezone()
-        folder = take_folder(arguments.out) if arguments.out else new_run_folder(Path(config.out_dir), config.name, now)
+        folder = new_folder(config, arguments.out)
     overrides = [word for word in arguments.overrides if not word.startswith("resume=")]
     words = [arguments.recipe, *overrides]
     return _imitate(folder, checked, arguments.demos, words, as_json=arguments.json)
@@ -52,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 def imitate_in(folder: Path, config: RunConfig, *, as_json: bool) -> int:
     """Go on with the warm start in the folder."""
     from polyrhythm.pipeline.check import check
-    from polyrhythm.pipeline.progress import naming_where_it_began
+    from polyrhythm.pipeline.resume_rules import naming_where_it_began
 
     with naming_where_it_began(folder):
         checked = check(config, trainer=False)

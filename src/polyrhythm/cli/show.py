@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from polyrhythm.observe.intervals import measures_success
+
 _RATE = {"rate", "low", "high", "successes", "episodes"}
 
 
@@ -24,10 +26,10 @@ def earned(result: Mapping[str, Any]) -> str:
 def lines(result: Mapping[str, Any]) -> str:
     """One `name: value` line for each entry, rates last and in words. A result that is itself a rate comes first.
 
-    Where episodes earned something but none succeeded, the environment measures no success: the return leads.
+    Where the environment measures no success the return leads.
     """
     rates = [value for value in (result, *result.values()) if _is_rate(value)]
-    succeeded = any(value["successes"] or not value.get("mean_return") for value in rates)
+    succeeded = measures_success((one["successes"] for one in rates), (one.get("mean_return") for one in rates))
     first = [_value(result, succeeded)] if _is_rate(result) else []
     said = _RATE | {"mean_return"} if first else set()
     rest = [

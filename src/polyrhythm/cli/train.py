@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,18 +32,16 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.recipe is None:
         arguments.usage_error(f"name a recipe: {', '.join(recipe_names())}; or the path of a YAML file")
     from polyrhythm.config.load import load_config
-    from polyrhythm.observe import new_run_folder, take_folder
 
     config = load_config(arguments.recipe, arguments.overrides)
     # Imported only now: a wrong key is answered before any tensor library is loaded.
     from polyrhythm.pipeline.check import check
-    from polyrhythm.pipeline.progress import run_to_resume
+    from polyrhythm.pipeline.resume_rules import new_folder, run_to_resume
 
     folder = run_to_resume(config, arguments.out)
     checked = check(config)
     if folder is None:
-        now = datetime.now().astimezone()
-        folder = take_folder(arguments.out) if arguments.out else new_run_folder(Path(config.out_dir), config.name, now)
+        folder = new_folder(config, arguments.out)
     return train_in(folder, checked, as_json=arguments.json)
 
 

@@ -51,3 +51,7 @@ class Refusal(ValueError):
     def __init__(self, path: str, value: object, why: str) -> None:
         self.path, self.value, self.why = path, value, why
         super().__init__(f"{path} = {value}: {why}")
+
+
+class NotFound(Refusal):
+    """What the setting names, a module or something in it, is not there: it may be in another working folder."""

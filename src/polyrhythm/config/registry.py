@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ValidationError
 from pydantic_core import InitErrorDetails
 
-from polyrhythm.config.base import Refusal
+from polyrhythm.config.base import NotFound, Refusal
 from polyrhythm.config.nearest import nearest
 from polyrhythm.conformance import raised
 
@@ -106,7 +106,7 @@ def imported(address: str, name: str, what: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise Refusal(
+        raise NotFound(
             "type", name, f"{address} cannot be imported ({error}); install it or correct the name"
         ) from error
     except SyntaxError as error:
@@ -123,7 +123,7 @@ def imported(address: str, name: str, what: str) -> Any:
             f"own.py), name it own:{attribute}, or go on in that script",
         )
     if not hasattr(module, attribute):
-        raise Refusal("type", name, f"module {module_name} has no {attribute}; name {what} in it")
+        raise NotFound("type", name, f"module {module_name} has no {attribute}; name {what} in it")
     return getattr(module, attribute)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 
@@ -48,6 +48,12 @@ def return_in_words(returns: Sequence[float]) -> str:
     odd = len(returns) - len(finite)
     mean = f"return {sum(finite) / len(finite):.4g}"
     return f"{mean} (not finite in {odd} of {len(returns)})" if odd else mean
+
+
+def measures_success(successes: Iterable[float], returns: Iterable[float | None]) -> bool:
+    """Whether episodes tell by success how good they were; not where they earned something and none succeeded: then
+    the environment says nothing of success, and the return counts. successes: counts or rates."""
+    return any(successes) or not any(returns)
 
 
 def deciding(evaluated: Mapping[str, Any]) -> Mapping[str, Any]:

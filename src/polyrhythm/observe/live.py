@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from polyrhythm.observe.activity import by_kind
-from polyrhythm.observe.intervals import return_in_words, success_in_words
+from polyrhythm.observe.intervals import measures_success, return_in_words, success_in_words
 
 #: More stations than this are shown as one for each kind, with the mean of their shares.
 _STATIONS = 6
@@ -76,7 +76,7 @@ def episodes(recent: Sequence[tuple[bool, float]]) -> str:
     """How the last episodes went: the mean return, and successes with their 95% interval unless only rewards come."""
     count, successes = len(recent), sum(success for success, _ in recent)
     earned = return_in_words([reward for _, reward in recent])
-    if not successes and any(reward for _, reward in recent):
+    if not measures_success([successes], (reward for _, reward in recent)):
         return f"{earned} over the last {count} episodes" if count > 1 else f"{earned} in the last episode"
     return f"{success_in_words(successes, count, 'the last ')}, {earned}"
 

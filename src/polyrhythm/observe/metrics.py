@@ -116,10 +116,9 @@ def check_names(names: Iterable[str]) -> None:
 
 def last_time_s(folder: Path) -> float:
     """When the latest line was written, in seconds since the run began; 0 where there is none that can be read."""
-    path = folder / "metrics.jsonl"
     try:
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    except (OSError, ValueError):
+        lines = _lines(folder)
+    except OSError:
         return 0.0
     return max((_time_s(line) for line in lines), default=0.0)
 
@@ -133,6 +132,20 @@ def _time_s(line: str) -> float:
     return time_s if math.isfinite(time_s) else 0.0
 
 
+def has_updates(folder: Path) -> bool:
+    """Whether there is a line of an update of reinforcement learning, whole or not."""
+    try:
+        return any('"throughput/' in line for line in _lines(folder))
+    except OSError:
+        return False
+
+
+def _lines(folder: Path) -> list[str]:
+    """The lines of metrics.jsonl, if there is one; a byte that is no text damages its own line alone."""
+    path = folder / "metrics.jsonl"
+    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+
+
 def rewind(folder: Path, step: int, version: int | None = None) -> None:
     """Forget the lines of updates from `step` on, before they are written again; those of phases stay.
 
@@ -141,8 +154,7 @@ def rewind(folder: Path, step: int, version: int | None = None) -> None:
     path = folder / "metrics.jsonl"
     if not path.is_file():
         return
-    text = path.read_text(encoding="utf-8", errors="replace")
-    lines = [line for line in text.splitlines() if _stays(line, step, version)]
+    lines = [line for line in _lines(folder) if _stays(line, step, version)]
     with written_whole(path) as unfinished:
         unfinished.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
 

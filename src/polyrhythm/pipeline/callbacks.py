@@ -26,8 +26,9 @@ class EvaluationResult:
 
     name: before, during or after training (with _sampled where the policy acted with noise), swapped, or evaluation;
     version: of the weights; rate: of success, low and high its Wilson 95% interval, successes of `episodes`;
-    mean_return; tasks: the same numbers by task, where there are several; greedy: without noise; video: the file, its
-    episodes and how many of them succeeded, where one was asked for.
+    mean_return; metrics: means of what the environment measures itself; tasks: the same numbers by task, where there
+    are several; greedy: without noise; video: the file, its episodes and how many of them succeeded, where one was
+    asked for.
     """
 
     name: str
@@ -39,7 +40,8 @@ class EvaluationResult:
     successes: int
     episodes: int
     mean_return: float
-    tasks: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
     video: Mapping[str, Any] | None = None
 
     @classmethod

@@ -106,7 +106,6 @@ def read_policy(path: Path) -> SavedPolicy:
     return _with_weights(newest, *max(found, key=lambda policy: policy[1]))
 
 
-
 def _with_weights(policy: SavedPolicy, weights: dict[str, Any], version: int) -> SavedPolicy:
     return replace(policy, weights=weights, version=version)
 
@@ -117,6 +116,8 @@ def _beside(path: Path) -> SavedPolicy:
 
 
 def _load_file(file: Path) -> SavedPolicy:
+    if not file.exists() and file.name != POLICY_FILE:
+        raise RunFolderError(f"{file} is not there; name the folder of a run or one of its checkpoints")
     if not file.is_file():
         raise RunFolderError(
             f"{file.parent} holds no {file.name}: the run did not finish, or this is not a run folder; name another"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunFolderError, RunHalted
 from polyrhythm.flow.records import Episode
+from polyrhythm.observe.intervals import measures_success
 from polyrhythm.observe.run_folder import take_file
 from polyrhythm.observe.video import Clip, check_format, write_video
 from polyrhythm.pipeline.build import build_pipeline, env_settings
@@ -55,10 +56,10 @@ def evaluate(
     swap_instructions: show every task the next one's sentence; a policy that listens then fails.
     live: shows a person how it goes; video: to be made of the first episodes. RunFolderError: there is no such policy.
     """
+    config, weights, version = load_policy(path)
     if video:
         check_format(video.file)
         take_file(video.file)
-    config, weights, version = load_policy(path)
     _, spec, policy = check(config, trainer=False)
     if swap_instructions:
         refuse_swapping(spec)
@@ -78,7 +79,7 @@ def evaluate(
         results = pipeline.evaluate("evaluation", wanted)
     found = {**tally(results, spec.tasks), "greedy": greedy, "seed": seed, "version": version}
     if video:
-        measured = bool(found["successes"] or not found["mean_return"])
+        measured = measures_success([found["successes"]], [found["mean_return"]])
         write_video(video.file, _clips(played, spec, measured=measured))
         found["video"] = {"file": str(video.file), "episodes": len(played)}
         if measured:

@@ -12,7 +12,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.files import trouble, written_whole
 from polyrhythm.flow.records import Episode, SampleEvaluated
 from polyrhythm.observe import MetricsWriter
-from polyrhythm.observe.intervals import success_in_words
+from polyrhythm.observe.intervals import measures_success, success_in_words
 from polyrhythm.pipeline.beside import EvaluationsBeside
 from polyrhythm.pipeline.best import BestPolicies
 from polyrhythm.pipeline.build import Pipeline
@@ -140,7 +140,7 @@ class Evaluations:
             values |= {f"evaluation/{way}/metrics/{name}": mean for name, mean in total.get("metrics", {}).items()}
             self._metrics.log(version, values, self._progress.summary()["total"])
             said, earned = "%s, version %d: %s", f"return {total['mean_return']:.4g}"
-            if total["successes"] or not total["mean_return"]:
+            if measures_success([total["successes"]], [total["mean_return"]]):
                 log.info(said, key, version, f"{success_in_words(total['successes'], total['episodes'])}, {earned}")
             else:
                 log.info(said, key, version, f"{earned} over {total['episodes']} episodes")

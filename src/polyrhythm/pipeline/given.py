@@ -7,7 +7,7 @@ from pathlib import Path
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunFolderError
 from polyrhythm.pipeline.checkpoints import load_policy
-from polyrhythm.pipeline.progress import differences
+from polyrhythm.pipeline.resume_rules import differences
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.tensors import apply_state
 
@@ -26,7 +26,7 @@ def take_given_weights(config: RunConfig, policy: Policy) -> None:
     if differing:
         key, has, asked = differing[0]
         raise RunFolderError(
-            f"init_from = {path}: {key} = {asked} is wanted, but those weights belong to a policy with {has}; "
+            f"init_from = {path}: {key} is {asked} here but {has} in the policy that those weights belong to; "
             "make that equal, or name other weights"
         )
     try:

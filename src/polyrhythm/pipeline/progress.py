@@ -12,33 +12,17 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.config.load import load_config
-from polyrhythm.config.schema import RunConfig
-from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.files import written_whole
 from polyrhythm.observe.metrics import last_time_s
 
 log = logging.getLogger(__name__)
 
 CONFIG_FILE, SUMMARY_FILE, _FILE = "config.yaml", "summary.json", "progress.json"
-
-#: Settings and sections that a resumed run may have otherwise: where and how it runs, how long, at which learning
-#: rates, how it is measured, and what ends it.
-_FREE = frozenset(
-    {
-        *("launcher", "out_dir", "resume", "shutdown_s", "placement", "data_plane", "supervision", "checkpoint"),
-        *("training.versions", "evaluation"),
-        *("training.optimizer.lr", "training.optimizer.value_lr", "training.optimizer.lr_final_fraction"),
-        *("rollout.max_attempts", "rollout.max_dropped"),
-        *("training.on_nonfinite_gradient", "training.max_skipped_steps"),
-    }
-)
-_VALUE_LR = "training.optimizer.value_lr"
 
 
 class Progress:
@@ -54,7 +38,9 @@ class Progress:
         """announce: told when a phase begins, with its name and when the run began. command: what began the run."""
         self._announce = announce
         self._path = folder / _FILE
-        said = _read(folder)
+        said, problem = _said(folder)
+        if problem:
+            said = _salvaged(folder, problem)
         self._origin = {"command": said.get("command", command), "began_in": said.get("began_in", str(Path.cwd()))}
         self.wall_s: dict[str, float] = said.get("wall_s", {})
         self._done: dict[str, Any] = said.get("done", {})
@@ -99,24 +85,25 @@ class Progress:
         return {**self.wall_s, "total": time.monotonic() - self.began}
 
 
-def _read(folder: Path) -> dict[str, Any]:
-    """The content of progress.json; where it is damaged or gone, what the folder's other files say."""
-    path = folder / _FILE
+def _said(folder: Path) -> tuple[dict[str, Any], str]:
+    """The content of progress.json and "", or nothing and what is wrong with it."""
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        if _is_progress(said):
-            return dict(said)
-        problem = "is damaged"
+        said = json.loads((folder / _FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        problem = "is gone"
+        return {}, "is gone"
     except (OSError, ValueError) as error:
-        problem = f"is damaged ({error})"
+        return {}, f"is damaged ({error})"
+    return (said, "") if _is_progress(said) else ({}, "is damaged")
+
+
+def _salvaged(folder: Path, problem: str) -> dict[str, Any]:
+    """What the folder's other files say."""
     from polyrhythm.pipeline.salvage import progress_found  # reads weights, which a new run has none of
 
     found = progress_found(folder)
     if found["done"] or problem != "is gone":
         done = ", ".join(found["done"]) or "nothing"
-        log.warning("%s %s; by the other files of the run this is done: %s", path, problem, done.replace("_", " "))
+        log.warning("%s %s; by the run's other files this is done: %s", folder / _FILE, problem, done.replace("_", " "))
     return found
 
 
@@ -136,28 +123,18 @@ def _is_progress(said: Any) -> bool:
 
 def command_of(folder: Path) -> str:
     """What began the run in `folder`: train or sft."""
-    return str(_read(folder).get("command", "train"))
+    said, problem = _said(folder)
+    if problem:
+        from polyrhythm.pipeline.salvage import command_found  # as above
+
+        said = command_found(folder)
+    return str(said.get("command", "train"))
 
 
-@contextmanager
-def naming_where_it_began(folder: Path) -> Iterator[None]:
-    """A setting that is refused inside may be a class or a path of the working folder in which the run began."""
-    try:
-        yield
-    except ConfigError as error:
-        began_in = _began_elsewhere(folder)
-        if began_in is None:
-            raise
-        raise RunFolderError(
-            f"{error}; that run began in the folder {began_in}, and what its settings name may be there: resume it "
-            "from there"
-        ) from error
-
-
-def _began_elsewhere(folder: Path) -> str | None:
-    """The working folder in which the run in `folder` began, if that is known and another than this."""
-    began_in = _read(folder).get("began_in")
-    return None if began_in is None or Path(began_in) == Path.cwd() else str(began_in)
+def began_in(folder: Path) -> str | None:
+    """The working folder in which the run in `folder` began, if that is known."""
+    found = _said(folder)[0].get("began_in")
+    return None if found is None else str(found)
 
 
 def is_finished(folder: Path) -> bool:
@@ -166,98 +143,3 @@ def is_finished(folder: Path) -> bool:
         return isinstance(json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8")), dict)
     except (OSError, ValueError):
         return False
-
-
-def config_to_resume(folder: Path, overrides: Sequence[str]) -> RunConfig:
-    """The settings with which the run in `folder` goes on: its own, but for the overrides.
-
-    RunFolderError: there is no run to go on with, or the overrides change what may not be changed.
-    """
-    if not (folder / CONFIG_FILE).is_file():
-        raise RunFolderError(f"{folder} is no run's folder: it has no {CONFIG_FILE}; name the folder of a run")
-    with naming_where_it_began(folder):
-        config = load_config(folder / CONFIG_FILE, overrides)
-        config = _fitting_config(folder, config.model_copy(update={"resume": str(folder)}))
-    if began_in := _began_elsewhere(folder):
-        log.warning("%s began in the folder %s: relative paths in its settings now mean others", folder, began_in)
-    return config
-
-
-def run_to_resume(config: RunConfig, named: Path | None) -> Path | None:
-    """The folder that `resume` asks to go on in; None for a new one.
-
-    named: the folder that the user gave for this run. RunFolderError: `resume` names a folder that does not fit.
-    """
-    if config.resume == "never":
-        return None
-    if config.resume != "auto":
-        if named is not None:
-            raise RunFolderError(f"--out {named}: the run in {config.resume} goes on where it is; leave --out out")
-        return _fitting(Path(config.resume), config)
-    if named is not None and (named / CONFIG_FILE).is_file():
-        return _fitting(named, config)
-    if named is not None:
-        log.info("resume = auto: %s holds no run, so this one is new", named)
-        return None
-    runs = sorted((Path(config.out_dir) / config.name).glob(f"*/{CONFIG_FILE}"), key=lambda path: path.stat().st_mtime)
-    unfinished = [path.parent for path in runs if not is_finished(path.parent)]
-    if not unfinished:
-        log.info("resume = auto: %s/%s has no unfinished run, so this one is new", config.out_dir, config.name)
-        return None
-    return _fitting(unfinished[-1], config)
-
-
-def _fitting(folder: Path, config: RunConfig) -> Path:
-    if not (folder / CONFIG_FILE).is_file():
-        raise RunFolderError(
-            f"resume = {folder}: a run folder is wanted, but it has no {CONFIG_FILE}; name another, or set resume=never"
-        )
-    with naming_where_it_began(folder):
-        _fitting_config(folder, config)
-    return folder
-
-
-def _fitting_config(folder: Path, config: RunConfig) -> RunConfig:
-    """The configuration, with which the run in `folder` can go on. RunFolderError: it cannot."""
-    found = load_config(folder / CONFIG_FILE)
-    theirs, ours = found.model_dump(mode="json"), config.model_dump(mode="json")
-    differing = differences(theirs, ours)
-    rates = found.training.optimizer.value_lr, config.training.optimizer.value_lr
-    if None in rates and rates[0] != rates[1]:
-        differing.append((_VALUE_LR, *rates))  # the optimizer's state has groups that it would not fit
-    if differing:
-        path, has, wanted = differing[0]
-        others = ", ".join(other for other, _, _ in differing[1:])
-        more = f" (differ, too: {others})" if others else ""
-        raise RunFolderError(
-            f"resume = {folder}: {path} = {wanted} is wanted, but that run has {has}{more}; give it the same settings, "
-            f"or set resume=never (a resumed run may change {_may_change()})"
-        )
-    trains, versions = command_of(folder) == "train", found.training.versions
-    if is_finished(folder) and (config.training.versions == versions or not trains):
-        extend = f" (or training.versions higher than {versions}, to extend it)" if trains else ""
-        raise RunFolderError(f"resume = {folder}: that run is finished; name another, or set resume=never{extend}")
-    return config
-
-
-def _may_change() -> str:
-    """In words, without what nobody needs to know."""
-    return ", ".join(sorted(_FREE - {"resume", "out_dir"}))
-
-
-def differences(
-    theirs: dict[str, Any], ours: dict[str, Any], prefix: str = "", free: frozenset[str] = _FREE
-) -> list[tuple[str, Any, Any]]:
-    """Dotted paths whose values differ, with both values, but for those in `free`; of a section of another type, the
-    type alone."""
-    found = []
-    keys = theirs.keys() | ours.keys() if theirs.get("type") == ours.get("type") else {"type"}
-    for key in sorted(keys):
-        path, left, right = f"{prefix}{key}", theirs.get(key), ours.get(key)
-        if path in free or left == right:
-            continue
-        if isinstance(left, dict) and isinstance(right, dict):
-            found += differences(left, right, f"{path}.", free)
-        else:
-            found.append((path, left, right))
-    return found

@@ -16,7 +16,8 @@ from polyrhythm.observe.metrics import rewind
 from polyrhythm.observe.settings_changes import note_changes
 from polyrhythm.pipeline.check import Checked
 from polyrhythm.pipeline.checkpoints import POLICY_FILE, STATES, SavedRun, load_policy, newest_run
-from polyrhythm.pipeline.progress import CONFIG_FILE, SUMMARY_FILE, Progress, differences
+from polyrhythm.pipeline.progress import CONFIG_FILE, SUMMARY_FILE, Progress
+from polyrhythm.pipeline.resume_rules import differences
 from polyrhythm.pipeline.warm_start import give_weights
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ def take_up(checked: Checked, folder: Path, progress: Progress) -> SavedRun | No
     """
     config = checked.config
     if not (folder / CONFIG_FILE).is_file():
-        save_config(config, folder / CONFIG_FILE)
+        save_settings(config, folder)
         return None
     before = load_config(folder / CONFIG_FILE)
     trained = progress.result("rl") is not None
@@ -71,13 +72,18 @@ def take_up(checked: Checked, folder: Path, progress: Progress) -> SavedRun | No
         progress.reopen("rl", "evaluation_after", "best")
         (folder / SUMMARY_FILE).unlink(missing_ok=True)
     note_changes(folder, update, _changes(before, config), datetime.now().astimezone())
-    save_config(config, folder / CONFIG_FILE)
+    save_settings(config, folder)
     if saved is not None:
         log.info("going on in %s after %d updates", folder, saved.updates)
         rewind(folder, saved.updates, saved.version)
     elif not trained:
         rewind(folder, 0, 0)
     return saved
+
+
+def save_settings(config: RunConfig, folder: Path) -> None:
+    """Write config.yaml, without which run was resumed: given to `train` as a recipe it begins a run of its own."""
+    save_config(config.model_copy(update={"resume": "never"}), folder / CONFIG_FILE)
 
 
 def _refuse_without_state(folder: Path, progress: Progress) -> None:

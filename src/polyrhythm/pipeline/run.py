@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.errors import RunDistrusted
+from polyrhythm.errors import RunDistrusted, RunHalted
 from polyrhythm.files import written_whole
 from polyrhythm.flow.ledger import SampleLedger
 from polyrhythm.observe import MetricsWriter, TraceWriter
@@ -72,14 +72,26 @@ def train(
                 _phases(checked, folder, saved, (progress, interrupts), (metrics, trace), live, callbacks)
             except Interrupted:
                 finished = False
+            except RunHalted:
+                _tell_the_rest(callbacks)
+                raise
         if not finished:
-            raise KeyboardInterrupt if callbacks.ended is None else callbacks.ended
+            if callbacks.ended is None:
+                _tell_the_rest(callbacks)
+                raise KeyboardInterrupt
+            raise callbacks.ended
         summary = _summarise(folder, progress)
         _report(folder)
     if callbacks.deliver() and not isinstance(callbacks.ended, StopTraining):
         assert callbacks.ended is not None
         raise callbacks.ended
     return summary
+
+
+def _tell_the_rest(callbacks: Callbacks) -> None:
+    """Updates that ended while the run wound down. What a callback raises here must not hide what ended the run."""
+    if callbacks.ended is None and callbacks.deliver() and not isinstance(callbacks.ended, StopTraining):
+        log.error("a callback failed while the run ended", exc_info=callbacks.ended)
 
 
 def _phases(

@@ -7,7 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from polyrhythm.config.yaml_text import read
 from polyrhythm.errors import PolyrhythmError
+from polyrhythm.observe.metrics import has_updates
 from polyrhythm.pipeline.checkpoints import POLICY_FILE, STATES, load_policy, saved_runs
 from polyrhythm.pipeline.warm_start import DEMONSTRATIONS_FILE
 from polyrhythm.training.demonstrations import Demonstrations
@@ -24,7 +26,7 @@ def progress_found(folder: Path) -> dict[str, Any]:
     done: dict[str, Any] = {}
     with suppress(PolyrhythmError):
         done["demonstrations"] = {"decisions": len(Demonstrations.load(folder / DEMONSTRATIONS_FILE))}
-    if saved_runs(folder / STATES) or _is_policy(folder / POLICY_FILE):
+    if saved_runs(folder / STATES) or _version(folder / POLICY_FILE) is not None:
         done["warm_start"] = {}
     summary = _summary(folder / "summary.json")
     wall_s = summary.pop("wall_s", {})
@@ -37,26 +39,31 @@ def progress_found(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"done": done}
     if isinstance(wall_s, dict) and all(type(seconds) in (int, float) for seconds in wall_s.values()):
         found["wall_s"] = {phase: seconds for phase, seconds in wall_s.items() if phase != "total"}
-    if _is_warm_start(folder):
-        found["command"] = "sft"
-    return found
+    return {**found, **command_found(folder)}
 
 
-def _is_policy(path: Path) -> bool:
-    try:
-        load_policy(path)
-    except PolyrhythmError:
-        return False
-    return True
+def command_found(folder: Path) -> dict[str, str]:
+    """{"command": "sft"} of a warm start alone, else nothing.
 
-
-def _is_warm_start(folder: Path) -> bool:
-    """`sft` ends before anything is saved there, and gives its runs a name of their own."""
+    `sft` gives its runs a name of their own, imitates, and ends before anything is saved or measured by version.
+    """
     config = folder / "config.yaml"
-    if not config.is_file() or (folder / STATES).exists():
-        return False
-    first = config.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
-    return first.startswith("name:") and first.rstrip().endswith("-sft")
+    if not config.is_file() or (folder / STATES).exists() or (_version(folder / POLICY_FILE) or 0) > 0:
+        return {}
+    try:
+        saved = read(config)
+    except PolyrhythmError:
+        return {}
+    imitates = str(saved.get("name")).endswith("-sft") and saved.get("supervised") is not None
+    return {"command": "sft"} if imitates and not has_updates(folder) else {}
+
+
+def _version(path: Path) -> int | None:
+    """Of the policy in this file; None where there is none that can be read."""
+    try:
+        return load_policy(path)[2]
+    except PolyrhythmError:
+        return None
 
 
 def _summary(path: Path) -> dict[str, Any]:

@@ -7,17 +7,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.config.load import save_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
 from polyrhythm.files import written_whole
 from polyrhythm.observe import MetricsWriter
+from polyrhythm.observe.run_folder import held
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.check import Checked
 from polyrhythm.pipeline.demos import has_expert, refuse_misfit
 from polyrhythm.pipeline.live import Live
-from polyrhythm.pipeline.progress import CONFIG_FILE, SUMMARY_FILE, Progress
-from polyrhythm.pipeline.resume import refuse_misplaced
+from polyrhythm.pipeline.progress import SUMMARY_FILE, Progress
+from polyrhythm.pipeline.resume import refuse_misplaced, save_settings
 from polyrhythm.pipeline.warm_start import DEMONSTRATIONS_FILE, begin
 from polyrhythm.training.demonstrations import Demonstrations
 
@@ -48,16 +48,21 @@ def fitting_demonstrations(file: Path, checked: Checked) -> Demonstrations:
 def imitate(checked: Checked, folder: Path, file: Path | None, live: Live | None = None) -> dict[str, Any]:
     """Demonstrate, or take the demonstrations in `file`, and imitate; the content of the folder's summary.json.
 
-    What an earlier part of the same run has done is not done again. live: shows a person how it goes.
+    What an earlier part of the same run has done is not done again. live: shows a person how it goes. RunFolderError:
+    another process works in the folder.
     """
-    config = checked.config
     refuse_misplaced(folder)
+    with held(folder):
+        return _imitate(checked, folder, file, live)
+
+
+def _imitate(checked: Checked, folder: Path, file: Path | None, live: Live | None) -> dict[str, Any]:
     progress = Progress(folder, live.phase if live else None, command="sft")
     if file is not None and progress.result("demonstrations") is None:
         decisions = len(fitting_demonstrations(file, checked))
         shutil.copyfile(file, folder / DEMONSTRATIONS_FILE)
         progress.commit("demonstrations", {"file": str(file), "decisions": decisions})
-    save_config(config, folder / CONFIG_FILE)  # from here on it can be resumed, without the file
+    save_settings(checked.config, folder)  # from here on it can be resumed, without the file
     with MetricsWriter(folder) as metrics:
         begin(checked, folder, progress, metrics)
     results = [progress.result(phase) or {} for phase in ("warm_start", "demonstrations")]

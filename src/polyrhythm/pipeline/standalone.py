@@ -23,7 +23,7 @@ from polyrhythm.config.registry import NestedRefusal, resolve
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.checkpoints import SavedPolicy, read_policy
-from polyrhythm.pipeline.layout import blank, shown
+from polyrhythm.pipeline.layout import blank
 from polyrhythm.policies.base import Policy, PolicySettings, as_module
 from polyrhythm.runtime.tensors import apply_state, as_array, as_tensors
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec
@@ -58,11 +58,16 @@ class StandalonePolicy:
         obs: every array of `spec.observation`; others are ignored. instruction: one of `spec.tasks`' sentences, or the
         task's name, for all rows or for each; needed where there are several and the policy looks at it.
         step: env steps since the episode began, for all rows or for each; needed where the policy looks at it.
-        seed: sample, as in training, by noise that is a function of seed, step and row; None: act without noise.
-        ValueError: something does not fit.
+        seed: sample, as in training, by noise that is a function of seed, step and row, so `step` is needed then too;
+        None: act without noise. ValueError: something does not fit.
         """
         arrays, batched = self._checked(obs)
         rows = len(next(iter(arrays.values()))) if arrays else 1
+        if seed is not None and step is None:
+            raise ValueError(
+                f"seed = {seed}: without step the noise would be the same in every call; give the env steps since the "
+                "episode began as step"
+            )
         steps = self._steps(step, rows)
         arrays[INSTRUCTION] = self._instructions(instruction, rows)
         arrays[PROGRESS] = np.minimum(steps / self.spec.max_steps, 1.0).astype(np.float32)
@@ -191,8 +196,9 @@ class _Noted(Mapping[str, Tensor]):
         self._obs = obs
 
     def __getitem__(self, name: str) -> Tensor:
+        found = self._obs[name]  # first: it may only be asked whether there is one of this name
         self.read.add(name)
-        return self._obs[name]
+        return found
 
     def __iter__(self) -> Iterator[str]:
         self.read.update(self._obs)
@@ -208,5 +214,4 @@ def _what_is_read(policy: Policy, spec: EnvSpec, device: torch.device) -> set[st
     ways = torch.ones(1, dtype=torch.bool, device=device), torch.zeros(1, dtype=torch.int64, device=device)
     with torch.inference_mode():
         policy.act(obs, *ways)
-    assert obs.read <= shown(spec).keys()
     return obs.read

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from polyrhythm.errors import RunFolderError
-from polyrhythm.observe.intervals import wilson
+from polyrhythm.observe.intervals import measures_success, wilson
 from polyrhythm.observe.settings_changes import Change, read_changes
 
 Line = Mapping[str, Any]
@@ -62,7 +62,7 @@ class Run:
         """False where episodes earned something but none succeeded: its environment says nothing of success."""
         rates = [e.rate for e in self.evaluations] + [line.get("env/success_once") or 0.0 for line in self.updates]
         returns = [e.mean_return for e in self.evaluations] + [line.get("env/return") or 0.0 for line in self.updates]
-        return any(rates) or not any(returns)
+        return measures_success(rates, returns)
 
     def settings(self) -> dict[str, str]:
         """Every setting by its dotted path, as text."""

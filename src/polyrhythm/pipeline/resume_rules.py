@@ -1,0 +1,167 @@
+"""Which folder a run works in: a new one, or that of a run that goes on; and what of its settings may then change."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from polyrhythm.config.base import NotFound
+from polyrhythm.config.load import load_config
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.errors import ConfigError, RunFolderError
+from polyrhythm.observe import new_run_folder, take_folder
+from polyrhythm.pipeline.progress import CONFIG_FILE, began_in, command_of, is_finished
+
+log = logging.getLogger(__name__)
+
+#: Settings and sections that a resumed run may have otherwise: where and how it runs, how long, at which learning
+#: rates, how it is measured, and what ends it.
+_FREE = frozenset(
+    {
+        *("launcher", "out_dir", "resume", "shutdown_s", "placement", "data_plane", "supervision", "checkpoint"),
+        *("training.versions", "evaluation"),
+        *("training.optimizer.lr", "training.optimizer.value_lr", "training.optimizer.lr_final_fraction"),
+        *("rollout.max_attempts", "rollout.max_dropped"),
+        *("training.on_nonfinite_gradient", "training.max_skipped_steps"),
+    }
+)
+_VALUE_LR = "training.optimizer.value_lr"
+
+
+def config_to_resume(folder: Path, overrides: Sequence[str]) -> RunConfig:
+    """The settings with which the run in `folder` goes on: its own, but for the overrides.
+
+    RunFolderError: there is no run to go on with, or the overrides change what may not be changed.
+    """
+    if not (folder / CONFIG_FILE).is_file():
+        raise RunFolderError(f"{folder} is no run's folder: it has no {CONFIG_FILE}; name the folder of a run")
+    with naming_where_it_began(folder):
+        config = load_config(folder / CONFIG_FILE, overrides)
+        config = _fitting_config(folder, config.model_copy(update={"resume": str(folder)}))
+    if elsewhere := _began_elsewhere(folder):
+        log.warning("%s began in the folder %s: relative paths in its settings now mean others", folder, elsewhere)
+    return config
+
+
+def run_to_resume(config: RunConfig, named: Path | None) -> Path | None:
+    """The folder that `resume` asks to go on in; None for a new one.
+
+    named: the folder that the user gave for this run. RunFolderError: `resume` names a folder that does not fit.
+    """
+    if config.resume == "never":
+        return None
+    if config.resume != "auto":
+        if named is not None:
+            raise RunFolderError(f"out = {named}: the run in {config.resume} goes on where it is; leave out out")
+        return _fitting(Path(config.resume), config)
+    if named is not None and (named / CONFIG_FILE).is_file():
+        return _fitting(named, config)
+    if named is not None:
+        log.info("resume = auto: %s holds no run, so this one is new", named)
+        return None
+    runs = sorted((Path(config.out_dir) / config.name).glob(f"*/{CONFIG_FILE}"), key=lambda path: path.stat().st_mtime)
+    unfinished = [path.parent for path in runs if not is_finished(path.parent)]
+    if not unfinished:
+        log.info("resume = auto: %s/%s has no unfinished run, so this one is new", config.out_dir, config.name)
+        return None
+    return _fitting(unfinished[-1], config)
+
+
+def new_folder(config: RunConfig, named: Path | None) -> Path:
+    """A folder for a run that begins: `named`, which must be empty or absent, or <out_dir>/<name>/<time>."""
+    if named is not None:
+        return take_folder(named)
+    return new_run_folder(Path(config.out_dir), config.name, datetime.now().astimezone())
+
+
+def _fitting(folder: Path, config: RunConfig) -> Path:
+    if not (folder / CONFIG_FILE).is_file():
+        raise RunFolderError(
+            f"resume = {folder}: that is no run's folder, it has no {CONFIG_FILE}; name another, or set resume=never"
+        )
+    with naming_where_it_began(folder):
+        _fitting_config(folder, config)
+    return folder
+
+
+def _fitting_config(folder: Path, config: RunConfig) -> RunConfig:
+    """The configuration, with which the run in `folder` can go on. RunFolderError: it cannot."""
+    found = load_config(folder / CONFIG_FILE)
+    theirs, ours = found.model_dump(mode="json"), config.model_dump(mode="json")
+    differing = differences(theirs, ours)
+    rates = found.training.optimizer.value_lr, config.training.optimizer.value_lr
+    if None in rates and rates[0] != rates[1]:
+        differing.append((_VALUE_LR, *rates))  # the optimizer's state has groups that it would not fit
+    if differing:
+        path, has, wanted = differing[0]
+        others = ", ".join(other for other, _, _ in differing[1:])
+        more = f" (differ, too: {others})" if others else ""
+        raise RunFolderError(
+            f"resume = {folder}: {path} is {wanted} here but {has} in that run{more}; give it the same settings, or "
+            f"set resume=never (a resumed run may change {_may_change()})"
+        )
+    trains, versions = command_of(folder) == "train", found.training.versions
+    if is_finished(folder) and (config.training.versions == versions or not trains):
+        extend = f" (or training.versions higher than {versions}, to extend it)" if trains else ""
+        raise RunFolderError(f"resume = {folder}: that run is finished; name another, or set resume=never{extend}")
+    return config
+
+
+def _may_change() -> str:
+    """In words, without what nobody needs to know."""
+    return ", ".join(sorted(_FREE - {"resume", "out_dir"}))
+
+
+def differences(
+    theirs: dict[str, Any], ours: dict[str, Any], prefix: str = "", free: frozenset[str] = _FREE
+) -> list[tuple[str, Any, Any]]:
+    """Dotted paths whose values differ, with both values, but for those in `free`; of a section of another type, the
+    type alone."""
+    found = []
+    keys = theirs.keys() | ours.keys() if theirs.get("type") == ours.get("type") else {"type"}
+    for key in sorted(keys):
+        path, left, right = f"{prefix}{key}", theirs.get(key), ours.get(key)
+        if path in free or left == right:
+            continue
+        if isinstance(left, dict) and isinstance(right, dict):
+            found += differences(left, right, f"{path}.", free)
+        else:
+            found.append((path, left, right))
+    return found
+
+
+@contextmanager
+def naming_where_it_began(folder: Path) -> Iterator[None]:
+    """What is not found inside may be a class or a path of the working folder in which the run began."""
+    try:
+        yield
+    except ConfigError as error:
+        elsewhere = _began_elsewhere(folder) if _is_not_found(error) else None
+        if elsewhere is None:
+            raise
+        raise RunFolderError(
+            f"{error}; that run began in the folder {elsewhere}, and what its settings name may be there: resume it "
+            "from there"
+        ) from error
+
+
+def _is_not_found(error: BaseException | None) -> bool:
+    """Whether what led to this error is that a module, something in one, or a file is not there."""
+    if error is None or isinstance(error, NotFound | ImportError | FileNotFoundError):
+        return error is not None
+    causes = [error.__cause__ or error.__context__]
+    if isinstance(error, ValidationError):
+        causes += [detail.get("ctx", {}).get("error") for detail in error.errors(include_url=False)]
+    return any(map(_is_not_found, causes))
+
+
+def _began_elsewhere(folder: Path) -> str | None:
+    """The working folder in which the run in `folder` began, if that is known and another than this."""
+    found = began_in(folder)
+    return None if found is None or Path(found) == Path.cwd() else found
