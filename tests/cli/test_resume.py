@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -178,8 +179,11 @@ def test_fewer_versions_than_were_wanted_end_the_run_earlier(run: Path) -> None:
 
 
 def damage(path: Path) -> None:
+    """Change the second digit of some number about the middle, so that text stays text and JSON stays JSON."""
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
+    place = re.compile(rb"[0-9]{2}").search(content, len(content) // 2)
+    assert place is not None
+    content[place.end() - 1] ^= 1
     path.write_bytes(content)
 
 
