@@ -99,7 +99,7 @@ class Learner:
         self._optimizer.scale_lr(decay)
         critic_only = update_index < training.critic_warmup_updates
         rows: list[Tensor] = []
-        norms: list[Tensor] = []
+        norms: list[optim.GradientNorm] = []
         names: tuple[str, ...] = ()
         for epoch in range(training.epochs):
             for index in minibatches(len(decisions), training.minibatch_steps, (self._seed, update_index, epoch)):
@@ -131,8 +131,8 @@ class Learner:
             self._skipped.none()
             return
         figures, gradients = table.first_skipped()
-        names = [name for name, p in self._module.named_parameters() if p.requires_grad and p.grad is not None]
-        parameters = dict(zip(names, gradients, strict=True))
+        names = [name for name, p in self._module.named_parameters() if p.requires_grad]
+        parameters = {names[place]: finite for place, finite in gradients.items()}
         why = culprit(packed, decisions, self._algorithm, self._preparation(version), figures, parameters)
         self.halt = self._skipped.note(update, skipped, why)
 
@@ -150,9 +150,9 @@ class Learner:
 
     def _step(
         self, minibatch: Decisions, *, critic_only: bool, before: Callable[[], None] | None
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    ) -> tuple[dict[str, Tensor], optim.GradientNorm]:
         """One optimizer step on a mini-batch, micro-batch by micro-batch; its figures as scalars, and the gradient's
-        norm in each parameter [P]."""
+        norm before it was clipped."""
         by = self._objective.normalizers(minibatch)
         self._optimizer.zero_grad()
         figures: dict[str, Tensor] = {}
@@ -169,11 +169,11 @@ class Learner:
             left = not 1.0 / bound <= float(ratio) <= bound
             figures["train/actor/early_stopped"] = torch.full_like(ratio, left)
             if left:
-                return figures, norm.each
+                return figures, norm
         if before is not None:
             before()
         self._optimizer.step(norm.total.isfinite().float())
-        return figures, norm.each
+        return figures, norm
 
     def state_dict(self) -> dict[str, Any]:
         """Policy, optimizer, the number of completed updates, and the reference policy if there is one; tensors are
