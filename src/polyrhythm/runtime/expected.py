@@ -8,14 +8,17 @@ Invariant: an event that was accepted belongs to the incarnation that joined las
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 from polyrhythm.flow import records
+from polyrhythm.runtime import spans as kinds
 from polyrhythm.runtime.arena import ArenaLayout
 from polyrhythm.runtime.drops import UnfitMessage
-from polyrhythm.runtime.messages import Report, Start
+from polyrhythm.runtime.messages import Report, Spans, Start
+from polyrhythm.runtime.spans import Span
 
 Joined = records.SimulatorJoined | records.GeneratorJoined | records.TrainerJoined
 
@@ -133,6 +136,18 @@ class ExpectedEvents:
         if report.topic != "update" or not 0 <= report.step == self._station(report.station, report.epoch).update:
             raise UnfitMessage("impossible", f"a report of {report.station} on {report.topic!r} {report.step}")
 
+    def check_spans(self, said: Spans, now: float) -> None:
+        """UnfitMessage: at `now`, the station cannot have measured that."""
+        station = self._station(said.station, said.epoch)
+        own = _KINDS[type(station.joined)]
+        slots = station.rows if isinstance(station.joined, records.SimulatorJoined) else self._layout.slots
+        for span in said.spans:
+            lane = span.lane in slots if span.kind in _OF_SLOTS else span.lane == said.station
+            if span.kind not in own or not lane or not _is_plausible(span, now):
+                raise UnfitMessage("impossible", f"{said.station} cannot have measured {span}")
+        if said.lost < 0:
+            raise UnfitMessage("impossible", f"{said.station} cannot have lost {said.lost} spans")
+
     def _station(self, name: str, epoch: int) -> _Station:
         station = self._stations.get(name)
         if station is None or station.joined.epoch != epoch:
@@ -218,6 +233,20 @@ _ACCEPTING: dict[type, Callable[[ExpectedEvents, Any], bool]] = {
     records.Checkpointed: ExpectedEvents._accept_checkpoint,
     records.WeightsApplied: ExpectedEvents._accept_weights,
 }
+
+
+#: What each kind of station measures; and what is measured of a slot, not of the station.
+_OF_SLOTS = frozenset((kinds.STEPPING, kinds.RESETTING, kinds.TICKETS, kinds.THREAD, kinds.GENERATOR, kinds.IN_BATCH))
+_KINDS: dict[type, frozenset[str]] = {
+    records.SimulatorJoined: _OF_SLOTS - {kinds.IN_BATCH},
+    records.GeneratorJoined: frozenset((kinds.PASS, kinds.APPLY, kinds.IN_BATCH)),
+    records.TrainerJoined: frozenset((kinds.UPDATE, kinds.PUBLISH, kinds.SAVE)),
+}
+
+
+def _is_plausible(span: Span, now: float) -> bool:
+    """Whether it lies in the past, forwards; NaN does not."""
+    return -math.inf < span.begin <= span.end <= now and span.slots >= 1
 
 
 def name_of(joined: Joined) -> str:

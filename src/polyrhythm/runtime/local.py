@@ -208,6 +208,7 @@ class LocalLauncher:
                     raise UnfitMessage("impossible", str(error)) from error
                 self._reports.append(message)
             case Spans():
+                self._expected.check_spans(message, self.clock())
                 self._spans.append(message)
             case _:
                 self._expected.accept(message)
