@@ -69,6 +69,7 @@ class EnvHost:
         self._reset_slots: Sequence[Slot] = ()  # that the last unit began, until `_reset_end`
         self._step_slots: Sequence[Slot] = ()  # that it stepped after that
         self._reset_end = 0.0
+        self._dropped: dict[str, Slot] = {}  # whose answers were, until the spans of a unit are asked for
 
     @property
     def env_steps(self) -> int:
@@ -129,6 +130,7 @@ class EnvHost:
         self._reset_slots = self._step_slots = ()
         while self._todo:
             if self._turn(self._todo.popleft()):
+                self._lanes.note_unit()
                 return True
         return False
 
@@ -138,6 +140,9 @@ class EnvHost:
         All of it is resetting or stepping: the request that follows belongs to either, one that is posted later is a
         (short) stepping of its own.
         """
+        for slot in self._dropped.values():
+            self._lanes.changed(slot, begin)
+        self._dropped.clear()
         middle = begin if not self._reset_slots else self._reset_end if self._step_slots else end
         yield from self._lanes.unit(RESETTING, self._reset_slots, begin, middle)
         yield from self._lanes.unit(STEPPING, self._step_slots, middle, end)
@@ -245,7 +250,7 @@ class EnvHost:
                 members.append(other)
             elif other.answered:
                 other.drop_answer()
-                self._lanes.changed(other, time.monotonic())
+                self._dropped[other.name] = other
                 self._queue(other)
         return members
 
