@@ -26,8 +26,9 @@ def is_finite(values: NDArray[Any]) -> bool:
     """
     if values.dtype == np.float32 and values.flags.c_contiguous:
         flat = values.reshape(-1)
-        if math.isfinite(np.dot(flat, flat)):
-            return True
+        with np.errstate(over="ignore", invalid="ignore"):  # finite numbers above 1.8e19 overflow: look at each
+            if math.isfinite(np.dot(flat, flat)):
+                return True
     return int(np.count_nonzero(np.isfinite(values))) == values.size
 
 

@@ -243,7 +243,8 @@ class Slot:
         """Keep the outcome of the chunk step, observe, and send off the samples that ended or fail; True if any did."""
         rows, index, state, arena = self._asked, self._due, self._rows, self._arena
         assert rows is not None
-        arena.rewards[self._at] = result.rewards
+        with np.errstate(over="ignore", invalid="ignore"):  # a float64 above float32's range fails its row below
+            arena.rewards[self._at] = result.rewards
         given = arena.rewards[self._at]  # as float32
         arena.valid[self._at] = result.valid
         elapsed = state.elapsed(index) + result.steps
