@@ -99,12 +99,15 @@ class Trainer:
 
         Consumes: lent samples and requests to publish or save, in the order commanded. Waits for: nothing but a
         publication that is still copying what a step would change. Unblocked by: `handle`.
-        Produces: `UpdateDone` and a report after an update's last step; `Checkpointed`; `Published`.
+        Produces: `UpdateDone` and a report after an update's last step; `Checkpointed`; `Published`. To find that a
+        publication is over is a unit of its own, so that it is in the spans if nothing follows.
         """
-        if self._publication is not None and self._publication.over:
+        settled = self._publication is not None and self._publication.over
+        if settled:
             self._settle()
         if not self._todo:
-            return False
+            self._done = None
+            return settled
         command = self._todo[0]
         begin = time.monotonic()
         self._doing = (_WORDS[type(command)], begin)
