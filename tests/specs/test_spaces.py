@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
+from polyrhythm.specs.plain import as_plain, from_plain
 
 
 def spec(**changes: Any) -> EnvSpec:
@@ -49,3 +50,8 @@ def spec(**changes: Any) -> EnvSpec:
 def test_what_cannot_be_is_refused_with_its_value(make: Callable[[], object], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         make()
+
+
+@pytest.mark.parametrize("changes", [{}, {"metrics": {"distance": "last", "effort": "mean"}, "step_rows": False}])
+def test_a_spec_comes_back_whole_from_plain_data(changes: dict[str, Any]) -> None:
+    assert from_plain(as_plain(spec(**changes))) == spec(**changes)

@@ -24,6 +24,7 @@ def as_plain(spec: EnvSpec) -> dict[str, Any]:
         "max_steps": spec.max_steps,
         "reset_rows": bool(spec.reset_rows),
         "step_rows": bool(spec.step_rows),
+        "metrics": dict(spec.metrics),
     }
     plain: dict[str, Any] = json.loads(json.dumps(content, default=int))  # sizes may be numpy's whole numbers
     return plain
