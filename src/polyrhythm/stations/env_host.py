@@ -81,8 +81,9 @@ class EnvHost:
     def start(self, start: Start) -> None:
         """UnfitMessage: its rows cannot be started so."""
         slot = self.slots[start.command.slot]
-        if len(start.command.grants) != len(start.blocks):
-            raise UnfitMessage("impossible", f"slot {slot.name}: {len(start.blocks)} blocks for other rows")
+        grants, blocks = len(start.command.grants), len(start.blocks)
+        if grants != blocks:
+            raise UnfitMessage("impossible", f"slot {slot.name}: {blocks} blocks for {grants} grants")
         pending = list(map(Pending, start.command.grants, start.blocks))
         slot.check(pending)
         if not self.info.reset_rows and any(grant.resume for grant in start.command.grants):

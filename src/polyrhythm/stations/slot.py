@@ -26,7 +26,7 @@ from polyrhythm.flow.records import (
     SlotInfo,
     Ticket,
 )
-from polyrhythm.runtime.arena import Arena, Entries, RequestView, numbers
+from polyrhythm.runtime.arena import FAR, Arena, Entries, RequestView, numbers
 from polyrhythm.runtime.drops import UnfitMessage
 from polyrhythm.runtime.messages import ACTIONS, VERSION, Reply
 from polyrhythm.specs.finite import ENVIRONMENT, POLICY, first_not_finite, is_finite, not_finite
@@ -34,9 +34,6 @@ from polyrhythm.stations.chunk import ChunkResult
 from polyrhythm.stations.env_metrics import EpisodeMetrics
 from polyrhythm.stations.recorder import Recorder
 from polyrhythm.stations.rows import Index, Rows, as_index
-
-#: What arrays of numbers hold.
-_FAR = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +154,7 @@ class Slot:
                 and (row in self._rows.parked or not pending.grant.resume)
                 and 0 <= pending.block < self._arena.layout.blocks
                 and 0 <= ticket.task < self._tasks > ticket.instruction >= 0
-                and max(map(abs, (ticket.number, ticket.noise, ticket.seed, ticket.version))) < _FAR
+                and max(map(abs, (ticket.number, ticket.noise, ticket.seed, ticket.version))) < FAR
             ):
                 raise UnfitMessage("impossible", f"slot {self.name} cannot begin {pending.grant}")
             taken.add(row)
@@ -213,7 +210,8 @@ class Slot:
         if self._asked is None or self.answered or reply.sequence != self._sequence:
             return False
         if len(reply.answers) != self._asked_rows:
-            raise UnfitMessage("impossible", f"slot {self.name} asked for {self._asked_rows} rows, not so many")
+            given = len(reply.answers)
+            raise UnfitMessage("impossible", f"slot {self.name} asked for {self._asked_rows} rows, not {given}")
         answers = reply.answers if self._wanted is None else reply.answers[self._wanted]
         self._arena.keep(self._at, answers)
         version = int(answers[VERSION][0]) if len(answers) else 0
