@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 POLICY, ENVIRONMENT = "policy", "environment"
 
 
-def not_finite(culprit: str, what: str) -> str:
+def not_finite_reason(culprit: str, what: str) -> str:
     """The reason why a sample fails: `policy: logprob is not finite`. It holds no numbers, so that the same fault
     counts as one kind however often it occurs. culprit: POLICY or ENVIRONMENT."""
     return f"{culprit}: {what} is not finite"

@@ -95,13 +95,13 @@ class EnvHost:
         slot = self.slots[command.slot]
         if not slot.cancel(command.ticket, command.attempt):
             log.info("slot %s: ticket %d is to be cancelled, but has ended", command.slot, command.ticket)
-        self._lanes.changed(slot, time.monotonic())
+        self._lanes.note_change(slot, time.monotonic())
         self._queue_all()
 
     def refuse(self, command: RefuseRequest) -> None:
         slot = self.slots[command.slot]
         slot.refuse(command.sequence, command.reason)
-        self._lanes.changed(slot, time.monotonic())
+        self._lanes.note_change(slot, time.monotonic())
         self._queue_all()
 
     def deliver(self, reply: Reply) -> None:
@@ -142,11 +142,11 @@ class EnvHost:
         (short) stepping of its own.
         """
         for slot in self._dropped.values():
-            self._lanes.changed(slot, begin)
+            self._lanes.note_change(slot, begin)
         self._dropped.clear()
         middle = begin if not self._reset_slots else self._reset_end if self._step_slots else end
-        yield from self._lanes.unit(RESETTING, self._reset_slots, begin, middle)
-        yield from self._lanes.unit(STEPPING, self._step_slots, middle, end)
+        yield from self._lanes.close_unit(RESETTING, self._reset_slots, begin, middle)
+        yield from self._lanes.close_unit(STEPPING, self._step_slots, middle, end)
 
     def _turn(self, slot: Slot) -> bool:
         worked = bool(slot.pending) and self._begin(slot)

@@ -29,7 +29,7 @@ from polyrhythm.flow.records import (
 from polyrhythm.runtime.arena import FAR, Arena, Entries, RequestView, numbers
 from polyrhythm.runtime.drops import UnfitMessage
 from polyrhythm.runtime.messages import ACTIONS, VERSION, Reply
-from polyrhythm.specs.finite import ENVIRONMENT, POLICY, first_not_finite, is_finite, not_finite
+from polyrhythm.specs.finite import ENVIRONMENT, POLICY, first_not_finite, is_finite, not_finite_reason
 from polyrhythm.stations.chunk import ChunkResult
 from polyrhythm.stations.env_metrics import EpisodeMetrics
 from polyrhythm.stations.recorder import Recorder
@@ -175,8 +175,8 @@ class Slot:
         if len(fresh):
             if self._metrics:
                 self._metrics.begin(self._numbers[fresh])
-            spoilt = self._recorder.observe(fresh, self._rows.entries(fresh), 0.0)
-            self._fail_spoilt(fresh, ENVIRONMENT, spoilt)
+            nonfinite = self._recorder.observe(fresh, self._rows.entries(fresh), 0.0)
+            self._fail_nonfinite(fresh, ENVIRONMENT, nonfinite)
 
     # ------------------------------------------------------------ ask
 
@@ -218,8 +218,8 @@ class Slot:
         self._rows.answered(self._due, version)
         self._actions = answers[ACTIONS].copy()
         self.answered = True
-        spoilt = first_not_finite({name: answers[name] for name in self._floating})
-        self._fail_spoilt(self._asked, POLICY, spoilt, f", weights of version {version}")
+        nonfinite = first_not_finite({name: answers[name] for name in self._floating})
+        self._fail_nonfinite(self._asked, POLICY, nonfinite, f", weights of version {version}")
         return True
 
     # ------------------------------------------------------------ step
@@ -250,17 +250,17 @@ class Slot:
         self.env_steps += len(rows) * self._stride
         at = state.entries(index)
         self._next = (rows, at)
-        spoilt = self._recorder.observe(index, at, elapsed / self._max_steps)
+        nonfinite = self._recorder.observe(index, at, elapsed / self._max_steps)
         if not is_finite(given):
-            spoilt |= first_not_finite({"reward": given})
+            nonfinite |= first_not_finite({"reward": given})
         self._asked, self.answered = None, False
         over = result.terminated | result.truncated
         ended = over | state.past(index, self._settings.segment_steps) if self._settings.segment_steps else over
-        if spoilt:
-            ended = ended & ~np.isin(np.arange(len(rows)), list(spoilt))
-            self._fail_spoilt(rows, ENVIRONMENT, spoilt)
+        if nonfinite:
+            ended = ended & ~np.isin(np.arange(len(rows)), list(nonfinite))
+            self._fail_nonfinite(rows, ENVIRONMENT, nonfinite)
         if not np.count_nonzero(ended):
-            return bool(spoilt)
+            return bool(nonfinite)
         for place in np.flatnonzero(ended):
             end = End.TERMINATED if result.terminated[place] else End.TRUNCATED if over[place] else End.SEGMENT
             self._finish(int(rows[place]), end, int(result.steps[place]))
@@ -333,12 +333,12 @@ class Slot:
         if self._asked is not None and not self.answered and sequence == self._sequence:
             self.fail_asked(reason)
 
-    def _fail_spoilt(self, rows: NDArray[np.intp], culprit: str, spoilt: Mapping[int, str], by: str = "") -> None:
+    def _fail_nonfinite(self, rows: NDArray[np.intp], culprit: str, nonfinite: Mapping[int, str], by: str = "") -> None:
         """Fail the rows at these places, each by what of it is not finite. by: more to tell of the culprit."""
-        for place, what in spoilt.items():
+        for place, what in nonfinite.items():
             row = int(rows[place])
             step = int(self._rows.elapsed(np.array([row]))[0])
-            self.fail([row], not_finite(culprit, what), f", env step {step}{by}")
+            self.fail([row], not_finite_reason(culprit, what), f", env step {step}{by}")
 
     def fail_asked(self, reason: str) -> None:
         """The request out comes to nothing, and with it the samples of its rows."""

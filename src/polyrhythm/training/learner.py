@@ -18,9 +18,9 @@ from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.specs import Trajectory
 from polyrhythm.training import optim
 from polyrhythm.training.batch import Decisions, Packed, collate, minibatches
-from polyrhythm.training.blame import culprit
+from polyrhythm.training.blame import find_culprit
 from polyrhythm.training.objective import Objective
-from polyrhythm.training.skipped import NORM, SKIPPED, SkippedSteps, StepTable, step_table
+from polyrhythm.training.skipped import NORM, SKIPPED, SkippedSteps, StepTable, make_step_table
 from polyrhythm.training.steps import Steps
 from polyrhythm.training.targets import Preparation, prepare
 
@@ -108,7 +108,7 @@ class Learner:
                 rows.append(torch.stack(list(figures.values())))
                 norms.append(norm)
                 yield
-        table = step_table(names, rows, norms)
+        table = make_step_table(names, rows, norms)
         metrics = table.means()
         self._note_skipped(update_index, table, packed, decisions, version)
         if self._training.on_nonfinite_gradient == "skip" or table.skipped.any():
@@ -128,12 +128,12 @@ class Learner:
         """Whether a step of the update was skipped, who is to blame, and whether the run must halt."""
         self.halt, skipped = "", table.skipped.tolist()
         if not any(skipped):
-            self._skipped.none()
+            self._skipped.reset_count()
             return
         figures, gradients = table.first_skipped()
         names = [name for name, p in self._module.named_parameters() if p.requires_grad]
         parameters = {names[place]: finite for place, finite in gradients.items()}
-        why = culprit(packed, decisions, self._algorithm, self._preparation(version), figures, parameters)
+        why = find_culprit(packed, decisions, self._algorithm, self._preparation(version), figures, parameters)
         self.halt = self._skipped.note(update, skipped, why)
 
     def _preparation(self, version: int) -> Preparation:

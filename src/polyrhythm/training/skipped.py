@@ -73,11 +73,11 @@ class SkippedSteps:
             return f"{limit}, up to update {update}, had a gradient that is not finite: {why} ({kept})"
         return ""
 
-    def none(self) -> None:
+    def reset_count(self) -> None:
         """An update in which no step was skipped."""
         self._in_a_row = 0
 
 
-def step_table(names: tuple[str, ...], rows: Sequence[Tensor], norms: Sequence[GradientNorm]) -> StepTable:
+def make_step_table(names: tuple[str, ...], rows: Sequence[Tensor], norms: Sequence[GradientNorm]) -> StepTable:
     """rows: each step's figures [names]; one transfer from the device for the whole update."""
     return StepTable(names, torch.stack(list(rows)).cpu(), norms)
