@@ -126,6 +126,7 @@ class Links:
     reply: Callable[[Reply], None]
     report: Callable[[Report], None]
 
+
 def sender_of(message: object) -> tuple[str, int] | None:
     """The station and epoch that signed a message; None if none did."""
     epoch = getattr(message, "epoch", None)
