@@ -406,6 +406,23 @@ def test_an_update_that_halts_the_run_is_trained_and_never_met_again() -> None:
     assert script.conductor.versions.updates == 1
 
 
+def test_a_run_that_halts_begins_nothing_more_until_it_is_resumed() -> None:
+    script = Script(slots=2, max_lag=4)
+    for number in range(4):
+        script.finish(number)
+    assert script.conductor.lending.lent, "and the samples of another update wait"
+    script.say(r.UpdateDone("trainer", 0, 0, "the gradient of update 0 is not finite"))
+    assert not script.of(r.LendSamples)
+    assert script.conductor.lending.lent == [], "so that a run that winds down waits for no update"
+    for number in range(4, 6):
+        script.finish(number)
+        assert not script.of(r.LendSamples)
+        assert not script.of(r.StartRows)
+    resumed = Conductor.restore(script.conductor.settings, script.conductor.save())
+    resumed.detach()
+    assert any(isinstance(command, r.LendSamples) for command in resumed.handle(r.TrainerJoined("trainer", 1), 9.0))
+
+
 HOSTS = [{"batching": "lockstep"}, {"routing": "fixed"}, {"routing": "round_robin"}, {}]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from tests.stations.counting import MAX_STEPS, Counting
@@ -74,3 +76,45 @@ def test_an_environment_without_an_expert_is_refused():
     with pytest.raises(ConfigError, match="no scripted expert"):
         demonstrate(env, settings(), StepSettings(chunk=1))
     env.close()
+
+
+class Diverging(Demonstrable):
+    """From step `since` on, rows from `first` on show or do what is not finite."""
+
+    def __init__(self, rows, *, shown=0.0, done=0.0, first=1, since=2, **flags):
+        super().__init__(rows, **flags)
+        self.shown, self.done, self.first, self.since = shown, done, first, since
+
+    def _gone(self, rows):
+        return (np.asarray(rows) >= self.first) & (self.state[np.asarray(rows), 1] >= self.since)
+
+    def observe(self, rows, out):
+        super().observe(rows, out)
+        out["x"][: len(rows), 2] += np.where(self._gone(rows), self.shown, 0.0)
+
+    def expert_actions(self, rows):
+        return super().expert_actions(rows) + np.where(self._gone(rows), self.done, 0.0)[:, None]
+
+
+@pytest.mark.parametrize("flags", [{}, {"step_rows": False}, {"reset_rows": False, "step_rows": False}])
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"shown": np.inf}, r"observation x is not finite \(task a, seed \d+, env step 2\)"),
+        ({"done": np.nan}, r"the expert's action is not finite \(task a, seed \d+, env step 2\)"),
+    ],
+)
+def test_an_episode_that_is_not_finite_is_dropped(wrong, words, flags, caplog):
+    env = Diverging(2, **wrong, **flags)
+    found = demonstrate(env, settings(noise_std=0.5), StepSettings(chunk=1)).demonstrations
+    assert len(found) == 5 + 6, "the first episode of each task"
+    assert np.isfinite(found.obs["x"]).all()
+    assert np.isfinite(found.actions).all()
+    assert np.isfinite(np.concatenate(env.executed)).all()
+    assert re.search("1 episodes were dropped, the first since " + words, caplog.text)
+
+
+def test_an_expert_whose_episodes_are_all_dropped_is_an_error():
+    env = Diverging(2, shown=np.nan, first=0, since=0)
+    with pytest.raises(RunHalted, match=r"never succeeded at a .*observation x is not finite .*; correct the env"):
+        demonstrate(env, settings(), StepSettings(chunk=1))

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime.mutations import mutations
 
 from polyrhythm.flow import records
 from polyrhythm.observe import TraceWriter
 from polyrhythm.pipeline.timeline import Timeline
+from polyrhythm.runtime import wire
 from polyrhythm.runtime.arena import ArenaLayout
+from polyrhythm.runtime.drops import UnfitMessage
+from polyrhythm.runtime.expected import ExpectedEvents
 from polyrhythm.runtime.inline import InlineLauncher
 from polyrhythm.runtime.messages import Spans
 from polyrhythm.runtime.spans import Span
@@ -156,3 +161,62 @@ def test_it_marks_a_choice_of_batching(tmp_path: Path) -> None:
         Timeline(trace, Telling(), BEGAN).decided(11.5, records.Wake(), [chosen])
     (mark,) = [event for event in json.loads((tmp_path / "trace.json").read_text()) if event["ph"] == "i"]
     assert (mark["name"], mark["ts"], mark["args"]) == ("up to 4 requests, 2.5 ms", 1.5e6, {"reason": "because"})
+
+
+# ---------------------------------------------------------------- what is believed
+
+
+def expected() -> ExpectedEvents:
+    """What is known of a simulator s, a generator g, and a trainer t."""
+    expected = ExpectedEvents(ArenaLayout(1, 1, 1, {}, {}, {"s.0/0": 1, "r.0/0": 1}))
+    slots = (records.SlotInfo("s.0/0", 0, 1),)
+    expected.join(records.SimulatorJoined("s", 0, (records.EnvBatchInfo("s.0", slots),)), ["s.0.0"])
+    expected.join(records.GeneratorJoined("g", 0), ["g"])
+    expected.join(records.TrainerJoined("t", 0), ["t"])
+    return expected
+
+
+MEASURED = {"s": (RESET, WAIT, STEP), "g": (SERVED, PASS), "t": (Span("t", "update", 11.0, 12.0, 3),)}
+
+
+@pytest.mark.parametrize("station", MEASURED)
+def test_what_a_station_can_have_measured_is_believed(station: str) -> None:
+    expected().check_spans(Spans(station, 0, MEASURED[station], 2), 15.0)
+
+
+@pytest.mark.parametrize(
+    ("station", "span", "lost"),
+    [
+        *(("s", STEP._replace(begin=begin), 0) for begin in (math.nan, -math.inf, math.inf, 15.5)),
+        *(("s", STEP._replace(end=end), 0) for end in (math.nan, 13.5, math.inf, 16.5)),
+        *(("s", STEP._replace(**wrong), 0) for wrong in ({"slots": 0}, {"lane": "r.0/0"}, {"lane": "s"})),
+        *(("s", STEP._replace(kind=kind), 0) for kind in ("", "pass", "in_batch")),
+        *(("g", STEP, 0), ("g", PASS._replace(lane="t"), 0), ("t", PASS, 0), ("x", STEP, 0), ("s", STEP, -1)),
+    ],
+    ids=str,
+)
+def test_what_it_cannot_have_measured_is_not(station: str, span: Span, lost: int) -> None:
+    with pytest.raises(UnfitMessage):
+        expected().check_spans(Spans(station, 0, (span,), lost), 16.0)
+
+
+def test_mutated_spans_never_harm_the_timeline(tmp_path: Path) -> None:
+    contents = [wire.encode(Spans(station, 0, spans, 2)) for station, spans in MEASURED.items()]
+    launcher, known, believed = Telling(), expected(), 0
+    with TraceWriter(tmp_path / "trace.json") as trace:
+        timeline = Timeline(trace, launcher, BEGAN)
+        for number, content in enumerate(mutations(contents, 6000, 6, {"station": list(MEASURED)})):
+            now = 20.0 + number
+            try:
+                said = wire.decode(content)
+                if not isinstance(said, Spans):
+                    continue
+                known.check_spans(said, now)
+            except UnfitMessage:
+                continue
+            launcher.said.append(said)
+            believed += 1
+            timeline.decided(now, records.Wake(), [])
+        timeline.finish(99999.0)
+    assert believed > 100
+    assert all(begin <= end for _, _, begin, end in bars(tmp_path / "trace.json"))

@@ -13,7 +13,7 @@ import zmq
 from tests.runtime.strangers import WAYS, Stranger
 
 from polyrhythm.errors import StartError
-from polyrhythm.runtime.authentication import RunKeys, make_keys
+from polyrhythm.runtime.authentication import Connections, RunKeys, make_keys
 from polyrhythm.runtime.run_memory import RunMemory
 from polyrhythm.runtime.sockets import Sockets
 
@@ -65,6 +65,48 @@ def test_a_stranger_is_refused_and_counted_and_the_runs_own_go_on(
         outbox.send(b"after")
         assert inbox.receive(10) == b"after"
         assert inbox.receive(0.05) is None
+
+
+def test_the_runs_own_are_never_counted_however_their_connections_interleave(
+    sockets: Sockets, refused: list[int]
+) -> None:
+    with closing(sockets.inbox("main")) as inbox:
+        for _ in range(40):
+            first, second = sockets.outbox(inbox.endpoint), sockets.outbox(inbox.endpoint)
+            first.send(b"x")
+            assert inbox.receive(10) == b"x"
+            first.close()  # while the other has just been accepted, or not yet
+            second.send(b"x")
+            assert inbox.receive(10) == b"x"
+            second.close()
+        assert not refused
+        with closing(Stranger("raw", inbox.endpoint, KEYS)) as stranger:
+            stranger.say([b"stop"])
+        until(lambda: refused)
+
+
+@pytest.mark.parametrize(
+    ("events", "strangers"),
+    [
+        (["+1", "ok", "+2", "ok", "-1", "-2"], 0),
+        (["+1", "+2", "ok", "-1", "ok", "-2"], 0),
+        (["+1", "ok", "+2", "-1", "ok", "-2"], 0),
+        (["+1", "+2", "ok", "ok", "-1", "-2", "+1", "-1"], 1),
+        (["+1", "ok", "-1", "+1", "-1"], 1),
+        (["+1", "+2", "ok", "-2", "-1"], 1),
+        (["+1", "ok", "-1", "-1", "-1", "+2", "-2"], 1),
+    ],
+)
+def test_connections_are_proven_one_by_one(events: list[str], strangers: int) -> None:
+    connections, found = Connections(), 0
+    for event in events:
+        if event == "ok":
+            connections.prove()
+        elif event[0] == "+":
+            connections.accept(int(event[1:]))
+        else:
+            found += connections.is_stranger(int(event[1:]))
+    assert found == strangers
 
 
 def test_who_sends_too_much_at_once_is_cut_off(sockets: Sockets) -> None:

@@ -217,27 +217,27 @@ def test_what_nothing_leads_to_is_refused(event: object) -> None:
 )
 def test_a_report_of_no_update_under_way_is_refused(report: tuple[str, str, int]) -> None:
     station, topic, step = report
-    with pytest.raises(UnfitMessage, match="a report of"):
+    with pytest.raises(UnfitMessage, match=r"a report of .*; (update 4 is under way|it has no update to do)"):
         standing()[0].check_report(Report(station, 0, topic, step, {}))
 
 
 @pytest.mark.parametrize(
-    ("joined", "inboxes"),
+    ("joined", "inboxes", "words"),
     [
-        (r.SimulatorJoined("s", 1, ()), 1),
-        (r.SimulatorJoined("s", 1, (INFO,)), 2),
-        (r.SimulatorJoined("u", 0, (r.EnvBatchInfo("e", (r.SlotInfo("e/0", 0, 5),)),)), 1),
-        (r.SimulatorJoined("u", 0, (r.EnvBatchInfo("e", (r.SlotInfo("e/7", 0, 4),)),)), 1),
-        (r.SimulatorJoined("u", 0, (r.EnvBatchInfo("e", (r.SlotInfo("e/1", 0, 2),)),)), 1),
-        (r.TrainerJoined("t", 1, 6), 1),
-        (r.TrainerJoined("t", 1, -1), 1),
-        (r.GeneratorJoined("t", 1), 1),
-        (r.GeneratorJoined("g", 1, 4), 1),
+        (r.SimulatorJoined("s", 1, ()), 1, "0 slots; before it had 2"),
+        (r.SimulatorJoined("s", 1, (INFO,)), 2, "it has 2 inboxes for 1 parts"),
+        (r.SimulatorJoined("u", 0, (r.EnvBatchInfo("e", (r.SlotInfo("e/0", 0, 5),)),)), 1, "5 rows; the run's has 4"),
+        (r.SimulatorJoined("u", 0, (r.EnvBatchInfo("e", (r.SlotInfo("e/7", 0, 4),)),)), 1, "4 rows; the run's has 0"),
+        (r.SimulatorJoined("u", 0, (r.EnvBatchInfo("e", (r.SlotInfo("e/1", 0, 2),)),)), 1, "slot e/1 is s's"),
+        (r.TrainerJoined("t", 1, 6), 1, "6 updates; at most 5"),
+        (r.TrainerJoined("t", 1, -1), 1, "-1 updates"),
+        (r.GeneratorJoined("t", 1), 1, "it was a TrainerJoined before"),
+        (r.GeneratorJoined("g", 1, 4), 1, "version 4; the newest is 3"),
     ],
     ids=str,
 )
-def test_an_announcement_that_cannot_be_is_refused(joined: Any, inboxes: int) -> None:
-    with pytest.raises(UnfitMessage):
+def test_an_announcement_that_cannot_be_is_refused(joined: Any, inboxes: int, words: str) -> None:
+    with pytest.raises(UnfitMessage, match=words):
         standing()[0].join(joined, [str(number) for number in range(inboxes)])
 
 

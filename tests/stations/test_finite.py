@@ -12,6 +12,7 @@ from tests.stations.counting import Bench, Counting, ticket
 
 from polyrhythm.flow.records import RequestArrived, SampleFailed, SampleFinished
 from polyrhythm.runtime.messages import ACTIONS, LOGPROB, VALUE
+from polyrhythm.specs.finite import is_finite
 from polyrhythm.stations.slot import StepSettings
 
 
@@ -171,3 +172,22 @@ def test_whatever_is_not_finite_no_sample_holds_it_and_every_ticket_ends_once(da
             for array in (sample.actions, sample.logprob, sample.value, sample.rewards, sample.obs["x"]):
                 assert np.isfinite(array).all()
             assert sample.steps == lengths[event.ticket]
+
+
+@pytest.mark.parametrize("number", [1e25, 3e38])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_large_finite_numbers_are_finite_and_raise_nothing(number, dtype):
+    with np.errstate(all="raise"):
+        assert is_finite(np.array([number, -number], dtype))
+        assert not is_finite(np.array([number, np.inf], dtype))
+        assert not is_finite(np.array([number, np.nan], dtype))
+
+
+def test_a_reward_beyond_float32_fails_its_row_and_raises_nothing():
+    bench = Bench(1, env=Diverging(1, reward=1e300))
+    bench.env.spoils = {5: 1}
+    bench.start((0, ticket(0, 5)))
+    (request,) = bench.run()
+    with np.errstate(all="raise"):
+        bench.answer(request)
+        assert told(bench.run()) == [(0, "environment: reward is not finite", "task a, seed 5, env step 1")]

@@ -101,3 +101,31 @@ def test_a_request_that_comes_to_nothing_is_waited_for_no_longer(end: str) -> No
     bench.start((0, ticket(1, 3)))
     bench.run()
     assert bench.kinds("e/0") == [RESETTING, GENERATOR, TICKETS, RESETTING]
+
+
+def test_an_answer_that_nobody_waits_for_any_more_was_waited_for_until_the_next_unit() -> None:
+    bench = Measured(2)
+    bench.start((0, ticket(0, 3)))
+    (request,) = bench.run()
+    bench.answer(request)
+    bench.simulator.handle(CancelRow("s", "e/0", 0, 1))
+    bench.start((1, ticket(1, 3)))
+    bench.run()
+    assert bench.kinds("e/0") == [RESETTING, GENERATOR, RESETTING]
+    assert all(one.end <= other.begin for one, other in zip(bench.spans, bench.spans[1:], strict=False))
+
+
+def test_what_nobody_asks_for_is_not_kept() -> None:
+    bench = Measured(2)
+    bench.start((0, ticket(0, 3)), (1, ticket(1, 3)))
+    bench.run()
+    for number in range(0, 100, 2):
+        bench.simulator.handle(CancelRow("s", "e/0", number, 1))
+        bench.simulator.handle(CancelRow("s", "e/0", number + 1, 1))
+        bench.start((0, ticket(number + 2, 3)), (1, ticket(number + 3, 3)))
+        assert bench.simulator.work()  # by a launcher that measures no more
+    bench.spans.clear()
+    bench.simulator.handle(CancelRow("s", "e/0", 100, 1))
+    bench.start((0, ticket(102, 3)))
+    bench.run()
+    assert bench.kinds("e/0") == [RESETTING]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import torch
@@ -202,3 +203,15 @@ def test_interpolation_goes_by_the_conductors_versions_not_by_the_number_of_upda
 
     # Samples of versions 0 to 2, three, four and two decisions: what is left is 1/age of the whole distance.
     assert error(0) > error(9) > 5 * error(99) > 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_last_publication_is_measured_too(overlap):
+    stand = Stand(overlap=overlap)
+    stand.trainer.handle(PublishWeights("t", 0))
+    spans, limit = [], time.monotonic() + 10
+    while not spans and time.monotonic() < limit:
+        if stand.trainer.work():
+            spans += stand.trainer.spans(0.0, 1.0)
+    assert [(span.kind, span.number) for span in spans] == [("publish", 0)]
+    assert not stand.trainer.work()

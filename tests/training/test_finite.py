@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from polyrhythm.algorithms.advantages import Samples
 from polyrhythm.algorithms.losses import Entries
+from polyrhythm.policies.base import Evaluation, Observations
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.steps import Metrics, finish
@@ -152,6 +153,29 @@ def test_weights_that_have_grown_too_large_are_blamed(part: str, words: str) -> 
         getattr(broken.policy, part).weight.fill_(torch.inf)
     update(broken)
     assert words in broken.halt
+
+
+class AdapterPerStep(ToyPolicy):
+    """Its first two optimizer steps train an adapter each, the others none, as where each task has its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adapters = torch.nn.ParameterList(torch.zeros(()).double() for _ in range(2))
+        self.trunk.requires_grad_(requires_grad=False)
+        self.logits.requires_grad_(requires_grad=False)
+        self.unused = iter(self.adapters)
+
+    def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
+        given = super().evaluate(obs, forward_inputs)
+        return given._replace(logprob=given.logprob + next(self.unused, torch.zeros(())))
+
+
+def test_the_parameters_that_are_blamed_are_those_of_the_step_that_was_skipped() -> None:
+    settings, steps = algorithm(**own_loss("square_root")), training(minibatch_steps=3)
+    broken = Learner(AdapterPerStep(), settings, steps, total_updates=9, seed=7)
+    update(broken)
+    assert "2 of 5 optimizer steps" in broken.halt
+    assert "their gradient is not, in adapters.0; look at" in broken.halt
 
 
 def test_masked_entries_are_blamed_for_nothing() -> None:

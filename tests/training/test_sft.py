@@ -10,6 +10,7 @@ from tests.training.toy import CHUNK, DIM, FEATURES, ToyPolicy, same, weights
 
 from polyrhythm.config.learning import SupervisedSettings
 from polyrhythm.errors import RunFolderError, RunHalted
+from polyrhythm.specs import INSTRUCTION
 from polyrhythm.training.demonstrations import Demonstrations
 from polyrhythm.training.optim import adamw, linear_decay, warmup_cosine
 from polyrhythm.training.sft import SupervisedLearner, rows_of_step
@@ -55,7 +56,7 @@ def test_stopped_and_resumed_is_the_same_run() -> None:
     ("shown", "weight", "words"),
     [
         (np.nan, 0.1, "the demonstrations hold x of NaN or infinity; correct the environment or its expert"),
-        (1.0, np.inf, "supervised.lr: 60 optimizer steps had a loss or gradient of NaN or infinity; lower it"),
+        (1.0, np.inf, "supervised.lr: 50 optimizer steps had a loss or gradient of NaN or infinity; lower it"),
     ],
 )
 def test_a_gradient_that_is_not_finite_halts_and_changes_no_weights(shown: float, weight: float, words: str) -> None:
@@ -64,9 +65,23 @@ def test_a_gradient_that_is_not_finite_halts_and_changes_no_weights(shown: float
     with torch.no_grad():
         policy.logits.weight.fill_(weight)
     before = weights(policy)
+    learner = SupervisedLearner(policy, SETTINGS, seed=0)
     with pytest.raises(RunHalted, match=words):
-        finish(SupervisedLearner(policy, SETTINGS, seed=0).steps(data))
+        finish(learner.steps(data))
     assert same(weights(policy), before)
+    assert learner.step == 50, "and does not go on to the end first"
+
+
+@pytest.mark.parametrize("name", ["x", "actions"])
+def test_demonstrations_that_are_not_finite_are_not_read(name: str, tmp_path: Path) -> None:
+    found = expert()
+    instructions = np.arange(len(found)) % 2
+    given = Demonstrations({**found.obs, INSTRUCTION: instructions}, found.actions, ("a", "b"), 1)
+    {**given.obs, "actions": given.actions}[name][7] = np.inf
+    given.save(tmp_path / "d.npz")
+    words = rf"d.npz: {name} of decision 7 of task b is not finite; record them again"
+    with pytest.raises(RunFolderError, match=words):
+        Demonstrations.load(tmp_path / "d.npz")
 
 
 def test_rows_are_an_endless_row_of_shuffles() -> None:

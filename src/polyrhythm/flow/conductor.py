@@ -78,7 +78,8 @@ _CODEC = Codec(
 
 class Conductor:
     """Decides for one run. `refused` counts events of stations that are no longer present; `forgiven` samples that an
-    earlier part of the run dropped, which a run that was resumed does not halt for again."""
+    earlier part of the run dropped, which a run that was resumed does not halt for again; `halted`: it said `Halt`,
+    and begins no update and no episode of training."""
 
     def __init__(self, settings: FlowSettings) -> None:
         self.settings = settings
@@ -95,6 +96,7 @@ class Conductor:
         self.announced = 0
         self.refused = 0
         self.forgiven = 0
+        self.halted = False
         self._last_failure = ""
 
     # ------------------------------------------------------------ the two entry points
@@ -105,6 +107,7 @@ class Conductor:
             self.refused += 1
             return []
         commands = _HANDLERS[type(event)](self, event, now)
+        self.halted = self.halted or any(isinstance(command, Halt) for command in commands)
         if type(event) not in _FLOW_EVENTS:
             commands += self._settle(now, weights=type(event) in _WEIGHT_EVENTS or self.versions.waiting)
         elif self.versions.waiting or (type(event) is BatchDone and event.generator not in self.dispatch.live):
@@ -164,7 +167,7 @@ class Conductor:
         have to be offered anew. Evaluations are forgotten: who waited for their results has to ask again.
         """
         gone: list[SlotState] = []
-        self.announced = 0  # whoever waits for the target asks again
+        self.announced, self.halted = 0, False  # whoever waits for the target asks again
         self.forgiven = self.ledger.dropped_by_faults
         self.rollout.forget_evaluations()
         for station, epoch in list(self.epochs.items()):
@@ -186,6 +189,9 @@ class Conductor:
         """Whatever may have become possible besides batches: weights, an evaluation, tickets, an update, the end."""
         rollout, versions = self.rollout, self.versions
         commands: list[Command] = self._refuse_quieted()
+        if rollout.ledger.dropped_by_faults - self.forgiven > self.settings.max_dropped:
+            commands.append(Halt(self._too_many_dropped()))
+            self.halted = True
         commands += rollout.settle_evaluation()
         if rollout.admission.spare:
             commands += rollout.drop_surplus(now)
@@ -199,11 +205,10 @@ class Conductor:
         if evaluations.beside:
             commands += [*self._pin_weights(), *rollout.grant_aside(now)]
         if versions.applied >= 0:
-            training = not versions.draining and not evaluations.queue
+            training = not (versions.draining or evaluations.queue or self.halted)
             commands += rollout.grant(versions.applied, now, training=training)
-        commands += self.lending.lend(versions, rollout)
-        if rollout.ledger.dropped_by_faults - self.forgiven > self.settings.max_dropped:
-            commands.append(Halt(self._too_many_dropped()))
+        if not self.halted:
+            commands += self.lending.lend(versions, rollout)
         target = rollout.admission.target
         if self.announced < target <= min(versions.trained, versions.applied):
             self.announced = target

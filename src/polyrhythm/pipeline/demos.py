@@ -3,7 +3,8 @@
 Each primitive action of a chunk is what the expert does in the state in which that action begins; it is then held for
 `action_repeat` env steps. In every `noise_every`-th episode noise is added to what is executed, never to the label, so
 that states off the expert's path are seen with the way back. The last entry of an action, the gripper by convention,
-is executed clean. Of the unsuccessful episodes only the noisy ones are kept: their labels are still right.
+is executed clean. Of the unsuccessful episodes only the noisy ones are kept: their labels are still right. An episode
+in which an observation or a label is NaN or infinite ends there and is dropped.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from polyrhythm.observe import wilson
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.layout import shown
 from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec
+from polyrhythm.specs.finite import first_not_finite
 from polyrhythm.specs.hashing import mix
 from polyrhythm.stations.chunk import step_chunk, whole_batch
 from polyrhythm.stations.slot import StepSettings
@@ -36,7 +38,7 @@ _DOMAIN = 5
 
 @dataclass(slots=True)
 class _Episode:
-    """One demonstration under way: observations and labels so far."""
+    """One demonstration under way: observations and labels so far. wrong: which of them is not finite, "" if none."""
 
     task: int
     seed: int
@@ -45,6 +47,7 @@ class _Episode:
     labels: list[NDArray[np.float32]] = field(default_factory=list)
     steps: int = 0
     success: bool = False
+    wrong: str = ""
 
 
 class Recorded(NamedTuple):
@@ -103,7 +106,8 @@ def refuse_misfit(found: Demonstrations, spec: EnvSpec, chunk: int, action_repea
 def demonstrate(env: EnvBatch, settings: DemonstrationSettings, step: StepSettings) -> Recorded:
     """Let the expert do `episodes_per_task` episodes of each task.
 
-    Raises ConfigError if the environment has no expert, RunHalted if the expert never succeeds at some task.
+    Raises ConfigError if the environment has no expert, RunHalted if the expert never succeeds at some task without
+    numbers that are not finite.
     """
     if not isinstance(env, Expert):
         raise ConfigError("demonstrations = set: this environment has no scripted expert; set demonstrations to null")
@@ -117,13 +121,17 @@ def demonstrate(env: EnvBatch, settings: DemonstrationSettings, step: StepSettin
     succeeded = [episode for episode in episodes if episode.success]
     log.info("demonstrations: the expert succeeded in %d of %d episodes", len(succeeded), len(episodes))
     for task, name in enumerate(env.spec.tasks):
+        wrong = _describe_wrong([episode for episode in episodes if episode.task == task], env.spec)
+        if wrong:
+            log.warning("demonstrations: %s", wrong)
         if not any(episode.task == task for episode in succeeded):
             raise RunHalted(
                 f"the expert never succeeded at {name.name} in {settings.episodes_per_task} episodes; "
+                f"{wrong and wrong + '; correct the environment or its expert, or '}"
                 f"lower demonstrations.noise_std ({settings.noise_std:g}) or rollout.action_repeat "
                 f"({step.action_repeat})"
             )
-    kept = [episode for episode in episodes if episode.success or episode.noise is not None]
+    kept = [episode for episode in episodes if not episode.wrong and (episode.success or episode.noise is not None)]
     observed = [obs for episode in kept for obs in episode.obs]
     labels = [label for episode in kept for label in episode.labels]
     demonstrations = Demonstrations(
@@ -133,6 +141,16 @@ def demonstrate(env: EnvBatch, settings: DemonstrationSettings, step: StepSettin
         step.action_repeat,
     )
     return Recorded(demonstrations, _successes(episodes, env.spec))
+
+
+def _describe_wrong(episodes: list[_Episode], spec: EnvSpec) -> str:
+    """How many of these episodes of one task were dropped, and the first of them; "" if none was."""
+    dropped = [episode for episode in episodes if episode.wrong]
+    if not dropped:
+        return ""
+    first = dropped[0]
+    where = f"task {spec.tasks[first.task].name}, seed {first.seed}, env step {first.steps}"
+    return f"{len(dropped)} episodes were dropped, the first since {first.wrong} is not finite ({where})"
 
 
 def _successes(episodes: list[_Episode], spec: EnvSpec) -> dict[str, dict[str, float]]:
@@ -158,13 +176,19 @@ def _perform(env: EnvBatch, episodes: list[_Episode], settings: DemonstrationSet
     while len(running):
         under_way = [episodes[row] for row in running]
         _look(env, running, under_way)
-        running = running[_act(env, running, under_way, settings.noise_std, step)]
+        finite = np.array([not episode.wrong for episode in under_way])
+        running, under_way = running[finite], [episode for episode in under_way if not episode.wrong]
+        if len(running):
+            running = running[_act(env, running, under_way, settings.noise_std, step)]
 
 
 def _look(env: EnvBatch, rows: NDArray[np.intp], episodes: list[_Episode]) -> None:
-    """Add what is seen now to each episode, as the simulator station shows it."""
+    """Add what is seen now to each episode, as the simulator station shows it; note what is not finite."""
     seen = {name: np.empty((len(rows), *a.shape), a.dtype) for name, a in env.spec.observation.items()}
     env.observe(rows, seen)
+    floating = {f"observation {name}": array for name, array in seen.items() if array.dtype.kind == "f"}
+    for i, what in first_not_finite(floating).items():
+        episodes[i].wrong = what
     for i, episode in enumerate(episodes):
         obs = {name: array[i] for name, array in seen.items()}
         obs[INSTRUCTION] = np.array(episode.task, np.int64)
@@ -187,6 +211,12 @@ def _act(
             break
         # A row that ends keeps its last label for the rest of the chunk.
         labels[alive, c:] = env.expert_actions(rows[alive])[:, None]
+        for place in first_not_finite({"action": labels[alive, c]}):
+            episodes[alive[place]].wrong = "the expert's action"
+            going[alive[place]] = False
+        alive = np.flatnonzero(going)
+        if not len(alive):
+            break
         noise = np.stack([_noise(episodes[i], noise_std, spec.action.dim) for i in alive])
         executed = np.clip(labels[alive, c] + noise, spec.action.low, spec.action.high).astype(np.float32)
         left = np.array([spec.max_steps - episodes[i].steps for i in alive])

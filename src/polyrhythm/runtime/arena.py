@@ -27,6 +27,9 @@ from polyrhythm.specs import ArraySpec, Trajectory
 #: Some entries: by their numbers, or a slice where they are in one piece.
 Entries = NDArray[np.int64] | slice
 
+#: Above what arrays of numbers hold.
+FAR = 2**63
+
 _ALIGNMENT = 64
 
 #: Longer handles name no block.

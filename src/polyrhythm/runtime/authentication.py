@@ -63,6 +63,44 @@ def prove(socket: zmq.Socket[bytes], keys: RunKeys) -> None:
     socket.curve_publickey, socket.curve_secretkey = keys.outbox.public, keys.outbox.secret
 
 
+class Connections:
+    """The open connections of one inbox by file descriptor, and which of them may be a stranger's.
+
+    A connection that ends before any proof of its keys was a stranger's, whatever it said: garbage instead of a
+    greeting is no failed handshake to ZeroMQ. ZeroMQ does not say which connection a proof is of (its value is 0): all
+    are proven once there are as many proofs as connections. One that ends before that takes a proof with it, as if it
+    were its own, so that none of the run's own is ever counted in excess.
+    """
+
+    def __init__(self) -> None:
+        self._unproven: set[int] = set()
+        self._proofs = 0  # of connections in `_unproven`
+
+    def accept(self, connection: int) -> None:
+        """A connection is open; its number may be that of one that has ended."""
+        self._unproven.add(connection)
+
+    def prove(self) -> None:
+        """One of the connections has the run's keys."""
+        self._proofs += 1
+        self._settle()
+
+    def is_stranger(self, connection: int) -> bool:
+        """A connection has ended: whether no proof can have been its own."""
+        if connection not in self._unproven:
+            return False
+        self._unproven.remove(connection)
+        stranger = not self._proofs
+        self._proofs -= not stranger
+        self._settle()
+        return stranger
+
+    def _settle(self) -> None:
+        if self._proofs >= len(self._unproven):
+            self._unproven.clear()
+            self._proofs = 0
+
+
 class Authenticator:
     """Admits the run's own to the inboxes of one process. on_stranger: called from its thread for each connection that
     was refused."""
@@ -73,7 +111,7 @@ class Authenticator:
         self._numbers = itertools.count()
         self._requests = context.socket(zmq.REP)
         self._requests.bind(_ZAP)
-        self._unproven: dict[zmq.Socket[bytes], int] = {}
+        self._watched: dict[zmq.Socket[bytes], Connections] = {}
         self._thread = threading.Thread(target=self._run, name="authenticator", daemon=True)
         self._thread.start()
 
@@ -119,7 +157,7 @@ class Authenticator:
         except zmq.ContextTerminated:
             pass
         finally:
-            for socket in (self._requests, *self._unproven):
+            for socket in (self._requests, *self._watched):
                 socket.close(0)
 
     def _answer(self, poller: zmq.Poller) -> bool:
@@ -132,7 +170,7 @@ class Authenticator:
             news: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
             news.connect(words[1].decode())
             poller.register(news, zmq.POLLIN)
-            self._unproven[news] = 0
+            self._watched[news] = Connections()
             self._requests.send(b"")
             return True
         version, sequence, _, _, _, mechanism, *credentials = words
@@ -141,17 +179,16 @@ class Authenticator:
         return True
 
     def _note(self, news: zmq.Socket[bytes], poller: zmq.Poller) -> None:
-        """One event of an inbox. A connection that ends before any proof of its keys was a stranger's, whatever it
-        said: garbage instead of a greeting is no failed handshake to ZeroMQ."""
-        event = recv_monitor_message(news)["event"]
+        """One event of an inbox."""
+        message = recv_monitor_message(news)
+        event, connection = message["event"], message["value"]
         if event == zmq.EVENT_ACCEPTED:
-            self._unproven[news] += 1
+            self._watched[news].accept(connection)
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._unproven[news] -= 1
+            self._watched[news].prove()
         elif event == zmq.EVENT_MONITOR_STOPPED:
             poller.unregister(news)
-            del self._unproven[news]
+            self._watched.pop(news)
             news.close(0)
-        elif self._unproven[news] > 0:
-            self._unproven[news] -= 1
+        elif self._watched[news].is_stranger(connection):
             self._on_stranger()

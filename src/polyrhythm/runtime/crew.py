@@ -170,7 +170,7 @@ class Crew:
         waited = [process for process in self.processes.values() if process.vigil.present]
         slow = [process for process in waited if not process.wait(begin + _NAMED_S - time.monotonic())]
         if slow:
-            names = ", ".join(_with_call(process, time.monotonic()) for process in slow)
+            names = ", ".join(_name_with_call(process, time.monotonic()) for process in slow)
             said = "waiting for %s to leave; killed after %g s, or at once by another signal"
             log.info(said, names, _LEAVE_S - _NAMED_S)
         for process in slow:
@@ -227,7 +227,7 @@ def log_file(logs: Path, station: str, epoch: int) -> Path:
     return logs / f"{station}.{epoch}.log"
 
 
-def _with_call(process: Process, now: float) -> str:
+def _name_with_call(process: Process, now: float) -> str:
     call = process.vigil.current_call(now)
     return f"{process.station} ({call})" if call else process.station
 

@@ -8,14 +8,17 @@ Invariant: an event that was accepted belongs to the incarnation that joined las
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 from polyrhythm.flow import records
+from polyrhythm.runtime import spans as kinds
 from polyrhythm.runtime.arena import ArenaLayout
 from polyrhythm.runtime.drops import UnfitMessage
-from polyrhythm.runtime.messages import Report, Start
+from polyrhythm.runtime.messages import Report, Spans, Start, sender_of
+from polyrhythm.runtime.spans import Span
 
 Joined = records.SimulatorJoined | records.GeneratorJoined | records.TrainerJoined
 
@@ -59,7 +62,7 @@ class ExpectedEvents:
 
     def join(self, joined: Joined, addresses: Collection[str]) -> None:
         """A station announces itself, with the addresses of its inboxes. UnfitMessage: it cannot be so."""
-        name = name_of(joined)
+        name, _ = sender_of(joined) or ("", 0)
         before = self._stations.get(name)
         station = _Station(joined, addresses)
         parts = 1
@@ -69,25 +72,36 @@ class ExpectedEvents:
             station.sequences = dict.fromkeys(station.rows, 0)
         if isinstance(joined, records.TrainerJoined):
             station.updates = joined.updates if before is None else before.updates
-        if len(addresses) != parts or not self._can_join(name, station, before):
-            raise UnfitMessage("impossible", f"{name} with {len(addresses)} inboxes cannot be {joined}")
+        wrong = self._why_not(name, station, before)
+        if len(addresses) != parts:
+            wrong = f"it has {len(addresses)} inboxes for {parts} parts"
+        if wrong:
+            raise UnfitMessage("impossible", f"the announcement of {name} ({type(joined).__name__}): {wrong}")
         self._stations[name] = station
 
-    def _can_join(self, name: str, station: _Station, before: _Station | None) -> bool:
-        """Whether it is what it was before; slots are its own, weights and updates those that can be."""
+    def _why_not(self, name: str, station: _Station, before: _Station | None) -> str:
+        """Why it cannot join, "" if it can: it is what it was before, its slots are its own, its weights and updates
+        those that can be."""
         joined = station.joined
         if before is not None and type(before.joined) is not type(joined):
-            return False
+            return f"it was a {type(before.joined).__name__} before"
         match joined:
             case records.SimulatorJoined():
-                others = [other.rows for known, other in self._stations.items() if known != name]
-                own = not any(station.rows.keys() & rows.keys() for rows in others)
-                known = all(self._layout.slots.get(slot) == rows for slot, rows in station.rows.items())
-                return own and known and (before is None or before.rows == station.rows)
-            case records.TrainerJoined():
-                return 0 <= joined.updates <= station.updates
-            case _:
-                return -1 <= joined.version <= self._newest
+                return self._why_not_slots(name, station.rows, before)
+            case records.TrainerJoined(updates=updates):
+                return "" if 0 <= updates <= station.updates else f"{updates} updates; at most {station.updates}"
+            case records.GeneratorJoined(version=version):
+                return "" if -1 <= version <= self._newest else f"version {version}; the newest is {self._newest}"
+
+    def _why_not_slots(self, name: str, rows: dict[str, int], before: _Station | None) -> str:
+        """Why a simulator cannot have these slots, "" if it can."""
+        for slot, count in rows.items():
+            if self._layout.slots.get(slot) != count:
+                return f"slot {slot} has {count} rows; the run's has {self._layout.slots.get(slot, 0)}"
+        for other, station in self._stations.items():
+            if other != name and (shared := rows.keys() & station.rows.keys()):
+                return f"slot {min(shared)} is {other}'s"
+        return "" if before is None or before.rows == rows else f"{len(rows)} slots; before it had {len(before.rows)}"
 
     def note(self, command: object) -> None:
         """A command has been sent to its station."""
@@ -130,8 +144,22 @@ class ExpectedEvents:
 
     def check_report(self, report: Report) -> None:
         """UnfitMessage: it is not of the update under way."""
-        if report.topic != "update" or not 0 <= report.step == self._station(report.station, report.epoch).update:
-            raise UnfitMessage("impossible", f"a report of {report.station} on {report.topic!r} {report.step}")
+        update = self._station(report.station, report.epoch).update
+        if report.topic != "update" or not 0 <= report.step == update:
+            due = f"update {update} is under way" if update >= 0 else "it has no update to do"
+            raise UnfitMessage("impossible", f"a report of {report.station} on {report.topic!r} {report.step}; {due}")
+
+    def check_spans(self, said: Spans, now: float) -> None:
+        """UnfitMessage: at `now`, the station cannot have measured that."""
+        station = self._station(said.station, said.epoch)
+        own = _KINDS[type(station.joined)]
+        slots = station.rows if isinstance(station.joined, records.SimulatorJoined) else self._layout.slots
+        for span in said.spans:
+            lane = span.lane in slots if span.kind in _OF_SLOTS else span.lane == said.station
+            if span.kind not in own or not lane or not _is_plausible(span, now):
+                raise UnfitMessage("impossible", f"{said.station} cannot have measured {span}")
+        if said.lost < 0:
+            raise UnfitMessage("impossible", f"{said.station} cannot have lost {said.lost} spans")
 
     def _station(self, name: str, epoch: int) -> _Station:
         station = self._stations.get(name)
@@ -220,10 +248,15 @@ _ACCEPTING: dict[type, Callable[[ExpectedEvents, Any], bool]] = {
 }
 
 
-def name_of(joined: Joined) -> str:
-    """The station that announces itself."""
-    match joined:
-        case records.SimulatorJoined(simulator=name) | records.GeneratorJoined(generator=name):
-            return name
-        case records.TrainerJoined(trainer=name):
-            return name
+#: What each kind of station measures; and what is measured of a slot, not of the station.
+_OF_SLOTS = frozenset((kinds.STEPPING, kinds.RESETTING, kinds.TICKETS, kinds.THREAD, kinds.GENERATOR, kinds.IN_BATCH))
+_KINDS: dict[type, frozenset[str]] = {
+    records.SimulatorJoined: _OF_SLOTS - {kinds.IN_BATCH},
+    records.GeneratorJoined: frozenset((kinds.PASS, kinds.APPLY, kinds.IN_BATCH)),
+    records.TrainerJoined: frozenset((kinds.UPDATE, kinds.PUBLISH, kinds.SAVE)),
+}
+
+
+def _is_plausible(span: Span, now: float) -> bool:
+    """Whether it lies in the past, forwards; NaN does not."""
+    return -math.inf < span.begin <= span.end <= now and span.slots >= 1

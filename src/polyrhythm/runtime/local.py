@@ -30,9 +30,9 @@ from polyrhythm.runtime.authentication import make_keys
 from polyrhythm.runtime.blocks import BlockPool
 from polyrhythm.runtime.crew import Crew
 from polyrhythm.runtime.drops import DROPPED, DropCounter, UnfitMessage
-from polyrhythm.runtime.expected import ExpectedEvents, name_of
+from polyrhythm.runtime.expected import ExpectedEvents, Joined
 from polyrhythm.runtime.jobs import Job, Seat
-from polyrhythm.runtime.messages import Report, SaveTrainer, Spans, Start
+from polyrhythm.runtime.messages import Report, SaveTrainer, Spans, Start, sender_of
 from polyrhythm.runtime.process import Process
 from polyrhythm.runtime.run_memory import RunMemory
 from polyrhythm.runtime.sockets import Sockets, Transport
@@ -165,8 +165,8 @@ class LocalLauncher:
         """Note what the conductor is about to know of the stations."""
         if isinstance(event, records.StationLost):
             del self._known[event.station]
-        elif isinstance(event, _JOINING):
-            name, epoch = _sender(event) or ("", 0)
+        elif isinstance(event, Joined):
+            name, epoch = sender_of(event) or ("", 0)
             self._known[name] = epoch
         return event
 
@@ -188,7 +188,7 @@ class LocalLauncher:
 
     def _believe(self, message: object) -> None:
         """UnfitMessage: it cannot be true; then nothing has changed."""
-        sender = _sender(message)
+        sender = sender_of(message)
         if sender is None:
             raise UnfitMessage("misdirected", f"{type(message).__name__} is not for the main process")
         self._crew.check_sender(*sender)
@@ -208,6 +208,7 @@ class LocalLauncher:
                     raise UnfitMessage("impossible", str(error)) from error
                 self._reports.append(message)
             case Spans():
+                self._expected.check_spans(message, self.clock())
                 self._spans.append(message)
             case _:
                 self._expected.accept(message)
@@ -221,7 +222,7 @@ class LocalLauncher:
         if process.ended:
             return  # it came too late, its successor is about to start
         joined = wire.decode(hello.joined)
-        if not isinstance(joined, _JOINING) or (name_of(joined), joined.epoch) != (hello.station, hello.epoch):
+        if not isinstance(joined, Joined) or sender_of(joined) != (hello.station, hello.epoch):
             raise UnfitMessage("impossible", f"{hello.station} greets with the announcement {joined}")
         if process.vigil.present or not all(map(self._sockets.could_be, hello.inboxes.values())):
             raise UnfitMessage("impossible", f"{hello.station} greets again, or from elsewhere: {hello.inboxes}")
@@ -333,20 +334,8 @@ class LocalLauncher:
         try:
             self._crew.close()
         finally:
-            self._inbox.close()
-            self._sockets.close()
-            self._memory.remove()
-
-
-_JOINING = (records.SimulatorJoined, records.GeneratorJoined, records.TrainerJoined)
-
-
-def _sender(message: object) -> tuple[str, int] | None:
-    """The station and epoch that signed a message; None if none did."""
-    epoch = getattr(message, "epoch", None)
-    if epoch is None:
-        return None
-    for role in ("simulator", "generator", "trainer", "station"):
-        if (name := getattr(message, role, None)) is not None:
-            return name, epoch
-    return None
+            try:
+                self._inbox.close()
+                self._sockets.close()
+            finally:
+                self._memory.remove()

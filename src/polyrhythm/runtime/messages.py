@@ -125,3 +125,14 @@ class Links:
     emit: Callable[[records.Event], None]
     reply: Callable[[Reply], None]
     report: Callable[[Report], None]
+
+
+def sender_of(message: object) -> tuple[str, int] | None:
+    """The station and epoch that signed a message; None if none did."""
+    epoch = getattr(message, "epoch", None)
+    if epoch is None:
+        return None
+    for role in ("simulator", "generator", "trainer", "station"):
+        if (name := getattr(message, role, None)) is not None:
+            return name, epoch
+    return None

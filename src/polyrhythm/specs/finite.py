@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 POLICY, ENVIRONMENT = "policy", "environment"
 
 
-def not_finite(culprit: str, what: str) -> str:
+def not_finite_reason(culprit: str, what: str) -> str:
     """The reason why a sample fails: `policy: logprob is not finite`. It holds no numbers, so that the same fault
     counts as one kind however often it occurs. culprit: POLICY or ENVIRONMENT."""
     return f"{culprit}: {what} is not finite"
@@ -26,8 +26,9 @@ def is_finite(values: NDArray[Any]) -> bool:
     """
     if values.dtype == np.float32 and values.flags.c_contiguous:
         flat = values.reshape(-1)
-        if math.isfinite(np.dot(flat, flat)):
-            return True
+        with np.errstate(over="ignore", invalid="ignore"):  # finite numbers above 1.8e19 overflow: look at each
+            if math.isfinite(np.dot(flat, flat)):
+                return True
     return int(np.count_nonzero(np.isfinite(values))) == values.size
 
 

@@ -69,6 +69,7 @@ class EnvHost:
         self._reset_slots: Sequence[Slot] = ()  # that the last unit began, until `_reset_end`
         self._step_slots: Sequence[Slot] = ()  # that it stepped after that
         self._reset_end = 0.0
+        self._dropped: dict[str, Slot] = {}  # whose answers were, until the spans of a unit are asked for
 
     @property
     def env_steps(self) -> int:
@@ -80,8 +81,9 @@ class EnvHost:
     def start(self, start: Start) -> None:
         """UnfitMessage: its rows cannot be started so."""
         slot = self.slots[start.command.slot]
-        if len(start.command.grants) != len(start.blocks):
-            raise UnfitMessage("impossible", f"slot {slot.name}: {len(start.blocks)} blocks for other rows")
+        grants, blocks = len(start.command.grants), len(start.blocks)
+        if grants != blocks:
+            raise UnfitMessage("impossible", f"slot {slot.name}: {blocks} blocks for {grants} grants")
         pending = list(map(Pending, start.command.grants, start.blocks))
         slot.check(pending)
         if not self.info.reset_rows and any(grant.resume for grant in start.command.grants):
@@ -93,13 +95,13 @@ class EnvHost:
         slot = self.slots[command.slot]
         if not slot.cancel(command.ticket, command.attempt):
             log.info("slot %s: ticket %d is to be cancelled, but has ended", command.slot, command.ticket)
-        self._lanes.changed(slot, time.monotonic())
+        self._lanes.note_change(slot, time.monotonic())
         self._queue_all()
 
     def refuse(self, command: RefuseRequest) -> None:
         slot = self.slots[command.slot]
         slot.refuse(command.sequence, command.reason)
-        self._lanes.changed(slot, time.monotonic())
+        self._lanes.note_change(slot, time.monotonic())
         self._queue_all()
 
     def deliver(self, reply: Reply) -> None:
@@ -129,6 +131,7 @@ class EnvHost:
         self._reset_slots = self._step_slots = ()
         while self._todo:
             if self._turn(self._todo.popleft()):
+                self._lanes.note_unit()
                 return True
         return False
 
@@ -138,9 +141,12 @@ class EnvHost:
         All of it is resetting or stepping: the request that follows belongs to either, one that is posted later is a
         (short) stepping of its own.
         """
+        for slot in self._dropped.values():
+            self._lanes.note_change(slot, begin)
+        self._dropped.clear()
         middle = begin if not self._reset_slots else self._reset_end if self._step_slots else end
-        yield from self._lanes.unit(RESETTING, self._reset_slots, begin, middle)
-        yield from self._lanes.unit(STEPPING, self._step_slots, middle, end)
+        yield from self._lanes.close_unit(RESETTING, self._reset_slots, begin, middle)
+        yield from self._lanes.close_unit(STEPPING, self._step_slots, middle, end)
 
     def _turn(self, slot: Slot) -> bool:
         worked = bool(slot.pending) and self._begin(slot)
@@ -245,7 +251,7 @@ class EnvHost:
                 members.append(other)
             elif other.answered:
                 other.drop_answer()
-                self._lanes.changed(other, time.monotonic())
+                self._dropped[other.name] = other
                 self._queue(other)
         return members
 

@@ -17,15 +17,24 @@ class Lanes:
 
     It says THREAD only where the slot's last unit left it more to do. When a ticket or an answer came while the thread
     was at another slot is known by whoever sent it, so that part of a wait is cut off where the spans come together
-    (`pipeline.timeline`).
+    (`pipeline.timeline`). Where a unit is followed by another and nobody asked for its spans, all is forgotten.
     """
 
     def __init__(self) -> None:
         self._since: dict[str, tuple[float, tuple[str, int]]] = {}
         self._changed: list[Span] = []
+        self._unasked = False
 
-    def unit(self, kind: str, slots: Sequence[Slot], begin: float, end: float) -> Iterator[Span]:
+    def note_unit(self) -> None:
+        """There was a unit of work; if somebody measures, `close_unit` follows."""
+        if self._unasked:
+            self._since.clear()
+            self._changed.clear()
+        self._unasked = True
+
+    def close_unit(self, kind: str, slots: Sequence[Slot], begin: float, end: float) -> Iterator[Span]:
         """A unit of work, or a part of one, for these slots together: how each had waited for it, and that it came."""
+        self._unasked = False
         yield from self._changed
         self._changed.clear()
         for slot in slots:
@@ -33,7 +42,7 @@ class Lanes:
             yield Span(slot.name, kind, begin, end, slots=len(slots))
             self._since[slot.name] = (end, _waits_for(slot))
 
-    def changed(self, slot: Slot, now: float) -> None:
+    def note_change(self, slot: Slot, now: float) -> None:
         """Between two units of work the slot may have come to wait for something else."""
         waits_for = _waits_for(slot)
         if slot.name in self._since and self._since[slot.name][1] != waits_for:

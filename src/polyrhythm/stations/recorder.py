@@ -31,7 +31,7 @@ class Recorder:
         self._env = env
         self._numbers = np.arange(info.first, info.first + info.rows)
         self._shown = {name: arena.obs[name] for name in env.spec.observation}
-        self._floating = {f"observation {n}": array for n, array in self._shown.items() if array.dtype.kind == "f"}
+        self._floating = [name for name, array in self._shown.items() if array.dtype.kind == "f"]
         self._instruction, self._progress = arena.obs[INSTRUCTION], arena.obs[PROGRESS]
         size = sum(array[0].nbytes for array in self._shown.values())
         self._scratch = {
@@ -47,19 +47,23 @@ class Recorder:
         Of those that show NaN or infinity: place among `rows` → which observation.
         """
         numbers = self._numbers[rows]
+        self._progress[entries] = progress
         if isinstance(entries, slice):
-            self._env.observe(numbers, ReadOnly({name: array[entries] for name, array in self._shown.items()}))
+            seen = {name: array[entries] for name, array in self._shown.items()}
+            self._env.observe(numbers, ReadOnly(seen))
         elif self._scratch:
             count = len(entries)
-            self._env.observe(numbers, ReadOnly({name: array[:count] for name, array in self._scratch.items()}))
+            seen = {name: array[:count] for name, array in self._scratch.items()}
+            self._env.observe(numbers, ReadOnly(seen))
             for made, shown in self._moves:
                 shown.put(entries, made[:count])
         else:
             for place, entry in enumerate(entries.tolist()):
                 into = {name: array[entry : entry + 1] for name, array in self._shown.items()}
                 self._env.observe(numbers[place : place + 1], ReadOnly(into))
-        self._progress[entries] = progress
-        return first_not_finite({name: array[entries] for name, array in self._floating.items()})
+            seen = {name: self._shown[name][entries] for name in self._floating}
+        # Scattered entries were made in one piece: looked at there, they need not be gathered again.
+        return first_not_finite({f"observation {name}": seen[name] for name in self._floating})
 
     def show_instruction(self, block: int, instruction: int) -> None:
         """The whole block shows this instruction."""

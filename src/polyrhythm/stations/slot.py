@@ -26,17 +26,14 @@ from polyrhythm.flow.records import (
     SlotInfo,
     Ticket,
 )
-from polyrhythm.runtime.arena import Arena, Entries, RequestView, numbers
+from polyrhythm.runtime.arena import FAR, Arena, Entries, RequestView, numbers
 from polyrhythm.runtime.drops import UnfitMessage
 from polyrhythm.runtime.messages import ACTIONS, VERSION, Reply
-from polyrhythm.specs.finite import ENVIRONMENT, POLICY, first_not_finite, is_finite, not_finite
+from polyrhythm.specs.finite import ENVIRONMENT, POLICY, first_not_finite, is_finite, not_finite_reason
 from polyrhythm.stations.chunk import ChunkResult
 from polyrhythm.stations.env_metrics import EpisodeMetrics
 from polyrhythm.stations.recorder import Recorder
 from polyrhythm.stations.rows import Index, Rows, as_index
-
-#: What arrays of numbers hold.
-_FAR = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +154,7 @@ class Slot:
                 and (row in self._rows.parked or not pending.grant.resume)
                 and 0 <= pending.block < self._arena.layout.blocks
                 and 0 <= ticket.task < self._tasks > ticket.instruction >= 0
-                and max(map(abs, (ticket.number, ticket.noise, ticket.seed, ticket.version))) < _FAR
+                and max(map(abs, (ticket.number, ticket.noise, ticket.seed, ticket.version))) < FAR
             ):
                 raise UnfitMessage("impossible", f"slot {self.name} cannot begin {pending.grant}")
             taken.add(row)
@@ -178,8 +175,8 @@ class Slot:
         if len(fresh):
             if self._metrics:
                 self._metrics.begin(self._numbers[fresh])
-            spoilt = self._recorder.observe(fresh, self._rows.entries(fresh), 0.0)
-            self._fail_spoilt(fresh, ENVIRONMENT, spoilt)
+            nonfinite = self._recorder.observe(fresh, self._rows.entries(fresh), 0.0)
+            self._fail_nonfinite(fresh, ENVIRONMENT, nonfinite)
 
     # ------------------------------------------------------------ ask
 
@@ -213,15 +210,16 @@ class Slot:
         if self._asked is None or self.answered or reply.sequence != self._sequence:
             return False
         if len(reply.answers) != self._asked_rows:
-            raise UnfitMessage("impossible", f"slot {self.name} asked for {self._asked_rows} rows, not so many")
+            given = len(reply.answers)
+            raise UnfitMessage("impossible", f"slot {self.name} asked for {self._asked_rows} rows, not {given}")
         answers = reply.answers if self._wanted is None else reply.answers[self._wanted]
         self._arena.keep(self._at, answers)
         version = int(answers[VERSION][0]) if len(answers) else 0
         self._rows.answered(self._due, version)
         self._actions = answers[ACTIONS].copy()
         self.answered = True
-        spoilt = first_not_finite({name: answers[name] for name in self._floating})
-        self._fail_spoilt(self._asked, POLICY, spoilt, f", weights of version {version}")
+        nonfinite = first_not_finite({name: answers[name] for name in self._floating})
+        self._fail_nonfinite(self._asked, POLICY, nonfinite, f", weights of version {version}")
         return True
 
     # ------------------------------------------------------------ step
@@ -243,7 +241,8 @@ class Slot:
         """Keep the outcome of the chunk step, observe, and send off the samples that ended or fail; True if any did."""
         rows, index, state, arena = self._asked, self._due, self._rows, self._arena
         assert rows is not None
-        arena.rewards[self._at] = result.rewards
+        with np.errstate(over="ignore", invalid="ignore"):  # a float64 above float32's range fails its row below
+            arena.rewards[self._at] = result.rewards
         given = arena.rewards[self._at]  # as float32
         arena.valid[self._at] = result.valid
         elapsed = state.elapsed(index) + result.steps
@@ -251,17 +250,17 @@ class Slot:
         self.env_steps += len(rows) * self._stride
         at = state.entries(index)
         self._next = (rows, at)
-        spoilt = self._recorder.observe(index, at, elapsed / self._max_steps)
+        nonfinite = self._recorder.observe(index, at, elapsed / self._max_steps)
         if not is_finite(given):
-            spoilt |= first_not_finite({"reward": given})
+            nonfinite |= first_not_finite({"reward": given})
         self._asked, self.answered = None, False
         over = result.terminated | result.truncated
         ended = over | state.past(index, self._settings.segment_steps) if self._settings.segment_steps else over
-        if spoilt:
-            ended = ended & ~np.isin(np.arange(len(rows)), list(spoilt))
-            self._fail_spoilt(rows, ENVIRONMENT, spoilt)
+        if nonfinite:
+            ended = ended & ~np.isin(np.arange(len(rows)), list(nonfinite))
+            self._fail_nonfinite(rows, ENVIRONMENT, nonfinite)
         if not np.count_nonzero(ended):
-            return bool(spoilt)
+            return bool(nonfinite)
         for place in np.flatnonzero(ended):
             end = End.TERMINATED if result.terminated[place] else End.TRUNCATED if over[place] else End.SEGMENT
             self._finish(int(rows[place]), end, int(result.steps[place]))
@@ -334,12 +333,12 @@ class Slot:
         if self._asked is not None and not self.answered and sequence == self._sequence:
             self.fail_asked(reason)
 
-    def _fail_spoilt(self, rows: NDArray[np.intp], culprit: str, spoilt: Mapping[int, str], by: str = "") -> None:
+    def _fail_nonfinite(self, rows: NDArray[np.intp], culprit: str, nonfinite: Mapping[int, str], by: str = "") -> None:
         """Fail the rows at these places, each by what of it is not finite. by: more to tell of the culprit."""
-        for place, what in spoilt.items():
+        for place, what in nonfinite.items():
             row = int(rows[place])
             step = int(self._rows.elapsed(np.array([row]))[0])
-            self.fail([row], not_finite(culprit, what), f", env step {step}{by}")
+            self.fail([row], not_finite_reason(culprit, what), f", env step {step}{by}")
 
     def fail_asked(self, reason: str) -> None:
         """The request out comes to nothing, and with it the samples of its rows."""

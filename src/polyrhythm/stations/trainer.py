@@ -18,7 +18,7 @@ from typing import Protocol
 
 from polyrhythm.flow.records import Checkpointed, LendSamples, Published, PublishWeights, TrainerJoined, UpdateDone
 from polyrhythm.policies.base import as_module
-from polyrhythm.runtime.arena import Arena
+from polyrhythm.runtime.arena import FAR, Arena
 from polyrhythm.runtime.drops import UnfitMessage
 from polyrhythm.runtime.messages import Links, Order, Report, SaveTrainer
 from polyrhythm.runtime.spans import PUBLISH, SAVE, UPDATE, Span
@@ -80,7 +80,7 @@ class Trainer:
             raise UnfitMessage("misdirected", f"{self.name} does not do {type(command).__name__} of others")
         if isinstance(command, LendSamples) and not self._can_train(command):
             raise UnfitMessage("impossible", f"{self.name} cannot train on {command}")
-        if isinstance(command, PublishWeights) and not 0 <= command.version < _FAR:
+        if isinstance(command, PublishWeights) and not 0 <= command.version < FAR - 1:
             raise UnfitMessage("impossible", f"{self.name} cannot publish version {command.version}")
         self._todo.append(command)
 
@@ -99,12 +99,15 @@ class Trainer:
 
         Consumes: lent samples and requests to publish or save, in the order commanded. Waits for: nothing but a
         publication that is still copying what a step would change. Unblocked by: `handle`.
-        Produces: `UpdateDone` and a report after an update's last step; `Checkpointed`; `Published`.
+        Produces: `UpdateDone` and a report after an update's last step; `Checkpointed`; `Published`. To find that a
+        publication is over is a unit of its own, so that it is in the spans if nothing follows.
         """
-        if self._publication is not None and self._publication.over:
+        settled = self._publication is not None and self._publication.over
+        if settled:
             self._settle()
         if not self._todo:
-            return False
+            self._done = None
+            return settled
         command = self._todo[0]
         begin = time.monotonic()
         self._doing = (_WORDS[type(command)], begin)
@@ -193,8 +196,6 @@ class Trainer:
         self._settle()
 
 
-#: What arrays of numbers hold, and one to spare.
-_FAR = 2**63 - 1
 #: What a unit of work is called, by its command.
 _WORDS: dict[type, str] = {LendSamples: "update", PublishWeights: "publish", SaveTrainer: "save"}
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _SMALLER = "lower training.optimizer.lr, value_lr or grad_clip"
 
 
-def culprit(
+def find_culprit(
     packed: Packed,
     decisions: Decisions,
     algorithm: AlgorithmSettings,

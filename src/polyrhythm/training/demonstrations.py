@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from polyrhythm.errors import RunFolderError
 from polyrhythm.files import written_whole
+from polyrhythm.specs import INSTRUCTION
+from polyrhythm.specs.finite import first_not_finite
 
 _OBS = "obs/"
 _TASKS, _REPEAT = "tasks", "action_repeat"
@@ -49,7 +51,8 @@ class Demonstrations:
 
     @classmethod
     def load(cls, path: Path) -> Demonstrations:
-        """Read what `save` wrote; nothing in the file is executed. RunFolderError: it is absent, or something else."""
+        """Read what `save` wrote; nothing in the file is executed. RunFolderError: it is absent, or something else, or
+        holds NaN or infinity, which would spoil every step that imitates them."""
         if not path.is_file():
             raise RunFolderError(f"{path} is not there; name a file of demonstrations")
         if not zipfile.is_zipfile(path):
@@ -60,6 +63,12 @@ class Demonstrations:
                     raise KeyError("no array is named actions")
                 obs = {name.removeprefix(_OBS): file[name] for name in file if name.startswith(_OBS)}
                 tasks = tuple(file[_TASKS].tolist()) if _TASKS in file else ()
-                return cls(obs, file["actions"], tasks, int(file[_REPEAT]) if _REPEAT in file else 0)
+                found = cls(obs, file["actions"], tasks, int(file[_REPEAT]) if _REPEAT in file else 0)
         except Exception as error:  # whatever a reader makes of bytes that nobody wrote
             raise RunFolderError(f"{path} holds no demonstrations: {error}; record them again") from error
+        floating = {n: x for n, x in (*found.obs.items(), ("actions", found.actions)) if x.dtype.kind == "f"}
+        for row, name in first_not_finite(floating).items():
+            instruction = found.obs.get(INSTRUCTION)
+            of = "" if instruction is None or not tasks else f" of task {tasks[int(instruction[row])]}"
+            raise RunFolderError(f"{path}: {name} of decision {row}{of} is not finite; record them again")
+        return found

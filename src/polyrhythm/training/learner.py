@@ -18,9 +18,9 @@ from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.specs import Trajectory
 from polyrhythm.training import optim
 from polyrhythm.training.batch import Decisions, Packed, collate, minibatches
-from polyrhythm.training.blame import culprit
+from polyrhythm.training.blame import find_culprit
 from polyrhythm.training.objective import Objective
-from polyrhythm.training.skipped import NORM, SKIPPED, SkippedSteps, StepTable, step_table
+from polyrhythm.training.skipped import NORM, SKIPPED, SkippedSteps, StepTable, make_step_table
 from polyrhythm.training.steps import Steps
 from polyrhythm.training.targets import Preparation, prepare
 
@@ -99,7 +99,7 @@ class Learner:
         self._optimizer.scale_lr(decay)
         critic_only = update_index < training.critic_warmup_updates
         rows: list[Tensor] = []
-        norms: list[Tensor] = []
+        norms: list[optim.GradientNorm] = []
         names: tuple[str, ...] = ()
         for epoch in range(training.epochs):
             for index in minibatches(len(decisions), training.minibatch_steps, (self._seed, update_index, epoch)):
@@ -108,7 +108,7 @@ class Learner:
                 rows.append(torch.stack(list(figures.values())))
                 norms.append(norm)
                 yield
-        table = step_table(names, rows, norms)
+        table = make_step_table(names, rows, norms)
         metrics = table.means()
         self._note_skipped(update_index, table, packed, decisions, version)
         if self._training.on_nonfinite_gradient == "skip" or table.skipped.any():
@@ -128,12 +128,12 @@ class Learner:
         """Whether a step of the update was skipped, who is to blame, and whether the run must halt."""
         self.halt, skipped = "", table.skipped.tolist()
         if not any(skipped):
-            self._skipped.none()
+            self._skipped.reset_count()
             return
         figures, gradients = table.first_skipped()
-        names = [name for name, p in self._module.named_parameters() if p.requires_grad and p.grad is not None]
-        parameters = dict(zip(names, gradients, strict=True))
-        why = culprit(packed, decisions, self._algorithm, self._preparation(version), figures, parameters)
+        names = [name for name, p in self._module.named_parameters() if p.requires_grad]
+        parameters = {names[place]: finite for place, finite in gradients.items()}
+        why = find_culprit(packed, decisions, self._algorithm, self._preparation(version), figures, parameters)
         self.halt = self._skipped.note(update, skipped, why)
 
     def _preparation(self, version: int) -> Preparation:
@@ -150,9 +150,9 @@ class Learner:
 
     def _step(
         self, minibatch: Decisions, *, critic_only: bool, before: Callable[[], None] | None
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    ) -> tuple[dict[str, Tensor], optim.GradientNorm]:
         """One optimizer step on a mini-batch, micro-batch by micro-batch; its figures as scalars, and the gradient's
-        norm in each parameter [P]."""
+        norm before it was clipped."""
         by = self._objective.normalizers(minibatch)
         self._optimizer.zero_grad()
         figures: dict[str, Tensor] = {}
@@ -169,11 +169,11 @@ class Learner:
             left = not 1.0 / bound <= float(ratio) <= bound
             figures["train/actor/early_stopped"] = torch.full_like(ratio, left)
             if left:
-                return figures, norm.each
+                return figures, norm
         if before is not None:
             before()
         self._optimizer.step(norm.total.isfinite().float())
-        return figures, norm.each
+        return figures, norm
 
     def state_dict(self) -> dict[str, Any]:
         """Policy, optimizer, the number of completed updates, and the reference policy if there is one; tensors are

@@ -133,10 +133,11 @@ def adamw(
 
 
 class GradientNorm(NamedTuple):
-    """total: scalar; each [P]: of the parameters that have a gradient, in order."""
+    """total: scalar; each [P]: of the parameters that have a gradient; places [P]: theirs among all parameters."""
 
     total: Tensor
     each: Tensor
+    places: tuple[int, ...]
 
 
 def clip_gradient(parameters: Iterable[Tensor], largest: float | None) -> GradientNorm:
@@ -145,12 +146,13 @@ def clip_gradient(parameters: Iterable[Tensor], largest: float | None) -> Gradie
     To the bit what `nn.utils.clip_grad_norm_` does on one device, in a quarter of its time: a tenth of an update of a
     small policy went there.
     """
-    gradients = [p.grad for p in parameters if p.grad is not None]
+    given = {place: p.grad for place, p in enumerate(parameters) if p.grad is not None}
+    gradients = list(given.values())
     each = torch.stack(torch._foreach_norm(gradients))
     norm: Tensor = torch.linalg.vector_norm(each)
     if largest is not None:
         torch._foreach_mul_(gradients, (largest / (norm + 1e-6)).clamp(max=1.0))
-    return GradientNorm(norm, each)
+    return GradientNorm(norm, each, tuple(given))
 
 
 def linear_decay(update: int, updates: int, final_fraction: float) -> float:

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from polyrhythm.config.learning import SupervisedSettings
 
 
+#: Optimizer steps between two looks whether they were finite: a look waits for the device.
+_LOOK = 50
+
+
 class SupervisedLearner:
     """Holds a policy and an optimizer of its own; the policy stays on the device where it is given."""
 
@@ -41,7 +45,7 @@ class SupervisedLearner:
 
         Returns means over the last tenth of all steps: train/sft/loss and train/sft/grad_norm. The policy is in
         training mode between the steps and in evaluation mode at the end. A step whose gradient is not finite is
-        skipped; RunHalted at the end, with who is to blame.
+        skipped; RunHalted within `_LOOK` steps, with who is to blame.
         """
         settings = self._supervised
         obs = {name: torch.from_numpy(x) for name, x in demonstrations.obs.items()}
@@ -54,14 +58,15 @@ class SupervisedLearner:
                 picked = {name: x.index_select(0, index).to(self._device) for name, x in obs.items()}
                 figures.append(self._optimize(picked, actions.index_select(0, index).to(self._device)))
                 self.step += 1
+                if len(figures) % _LOOK == 0:
+                    _check(figures[-_LOOK:], {**obs, "actions": actions})
                 yield
         finally:
             self._module.eval()
         if not figures:
             return {}
+        _check(figures, {**obs, "actions": actions})
         table = torch.stack(figures)
-        if not table.isfinite().all():
-            raise RunHalted(_blame(table, {**obs, "actions": actions}))
         loss, norm = table[-max(1, settings.steps // 10) :].mean(0).tolist()
         return {"train/sft/loss": loss, "train/sft/grad_norm": norm}
 
@@ -85,6 +90,13 @@ class SupervisedLearner:
         self._module.load_state_dict(state["policy"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.step = int(state["step"])
+
+
+def _check(figures: list[Tensor], demonstrations: Mapping[str, Tensor]) -> None:
+    """RunHalted: some of these steps had a loss or gradient that is not finite."""
+    table = torch.stack(figures)
+    if not table.isfinite().all():
+        raise RunHalted(_blame(table, demonstrations))
 
 
 def _blame(table: Tensor, demonstrations: Mapping[str, Tensor]) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from polyrhythm.training.optim import GradientNorm
 from polyrhythm.training.steps import Metrics
 
 if TYPE_CHECKING:
@@ -23,12 +24,12 @@ NORM, SKIPPED = "train/actor/grad_norm", "train/actor/skipped_steps"
 
 
 class StepTable(NamedTuple):
-    """The steps of one update, on the host. figures [S, names]; norms: of each step, the gradient's in each parameter
-    [P], where they were computed."""
+    """The steps of one update, on the host. figures [S, names]; norms: of each step, where they were computed. Not
+    every step need reach every parameter."""
 
     names: tuple[str, ...]
     figures: Tensor
-    norms: Sequence[Tensor]
+    norms: Sequence[GradientNorm]
 
     @property
     def skipped(self) -> Tensor:
@@ -41,11 +42,12 @@ class StepTable(NamedTuple):
         kept = self.figures if skipped.all() else self.figures[~skipped]
         return dict(zip(self.names, kept.mean(0).tolist(), strict=True))
 
-    def first_skipped(self) -> tuple[dict[str, bool], list[bool]]:
-        """Of that step: which figures are finite, and in which parameters the gradient is."""
+    def first_skipped(self) -> tuple[dict[str, bool], dict[int, bool]]:
+        """Of that step: which figures are finite, and whether the gradient is in each parameter that it reached."""
         first = int(self.skipped.nonzero()[0])
         figures = dict(zip(self.names, self.figures[first].isfinite().tolist(), strict=True))
-        return figures, self.norms[first].isfinite().tolist()
+        norms = self.norms[first]
+        return figures, dict(zip(norms.places, norms.each.isfinite().tolist(), strict=True))
 
 
 class SkippedSteps:
@@ -71,11 +73,11 @@ class SkippedSteps:
             return f"{limit}, up to update {update}, had a gradient that is not finite: {why} ({kept})"
         return ""
 
-    def none(self) -> None:
+    def reset_count(self) -> None:
         """An update in which no step was skipped."""
         self._in_a_row = 0
 
 
-def step_table(names: tuple[str, ...], rows: Sequence[Tensor], norms: Sequence[Tensor]) -> StepTable:
+def make_step_table(names: tuple[str, ...], rows: Sequence[Tensor], norms: Sequence[GradientNorm]) -> StepTable:
     """rows: each step's figures [names]; one transfer from the device for the whole update."""
     return StepTable(names, torch.stack(list(rows)).cpu(), norms)
