@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
 from collections import deque
@@ -314,6 +315,8 @@ def test_rows_of_a_step_that_raises_are_lost_and_the_others_go_on(caplog):
         (0, "step: RuntimeError: row 1 fell over"),
         (1, "step: RuntimeError: row 1 fell over"),
     ]
+    (detail,) = {e.detail for e in events if isinstance(e, SampleFailed)}
+    assert re.fullmatch(r"task a, seed 4, or another of the 2 rows of that call \(.*counting.py, line \d+\)", detail)
     assert [e.slot for e in events if isinstance(e, RequestArrived)] == ["e/1"]
     assert "Traceback" in caplog.text
     bench.start((1, ticket(3, 4)))
@@ -326,7 +329,8 @@ def test_a_reset_that_raises_fails_the_rows_it_was_for(caplog):
     bench.env.unborn = {4}
     bench.start((0, ticket(0, 4)))
     (failed,) = bench.run()
-    assert failed == SampleFailed("s", 0, 0, 1, "reset: RuntimeError: no state for seed 4", "task a, seed 4")
+    assert (failed.ticket, failed.reason) == (0, "reset: RuntimeError: no state for seed 4")
+    assert re.fullmatch(r"task a, seed 4 \(.*counting.py, line \d+\)", failed.detail), "where the user's code raised"
     bench.start((0, ticket(1, 4)))
     assert kinds(bench.run()) == ["RequestArrived"]
 

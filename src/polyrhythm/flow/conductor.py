@@ -222,10 +222,18 @@ class Conductor:
         counts = "; ".join(f"{count} x {reason}" for reason, count in reasons[:3])
         more = f"; {len(reasons) - 3} more reasons" if len(reasons) > 3 else ""
         last = f"; the last failure: {self._last_failure}" if self._last_failure else ""
+        since, in_all = (" since the run was resumed", "in all ") if self.forgiven else ("", "")
+        if self._last_failure.startswith("policy: "):
+            fix = (
+                "correct the policy, then resume the run; if its weights have diverged, begin another run with a lower "
+                "learning rate (init_from takes an earlier checkpoint)"
+            )
+        else:
+            fix = "correct what fails, then resume the run"
         return (
             f"rollout.max_dropped = {settings.max_dropped}: {ledger.dropped_by_faults - self.forgiven} samples were "
-            f"dropped after rollout.max_attempts = {settings.max_attempts} attempts each ({counts}{more}){last}; "
-            "correct what fails, then resume the run"
+            f"dropped{since} after rollout.max_attempts = {settings.max_attempts} attempts each ({in_all}{counts}{more})"
+            f"{last}; {fix}"
         )
 
     def _apply_weights(self) -> list[Command]:

@@ -51,6 +51,9 @@ from polyrhythm.specs import Task
 
 log = logging.getLogger(__name__)
 
+#: Share of the samples whose loss by faults is worth a warning at the end.
+_MANY_DROPPED = 0.05
+
 
 def train(
     checked: Checked, folder: Path, live: Live | None = None, callbacks: Callbacks | None = None
@@ -196,7 +199,9 @@ class _Run:
             self._save_published()
         loop.observers[:] = watching
         lags.refuse_beyond(config.freshness.max_lag, config.freshness.bound, clean=not saver.account.faults)
-        told = {"lag": lags.summary(), "ledger": self._balanced().as_dict(), **loop.conductor.told()}
+        ledger = self._balanced()
+        _warn_of_dropped(ledger)
+        told = {"lag": lags.summary(), "ledger": ledger.as_dict(), **loop.conductor.told()}
         told |= {"failed_samples": dict(pipeline.failures.counts), "dropped_messages": launcher.dropped()}
         progress.commit("rl", {**totals, **told})
 
@@ -239,6 +244,17 @@ class _Run:
         """The newest published weights: whole even where an update was cut short or went wrong."""
         version, weights = self._pipeline.weights.read()
         save_policy(weights, self._config, self._folder / POLICY_FILE, version, self._pipeline.spec)
+
+
+def _warn_of_dropped(ledger: SampleLedger) -> None:
+    """A run that has come to its end may all the same have lost what matters: many samples, and not at random."""
+    if ledger.dropped_by_faults > _MANY_DROPPED * ledger.started:
+        log.warning(
+            "%d of %d samples were dropped because they failed (%s), and the policy was trained on the others alone; "
+            "to look for the reason: polyrhythm check RECIPE",
+            *(ledger.dropped_by_faults, ledger.started),
+            "; ".join(f"{count} x {reason}" for reason, count in ledger.dropped_for_faults().items()),
+        )
 
 
 def _summarise(folder: Path, progress: Progress) -> dict[str, Any]:

@@ -225,7 +225,7 @@ class EnvHost:
         except EnvFault as fault:
             log.exception("env batch %s: reset of rows %s failed", self.info.name, list(rows))
             for slot, starting in parts:
-                slot.fail_grants([pending.grant for pending in starting], str(fault))
+                slot.fail_grants([pending.grant for pending in starting], str(fault), _in_call(fault, len(rows)))
             return False
         return True
 
@@ -236,7 +236,8 @@ class EnvHost:
             slot.begin(starting)
         except EnvFault as fault:
             log.exception("env batch %s: the first observation failed", self.info.name)
-            slot.fail([slot.row(pending.grant) for pending in starting], str(fault))
+            more = _in_call(fault, len(starting))
+            slot.fail([slot.row(pending.grant) for pending in starting], str(fault), more)
 
     # ------------------------------------------------------------ step
 
@@ -261,9 +262,10 @@ class EnvHost:
             return self._step_and_record(members)
         except EnvFault as fault:
             log.exception("env batch %s: a step failed", self.info.name)
+            more = _in_call(fault, sum(member.due_rows for member in members))
             for member in members:
                 if member.asked:
-                    member.fail_asked(str(fault))
+                    member.fail_asked(str(fault), more)
             return True
 
     def _step_and_record(self, members: Sequence[Slot]) -> bool:
@@ -284,6 +286,12 @@ class EnvHost:
             ended |= member.record(result.part(first, first + own))
             first += own
         return ended
+
+
+def _in_call(fault: EnvFault, rows: int) -> str:
+    """What is told of each row of a call that raised: nobody knows which of them it was."""
+    others = f", or another of the {rows} rows of that call" if rows > 1 else ""
+    return f"{others}{fault.place}"
 
 
 def _take_pending(slot: Slot) -> list[Pending]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.conformance import ContractViolation
+from polyrhythm.conformance import ContractViolation, own_place
 from polyrhythm.envs.base import EnvBatch, RowNumbers, StepResult
 from polyrhythm.envs.results import check_form
 from polyrhythm.errors import PolyrhythmError, RunHalted
@@ -19,7 +19,12 @@ IDLE = ("", 0.0)
 
 
 class EnvFault(Exception):
-    """The environment raised; the message says in which call and what."""
+    """The environment raised; the message says in which call and what. place: ` (file, line 12)` in the user's own
+    code, where it passed there."""
+
+    def __init__(self, message: str, place: str = "") -> None:
+        super().__init__(message)
+        self.place = place
 
 
 class GuardedEnv:
@@ -63,7 +68,7 @@ class GuardedEnv:
         except (PolyrhythmError, ImportError):
             raise
         except Exception as error:
-            raise EnvFault(f"{what}: {type(error).__name__}: {error}") from error
+            raise EnvFault(f"{what}: {type(error).__name__}: {error}", own_place(error)) from error
         finally:
             self.doing = IDLE
             self.seconds += time.monotonic() - begin

@@ -340,10 +340,10 @@ class Slot:
             step = int(self._rows.elapsed(np.array([row]))[0])
             self.fail([row], not_finite_reason(culprit, what), f", env step {step}{by}")
 
-    def fail_asked(self, reason: str) -> None:
-        """The request out comes to nothing, and with it the samples of its rows."""
+    def fail_asked(self, reason: str, more: str = "") -> None:
+        """The request out comes to nothing, and with it the samples of its rows. more: to tell of each."""
         assert self._asked is not None
-        self.fail(self._asked.tolist(), reason)
+        self.fail(self._asked.tolist(), reason, more)
         self._asked, self.answered = None, False
 
     def fail(self, rows: Sequence[int], reason: str, more: str = "") -> None:
@@ -363,11 +363,11 @@ class Slot:
         for row, ticket in lost:
             self._emit_failed(ticket, reason, self._rows.episode(row) + more)
 
-    def fail_grants(self, grants: Sequence[Grant], reason: str) -> None:
-        """What was granted and has not begun comes to nothing."""
+    def fail_grants(self, grants: Sequence[Grant], reason: str, more: str = "") -> None:
+        """What was granted and has not begun comes to nothing. more: to tell of each."""
         for grant in grants:
             begins = None if grant.resume else grant.ticket
-            self._emit_failed(grant.ticket, reason, self._rows.episode(self.row(grant), begins))
+            self._emit_failed(grant.ticket, reason, self._rows.episode(self.row(grant), begins) + more)
 
     def _emit_failed(self, ticket: Ticket, reason: str, detail: str) -> None:
         source = self._source

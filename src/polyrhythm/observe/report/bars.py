@@ -19,7 +19,7 @@ _THIN = 6
 _KINDS = {
     "stepping": ("s2", _LANE, "slot: its simulator steps it"),
     "resetting": ("s4", _LANE, "slot: its simulator resets it"),
-    "in_batch": ("s0", _THIN, "slot: a generator is at its answer"),
+    "in_batch": ("s0", _THIN, "slot: its request is in a forward pass"),
     "generator": ("faint", _THIN, "slot: waits for a generator"),
     "thread": ("s6", _THIN, "slot: waits for its simulator"),
     "tickets": ("s5", _THIN, "slot: has no ticket"),
@@ -51,8 +51,8 @@ def timeline(run: Run) -> Figure | None:
     ]
     more = f" {left_out} more slots are left out." if left_out else ""
     sentence = (
-        f"{window.end - window.start:.2g} seconds of training, as the stations measured them. Somebody works for a "
-        f"lane where its bar is high; a thin bar says what a slot waits for.{more}"
+        f"{window.end - window.start:.2g} seconds of training, from second {window.start:.3g} on, as the stations "
+        f"measured them. High bars are work; thin bars say what a slot waits for.{more}"
     )
     picture = svg.picture("Timeline of the stations", _WIDTH, y + 42, parts)
     return Figure("Timeline of the stations", sentence, keys, [picture])

@@ -287,7 +287,9 @@ def lag(runs: Sequence[Run]) -> Figure | None:
     keys = [(line_key("s0"), "mean"), (line_key("s1 d1"), "largest")] if len(runs) == 1 else run_keys(runs)
     stated = [run.summary["lag"] for run in runs if "lag" in run.summary]
     numbers = f" Mean {stated[0]['mean']:.2f}, largest {stated[0]['max']}." if len(runs) == 1 and stated else ""
-    sentence = f"By how many versions the trainer was ahead of the weights that made a sample when it got it.{numbers}"
+    sentence = (
+        f"The trainer's version minus the oldest version of the weights in a sample, when the trainer got it.{numbers}"
+    )
     return Figure("Lag", sentence, keys, pictures)
 
 
