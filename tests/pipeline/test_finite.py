@@ -96,7 +96,8 @@ def test_a_policy_that_is_never_finite_ends_the_run_with_its_name_and_version():
     reason = (
         r"rollout.max_dropped = 4: [56] samples were dropped after rollout.max_attempts = 2 attempts each "
         r"\([56] x policy: logprob is not finite\); the last failure: policy: logprob is not finite "
-        r"\(task .*, seed \d+, env step 0, weights of version 0\); correct the policy, then resume the run; if its weights have diverged, begin another"
+        r"\(task .*, seed \d+, env step 0, weights of version 0\); correct the policy, then resume the run; "
+        r"if its weights have diverged, begin another run with a lower learning rate"
     )
     with closing(build_pipeline(settings)) as pipeline, pytest.raises(RunHalted, match=reason):
         pipeline.loop.train_until(1)

@@ -232,8 +232,8 @@ class Conductor:
             fix = "correct what fails, then resume the run"
         return (
             f"rollout.max_dropped = {settings.max_dropped}: {ledger.dropped_by_faults - self.forgiven} samples were "
-            f"dropped{since} after rollout.max_attempts = {settings.max_attempts} attempts each ({in_all}{counts}{more})"
-            f"{last}; {fix}"
+            f"dropped{since} after rollout.max_attempts = {settings.max_attempts} attempts each "
+            f"({in_all}{counts}{more}){last}; {fix}"
         )
 
     def _apply_weights(self) -> list[Command]:
