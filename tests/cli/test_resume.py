@@ -166,6 +166,9 @@ def test_other_settings_are_refused_in_one_sentence(
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 1 or all("error" not in line for line in told[:-1])
     assert words.format(run=run) in told[-1]
+    if "versions=2" not in override:
+        another = f"begin another run: polyrhythm train {run}/config.yaml {override} --out DIR"
+        assert ("set resume=never" in told[-1], another in told[-1]) == (command == "train", command == "resume")
     if " in that run" in words:
         assert "(a resumed run may change checkpoint, data_plane, evaluation, launcher," in told[-1]
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
@@ -337,5 +340,16 @@ def test_a_folder_that_is_no_run_and_out_with_resume_are_refused(
     assert "is no run's folder: it has no config.yaml; name the folder of a run" in capsys.readouterr().err
     assert main(["train", recipe, f"resume={run}", "--out", "elsewhere", "training.versions=4"]) == 2
     assert f"out = elsewhere: the run in {run} goes on where it is; leave out out" in capsys.readouterr().err
+    for given, name in ((["--out", "elsewhere"], "--out"), (["out_dir=x"], "out_dir"), (["resume=never"], "resume")):
+        assert main(["resume", str(run), *given, "training.versions=4"]) == 2
+        told = f"error: {' '.join(given)}: the run in {run} goes on where it is; leave out {name}\n"
+        assert capsys.readouterr().err.endswith(told)
+
+
+@pytest.mark.parametrize(("command", "missing"), [("resume", "RUN"), ("sft", "recipe"), ("chaos --faults 1", "recipe")])
+def test_what_may_be_left_out_is_not_called_required(
+    command: str, missing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
-        main(["resume", str(run), "--out", "elsewhere"])
+        main(command.split())
+    assert capsys.readouterr().err.endswith(f"the following arguments are required: {missing}\n")
