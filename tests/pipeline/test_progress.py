@@ -79,7 +79,7 @@ def test_a_folder_can_be_named_in_the_settings(tmp_path: Path) -> None:
 def test_a_finished_run_is_not_gone_on_with(resume: str, tmp_path: Path) -> None:
     folder = run_in(tmp_path / "run", finished=True)
     given = wanted(tmp_path, "auto" if resume == "auto" else str(folder))
-    with pytest.raises(RunFolderError, match=f"resume = {folder}: that run is finished; name another, or set resume"):
+    with pytest.raises(RunFolderError, match=f"resume = {folder}: that run is finished; set training.versions"):
         run_to_resume(given, folder if resume == "auto" else None)
 
 
@@ -146,6 +146,18 @@ def test_what_is_done_is_remembered_and_times_add_up(tmp_path: Path) -> None:
         pass
     assert again.wall_s["start"] > spent
     assert again.summary()["total"] >= again.wall_s["start"]
+
+
+def test_a_phase_that_goes_on_tells_its_own_time_and_that_of_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "polyrhythm")
+    (tmp_path / "progress.json").write_text('{"wall_s": {"rl": 22.0}}')
+    progress = Progress(tmp_path)
+    for name in ("start", "rl"):
+        with progress.phase(name):
+            pass
+    assert [text for text in caplog.messages if " s" in text] == ["start: 0.0 s", "rl: 0.0 s (22.0 s in all)"]
 
 
 def test_the_time_of_a_phase_that_is_cut_short_counts(tmp_path: Path) -> None:
