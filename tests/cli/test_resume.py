@@ -200,7 +200,10 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
     else:
         damage(newest / name)
     assert main(["resume", str(run), "training.versions=6"]) == 0
-    assert f"it is put aside, and {before.name} is taken" in caplog.text
+    (told,) = [text for text in caplog.messages if newest.name in text and "put aside" in text]
+    assert told.startswith(f"{newest.name} is damaged: ")
+    assert told.endswith(f"; it is put aside, and {before.name} is taken")
+    assert told.count("; ") == 1
     assert newest.with_name(f"{newest.name}.damaged").is_dir()
     assert same_weights(run, six)
     assert updates(run) == list(range(6))
@@ -211,7 +214,8 @@ def test_a_run_whose_checkpoints_are_all_damaged_or_gone_says_so(run: Path, caps
         damage(path / "run.json")
     assert main(["resume", str(run), "training.versions=4"]) == 2
     told = capsys.readouterr().err
-    assert "has no saved run that is whole (the newest: run.json was changed); begin another run" in told
+    assert "is damaged: ValueError: run.json was changed); begin another run" in told
+    assert "has no saved run that is whole (run-0" in told
     assert "to go on" not in told, "that command could not succeed"
     shutil.rmtree(run / STATES)
     assert main(["resume", str(run), "training.versions=4"]) == 2
