@@ -248,11 +248,22 @@ def test_only_what_can_be_a_warm_start_is_taken_for_one(
         ("policy.type=gausian", False),
         ("policy={type: 'nowhere:Settings'}", True),
         ("policy={type: 'json:Settings'}", True),
+        ("policy={type: 'nowhere:Settings'}; seed=x", False),
     ],
 )
 def test_only_what_is_not_found_may_be_where_the_run_began(override: str, elsewhere: bool, tmp_path: Path) -> None:
     folder = run_in(tmp_path / "run")
     (folder / "progress.json").write_text(json.dumps({"began_in": str(tmp_path)}))
     with pytest.raises(RunFolderError if elsewhere else ConfigError) as refused:
-        config_to_resume(folder, [override])
+        config_to_resume(folder, override.split("; "))
     assert (f"that run began in the folder {tmp_path}" in str(refused.value)) == elsewhere
+
+
+@pytest.mark.parametrize("paths", [{}, {"init_from": "runs/before"}])
+def test_relative_paths_are_told_of_only_where_there_are_some(
+    paths: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = run_in(tmp_path / "run", **paths)
+    (folder / "progress.json").write_text(json.dumps({"began_in": str(tmp_path)}))
+    config_to_resume(folder, ["training.versions=9"])
+    assert ("now mean others (init_from)" in caplog.text) == bool(paths) == bool(caplog.messages)

@@ -51,8 +51,10 @@ def config_to_resume(folder: Path, overrides: Sequence[str]) -> RunConfig:
         config = load_config(folder / CONFIG_FILE, overrides)
         config = config.model_copy(update={"resume": str(folder)})
         _refuse_unfit(folder, config, overrides)
-    if elsewhere := _began_elsewhere(folder):
-        log.warning("%s began in the folder %s: relative paths in its settings now mean others", folder, elsewhere)
+    elsewhere, paths = _began_elsewhere(folder), _relative_paths(config.model_dump(mode="json"))
+    if elsewhere and paths:
+        words = "%s began in the folder %s: relative paths in its settings now mean others (%s)"
+        log.warning(words, folder, elsewhere, ", ".join(paths))
     return config
 
 
@@ -136,6 +138,17 @@ def _refuse_unfit(folder: Path, config: RunConfig, overrides: Sequence[str] | No
         raise RunFolderError(f"resume = {folder}: that run is finished; {extend}, or {otherwise}")
 
 
+def _relative_paths(tree: Any, path: str = "") -> list[str]:
+    """Settings whose text looks like a relative path, but for those that say where the run is."""
+    if path in _WHERE:
+        return []
+    if isinstance(tree, dict):
+        return [
+            found for key, value in tree.items() for found in _relative_paths(value, f"{path}.{key}" if path else key)
+        ]
+    return [path] if isinstance(tree, str) and "/" in tree and not Path(tree).is_absolute() else []
+
+
 def _may_change() -> str:
     """In words, without what nobody needs to know."""
     return ", ".join(sorted(_FREE - _WHERE))
@@ -178,10 +191,9 @@ def _is_not_found(error: BaseException | None) -> bool:
     """Whether what led to this error is that a module, something in one, or a file is not there."""
     if error is None or isinstance(error, NotFound | ImportError | FileNotFoundError):
         return error is not None
-    causes = [error.__cause__ or error.__context__]
-    if isinstance(error, ValidationError):
-        causes += [detail.get("ctx", {}).get("error") for detail in error.errors(include_url=False)]
-    return any(map(_is_not_found, causes))
+    if isinstance(error, ValidationError):  # where another problem is among them, no folder helps
+        return all(_is_not_found(detail.get("ctx", {}).get("error")) for detail in error.errors(include_url=False))
+    return _is_not_found(error.__cause__ or error.__context__)
 
 
 def _began_elsewhere(folder: Path) -> str | None:
