@@ -277,7 +277,9 @@ def load_run(path: Path) -> SavedRun:
         updates, policy = int(trainer["updates"]), published["policy"]
     except Exception as error:  # whatever a reader makes of bytes that nobody wrote
         # What a file's own reader advises, to name another file, fits no part of a saved run.
-        why = str(error).rpartition("; ")[0] if isinstance(error, RunFolderError) else f"{type(error).__name__}: {error}"
+        why = (
+            str(error).rpartition("; ")[0] if isinstance(error, RunFolderError) else f"{type(error).__name__}: {error}"
+        )
         raise RunFolderError(f"{path.name} is damaged: {why}") from error
     return SavedRun(conductor, counts, samples, path / _TRAINER, updates, version, policy)
 
