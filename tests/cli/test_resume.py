@@ -166,6 +166,9 @@ def test_other_settings_are_refused_in_one_sentence(
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 1 or all("error" not in line for line in told[:-1])
     assert words.format(run=run) in told[-1]
+    if "versions=2" not in override:
+        another = f"begin another run: polyrhythm train {run}/config.yaml {override} --out DIR"
+        assert ("set resume=never" in told[-1], another in told[-1]) == (command == "train", command == "resume")
     if " in that run" in words:
         assert "(a resumed run may change checkpoint, data_plane, evaluation, launcher," in told[-1]
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
@@ -197,7 +200,10 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
     else:
         damage(newest / name)
     assert main(["resume", str(run), "training.versions=6"]) == 0
-    assert f"it is put aside, and {before.name} is taken" in caplog.text
+    (told,) = [text for text in caplog.messages if newest.name in text and "put aside" in text]
+    assert told.startswith(f"{newest.name} is damaged: ")
+    assert told.endswith(f"; it is put aside, and {before.name} is taken")
+    assert told.count("; ") == 1
     assert newest.with_name(f"{newest.name}.damaged").is_dir()
     assert same_weights(run, six)
     assert updates(run) == list(range(6))
@@ -208,7 +214,8 @@ def test_a_run_whose_checkpoints_are_all_damaged_or_gone_says_so(run: Path, caps
         damage(path / "run.json")
     assert main(["resume", str(run), "training.versions=4"]) == 2
     told = capsys.readouterr().err
-    assert "has no saved run that is whole (the newest: run.json was changed); begin another run" in told
+    assert "is damaged: ValueError: run.json was changed); begin another run" in told
+    assert "has no saved run that is whole (run-0" in told
     assert "to go on" not in told, "that command could not succeed"
     shutil.rmtree(run / STATES)
     assert main(["resume", str(run), "training.versions=4"]) == 2
@@ -277,10 +284,13 @@ def test_a_folder_where_a_file_should_be_is_named(name: str, run: Path, capsys: 
     assert ("has no config.yaml" if name == "config.yaml" else f"{run / name} is a folder, but a run") in told
 
 
-def test_metrics_that_are_no_text_are_left_out(run: Path) -> None:
+def test_metrics_that_are_no_text_are_left_out(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    number = len(metrics(run))
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(b'\xff\xfe\x00\n[1, 2]\n{"step": "x"}\n')
     assert main(["resume", str(run), "training.versions=4"]) == 0
+    lines = f"line {number + 1}, {number + 2}, {number + 3}"
+    assert caplog.text.count(f"metrics.jsonl: what cannot be read is left out, {lines}") == 1
     assert updates(run) == [0, 1, 2, 3]
 
 
@@ -337,5 +347,16 @@ def test_a_folder_that_is_no_run_and_out_with_resume_are_refused(
     assert "is no run's folder: it has no config.yaml; name the folder of a run" in capsys.readouterr().err
     assert main(["train", recipe, f"resume={run}", "--out", "elsewhere", "training.versions=4"]) == 2
     assert f"out = elsewhere: the run in {run} goes on where it is; leave out out" in capsys.readouterr().err
+    for given, name in ((["--out", "elsewhere"], "--out"), (["out_dir=x"], "out_dir"), (["resume=never"], "resume")):
+        assert main(["resume", str(run), *given, "training.versions=4"]) == 2
+        told = f"error: {' '.join(given)}: the run in {run} goes on where it is; leave out {name}\n"
+        assert capsys.readouterr().err.endswith(told)
+
+
+@pytest.mark.parametrize(("command", "missing"), [("resume", "RUN"), ("sft", "recipe"), ("chaos --faults 1", "recipe")])
+def test_what_may_be_left_out_is_not_called_required(
+    command: str, missing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
-        main(["resume", str(run), "--out", "elsewhere"])
+        main(command.split())
+    assert capsys.readouterr().err.endswith(f"the following arguments are required: {missing}\n")

@@ -209,7 +209,10 @@ def test_given_demonstrations_are_imitated_and_an_interrupted_warm_start_goes_on
     assert main([*words, "resume=auto"]) == 0
     assert all(torch.equal(weights[name], tensor) for name, tensor in load_policy(folder)[1].items())
     assert main(["resume", str(folder), "training.versions=9"]) == 2
-    assert f"resume = {folder}: that run is finished; name another, or set resume=never\n" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert (
+        f"resume = {folder}: that run is finished; name another, or begin another run: polyrhythm sft {folder}" in told
+    )
     for name in ("summary.json", "policy.pt", "progress.json"):
         (folder / name).unlink()
     file.unlink()

@@ -33,6 +33,16 @@ def test_overrides_are_yaml_and_win(folder: Path) -> None:
     assert config.seed == 5
 
 
+def test_a_key_of_a_mapping_may_be_a_path(folder: Path) -> None:
+    given = {"training.versions": 7, "training": {"optimizer": {"lr": 1e-3}}, "training.optimizer.grad_clip": 2.0}
+    training = load_config("base.yaml", [given, "training.epochs=3"]).training
+    optimizer = training.optimizer
+    assert (training.versions, training.epochs, optimizer.lr, optimizer.grad_clip) == (7, 3, 1e-3, 2.0)
+    assert load_config({"extends": "base.yaml", "training.versions": 8}).training.versions == 8
+    with pytest.raises(ConfigError, match=r"key 'training\.': it must look like section\.key"):
+        load_config("base.yaml", [{"training.": 3}])
+
+
 def test_the_name_is_the_recipes_own_and_not_inherited(folder: Path) -> None:
     (folder / "named.yaml").write_text("extends: base\nname: special\n")
     (folder / "child.yaml").write_text("extends: named.yaml\n")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrhythm.observe import wilson
-from polyrhythm.observe.intervals import measures_success
+from polyrhythm.observe.intervals import counted, measures_success
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,7 @@ def test_success_is_measured_unless_something_was_earned_and_nothing_succeeded(
     successes: list[float], returns: list[float | None], measured: bool
 ) -> None:
     assert measures_success(successes, returns) == measured
+
+
+def test_one_is_no_plural() -> None:
+    assert [counted(count, "episode") for count in (0, 1, 2)] == ["0 episodes", "1 episode", "2 episodes"]

@@ -227,8 +227,16 @@ def test_a_summary_of_something_else_is_one_sentence(run: Callable[..., Path]) -
         (folder / "summary.json").write_text(content)
         with pytest.raises(RunFolderError, match=r"cannot be read|holds what no run writes"):
             write_report([folder])
+    (folder / "summary.json").write_text("{")
+    with pytest.raises(
+        RunFolderError, match=rf"^{folder / 'summary.json'} cannot be read .*; mend it, or move it away$"
+    ):
+        write_report([folder])
     (folder / "metrics.jsonl").write_bytes(b"\xff\xfe")
-    with pytest.raises(RunFolderError, match="cannot be read"):
+    with pytest.raises(RunFolderError, match=rf"^{folder / 'metrics.jsonl'} cannot be read"):
+        write_report([folder])
+    (folder / "metrics.jsonl").write_text("{\n{}\n")
+    with pytest.raises(RunFolderError, match=rf"^{folder / 'metrics.jsonl'} cannot be read .*; mend line 1, or"):
         write_report([folder])
 
 

@@ -181,7 +181,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", ["run.json", "samples.npz", "trainer.pt", "published.pt"])
-def test_a_damaged_checkpoint_is_refused_with_what_to_do(name, damage, tmp_path, saved_once):
+def test_a_damaged_checkpoint_is_refused_with_what_is_wrong(name, damage, tmp_path, saved_once):
     path = tmp_path / "run-000000"
     path.mkdir()
     for file in saved_once.iterdir():
@@ -190,11 +190,7 @@ def test_a_damaged_checkpoint_is_refused_with_what_to_do(name, damage, tmp_path,
     DAMAGES[damage](path / name)
     if (name, damage) == ("published.pt", "missing"):
         return  # as where the trainer's own weights are the published ones
-    words = (
-        rf"^{path} cannot be resumed: a whole checkpoint is wanted, but it is damaged \(.+\); "
-        "remove it to go on from the one before, or start anew$"
-    )
-    with pytest.raises(RunFolderError, match=words):
+    with pytest.raises(RunFolderError, match=r"^run-000000 is damaged: [^;]+$"):
         load_run(path)
 
 
@@ -213,7 +209,7 @@ def test_a_checkpoint_with_other_content_is_refused(content, tmp_path, saved_onc
     for file in saved_once.iterdir():
         (path / file.name).write_bytes(file.read_bytes())
     (path / "run.json").write_text(content)
-    with pytest.raises(RunFolderError, match="cannot be resumed"):
+    with pytest.raises(RunFolderError, match="run-000000 is damaged: "):
         load_run(path)
 
 

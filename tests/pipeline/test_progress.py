@@ -79,7 +79,7 @@ def test_a_folder_can_be_named_in_the_settings(tmp_path: Path) -> None:
 def test_a_finished_run_is_not_gone_on_with(resume: str, tmp_path: Path) -> None:
     folder = run_in(tmp_path / "run", finished=True)
     given = wanted(tmp_path, "auto" if resume == "auto" else str(folder))
-    with pytest.raises(RunFolderError, match=f"resume = {folder}: that run is finished; name another, or set resume"):
+    with pytest.raises(RunFolderError, match=f"resume = {folder}: that run is finished; set training.versions"):
         run_to_resume(given, folder if resume == "auto" else None)
 
 
@@ -146,6 +146,18 @@ def test_what_is_done_is_remembered_and_times_add_up(tmp_path: Path) -> None:
         pass
     assert again.wall_s["start"] > spent
     assert again.summary()["total"] >= again.wall_s["start"]
+
+
+def test_a_phase_that_goes_on_tells_its_own_time_and_that_of_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "polyrhythm")
+    (tmp_path / "progress.json").write_text('{"wall_s": {"rl": 22.0}}')
+    progress = Progress(tmp_path)
+    for name in ("start", "rl"):
+        with progress.phase(name):
+            pass
+    assert [text for text in caplog.messages if " s" in text] == ["start: 0.0 s", "rl: 0.0 s (22.0 s in all)"]
 
 
 def test_the_time_of_a_phase_that_is_cut_short_counts(tmp_path: Path) -> None:
@@ -236,11 +248,22 @@ def test_only_what_can_be_a_warm_start_is_taken_for_one(
         ("policy.type=gausian", False),
         ("policy={type: 'nowhere:Settings'}", True),
         ("policy={type: 'json:Settings'}", True),
+        ("policy={type: 'nowhere:Settings'}; seed=x", False),
     ],
 )
 def test_only_what_is_not_found_may_be_where_the_run_began(override: str, elsewhere: bool, tmp_path: Path) -> None:
     folder = run_in(tmp_path / "run")
     (folder / "progress.json").write_text(json.dumps({"began_in": str(tmp_path)}))
     with pytest.raises(RunFolderError if elsewhere else ConfigError) as refused:
-        config_to_resume(folder, [override])
+        config_to_resume(folder, override.split("; "))
     assert (f"that run began in the folder {tmp_path}" in str(refused.value)) == elsewhere
+
+
+@pytest.mark.parametrize("paths", [{}, {"init_from": "runs/before"}])
+def test_relative_paths_are_told_of_only_where_there_are_some(
+    paths: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = run_in(tmp_path / "run", **paths)
+    (folder / "progress.json").write_text(json.dumps({"began_in": str(tmp_path)}))
+    config_to_resume(folder, ["training.versions=9"])
+    assert ("now mean others (init_from)" in caplog.text) == bool(paths) == bool(caplog.messages)

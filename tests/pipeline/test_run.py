@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from shutil import rmtree
 from typing import Literal
 
 import pytest
@@ -69,6 +70,11 @@ def test_two_versions_of_the_cartpole_recipe(tmp_path):
     assert {name: result[name] for name in summary["after"]} == summary["after"]
     assert (result["version"], result["episodes"]) == (2, 6)
     assert evaluate(tmp_path / "policy.pt", 3, 1, greedy=False)["episodes"] == 3
+    (tmp_path / "policy.pt").unlink()
+    assert evaluate(tmp_path) == result, "the newest checkpoint's weights"
+    rmtree(tmp_path / "checkpoints")
+    with pytest.raises(RunFolderError, match=r"holds no policy\.pt and no whole checkpoint"):
+        evaluate(tmp_path, 6, 0, greedy=True)
 
 
 def test_a_run_without_training_measures_what_it_begins_with(tmp_path):
@@ -87,7 +93,7 @@ def test_the_weights_file_is_plain_data(tmp_path):
 
 
 def test_a_folder_without_weights_and_a_damaged_file_are_refused(tmp_path):
-    with pytest.raises(RunFolderError, match="did not finish"):
+    with pytest.raises(RunFolderError, match="holds no policy.pt: the run did not get that far"):
         evaluate(tmp_path, 1, 0, greedy=True)
     (tmp_path / "policy.pt").write_bytes(b"rubbish")
     with pytest.raises(RunFolderError, match="cannot be read"):

@@ -20,7 +20,7 @@ _COLUMNS = ("at_s", "station", "kind", "slowed_s", "noticed_s", "joined_s", "rec
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [-h] --faults N [--seed S] [--json] recipe [section.key=value ...]"
     parser.add_argument("recipe", help="name of a recipe, or path of a YAML file")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings that differ")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="section.key=value", help="settings that differ")
     asked = parser.add_mutually_exclusive_group(required=True)
     asked.add_argument("--faults", type=int, metavar="N", help="how many: kill, stop and slow together")
     asked.add_argument("--kills", type=int, metavar="N", help=argparse.SUPPRESS)  # its name until --faults

@@ -20,7 +20,7 @@ def add_recipe(parser: argparse.ArgumentParser, options: str) -> None:
     parser.usage = f"%(prog)s [-h] {options} recipe [section.key=value ...]"
     parser.add_argument("recipe", help=f"one of {', '.join(recipe_names())}; or the path of a YAML file")
     parser.add_argument(
-        "overrides", nargs="*", metavar="section.key=value", help="settings that differ from the recipe"
+        "overrides", nargs="*", default=[], metavar="section.key=value", help="settings that differ from the recipe"
     )
 
 

@@ -16,16 +16,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [-h] [--json] RUN [section.key=value ...]"
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run; it goes on there")
     parser.add_argument(
-        "overrides", nargs="*", metavar="section.key=value", help="settings that differ from here on, as versions"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="section.key=value",
+        help="settings that differ from here on, as versions",
     )
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)  # known, so that it is refused with its reason
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.pipeline.progress import command_of
-    from polyrhythm.pipeline.resume_rules import config_to_resume, naming_where_it_began
+    from polyrhythm.pipeline.resume_rules import config_to_resume, naming_where_it_began, refuse_out
 
     folder = arguments.run_folder
+    if arguments.out is not None:
+        refuse_out(folder, arguments.out)
     config = config_to_resume(folder, arguments.overrides)
     if command_of(folder) == "sft":
         from polyrhythm.cli import sft

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from polyrhythm.observe.intervals import measures_success
+from polyrhythm.observe.intervals import counted, measures_success
 
 _RATE = {"rate", "low", "high", "successes", "episodes"}
 
@@ -15,12 +15,12 @@ def rate(result: Mapping[str, Any]) -> str:
     """A success rate with its interval: `73% [66, 79], 117 of 160 episodes`."""
     low, high = (f"{100 * result[key]:.0f}" for key in ("low", "high"))
     mean = f", mean return {result['mean_return']:.4g}" if "mean_return" in result else ""
-    return f"{100 * result['rate']:.0f}% [{low}, {high}], {result['successes']} of {result['episodes']} episodes{mean}"
+    return f"{100 * result['rate']:.0f}% [{low}, {high}], {result['successes']} of {counted(result['episodes'], 'episode')}{mean}"
 
 
 def earned(result: Mapping[str, Any]) -> str:
     """The same where the environment measures no success."""
-    return f"mean return {result['mean_return']:.4g}, {result['episodes']} episodes, none of which reported success"
+    return f"mean return {result['mean_return']:.4g}, {counted(result['episodes'], 'episode')}, none of which reported success"
 
 
 def lines(result: Mapping[str, Any]) -> str:

@@ -29,18 +29,19 @@ Tree = dict[str, Any]
 def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str | Mapping[str, Any]] = ()) -> RunConfig:
     """The validated configuration of a recipe under overrides, each of them `section.key=value` or sections.
 
-    recipe: a name, a path, or what a file would say; sections may hold settings as objects.
+    recipe: a name, a path, or what a file would say; sections may hold settings as objects, and a key may be a path:
+    {"training.versions": 3}.
     """
     origin = "recipe" if isinstance(recipe, Mapping) else str(recipe)
     if isinstance(recipe, Mapping):
-        tree = {"name": "script", **_extended(plain(recipe), origin, Path(), ())}
+        tree = {"name": "script", **_extended(_sections(plain(recipe)), origin, Path(), ())}
     else:
         path = find_recipe(recipe)
         tree = {"name": path.stem, **_read_recipe(path, ())}
     changes: Tree = {}
     _refuse_lost([override for override in overrides if isinstance(override, str)])
     for override in overrides:
-        changes = merge(changes, parse_override(override) if isinstance(override, str) else plain(override))
+        changes = merge(changes, _change(override))
     return validate(_lay(tree, changes, "overrides"), origin=origin)
 
 
@@ -92,11 +93,32 @@ def parse_override(text: str) -> Tree:
     keys = path.strip().split(".")
     if not equals or not all(keys):
         raise ConfigError(f"override {text!r}: it must look like section.key=value")
-    tree: Any = parse(value, origin=f"override {text!r}")
+    return _at(keys, parse(value, origin=f"override {text!r}"))
+
+
+def _change(override: str | Mapping[str, Any]) -> Tree:
+    return parse_override(override) if isinstance(override, str) else _sections(plain(override))
+
+
+def _sections(tree: Tree) -> Tree:
+    """The tree with every key that is a dotted path of sections as these, each laid over what stands before it."""
+    if not any("." in str(key) for key in tree):
+        return tree
+    found: Tree = {}
+    for path, value in tree.items():
+        keys = str(path).split(".")
+        if not all(keys):
+            raise ConfigError(f"key {path!r}: it must look like section.key")
+        found = merge(found, _at(keys, value))
+    return found
+
+
+def _at(keys: Sequence[str], value: Any) -> Tree:
+    """The value below these keys, each a section of the one before."""
     for key in reversed(keys):
-        tree = {key: tree}
-    assert isinstance(tree, dict)
-    return tree
+        value = {key: value}
+    assert isinstance(value, dict)
+    return value
 
 
 def _refuse_lost(overrides: Sequence[str]) -> None:

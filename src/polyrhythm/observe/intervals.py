@@ -50,6 +50,11 @@ def return_in_words(returns: Sequence[float]) -> str:
     return f"{mean} (not finite in {odd} of {len(returns)})" if odd else mean
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 episode`, `2 episodes`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def measures_success(successes: Iterable[float], returns: Iterable[float | None]) -> bool:
     """Whether episodes tell by success how good they were; not where they earned something and none succeeded: then
     the environment says nothing of success, and the return counts. successes: counts or rates."""

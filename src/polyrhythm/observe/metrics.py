@@ -7,16 +7,19 @@ run and not by an empty chart. docs/metrics.md has every name. Step is the train
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from polyrhythm.files import written_whole
 
 if TYPE_CHECKING:
     from tensorboard.summary import Writer
+
+log = logging.getLogger(__name__)
 
 #: What the names of each group tell. The names within are those of the public systems where they have one.
 GROUPS: Mapping[str, str] = {
@@ -154,23 +157,32 @@ def rewind(folder: Path, step: int, version: int | None = None) -> None:
     path = folder / "metrics.jsonl"
     if not path.is_file():
         return
-    lines = [line for line in _lines(folder) if _stays(line, step, version)]
+    found = _lines(folder)
+    if damaged := [str(number) for number, line in enumerate(found, 1) if _content(line) is None]:
+        log.warning("%s: what cannot be read is left out, line %s", path, ", ".join(damaged))
+    lines = [line for line in found if _stays(line, step, version)]
     with written_whole(path) as unfinished:
         unfinished.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
 
 
 def _stays(line: str, step: int, version: int | None) -> bool:
     """Whether a line is early enough, or of a phase; one that is cut short or damaged is as good as forgotten."""
-    try:
-        content = json.loads(line)
-    except ValueError:
-        return False
-    if not isinstance(content, dict) or type(content.get("step")) is not int:
+    content = _content(line)
+    if content is None:
         return False
     if any(name.startswith("throughput/") for name in content):
         return bool(content["step"] < step)
     evaluation = any(name.startswith("evaluation/") for name in content)
     return version is None or not evaluation or bool(content["step"] <= version)
+
+
+def _content(line: str) -> dict[str, Any] | None:
+    """None where the line is cut short or damaged."""
+    try:
+        content = json.loads(line)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) and type(content.get("step")) is int else None
 
 
 def _tensorboard_writer(folder: Path) -> Writer:

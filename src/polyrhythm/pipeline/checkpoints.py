@@ -30,8 +30,10 @@ from torch import Tensor
 
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.config.yaml_text import read
 from polyrhythm.errors import RunFolderError
 from polyrhythm.flow.conductor import Conductor
+from polyrhythm.pipeline.progress import CONFIG_FILE
 from polyrhythm.runtime.arena import Arena
 from polyrhythm.runtime.weights import WeightsBus
 from polyrhythm.specs import EnvSpec, Trajectory
@@ -53,7 +55,7 @@ _NAME, _DAMAGED, _CHECKSUM = re.compile(r"run-(\d+)"), ".damaged", "crc32"
 @dataclass(frozen=True, slots=True)
 class SavedPolicy:
     """A policy as it was saved. config: of its run, as plain data; spec: of its environment, None where the file is
-    older than that; file: where config and spec were found."""
+    older than that, or gone; file: where config and spec were found."""
 
     config: dict[str, Any]
     weights: dict[str, Any]
@@ -91,18 +93,23 @@ def read_policy(path: Path) -> SavedPolicy:
         return _with_weights(beside, *_trainer_policy(path, beside.config))
     if not path.is_dir():
         return _load_file(path)
-    newest = _load_file(path / POLICY_FILE)
-    found = [(newest.weights, newest.version)]
-    for read, files in (
+    newest = _policy_of_run(path)
+    found = [(newest.weights, newest.version)] if newest.weights else []
+    for weights_of, files in (
         (_saved_policy, saved_runs(path / STATES)),
         (lambda file: _trainer_policy(file, newest.config), TrainerStates(str(path / STATES)).paths()),
     ):
         for file in reversed(files):
             try:
-                found.append(read(file))
+                found.append(weights_of(file))
                 break
             except RunFolderError as error:
                 log.warning("left out: %s", error)
+    if not found:
+        raise RunFolderError(
+            f"{path} holds no {POLICY_FILE} and no whole checkpoint: the run did not get that far, or they were "
+            "removed; name another"
+        )
     return _with_weights(newest, *max(found, key=lambda policy: policy[1]))
 
 
@@ -112,7 +119,15 @@ def _with_weights(policy: SavedPolicy, weights: dict[str, Any], version: int) ->
 
 def _beside(path: Path) -> SavedPolicy:
     """Of the run in whose checkpoint folder this lies."""
-    return _load_file(path.resolve().parents[1] / POLICY_FILE)
+    return _policy_of_run(path.resolve().parents[1])
+
+
+def _policy_of_run(folder: Path) -> SavedPolicy:
+    """Of its policy.pt; where that is gone, its settings alone, without weights, for those of a checkpoint."""
+    file, settings = folder / POLICY_FILE, folder / CONFIG_FILE
+    if not file.exists() and settings.is_file():
+        return SavedPolicy(read(settings), {}, 0, None, settings)
+    return _load_file(file)
 
 
 def _load_file(file: Path) -> SavedPolicy:
@@ -120,7 +135,8 @@ def _load_file(file: Path) -> SavedPolicy:
         raise RunFolderError(f"{file} is not there; name the folder of a run or one of its checkpoints")
     if not file.is_file():
         raise RunFolderError(
-            f"{file.parent} holds no {file.name}: the run did not finish, or this is not a run folder; name another"
+            f"{file.parent} holds no {file.name}: the run did not get that far, or the file was removed, or this is not "
+            "a run folder; name another"
         )
     content = load_state(file)
     try:
@@ -227,7 +243,7 @@ def newest_run(folder: Path) -> SavedRun | None:
         return saved
     if damaged:
         raise RunFolderError(
-            f"{folder} has no saved run that is whole (the newest: {damaged[0][1].__cause__}); begin another run, "
+            f"{folder} has no saved run that is whole ({damaged[0][1]}); begin another run, "
             f"with the weights of this one by init_from={folder.parent}"
         )
     return None
@@ -260,10 +276,11 @@ def load_run(path: Path) -> SavedRun:
         published = load_state(path / _PUBLISHED) if (path / _PUBLISHED).exists() else trainer
         updates, policy = int(trainer["updates"]), published["policy"]
     except Exception as error:  # whatever a reader makes of bytes that nobody wrote
-        raise RunFolderError(
-            f"{path} cannot be resumed: a whole checkpoint is wanted, but it is damaged "
-            f"({type(error).__name__}: {error}); remove it to go on from the one before, or start anew"
-        ) from error
+        # What a file's own reader advises, to name another file, fits no part of a saved run.
+        why = (
+            str(error).rpartition("; ")[0] if isinstance(error, RunFolderError) else f"{type(error).__name__}: {error}"
+        )
+        raise RunFolderError(f"{path.name} is damaged: {why}") from error
     return SavedRun(conductor, counts, samples, path / _TRAINER, updates, version, policy)
 
 

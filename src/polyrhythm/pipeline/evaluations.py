@@ -12,7 +12,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.files import trouble, written_whole
 from polyrhythm.flow.records import Episode, SampleEvaluated
 from polyrhythm.observe import MetricsWriter
-from polyrhythm.observe.intervals import measures_success, success_in_words
+from polyrhythm.observe.intervals import counted, measures_success, success_in_words
 from polyrhythm.pipeline.beside import EvaluationsBeside
 from polyrhythm.pipeline.best import BestPolicies
 from polyrhythm.pipeline.build import Pipeline
@@ -72,8 +72,9 @@ class Evaluations:
             self._best.rewind(resumed or 0)
         beside = EvaluationsBeside(self._config, pipeline, self._best, episodes, self._during)
         if evaluation.every:
-            words = "evaluation of %d episodes every %d versions, weights: %s (%s)"
-            log.info(words, len(episodes), evaluation.every, evaluation.weights, beside.memory())
+            words = "evaluation of %s every %s, weights: %s (%s)"
+            every = counted(evaluation.every, "version")
+            log.info(words, counted(len(episodes), "episode"), every, evaluation.weights, beside.memory())
         return beside
 
     def finish(self, beside: EvaluationsBeside) -> None:
@@ -143,5 +144,5 @@ class Evaluations:
             if measures_success([total["successes"]], [total["mean_return"]]):
                 log.info(said, key, version, f"{success_in_words(total['successes'], total['episodes'])}, {earned}")
             else:
-                log.info(said, key, version, f"{earned} over {total['episodes']} episodes")
+                log.info(said, key, version, f"{earned} over {counted(total['episodes'], 'episode')}")
         return tallies

@@ -52,7 +52,8 @@ class Progress:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Measure and announce a phase; its time counts also if it is cut short."""
+        """Measure and announce a phase; its time counts also if it is cut short. The log gets this part's time, and
+        where others came before it, that of all."""
         log.info("%s …", name.replace("_", " "))
         if self._announce is not None:
             self._announce(name, self.began)
@@ -60,9 +61,11 @@ class Progress:
         try:
             yield
         finally:
-            self.wall_s[name] = self.wall_s.get(name, 0.0) + time.monotonic() - begin
+            spent, before = time.monotonic() - begin, self.wall_s.get(name)
+            self.wall_s[name] = (before or 0.0) + spent
             self._write()
-        log.info("%s: %.1f s", name.replace("_", " "), self.wall_s[name])
+        in_all = "" if before is None else f" ({self.wall_s[name]:.1f} s in all)"
+        log.info("%s: %.1f s%s", name.replace("_", " "), spent, in_all)
 
     def commit(self, phase: str, result: Any) -> None:
         """The phase is done."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from polyrhythm.config.load import load_config, save_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunFolderError
+from polyrhythm.observe.intervals import counted
 from polyrhythm.observe.metrics import rewind
 from polyrhythm.observe.settings_changes import note_changes
 from polyrhythm.pipeline.check import Checked
@@ -60,7 +61,7 @@ def take_up(checked: Checked, folder: Path, progress: Progress) -> SavedRun | No
     version = before.training.versions if trained else saved.version if saved else 0
     if config.training.versions < version:
         raise RunFolderError(
-            f"training.versions = {config.training.versions}: the run in {folder} has trained {version} versions "
+            f"training.versions = {config.training.versions}: the run in {folder} has trained {counted(version, 'version')} "
             f"already; set it to {version} to end there, or higher to go on"
         )
     if saved is not None:
@@ -74,7 +75,7 @@ def take_up(checked: Checked, folder: Path, progress: Progress) -> SavedRun | No
     note_changes(folder, update, _changes(before, config), datetime.now().astimezone())
     save_settings(config, folder)
     if saved is not None:
-        log.info("going on in %s after %d updates", folder, saved.updates)
+        log.info("going on in %s after %s", folder, counted(saved.updates, "update"))
         rewind(folder, saved.updates, saved.version)
     elif not trained:
         rewind(folder, 0, 0)
@@ -93,7 +94,7 @@ def _refuse_without_state(folder: Path, progress: Progress) -> None:
     _, _, version = load_policy(folder / POLICY_FILE)
     if version > 0:
         raise RunFolderError(
-            f"{folder / STATES} holds no saved run, though {version} versions were trained: the optimizer's state is "
+            f"{folder / STATES} holds no saved run, though {counted(version, 'version')} {'was' if version == 1 else 'were'} trained: the optimizer's state is "
             f"gone; begin another run, with the weights of this one by init_from={folder}"
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -31,6 +32,8 @@ _FREE = frozenset(
         *("training.on_nonfinite_gradient", "training.max_skipped_steps"),
     }
 )
+#: Where a run is: `polyrhythm resume` has no choice there.
+_WHERE = frozenset({"out_dir", "resume"})
 _VALUE_LR = "training.optimizer.value_lr"
 
 
@@ -41,11 +44,17 @@ def config_to_resume(folder: Path, overrides: Sequence[str]) -> RunConfig:
     """
     if not (folder / CONFIG_FILE).is_file():
         raise RunFolderError(f"{folder} is no run's folder: it has no {CONFIG_FILE}; name the folder of a run")
+    for override in overrides:
+        if (name := override.partition("=")[0].strip()) in _WHERE:
+            raise _goes_on_where_it_is(override, folder, name)
     with naming_where_it_began(folder):
         config = load_config(folder / CONFIG_FILE, overrides)
-        config = _fitting_config(folder, config.model_copy(update={"resume": str(folder)}))
-    if elsewhere := _began_elsewhere(folder):
-        log.warning("%s began in the folder %s: relative paths in its settings now mean others", folder, elsewhere)
+        config = config.model_copy(update={"resume": str(folder)})
+        _refuse_unfit(folder, config, overrides)
+    elsewhere, paths = _began_elsewhere(folder), _relative_paths(config.model_dump(mode="json"))
+    if elsewhere and paths:
+        words = "%s began in the folder %s: relative paths in its settings now mean others (%s)"
+        log.warning(words, folder, elsewhere, ", ".join(paths))
     return config
 
 
@@ -58,7 +67,7 @@ def run_to_resume(config: RunConfig, named: Path | None) -> Path | None:
         return None
     if config.resume != "auto":
         if named is not None:
-            raise RunFolderError(f"out = {named}: the run in {config.resume} goes on where it is; leave out out")
+            raise _goes_on_where_it_is(f"out = {named}", config.resume, "out")
         return _fitting(Path(config.resume), config)
     if named is not None and (named / CONFIG_FILE).is_file():
         return _fitting(named, config)
@@ -86,12 +95,28 @@ def _fitting(folder: Path, config: RunConfig) -> Path:
             f"resume = {folder}: that is no run's folder, it has no {CONFIG_FILE}; name another, or set resume=never"
         )
     with naming_where_it_began(folder):
-        _fitting_config(folder, config)
+        _refuse_unfit(folder, config)
     return folder
 
 
-def _fitting_config(folder: Path, config: RunConfig) -> RunConfig:
-    """The configuration, with which the run in `folder` can go on. RunFolderError: it cannot."""
+def refuse_out(folder: Path, out: Path) -> None:
+    """Raise RunFolderError: the run in `folder` does not go on in `out`."""
+    raise _goes_on_where_it_is(f"--out {out}", folder, "--out")
+
+
+def _goes_on_where_it_is(given: str, folder: Path | str, name: str) -> RunFolderError:
+    return RunFolderError(f"{given}: the run in {folder} goes on where it is; leave out {name}")
+
+
+def _refuse_unfit(folder: Path, config: RunConfig, overrides: Sequence[str] | None = None) -> None:
+    """Raise RunFolderError where the run in `folder` cannot go on with this configuration.
+
+    overrides: those of `polyrhythm resume`; None where a recipe's `resume` asks to go on, which can be taken back.
+    """
+    command, otherwise = command_of(folder), "set resume=never"
+    if overrides is not None:
+        words = shlex.join([command, str(folder / CONFIG_FILE), *overrides])
+        otherwise = f"begin another run: polyrhythm {words} --out DIR"
     found = load_config(folder / CONFIG_FILE)
     theirs, ours = found.model_dump(mode="json"), config.model_dump(mode="json")
     differing = differences(theirs, ours)
@@ -103,19 +128,30 @@ def _fitting_config(folder: Path, config: RunConfig) -> RunConfig:
         others = ", ".join(other for other, _, _ in differing[1:])
         more = f" (differ, too: {others})" if others else ""
         raise RunFolderError(
-            f"resume = {folder}: {path} is {wanted} here but {has} in that run{more}; give it the same settings, or "
-            f"set resume=never (a resumed run may change {_may_change()})"
+            f"resume = {folder}: {path} is {wanted} here but {has} in that run{more}; "
+            f"{'give it the same settings' if overrides is None else 'leave it as it is'}, or {otherwise} "
+            f"(a resumed run may change {_may_change()})"
         )
-    trains, versions = command_of(folder) == "train", found.training.versions
+    trains, versions = command == "train", found.training.versions
     if is_finished(folder) and (config.training.versions == versions or not trains):
-        extend = f" (or training.versions higher than {versions}, to extend it)" if trains else ""
-        raise RunFolderError(f"resume = {folder}: that run is finished; name another, or set resume=never{extend}")
-    return config
+        extend = f"set training.versions higher than {versions} to extend it" if trains else "name another"
+        raise RunFolderError(f"resume = {folder}: that run is finished; {extend}, or {otherwise}")
+
+
+def _relative_paths(tree: Any, path: str = "") -> list[str]:
+    """Settings whose text looks like a relative path, but for those that say where the run is."""
+    if path in _WHERE:
+        return []
+    if isinstance(tree, dict):
+        return [
+            found for key, value in tree.items() for found in _relative_paths(value, f"{path}.{key}" if path else key)
+        ]
+    return [path] if isinstance(tree, str) and "/" in tree and not Path(tree).is_absolute() else []
 
 
 def _may_change() -> str:
     """In words, without what nobody needs to know."""
-    return ", ".join(sorted(_FREE - {"resume", "out_dir"}))
+    return ", ".join(sorted(_FREE - _WHERE))
 
 
 def differences(
@@ -155,10 +191,9 @@ def _is_not_found(error: BaseException | None) -> bool:
     """Whether what led to this error is that a module, something in one, or a file is not there."""
     if error is None or isinstance(error, NotFound | ImportError | FileNotFoundError):
         return error is not None
-    causes = [error.__cause__ or error.__context__]
-    if isinstance(error, ValidationError):
-        causes += [detail.get("ctx", {}).get("error") for detail in error.errors(include_url=False)]
-    return any(map(_is_not_found, causes))
+    if isinstance(error, ValidationError):  # where another problem is among them, no folder helps
+        return all(_is_not_found(detail.get("ctx", {}).get("error")) for detail in error.errors(include_url=False))
+    return _is_not_found(error.__cause__ or error.__context__)
 
 
 def _began_elsewhere(folder: Path) -> str | None:

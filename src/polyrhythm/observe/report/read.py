@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,7 +96,8 @@ def _read(folder: Path) -> Run:
     lines = _lines(folder / "metrics.jsonl")
     finished = (folder / "summary.json").is_file()
     summary = _json(folder / "summary.json") if finished else _so_far(_json(folder / "progress.json"))
-    config = (folder / "config.yaml").read_text(encoding="utf-8")
+    with _naming(folder / "config.yaml", "name another run"):
+        config = (folder / "config.yaml").read_text(encoding="utf-8")
     updates = [line for line in lines if "throughput/transitions_per_s" in line]
     place = folder.resolve()
     label = f"{place.parent.name}/{place.name}"
@@ -201,23 +203,35 @@ def _parts(series: list[tuple[float, float]]) -> list[list[tuple[float, float]]]
 
 
 def _json(path: Path) -> dict[str, Any]:
-    content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if not isinstance(content, dict):
-        raise TypeError(f"{path.name} holds {type(content).__name__}")
-    return content
+    with _naming(path):
+        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if not isinstance(content, dict):
+            raise TypeError(f"it holds {type(content).__name__}")
+        return content
 
 
 def _lines(path: Path) -> list[Line]:
     """The lines of a metrics file; a last one that was cut is left out."""
-    texts = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    with _naming(path):
+        texts = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     found: list[Line] = []
-    for number, text in enumerate(texts):
+    for number, text in enumerate(texts, 1):
         try:
             found.append(json.loads(text))
         except ValueError:
-            if number < len(texts) - 1:
-                raise
+            if number < len(texts):
+                with _naming(path, f"mend line {number}, or move the file away"):
+                    raise
     return found
+
+
+@contextmanager
+def _naming(path: Path, remedy: str = "mend it, or move it away") -> Iterator[None]:
+    """What goes wrong inside is a RunFolderError that names the file."""
+    try:
+        yield
+    except (OSError, TypeError, ValueError) as error:
+        raise RunFolderError(f"{path} cannot be read ({type(error).__name__}: {error}); {remedy}") from error
 
 
 def _flat(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:

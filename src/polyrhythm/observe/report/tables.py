@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from polyrhythm.observe.intervals import deciding
+from polyrhythm.observe.intervals import counted, deciding
 from polyrhythm.observe.report.read import Run
 
 #: What the summary's results are called.
@@ -67,7 +67,7 @@ def _cells(result: Mapping[str, Any], *, success: bool) -> list[str]:
 def _result(result: Mapping[str, Any] | None, *, success: bool) -> str:
     if result is None:
         return "–"
-    return interval(result) if success else f"{result['mean_return']:.4g} over {result['episodes']} episodes"
+    return interval(result) if success else f"{result['mean_return']:.4g} over {counted(result['episodes'], 'episode')}"
 
 
 def settings(runs: Sequence[Run]) -> str:
@@ -183,4 +183,4 @@ def _tile(words: str, result: Mapping[str, Any], *, success: bool) -> tuple[str,
             f"{100 * result['rate']:.0f}%",
             f"[{100 * result['low']:.0f}, {100 * result['high']:.0f}], {result['successes']} of {result['episodes']}",
         )
-    return f"return {words}", f"{result['mean_return']:.4g}", f"{result['episodes']} episodes"
+    return f"return {words}", f"{result['mean_return']:.4g}", counted(result["episodes"], "episode")
