@@ -368,7 +368,7 @@ def test_the_newest_weights_of_a_run_that_was_killed_are_measured(
         result = json.loads(capsys.readouterr().out)
         assert (result["version"], result["greedy"], result["seed"]) == (version, False, 5)
     assert main(["eval", str(run), "--swap-instructions"]) == 2
-    assert "at least 2 tasks are wanted" in capsys.readouterr().err
+    assert "it takes at least 2 tasks" in capsys.readouterr().err
 
 
 def test_a_trainers_state_that_is_newer_than_all_else_is_measured(
