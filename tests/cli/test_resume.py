@@ -220,7 +220,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_or_gone_says_so(run: Path, caps
     shutil.rmtree(run / STATES)
     assert main(["resume", str(run), "training.versions=4"]) == 2
     told = capsys.readouterr().err
-    assert "holds no saved run, though 3 versions were trained: the optimizer's state is gone" in told
+    assert "holds no saved run to go on with after 3 versions: the optimizer's state is gone" in told
     assert (run / "summary.json").is_file()
 
 

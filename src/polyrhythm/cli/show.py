@@ -15,12 +15,14 @@ def rate(result: Mapping[str, Any]) -> str:
     """A success rate with its interval: `73% [66, 79], 117 of 160 episodes`."""
     low, high = (f"{100 * result[key]:.0f}" for key in ("low", "high"))
     mean = f", mean return {result['mean_return']:.4g}" if "mean_return" in result else ""
-    return f"{100 * result['rate']:.0f}% [{low}, {high}], {result['successes']} of {counted(result['episodes'], 'episode')}{mean}"
+    counts = f"{result['successes']} of {counted(result['episodes'], 'episode')}"
+    return f"{100 * result['rate']:.0f}% [{low}, {high}], {counts}{mean}"
 
 
 def earned(result: Mapping[str, Any]) -> str:
     """The same where the environment measures no success."""
-    return f"mean return {result['mean_return']:.4g}, {counted(result['episodes'], 'episode')}, none of which reported success"
+    episodes = counted(result["episodes"], "episode")
+    return f"mean return {result['mean_return']:.4g}, {episodes}, none of which reported success"
 
 
 def lines(result: Mapping[str, Any]) -> str:

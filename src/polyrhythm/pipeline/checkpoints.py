@@ -135,8 +135,8 @@ def _load_file(file: Path) -> SavedPolicy:
         raise RunFolderError(f"{file} is not there; name the folder of a run or one of its checkpoints")
     if not file.is_file():
         raise RunFolderError(
-            f"{file.parent} holds no {file.name}: the run did not get that far, or the file was removed, or this is not "
-            "a run folder; name another"
+            f"{file.parent} holds no {file.name}: the run did not get that far, or the file was removed, or this is "
+            "not a run folder; name another"
         )
     content = load_state(file)
     try:

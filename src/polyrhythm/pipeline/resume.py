@@ -61,8 +61,8 @@ def take_up(checked: Checked, folder: Path, progress: Progress) -> SavedRun | No
     version = before.training.versions if trained else saved.version if saved else 0
     if config.training.versions < version:
         raise RunFolderError(
-            f"training.versions = {config.training.versions}: the run in {folder} has trained {counted(version, 'version')} "
-            f"already; set it to {version} to end there, or higher to go on"
+            f"training.versions = {config.training.versions}: the run in {folder} has trained "
+            f"{counted(version, 'version')} already; set it to {version} to end there, or higher to go on"
         )
     if saved is not None:
         give_weights(checked.policy, saved.policy, saved.trainer.parent)
@@ -94,8 +94,8 @@ def _refuse_without_state(folder: Path, progress: Progress) -> None:
     _, _, version = load_policy(folder / POLICY_FILE)
     if version > 0:
         raise RunFolderError(
-            f"{folder / STATES} holds no saved run, though {counted(version, 'version')} {'was' if version == 1 else 'were'} trained: the optimizer's state is "
-            f"gone; begin another run, with the weights of this one by init_from={folder}"
+            f"{folder / STATES} holds no saved run to go on with after {counted(version, 'version')}: the optimizer's "
+            f"state is gone; begin another run, with the weights of this one by init_from={folder}"
         )
 
 
