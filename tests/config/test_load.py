@@ -115,6 +115,7 @@ def test_a_wrong_override_names_recipe_and_nearest_key(folder: Path) -> None:
     ("text", "message"),
     [
         ("a: 1\na: 2", "line 2, column 1: key a is given twice"),
+        ("a: 2026-99-99", "month must be in 1..12"),
         ("a: [1", "line 1"),
         ("a: !!python/object:os.system x", "could not determine a constructor"),
     ],

@@ -35,7 +35,7 @@ def parse(text: str, origin: str) -> Any:
     """Plain data of one YAML document; `origin` names it in errors."""
     try:
         return yaml.load(text, Loader=_Loader)  # noqa: S506 - a subclass of the safe loader
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or number that there is not
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise ConfigError(f"{where}{getattr(error, 'problem', None) or error}", origin=origin) from error
