@@ -31,7 +31,7 @@ class Recorder:
         self._env = env
         self._numbers = np.arange(info.first, info.first + info.rows)
         self._shown = {name: arena.obs[name] for name in env.spec.observation}
-        self._floating = [name for name, array in self._shown.items() if array.dtype.kind == "f"]
+        self._floating = {n: f"observation {n}" for n, array in self._shown.items() if array.dtype.kind == "f"}
         self._instruction, self._progress = arena.obs[INSTRUCTION], arena.obs[PROGRESS]
         size = sum(array[0].nbytes for array in self._shown.values())
         self._scratch = {
@@ -63,7 +63,7 @@ class Recorder:
                 self._env.observe(numbers[place : place + 1], ReadOnly(into))
             seen = {name: self._shown[name][entries] for name in self._floating}
         # Scattered entries were made in one piece: looked at there, they need not be gathered again.
-        return first_not_finite({f"observation {name}": seen[name] for name in self._floating})
+        return first_not_finite({told: seen[name] for name, told in self._floating.items()})
 
     def show_instruction(self, block: int, instruction: int) -> None:
         """The whole block shows this instruction."""
