@@ -11,7 +11,7 @@ STAMP := .venv/setup.stamp
 export OMP_NUM_THREADS ?= 1
 
 # Tests that mostly wait, for processes that they start; those that mostly compute run beside them.
-WAITING := tests/process tests/cli tests/benchmarks tests/runtime tests/envs $(wildcard tests/test_*.py)
+WAITING := tests/process tests/cli bench/tests tests/runtime tests/envs $(wildcard tests/test_*.py)
 
 .PHONY: setup quickstart test lint types contracts check check-waiting check-computing coverage clean
 .DEFAULT_GOAL := setup
@@ -19,11 +19,11 @@ WAITING := tests/process tests/cli tests/benchmarks tests/runtime tests/envs $(w
 setup: $(STAMP)
 
 # Torch first and alone: its version decides which builds of the others fit.
-$(STAMP): pyproject.toml constraints.txt tools/render_libs.sh
+$(STAMP): pyproject.toml bench/pyproject.toml constraints.txt tools/render_libs.sh
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python" >&2; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv || { echo "Please run: apt-get install -y python3-venv" >&2; exit 1; }
 	$(BIN)/pip install -q -c constraints.txt torch
-	$(BIN)/pip install -q -c constraints.txt -e '.[metaworld,dev]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[metaworld,dev]' -e bench
 	tools/render_libs.sh $(BIN)/python
 	@touch $@
 

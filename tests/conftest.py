@@ -11,7 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from hypothesis import HealthCheck, settings
 
-from polyrhythm.envs.mujoco_rendering import RenderingUnavailable, choose_gl_backend
+from polyrhythm.envs.metaworld.mujoco_rendering import RenderingUnavailable, choose_gl_backend
 
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("search", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])

@@ -17,9 +17,9 @@ from tests.pipeline.runs import LOCKSTEP
 
 import polyrhythm as pr
 from polyrhythm.errors import ConfigError, RunFolderError
-from polyrhythm.flow.records import SampleEvaluated
-from polyrhythm.pipeline.episodes import tally
+from polyrhythm.pipeline.evaluation.episodes import tally
 from polyrhythm.policies.categorical import CategoricalSettings
+from polyrhythm.scheduler.records import SampleEvaluated
 from polyrhythm.specs import Task
 
 SOURCE = Path(pr.__file__).parents[1]

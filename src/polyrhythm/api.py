@@ -14,13 +14,13 @@ from polyrhythm.config.load import load_config
 from polyrhythm.config.objects import in_main
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, PolyrhythmError
-from polyrhythm.pipeline import check as checking
-from polyrhythm.pipeline import evaluate as evaluating
-from polyrhythm.pipeline import run as running
+from polyrhythm.pipeline import train as running
 from polyrhythm.pipeline.callbacks import Callback, Callbacks, EvaluationResult, StopTraining
-from polyrhythm.pipeline.check import Checked
-from polyrhythm.pipeline.resume_rules import new_folder, run_to_resume
-from polyrhythm.pipeline.standalone import StandalonePolicy, load_standalone
+from polyrhythm.pipeline.evaluation import standalone as evaluating
+from polyrhythm.pipeline.persistence.resume_rules import new_folder, run_to_resume
+from polyrhythm.pipeline.trained_policy import StandalonePolicy, load_standalone
+from polyrhythm.pipeline.validation import check as checking
+from polyrhythm.pipeline.validation.check import Checked
 
 __all__ = [
     "Callback",

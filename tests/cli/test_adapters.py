@@ -17,7 +17,7 @@ from polyrhythm.cli.adapters import offered, spec_lines
 from polyrhythm.cli.main import main
 from polyrhythm.config.catalog import adapter
 from polyrhythm.config.registry import TABLE
-from polyrhythm.envs.metaworld_tasks import INSTRUCTIONS
+from polyrhythm.envs.metaworld.tasks import INSTRUCTIONS
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 from polyrhythm.specs.plain import from_plain

@@ -14,9 +14,9 @@ import pytest
 import polyrhythm
 from polyrhythm.cli.doctor import line
 from polyrhythm.cli.main import main
-from polyrhythm.pipeline import doctor
-from polyrhythm.pipeline.doctor import Finding, examine
-from polyrhythm.runtime.run_memory import shared_root
+from polyrhythm.pipeline.validation import doctor
+from polyrhythm.pipeline.validation.doctor import Finding, examine
+from polyrhythm.runtime.memory.shared_folder import shared_root
 
 
 @pytest.mark.slow
@@ -76,7 +76,7 @@ def test_the_first_checks_need_no_simulator() -> None:
 def test_without_any_package_each_check_says_what_is_missing() -> None:
     """A bare Python, which finds our sources and nothing else."""
     program = (
-        "import itertools, json\nfrom polyrhythm.pipeline.doctor import examine\n"
+        "import itertools, json\nfrom polyrhythm.pipeline.validation.doctor import examine\n"
         "print(json.dumps([finding._asdict() for finding in itertools.islice(examine(), 9)]))"
     )
     done = subprocess.run(

@@ -10,8 +10,8 @@ from tests.pipeline.pictures import LampSettings
 from tests.pipeline.runs import config
 
 from polyrhythm.cli.main import main
-from polyrhythm.pipeline.check import check
-from polyrhythm.pipeline.checkpoints import save_policy
+from polyrhythm.pipeline.persistence.checkpoints import save_policy
+from polyrhythm.pipeline.validation.check import check
 
 
 @pytest.mark.parametrize("launcher", ["inline", "local"])

@@ -216,7 +216,7 @@ def test_a_benchmark_takes_its_own_options_alone(
 
 
 def test_bench_conductor_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("polyrhythm.clustersim.bench_conductor")
+    pytest.importorskip("polyrhythm_bench.cases.conductor")
     assert main(["bench", "conductor", "--slots", "16", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)
 

@@ -33,8 +33,8 @@ def test_a_run_is_not_lost_with_its_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     from polyrhythm.config.load import load_config
-    from polyrhythm.pipeline.check import check
-    from polyrhythm.pipeline.run import train
+    from polyrhythm.pipeline.train import train
+    from polyrhythm.pipeline.validation.check import check
 
     (tmp_path / "report.html").mkdir()  # nothing can be written there
     assert "after" in train(check(load_config("cartpole", ["launcher=inline", *SMALL])), tmp_path)

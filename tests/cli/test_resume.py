@@ -16,7 +16,7 @@ from tests.pipeline.runs import LOCKSTEP
 
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config, merge
-from polyrhythm.pipeline.checkpoints import STATES, load_policy, saved_runs
+from polyrhythm.pipeline.persistence.checkpoints import STATES, load_policy, saved_runs
 from polyrhythm.training.checkpoint import load_state
 
 EVALUATED = merge(LOCKSTEP, {"evaluation": {"episodes": 4}, "checkpoint": {"run_every_s": 0, "keep_last": 3}})

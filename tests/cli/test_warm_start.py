@@ -23,7 +23,7 @@ from tests.pipeline.test_live import Screen
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config, merge
 from polyrhythm.observe.run_folder import held
-from polyrhythm.pipeline.checkpoints import STATES, load_policy, save_policy
+from polyrhythm.pipeline.persistence.checkpoints import STATES, load_policy, save_policy
 from polyrhythm.policies.base import Evaluation, Observations
 from polyrhythm.policies.gaussian import GaussianPolicy, GaussianSettings
 from polyrhythm.specs import EnvSpec

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.oracles.watch import Watch
+
 from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.clustersim.settings import ClusterSettings
 from polyrhythm.clustersim.summary import summarise
-from polyrhythm.clustersim.watch import Watch
-from polyrhythm.flow.conductor import Conductor
+from polyrhythm.scheduler.conductor import Conductor
 
 
 def settings(

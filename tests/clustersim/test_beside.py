@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from tests.clustersim.clusters import run, settings, times
 from tests.clustersim.test_watch import Careless, drive
+from tests.oracles.watch import Violation
 
 from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.clustersim.driver import ProtocolError
 from polyrhythm.clustersim.settings import ClusterSettings
-from polyrhythm.clustersim.watch import Violation
-from polyrhythm.flow import records as r
+from polyrhythm.scheduler import records as r
 
 ms = pytest.approx
 
@@ -216,7 +216,7 @@ def test_training_that_is_told_otherwise_because_of_an_evaluation_is_seen() -> N
 
 
 def test_a_free_reserved_row_that_is_kept_waiting_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyrhythm.flow.rollout.Rollout.grant_aside", lambda *_: [])
+    monkeypatch.setattr("polyrhythm.scheduler.rollout.scheduler.Rollout.grant_aside", lambda *_: [])
     cluster_settings = beside(own=True)
     with pytest.raises(Violation, match="waits although the rows"):
         drive(Careless(cluster_settings.flow), cluster_settings)

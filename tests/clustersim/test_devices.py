@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 from tests.clustersim.clusters import run, settings, times
+from tests.oracles.arbitrary import arbitrary_cluster
 
-from polyrhythm.clustersim.arbitrary import arbitrary_cluster
 from polyrhythm.clustersim.clock import Clock
 from polyrhythm.clustersim.devices import Device
-from polyrhythm.flow.records import SampleFinished, UpdateDone, WeightsApplied
+from polyrhythm.scheduler.records import SampleFinished, UpdateDone, WeightsApplied
 
 near = pytest.approx
 

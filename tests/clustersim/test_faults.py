@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.clustersim.clusters import run, settings, times
 
-from polyrhythm.flow.records import (
+from polyrhythm.scheduler.records import (
     GeneratorJoined,
     LendSamples,
     PublishWeights,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from tests.clustersim.clusters import run, settings
+from tests.oracles.arbitrary import arbitrary_cluster
 
-from polyrhythm.clustersim.arbitrary import arbitrary_cluster
 from polyrhythm.clustersim.file import Timeline, simulate
 from polyrhythm.clustersim.measures import Measures
 from polyrhythm.observe.trace import TraceWriter

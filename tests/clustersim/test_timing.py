@@ -3,7 +3,7 @@
 import pytest
 from tests.clustersim.clusters import run, settings, times
 
-from polyrhythm.flow.records import (
+from polyrhythm.scheduler.records import (
     RequestArrived,
     SampleFailed,
     SampleFinished,

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 from tests.clustersim.clusters import settings
+from tests.oracles.replay import first_difference
+from tests.oracles.watch import Violation, Watch
 
-from polyrhythm.clustersim.bench_conductor import run as bench
 from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.clustersim.driver import Deadlock, ProtocolError
-from polyrhythm.clustersim.replay import first_difference
 from polyrhythm.clustersim.settings import ClusterSettings
-from polyrhythm.clustersim.watch import Violation, Watch
-from polyrhythm.flow.conductor import Conductor
-from polyrhythm.flow.records import (
+from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.records import (
     BatchDone,
     Command,
     Event,
@@ -26,6 +25,7 @@ from polyrhythm.flow.records import (
     Serve,
     StartRows,
 )
+from polyrhythm_bench.cases.conductor import run as bench
 
 BUSY = settings(
     flow={"batch_size": 8, "max_lag": 2.0, "on_update": "continue", "max_rows": 4, "max_wait_s": 0.004},
@@ -152,7 +152,7 @@ def test_a_group_without_a_place_is_seen() -> None:
 
 def test_a_spare_group_that_is_of_no_use_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     redundant = GROUPED.model_copy(update={"flow": replace(GROUPED.flow, extra_groups=2, max_lag=0.0)})
-    monkeypatch.setattr("polyrhythm.flow.redundancy.surplus", lambda *_: [])
+    monkeypatch.setattr("polyrhythm.scheduler.samples.redundancy.surplus", lambda *_: [])
     with pytest.raises(Violation, match="is complete or of no use"):
         drive(Careless(redundant.flow), redundant)
 

@@ -25,7 +25,7 @@ def _imports(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute"
             assert node.module
-            # `from polyrhythm.flow import records` imports polyrhythm.flow.records.
+            # `from polyrhythm.scheduler import records` imports polyrhythm.scheduler.records.
             base = PACKAGE.parent / Path(*node.module.split("."))
             for alias in node.names:
                 inner = base / alias.name
@@ -53,7 +53,7 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
 @pytest.mark.parametrize(
     ("package", "allowed"),
     [
-        ("flow", ()),
+        ("scheduler", ()),
         ("specs", ("numpy",)),
         (
             "config",
@@ -92,7 +92,10 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
                 "polyrhythm.specs",
             ),
         ),
-        ("runtime", ("msgspec", "numpy", "torch", "zmq", "polyrhythm.errors", "polyrhythm.flow", "polyrhythm.specs")),
+        (
+            "runtime",
+            ("msgspec", "numpy", "torch", "zmq", "polyrhythm.errors", "polyrhythm.scheduler", "polyrhythm.specs"),
+        ),
         (
             "stations",
             (
@@ -102,7 +105,7 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
                 "polyrhythm.conformance",
                 "polyrhythm.envs",
                 "polyrhythm.errors",
-                "polyrhythm.flow",
+                "polyrhythm.scheduler",
                 "polyrhythm.policies",
                 "polyrhythm.runtime",
                 "polyrhythm.specs",
@@ -114,7 +117,7 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
             (
                 "pydantic",
                 "yaml",
-                "polyrhythm.flow",
+                "polyrhythm.scheduler",
                 "polyrhythm.config",
                 "polyrhythm.observe",
                 "polyrhythm.specs",
@@ -130,11 +133,11 @@ def test_a_package_imports_only_what_it_may(package: str, allowed: tuple[str, ..
 
 
 @pytest.mark.parametrize("package", ["stations", "runtime"])
-def test_workers_know_the_records_of_the_flow_but_not_its_decisions(package: str) -> None:
-    known = {"polyrhythm.flow.records", "polyrhythm.flow.codec", "polyrhythm.flow.buckets"}
+def test_workers_know_the_schedulers_records_but_not_its_decisions(package: str) -> None:
+    known = {"polyrhythm.scheduler.records", "polyrhythm.scheduler.codec", "polyrhythm.scheduler.padding"}
     for path in sorted((PACKAGE / package).rglob("*.py")):
-        flow = {name for name in _imports(path) if name.startswith("polyrhythm.flow")}
-        assert flow <= known, f"{path.relative_to(PACKAGE)} imports {sorted(flow - known)}"
+        used = {name for name in _imports(path) if name.startswith("polyrhythm.scheduler")}
+        assert used <= known, f"{path.relative_to(PACKAGE)} imports {sorted(used - known)}"
 
 
 def test_one_module_of_the_runtime_imports_torch() -> None:
@@ -150,10 +153,10 @@ def test_sockets_are_known_where_processes_talk() -> None:
             assert "zmq" not in {name.partition(".")[0] for name in _imports(path)}, path.name
 
 
-@pytest.mark.parametrize("name", ["blocks", "supervision"])
+@pytest.mark.parametrize("name", ["memory/blocks", "processes/supervision"])
 def test_what_a_launcher_decides_is_decided_without_io(name: str) -> None:
-    allowed = {"__future__", "collections.abc", "dataclasses", "heapq", "math", "typing", "polyrhythm.flow.records"}
-    assert set(_imports(PACKAGE / "runtime" / f"{name}.py")) <= allowed
+    standard = {"__future__", "collections.abc", "dataclasses", "heapq", "math", "typing"}
+    assert set(_imports(PACKAGE / "runtime" / f"{name}.py")) <= {*standard, "polyrhythm.scheduler.records"}
 
 
 def _calls(name: str) -> Iterator[tuple[str, dict[str, object]]]:
@@ -197,9 +200,9 @@ def _modules_after(statement: str) -> set[str]:
 @pytest.mark.parametrize(
     "statement",
     [
-        "import polyrhythm.stations.simulator",
-        "import polyrhythm.stations.simulator_job",
-        "import polyrhythm.runtime.child",
+        "import polyrhythm.stations.simulator.station",
+        "import polyrhythm.stations.simulator_factory",
+        "import polyrhythm.runtime.processes.child",
         "import polyrhythm.runtime.local",
         "import polyrhythm.clustersim",
         "import polyrhythm.envs.base",
@@ -212,23 +215,25 @@ def test_a_simulators_process_holds_no_torch(statement: str) -> None:
 @pytest.mark.parametrize("env", ["{'type': 'latency'}", "{'type': 'gymnasium', 'id': 'CartPole-v1'}"])
 def test_a_simulator_at_work_holds_neither_torch_nor_the_main_process(env: str) -> None:
     modules = _modules_after(
-        "import polyrhythm.runtime.child\nfrom polyrhythm.runtime.jobs import unpack\n"
-        "from polyrhythm.stations.simulator_job import SimulatorJob\nfrom polyrhythm.config.registry import resolve\n"
+        "import polyrhythm.runtime.processes.child\nfrom polyrhythm.runtime.factories import unpack\n"
+        "from polyrhythm.stations.simulator_factory import SimulatorJob\n"
+        "from polyrhythm.config.registry import resolve\n"
         f"resolve('env', {env}).build(2)"
     )
     assert not {"torch", "transformers", "tensorboard", "yaml", "psutil"} & modules
     assert not any(name.startswith(("polyrhythm.pipeline", "polyrhythm.training")) for name in modules)
-    assert "polyrhythm.flow.conductor" not in modules
+    assert "polyrhythm.scheduler.conductor" not in modules
 
 
-def test_the_flow_pulls_in_nothing_of_ours_or_of_others() -> None:
-    modules = {name.partition(".")[0] for name in _modules_after("import polyrhythm.flow.conductor")}
+def test_the_scheduler_pulls_in_nothing_of_ours_or_of_others() -> None:
+    modules = {name.partition(".")[0] for name in _modules_after("import polyrhythm.scheduler.conductor")}
     assert not modules & {"numpy", "torch", "pydantic", "yaml"}
 
 
 def test_the_allow_lists_can_fail(tmp_path: Path) -> None:
     file = tmp_path / "x.py"
     file.write_text(
-        "import torch.nn\ndef f():\n    from polyrhythm.flow import records\nfrom polyrhythm.flow import Conductor\n"
+        "import torch.nn\ndef f():\n    from polyrhythm.scheduler import records\n"
+        "from polyrhythm.scheduler import Conductor\n"
     )
-    assert set(_imports(file)) == {"torch.nn", "polyrhythm.flow.records", "polyrhythm.flow"}
+    assert set(_imports(file)) == {"torch.nn", "polyrhythm.scheduler.records", "polyrhythm.scheduler"}

@@ -12,7 +12,7 @@ from polyrhythm.conformance import ContractViolation
 from polyrhythm.envs.conformance import check_contract, observe_reset
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.envs.latency import LatencySettings
-from polyrhythm.envs.metaworld import MetaWorldSettings
+from polyrhythm.envs.metaworld.env import MetaWorldSettings
 
 OURS = {
     "gymnasium discrete": GymnasiumSettings(id="CartPole-v1", max_steps=20),

@@ -11,7 +11,7 @@ import pytest
 from polyrhythm.envs.base import EnvBatch
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.envs.latency import LatencyBatch, LatencySettings
-from polyrhythm.envs.metaworld import MetaWorldSettings
+from polyrhythm.envs.metaworld.env import MetaWorldSettings
 from polyrhythm.specs import EnvSpec
 
 ROWS = 3

@@ -11,9 +11,9 @@ import pytest
 from pydantic import ValidationError
 
 from polyrhythm.envs.base import Expert
-from polyrhythm.envs.metaworld import MetaWorldBatch, MetaWorldSettings
-from polyrhythm.envs.metaworld_tasks import GOAL_MARKERS, INSTRUCTIONS
-from polyrhythm.envs.mujoco_rendering import RenderingUnavailable, choose_gl_backend
+from polyrhythm.envs.metaworld.env import MetaWorldBatch, MetaWorldSettings
+from polyrhythm.envs.metaworld.mujoco_rendering import RenderingUnavailable, choose_gl_backend
+from polyrhythm.envs.metaworld.tasks import GOAL_MARKERS, INSTRUCTIONS
 
 TASKS = ("coffee-button-v3", "door-close-v3")
 Build = Callable[..., MetaWorldBatch]
@@ -61,7 +61,7 @@ def test_every_task_has_its_own_instruction():
 
 def test_settings_and_spec_need_no_simulator():
     code = (
-        "import sys; from polyrhythm.envs.metaworld import MetaWorldSettings as S;"
+        "import sys; from polyrhythm.envs.metaworld.env import MetaWorldSettings as S;"
         "S(tasks=('reach-v3',)).spec();"
         "sys.exit(bool({'mujoco', 'metaworld', 'gymnasium', 'torch'} & set(sys.modules)))"
     )
@@ -82,7 +82,7 @@ def test_bad_tasks_are_refused(tasks, said):
 
 
 def test_a_missing_gl_library_ends_with_the_command_that_mends_it(monkeypatch):
-    monkeypatch.setattr("polyrhythm.envs.mujoco_rendering._LIBRARIES", {"osmesa": ("libno.so",), "egl": ()})
+    monkeypatch.setattr("polyrhythm.envs.metaworld.mujoco_rendering._LIBRARIES", {"osmesa": ("libno.so",), "egl": ()})
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("MUJOCO_GL", "egl")
     with pytest.raises(RenderingUnavailable, match="MUJOCO_GL=egl, but its library is missing; run: apt-get install"):
@@ -93,7 +93,7 @@ def test_a_missing_gl_library_ends_with_the_command_that_mends_it(monkeypatch):
 
 
 def test_a_state_needs_no_graphics_library(monkeypatch):
-    monkeypatch.setattr("polyrhythm.envs.mujoco_rendering._LIBRARIES", {"osmesa": ("libno.so",), "egl": ()})
+    monkeypatch.setattr("polyrhythm.envs.metaworld.mujoco_rendering._LIBRARIES", {"osmesa": ("libno.so",), "egl": ()})
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     settings = MetaWorldSettings(tasks=("reach-v3",), observation="state")

@@ -8,9 +8,9 @@ from tests.pipeline.runs import config
 from tests.pipeline.test_loop import ASYNCHRONOUS
 from tests.pipeline.test_observers import finish
 
-from polyrhythm.flow.records import SampleFinished, StationLost, Wake
-from polyrhythm.pipeline.account import Account, Stations
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.observers.totals import Account, Stations
+from polyrhythm.scheduler.records import SampleFinished, StationLost, Wake
 
 
 def test_an_account_goes_on_where_it_was_saved():

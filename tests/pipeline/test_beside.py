@@ -16,15 +16,15 @@ from tests.process.settings import once
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.envs.gymnasium_env import GymnasiumBatch, GymnasiumSettings
 from polyrhythm.errors import ConfigError, RunFolderError
-from polyrhythm.flow import records as r
-from polyrhythm.pipeline.beside import EvaluationsBeside
-from polyrhythm.pipeline.best import BEST_FILE, BestPolicies
 from polyrhythm.pipeline.build import build_pipeline
-from polyrhythm.pipeline.check import check
-from polyrhythm.pipeline.checkpoints import STATES, load_policy, save_policy
-from polyrhythm.pipeline.episodes import held_out, tally
-from polyrhythm.pipeline.loop import Loop
-from polyrhythm.pipeline.run import train
+from polyrhythm.pipeline.evaluation.background import EvaluationsBeside
+from polyrhythm.pipeline.evaluation.best import BEST_FILE, BestPolicies
+from polyrhythm.pipeline.evaluation.episodes import held_out, tally
+from polyrhythm.pipeline.persistence.checkpoints import STATES, load_policy, save_policy
+from polyrhythm.pipeline.run_loop import Loop
+from polyrhythm.pipeline.train import train
+from polyrhythm.pipeline.validation.check import check
+from polyrhythm.scheduler import records as r
 
 WAYS = ("second_copy", "own_generator", "pause")
 EVALUATION = {"every": 2, "every_episodes": 5, "rows": 3, "seed": 7}

@@ -16,7 +16,7 @@ from tests.stations.counting import Counting
 from polyrhythm.cli.main import main
 from polyrhythm.errors import ConfigError, RunHalted, StartError
 from polyrhythm.pipeline.build import build_pipeline
-from polyrhythm.pipeline.check import check
+from polyrhythm.pipeline.validation.check import check
 from polyrhythm.policies.gaussian import GaussianPolicy, GaussianSettings
 from polyrhythm.specs import ArraySpec
 

@@ -11,12 +11,12 @@ import torch
 from tests.pipeline.runs import config
 
 from polyrhythm.errors import RunFolderError
-from polyrhythm.flow.records import Checkpointed, LendSamples, UpdateDone
 from polyrhythm.pipeline.build import STATES, build_pipeline
-from polyrhythm.pipeline.checkpoints import load_policy, load_run, save_policy, save_run, saved_runs
-from polyrhythm.pipeline.loop import Interrupted
-from polyrhythm.pipeline.observers import Lags
-from polyrhythm.pipeline.saver import RunSaver
+from polyrhythm.pipeline.observers.metrics import Lags
+from polyrhythm.pipeline.persistence.checkpoints import load_policy, load_run, save_policy, save_run, saved_runs
+from polyrhythm.pipeline.persistence.saver import RunSaver
+from polyrhythm.pipeline.run_loop import Interrupted
+from polyrhythm.scheduler.records import Checkpointed, LendSamples, UpdateDone
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.checkpoint import load_state, save_state
 

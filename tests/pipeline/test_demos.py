@@ -11,9 +11,9 @@ from tests.stations.counting import MAX_STEPS, Counting
 from polyrhythm.config.learning import DemonstrationSettings
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.errors import ConfigError, RunHalted
-from polyrhythm.pipeline.demos import demonstrate
+from polyrhythm.pipeline.warm_start.demos import demonstrate
 from polyrhythm.specs import INSTRUCTION, PROGRESS
-from polyrhythm.stations.slot import StepSettings
+from polyrhythm.stations.simulator.slot import StepSettings
 
 
 class Demonstrable(Counting):

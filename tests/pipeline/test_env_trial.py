@@ -14,8 +14,8 @@ from tests.pipeline.runs import config
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.build import env_settings
-from polyrhythm.pipeline.check import check
-from polyrhythm.pipeline.env_trial import try_env
+from polyrhythm.pipeline.validation.check import check
+from polyrhythm.pipeline.validation.env_trial import try_env
 
 KIND = "tests.envs.broken_envs:WalkSettings"
 HERE = r"\(.*broken_envs.py, line \d+\)"

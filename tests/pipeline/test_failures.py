@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from polyrhythm.flow.records import SampleFailed
-from polyrhythm.pipeline.failures import Failures
+from polyrhythm.pipeline.observers.failures import Failures
 from polyrhythm.runtime.messages import Report
+from polyrhythm.scheduler.records import SampleFailed
 
 
 def told(failures: Failures, reasons: list[str], caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -14,8 +14,8 @@ from tests.pipeline.runs import LOCKSTEP, config
 from polyrhythm.cli.main import main
 from polyrhythm.errors import RunHalted
 from polyrhythm.pipeline.build import build_pipeline
-from polyrhythm.pipeline.checkpoints import load_policy
-from polyrhythm.pipeline.episodes import held_out
+from polyrhythm.pipeline.evaluation.episodes import held_out
+from polyrhythm.pipeline.persistence.checkpoints import load_policy
 
 HERE = "tests.pipeline.test_finite"
 DIVERGING = "tests.process.settings:DivergingSettings"

@@ -8,8 +8,8 @@ import pytest
 from tests.pipeline.runs import LOCKSTEP
 
 from polyrhythm.config.load import merge, validate
-from polyrhythm.flow.records import LendSamples, SampleFinished
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.scheduler.records import LendSamples, SampleFinished
 
 ASYNCHRONOUS = {
     "rollout": {"rows": 12, "sharding": "even:4", "routing": "least_loaded"},

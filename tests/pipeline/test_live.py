@@ -10,13 +10,13 @@ import pytest
 from tests.pipeline.runs import config
 from tests.pipeline.test_loop import ASYNCHRONOUS
 
-from polyrhythm.flow.records import StationLost
 from polyrhythm.observe.terminal import Terminal
-from polyrhythm.pipeline.account import Account
 from polyrhythm.pipeline.build import build_pipeline
-from polyrhythm.pipeline.episodes import held_out
-from polyrhythm.pipeline.live import Live, live_terminal
-from polyrhythm.pipeline.observers import Episodes, Lags
+from polyrhythm.pipeline.evaluation.episodes import held_out
+from polyrhythm.pipeline.observers.live import Live, live_terminal
+from polyrhythm.pipeline.observers.metrics import Episodes, Lags
+from polyrhythm.pipeline.observers.totals import Account
+from polyrhythm.scheduler.records import StationLost
 
 
 class Screen(io.StringIO):

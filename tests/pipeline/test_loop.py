@@ -9,13 +9,19 @@ from typing import Literal
 
 import pytest
 import torch
+from tests.oracles.replay import first_difference
 from tests.pipeline.runs import config
 
-from polyrhythm.clustersim.replay import first_difference
 from polyrhythm.envs.gymnasium_env import GymnasiumBatch, GymnasiumSettings
 from polyrhythm.errors import RunHalted
-from polyrhythm.flow.conductor import Conductor
-from polyrhythm.flow.records import (
+from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.evaluation.episodes import held_out
+from polyrhythm.pipeline.run_loop import Interrupted, Loop
+from polyrhythm.pipeline.train import wind_down
+from polyrhythm.runtime.inline import InlineLauncher
+from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.records import (
     CancelRow,
     Checkpointed,
     End,
@@ -29,14 +35,8 @@ from polyrhythm.flow.records import (
     TrainUntil,
     Wake,
 )
-from polyrhythm.flow.settings import FlowSettings
-from polyrhythm.flow.sharding import shard
-from polyrhythm.pipeline.build import build_pipeline
-from polyrhythm.pipeline.episodes import held_out
-from polyrhythm.pipeline.loop import Interrupted, Loop
-from polyrhythm.pipeline.run import wind_down
-from polyrhythm.runtime.arena import ArenaLayout
-from polyrhythm.runtime.inline import InlineLauncher
+from polyrhythm.scheduler.rollout.sharding import shard
+from polyrhythm.scheduler.settings import FlowSettings
 
 ASYNCHRONOUS = {
     "rollout": {"sharding": "even:2", "generators": 2, "routing": "least_loaded", "segment_steps": 8},
@@ -104,7 +104,7 @@ def flaky(period, **changes):
 def test_an_environment_that_raises_costs_attempts_and_no_sample(changes, caplog):
     settings = flaky(37, **changes)
     pipeline = build_pipeline(settings, record=True)
-    with caplog.at_level(logging.CRITICAL, "polyrhythm.stations.env_host"):
+    with caplog.at_level(logging.CRITICAL, "polyrhythm.stations.simulator.env_host"):
         pipeline.loop.train_until(2)
     failed = [d.event for d in pipeline.loop.trace if isinstance(d.event, SampleFailed)]
     assert failed
@@ -117,7 +117,8 @@ def test_an_environment_that_raises_costs_attempts_and_no_sample(changes, caplog
 
 def test_an_environment_that_always_raises_ends_the_run_with_the_reason(caplog):
     pipeline = build_pipeline(flaky(1, rollout={"max_dropped": 5}))
-    with caplog.at_level(logging.CRITICAL, "polyrhythm.stations.env_host"), pytest.raises(RunHalted, match="fell over"):
+    quiet = caplog.at_level(logging.CRITICAL, "polyrhythm.stations.simulator.env_host")
+    with quiet, pytest.raises(RunHalted, match="fell over"):
         pipeline.loop.train_until(1)
 
 

@@ -7,9 +7,9 @@ import logging
 
 from tests.pipeline.runs import config
 
-from polyrhythm.pipeline.check import check
-from polyrhythm.pipeline.mismatch import mismatch_limit
-from polyrhythm.pipeline.run import train
+from polyrhythm.pipeline.observers.mismatch import mismatch_limit
+from polyrhythm.pipeline.train import train
+from polyrhythm.pipeline.validation.check import check
 
 ENV = {"type": "latency", "step_time": "constant:0ms", "episode_steps": 8, "action_dim": 2}
 BROKEN = "tests.pipeline.broken_policies:BrokenSettings"

@@ -12,7 +12,7 @@ from polyrhythm.algorithms.advantages import ADVANTAGES
 from polyrhythm.algorithms.losses import POLICY_LOSSES, Terms
 from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.pipeline.build import build_pipeline
-from polyrhythm.pipeline.check import check
+from polyrhythm.pipeline.validation.check import check
 
 HERE = "tests.pipeline.test_objectives"
 STALE = {

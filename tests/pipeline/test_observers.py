@@ -14,9 +14,17 @@ from tests.pipeline.test_loop import ASYNCHRONOUS
 
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import merge
-from polyrhythm.flow.conductor import Conductor
-from polyrhythm.flow.ledger import SampleLedger
-from polyrhythm.flow.records import (
+from polyrhythm.observe import MetricsWriter
+from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.evaluation.episodes import held_out
+from polyrhythm.pipeline.observers.idle import Tempo
+from polyrhythm.pipeline.observers.metrics import Episodes, Lags, Progress, UpdateMetrics
+from polyrhythm.pipeline.observers.totals import Account, Stations
+from polyrhythm.runtime.inline import InlineLauncher
+from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.messages import Report
+from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.records import (
     Batch,
     CancelRow,
     End,
@@ -37,17 +45,9 @@ from polyrhythm.flow.records import (
     Wake,
     WeightsOffered,
 )
-from polyrhythm.flow.settings import FlowSettings
-from polyrhythm.flow.sharding import shard
-from polyrhythm.observe import MetricsWriter
-from polyrhythm.pipeline.account import Account, Stations
-from polyrhythm.pipeline.build import build_pipeline
-from polyrhythm.pipeline.episodes import held_out
-from polyrhythm.pipeline.observers import Episodes, Lags, Progress, UpdateMetrics
-from polyrhythm.pipeline.tempo import Tempo
-from polyrhythm.runtime.arena import ArenaLayout
-from polyrhythm.runtime.inline import InlineLauncher
-from polyrhythm.runtime.messages import Report
+from polyrhythm.scheduler.rollout.sharding import shard
+from polyrhythm.scheduler.samples.ledger import SampleLedger
+from polyrhythm.scheduler.settings import FlowSettings
 
 REPORT = Report("trainer", 0, "update", 0, {"staleness/lag_mean": 0.5})
 

@@ -15,13 +15,13 @@ from tests.pipeline.runs import config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.errors import ConfigError, RunFolderError, RunHalted
+from polyrhythm.pipeline.array_specs import step_settings
 from polyrhythm.pipeline.build import build_pipeline
-from polyrhythm.pipeline.check import check
-from polyrhythm.pipeline.checkpoints import save_policy
-from polyrhythm.pipeline.episodes import held_out
-from polyrhythm.pipeline.evaluate import Video, evaluate
-from polyrhythm.pipeline.layout import step_settings
-from polyrhythm.pipeline.playback import play
+from polyrhythm.pipeline.evaluation.episodes import held_out
+from polyrhythm.pipeline.evaluation.playback import play
+from polyrhythm.pipeline.evaluation.standalone import Video, evaluate
+from polyrhythm.pipeline.persistence.checkpoints import save_policy
+from polyrhythm.pipeline.validation.check import check
 
 
 def _lamp(**settings: Any) -> RunConfig:

@@ -12,8 +12,8 @@ from tests.pipeline.test_serial_equivalence import live, tickets
 from polyrhythm.config.load import merge, validate
 from polyrhythm.config.presets import PRESETS, preset
 from polyrhythm.errors import RunHalted
-from polyrhythm.flow.records import LendSamples
-from polyrhythm.pipeline.observers import Lags
+from polyrhythm.pipeline.observers.metrics import Lags
+from polyrhythm.scheduler.records import LendSamples
 
 
 def run(name, **freshness):

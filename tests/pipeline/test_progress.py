@@ -14,14 +14,14 @@ from tests.pipeline.runs import config
 from polyrhythm.config.load import save_config
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.observe.metrics import MetricsWriter, last_time_s, rewind
-from polyrhythm.pipeline.checkpoints import save_policy
-from polyrhythm.pipeline.progress import (
+from polyrhythm.pipeline.persistence.checkpoints import save_policy
+from polyrhythm.pipeline.persistence.phases import (
     CONFIG_FILE,
     SUMMARY_FILE,
     Progress,
     command_of,
 )
-from polyrhythm.pipeline.resume_rules import config_to_resume, run_to_resume
+from polyrhythm.pipeline.persistence.resume_rules import config_to_resume, run_to_resume
 
 
 def run_in(folder: Path, *, age: float = 0.0, finished: bool = False, **changes: Any) -> Path:

@@ -16,13 +16,13 @@ from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config
 from polyrhythm.envs.gymnasium_env import GymnasiumBatch, GymnasiumSettings
 from polyrhythm.errors import RunFolderError, RunHalted
-from polyrhythm.flow.admission import mix as flow_mix
-from polyrhythm.flow.records import SampleEvaluated
-from polyrhythm.pipeline.check import check
-from polyrhythm.pipeline.checkpoints import load_policy
-from polyrhythm.pipeline.episodes import held_out, tally
-from polyrhythm.pipeline.evaluate import evaluate
-from polyrhythm.pipeline.run import train
+from polyrhythm.pipeline.evaluation.episodes import held_out, tally
+from polyrhythm.pipeline.evaluation.standalone import evaluate
+from polyrhythm.pipeline.persistence.checkpoints import load_policy
+from polyrhythm.pipeline.train import train
+from polyrhythm.pipeline.validation.check import check
+from polyrhythm.scheduler.records import SampleEvaluated
+from polyrhythm.scheduler.samples.admission import mix as flow_mix
 from polyrhythm.specs import Task
 
 

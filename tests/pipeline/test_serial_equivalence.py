@@ -10,9 +10,9 @@ import pytest
 import torch
 from tests.pipeline.runs import ROWS, config
 
-from polyrhythm.flow.admission import mix as flow_mix
-from polyrhythm.flow.records import LendSamples, StartRows
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.scheduler.records import LendSamples, StartRows
+from polyrhythm.scheduler.samples.admission import mix as flow_mix
 from polyrhythm.specs import INSTRUCTION, PROGRESS, Trajectory
 from polyrhythm.specs.hashing import mix
 from polyrhythm.training.learner import Learner

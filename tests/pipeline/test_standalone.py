@@ -15,13 +15,13 @@ from torch import Tensor
 
 import polyrhythm
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.pipeline.checkpoints import save_policy
-from polyrhythm.pipeline.episodes import held_out
-from polyrhythm.pipeline.evaluate import evaluate
-from polyrhythm.pipeline.standalone import StandalonePolicy, load_standalone
+from polyrhythm.pipeline.evaluation.episodes import held_out
+from polyrhythm.pipeline.evaluation.standalone import evaluate
+from polyrhythm.pipeline.persistence.checkpoints import save_policy
+from polyrhythm.pipeline.trained_policy import StandalonePolicy, load_standalone
 from polyrhythm.policies.base import Act, Observations
 from polyrhythm.policies.gaussian import GaussianPolicy, GaussianSettings
-from polyrhythm.policies.tiny_vla import TinyVlaSettings
+from polyrhythm.policies.tiny_vla.policy import TinyVlaSettings
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
 SPEC = EnvSpec(
@@ -145,7 +145,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from polyrhythm.errors import ConfigError
-from polyrhythm.pipeline.standalone import load_standalone
+from polyrhythm.pipeline.trained_policy import load_standalone
 policy = load_standalone(Path(sys.argv[1]))
 print(policy.act({"position": np.zeros(2), "goal": np.ones(2)}).shape, {"mujoco", "point"} & set(sys.modules))
 try:
@@ -157,7 +157,7 @@ except ConfigError as error:
     make = """
 from pathlib import Path
 from polyrhythm.config.load import validate
-from polyrhythm.pipeline.checkpoints import save_policy
+from polyrhythm.pipeline.persistence.checkpoints import save_policy
 training = {"versions": 1, "mini_batch_samples": 4, "minibatch_steps": 4}
 run = validate({"name": "p", "env": {"type": "point:PointSettings"}, "policy": "gaussian", "training": training})
 weights = run.policy.build(run.env.spec(), 0).state_dict()

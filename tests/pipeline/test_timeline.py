@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from tests.runtime.mutations import mutations
 
-from polyrhythm.flow import records
 from polyrhythm.observe import TraceWriter
-from polyrhythm.pipeline.timeline import Timeline
-from polyrhythm.runtime import wire
-from polyrhythm.runtime.arena import ArenaLayout
-from polyrhythm.runtime.drops import UnfitMessage
-from polyrhythm.runtime.expected import ExpectedEvents
+from polyrhythm.pipeline.observers.timeline import Timeline
 from polyrhythm.runtime.inline import InlineLauncher
+from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Spans
+from polyrhythm.runtime.processes.expected import ExpectedEvents
 from polyrhythm.runtime.spans import Span
+from polyrhythm.runtime.transport import wire
+from polyrhythm.runtime.transport.drops import UnfitMessage
+from polyrhythm.scheduler import records
 
 BEGAN = 10.0
 RESET = Span("s.0/0", "resetting", 10.5, 11.0)

@@ -7,7 +7,7 @@ import torch
 from tests.pipeline.runs import config
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.pipeline.check import check
+from polyrhythm.pipeline.validation.check import check
 
 KIND = "tests.pipeline.broken_policies:BrokenSettings"
 ENV = {"type": "latency", "step_time": "constant:0ms", "episode_steps": 8, "action_dim": 2}

@@ -18,8 +18,8 @@ from polyrhythm.policies.calls import evaluate_act, sample
 from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.policies.flow_methods import FlowNoiseSettings, FlowSdeSettings, OdeSettings
 from polyrhythm.policies.gaussian import GaussianSettings
-from polyrhythm.policies.tiny_vla import TinyVlaSettings
-from polyrhythm.policies.tiny_vla_flow import FlowMatchingSettings, FlowMethod
+from polyrhythm.policies.tiny_vla.flow import FlowMatchingSettings, FlowMethod
+from polyrhythm.policies.tiny_vla.policy import TinyVlaSettings
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
 
 ROWS = 12

@@ -9,9 +9,9 @@ from polyrhythm.policies.base import PolicySettings
 from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.policies.flow_methods import FlowNoiseSettings, FlowSdeSettings, OdeSettings
 from polyrhythm.policies.gaussian import GaussianSettings
-from polyrhythm.policies.tiny_vla import TinyVlaSettings
-from polyrhythm.policies.tiny_vla_bins import BinsSettings
-from polyrhythm.policies.tiny_vla_flow import FlowMatchingSettings
+from polyrhythm.policies.tiny_vla.bins import BinsSettings
+from polyrhythm.policies.tiny_vla.flow import FlowMatchingSettings
+from polyrhythm.policies.tiny_vla.policy import TinyVlaSettings
 
 HEADS = (BinsSettings, FlowMatchingSettings, OdeSettings, FlowSdeSettings, FlowNoiseSettings)
 ALL = (CategoricalSettings, GaussianSettings, TinyVlaSettings)

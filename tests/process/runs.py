@@ -17,7 +17,7 @@ import yaml
 
 from polyrhythm.config.load import merge, validate
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.runtime.run_memory import shared_root
+from polyrhythm.runtime.memory.shared_folder import shared_root
 
 ROOT = Path(__file__).parents[2]
 

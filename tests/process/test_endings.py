@@ -14,7 +14,7 @@ import torch
 from tests.process.runs import LOCKSTEP, children, command, gone, orphaned_folders, stations_of, wait_for_updates
 
 from polyrhythm.config.load import merge
-from polyrhythm.runtime.run_memory import remove_orphans
+from polyrhythm.runtime.memory.shared_folder import remove_orphans
 
 LONG = {"training": {"versions": 100_000}}
 

@@ -12,9 +12,9 @@ from tests.process.test_supervision import at_update, lost, run
 
 from polyrhythm.config.load import merge
 from polyrhythm.config.presets import PRESETS, preset
-from polyrhythm.flow import records
-from polyrhythm.pipeline.chaos.book import Book
-from polyrhythm.pipeline.observers import Lags
+from polyrhythm.pipeline.observers.metrics import Lags
+from polyrhythm.pipeline.observers.ticket_audit import Book
+from polyrhythm.scheduler import records
 
 #: Who is killed together, and at which update.
 KILLED = {2: ("trainer", "simulator-evaluation"), 6: ("generator-0", "simulator-0")}

@@ -13,14 +13,14 @@ from tests.runtime.mutations import mutations
 from tests.runtime.strangers import WAYS, Stranger
 from tests.runtime.test_wire import MESSAGES
 
-from polyrhythm.flow import records as r
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
-from polyrhythm.runtime import wire
-from polyrhythm.runtime.arena import ArenaLayout
-from polyrhythm.runtime.authentication import RunKeys
 from polyrhythm.runtime.local import LocalLauncher
+from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Reply, Report, Start
-from polyrhythm.runtime.sockets import Sockets
+from polyrhythm.runtime.transport import wire
+from polyrhythm.runtime.transport.authentication import RunKeys
+from polyrhythm.runtime.transport.sockets import Sockets
+from polyrhythm.scheduler import records as r
 
 TCP = {"launcher": "local", "data_plane": {"transport": "tcp"}, "training": {"versions": 12}}
 SINGLE = {"rollout": {"simulators": 1, "generators": 1}}
@@ -139,7 +139,7 @@ def test_a_run_over_tcp_trains_on_among_hostile_processes(act, tmp_path):
     assert (ledger.imbalance, ledger.dropped, ledger.trained) == (0, {}, 96)
     assert [report.step for report in reports] == list(range(12))
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-    assert "polyrhythm.runtime.child" in shown
+    assert "polyrhythm.runtime.processes.child" in shown
     assert b"dropped a message" in written
     for key in (keys.inbox.public, keys.inbox.secret, keys.outbox.public, keys.outbox.secret):
         assert key not in written + shown.encode()

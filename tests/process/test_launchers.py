@@ -12,15 +12,15 @@ import pytest
 import zmq
 from tests.process.runs import LOCKSTEP, children, config, orphaned_folders
 
-from polyrhythm.flow import records
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
-from polyrhythm.pipeline.episodes import held_out
-from polyrhythm.runtime import wire
-from polyrhythm.runtime.arena import ArenaLayout
-from polyrhythm.runtime.jobs import Seat
+from polyrhythm.pipeline.evaluation.episodes import held_out
+from polyrhythm.runtime.factories import Seat
 from polyrhythm.runtime.local import LocalLauncher
+from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Report
-from polyrhythm.runtime.sockets import Outbox
+from polyrhythm.runtime.transport import wire
+from polyrhythm.runtime.transport.sockets import Outbox
+from polyrhythm.scheduler import records
 
 LAUNCHERS = {
     "inline": {"launcher": "inline"},

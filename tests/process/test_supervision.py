@@ -19,15 +19,15 @@ from tests.process.runs import ASYNCHRONOUS, children, config, orphaned_folders
 
 from polyrhythm.config.load import merge
 from polyrhythm.errors import RunHalted, StartError
-from polyrhythm.flow import records
 from polyrhythm.pipeline.build import build_pipeline
-from polyrhythm.pipeline.check import check
-from polyrhythm.pipeline.checkpoints import save_policy
-from polyrhythm.pipeline.evaluate import evaluate
-from polyrhythm.pipeline.loop import Interrupted
-from polyrhythm.runtime.arena import ArenaLayout
-from polyrhythm.runtime.jobs import Seat
+from polyrhythm.pipeline.evaluation.standalone import evaluate
+from polyrhythm.pipeline.persistence.checkpoints import save_policy
+from polyrhythm.pipeline.run_loop import Interrupted
+from polyrhythm.pipeline.validation.check import check
+from polyrhythm.runtime.factories import Seat
 from polyrhythm.runtime.local import LocalLauncher
+from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.scheduler import records
 
 ENV = {"type": "tests.process.settings:FaultySettings", "id": "CartPole-v1", "max_steps": 40}
 EVERYBODY = ["simulator-0", "simulator-1", "generator-0", "generator-1", "trainer"]
@@ -100,7 +100,7 @@ def test_a_stop_names_the_station_that_it_waits_for_and_another_signal_ends_it_a
             said.append(record.getMessage())
             raise KeyboardInterrupt
 
-    log = logging.getLogger("polyrhythm.runtime.crew")
+    log = logging.getLogger("polyrhythm.runtime.processes.manager")
     log.addHandler(another := Another())
     begin = time.monotonic()
     try:

@@ -11,7 +11,7 @@ from tests.process.runs import ASYNCHRONOUS, children, config
 from polyrhythm.config.load import merge
 from polyrhythm.observe import TraceWriter
 from polyrhythm.pipeline.build import build_pipeline
-from polyrhythm.pipeline.timeline import Timeline
+from polyrhythm.pipeline.observers.timeline import Timeline
 
 #: Two simulators of two env batches of two slots, two generators.
 BASE = merge(ASYNCHRONOUS, {"rollout": {"rows": 4, "sharding": "even:2"}})

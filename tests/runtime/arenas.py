@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from polyrhythm.runtime.arena import Arena, ArenaLayout, in_memory
+from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, in_memory
 from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE
 from polyrhythm.specs import ArraySpec, Trajectory
 

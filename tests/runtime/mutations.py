@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from polyrhythm.runtime import wire
+from polyrhythm.runtime.transport import wire
 
 #: What stands where something else should.
 _EVIL: Sequence[Any] = (

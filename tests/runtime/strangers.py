@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import zmq
 
-from polyrhythm.runtime.authentication import RunKeys, make_keys, prove
+from polyrhythm.runtime.transport.authentication import RunKeys, make_keys, prove
 
 #: What comes instead of ZeroMQ's greeting.
 _RAW = (b"", b"GET / HTTP/1.0\r\n\r\n", b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03", b"x" * 5000)

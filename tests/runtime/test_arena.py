@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tests.runtime.arenas import holding, layout_like
 from tests.training.toy import CHUNK, DIM, FEATURES, ToyPolicy, collect
 
-from polyrhythm.runtime.arena import Arena, ArenaLayout, RequestView, in_memory
+from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, RequestView, in_memory
 from polyrhythm.runtime.messages import ACTIONS, LOGPROB, VALUE, VERSION
 from polyrhythm.specs import ArraySpec, Trajectory
 

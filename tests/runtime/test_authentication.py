@@ -13,9 +13,9 @@ import zmq
 from tests.runtime.strangers import WAYS, Stranger
 
 from polyrhythm.errors import StartError
-from polyrhythm.runtime.authentication import Connections, RunKeys, make_keys
-from polyrhythm.runtime.run_memory import RunMemory
-from polyrhythm.runtime.sockets import Sockets
+from polyrhythm.runtime.memory.shared_folder import RunMemory
+from polyrhythm.runtime.transport.authentication import Connections, RunKeys, make_keys
+from polyrhythm.runtime.transport.sockets import Sockets
 
 KEYS = make_keys()
 

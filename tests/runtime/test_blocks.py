@@ -9,12 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+from tests.oracles.arbitrary import arbitrary_cluster
 
-from polyrhythm.clustersim.arbitrary import arbitrary_cluster
 from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.clustersim.settings import ClusterSettings
-from polyrhythm.flow.conductor import Conductor
-from polyrhythm.flow.records import (
+from polyrhythm.runtime.memory.blocks import BlockPool, blocks_needed
+from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.records import (
     Command,
     End,
     Episode,
@@ -29,7 +30,6 @@ from polyrhythm.flow.records import (
     StationLost,
     Ticket,
 )
-from polyrhythm.runtime.blocks import BlockPool, blocks_needed
 
 
 def start(*numbers: int, simulator: str = "s", attempt: int = 1) -> StartRows:

@@ -17,15 +17,15 @@ from tests.stations.test_generator import Stand as GeneratorStand
 from tests.stations.test_trainer import LEND
 from tests.stations.test_trainer import Stand as TrainerStand
 
-from polyrhythm.flow import records as r
-from polyrhythm.runtime import wire
-from polyrhythm.runtime.actor import Actor
-from polyrhythm.runtime.arena import ArenaLayout
-from polyrhythm.runtime.blocks import BlockPool
-from polyrhythm.runtime.drops import DropCounter, UnfitMessage
-from polyrhythm.runtime.expected import ExpectedEvents
+from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.memory.blocks import BlockPool
 from polyrhythm.runtime.messages import Reply, Report, Start
-from polyrhythm.runtime.sockets import Sockets
+from polyrhythm.runtime.processes.expected import ExpectedEvents
+from polyrhythm.runtime.processes.station_thread import Actor
+from polyrhythm.runtime.transport import wire
+from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
+from polyrhythm.runtime.transport.sockets import Sockets
+from polyrhythm.scheduler import records as r
 
 CONTENTS = [*map(wire.encode, MESSAGES), wire.encode_reply(reply(3))]
 COUNT = 20_000

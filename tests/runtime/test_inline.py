@@ -7,7 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from polyrhythm.flow.records import (
+from polyrhythm.runtime.factories import Seat
+from polyrhythm.runtime.inline import InlineLauncher
+from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.messages import Reply, Report, SaveTrainer, Start
+from polyrhythm.scheduler.records import (
     ApplyWeights,
     CancelRow,
     EnvBatchInfo,
@@ -24,10 +28,6 @@ from polyrhythm.flow.records import (
     Ticket,
     WeightsApplied,
 )
-from polyrhythm.runtime.arena import ArenaLayout
-from polyrhythm.runtime.inline import InlineLauncher
-from polyrhythm.runtime.jobs import Seat
-from polyrhythm.runtime.messages import Reply, Report, SaveTrainer, Start
 from polyrhythm.specs import ArraySpec
 
 LAYOUT = ArenaLayout(4, 2, 1, {"x": ArraySpec((3,), "float32")}, {"value": ArraySpec((), "float32")}, {"s.0/0": 2})

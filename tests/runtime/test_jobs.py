@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from tests.pipeline.runs import config
 
+from polyrhythm.pipeline.array_specs import step_settings
 from polyrhythm.pipeline.build import env_batch_infos
-from polyrhythm.pipeline.layout import step_settings
 from polyrhythm.policies.base import Policy
-from polyrhythm.runtime.arena import ArenaLayout, in_memory
-from polyrhythm.runtime.jobs import Host, Job, pack, unpack
+from polyrhythm.runtime.factories import Host, Job, pack, unpack
+from polyrhythm.runtime.memory.arena import ArenaLayout, in_memory
 from polyrhythm.runtime.messages import Links
-from polyrhythm.stations.generator_job import GeneratorJob, PolicyJob
-from polyrhythm.stations.simulator_job import SimulatorJob
-from polyrhythm.stations.trainer_job import TrainerJob, TrainerStates
+from polyrhythm.stations.generator_factory import GeneratorJob, PolicyJob
+from polyrhythm.stations.simulator_factory import SimulatorJob
+from polyrhythm.stations.trainer_factory import TrainerJob, TrainerStates
 
 RUN = config(rollout={"env_batches": 2, "sharding": "even:2", "generators": 2}, algorithm={"entropy_coef": 0.01})
 SPEC = RUN.env.spec()  # type: ignore[attr-defined]

@@ -11,12 +11,18 @@ from pathlib import Path
 import pytest
 
 from polyrhythm.errors import StartError
-from polyrhythm.runtime.run_memory import RunMemory, open_segment, refuse_shortage, remove_orphans, shared_root
+from polyrhythm.runtime.memory.shared_folder import (
+    RunMemory,
+    open_segment,
+    refuse_shortage,
+    remove_orphans,
+    shared_root,
+)
 
 OTHER = """
 import sys
 from pathlib import Path
-from polyrhythm.runtime.run_memory import RunMemory
+from polyrhythm.runtime.memory.shared_folder import RunMemory
 print(RunMemory({"arena": 4096}, Path(sys.argv[1])).folder, flush=True)
 sys.stdin.read()
 """

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from polyrhythm.errors import StartError
-from polyrhythm.runtime.sockets import Inbox, Outbox, Transport, endpoint
+from polyrhythm.runtime.transport.sockets import Inbox, Outbox, Transport, endpoint
 
 TRANSPORTS: tuple[Transport, ...] = ("inproc", "ipc", "tcp")
 

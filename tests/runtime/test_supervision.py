@@ -7,7 +7,7 @@ import math
 import pytest
 
 from polyrhythm.config.running import SupervisionSettings
-from polyrhythm.runtime.supervision import MAX_SAME_WORDS, Failure, Failures, Vigil
+from polyrhythm.runtime.processes.supervision import MAX_SAME_WORDS, Failure, Failures, Vigil
 
 LIMITS = SupervisionSettings(
     heartbeat_s=20, start_s=300, reset_s=180, step_s=60, pass_s=100, update_s=900, max_failures=5

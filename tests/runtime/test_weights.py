@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from polyrhythm.runtime.tensors import apply_state, as_array, as_tensors, nbytes_of, snapshot, tensors_over
-from polyrhythm.runtime.weights import WeightsBus, bus_in_memory, bus_nbytes
+from polyrhythm.runtime.memory.tensors import apply_state, as_array, as_tensors, nbytes_of, snapshot, tensors_over
+from polyrhythm.runtime.memory.weights import WeightsBus, bus_in_memory, bus_nbytes
 
 
 class Module(torch.nn.Module):

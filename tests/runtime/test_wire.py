@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrhythm.flow import records as r
-from polyrhythm.runtime import wire
 from polyrhythm.runtime.messages import ACTIONS, VERSION, Reply, Report, SaveTrainer, Spans, Start
 from polyrhythm.runtime.spans import Span
+from polyrhythm.runtime.transport import wire
+from polyrhythm.scheduler import records as r
 
 TICKET = r.Ticket(7, 3, 1, 2, 2**62, 2**63 - 1, 4, attempt=2, greedy=True, evaluation="before")
 REQUEST = r.Request("e/0", "s", 9, 4, 2, "s.0.1", 1.25, generator="g", evaluation=True)

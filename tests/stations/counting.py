@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.envs.base import StepResult
-from polyrhythm.flow import records
-from polyrhythm.flow.sharding import shard
-from polyrhythm.runtime.arena import ArenaLayout, RequestView, in_memory
-from polyrhythm.runtime.blocks import BlockPool
+from polyrhythm.runtime.memory.arena import ArenaLayout, RequestView, in_memory
+from polyrhythm.runtime.memory.blocks import BlockPool
 from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION, Reply, Start
+from polyrhythm.scheduler import records
+from polyrhythm.scheduler.rollout.sharding import shard
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, Aggregate, ArraySpec, EnvSpec, Task, Trajectory
-from polyrhythm.stations.simulator import Simulator
-from polyrhythm.stations.slot import StepSettings
+from polyrhythm.stations.simulator.slot import StepSettings
+from polyrhythm.stations.simulator.station import Simulator
 
 MAX_STEPS = 12
 

@@ -6,7 +6,7 @@ import numpy as np
 from tests.stations.counting import Counting
 
 from polyrhythm.specs import ActionSpec
-from polyrhythm.stations.chunk import no_op, step_chunk
+from polyrhythm.stations.simulator.chunk import no_op, step_chunk
 
 
 def begin(*lengths):

@@ -9,10 +9,10 @@ import pytest
 from tests.stations.counting import Bench, Counting, ticket
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.flow.records import End, SampleFinished
-from polyrhythm.stations.env_metrics import EpisodeMetrics
-from polyrhythm.stations.guard import GuardedEnv
-from polyrhythm.stations.slot import StepSettings
+from polyrhythm.scheduler.records import End, SampleFinished
+from polyrhythm.stations.simulator.env_metrics import EpisodeMetrics
+from polyrhythm.stations.simulator.guard import GuardedEnv
+from polyrhythm.stations.simulator.slot import StepSettings
 
 ALL = {"latest": "last", "total": "sum", "average": "mean", "highest": "max"}
 

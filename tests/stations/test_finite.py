@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.stations.counting import Bench, Counting, ticket
 
-from polyrhythm.flow.records import RequestArrived, SampleFailed, SampleFinished
 from polyrhythm.runtime.messages import ACTIONS, LOGPROB, VALUE
+from polyrhythm.scheduler.records import RequestArrived, SampleFailed, SampleFinished
 from polyrhythm.specs.finite import is_finite
-from polyrhythm.stations.slot import StepSettings
+from polyrhythm.stations.simulator.slot import StepSettings
 
 
 class Diverging(Counting):

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from polyrhythm.flow.records import (
+from polyrhythm.pipeline.array_specs import answer_specs, shown
+from polyrhythm.policies.categorical import CategoricalPolicy, CategoricalSettings
+from polyrhythm.runtime.memory.arena import ArenaLayout, RequestView, in_memory
+from polyrhythm.runtime.memory.weights import bus_in_memory
+from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION, Links
+from polyrhythm.runtime.transport.drops import UnfitMessage
+from polyrhythm.scheduler.records import (
     ApplyWeights,
     Batch,
     BatchDone,
@@ -16,12 +22,6 @@ from polyrhythm.flow.records import (
     Serve,
     WeightsApplied,
 )
-from polyrhythm.pipeline.layout import answer_specs, shown
-from polyrhythm.policies.categorical import CategoricalPolicy, CategoricalSettings
-from polyrhythm.runtime.arena import ArenaLayout, RequestView, in_memory
-from polyrhythm.runtime.drops import UnfitMessage
-from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION, Links
-from polyrhythm.runtime.weights import bus_in_memory
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 from polyrhythm.stations.generator import Generator
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tests.stations.counting import Counting
 
-from polyrhythm.envs.mujoco_rendering import RenderingUnavailable
+from polyrhythm.envs.metaworld.mujoco_rendering import RenderingUnavailable
 from polyrhythm.errors import RunHalted
-from polyrhythm.stations.guard import EnvFault, GuardedEnv
+from polyrhythm.stations.simulator.guard import EnvFault, GuardedEnv
 
 
 class Raising(Counting):

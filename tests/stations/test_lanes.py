@@ -8,9 +8,9 @@ from collections import defaultdict
 import pytest
 from tests.stations.counting import Bench, Counting, ticket
 
-from polyrhythm.flow.records import CancelRow, Event, RefuseRequest
 from polyrhythm.runtime.spans import GENERATOR, RESETTING, STEPPING, THREAD, TICKETS, Span
-from polyrhythm.stations.slot import StepSettings
+from polyrhythm.scheduler.records import CancelRow, Event, RefuseRequest
+from polyrhythm.stations.simulator.slot import StepSettings
 
 JOIN = StepSettings(1, join=True)
 #: How slots step: settings, and what the environment can do only with all rows at once.

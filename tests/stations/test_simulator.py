@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.stations.counting import MAX_STEPS, Bench, Counting, ticket
 
-from polyrhythm.flow.records import CancelRow, End, RefuseRequest, RequestArrived, SampleFailed, SampleFinished
-from polyrhythm.runtime.blocks import BlockPool
+from polyrhythm.runtime.memory.blocks import BlockPool
+from polyrhythm.scheduler.records import CancelRow, End, RefuseRequest, RequestArrived, SampleFailed, SampleFinished
 from polyrhythm.specs import INSTRUCTION, PROGRESS
 from polyrhythm.specs.hashing import mix
-from polyrhythm.stations.slot import StepSettings
+from polyrhythm.stations.simulator.slot import StepSettings
 
 
 def kinds(events):
@@ -482,5 +482,6 @@ def test_episodes_of_a_whole_resetting_batch_begin_together():
 
 
 def test_the_station_reaches_neither_torch_nor_transformers():
-    code = "import sys, polyrhythm.stations.simulator; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    heavy = "{'torch', 'transformers'} & set(sys.modules)"
+    code = f"import sys, polyrhythm.stations.simulator.station; sys.exit(bool({heavy}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

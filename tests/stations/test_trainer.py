@@ -10,7 +10,10 @@ import torch
 from tests.runtime.arenas import holding
 from tests.training.toy import ToyPolicy, algorithm, collect, same, training, weights
 
-from polyrhythm.flow.records import (
+from polyrhythm.runtime.memory.weights import WeightsBus, bus_in_memory, bus_nbytes
+from polyrhythm.runtime.messages import Links, SaveTrainer
+from polyrhythm.runtime.transport.drops import UnfitMessage
+from polyrhythm.scheduler.records import (
     Checkpointed,
     LendSamples,
     Published,
@@ -19,11 +22,8 @@ from polyrhythm.flow.records import (
     TrainerJoined,
     UpdateDone,
 )
-from polyrhythm.runtime.drops import UnfitMessage
-from polyrhythm.runtime.messages import Links, SaveTrainer
-from polyrhythm.runtime.weights import WeightsBus, bus_in_memory, bus_nbytes
 from polyrhythm.stations.trainer import Trainer
-from polyrhythm.stations.trainer_job import TrainerStates
+from polyrhythm.stations.trainer_factory import TrainerStates
 from polyrhythm.training.checkpoint import load_state
 from polyrhythm.training.learner import Learner
 

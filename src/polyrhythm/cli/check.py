@@ -15,7 +15,7 @@ from polyrhythm.cli.recipe_words import add_recipe
 
 if TYPE_CHECKING:
     from polyrhythm.conformance import Finding
-    from polyrhythm.pipeline.examine import Examined
+    from polyrhythm.pipeline.validation.all_checks import Examined
 
 _MARKS = {"ok": "✓", "note": "!", "failed": "✗"}
 _PLAIN_MARKS = {"ok": "+", "note": "!", "failed": "x"}
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.config.load import load_config
 
     config = load_config(arguments.recipe, arguments.overrides)
-    from polyrhythm.pipeline.examine import examine
+    from polyrhythm.pipeline.validation.all_checks import examine
 
     found: list[Examined] = []
     for examined in examine(config):

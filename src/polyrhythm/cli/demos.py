@@ -30,10 +30,10 @@ def run(arguments: argparse.Namespace) -> int:
     overrides = [f"demonstrations.episodes_per_task={episodes}"] if episodes else []
     config = load_config(arguments.recipe, [*IMITATION, *arguments.overrides, *overrides])
     take_file(arguments.out)
-    from polyrhythm.pipeline.check import check
-    from polyrhythm.pipeline.demos import record
-    from polyrhythm.pipeline.live import live_terminal
+    from polyrhythm.pipeline.observers.live import live_terminal
     from polyrhythm.pipeline.sft import refuse_without_expert
+    from polyrhythm.pipeline.validation.check import check
+    from polyrhythm.pipeline.warm_start.demos import record
 
     policy = check(config, trainer=False).policy
     refuse_without_expert(config)

@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from polyrhythm.pipeline.doctor import Finding
+    from polyrhythm.pipeline.validation.doctor import Finding
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from polyrhythm.pipeline.doctor import examine
+    from polyrhythm.pipeline.validation.doctor import examine
 
     findings = []
     for finding in examine():

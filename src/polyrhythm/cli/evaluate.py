@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from polyrhythm.pipeline.evaluate import Video, evaluate
-    from polyrhythm.pipeline.live import live_terminal
+    from polyrhythm.pipeline.evaluation.standalone import Video, evaluate
+    from polyrhythm.pipeline.observers.live import live_terminal
 
     with live_terminal(sys.stderr) as live:
         result = evaluate(

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import logging
 import os
 import select
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Protocol, cast
 
 from polyrhythm import __version__
-from polyrhythm.errors import PolyrhythmError
+from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.files import trouble
-from polyrhythm.pipeline.interrupts import Interrupts
-from polyrhythm.runtime.allocator import keep_freed_memory
+from polyrhythm.pipeline.signals import Interrupts
+from polyrhythm.runtime.memory.allocator import keep_freed_memory
 
-#: Command → what it does. Its module is polyrhythm.cli.<command>.
+#: Command → what it does. Its module is polyrhythm.cli.<command>, or that of _BENCH.
 COMMANDS = {
     "train": "train a policy by a recipe",
     "resume": "go on with a run, or extend a finished one",
@@ -37,6 +39,9 @@ COMMANDS = {
     "bench": "measure a part of the system",
     "chaos": "run a recipe while its processes are killed, stopped and slowed",
 }
+
+#: Commands of the distribution polyrhythm-bench.
+_BENCH = {"bench": "polyrhythm_bench.cli.bench", "chaos": "polyrhythm_bench.cli.chaos"}
 
 
 class CommandModule(Protocol):
@@ -112,7 +117,8 @@ def _dispatch(words: Sequence[str]) -> int:
         _top_parser().parse_args(words or ["--help"])
         raise AssertionError("argparse accepts no unknown command")
     name = {"eval": "evaluate"}.get(command, command)
-    module = cast(CommandModule, importlib.import_module(f"polyrhythm.cli.{name}"))
+    found = _bench_module(command) if command in _BENCH else importlib.import_module(f"polyrhythm.cli.{name}")
+    module = cast(CommandModule, found)
     parser = argparse.ArgumentParser(
         prog=f"polyrhythm {command}",
         description=(module.__doc__ or "").strip(),
@@ -120,6 +126,16 @@ def _dispatch(words: Sequence[str]) -> int:
     )
     module.add_arguments(parser)
     return module.run(parser.parse_intermixed_args(words[1:]))
+
+
+def _bench_module(command: str) -> ModuleType:
+    """The module of a command that measures us. ConfigError: the benchmarks are not installed."""
+    if importlib.util.find_spec("polyrhythm_bench") is None:
+        raise ConfigError(
+            f"polyrhythm {command}: the distribution polyrhythm-bench is not installed; in a checkout of Polyrhythm "
+            "run: pip install -e bench"
+        )
+    return importlib.import_module(_BENCH[command])
 
 
 def _top_parser() -> argparse.ArgumentParser:

@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from polyrhythm.pipeline.progress import command_of
-    from polyrhythm.pipeline.resume_rules import config_to_resume, naming_where_it_began, refuse_out
+    from polyrhythm.pipeline.persistence.phases import command_of
+    from polyrhythm.pipeline.persistence.resume_rules import config_to_resume, naming_where_it_began, refuse_out
 
     folder = arguments.run_folder
     if arguments.out is not None:
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         return sft.imitate_in(folder, config, as_json=arguments.json)
     from polyrhythm.cli import train
-    from polyrhythm.pipeline.check import check
+    from polyrhythm.pipeline.validation.check import check
 
     with naming_where_it_began(folder):
         checked = check(config)

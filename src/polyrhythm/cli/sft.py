@@ -14,7 +14,7 @@ from polyrhythm.cli.recipe_words import IMITATION, add_recipe, noting_how_to_go_
 
 if TYPE_CHECKING:
     from polyrhythm.config.schema import RunConfig
-    from polyrhythm.pipeline.check import Checked
+    from polyrhythm.pipeline.validation.check import Checked
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,9 +28,9 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.config.load import load_config
 
     config = load_config(arguments.recipe, [*IMITATION, *arguments.overrides])
-    from polyrhythm.pipeline.check import check
-    from polyrhythm.pipeline.resume_rules import new_folder, run_to_resume
+    from polyrhythm.pipeline.persistence.resume_rules import new_folder, run_to_resume
     from polyrhythm.pipeline.sft import fitting_demonstrations, refuse_without_expert, sft_config
+    from polyrhythm.pipeline.validation.check import check
 
     checked = check(sft_config(config), trainer=False)
     config = checked.config
@@ -48,8 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def imitate_in(folder: Path, config: RunConfig, *, as_json: bool) -> int:
     """Go on with the warm start in the folder."""
-    from polyrhythm.pipeline.check import check
-    from polyrhythm.pipeline.resume_rules import naming_where_it_began
+    from polyrhythm.pipeline.persistence.resume_rules import naming_where_it_began
+    from polyrhythm.pipeline.validation.check import check
 
     with naming_where_it_began(folder):
         checked = check(config, trainer=False)
@@ -58,9 +58,9 @@ def imitate_in(folder: Path, config: RunConfig, *, as_json: bool) -> int:
 
 def _imitate(folder: Path, checked: Checked, demos: Path | None, words: list[str] | None, *, as_json: bool) -> int:
     """Imitate in the folder, and say what came of it. words: recipe and overrides to train with afterwards."""
-    from polyrhythm.pipeline.check import learns_from_rewards
-    from polyrhythm.pipeline.live import live_terminal
+    from polyrhythm.pipeline.observers.live import live_terminal
     from polyrhythm.pipeline.sft import imitate
+    from polyrhythm.pipeline.validation.check import learns_from_rewards
 
     with noting_how_to_go_on(folder), live_terminal(sys.stderr) as live:
         summary = imitate(checked, folder, demos, live)

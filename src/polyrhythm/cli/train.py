@@ -13,7 +13,7 @@ from polyrhythm.cli.recipe_words import noting_how_to_go_on
 from polyrhythm.config.recipes import recipe_names
 
 if TYPE_CHECKING:
-    from polyrhythm.pipeline.check import Checked
+    from polyrhythm.pipeline.validation.check import Checked
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,8 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     config = load_config(arguments.recipe, arguments.overrides)
     # Imported only now: a wrong key is answered before any tensor library is loaded.
-    from polyrhythm.pipeline.check import check
-    from polyrhythm.pipeline.resume_rules import new_folder, run_to_resume
+    from polyrhythm.pipeline.persistence.resume_rules import new_folder, run_to_resume
+    from polyrhythm.pipeline.validation.check import check
 
     folder = run_to_resume(config, arguments.out)
     checked = check(config)
@@ -48,8 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
 def train_in(folder: Path, checked: Checked, *, as_json: bool) -> int:
     """Train in the folder, which may hold a part of the run already, and say what came of it."""
     from polyrhythm.observe.report import REPORT_FILE
-    from polyrhythm.pipeline.live import live_terminal
-    from polyrhythm.pipeline.run import train
+    from polyrhythm.pipeline.observers.live import live_terminal
+    from polyrhythm.pipeline.train import train
 
     with noting_how_to_go_on(folder), live_terminal(sys.stderr) as live:
         summary = train(checked, folder, live)

@@ -12,7 +12,6 @@ from math import inf
 
 from polyrhythm.clustersim.devices import Device
 from polyrhythm.clustersim.driver import Decider, Driver
-from polyrhythm.clustersim.generator import Generator
 from polyrhythm.clustersim.settings import (
     ClusterSettings,
     Fault,
@@ -21,11 +20,12 @@ from polyrhythm.clustersim.settings import (
     SimulatorGroup,
     TrainerSettings,
 )
-from polyrhythm.clustersim.simulator import Simulator
-from polyrhythm.clustersim.station import Station
-from polyrhythm.clustersim.trainer import Trainer
-from polyrhythm.flow.conductor import Conductor
-from polyrhythm.flow.records import (
+from polyrhythm.clustersim.stations.generator import Generator
+from polyrhythm.clustersim.stations.simulator import Simulator
+from polyrhythm.clustersim.stations.station import Station
+from polyrhythm.clustersim.stations.trainer import Trainer
+from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.records import (
     Checkpointed,
     Episode,
     Evaluate,

@@ -23,8 +23,8 @@ from typing import Any, Protocol
 from polyrhythm.clustersim.clock import Clock
 from polyrhythm.clustersim.costs import FREE, Cost
 from polyrhythm.clustersim.measures import Measures
-from polyrhythm.clustersim.station import Station
-from polyrhythm.flow.records import (
+from polyrhythm.clustersim.stations.station import Station
+from polyrhythm.scheduler.records import (
     ApplyWeights,
     CancelRow,
     Command,

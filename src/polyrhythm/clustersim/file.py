@@ -23,9 +23,9 @@ from polyrhythm.clustersim.settings import (
 )
 from polyrhythm.clustersim.summary import summarise
 from polyrhythm.errors import ConfigError
-from polyrhythm.flow.conductor import Conductor
-from polyrhythm.flow.settings import FlowSettings
 from polyrhythm.observe.trace import TraceWriter
+from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.settings import FlowSettings
 
 
 def load_cluster(path: str | Path) -> ClusterSettings:

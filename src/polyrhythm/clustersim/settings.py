@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
 
 from polyrhythm.clustersim.costs import FREE, Cost, Count, parse_cost, parse_count
-from polyrhythm.flow.settings import FlowSettings
+from polyrhythm.scheduler.settings import FlowSettings
 from polyrhythm.specs.distributions import parse_duration
 
 

@@ -19,13 +19,13 @@ Kind = Literal["env", "policy"]
 TABLE: dict[Kind, dict[str, str]] = {
     "env": {
         "gymnasium": "polyrhythm.envs.gymnasium_env:GymnasiumSettings",
-        "metaworld": "polyrhythm.envs.metaworld:MetaWorldSettings",
+        "metaworld": "polyrhythm.envs.metaworld.env:MetaWorldSettings",
         "latency": "polyrhythm.envs.latency:LatencySettings",
     },
     "policy": {
         "gaussian": "polyrhythm.policies.gaussian:GaussianSettings",
         "categorical": "polyrhythm.policies.categorical:CategoricalSettings",
-        "tiny_vla": "polyrhythm.policies.tiny_vla:TinyVlaSettings",
+        "tiny_vla": "polyrhythm.policies.tiny_vla.policy:TinyVlaSettings",
     },
 }
 

@@ -16,28 +16,28 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import raised
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, RunFolderError, RunHalted
-from polyrhythm.flow.conductor import Conductor
-from polyrhythm.flow.records import EnvBatchInfo, Episode, SampleEvaluated, WeightsOffered
-from polyrhythm.flow.settings import FlowSettings
-from polyrhythm.flow.sharding import StrategyFailure, shard
-from polyrhythm.pipeline.account import EVALUATION
-from polyrhythm.pipeline.checkpoints import STATES, SavedRun
-from polyrhythm.pipeline.failures import Failures
-from polyrhythm.pipeline.layout import arena_layout, bucket_sizes, step_settings
-from polyrhythm.pipeline.loop import Launcher, Loop
-from polyrhythm.pipeline.observers import check_figures
+from polyrhythm.pipeline.array_specs import arena_layout, bucket_sizes, step_settings
+from polyrhythm.pipeline.observers.failures import Failures
+from polyrhythm.pipeline.observers.metrics import check_figures
+from polyrhythm.pipeline.observers.totals import EVALUATION
+from polyrhythm.pipeline.persistence.checkpoints import STATES, SavedRun
+from polyrhythm.pipeline.run_loop import Launcher, Loop
 from polyrhythm.policies.base import Policy, PolicySettings
-from polyrhythm.runtime.arena import ArenaLayout
+from polyrhythm.runtime.factories import Job, Seat
 from polyrhythm.runtime.inline import InlineLauncher
-from polyrhythm.runtime.jobs import Job, Seat
 from polyrhythm.runtime.local import LocalLauncher
-from polyrhythm.runtime.tensors import use_one_thread
-from polyrhythm.runtime.weights import WeightsBus, bus_nbytes
+from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.memory.tensors import use_one_thread
+from polyrhythm.runtime.memory.weights import WeightsBus, bus_nbytes
+from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.records import EnvBatchInfo, Episode, SampleEvaluated, WeightsOffered
+from polyrhythm.scheduler.rollout.sharding import StrategyFailure, shard
+from polyrhythm.scheduler.settings import FlowSettings
 from polyrhythm.specs import EnvSpec
 from polyrhythm.specs.finite import ENVIRONMENT, POLICY
-from polyrhythm.stations.generator_job import GeneratorJob, PolicyJob
-from polyrhythm.stations.simulator_job import SimulatorJob
-from polyrhythm.stations.trainer_job import TrainerJob, TrainerStates
+from polyrhythm.stations.generator_factory import GeneratorJob, PolicyJob
+from polyrhythm.stations.simulator_factory import SimulatorJob
+from polyrhythm.stations.trainer_factory import TrainerJob, TrainerStates
 
 log = logging.getLogger(__name__)
 
@@ -202,7 +202,7 @@ def build_pipeline(
     start: bool = True,
     record: bool = False,
 ) -> Pipeline:
-    """Build a run's parts, and start them all if `start`. The configuration has passed `pipeline.check`.
+    """Build a run's parts, and start them all if `start`. The configuration has passed `pipeline.validation.check`.
 
     policy: holds the weights to begin with, as `version`; else those of the seed. folder: where logs and the trainer's
     states go; launcher local needs one. saved: the run to go on with. trainer: whether there is one.

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
-from polyrhythm.flow import records
-from polyrhythm.pipeline.observers import UpdateMetrics
+from polyrhythm.pipeline.observers.metrics import UpdateMetrics
 from polyrhythm.runtime.messages import Report
+from polyrhythm.scheduler import records
 
 
 class StopTraining(Exception):

@@ -13,12 +13,12 @@ from polyrhythm.files import written_whole
 from polyrhythm.observe import MetricsWriter
 from polyrhythm.observe.run_folder import held
 from polyrhythm.pipeline.build import env_settings
-from polyrhythm.pipeline.check import Checked
-from polyrhythm.pipeline.demos import has_expert, refuse_misfit
-from polyrhythm.pipeline.live import Live
-from polyrhythm.pipeline.progress import SUMMARY_FILE, Progress
-from polyrhythm.pipeline.resume import refuse_misplaced, save_settings
-from polyrhythm.pipeline.warm_start import DEMONSTRATIONS_FILE, begin
+from polyrhythm.pipeline.observers.live import Live
+from polyrhythm.pipeline.persistence.phases import SUMMARY_FILE, Progress
+from polyrhythm.pipeline.persistence.resume import refuse_misplaced, save_settings
+from polyrhythm.pipeline.validation.check import Checked
+from polyrhythm.pipeline.warm_start.demos import has_expert, refuse_misfit
+from polyrhythm.pipeline.warm_start.initial_policy import DEMONSTRATIONS_FILE, begin
 from polyrhythm.training.demonstrations import Demonstrations
 
 

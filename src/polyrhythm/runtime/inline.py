@@ -10,12 +10,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from polyrhythm.flow import records
-from polyrhythm.runtime.arena import Arena, ArenaLayout, in_memory
-from polyrhythm.runtime.blocks import BlockPool
-from polyrhythm.runtime.jobs import Host, Job, Seat
+from polyrhythm.runtime.factories import Host, Job, Seat
+from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, in_memory
+from polyrhythm.runtime.memory.blocks import BlockPool
 from polyrhythm.runtime.messages import Links, Reply, Report, SaveTrainer, Spans, Start, Station
 from polyrhythm.runtime.spans import SpanLog
+from polyrhythm.scheduler import records
 
 
 class InlineLauncher:

@@ -23,20 +23,20 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.flow import records
-from polyrhythm.runtime import wire
-from polyrhythm.runtime.arena import Arena, ArenaLayout
-from polyrhythm.runtime.authentication import make_keys
-from polyrhythm.runtime.blocks import BlockPool
-from polyrhythm.runtime.crew import Crew
-from polyrhythm.runtime.drops import DROPPED, DropCounter, UnfitMessage
-from polyrhythm.runtime.expected import ExpectedEvents, Joined
-from polyrhythm.runtime.jobs import Job, Seat
+from polyrhythm.runtime.factories import Job, Seat
+from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
+from polyrhythm.runtime.memory.blocks import BlockPool
+from polyrhythm.runtime.memory.shared_folder import RunMemory
 from polyrhythm.runtime.messages import Report, SaveTrainer, Spans, Start, sender_of
-from polyrhythm.runtime.process import Process
-from polyrhythm.runtime.run_memory import RunMemory
-from polyrhythm.runtime.sockets import Sockets, Transport
-from polyrhythm.runtime.supervision import Limits
+from polyrhythm.runtime.processes.expected import ExpectedEvents, Joined
+from polyrhythm.runtime.processes.manager import Crew
+from polyrhythm.runtime.processes.process import Process
+from polyrhythm.runtime.processes.supervision import Limits
+from polyrhythm.runtime.transport import wire
+from polyrhythm.runtime.transport.authentication import make_keys
+from polyrhythm.runtime.transport.drops import DROPPED, DropCounter, UnfitMessage
+from polyrhythm.runtime.transport.sockets import Sockets, Transport
+from polyrhythm.scheduler import records
 
 log = logging.getLogger(__name__)
 

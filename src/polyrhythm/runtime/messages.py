@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from polyrhythm.flow import records
 from polyrhythm.runtime.spans import Span
+from polyrhythm.scheduler import records
 
 #: Names in an answer; each of the policy's forward inputs is there as `FORWARD_INPUTS + name`.
 ACTIONS = "actions"

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyrhythm.policies.base import Act
-from polyrhythm.runtime.arena import Arena, RequestView
+from polyrhythm.runtime.memory.arena import Arena, RequestView
+from polyrhythm.runtime.memory.tensors import as_array, as_tensors
 from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION
-from polyrhythm.runtime.tensors import as_array, as_tensors
 
 #: Observations, greedy and noise keys, as `Policy.act` takes them.
 Inputs = tuple[dict[str, Tensor], Tensor, Tensor]

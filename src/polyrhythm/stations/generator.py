@@ -13,16 +13,16 @@ from collections.abc import Iterator
 import torch
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.flow.buckets import padded
-from polyrhythm.flow.records import ApplyWeights, Batch, BatchDone, GeneratorJoined, Serve, WeightsApplied
 from polyrhythm.policies.base import Policy, as_module
-from polyrhythm.runtime.arena import Arena
-from polyrhythm.runtime.drops import UnfitMessage
+from polyrhythm.runtime.memory.arena import Arena
+from polyrhythm.runtime.memory.weights import WeightsBus
 from polyrhythm.runtime.messages import Links, Order, Reply
 from polyrhythm.runtime.spans import APPLY, IN_BATCH, PASS, Span
-from polyrhythm.runtime.weights import WeightsBus
+from polyrhythm.runtime.transport.drops import UnfitMessage
+from polyrhythm.scheduler.padding import padded
+from polyrhythm.scheduler.records import ApplyWeights, Batch, BatchDone, GeneratorJoined, Serve, WeightsApplied
 from polyrhythm.stations.batch_buffer import BatchBuffer
-from polyrhythm.stations.guard import IDLE
+from polyrhythm.stations.simulator.guard import IDLE
 
 
 class Generator:

@@ -16,15 +16,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from polyrhythm.flow.records import Checkpointed, LendSamples, Published, PublishWeights, TrainerJoined, UpdateDone
 from polyrhythm.policies.base import as_module
-from polyrhythm.runtime.arena import FAR, Arena
-from polyrhythm.runtime.drops import UnfitMessage
+from polyrhythm.runtime.memory.arena import FAR, Arena
+from polyrhythm.runtime.memory.weights import WeightsBus
 from polyrhythm.runtime.messages import Links, Order, Report, SaveTrainer
 from polyrhythm.runtime.spans import PUBLISH, SAVE, UPDATE, Span
-from polyrhythm.runtime.weights import WeightsBus
+from polyrhythm.runtime.transport.drops import UnfitMessage
+from polyrhythm.scheduler.records import Checkpointed, LendSamples, Published, PublishWeights, TrainerJoined, UpdateDone
 from polyrhythm.specs import Trajectory
-from polyrhythm.stations.guard import IDLE
+from polyrhythm.stations.simulator.guard import IDLE
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.steps import Metrics, Steps
 

@@ -1,0 +1,20 @@
+"""The learning benchmark as a page with figures: `learning.md` and `learning_TASK.svg` beside this script.
+
+    polyrhythm bench learning --json > learning.json
+    python bench/scripts/learning_table.py learning.json
+
+Parts may be measured apart (`--tasks`): give all the files, a later one counts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from polyrhythm_bench.cases.learning_page import write
+from polyrhythm_bench.harness.from_files import main
+
+#: Where the tables lie.
+RESULTS = Path(__file__).parents[1] / "results"
+
+if __name__ == "__main__":
+    main(write, __doc__ or "", RESULTS)

@@ -1,0 +1,1 @@
+"""The benchmarks of `polyrhythm bench`, one module each."""

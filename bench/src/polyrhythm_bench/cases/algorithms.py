@@ -1,0 +1,122 @@
+"""Which objective at which staleness? Every policy loss at growing α, on the same budget and seeds.
+
+α = 0 is lock-step; above it rollout never waits for training, and samples are about α versions old (which is measured).
+All else is the task's: rows enough to keep α = 8 busy, tickets, initial weights, learning rate, epochs. What is
+compared is the area under the learning curve, the mean return over all tickets. Lag costs area with any objective,
+since a ticket is granted α versions early; so objectives are compared within one α, to the best one there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from polyrhythm_bench.harness import trainings
+from polyrhythm_bench.harness.curves import curve, ratio_of_means
+from polyrhythm_bench.harness.trainings import Task
+
+ALPHAS = (0, 1, 2, 4, 8)
+#: Settings of `algorithm` by the name of an objective. `ppo_behavior` is plain PPO on stale data.
+OBJECTIVES: dict[str, tuple[str, ...]] = {
+    "ppo_behavior": ("algorithm.loss=ppo", "algorithm.proximal=behavior"),
+    "ppo": ("algorithm.loss=ppo",),
+    "clip_higher": ("algorithm.loss={type: ppo, clip_high: 0.28}",),
+    "dual_clip": ("algorithm.loss={type: ppo, dual_clip: 3.0}",),
+    "decoupled_ppo": ("algorithm.loss=decoupled_ppo",),
+    "decoupled_interpolate": ("algorithm.loss=decoupled_ppo", "algorithm.proximal=interpolate"),
+    "gspo": ("algorithm.loss=gspo",),
+    "vanilla": ("algorithm.loss=vanilla",),
+    "tis": ("algorithm.loss=tis",),
+    "cispo": ("algorithm.loss=cispo",),
+    "topr": ("algorithm.loss=topr",),
+    "weighted_topr": ("algorithm.loss={type: topr, negative_weight: 0.5}",),
+    "v_trace": ("algorithm.loss={type: tis, cap: 1.0}", "algorithm.advantage=v_trace"),
+}
+_MANY_ROWS = ("rollout.rows=36", "rollout.sharding=even:9", "training.mini_batch_samples=4")
+TASKS = {
+    "cartpole": Task(
+        "cartpole",
+        (
+            *_MANY_ROWS,
+            *("training.versions=100", "training.epochs=4", "training.optimizer.lr=5.0e-4"),
+            *("env.max_steps=100", "rollout.segment_steps=0"),
+        ),
+        window=20,
+    ),
+    "drawer": Task(
+        "reach",
+        (
+            *_MANY_ROWS,
+            *("training.versions=80", "training.epochs=4", "training.minibatch_steps=80"),
+            *("env.tasks=[drawer-close-v3]", "env.max_steps=50", "rollout.action_repeat=5"),
+        ),
+        window=20,
+    ),
+}
+
+
+def run(
+    tasks: Mapping[str, Task], seeds: int = 5, objectives: Sequence[str] = (), alphas: Sequence[int] = ALPHAS
+) -> dict[str, Any]:
+    """Train every task with every objective at every α with seeds 0..seeds-1; for each task what `figures` gives."""
+    ways = {Way(name, alpha): settings(name, alpha) for name in objectives or OBJECTIVES for alpha in alphas}
+    trainings.refuse(tasks, ways)
+    return trainings.compare(tasks, ways, seeds, figures, may_halt=True)
+
+
+class Way(NamedTuple):
+    """How a task is trained."""
+
+    objective: str
+    alpha: int
+
+    def __str__(self) -> str:
+        return f"{self.objective}, α = {self.alpha}"
+
+
+def settings(objective: str, alpha: int) -> tuple[str, ...]:
+    """Of a way, over those of the task."""
+    mode = (
+        ("preset=partial_rollout", f"freshness.max_lag={alpha}")
+        if alpha
+        else ("preset=lockstep", "rollout.sharding=whole")
+    )
+    return (*mode, *OBJECTIVES[objective])
+
+
+def figures(runs: Mapping[Way, Sequence[Mapping[str, Any]]], window: int) -> dict[str, Any]:
+    """What the runs of one task, by objective and α and in the order of the seeds, come to.
+
+    samples, window; cells: for each objective and α the area (mean return over all tickets, mean over the seeds),
+    `of_best` with its interval low to high (paired bootstrap, 95%; the best is the largest area at this α), last (mean
+    return of the last window), lag_mean, halted (runs), and by seed `areas` and `curves`; choose: by α the objectives
+    whose interval reaches the best.
+    """
+    areas = {key: [fmean(one["returns"]) for one in own] for key, own in runs.items()}
+    cells: list[dict[str, Any]] = []
+    choose: dict[str, list[str]] = {}
+    for way, own in runs.items():
+        name, alpha = way
+        best = max((key for key in areas if key[1] == alpha), key=lambda key: fmean(areas[key]))
+        curves = [curve(one["returns"], window) for one in own]
+        compared = ratio_of_means(areas[way], areas[best])
+        cells.append(
+            {
+                "objective": name,
+                "alpha": alpha,
+                "area": fmean(areas[way]),
+                "of_best": compared["ratio"],
+                "low": compared["low"],
+                "high": compared["high"],
+                "last": fmean(points[-1] for points in curves),
+                "lag_mean": fmean(one["lag_mean"] for one in own),
+                "halted": sum(bool(one["halted"]) for one in own),
+                "areas": areas[way],
+                "curves": curves,
+            }
+        )
+        if compared["high"] >= 1.0:
+            choose.setdefault(str(alpha), []).append(name)
+    samples = len(next(iter(runs.values()))[0]["returns"])
+    return {"samples": samples, "window": window, "choose": choose, "cells": cells}

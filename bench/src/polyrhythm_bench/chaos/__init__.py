@@ -1,0 +1,1 @@
+"""Fault injection: a real run whose stations are killed, stopped and slowed."""

@@ -1,0 +1,190 @@
+"""Applies the planned faults to a running pipeline, each after the one before is recovered from, and times them.
+
+    warm-up → (pause → fault → noticed → joined again → throughput back)* → over
+
+A thread of its own applies them, so that a fault falls anywhere, also while the main process decides; all that is
+known of the run comes from its events. Recovered: the station stands again (or is slowed no longer), and the throughput
+of the latest window, in which the disturbance still counts, is `ENOUGH` of what was usual before. A window that begins
+after the disturbance is compared with as much of it as others leave the machine for (`load`).
+
+Invariant: at most one fault is applied before throughput is back or `RECOVERY_S` are over.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from polyrhythm.runtime.messages import Report
+from polyrhythm.scheduler import records
+from polyrhythm.scheduler.samples.ledger import SampleLedger
+from polyrhythm_bench.chaos.faults import RECOVERY_S, Fault, Kind, Planned
+from polyrhythm_bench.chaos.load import Load
+from polyrhythm_bench.chaos.throughput_window import WINDOW_S, Pace
+
+log = logging.getLogger(__name__)
+
+#: Share of the usual throughput that counts as recovered.
+ENOUGH = 0.9
+#: Seconds for stations that are late to come back, and for throughput after the last fault.
+_LATE_S = 30.0
+
+
+class Processes(Protocol):
+    """What is needed of the launcher."""
+
+    def processes(self) -> Mapping[str, int]:
+        """Each station's process id."""
+        ...
+
+
+class Watch:
+    """An observer, and the thread that disturbs what it observes. faults: those applied; over: set after the last.
+
+    violations: what nobody can see afterwards, in words: a ledger that did not balance, a loss that nobody caused.
+    """
+
+    def __init__(
+        self,
+        launcher: Processes,
+        ledger: SampleLedger,
+        load: Load,
+        clock: Callable[[], float],
+        warm_up_s: float,
+    ) -> None:
+        self.faults: list[Fault] = []
+        self.violations: list[str] = []
+        self.over = threading.Event()
+        self.pace = Pace()
+        self._launcher, self._ledger, self._load = launcher, ledger, load
+        self._clock, self._warm_up_s = clock, warm_up_s
+        self._standing: set[str] = set()
+        self._calm_since = float("inf")
+        self._changed = threading.Condition()
+        self._ended = False
+        self._thread: threading.Thread | None = None
+
+    def start(self, planned: Sequence[Planned]) -> None:
+        """Apply these faults, one after another; the stations stand."""
+        self._thread = threading.Thread(target=self._disturb, args=(planned,), name="chaos", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Apply no more faults; a station that is being slowed goes on."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    # ------------------------------------------------------------ as observer
+
+    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+        if self._ledger.imbalance and not self.violations:
+            after, said = type(event).__name__, self._ledger.as_dict()
+            self.violations.append(f"after {after} the ledger does not balance: {said}")
+        self._load.look(now)
+        with self._changed:
+            self._hear(now, event)
+            for fault in self.faults:
+                if fault.recovered_at is None:
+                    self._look(now, fault)
+            if self.pace.take(now, self._calm_since):
+                self._load.keep()
+                self._changed.notify_all()
+
+    def reported(self, now: float, report: Report) -> None:
+        pass
+
+    def _hear(self, now: float, event: records.Event) -> None:
+        match event:
+            case records.RequestArrived(rows=rows):
+                self.pace.hear(now, rows)
+            case records.SimulatorJoined(simulator=name):
+                self._join(now, name)
+            case records.GeneratorJoined(generator=name):
+                self._join(now, name)
+            case records.TrainerJoined(trainer=name):
+                self._join(now, name)
+            case records.StationLost(station=name, reason=reason):
+                self._lose(now, name, reason)
+            case records.UpdateDone() if not self.faults:
+                self._calm_since = min(self._calm_since, now)
+
+    def _join(self, now: float, name: str) -> None:
+        self._standing.add(name)
+        self._changed.notify_all()
+        for fault in self.faults:
+            if fault.planned.station == name and fault.planned.kind is not Kind.SLOW and fault.noticed_at is not None:
+                fault.over_at = now if fault.over_at is None else fault.over_at
+
+    def _lose(self, now: float, name: str, reason: str) -> None:
+        self._standing.discard(name)
+        own = [fault for fault in self.faults if fault.planned.station == name and fault.recovered_at is None]
+        if not own:
+            self.violations.append(f"{name} was lost, though nobody had touched it: it {reason}")
+        for fault in own:
+            if fault.planned.kind is Kind.SLOW:
+                fault.given_up = reason
+            elif fault.noticed_at is None:
+                fault.noticed_at = now
+
+    def _look(self, now: float, fault: Fault) -> None:
+        """Note whether the fault is recovered from."""
+        if fault.over_at is None:
+            return
+        # While the run stood still others took what it left: that says nothing about what they leave.
+        share = self._load.share() if now >= fault.over_at + WINDOW_S else 1.0
+        if self.pace.rate(now) >= ENOUGH * fault.pace * share:
+            fault.recovered_at, fault.share = now, share
+            self._changed.notify_all()
+            if all(other.recovered_at is not None for other in self.faults):
+                self._calm_since = now
+
+    # ------------------------------------------------------------ the thread
+
+    def _disturb(self, plan: Sequence[Planned]) -> None:
+        """Consumes: the plan. Waits for: recovery, and the pause before each fault. Unblocked by: events, time, `end`.
+        Produces: faults; sets `over`."""
+        self._wait(lambda: self.pace.calm_s >= self._warm_up_s)
+        for planned in plan:
+            self._wait(lambda: False, planned.pause_s)
+            if not self._wait(lambda planned=planned: planned.station in self._standing, _LATE_S):  # type: ignore[misc]
+                break
+            fault = self._apply(planned)
+            self._wait(lambda fault=fault: fault.recovered_at is not None, RECOVERY_S)  # type: ignore[misc]
+        self._wait(lambda: all(fault.recovered_at is not None for fault in self.faults), _LATE_S)
+        self.over.set()
+
+    def _wait(self, condition: Callable[[], bool], seconds: float | None = None) -> bool:
+        """Until the condition holds, or all is to end; False if neither came in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._ended or condition(), seconds)
+
+    def _apply(self, planned: Planned) -> Fault:
+        process = self._launcher.processes()[planned.station]
+        with self._changed:
+            fault = Fault(planned, self._clock(), self.pace.usual)
+            if self._ended:
+                return fault
+            self.faults.append(fault)
+            self._calm_since = float("inf")
+        log.info("chaos: %s %s (process %d), fault %d", planned.kind, planned.station, process, len(self.faults))
+        _signal(process, signal.SIGKILL if planned.kind is Kind.KILL else signal.SIGSTOP)
+        if planned.kind is Kind.SLOW:
+            self._wait(lambda: False, planned.slow_s)
+            _signal(process, signal.SIGCONT)
+            with self._changed:
+                fault.over_at = self._clock()
+        return fault
+
+
+def _signal(process: int, number: signal.Signals) -> None:
+    try:
+        os.kill(process, number)
+    except ProcessLookupError:
+        log.info("chaos: process %d has gone by itself", process)

@@ -1,0 +1,92 @@
+"""How much of the machine others leave to the run.
+
+A run that others push aside is slower without any fault. Where they leave less CPU than it usually takes, as much less
+throughput counts as usual:
+
+    share = (cores - what others take) / what the run usually takes        CPU seconds per second, within `LEAST`..1
+
+On a machine of its own that is 1. Only what others take while the run wants to work says anything.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from statistics import median
+
+import psutil
+
+from polyrhythm_bench.chaos.throughput_window import KEPT, WINDOW_S
+
+_EVERY_S = 0.25
+#: However little others leave, so much of the usual throughput is asked for.
+LEAST = 0.2
+
+#: (CPU seconds of the whole machine, those of the run) since some time in the past.
+Measure = Callable[[], tuple[float, float]]
+
+
+class Load:
+    """What others left in the last `WINDOW_S` seconds, and what the run usually takes."""
+
+    def __init__(self, measure: Measure, cores: int) -> None:
+        self._measure, self._cores = measure, cores
+        self._samples: deque[tuple[float, float, float]] = deque()
+        self._usual: deque[float] = deque(maxlen=KEPT)
+
+    def look(self, now: float) -> None:
+        """Measure, if the last time was long enough ago."""
+        samples = self._samples
+        if samples and now < samples[-1][0] + _EVERY_S:
+            return
+        samples.append((now, *self._measure()))
+        while len(samples) > 2 and samples[1][0] <= now - WINDOW_S:
+            samples.popleft()
+
+    def keep(self) -> None:
+        """The present window is undisturbed."""
+        if len(self._samples) > 1:
+            self._usual.append(self._taken()[1])
+
+    def share(self) -> float:
+        """Of the CPU that the run usually takes, how much others left."""
+        if len(self._samples) < 2 or not self._usual:
+            return 1.0
+        whole, own = self._taken()
+        needed = median(self._usual)
+        left = self._cores - (whole - own)
+        return min(1.0, max(LEAST, left / needed)) if needed > 0 else 1.0
+
+    def _taken(self) -> tuple[float, float]:
+        """CPU seconds per second of the machine and of the run, over the window."""
+        (begin, *before), (end, *after) = self._samples[0], self._samples[-1]
+        whole, own = ((late - early) / (end - begin) for early, late in zip(before, after, strict=True))
+        return whole, own
+
+
+def of_processes(pids: Callable[[], Iterable[int]]) -> Load:
+    """The load of this machine, where the run is this process, those with these ids, and those that have been."""
+    me = psutil.Process()
+
+    def measure() -> tuple[float, float]:
+        whole = psutil.cpu_times()
+        busy = sum(whole) - whole.idle - getattr(whole, "iowait", 0.0) - _guests(whole)
+        mine = me.cpu_times()
+        own = mine.user + mine.system + mine.children_user + mine.children_system
+        return busy, own + sum(_cpu_s(pid) for pid in pids())
+
+    return Load(measure, psutil.cpu_count() or 1)
+
+
+def _guests(times: object) -> float:
+    """Counted in user and nice already."""
+    return getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU seconds of a process; 0 if it has been reaped, then they are among its parent's."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return times.user + times.system

@@ -1,0 +1,184 @@
+"""A recipe's run under faults, and the verdict on it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from polyrhythm.config.load import load_config, save_config
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.errors import ConfigError, PolyrhythmError
+from polyrhythm.observe import MetricsWriter
+from polyrhythm.pipeline.build import Pipeline, build_pipeline
+from polyrhythm.pipeline.observers.metrics import Lags
+from polyrhythm.pipeline.observers.ticket_audit import Book
+from polyrhythm.pipeline.persistence.checkpoints import STATES
+from polyrhythm.pipeline.persistence.phases import CONFIG_FILE, Progress
+from polyrhythm.pipeline.persistence.saver import RunSaver
+from polyrhythm.pipeline.run_loop import Interrupted
+from polyrhythm.pipeline.validation.check import Checked
+from polyrhythm.pipeline.warm_start.initial_policy import begin
+from polyrhythm.runtime.local import LocalLauncher
+from polyrhythm_bench.chaos.fault_injector import Watch
+from polyrhythm_bench.chaos.faults import RECOVERY_S, plan, totals
+from polyrhythm_bench.chaos.load import of_processes
+
+log = logging.getLogger(__name__)
+
+#: Undisturbed seconds that say what throughput is usual.
+WARM_UP_S = 10.0
+#: What the user's overrides may change: a stopped station is found soon, and no ticket is blamed for our faults.
+_DEFAULTS = ("supervision.heartbeat_s=4",)
+#: What is this command's own: the run ends after the last fault, and only trains.
+_OWN = ("training.versions=1000000", "evaluation.episodes=0", "evaluation.every=0", "resume=never")
+
+
+def chaos_config(recipe: str, faults: int, overrides: Sequence[str] = ()) -> RunConfig:
+    """The recipe's configuration under faults. ConfigError: there is nothing to disturb in it."""
+    if faults < 1:
+        raise ConfigError(f"--faults = {faults}: there is nothing to see without a fault; give 1 or more")
+    asked = load_config(recipe, overrides)
+    if asked.training.versions == 0:
+        raise ConfigError(
+            f"training.versions = 0: {recipe} only evaluates; name a recipe that trains, or set training.versions"
+        )
+    if asked.launcher != "local":
+        raise ConfigError(
+            f"launcher = {asked.launcher}: its stations are no processes that could be killed; set launcher=local"
+        )
+    patience = (
+        f"rollout.max_attempts={max(asked.rollout.max_attempts, faults + 1)}",
+        f"supervision.max_failures={max(asked.supervision.max_failures, 2 * faults)}",
+    )
+    return load_config(recipe, [*_DEFAULTS, *patience, *overrides, *_OWN])
+
+
+def chaos(checked: Checked, folder: Path, faults: int, seed: int, warm_up_s: float = WARM_UP_S) -> dict[str, Any]:
+    """Run it in `folder` under so many faults.
+
+    {faults: one entry each; totals: over all of them, with the pace, the ledger, the lags and every violation}.
+    """
+    config, _, policy = checked
+    progress = Progress(folder)
+    save_config(config, folder / CONFIG_FILE)
+    with MetricsWriter(folder) as metrics:
+        version = begin(checked, folder, progress, metrics)
+    before = _children()
+    limit_s = config.supervision.start_s + warm_up_s + faults * 2 * RECOVERY_S
+    with _limited(limit_s) as overdue:
+        pipeline = build_pipeline(config, policy, folder, version=version, start=False)
+        disturbed = _Disturbed(config, folder, pipeline, faults, seed, warm_up_s)
+        try:
+            disturbed.run()
+        except KeyboardInterrupt:
+            if not overdue.is_set():
+                raise
+            disturbed.violations.append(f"the run hung: it did not end within {limit_s:.0f} s")
+        finally:
+            disturbed.watch.end()
+            pipeline.close()
+    return disturbed.result([*_remains(pipeline, before)])
+
+
+class _Disturbed:
+    """One run, its observers, and what is found."""
+
+    def __init__(
+        self, config: RunConfig, folder: Path, pipeline: Pipeline, faults: int, seed: int, warm_up_s: float
+    ) -> None:
+        launcher, loop = pipeline.launcher, pipeline.loop
+        assert isinstance(launcher, LocalLauncher), "only processes can be killed"
+        freshness = config.freshness
+        self._config, self._folder, self._pipeline, self._began = config, folder, pipeline, loop.clock()
+        self._launcher, self._plan = launcher, (seed, faults)
+        self.violations: list[str] = []
+        self.book = Book(freshness.max_lag, freshness.bound)
+        load = of_processes(lambda: launcher.processes().values())
+        self.watch = Watch(launcher, loop.conductor.ledger, load, loop.clock, warm_up_s)
+
+    def run(self) -> None:
+        """Start, disturb, end in good order, compare."""
+        loop, config = self._pipeline.loop, self._config
+        lags = Lags()
+        loop.observers += [self.book, self.watch, lags]
+        loop.stop = self.watch.over.is_set
+        try:
+            loop.start()
+            loop.observers.append(
+                RunSaver(self._folder / STATES, self._pipeline, config.checkpoint, lags, None, loop.clock())
+            )
+            stations = list(self._launcher.processes())
+            self.watch.start(plan(*self._plan, stations, config.supervision.heartbeat_s))
+            loop.train_until(config.training.versions)
+        except Interrupted:
+            if not loop.wind_down(config.supervision.update_s):
+                self.violations.append(f"the update under way did not end in {config.supervision.update_s:g} s")
+        except PolyrhythmError as error:
+            self.violations.append(f"the run ended: {error}")
+        ledger = loop.conductor.ledger
+        self.book.settle(ledger, may_roll_back=config.checkpoint.every_versions > 1)
+        kept = {sample.handle for sample in loop.conductor.rollout.samples.values() if sample.handle}
+        if lost := kept - set(self._launcher.pool.finished()):
+            self.violations.append(f"payloads of {len(lost)} finished samples are gone")
+
+    def result(self, remains: Sequence[str]) -> dict[str, Any]:
+        """What came out; `remains`: what was left behind, in words."""
+        watch, config = self.watch, self._config
+        faults = [fault.as_dict(self._began) for fault in watch.faults]
+        violations = [*self.violations, *watch.violations, *self.book.violations]
+        violations += [complaint for fault in watch.faults for complaint in fault.complaints()]
+        return {
+            "recipe": config.name,
+            "seed": self._plan[0],
+            "heartbeat_s": config.supervision.heartbeat_s,
+            "faults": faults,
+            "totals": {
+                **totals(faults),
+                "pace": {"first": round(watch.pace.first, 1), "last": round(watch.pace.usual, 1)},
+                "versions": self._pipeline.loop.conductor.versions.trained,
+                "ledger": self._pipeline.loop.conductor.ledger.as_dict(),
+                "lag": self.book.lag(),
+                "violations": [*violations, *remains],
+            },
+        }
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[threading.Event]:
+    """Interrupt this process's main thread, wherever it waits, when the time is over; then the event is set."""
+    overdue = threading.Event()
+
+    def interrupt() -> None:
+        log.error("chaos: the run did not end within %.0f s", seconds)
+        overdue.set()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    timer = threading.Timer(seconds, interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield overdue
+    finally:
+        timer.cancel()
+
+
+def _children() -> set[int]:
+    return {process.pid for process in psutil.Process(os.getpid()).children(recursive=True)}
+
+
+def _remains(pipeline: Pipeline, before: set[int]) -> Iterator[str]:
+    """What a closed run has left behind."""
+    if processes := _children() - before:
+        yield f"{len(processes)} processes are left: {sorted(processes)}"
+    assert isinstance(pipeline.launcher, LocalLauncher)
+    if pipeline.launcher.folder.exists():
+        names = sorted(path.name for path in pipeline.launcher.folder.iterdir())
+        yield f"shared memory and sockets are left in {pipeline.launcher.folder}: {', '.join(names)}"

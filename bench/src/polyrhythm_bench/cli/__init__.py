@@ -1,0 +1,1 @@
+"""The commands `polyrhythm bench` and `polyrhythm chaos`."""

@@ -1,0 +1,242 @@
+"""Measure a part of the system, beside what it is held against. Minutes are of two cores.
+
+conductor   CPU time per request, by the number of slots
+roundtrip   from an observation to its action through processes
+throughput  whole runs beside a plain loop; memory of sixteen simulators
+weights     a model over the weights bus, beside bare copies
+update      one update of the learner beside the same maths by hand
+metaworld   the quickstart in lock-step and with each kind of asynchrony: seconds per version (10 minutes; metaworld)
+learning    lock-step against full asynchrony: areas under learning curves, and time to the same success where every
+            stage sleeps (20 minutes; the tasks drawer and reach need the metaworld extra)
+algorithms  every policy loss under growing staleness: areas under learning curves (an hour; drawer needs metaworld)
+overlap     stages that sleep, in four modes, beside the limit; NAME=VALUE words change the scene: env_batches rows
+            simulators generators sim_latency infer_latency train_latency episode_steps max_lag seed
+fidelity    ten such scenes, live and simulated (half an hour)
+batching    auto against the best fixed batching of a grid, simulated (half an hour)
+papers      tables of the RL-VLA3 and ROLL Flash papers beside what the simulated cluster says (a quarter of an hour)
+peers       Sample Factory, TorchRL, Stable-Baselines3 and a plain loop on the workloads of overlap and throughput;
+            makes an environment for each, which takes a package index and 5 GB (40 minutes)
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from polyrhythm.cli import show
+from polyrhythm.cli.numbers import count
+
+#: Parts of `learning`: the time to the same success, and tasks whose curves are compared; the last one if asked for.
+PARTS = ("wall_clock", "cartpole", "drawer", "reach")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", choices=NAMES, metavar="NAME", help=f"what to measure: {', '.join(NAMES)}")
+    parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="overlap: the scene, such as rows=4")
+    parser.add_argument("--slots", type=_counts, metavar="N,N", help="conductor: numbers of slots")
+    parser.add_argument("--rows", type=_counts, metavar="N,N", help="throughput: numbers of rows")
+    parser.add_argument("--steps", type=count, metavar="N", help="roundtrip: round trips of a turn")
+    parser.add_argument("--megabytes", type=count, metavar="N", help="weights: size of the model")
+    parser.add_argument(
+        "--versions", type=count, metavar="N", help="versions of a turn (metaworld: 6; overlap: 12; fidelity: 8)"
+    )
+    parser.add_argument("--seeds", type=count, metavar="N", help="seeds of each curve (learning: 8; algorithms: 5)")
+    parser.add_argument(
+        "--tasks",
+        type=_names,
+        metavar="NAME,NAME",
+        help=f"learning: some of {', '.join(PARTS)} (all but the last); algorithms: some of {', '.join(PARTS[1:3])}",
+    )
+    parser.add_argument(
+        "--repeats",
+        type=count,
+        metavar="N",
+        help="interleaved turns (5; update: 7; metaworld, overlap, fidelity, peers: 3), seeds of learning's "
+        "wall_clock and of batching (3)",
+    )
+    parser.add_argument(
+        "--only",
+        type=_names,
+        metavar="NAME,NAME",
+        help="peers: these, and the plain loop; algorithms: these objectives",
+    )
+    parser.add_argument("--environments", type=Path, metavar="FOLDER", help="peers: where theirs are, or are made")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    benchmark = _BENCHMARKS[arguments.name]
+    given = {name: value for name, value in vars(arguments).items() if name not in ("name", "json")}
+    given = {name: value for name, value in given.items() if value not in (None, [])}
+    _refuse_others(arguments.name, given, inspect.signature(benchmark).parameters)
+    result = benchmark(**given)
+    print(json.dumps(result, indent=2) if arguments.json else words(result))
+    return 0
+
+
+def _refuse_others(benchmark: str, given: Mapping[str, Any], takes: Iterable[str]) -> None:
+    """Raise ConfigError if something is given that the benchmark does not take."""
+    from polyrhythm.errors import ConfigError
+
+    options = [f"--{name}" for name in takes if name != "settings"] + ["--json"]
+    for name in given:
+        if name == "settings" and name not in takes:
+            said = " ".join(given[name])
+            raise ConfigError(f"{said}: bench {benchmark} has no scene to change; leave it out")
+        if name not in takes:
+            raise ConfigError(
+                f"--{name}: bench {benchmark} has no such option, only {', '.join(options)}; leave it out"
+            )
+
+
+def words(result: dict[str, Any]) -> str:
+    """The result for people: a table of its `modes`, if it has any, under a line for each of its other entries.
+
+    An entry that is a list of records is a table of its own. Each of its `parts` follows under its name. Lists of lists
+    (curves) are for programs and figures only.
+    """
+    tables = {name: value for name, value in result.items() if _is_table(value)}
+    plain = {name: value for name, value in result.items() if name not in ("modes", "parts", *tables)}
+    said = [show.lines(plain)] if plain else []
+    said += [f"{name}\n{show.records(value)}" for name, value in tables.items()]
+    if "modes" in result:
+        said.append(show.table({name: _without_curves(mode) for name, mode in result["modes"].items()}))
+    said += [f"{name}\n\n{words(part)}" for name, part in result.get("parts", {}).items()]
+    return "\n\n".join(said)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(record, dict) for record in value)
+
+
+def _without_curves(mode: dict[str, Any]) -> dict[str, Any]:
+    nested = {name for name, value in mode.items() if isinstance(value, list) and value and isinstance(value[0], list)}
+    return {name: value for name, value in mode.items() if name not in nested}
+
+
+# The parameters of each are the options that it takes.
+
+
+def _conductor(slots: Sequence[int] = (16, 64, 256, 1024, 4096)) -> dict[str, Any]:
+    from polyrhythm_bench.cases import conductor as bench_conductor
+
+    return bench_conductor.run(slots)
+
+
+def _roundtrip(steps: int = 1000, repeats: int = 5) -> dict[str, Any]:
+    from polyrhythm_bench.cases import roundtrip
+
+    return roundtrip.run(steps, repeats)
+
+
+def _throughput(rows: Sequence[int] = (16, 256), repeats: int = 5) -> dict[str, Any]:
+    from polyrhythm_bench.cases import throughput
+
+    return throughput.run(rows, repeats=repeats)
+
+
+def _weights(megabytes: int = 500, repeats: int = 5) -> dict[str, Any]:
+    from polyrhythm_bench.cases import weights
+
+    return weights.run(megabytes, repeats)
+
+
+def _metaworld(versions: int = 6, repeats: int = 3) -> dict[str, Any]:
+    from polyrhythm_bench.cases import metaworld
+
+    return metaworld.run(versions, repeats)
+
+
+def _update(repeats: int = 7) -> dict[str, Any]:
+    from polyrhythm_bench.cases import update
+
+    return update.run(repeats)
+
+
+def _learning(tasks: Sequence[str] = PARTS[:-1], seeds: int = 8, repeats: int = 3) -> dict[str, Any]:
+    from polyrhythm_bench.cases import learning, wall_clock
+    from polyrhythm_bench.harness import trainings
+
+    _refuse_unknown("--tasks", tasks, PARTS)
+    chosen = {name: task for name, task in learning.TASKS.items() if name in tasks}
+    trainings.refuse(chosen, learning.MODES)
+    found = {"wall_clock": wall_clock.run(repeats)} if "wall_clock" in tasks else {}
+    return {"parts": found | (learning.run(chosen, seeds) if chosen else {})}
+
+
+def _algorithms(tasks: Sequence[str] = (), seeds: int = 5, only: Sequence[str] = ()) -> dict[str, Any]:
+    from polyrhythm_bench.cases import algorithms
+
+    _refuse_unknown("--tasks", tasks, tuple(algorithms.TASKS))
+    _refuse_unknown("--only", only, tuple(algorithms.OBJECTIVES))
+    return {"parts": algorithms.run({name: algorithms.TASKS[name] for name in tasks or algorithms.TASKS}, seeds, only)}
+
+
+def _refuse_unknown(option: str, names: Sequence[str], known: Sequence[str]) -> None:
+    """Raise ConfigError if one of the names is not known."""
+    from polyrhythm.errors import ConfigError
+
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{option} {name}: it is not one of {', '.join(known)}")
+
+
+def _overlap(settings: Sequence[str] = (), versions: int = 12, repeats: int = 3) -> dict[str, Any]:
+    from polyrhythm_bench.cases import overlap
+    from polyrhythm_bench.workloads.scene import scene_of
+
+    return overlap.run(scene_of(settings), versions, repeats)
+
+
+def _fidelity(versions: int = 8, repeats: int = 3) -> dict[str, Any]:
+    from polyrhythm_bench.cases import fidelity
+
+    return fidelity.run(versions, repeats)
+
+
+def _batching(repeats: int = 3) -> dict[str, Any]:
+    from polyrhythm_bench.cases import batching
+
+    return batching.run(repeats)
+
+
+def _papers() -> dict[str, Any]:
+    from polyrhythm_bench import papers
+
+    return papers.run()
+
+
+def _peers(repeats: int = 3, only: Sequence[str] = (), environments: Path | None = None) -> dict[str, Any]:
+    from polyrhythm_bench.peers import run as peers
+
+    return peers.run(repeats, environments, only=only)
+
+
+_BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
+    "conductor": _conductor,
+    "roundtrip": _roundtrip,
+    "throughput": _throughput,
+    "weights": _weights,
+    "update": _update,
+    "metaworld": _metaworld,
+    "learning": _learning,
+    "algorithms": _algorithms,
+    "overlap": _overlap,
+    "fidelity": _fidelity,
+    "batching": _batching,
+    "papers": _papers,
+    "peers": _peers,
+}
+NAMES = tuple(_BENCHMARKS)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(count(part) for part in text.split(","))

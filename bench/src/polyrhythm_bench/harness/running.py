@@ -1,0 +1,24 @@
+"""A run of real stations for the time of a measurement; nothing of it is kept."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.pipeline.build import Pipeline, build_pipeline
+from polyrhythm.pipeline.validation.check import check
+
+
+@contextmanager
+def running(config: RunConfig) -> Iterator[Pipeline]:
+    """The configuration's pipeline, started, in a folder that goes with it. Errors are those of `check` and
+    `build_pipeline`."""
+    checked = check(config)
+    with (
+        tempfile.TemporaryDirectory(prefix="polyrhythm-") as folder,
+        closing(build_pipeline(checked.config, checked.policy, Path(folder))) as pipeline,
+    ):
+        yield pipeline

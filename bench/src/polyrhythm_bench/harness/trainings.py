@@ -1,0 +1,160 @@
+"""Whole trainings for their learning curves, of every task in every way with every seed.
+
+A process and a core for each, as many at a time as there are cores.
+
+The launcher is inline: what is compared is learning, not time. Rollout and training still alternate at the grain of one
+forward pass and one optimizer step, so the lags are near α, which is measured.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from statistics import fmean
+from typing import Any, NamedTuple, TypeVar
+
+import psutil
+
+from polyrhythm.config.load import load_config
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.errors import RunHalted
+from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.observers.metrics import Lags
+from polyrhythm.pipeline.validation.check import check
+from polyrhythm_bench.harness.curves import Training
+from polyrhythm_bench.harness.worker import Answer, Worker
+
+log = logging.getLogger(__name__)
+
+Way = TypeVar("Way", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A recipe, settings over it, and how many tickets a point of its curve has."""
+
+    recipe: str | Path
+    settings: tuple[str, ...]
+    window: int
+
+    def config(self, way: Sequence[str], seed: int) -> RunConfig:
+        """Of one training: the way's settings lie over the task's."""
+        return load_config(self.recipe, [*self.settings, *way, "launcher=inline", f"seed={seed}"])
+
+
+#: The trainings of a task by way, in the order of the seeds, and its window, to what they come to.
+Figures = Callable[[Mapping[Way, Sequence[Mapping[str, Any]]], int], dict[str, Any]]
+
+
+def compare(
+    tasks: Mapping[str, Task],
+    ways: Mapping[Way, Sequence[str]],
+    seeds: int,
+    figures: Figures[Way],
+    *,
+    may_halt: bool = False,
+) -> dict[str, Any]:
+    """Train every task in every way (settings by name) with seeds 0..seeds-1; for each task its recipe, settings and
+    seeds, and what `figures` makes of it. may_halt: see `train`."""
+    jobs = [(name, way, seed) for name in tasks for seed in range(seeds) for way in ways]
+    asked = [_Job(f"{name}, seed {seed}, {way}", tasks[name], ways[way], seed, may_halt) for name, way, seed in jobs]
+    ended = dict(zip(jobs, _train_all(asked), strict=True))
+    return {
+        name: {
+            "recipe": str(task.recipe),
+            "settings": list(task.settings),
+            "seeds": list(range(seeds)),
+            **figures({way: [ended[name, way, seed] for seed in range(seeds)] for way in ways}, task.window),
+        }
+        for name, task in tasks.items()
+    }
+
+
+def refuse(tasks: Mapping[str, Task], ways: Mapping[Way, Sequence[str]]) -> None:
+    """Raise ConfigError or StartError if one of the tasks cannot run here in one of the ways."""
+    for task in tasks.values():
+        for way in ways.values():
+            check(task.config(way, 0))
+
+
+class _Job(NamedTuple):
+    """A training: what it is called in the log, and what `Task.config` and `train` want."""
+
+    label: str
+    task: Task
+    way: Sequence[str]
+    seed: int
+    may_halt: bool
+
+
+def _train_all(jobs: Sequence[_Job]) -> list[dict[str, Any]]:
+    """What `train` gives for all jobs, in their order."""
+    count = min(len(jobs), psutil.cpu_count() or 1)
+    idle: SimpleQueue[Worker] = SimpleQueue()
+
+    def one(job: _Job) -> dict[str, Any]:
+        worker = idle.get()
+        try:
+            task, rest = job.task, {"way": job.way, "seed": job.seed, "may_halt": job.may_halt}
+            found: dict[str, Any] = worker.ask(recipe=str(task.recipe), settings=task.settings, **rest)
+        finally:
+            idle.put(worker)
+        log.info("%s: area %.2f in %.0f s%s", job.label, fmean(found["returns"]), found["seconds"], found["halted"])
+        return found
+
+    # The pool is left last: when something goes wrong, ending the workers is what ends its threads.
+    with ThreadPoolExecutor(count) as pool, ExitStack() as stack:
+        for _ in range(count):
+            idle.put(stack.enter_context(Worker(f"{__name__}:trainer")))
+        return list(pool.map(one, jobs))
+
+
+@contextmanager
+def trainer() -> Iterator[Answer]:
+    """Trains one run when it is asked; see `train`."""
+
+    def answer(
+        recipe: str, settings: Sequence[str], way: Sequence[str], seed: int, *, may_halt: bool
+    ) -> dict[str, Any]:
+        return train(Task(recipe, tuple(settings), 1).config(way, seed), may_halt=may_halt)
+
+    yield answer
+
+
+def train(config: RunConfig, *, may_halt: bool = False) -> dict[str, Any]:
+    """One whole run: returns and successes by ticket, lag_mean of the samples trained on, seconds that it took, and why
+    it halted ("" if it did not). The episodes that a halted run has not had count as 0.
+
+    RunHalted: it halted and may not, or it broke its promise of freshness.
+    """
+    checked = check(config)
+    training, lags, halted = Training(), Lags(), ""
+    with closing(build_pipeline(checked.config, checked.policy)) as pipeline:
+        pipeline.loop.observers += [training, lags]
+        began = time.monotonic()
+        try:
+            pipeline.loop.train_until(config.training.versions)
+        except RunHalted as error:
+            if not may_halt:
+                raise
+            halted = str(error)
+        seconds = time.monotonic() - began
+    lags.refuse_beyond(math.ceil(config.freshness.max_lag), config.freshness.bound, clean=True)
+    ended = training.in_order
+    wanted = config.training.versions * config.freshness.sync_interval * config.training.batch_size
+    assert halted or len(ended) == wanted, f"{len(ended)} episodes for {wanted} samples"
+    missing = [0.0] * (wanted - len(ended))
+    return {
+        "returns": [episode.episode_return for episode in ended[:wanted]] + missing,
+        "successes": [float(episode.success) for episode in ended[:wanted]] + missing,
+        "lag_mean": lags.summary()["mean"],
+        "seconds": seconds,
+        "halted": halted,
+    }

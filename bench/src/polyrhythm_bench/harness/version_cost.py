@@ -1,0 +1,154 @@
+"""What one version takes in a run of real processes: seconds, CPU seconds, and who was busy meanwhile.
+
+A run starts, trains some versions, and ends. Version k is counted from the publication of k-1 to its own. The first
+ones are left out: models are made, and stations that overlap have nothing to overlap with yet. So are those after the
+last that counts, where nothing is rolled out any more:
+
+    version 1 │ 2 │ 3 … versions + 2 │ as many as the lag allows
+              A   ├───── timed ──────┤
+                                     B            A, B: the counters of processes and stations are read
+
+Reading the counters asks every station, which takes as long as the longest unit of work; at A that falls into a version
+that is not timed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import psutil
+
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.pipeline.observers.totals import Account
+from polyrhythm.pipeline.run_loop import Launcher
+from polyrhythm.runtime.local import LocalLauncher
+from polyrhythm.runtime.messages import Report
+from polyrhythm.scheduler import records
+from polyrhythm_bench.harness import resources
+from polyrhythm_bench.harness.running import running
+
+#: The version whose publication begins what is timed.
+_FIRST = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Means over the versions of one run.
+
+    seconds_per_version, transitions_per_s, transitions_per_version (env steps of samples that ended), lag_mean (of the
+    samples lent, in versions): of the versions that are timed. cores_busy: CPU seconds per second of all processes of
+    the run; others_cores: of everything else on the machine; cpu_s_by: the run's CPU seconds per version by station,
+    the conductor's process as `main`; busy: share of the time in which a station had work at hand, whether or not it
+    had a core for it, 0..1.
+    """
+
+    seconds_per_version: float
+    transitions_per_s: float
+    transitions_per_version: float
+    lag_mean: float
+    cores_busy: float
+    others_cores: float
+    cpu_s_by: Mapping[str, float]
+    busy: Mapping[str, float]
+
+    @property
+    def cpu_s_per_version(self) -> float:
+        """CPU seconds of all processes together."""
+        return sum(self.cpu_s_by.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A version is published: when, in seconds, and the env steps of all samples that had ended by then."""
+
+    version: int
+    at: float
+    transitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Counters when a version was published: `at` in seconds, a moment later; CPU seconds of the machine and by process
+    of the run; busy seconds by station."""
+
+    version: int
+    at: float
+    machine_cpu_s: float
+    cpu_s: Mapping[str, float]
+    busy_s: Mapping[str, float]
+
+
+def measure(config: RunConfig, versions: int) -> Cost:
+    """Run the configuration from its start (launcher local) for as long as it takes to time so many versions.
+
+    Errors are those of `check` and `build_pipeline`; RunHalted: a station was lost, so the time says nothing.
+    """
+    assert config.launcher == "local", "one process has no stations to tell apart"
+    last = _FIRST + versions
+    with running(config) as pipeline:
+        watch = Watch(pipeline.launcher, (_FIRST - 1, last))
+        pipeline.loop.observers.append(watch)
+        pipeline.loop.train_until(last + math.ceil(config.freshness.max_lag))
+    watch.account.refuse_faults()
+    return watch.cost(_FIRST, last)
+
+
+class Watch:
+    """An observer: marks of all versions, lags of all samples lent, readings at the two versions `read_at`."""
+
+    def __init__(self, launcher: Launcher, read_at: tuple[int, int]) -> None:
+        assert isinstance(launcher, LocalLauncher), "the processes are told apart by their ids"
+        self.account = Account()
+        self._launcher, self._read_at = launcher, read_at
+        self._marks: dict[int, Mark] = {}
+        self._lags: list[tuple[int, int]] = []
+        self._readings: dict[int, Reading] = {}
+
+    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+        self.account.decided(now, event, commands)
+        for command in commands:
+            if isinstance(command, records.LendSamples):
+                self._lags += [(command.version, command.version - oldest) for oldest in command.oldest]
+        if isinstance(event, records.Published):
+            self._marks[event.version] = Mark(event.version, now, self.account.transitions)
+            if event.version in self._read_at:
+                self._readings[event.version] = self._read(event.version)
+
+    def reported(self, now: float, report: Report) -> None:
+        pass
+
+    def _read(self, version: int) -> Reading:
+        busy_s = {name: counts.get("busy_s", 0.0) for name, counts in self._launcher.statistics().items()}
+        pids = {**self._launcher.processes(), "main": os.getpid()}
+        cpu_s = {name: resources.cpu_s_of(psutil.Process(pid)) for name, pid in pids.items()}
+        return Reading(version, time.monotonic(), resources.machine_cpu_s(), cpu_s, busy_s)
+
+    def cost(self, first: int, last: int) -> Cost:
+        """From the publication of version `first` to that of `last`."""
+        lag_mean = fmean(lag for version, lag in self._lags if first <= version < last)
+        before, after = (self._readings[version] for version in self._read_at)
+        return cost(self._marks[first], self._marks[last], lag_mean, before, after)
+
+
+def cost(begin: Mark, end: Mark, lag_mean: float, before: Reading, after: Reading) -> Cost:
+    """What a version took between two marks, and of processor and stations between two readings."""
+    versions, seconds, transitions = end.version - begin.version, end.at - begin.at, end.transitions - begin.transitions
+    read, wall_s = after.version - before.version, after.at - before.at
+    cpu_s = {name: spent - before.cpu_s[name] for name, spent in after.cpu_s.items()}
+    own = sum(cpu_s.values())
+    others = after.machine_cpu_s - before.machine_cpu_s - own
+    return Cost(
+        seconds_per_version=seconds / versions,
+        transitions_per_s=transitions / seconds,
+        transitions_per_version=transitions / versions,
+        lag_mean=lag_mean,
+        cores_busy=own / wall_s,
+        others_cores=max(0.0, others / wall_s),
+        cpu_s_by={name: spent / read for name, spent in cpu_s.items()},
+        busy={name: min(1.0, (busy - before.busy_s[name]) / wall_s) for name, busy in after.busy_s.items()},
+    )

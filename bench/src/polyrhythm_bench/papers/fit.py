@@ -1,0 +1,126 @@
+"""Cost models of a setup, fitted to its baseline and rollout-only rows alone.
+
+The posterior mode over the logarithms of four costs. A published throughput is taken to be within a few per cent of the
+simulated one; beside the rows stand two things known before: RLinf measured that training, once on what was generated,
+takes a third as long as generation on the same devices, and steps of one env batch vary by some ten per cent; either
+may be wrong by a factor of two. Where rows do not tell training from stepping (a setup in one placement only) the first
+decides between them.
+
+Deterministic: the same seed in every simulation, Levenberg-Marquardt steps with differences for derivatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import exp, log
+
+from polyrhythm_bench.papers.model import Costs, simulate
+from polyrhythm_bench.papers.published import PASSES, Row
+
+#: Standard deviation of the logarithm of a published throughput about the simulated one.
+ROW_SPREAD = 0.04
+#: What is known before: training over generation, a step's noise; how far off either may be.
+TRAIN_TO_GENERATE, STEP_SPREAD, FACTOR = PASSES / 3, 0.1, 2.0
+#: Chunk steps of the episodes that are simulated while fitting.
+CHUNK_STEPS = 12
+#: Of a search, at most.
+ITERATIONS = 25
+#: Shares of a chunk step of the first row, per device: stepping, generating, training.
+_START = (0.4, 0.4, 0.2)
+_DIFFERENCE, _LARGEST, _ENOUGH = 0.02, 0.7, 0.02
+#: Of a Levenberg-Marquardt step. Simulated throughputs are not smooth, so that a bare Gauss-Newton step goes astray.
+_LEAST_DAMPING, _ATTEMPTS = 0.1, 5
+
+Vector = list[float]
+Residuals = Callable[[Vector], Vector]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """costs: as fitted; misfit: sum of squared residuals, in standard deviations."""
+
+    costs: Costs
+    misfit: float
+
+
+def fit(rows: Sequence[Row], seed: int = 0, chunk_steps: int = CHUNK_STEPS, iterations: int = ITERATIONS) -> Fit:
+    """The costs that `rows`, all of one setup, speak for. Raises ValueError if a row may not be fitted."""
+    for row in rows:
+        if not row.fitted:
+            raise ValueError(f"row {row.name!r} is one to predict; fit baselines and rollout-only rows")
+    first = rows[0]
+    seconds = first.envs * first.setup.chunk / first.published
+    rows_each = first.envs / len(first.generating)
+    step, generate, train = (share * seconds for share in _START)
+    start = [log(step), log(STEP_SPREAD), log(generate / rows_each), log(train / rows_each / first.setup.chunk)]
+
+    def residuals(point: Vector) -> Vector:
+        costs = Costs(*map(exp, point))
+        found = [log(simulate(row, costs, chunk_steps, seed).throughput / row.published) / ROW_SPREAD for row in rows]
+        ratio = costs.train * first.setup.chunk / costs.generate
+        found.append(log(ratio / TRAIN_TO_GENERATE) / log(FACTOR))
+        found.append(log(costs.spread / STEP_SPREAD) / log(FACTOR))
+        return found
+
+    point, misfit = least_squares(residuals, start, iterations)
+    return Fit(Costs(*map(exp, point)), misfit)
+
+
+def least_squares(residuals: Residuals, start: Vector, iterations: int) -> tuple[Vector, float]:
+    """Where the sum of squared residuals is least near `start`, and that sum (Levenberg-Marquardt).
+
+    A step that is too long in one coordinate is shortened as a whole, so that it keeps its direction.
+    """
+    point, values, damping = start, residuals(start), _LEAST_DAMPING
+    cost = _squares(values)
+    for _ in range(iterations):
+        slopes = [_slope(residuals, point, values, index) for index in range(len(point))]
+        for _attempt in range(_ATTEMPTS):
+            step = _step(slopes, values, damping)
+            share = _LARGEST / max(_LARGEST, *map(abs, step))
+            tried = [old + share * change for old, change in zip(point, step, strict=True)]
+            found = residuals(tried)
+            if _squares(found) < cost:
+                break
+            damping *= 6
+        else:
+            return point, cost
+        gain, point, values, damping = cost - _squares(found), tried, found, max(_LEAST_DAMPING, damping / 4)
+        cost -= gain
+        if gain < _ENOUGH:
+            break
+    return point, cost
+
+
+def _squares(values: Vector) -> float:
+    return sum(value * value for value in values)
+
+
+def _slope(residuals: Residuals, point: Vector, values: Vector, index: int) -> Vector:
+    moved = [*point[:index], point[index] + _DIFFERENCE, *point[index + 1 :]]
+    return [(new - old) / _DIFFERENCE for new, old in zip(residuals(moved), values, strict=True)]
+
+
+def _step(slopes: list[Vector], values: Vector, damping: float) -> Vector:
+    """Solve (JᵀJ + damping) x = -Jᵀr by elimination; slopes: the columns of J."""
+    size = len(slopes)
+    matrix = [
+        [
+            *(_dot(slopes[i], slopes[j]) + damping * (i == j) for j in range(size)),
+            -_dot(slopes[i], values),
+        ]
+        for i in range(size)
+    ]
+    for i in range(size):
+        pivot = max(range(i, size), key=lambda k: abs(matrix[k][i]))
+        matrix[i], matrix[pivot] = matrix[pivot], matrix[i]
+        for k in range(size):
+            if k != i:
+                factor = matrix[k][i] / matrix[i][i]
+                matrix[k] = [a - factor * b for a, b in zip(matrix[k], matrix[i], strict=True)]
+    return [matrix[i][size] / matrix[i][i] for i in range(size)]
+
+
+def _dot(one: Vector, other: Vector) -> float:
+    return sum(a * b for a, b in zip(one, other, strict=True))

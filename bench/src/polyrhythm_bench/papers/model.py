@@ -1,0 +1,129 @@
+"""From a published row and the costs of its setup to a simulated cluster, and the throughput that it has.
+
+| mode | settings |
+|---|---|
+| baseline | `lockstep` batches, max_lag 0, `drain`, a version's first update waits for all its samples |
+| rollout | `dynamic` batches of one env batch (or as published), the rest as in the baseline |
+| full | `dynamic`, max_lag 2, `continue`, `streaming`: an update begins with its own samples |
+
+A version is a training step of the paper: four episodes of every environment, an update on each of the four. A slot
+stands for an env batch. Rows of one step and end together, so one simulated row stands for all of them.
+
+Costs, and where their form is from (RLinf's profile, its section 2.2, unless said otherwise):
+- A chunk step of an env batch takes `step` seconds however many environments it has, times a lognormal noise.
+- Generation is linear in its rows; so is training, each rank doing its share, with as many gradient steps as published.
+- A pass of the simulator occupies 0.24 of a GPU (if it needs one), one of the generator 0.7, one of the trainer all.
+- Loading weights and messages are free; publishing and synchronising are what `growth` says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from polyrhythm.clustersim.cluster import Cluster
+from polyrhythm.clustersim.costs import Cost
+from polyrhythm.clustersim.settings import ClusterSettings
+from polyrhythm.scheduler.records import Command, Event, UpdateDone
+from polyrhythm.specs.distributions import Constant, Lognormal
+from polyrhythm_bench.papers.published import EPISODES, Row
+
+SIMULATOR_OCCUPIES, GENERATOR_OCCUPIES, TRAINER_OCCUPIES = 0.24, 0.7, 1.0
+MAX_LAG = 2
+#: Versions left out, counted, left out at the end. Rollout runs ahead of training by the lag: before the first that
+#: counts it has to be so far ahead, and until the last it has to go on. With max_lag 0 all versions are alike.
+_VERSIONS = {"baseline": (0, 2, 0), "rollout": (0, 2, 0), "full": (MAX_LAG + 1, 4, MAX_LAG)}
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds. step: a chunk step of an env batch, of noise `spread` (standard deviation of the logarithm);
+    generate: a row; train: a transition, all passes; synchronise: a gradient step, per rank; publish: a version, per
+    generator."""
+
+    step: float
+    spread: float
+    generate: float
+    train: float
+    synchronise: float = 0.0
+    publish: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """throughput: transitions per second; cluster: after the run, with its measures."""
+
+    throughput: float
+    cluster: Cluster
+
+
+def cluster_settings(row: Row, costs: Costs, chunk_steps: int, seed: int = 0) -> ClusterSettings:
+    """The cluster of `row`, with episodes of `chunk_steps`."""
+    setup = row.setup
+    simulators, slots = len(row.simulating), len(row.simulating) * row.batches
+    rows = row.envs / slots
+    placed = {"devices": row.simulating, "occupies": SIMULATOR_OCCUPIES} if setup.simulates_on_gpu else {}
+    return ClusterSettings.model_validate(
+        {
+            "seed": seed,
+            "versions": sum(_VERSIONS[row.mode]),
+            "flow": _flow(row, slots),
+            "simulators": [
+                {
+                    **placed,
+                    "count": simulators,
+                    "env_batches": row.batches,
+                    "steps": chunk_steps,
+                    "step": Cost(Lognormal(costs.step, costs.spread)),
+                }
+            ],
+            "generators": [
+                {
+                    "count": len(row.generating),
+                    "devices": row.generating,
+                    "occupies": GENERATOR_OCCUPIES,
+                    "serve": Cost(Constant(0.0), costs.generate * rows),
+                }
+            ],
+            "trainer": {
+                "devices": row.training,
+                "occupies": TRAINER_OCCUPIES,
+                "update": Cost(Constant(0.0), costs.train * rows * setup.chunk),
+                "gradient_steps": row.gradient_steps(chunk_steps),
+                "synchronise": Cost(Constant(0.0), costs.synchronise),
+                "publish": Cost(Constant(0.0), costs.publish),
+            },
+        }
+    )
+
+
+def _flow(row: Row, slots: int) -> dict[str, Any]:
+    full = row.mode == "full"
+    return {
+        "batch_size": slots,
+        "sync_interval": EPISODES,
+        "max_lag": MAX_LAG if full else 0,
+        "on_update": "continue" if full else "drain",
+        "streaming": full,
+        "batching": "lockstep" if row.mode == "baseline" else "dynamic",
+        "max_requests": row.max_batches,
+        "max_wait_s": row.wait_ms / 1000,
+    }
+
+
+def simulate(row: Row, costs: Costs, chunk_steps: int = 0, seed: int = 0) -> Simulated:
+    """Run the row's cluster. chunk_steps: of an episode, as published unless given (fewer are quicker to simulate, and
+    change only how much the ends of a version weigh)."""
+    chunk_steps = chunk_steps or row.setup.chunk_steps
+    cluster = Cluster(cluster_settings(row, costs, chunk_steps, seed))
+    ends = [0.0]
+
+    def note(now: float, event: Event, commands: list[Command]) -> None:  # noqa: ARG001 (the driver's)
+        if isinstance(event, UpdateDone):
+            ends.append(now)
+
+    cluster.driver.observer = note
+    cluster.run()
+    first, counted, _ = (versions * EPISODES for versions in _VERSIONS[row.mode])
+    transitions = counted * row.envs * chunk_steps * row.setup.chunk
+    return Simulated(transitions / (ends[first + counted] - ends[first]), cluster)

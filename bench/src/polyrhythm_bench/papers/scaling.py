@@ -1,0 +1,100 @@
+"""RL-VLA3, figure 7: LIBERO + GR00T N1.5 from 8 to 256 GPUs, simulated; the figure prints no numbers.
+
+What grows with the ranks is read off table 1, from baseline and rollout-only rows alone: device seconds per transition
+at 8, 16 and 32 GPUs, relative to those at 8, as (1 + k·GPUs) / (1 + 8·k). The rows do not say whether gradients or
+weights take that time, so each is given half: `synchronise` per rank in every gradient step, `publish` per generator.
+Everything else is the cost model of table 4, with as many environments per device at every size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from polyrhythm.clustersim.measures import EXCHANGE, SERVE, STEP, TRAIN
+from polyrhythm.clustersim.meters import Causes
+from polyrhythm_bench.papers.model import Costs, Simulated, simulate
+from polyrhythm_bench.papers.published import EPISODES, Published, Row
+
+GPUS = (8, 16, 24, 32, 64, 128, 256)
+_SMALLEST = 8
+#: Chunk steps of the simulated episodes.
+CHUNK_STEPS = 8
+
+
+def growth(data: Published) -> float:
+    """k: how much more of a version's time each further rank takes, as a share of the time without any."""
+    rows = [row for row in data.rows if row.placement == "separate" and row.fitted]
+    first = {(_column(row), row.mode): row for row in rows if row.gpus == _SMALLEST}
+    pairs = [(row.gpus - _SMALLEST, _device_s(row) / _device_s(first[_column(row), row.mode]) - 1) for row in rows]
+    slope = sum(ranks * rise for ranks, rise in pairs) / sum(ranks**2 for ranks, _ in pairs)
+    return slope / (1 - _SMALLEST * slope)
+
+
+def _column(row: Row) -> str:
+    return row.setup.name.rpartition(",")[0]
+
+
+def _device_s(row: Row) -> float:
+    return row.gpus / row.published
+
+
+def table(
+    data: Published, costs: Costs, gpus: Sequence[int] = GPUS, chunk_steps: int = CHUNK_STEPS, seed: int = 0
+) -> Iterator[dict[str, Any]]:
+    """A row for each number of GPUs and mode: throughput, its share of a linear one, where the time went.
+
+    costs: of table 4. `busiest`: simulation, generation, publication or the trainer.
+    """
+    example = next(row for row in data.rows if row.setup.key == "libero" and row.batches == 4 and row.mode == "rollout")
+    version_s = (
+        example.envs * EPISODES * chunk_steps * example.setup.chunk / simulate(example, costs, chunk_steps).throughput
+    )
+    share = growth(data) / 2 * version_s
+    for mode in ("baseline", "full"):
+        one = 0.0
+        for count in gpus:
+            row = replace(
+                example,
+                mode=mode,
+                gpus=count,
+                envs=example.envs * count // example.gpus,
+                setup=replace(example.setup, global_batch=example.setup.global_batch * count // example.gpus),
+            )
+            steps = row.gradient_steps(chunk_steps) * EPISODES
+            grown = replace(costs, synchronise=share / steps, publish=share)
+            found = simulate(row, grown, chunk_steps, seed)
+            one = one or found.throughput / count
+            yield {
+                "gpus": count,
+                "mode": mode,
+                "throughput": found.throughput,
+                "efficiency": found.throughput / count / one,
+                **_shares(found),
+            }
+
+
+def _shares(found: Simulated) -> dict[str, Any]:
+    """Shares of the run that each kind of station was at work, and which of them was `busiest`.
+
+    training and synchronisation are the trainer's; publication is beside them.
+    """
+    measures, seconds = found.cluster.driver.measures, found.cluster.driver.clock.now
+
+    def share(causes: Causes, state: str) -> float:
+        return causes.seconds[state] / sum(causes.seconds.values())
+
+    trainer = {
+        "training": share(measures.trainer_states, TRAIN),
+        "synchronisation": share(measures.trainer_states, EXCHANGE),
+    }
+    others = {
+        "simulation": share(measures.slot_states, STEP),
+        "generation": share(measures.generator_states, SERVE),
+        "publication": measures.publishing / seconds,
+    }
+    stations = {**others, "trainer": sum(trainer.values())}
+    busiest = max(stations, key=lambda name: stations[name])
+    devices = sum(measures.devices.values()) / len(measures.devices) / seconds
+    return {**others, **trainer, "devices": devices, "busiest": busiest}

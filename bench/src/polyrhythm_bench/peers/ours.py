@@ -1,0 +1,98 @@
+"""This system's turn, and the plain loop's: fully asynchronous where things sleep, inline where they cost nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from polyrhythm.config.load import validate
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.pipeline.observers.totals import Account
+from polyrhythm.pipeline.validation.check import check
+from polyrhythm.runtime.messages import Report
+from polyrhythm.scheduler import records
+from polyrhythm_bench.cases import throughput
+from polyrhythm_bench.harness.plain_loop import PlainLoop
+from polyrhythm_bench.harness.running import running
+from polyrhythm_bench.peers.turn import Meter, Work, main
+from polyrhythm_bench.peers.workload import Sleeping
+from polyrhythm_bench.workloads import scene as scenes
+from polyrhythm_bench.workloads.scene import Scene
+
+_NEVER = 1_000_000
+#: Where all stations are: in processes of their own, in one process, or there are none.
+WAYS = ("local", "inline", "plain")
+
+
+def scene_of(work: Sleeping) -> Scene:
+    """The same times in the words of `bench overlap`."""
+    return Scene(
+        env_batches=work.envs,
+        sim_latency=f"lognormal:{1e3 * work.step_s:g}ms:{work.sigma:g}",
+        infer_latency=f"{1e3 * work.act_s:g}ms+{1e3 * work.act_row_s:g}ms",
+        train_latency=f"constant:{1e3 * work.train_s:.3f}ms",
+        episode_steps=work.episode_steps,
+        max_lag=work.max_lag,
+    )
+
+
+def run(work: Work, meter: Meter, choice: dict[str, Any]) -> dict[str, Any]:
+    """choice: `way`, one of WAYS; `batching`, where there is any to choose."""
+    way = choice["way"]
+    if not isinstance(work, Sleeping):
+        with getattr(throughput, way)(work.rows) as answer:
+            answer(updates=meter.warm_up)
+            meter.figures = answer(updates=meter.updates)
+        return {"way": way}
+    if way == "plain":
+        loop = PlainLoop(check(plain_config(work)))
+        while not meter.over:
+            loop.update()
+            meter.updated()
+        return {"way": way}
+    _sleeping(scene_of(work), meter, choice["batching"])
+    return {"way": way, **choice["batching"]}
+
+
+def plain_config(work: Sleeping) -> RunConfig:
+    """The same times for a loop that steps all rows at once."""
+    scene = scene_of(work)
+    tree = scenes.live(scene, "lockstep", {"type": "lockstep"}, _NEVER).model_dump(mode="json")
+    tree["launcher"] = "inline"
+    tree["rollout"].update(simulators=1, env_batches=1, rows=work.envs)
+    tree["env"] = {
+        "type": "polyrhythm_bench.peers.slowest_env:SlowestSettings",
+        "episode_steps": work.episode_steps,
+        "step_time": scene.sim_latency,
+    }
+    return validate(tree)
+
+
+def _sleeping(scene: Scene, meter: Meter, batching: dict[str, Any]) -> None:
+    last = meter.total + math.ceil(scene.max_lag)  # the last versions are trained on what is there already
+    tree = scenes.live(scene, "full_async", batching, last).model_dump(mode="json")
+    tree["checkpoint"]["every_versions"] = _NEVER
+    account = Account()
+    with running(validate(tree)) as pipeline:
+        pipeline.loop.observers += [account, Count(meter)]
+        pipeline.loop.train_until(last)
+    account.refuse_faults()
+
+
+class Count:
+    """An observer: an update is done when its version is published."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+
+    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+        if isinstance(event, records.Published) and not self._meter.over:
+            self._meter.updated()
+
+    def reported(self, now: float, report: Report) -> None:
+        pass
+
+
+if __name__ == "__main__":
+    main(run, ("torch", "numpy"))

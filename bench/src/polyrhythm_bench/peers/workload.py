@@ -1,0 +1,152 @@
+"""The work that all systems do, as plain functions and classes: numpy, and gymnasium only where one asks for it.
+
+Runs in the environment of every peer, without this package installed, and imports nothing of it.
+
+Two workloads. `sleeping`: single environments whose step sleeps a random time, a policy that sleeps when it acts and a
+training step that sleeps too; who waits for whom decides. `zero_cost`: an environment of many rows that costs a few
+array operations, a small network, PPO; the machinery decides.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+
+#: Every system's network: two hidden layers of so many tanh units, for the policy and for the value apart.
+HIDDEN = (64, 64)
+GAMMA, LAMBDA, CLIP, LEARNING_RATE = 0.99, 0.95, 0.2, 3e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Sleeping:
+    """Times in seconds. A step takes lognormal(mean step_s, sigma); a forward pass that acts act_s + act_row_s for each
+    of its rows, one pass at a time; an update train_s.
+
+    An update takes `envs` trajectories of `episode_steps` steps. max_lag: versions by which a sample may trail, where a
+    system can be told so.
+    """
+
+    envs: int = 16
+    step_s: float = 0.010
+    sigma: float = 0.8
+    act_s: float = 0.010
+    act_row_s: float = 0.0001
+    train_s: float = 0.7
+    episode_steps: int = 50
+    max_lag: int = 2
+    observation_dim: int = 8
+    action_dim: int = 7
+
+    @property
+    def transitions(self) -> int:
+        """Transitions of an update."""
+        return self.envs * self.episode_steps
+
+    def acting_s(self, rows: int) -> float:
+        """Seconds that a forward pass of so many rows sleeps."""
+        return self.act_s + rows * self.act_row_s
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroCost:
+    """rows step together for episodes of episode_steps; an update takes one episode of each, `epochs` times over, in
+    optimizer steps of minibatch transitions."""
+
+    rows: int = 16
+    episode_steps: int = 128
+    epochs: int = 4
+    observation_dim: int = 16
+    action_dim: int = 4
+
+    @property
+    def transitions(self) -> int:
+        """Transitions of an update."""
+        return self.rows * self.episode_steps
+
+    @property
+    def minibatch(self) -> int:
+        """Transitions of an optimizer step."""
+        return max(512, self.rows * 32)
+
+
+class SleepingEpisodes:
+    """One environment: a step sleeps, observations are noise, the reward is 1, the time limit ends an episode.
+
+    `sleep` is a parameter so that tests need no real time.
+    """
+
+    def __init__(self, work: Sleeping, seed: int, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._work, self._rng, self._sleep, self._steps = work, np.random.default_rng(seed), sleep, 0
+        self._location = math.log(work.step_s) - 0.5 * work.sigma**2
+
+    def reset(self) -> Floats:
+        """The first observation, float32 [observation_dim]."""
+        self._steps = 0
+        return self._observation()
+
+    def step(self) -> tuple[Floats, bool]:
+        """The next observation, and whether the time limit is reached."""
+        self._sleep(self._rng.lognormal(self._location, self._work.sigma))
+        self._steps += 1
+        return self._observation(), self._steps >= self._work.episode_steps
+
+    def _observation(self) -> Floats:
+        return self._rng.random(self._work.observation_dim, dtype=np.float32)
+
+
+class Drift:
+    """Rows whose states decay and are pushed by their actions, all in a few array operations; rows end together.
+
+    The same arithmetic as `polyrhythm_bench/workloads/drift_env.py`.
+    """
+
+    def __init__(self, work: ZeroCost) -> None:
+        self.work, self.steps = work, 0
+        shape = (work.action_dim, work.observation_dim)
+        self._push = np.random.default_rng(0).normal(size=shape).astype(np.float32) * np.float32(0.1)
+        self._phase = np.arange(work.observation_dim)
+        self._rng = np.random.default_rng(1)
+        self.state = np.zeros((work.rows, work.observation_dim), np.float32)
+
+    def reset(self) -> Floats:
+        """New states of all rows, float32 [rows, observation_dim]."""
+        self.steps = 0
+        starts = self._rng.integers(0, 1000, self.work.rows)
+        self.state = np.sin(starts[:, None] + self._phase).astype(np.float32)
+        return self.state
+
+    def step(self, actions: Floats) -> tuple[Floats, Floats, bool]:
+        """Actions [rows, action_dim] to states, rewards [rows], and whether the time limit is reached."""
+        self.state = self.state * np.float32(0.9) + np.clip(actions, -1.0, 1.0) @ self._push
+        self.steps += 1
+        return self.state, -np.abs(self.state[:, 0]), self.steps >= self.work.episode_steps
+
+
+def gymnasium_sleeping(work: Sleeping, seed: int) -> Any:
+    """The sleeping environment as a gymnasium.Env of whichever version is installed."""
+    import gymnasium
+    from gymnasium.spaces import Box
+
+    class SleepingEnv(gymnasium.Env):  # type: ignore[misc]
+        observation_space = Box(0.0, 1.0, (work.observation_dim,), np.float32)
+        action_space = Box(-1.0, 1.0, (work.action_dim,), np.float32)
+
+        def __init__(self) -> None:
+            self._episodes = SleepingEpisodes(work, seed)
+
+        def reset(self, **_: Any) -> tuple[Floats, dict[str, Any]]:
+            return self._episodes.reset(), {}
+
+        def step(self, action: Floats) -> tuple[Floats, float, bool, bool, dict[str, Any]]:  # noqa: ARG002
+            observation, over = self._episodes.step()
+            return observation, 1.0, False, over, {}
+
+    return SleepingEnv()

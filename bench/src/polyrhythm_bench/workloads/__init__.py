@@ -1,0 +1,1 @@
+"""Environments, policies and scenes that benchmarks run."""

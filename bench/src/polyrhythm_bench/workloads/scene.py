@@ -1,0 +1,263 @@
+"""Stages that only take time, as one description for three readers: live processes, the simulated cluster, a formula.
+
+What a stage takes is written as a law (`lognormal:10ms:0.8`) or a cost (`10ms+0.1ms`: base and per row); the live run
+sleeps by it, the simulated cluster draws from it.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from polyrhythm.clustersim.cluster import Cluster
+from polyrhythm.clustersim.costs import Cost, parse_cost
+from polyrhythm.clustersim.settings import ClusterSettings
+from polyrhythm.config.base import Count, NotNegative, Refusal, Section
+from polyrhythm.config.explain import explain
+from polyrhythm.config.load import parse_override, validate
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.errors import ConfigError
+from polyrhythm.scheduler.records import Command, Event, Published
+from polyrhythm.specs.distributions import Distribution, parse_distribution
+
+Mode = Literal["lockstep", "rollout_async", "train_async", "full_async"]
+MODES: tuple[Mode, ...] = ("lockstep", "rollout_async", "train_async", "full_async")
+_SHARE = re.compile(r"(\d+\.?\d*)%")
+#: Versions that are simulated before a time counts, and those that do.
+_WARM_UP, _COUNTED = 10, 60
+
+
+class Scene(Section):
+    """Env batches of `rows` rows, dealt evenly over the simulators, each with its own thread; one update a version, of
+    as many samples as there are rows."""
+
+    env_batches: Count = 16
+    """Env batches of all simulators together."""
+    rows: Count = 1
+    """Rows of an env batch."""
+    simulators: Count = 2
+    """Simulator stations."""
+    generators: Count = 1
+    """Generator stations; the passes of each are in sequence."""
+    sim_latency: str = "lognormal:10ms:0.8"
+    """Law of an env batch's step, whatever its rows."""
+    infer_latency: str = "10ms+0.1ms"
+    """Cost of a forward pass, by its rows."""
+    train_latency: str = "30%"
+    """Law of an update; or a share of the lock-step rollout, such as 30%."""
+    episode_steps: Count = 50
+    """Env steps of every episode."""
+    max_lag: NotNegative = 2.0
+    """Lag allowed where training overlaps with rollout."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of the run."""
+
+    @field_validator("sim_latency")
+    @classmethod
+    def _is_a_law(cls, law: str) -> str:
+        parse_distribution(law)
+        return law
+
+    @field_validator("infer_latency")
+    @classmethod
+    def _is_a_cost(cls, cost: str) -> str:
+        parse_cost(cost)
+        return cost
+
+    @field_validator("train_latency")
+    @classmethod
+    def _is_a_law_or_a_share(cls, text: str) -> str:
+        if _SHARE.fullmatch(text) is None:
+            parse_distribution(text)
+        return text
+
+    @model_validator(mode="after")
+    def _deals_evenly(self) -> Scene:
+        if self.env_batches % self.simulators:
+            raise Refusal(
+                "env_batches", self.env_batches, f"not a multiple of {self.simulators} simulators; make it one"
+            )
+        return self
+
+    @property
+    def samples(self) -> int:
+        """Rows of all env batches, and samples of an update."""
+        return self.env_batches * self.rows
+
+    @property
+    def transitions(self) -> int:
+        """Of a version."""
+        return self.samples * self.episode_steps
+
+    def of_turn(self, turn: int) -> Scene:
+        """The same scene, with a seed of its own for each turn: times that are drawn again say no more of their law."""
+        return self.model_copy(update={"seed": self.seed + turn})
+
+    def settled(self) -> Scene:
+        """The same scene with a law for training: a share is one of the simulated lock-step rollout."""
+        share = _SHARE.fullmatch(self.train_latency)
+        if share is None:
+            return self
+        alone = self.model_copy(update={"train_latency": "constant:0ms"})
+        seconds = float(share[1]) / 100 * self.transitions / simulated(alone, "lockstep", {"type": "lockstep"})
+        return self.model_copy(update={"train_latency": f"constant:{1000 * seconds:.3f}ms"})
+
+
+def scene_of(words: Sequence[str]) -> Scene:
+    """The scene that words such as `env_batches=8` make of the usual one. ConfigError: no such setting, or value."""
+    tree: dict[str, Any] = {}
+    for word in words:
+        tree |= parse_override(word)
+    try:
+        return Scene.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(*explain(error, Scene)) from None
+
+
+class Plumbing(NamedTuple):
+    """What a live run adds to a stage: seconds beside each pass, from one event of it at the conductor to the next, and
+    beside each step of an env batch."""
+
+    pass_s: float = 0.0
+    step_s: float = 0.0
+
+
+NONE = Plumbing()
+
+
+class Later(NamedTuple):
+    """A law, always `seconds` longer."""
+
+    law: Distribution
+    seconds: float
+
+    @property
+    def mean(self) -> float:
+        return self.law.mean + self.seconds
+
+    def sample(self, rng: random.Random) -> float:
+        return self.law.sample(rng) + self.seconds
+
+
+def batchings(scene: Scene) -> list[dict[str, Any]]:
+    """The fixed settings of dynamic batching that are tried for the best one: a grid of max_rows and max_wait."""
+    sizes = sorted({max(scene.rows, scene.samples // part) for part in (1, 2, 4)})
+    waits = (0.0, 1.0, 2.0, 5.0, 10.0)
+    return [{"type": "dynamic", "max_rows": rows, "max_wait_ms": wait} for rows in sizes for wait in waits]
+
+
+def live(scene: Scene, mode: Mode, batching: Mapping[str, Any], versions: int) -> RunConfig:
+    """The scene as a run of real processes that sleep. The scene is settled."""
+    here = "polyrhythm_bench.workloads"
+    return validate(
+        {
+            "name": "scene",
+            "seed": scene.seed,
+            "env": {"type": "latency", "episode_steps": scene.episode_steps, "step_time": scene.sim_latency},
+            "policy": {
+                "type": f"{here}.slow_policy:SlowPolicySettings",
+                "policy": {"type": "gaussian"},
+                "act": scene.infer_latency,
+                "evaluate": scene.train_latency.removeprefix("constant:"),
+            },
+            "rollout": {
+                "simulators": scene.simulators,
+                "env_batches": scene.env_batches // scene.simulators,
+                "rows": scene.rows,
+                "generators": scene.generators,
+            },
+            "batching": dict(batching),
+            "freshness": _freshness(scene, mode),
+            # One pass over all samples at once, and none before it, so that the update sleeps once.
+            "training": {"versions": versions, "mini_batch_samples": scene.samples},
+            "algorithm": {"proximal": "behavior"},
+        }
+    )
+
+
+def cluster(
+    scene: Scene, mode: Mode, batching: Mapping[str, Any], versions: int, plumbing: Plumbing = NONE
+) -> ClusterSettings:
+    """The scene, settled, as a simulated cluster whose messages take no time but what `plumbing` says."""
+    return ClusterSettings.model_validate(
+        {
+            "seed": scene.seed,
+            "versions": versions,
+            "flow": {
+                "batch_size": scene.samples,
+                "seed": scene.seed,
+                "batching": batching["type"],
+                **_limits(batching),
+                **_freshness(scene, mode),
+            },
+            "simulators": [
+                {
+                    "count": scene.simulators,
+                    "env_batches": scene.env_batches // scene.simulators,
+                    "rows": scene.rows,
+                    "step": _longer(scene.sim_latency, plumbing.step_s),
+                    "steps": scene.episode_steps,
+                }
+            ],
+            "generators": [{"count": scene.generators, "serve": _longer(scene.infer_latency, plumbing.pass_s)}],
+            "trainer": {"update": scene.train_latency},
+        }
+    )
+
+
+def _limits(batching: Mapping[str, Any]) -> dict[str, float]:
+    """The limits of dynamic batching, in rows and seconds."""
+    if batching["type"] != "dynamic":
+        return {}
+    return {"max_rows": batching["max_rows"], "max_wait_s": batching["max_wait_ms"] / 1000}
+
+
+def _longer(cost: str, seconds: float) -> Cost:
+    """The cost, always so much longer."""
+    law = parse_cost(cost)
+    return Cost(Later(law.base, seconds), law.per_unit)
+
+
+def _freshness(scene: Scene, mode: Mode) -> dict[str, Any]:
+    if mode in ("lockstep", "rollout_async"):
+        return {"max_lag": 0.0, "on_update": "drain"}
+    return {"max_lag": scene.max_lag, "on_update": "continue"}
+
+
+def simulated(scene: Scene, mode: Mode, batching: Mapping[str, Any], plumbing: Plumbing = NONE) -> float:
+    """Transitions per second on the simulated cluster, after a warm-up."""
+    published = Publications()
+    machine = Cluster(cluster(scene, mode, batching, _WARM_UP + _COUNTED, plumbing))
+    machine.driver.observer = published.note
+    machine.run()
+    return _COUNTED * scene.transitions / (published.at[_WARM_UP + _COUNTED] - published.at[_WARM_UP])
+
+
+class Publications:
+    """When each version was published, in seconds of virtual time."""
+
+    def __init__(self) -> None:
+        self.at: dict[int, float] = {}
+
+    def note(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002 (the driver's)
+        if isinstance(event, Published):
+            self.at[event.version] = now
+
+
+def bound(scene: Scene) -> float:
+    """Transitions per second that no schedule exceeds: min(N/D, 1/D_max) of a closed loop (operational analysis).
+
+    N: env batches; D: a step and a pass for one env batch; D_max: of an env batch's step, at a generator whose passes
+    serve all env batches that it could, or at the trainer.
+    """
+    infer, train = parse_cost(scene.infer_latency), parse_cost(scene.train_latency)
+    step_s = parse_distribution(scene.sim_latency).mean
+    passes = max(1, -(-scene.env_batches // scene.generators))
+    generator_s = infer.mean(passes * scene.rows) / scene.env_batches
+    trainer_s = train.mean() / (scene.episode_steps * scene.env_batches)
+    slots = scene.env_batches / (step_s + infer.mean(scene.rows))
+    return scene.rows * min([slots, *(1 / busy for busy in (generator_s, trainer_s) if busy > 0)])

@@ -1,0 +1,51 @@
+"""Each benchmark runs at a small size and says what it documents; nothing here asserts a time."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.process.runs import children, orphaned_folders
+
+from polyrhythm.cli.main import main
+from polyrhythm_bench.cases import throughput
+
+
+@pytest.fixture
+def result(capsys):
+    def run(*words):
+        assert main(["bench", *words, "--json"]) == 0
+        assert not children()
+        assert not orphaned_folders()
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def test_roundtrip(result):
+    found = result("roundtrip", "--steps", "64", "--repeats", "1")
+    assert found["round_trips"] == 64
+    assert 0 < found["bare_p50_us"] <= found["bare_p99_us"]
+    assert found["p50_us"] <= found["p99_us"]
+    assert found["ratio"] == pytest.approx(found["p50_us"] / found["bare_p50_us"])
+    assert found["within_limit"] == (found["ratio"] <= 4.0)
+
+
+def test_weights(result):
+    found = result("weights", "--megabytes", "4", "--repeats", "2")
+    assert found["publish_ms"] > 0
+    assert found["apply_ms"] > 0
+    assert found["ratio"] > 0
+
+
+def test_throughput_beside_a_plain_loop_that_does_the_same():
+    found = throughput._measure(16, updates=2, repeats=1)
+    for way in ("plain", "inline", "local"):
+        assert found[way]["transitions_per_s"] > 0
+        assert found[way]["cpu_s_per_million"] > 0
+        assert found[way]["pss_mb"] > 50
+    assert found["ratio_inline"] == pytest.approx(
+        found["inline"]["transitions_per_s"] / found["plain"]["transitions_per_s"]
+    )
+    assert not children()
+    assert not orphaned_folders()

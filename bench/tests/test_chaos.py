@@ -1,0 +1,456 @@
+"""Chaos: which faults come, how recovery is measured, what the independent book finds; and small runs of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from tests.process.runs import ASYNCHRONOUS, children, orphaned_folders
+
+from polyrhythm.cli.main import main
+from polyrhythm.config.load import load_config
+from polyrhythm.errors import ConfigError
+from polyrhythm.pipeline.observers.ticket_audit import Book
+from polyrhythm.pipeline.train import train
+from polyrhythm.pipeline.validation.check import check
+from polyrhythm.scheduler import records
+from polyrhythm.scheduler.samples.ledger import SampleLedger
+from polyrhythm_bench.chaos import run as chaos_run
+from polyrhythm_bench.chaos.fault_injector import Watch
+from polyrhythm_bench.chaos.faults import Fault, Kind, Planned, plan, totals
+from polyrhythm_bench.chaos.load import LEAST, Load, of_processes
+from polyrhythm_bench.chaos.run import chaos, chaos_config
+from polyrhythm_bench.chaos.throughput_window import WINDOW_S, Pace
+from polyrhythm_bench.cli import chaos as command
+
+STATIONS = ["simulator-0", "simulator-1", "generator-0", "generator-1", "trainer"]
+
+
+# ---------------------------------------------------------------- which faults
+
+
+def test_a_seed_decides_the_faults():
+    assert plan(5, 30, STATIONS, 4.0) == plan(5, 30, STATIONS, 4.0) != plan(6, 30, STATIONS, 4.0)
+    assert plan(5, 7, STATIONS, 4.0) == plan(5, 30, STATIONS, 4.0)[:7]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_three_faults_have_each_kind_and_each_role_and_every_nine_each_pair(seed):
+    faults = [(fault.kind, fault.station.partition("-")[0]) for fault in plan(seed, 27, STATIONS, 4.0)]
+    for first in range(0, 27, 3):
+        kinds, roles = zip(*faults[first : first + 3], strict=True)
+        assert (len(set(kinds)), len(set(roles))) == (3, 3)
+    for first in range(0, 27, 9):
+        assert len(set(faults[first : first + 9])) == 9
+
+
+def test_stations_of_a_role_have_their_share_and_a_slowed_one_keeps_its_deadline():
+    faults = plan(1, 300, STATIONS, 4.0)
+    counts = Counter(fault.station for fault in faults)
+    assert set(counts) == set(STATIONS)
+    assert counts["trainer"] == 100
+    assert min(counts.values()) > 30
+    assert all((0.5 < fault.slow_s < 3) is (fault.kind is Kind.SLOW) for fault in faults)
+
+
+# ---------------------------------------------------------------- throughput
+
+
+def heard(pace, begin, end, per_second, calm_since=float("inf"), rows=2):
+    """Requests of `rows` rows, evenly, so that `per_second` rows are asked for; windows are kept where they may be."""
+    for i in range(round((end - begin) * per_second / rows)):
+        now = begin + i * rows / per_second
+        pace.hear(now, rows)
+        pace.take(now, calm_since)
+
+
+def test_the_rate_is_that_of_the_latest_window():
+    pace = Pace()
+    heard(pace, 0.0, 10.0, 40)
+    assert pace.rate(10.0) == pytest.approx(40, rel=0.05)
+    heard(pace, 10.0, 11.0, 400)
+    assert pace.rate(11.0) == pytest.approx(220, rel=0.05)
+    assert pace.rate(13.5) == 0
+
+
+def test_windows_count_only_while_nothing_disturbs_and_a_hiccup_moves_nothing():
+    pace = Pace()
+    heard(pace, 0.0, 10.0, 100)
+    assert not pace.take(10.0, float("inf"))
+    assert not pace.take(10.0, 10.0 - WINDOW_S / 2), "half of the window was disturbed"
+    assert pace.usual == 0
+    heard(pace, 10.0, 14.6, 100, calm_since=10.0)
+    assert pace.windows == 6, "every half second, once a window was undisturbed"
+    assert pace.calm_s == 3.0
+    assert pace.take(30.0, 10.0), "nothing was heard: one bad window of seven"
+    assert pace.usual == pytest.approx(100, rel=0.05)
+
+
+def test_what_is_usual_follows_a_change_that_stays_and_the_first_is_remembered():
+    pace = Pace()
+    heard(pace, 0.0, 60.0, 100, calm_since=0.0)
+    heard(pace, 60.0, 80.0, 50, calm_since=0.0)
+    assert pace.usual == pytest.approx(50, rel=0.05)
+    assert pace.first == pytest.approx(100, rel=0.05)
+
+
+def loaded(*seconds):
+    """The load of a machine with two cores: by second, what others and what the run took."""
+    busy, used = [0.0], [0.0]
+    for others, own in seconds:
+        busy.append(busy[-1] + others + own)
+        used.append(used[-1] + own)
+    moments = iter(zip(busy, used, strict=True))
+    load = Load(lambda: next(moments), 2)
+    for now in range(len(seconds) + 1):
+        load.look(float(now))
+        load.look(now + 0.1)  # too soon
+        if 2 <= now < 8:
+            load.keep()
+    return load
+
+
+def test_others_that_leave_less_than_the_run_needs_lower_what_is_expected():
+    calm = [(0.5, 1.0)] * 8
+    assert loaded(*calm).share() == 1
+    assert loaded(*calm, (0.9, 1.1), (0.9, 1.1)).share() == 1, "it may take more than usual"
+    assert loaded(*calm, (1.4, 0.6), (1.4, 0.6)).share() == pytest.approx(0.6)
+    assert loaded(*calm, (0.5, 0.0), (0.5, 0.0)).share() == 1, "it stands still although there is room"
+    assert loaded(*calm, (2.0, 0.0), (2.0, 0.0)).share() == LEAST
+    assert loaded((0.5, 1.0)).share() == 1, "nothing is known of it yet"
+
+
+def test_the_load_of_this_machine_knows_this_process():
+    load = of_processes(lambda: [2**22 + 1])  # gone
+    load.look(0.0)
+    until = time.process_time() + 0.2
+    while time.process_time() < until:
+        pass
+    load.look(1.0)
+    load.keep()
+    assert 0 < load.share() <= 1
+
+
+# ---------------------------------------------------------------- the book
+
+
+def ticket(number, attempt=1, version=0):
+    return records.Ticket(number, number, 0, 0, 1, 1, version, attempt=attempt)
+
+
+def grant(*tickets, simulator="s"):
+    return records.StartRows(simulator, "e/0", tuple(records.Grant(i, t) for i, t in enumerate(tickets)))
+
+
+def finished(number, attempt=1, oldest=0):
+    return records.SampleFinished("s", 0, number, attempt, "0", records.End.TRUNCATED, 1, 1, oldest, oldest, False, 0.0)
+
+
+def lend(*tickets, update=0, version=0, oldest=None):
+    return records.LendSamples("t", update, version, tickets, ("0",) * len(tickets), oldest or (0,) * len(tickets))
+
+
+def booked(*decisions, max_lag=1.0, bound="sample"):
+    """A book that has seen these: an event, or an event with the commands that follow."""
+    book = Book(max_lag, bound)
+    for decision in (records.TrainerJoined("t", 0, 0), *decisions):
+        event, commands = decision if isinstance(decision, tuple) else (decision, [])
+        book.decided(0.0, event, commands)
+    return book
+
+
+WAKE = records.Wake()
+UPDATE = records.UpdateDone("t", 0, 0)
+LOST_TRAINER = records.StationLost("t", 0, "was killed")
+
+
+def test_a_ticket_that_goes_its_way_is_no_violation():
+    lost = records.StationLost("s", 0, "was killed")
+    book = booked(
+        (WAKE, [grant(ticket(0), ticket(1), ticket(2))]),
+        finished(0),
+        (lost, []),  # 1 and 2 ran in it
+        (WAKE, [grant(ticket(1, 2), ticket(2, 2))]),
+        records.SampleFailed("s", 1, 2, 2, "raised"),
+        (WAKE, [grant(ticket(2, 3), ticket(3))]),
+        (finished(1, 2, oldest=1), [lend(0, 1, oldest=(0, 1), version=1)]),
+        LOST_TRAINER,
+        (records.TrainerJoined("t", 1, 0), [lend(0, 1, oldest=(0, 1), version=1)]),
+        UPDATE,
+    )
+    assert book.violations == []
+    assert book.lag() == {"mean": 0.5, "max": 1, "counts": {"0": 2, "1": 2}}
+    book.settle(SampleLedger(started=4, running=2, trained=2), may_roll_back=False)
+    assert book.violations == []
+
+
+def test_what_a_lost_trainer_had_trained_after_its_state_is_rolled_back_and_never_lent_again():
+    begun = [(WAKE, [grant(ticket(0))]), (finished(0), [lend(0)]), UPDATE, LOST_TRAINER]
+    book = booked(*begun, records.TrainerJoined("t", 1, 0))
+    book.settle(SampleLedger(started=1, rolled_back=1), may_roll_back=False)
+    assert book.violations == []
+    kept = booked(*begun, records.TrainerJoined("t", 1, 1))
+    kept.settle(SampleLedger(started=1, trained=1), may_roll_back=False)
+    assert kept.violations == []
+    again = booked(*begun, (records.TrainerJoined("t", 1, 0), [lend(0)]))
+    (violation,) = again.violations
+    assert "ticket 0 is lent for update 0 while it is rolled_back in update 0" in violation
+
+
+RUNNING = (WAKE, [grant(ticket(0), ticket(1))])
+FINISHED = (RUNNING, finished(0), finished(1))
+
+
+@pytest.mark.parametrize(
+    ("decisions", "words"),
+    [
+        ((*FINISHED, (WAKE, [lend(0, 0)])), "ticket 0 is lent for update 0 while it is lent"),
+        ((*FINISHED, (WAKE, [lend(0)]), (WAKE, [lend(1, update=1)])), "update 1 is lent while the one before"),
+        ((*FINISHED, (WAKE, [lend(0)]), (UPDATE, [lend(0, update=1)])), "while it is trained in update 0"),
+        ((RUNNING, (finished(0), [lend(1, oldest=(-1,))])), "ticket 1 is lent for update 0 while it is running"),
+        ((*FINISHED, (WAKE, [lend(0, 7)])), "ticket 7 is lent for update 0, but was never granted"),
+        ((*FINISHED, UPDATE), "update 0 is done, but nothing is lent"),
+        ((*FINISHED, (WAKE, [lend(0, version=2)])), "ticket 0 is lent 2 versions late, 1 are allowed"),
+        ((*FINISHED, (WAKE, [lend(0, version=1, oldest=(1,))])), "as of version 1, but finished with 0"),
+        ((*FINISHED, (WAKE, [grant(ticket(0, 2))])), "attempt 2 of ticket 0 is granted while it is buffered"),
+        ((RUNNING, (WAKE, [grant(ticket(1))])), "attempt 1 of ticket 1 is granted while it is running"),
+    ],
+)
+def test_the_book_finds(decisions, words):
+    (violation,) = booked(*decisions).violations
+    assert words in violation
+
+
+@pytest.mark.parametrize(
+    ("ledger", "words"),
+    [
+        ({"started": 2, "running": 1, "buffered": 1}, []),
+        ({"started": 3, "running": 2, "buffered": 1}, ["2 tickets were granted, the ledger has 3", "1 tickets are ru"]),
+        ({"started": 2, "trained": 1, "running": 1}, ["1 tickets are buffered, the ledger has 0", "0 tickets are tr"]),
+        ({"started": 2, "running": 1, "dropped": {"deadline": 1}}, ["samples were dropped: {'deadline': 1}"]),
+        ({"started": 2, "running": 1, "dropped": {"rollback": 1}}, []),
+    ],
+)
+def test_the_book_is_compared_with_the_ledger(ledger, words):
+    book = booked(RUNNING, finished(0))
+    book.settle(SampleLedger(**ledger), may_roll_back=True)
+    assert len(book.violations) == len(words)
+    assert all(word in violation for word, violation in zip(words, book.violations, strict=True))
+
+
+def test_the_mean_lag_is_bound_where_the_mean_is():
+    decisions = (*FINISHED, (WAKE, [lend(0, version=2)]), (UPDATE, [lend(1, update=1)]))
+    ledger = SampleLedger(started=2, trained=1, lent=1)
+    for max_lag, violations in ((1.0, 0), (0.5, 1)):
+        book = booked(*decisions, max_lag=max_lag, bound="mean")
+        book.settle(ledger, may_roll_back=False)
+        assert len(book.violations) == violations
+
+
+def test_a_cancelled_attempt_counts_no_more():
+    cancel = records.CancelRow("s", "e/0", 0, 1)
+    book = booked(RUNNING, (WAKE, [cancel, grant(ticket(0, 2))]), finished(0, 1), finished(0, 2), (WAKE, [lend(0)]))
+    assert book.violations == []
+
+
+def test_many_violations_are_counted():
+    book = booked(*[(WAKE, [lend(number)]) for number in range(40)])
+    assert len(book.violations) < 30
+    assert "more like these" in book.violations[-1]
+
+
+# ---------------------------------------------------------------- watching
+
+
+def alone():
+    """A machine of which nobody takes anything."""
+    return 0.0, 0.0
+
+
+def watch(*faults, ledger=None, load=None):
+    """A watch, without its thread, under which these faults were applied at 10 s, when 100 rows/s were usual."""
+    load = load or Load(alone, 2)
+    seen = Watch(SimpleNamespace(processes=dict), ledger or SampleLedger(), load, lambda: 0.0, 1.0)
+    seen.faults += [Fault(Planned(kind, station, 1.0, 1.0), 10.0, 100.0) for kind, station in faults]
+    return seen
+
+
+def asked(seen, begin, end, per_second):
+    for i in range(round((end - begin) * per_second)):
+        now = begin + i / per_second
+        seen.decided(now, records.RequestArrived("s", 0, "e/0", i, 1, 0, ""), [])
+
+
+def test_recovered_is_back_and_as_fast_as_before():
+    seen = watch((Kind.KILL, "g"))
+    asked(seen, 8.0, 12.0, 100)  # others go on, but the station is away
+    seen.decided(12.0, records.StationLost("g", 0, "was killed"), [])
+    asked(seen, 12.0, 14.0, 40)
+    seen.decided(14.0, records.GeneratorJoined("g", 1), [])
+    asked(seen, 14.0, 20.0, 100)
+    (fault,) = [fault.as_dict(0.0) for fault in seen.faults]
+    assert (fault["noticed_s"], fault["joined_s"]) == (2.0, 4.0)
+    assert fault["recovered_s"] == pytest.approx(5.7, abs=0.3)
+    assert seen.violations == list(seen.faults[0].complaints()) == []
+
+
+def test_what_others_take_counts_once_the_run_works_again():
+    """They leave it half of the CPU; while it stood still they took all."""
+    seen = watch((Kind.KILL, "g"), load=SimpleNamespace(look=lambda now: None, keep=list, share=lambda: 0.5))
+    seen.decided(10.5, records.StationLost("g", 0, "was killed"), [])
+    seen.decided(12.0, records.GeneratorJoined("g", 1), [])
+    asked(seen, 12.0, 13.9, 50)
+    (fault,) = seen.faults
+    assert fault.recovered_at is None
+    asked(seen, 13.9, 14.5, 50)
+    assert fault.recovered_at == pytest.approx(14.0, abs=0.05)
+    assert fault.share == 0.5
+
+
+def test_a_loss_that_nobody_caused_is_a_violation_and_so_is_an_imbalance():
+    seen = watch((Kind.KILL, "g"))
+    seen.decided(11.0, records.StationLost("s", 0, "was ended by SIGSEGV"), [])
+    assert seen.violations == ["s was lost, though nobody had touched it: it was ended by SIGSEGV"]
+    ledger = SampleLedger(started=3, running=2)
+    seen = watch(ledger=ledger)
+    for _ in range(2):
+        seen.decided(11.0, WAKE, [])
+    (violation,) = seen.violations
+    assert "after Wake the ledger does not balance" in violation
+
+
+@pytest.mark.parametrize(
+    ("kind", "times", "words"),
+    [
+        (Kind.KILL, {"noticed_at": 11.0, "over_at": 12.0, "recovered_at": 14.0}, []),
+        (Kind.SLOW, {"over_at": 11.0, "recovered_at": 12.0}, []),
+        (Kind.STOP, {}, ["was never noticed", "never came back"]),
+        (Kind.KILL, {"noticed_at": 11.0}, ["never came back"]),
+        (Kind.KILL, {"noticed_at": 11.0, "over_at": 12.0}, ["throughput never came back"]),
+        (Kind.KILL, {"noticed_at": 11.0, "over_at": 12.0, "recovered_at": 26.0}, ["back after 16.0 s, 15 s"]),
+        (Kind.SLOW, {"over_at": 11.0, "recovered_at": 12.0, "given_up": "sent no beat"}, ["given up: it sent no beat"]),
+    ],
+)
+def test_what_of_a_fault_went_wrong(kind, times, words):
+    fault = Fault(Planned(kind, "g", 1.0, 1.0), 10.0, 100.0, **times)
+    complaints = list(fault.complaints())
+    assert len(complaints) == len(words)
+    assert all(word in complaint for word, complaint in zip(words, complaints, strict=True))
+
+
+def test_totals_by_kind():
+    made = [
+        Fault(Planned(Kind.KILL, "g", 1.0, 0.0), 10.0, 1.0, noticed_at=10.5, over_at=12.0, recovered_at=10.0 + after)
+        for after in (3.0, 5.0, 16.0)
+    ]
+    made.append(Fault(Planned(Kind.SLOW, "t", 1.0, 1.0), 10.0, 1.0, over_at=11.0))
+    found = totals([fault.as_dict(10.0) for fault in made])
+    assert (found["faults"], found["recovered_within_15_s"]) == (4, 2)
+    assert found["by_kind"]["kill"]["recovered_s"] == {"p50": 5.0, "max": 16.0}
+    assert found["by_kind"]["slow"]["recovered_s"] == {"p50": None, "max": None}
+    assert set(found["by_kind"]) == {"kill", "slow"}
+
+
+# ---------------------------------------------------------------- the command
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["cartpole", "--faults", "0"], "--faults = 0"),
+        (["cartpole", "--faults", "-1"], "--faults = -1"),
+        (["cartpole", "--faults", "3", "launcher=inline"], "launcher = inline"),
+        (["cartpole", "--faults", "3", "training.versions=0"], "training.versions = 0"),
+        (["cartpol", "--faults", "3"], "did you mean cartpole?"),
+        (["cartpole", "--faults", "3", "supervision.heartbeat=3"], "heartbeat_s"),
+    ],
+)
+def test_what_cannot_be_disturbed_is_refused_in_one_sentence(words, part, capsys):
+    assert main(["chaos", *words]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("polyrhythm: error: ")
+    assert told.err.count("\n") == 1
+    assert part in told.err
+
+
+def test_the_older_name_of_faults_still_works_and_says_so(capsys):
+    assert main(["chaos", "cartpole", "--kills", "0"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "--kills is now called --faults, and will be removed"
+    assert said[1].startswith("polyrhythm: error: --faults = 0")
+
+
+def test_the_recipe_stays_as_it_is_but_for_what_chaos_needs():
+    config, recipe = chaos_config("cartpole", 30), load_config("cartpole")
+    assert (config.supervision.heartbeat_s, config.evaluation.episodes) == (4.0, 0)
+    assert config.training.versions > 10**5
+    for section in ("env", "policy", "batching", "freshness", "algorithm", "checkpoint", "demonstrations"):
+        assert getattr(config, section) == getattr(recipe, section), section
+    assert chaos_config("cartpole", 3, ["supervision.heartbeat_s=7"]).supervision.heartbeat_s == 7
+    with pytest.raises(ConfigError, match="--faults"):
+        chaos_config("cartpole", 0)
+
+
+@pytest.fixture
+def any_pace(monkeypatch):
+    """How fast a run is again is a figure of the machine, and judged elsewhere."""
+    monkeypatch.setattr("polyrhythm_bench.chaos.fault_injector.ENOUGH", 0.2)
+
+
+def disturbed(folder, kills, seed, warm_up_s, **changes):
+    """A small run under faults; what came out."""
+    recipe = folder / "small.yaml"
+    recipe.write_text(yaml.safe_dump({**ASYNCHRONOUS, **changes}))
+    (folder / "run").mkdir()
+    result = chaos(check(chaos_config(str(recipe), kills)), folder / "run", kills, seed, warm_up_s)
+    assert [v for v in result["totals"]["violations"] if "throughput" not in v] == []
+    assert not children()
+    assert not orphaned_folders()
+    assert json.loads(json.dumps(result)) == result
+    table = command.table(result).splitlines()
+    assert table[0].split()[:3] == ["at_s", "station", "kind"]
+    assert len(table) > kills + 5
+    return result
+
+
+def test_a_killed_simulator(tmp_path, monkeypatch, any_pace):
+    monkeypatch.setattr(chaos_run, "plan", lambda *_: [Planned(Kind.KILL, "simulator-0", 0.5, 0.0)])
+    result = disturbed(tmp_path, 1, 0, 0.5, rollout={"rows": 4})
+    (fault,) = result["faults"]
+    assert (fault["station"], fault["kind"]) == ("simulator-0", "kill")
+    assert fault["noticed_s"] < fault["joined_s"] <= fault["recovered_s"]
+    assert result["totals"]["ledger"]["dropped"] == {}
+    assert result["totals"]["ledger"]["trained"] > 0
+
+
+@pytest.mark.slow
+def test_one_fault_of_each_kind_at_each_role(tmp_path, any_pace):
+    result = disturbed(tmp_path, 3, 2, 2.0)
+    faults = result["faults"]
+    assert {fault["kind"] for fault in faults} == {"kill", "stop", "slow"}
+    assert {fault["station"].partition("-")[0] for fault in faults} == {"simulator", "generator", "trainer"}
+    assert result["totals"]["lag"]["max"] <= 1
+
+
+def test_two_versions_of_the_latency_recipe(tmp_path):
+    summary = train(check(load_config("latency", ["training.versions=2", "launcher=inline"])), tmp_path)
+    assert summary["ledger"]["trained"] == 32
+    assert len(summary["utilisation"]) == 5
+
+
+@pytest.mark.slow
+def test_a_run_that_hangs_is_ended_and_reported(tmp_path, monkeypatch):
+    """The last fault never comes, so nothing else ends the run."""
+    monkeypatch.setattr(chaos_run, "RECOVERY_S", 0.5)
+    monkeypatch.setattr(Watch, "start", lambda self, planned: None)
+    recipe = tmp_path / "small.yaml"
+    recipe.write_text(yaml.safe_dump(ASYNCHRONOUS))
+    config = chaos_config(str(recipe), 1, ["supervision.start_s=15"])
+    result = chaos(check(config), tmp_path, 1, 0, 0.0)
+    assert "the run hung: it did not end within 16 s" in result["totals"]["violations"]
+    assert not children()

@@ -1,0 +1,113 @@
+"""Scenes that only take time: what they refuse, what the simulated cluster and the formula make of them, a live one."""
+
+from __future__ import annotations
+
+import pytest
+
+from polyrhythm.errors import ConfigError
+from polyrhythm.scheduler.records import Batch, BatchDone, Grant, Request, RequestArrived, Serve, StartRows, Ticket
+from polyrhythm_bench.cases import fidelity, overlap
+from polyrhythm_bench.cases.fidelity import Setting, Stopwatch
+from polyrhythm_bench.harness.version_cost import Cost
+from polyrhythm_bench.workloads import scene
+from polyrhythm_bench.workloads import transport_only as bare_stages
+from polyrhythm_bench.workloads.scene import MODES, Plumbing, Scene, scene_of
+
+SMALL = Scene(env_batches=4, episode_steps=4, sim_latency="constant:10ms", train_latency="constant:20ms")
+AT_ONCE = {"type": "dynamic", "max_rows": 4, "max_wait_ms": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("env_batches=7", "env_batches = 7: not a multiple of 2 simulators"),
+        ("sim_latency=10ms", "sim_latency = '10ms': .*unknown law.*write constant:10ms"),
+        ("infer_latency=fast", "infer_latency = 'fast': .*write for example 10ms"),
+        ("train_latency=a third", "train_latency = 'a third': .*write constant:10ms"),
+        ("slots=4", "slots = 4: no such key"),
+        ("max_lag=-1", "max_lag = -1"),
+    ],
+)
+def test_what_no_scene_can_be_is_refused_in_one_sentence(word, told):
+    with pytest.raises(ConfigError, match=told):
+        scene_of([word])
+
+
+def test_words_make_a_scene():
+    made = scene_of(["env_batches=8", "sim_latency=gamma:10ms:0.5", "max_lag=1.5"])
+    assert (made.env_batches, made.sim_latency, made.max_lag, made.rows) == (8, "gamma:10ms:0.5", 1.5, 1)
+
+
+def test_a_share_of_training_is_one_of_the_lock_step_rollout():
+    """Four env batches of constant steps: 4 steps of 10 ms, each with a pass of 10.4 ms, are 81.6 ms."""
+    shared = SMALL.model_copy(update={"train_latency": "30%"}).settled()
+    assert shared.train_latency == f"constant:{0.3 * 81.6:.3f}ms"
+    assert SMALL.settled() is SMALL
+
+
+def test_the_simulated_lock_step_is_the_sum_of_its_stages():
+    assert scene.simulated(SMALL, "lockstep", {"type": "lockstep"}) == pytest.approx(16 / (0.0816 + 0.020))
+    slower = scene.simulated(SMALL, "lockstep", {"type": "lockstep"}, Plumbing(0.001, 0.002))
+    assert slower == pytest.approx(16 / (0.0816 + 4 * 0.003 + 0.020))
+
+
+def test_no_simulation_exceeds_the_bound():
+    for mode in MODES:
+        assert scene.simulated(SMALL, mode, overlap.batching(mode, AT_ONCE)) <= scene.bound(SMALL)
+    trains = SMALL.model_copy(update={"train_latency": "constant:800ms"})
+    assert scene.bound(trains) == pytest.approx(16 / 0.8), "the trainer is the bottleneck"
+
+
+def test_a_live_update_sleeps_once():
+    config = scene.live(SMALL, "full_async", AT_ONCE, versions=3)
+    assert config.training.epochs == 1
+    assert config.training.mini_batch_samples == config.training.batch_size == SMALL.samples
+    assert not config.algorithm.recomputes, "which would be another evaluation, and sleep again"
+
+
+def test_figures_are_medians_beside_limit_bound_and_lock_step():
+    def cost(seconds):
+        return Cost(seconds, 16 / seconds, 16, 0.5, 0.25, 0.0, {}, {})
+
+    turns = {mode: [cost(0.2), cost(0.4), cost(0.3)] for mode in MODES}
+    turns["full_async"] = [cost(0.1), cost(0.1), cost(0.15)]
+    found = overlap.figures(SMALL, turns, [200.0, 160.0, 150.0], dict.fromkeys(MODES, 100.0), limit=160.0)
+    full = found["modes"]["full_async"]
+    assert full["transitions_per_s"] == pytest.approx(160.0)
+    assert (full["fraction_of_limit"], full["fraction_of_simulated"]) == pytest.approx((1.0, 1.6))
+    assert full["speedup"] == pytest.approx(2.0), "2, 4 and 2 in the three turns"
+    assert full["fraction_of_bound"] == pytest.approx(160 / scene.bound(SMALL))
+    assert found["within_limits"]
+    assert (found["bare"], found["bare_fraction_of_limit"]) == (160.0, 1.0)
+    assert found["fraction_of_bare"] == pytest.approx(0.8), "0.8, 1.0 and 0.71 in the three turns"
+
+
+def test_bare_stages_go_on_as_fast_as_they_sleep_at_most():
+    """A step of 10 ms and a pass of at least 10.2 ms for each of four env batches of two rows; a pass serves one of
+    them, so that two generators are wanted at once."""
+    pairs = SMALL.model_copy(update={"rows": 2, "generators": 2})
+    found = bare_stages.rate(pairs, most=1, seconds=2.0)
+    alone = 2 / 0.0202
+    assert alone < found < 4 * alone, "faster than one env batch could be, never faster than four"
+
+
+def test_the_stopwatch_leaves_out_what_begins_an_episode():
+    watch = Stopwatch()
+    requests = tuple(Request(slot, "s", 0, 2, 0, "", 0.0) for slot in ("a", "b"))
+    grant = Grant(0, Ticket(5, 5, 0, 0, 0, 0, 0))
+    watch.decided(1.0, RequestArrived("s", 0, "a", 0, 2, 0, ""), [Serve("g", Batch(1, "g", requests))])
+    watch.decided(1.5, BatchDone("g", 0, 1, 0), [])
+    watch.decided(1.75, RequestArrived("s", 0, "a", 1, 2, 0, ""), [StartRows("s", "b", (grant,))])
+    watch.decided(3.0, RequestArrived("s", 0, "b", 1, 2, 0, ""), [])
+    assert (watch.passes, watch.steps) == ([(0.5, 4)], [0.25])
+
+
+def test_a_live_scene_beside_its_simulation():
+    small = SMALL.model_copy(update={"simulators": 1, "env_batches": 2})
+    found = fidelity.run(versions=2, repeats=1, settings=[Setting("small", small, batching=AT_ONCE)])
+    own = found["modes"]["small"]
+    assert own["bare"] > 0, "a live stage takes at least as long as it sleeps"
+    assert own["error"] < own["bare"], "what a live stage takes longer is added"
+    assert min(own["pass_ms"], own["step_ms"]) > 0
+    assert own["errors_by_turn"] == [own["error"]]
+    assert found["largest_error"] == abs(own["error"])

@@ -1,0 +1,168 @@
+"""The papers' rows as they are printed, and small runs of the comparison."""
+
+import json
+from dataclasses import replace
+from math import exp, inf
+
+import pytest
+from tests.oracles.watch import Watch
+
+from polyrhythm.clustersim.cluster import Cluster
+from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm_bench import papers
+from polyrhythm_bench.papers import scaling, turns
+from polyrhythm_bench.papers.fit import Vector, fit, least_squares
+from polyrhythm_bench.papers.model import Costs, cluster_settings, simulate
+from polyrhythm_bench.papers.published import Row, published
+
+DATA = published()
+COSTS = Costs(step=1.0, spread=0.1, generate=0.02, train=0.001)
+
+
+def row(table: str, placement: str, mode: str, batches: int = 2) -> Row:
+    wanted = (table, placement, mode, batches)
+    return next(row for row in DATA.rows if (row.table, row.placement, row.mode, row.batches) == wanted)
+
+
+def test_every_printed_throughput_of_the_tables_is_there_once() -> None:
+    count = {table: sum(row.table == table for row in DATA.rows) for table in papers.TABLES}
+    assert count == {
+        "table 1": 24,
+        "table 2": 8,
+        "table 3": 9,
+        "table 4": 7,
+        "table 5": 10,
+        "figure 8": 2,
+        "figure 9": 0,
+    }
+    for again in (row for row in DATA.rows if row.again):
+        same = [row for row in DATA.rows if row.setup == again.setup and row.published == again.published]
+        assert len([row for row in same if not row.again]) == 1
+
+
+@pytest.mark.parametrize(
+    ("table", "placement", "batches", "gain"),
+    # what the text of the paper says of the tables: full asynchrony over the best (here: the same) baseline
+    [("table 2", "hybrid", 2, 0.786), ("table 5", "hybrid", 2, 0.809), ("table 5", "colocated", 4, 0.852)],
+)
+def test_the_rows_have_the_gains_that_the_text_tells(table: str, placement: str, batches: int, gain: float) -> None:
+    full = row(table, placement, "full", batches).published
+    assert full / row(table, placement, "baseline", batches).published - 1 == pytest.approx(gain, abs=0.001)
+
+
+def test_only_baselines_and_rollout_only_rows_are_fitted() -> None:
+    for setup in DATA.setups:
+        assert {row.mode for row in DATA.fitted(setup)} == {"baseline", "rollout"}
+    assert sum(not row.fitted for row in DATA.rows if not row.again) == 15 + 1
+    with pytest.raises(ValueError, match="is one to predict; fit baselines and rollout-only rows"):
+        fit([row("table 4", "colocated", "full")])
+
+
+def test_devices_are_those_of_the_placement() -> None:
+    hybrid, separate = row("table 5", "hybrid", "full"), row("table 1", "separate", "full", 4)
+    assert (hybrid.simulating, hybrid.generating, hybrid.training) == (tuple(range(6)), (6, 7), tuple(range(8)))
+    assert (separate.simulating, separate.generating, separate.training) == ((0, 1, 2, 3),) * 2 + ((4, 5, 6, 7),)
+
+
+def test_a_lock_step_row_takes_the_sum_of_its_stages() -> None:
+    # 64 environments a device in one batch: 1 s stepping, 64 · 20 ms generating, 64 · 5 · 1 ms training.
+    found = simulate(row("table 5", "colocated", "baseline", 1), replace(COSTS, spread=1e-9), chunk_steps=4)
+    assert found.throughput == pytest.approx(512 * 5 / (1 + 1.28 + 0.32))
+
+
+def test_asynchrony_hides_what_it_should() -> None:
+    example = row("table 5", "colocated", "full", 4)
+    rates = {
+        mode: simulate(replace(example, mode=mode), COSTS, 6).throughput for mode in ("baseline", "rollout", "full")
+    }
+    assert rates["baseline"] < rates["rollout"] < rates["full"]
+
+
+def test_full_asynchrony_is_no_faster_than_its_busiest_device() -> None:
+    example = row("table 3", "hybrid", "full")
+    costs = Costs(step=0.6, spread=0.1, generate=0.02, train=0.014)
+    # Of a chunk step: 84 environments a generator, which occupies 0.7 of its device, and 210 transitions a rank.
+    device_s = 0.7 * 84 * costs.generate + 210 * costs.train
+    assert simulate(example, costs, 12).throughput <= 1.005 * 168 * 10 / device_s
+
+
+@pytest.mark.parametrize("mode", ["baseline", "rollout", "full"])
+def test_the_rows_run_with_every_guarantee_watched(mode: str) -> None:
+    example = replace(row("table 5", "hybrid", "full"), mode=mode)  # type: ignore[arg-type]
+    settings = cluster_settings(example, COSTS, 2)
+    conductor = Conductor(settings.flow)
+    cluster = Cluster(settings, conductor)
+    watch = Watch(cluster, conductor)
+    cluster.run()
+    watch.finish()
+    assert cluster.driver.reached == settings.versions
+
+
+def test_least_squares_finds_the_parameters_that_made_the_values() -> None:
+    def residuals(point: Vector) -> Vector:
+        a, b = map(exp, point)
+        return [a + b * x - (2.0 + 0.5 * x) for x in (0.0, 1.0, 3.0)]
+
+    point, cost = least_squares(residuals, [0.0, 0.0], 50)
+    assert [exp(value) for value in point] == pytest.approx([2.0, 0.5], rel=0.1)
+    assert cost < 0.02
+
+
+def test_a_fit_finds_the_costs_of_rows_that_were_simulated() -> None:
+    rows = [
+        replace(each, published=simulate(each, COSTS, 4).throughput)
+        for each in DATA.fitted(row("table 5", "hybrid", "full").setup)
+    ]
+    found = fit(rows, chunk_steps=4, iterations=8).costs
+    assert found.step == pytest.approx(COSTS.step, rel=0.15)
+    assert found.generate == pytest.approx(COSTS.generate, rel=0.15)
+
+
+def test_latencies_below_zero_are_zero() -> None:
+    law = turns.Clipped(10.0, 10.0)
+    assert law.mean == pytest.approx(10.833, abs=0.001)
+    point = next(point for point in DATA.latencies if point.deviation_s == 10)
+    together, alone = (turns.rollout_s(point, 32, 4, together=each, rollouts=2) for each in (True, False))
+    assert together > alone
+
+
+def test_what_grows_is_read_off_the_rows_that_may_be_seen() -> None:
+    k = scaling.growth(DATA)
+    assert 0.01 < k < 0.02
+    changed = replace(DATA, rows=tuple(replace(row, published=1.0) if not row.fitted else row for row in DATA.rows))
+    assert scaling.growth(changed) == k
+
+
+def test_a_small_comparison_is_complete_and_the_same_twice() -> None:
+    small = {"gpus": (8, 16), "rollouts": 1, "chunk_steps": 2, "iterations": 1, "seeds": 3}
+    found = papers.run(("table 4",), **small)  # type: ignore[arg-type]
+    assert json.loads(json.dumps(found)) == found
+    assert found == papers.run(("table 4",), **small)  # type: ignore[arg-type]
+    assert [row["fitted"] for row in found["rows"]] == [True, True, True, False, True, True, False]
+    for each in found["rows"]:
+        assert each["error"] == pytest.approx(each["predicted"] / each["published"] - 1)
+        assert abs(each["error"]) < inf
+        assert each["predicted"] == sorted(each["by_seed"])[1]
+    assert len(found["full_by_seed"]) == 3
+    assert found["summary"]["table 4"]["rows"] == found["summary"]["full asynchrony"]["rows"] == 2
+    assert [(each["gpus"], each["mode"]) for each in found["scaling"]] == [
+        (gpus, mode) for mode in ("baseline", "full") for gpus in (8, 16)
+    ]
+    assert found["first_bottleneck"]
+
+
+def test_an_unknown_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="table 'table 9' is not one of table 1, table 2"):
+        papers.run(("table 9",))
+
+
+def test_the_first_bottleneck_is_what_grew() -> None:
+    def at(gpus: int, busiest: str, training: float, synchronisation: float) -> dict[str, object]:
+        shares = {"training": training, "synchronisation": synchronisation}
+        return {"gpus": gpus, "mode": "full", "busiest": busiest, **shares}
+
+    small, large = at(8, "generation", 0.7, 0.1), at(16, "trainer", 0.6, 0.3)
+    assert papers.first_bottleneck([small, large]) == "synchronisation, from 16 GPUs on", "most of it is training still"
+    assert papers.first_bottleneck([small, at(16, "simulation", 0.6, 0.3)]) == "simulation, from 16 GPUs on"
+    assert papers.first_bottleneck([small]) == "generation, from 8 GPUs on"
+    assert papers.first_bottleneck([at(8, "trainer", 0.2, 0.3)]) == "synchronisation, from 8 GPUs on"

@@ -1,1 +1,0 @@
-"""What `polyrhythm bench` measures, one module per benchmark. Like `cli` and `pipeline` it may reach everything."""

@@ -1,0 +1,150 @@
+"""A batching scenario on the virtual clock: slots that step, generators that serve, and nothing else.
+
+Training takes no time and admission never waits, so that batching alone decides the rate. The real conductor drives
+every run; the virtual clock makes the numbers the same on any machine.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field
+
+from polyrhythm.clustersim.clock import Clock
+from polyrhythm.clustersim.cluster import Cluster
+from polyrhythm.clustersim.costs import FREE, Cost, parse_cost
+from polyrhythm.clustersim.settings import ClusterSettings
+from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.padding import powers
+from polyrhythm.scheduler.records import BatchingChosen, Command, Event, TrainUntil
+from polyrhythm.scheduler.settings import FlowSettings
+
+#: Seconds of virtual time that `auto` learns before it is measured, and again after a change.
+WARM_UP_S = 20.0
+_SETTLING_CYCLES = 15
+_CYCLES = {"short": 15, "long": 40}
+_REQUESTS = {"short": 1500, "long": 6000}
+FOREVER = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """step: law of a slot's chunk step; serve: of a pass, by rows; later_step, later_serve: what they change to.
+
+    padded: passes are padded to powers of two, and take as long as these.
+    """
+
+    slots: int
+    rows: int
+    generators: int
+    step: str
+    serve: str
+    later_step: str = ""
+    later_serve: str = ""
+    episode_steps: str = "lognormal:50steps:0.4"
+    padded: bool = False
+
+    @property
+    def changes(self) -> bool:
+        return bool(self.later_step or self.later_serve)
+
+    @property
+    def total_rows(self) -> int:
+        return self.slots * self.rows
+
+    def name(self) -> str:
+        def change(now: str, later: str) -> str:
+            return f"{now} → {later}" if later else now
+
+        loop = f"{self.slots}x{self.rows} rows, {self.generators} generators"
+        serve = change(self.serve, self.later_serve) + " (padded)" * self.padded
+        return f"{loop}, step {change(self.step, self.later_step)}, pass {serve}"
+
+
+@dataclass(slots=True)
+class Hour:
+    """The time, once there is a clock."""
+
+    clock: Clock | None = None
+
+    @property
+    def now(self) -> float:
+        return self.clock.now if self.clock is not None else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChangingCost(Cost):
+    """A cost that is `later` from the end of the first warm-up on."""
+
+    later: Cost = FREE
+    hour: Hour = field(default_factory=Hour)
+
+    def draw(self, rng: random.Random, units: int = 1) -> float:
+        if self.hour.now < WARM_UP_S:
+            return Cost.draw(self, rng, units)
+        return self.later.draw(rng, units)
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedCost(Cost):
+    """A cost for the next power of two of the units."""
+
+    def draw(self, rng: random.Random, units: int = 1) -> float:
+        return Cost.draw(self, rng, powers(units)[-1])
+
+
+def rate(scene: Scene, flow: FlowSettings, seed: int, length: str, heard: list[BatchingChosen] | None = None) -> float:
+    """Rows per second of virtual time, after the warm-up. heard: gets what `auto` said."""
+    learns = flow.batching == "auto"
+    cluster = cluster_of(scene, flow, seed)
+    if heard is not None:
+        heard.clear()
+
+        def listen(_now: float, _event: Event, commands: list[Command]) -> None:
+            heard.extend(command for command in commands if isinstance(command, BatchingChosen))
+
+        cluster.driver.observer = listen
+    cycle = _cycle(scene)
+    begin = _SETTLING_CYCLES * cycle
+    if learns:
+        begin = WARM_UP_S * (2 if scene.changes else 1)
+    end = begin + max(_CYCLES[length] * cycle, _REQUESTS[length] * cycle / scene.slots)
+    driver = cluster.driver
+    driver.tell(TrainUntil(FOREVER))
+    driver.run(FOREVER, begin)
+    before = driver.measures.transitions
+    driver.run(FOREVER, end)
+    return (driver.measures.transitions - before) / (end - begin)
+
+
+def _cycle(scene: Scene) -> float:
+    """About how long a slot takes from one request to the next, seconds."""
+    step, serve = scene.later_step or scene.step, scene.later_serve or scene.serve
+    rows = scene.total_rows / scene.generators
+    return parse_cost(step).mean(0) + parse_cost(serve).mean(math.ceil(rows))
+
+
+def cluster_of(scene: Scene, flow: FlowSettings, seed: int, *, record: bool = False) -> Cluster:
+    """The scene on the virtual clock. record: keep the decisions in `driver.steps`."""
+    hour = Hour()
+    simulators = {
+        "env_batches": scene.slots,
+        "rows": scene.rows,
+        "step": _cost(scene.step, scene.later_step, hour),
+        "steps": scene.episode_steps,
+    }
+    serve = _cost(scene.serve, scene.later_serve, hour)
+    if scene.padded:
+        serve = PaddedCost(serve.base, serve.per_unit)
+    generators = {"count": scene.generators, "serve": serve}
+    settings = ClusterSettings.model_validate(
+        {"seed": seed, "versions": FOREVER, "flow": flow, "simulators": [simulators], "generators": [generators]}
+    )
+    cluster = Cluster(settings, Conductor(flow), record)
+    hour.clock = cluster.driver.clock
+    return cluster
+
+
+def _cost(before: str, later: str, hour: Hour) -> Cost:
+    cost = parse_cost(before)
+    return ChangingCost(cost.base, cost.per_unit, parse_cost(later), hour) if later else cost

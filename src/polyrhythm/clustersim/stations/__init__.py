@@ -1,0 +1,1 @@
+"""Stations on the virtual clock: cost models in place of processes."""

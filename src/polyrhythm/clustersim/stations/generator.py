@@ -1,0 +1,149 @@
+"""A simulated generator: serves one batch at a time, and changes its weights between two of them."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+from polyrhythm.clustersim.driver import Driver, ProtocolError
+from polyrhythm.clustersim.measures import APPLY, BATCH_CLOCK, NO_REQUESTS, SERVE
+from polyrhythm.clustersim.settings import GeneratorGroup
+from polyrhythm.clustersim.stations.station import Station
+from polyrhythm.scheduler.records import ApplyWeights, Batch, BatchDone, Command, GeneratorJoined, Serve, WeightsApplied
+
+
+class Generator(Station):
+    """One incarnation of a generator. It begins without weights.
+
+    A pinned command is for its second copy of them, whose costs are drawn apart: they do not change those of training.
+    Obeys in the order of the commands. The replies go to their slots before the conductor hears `BatchDone`.
+    """
+
+    def __init__(self, name: str, epoch: int, driver: Driver, seed: int, group: GeneratorGroup) -> None:
+        super().__init__(name, epoch, driver, seed)
+        self._group = group
+        self._todo: deque[Serve | ApplyWeights] = deque()
+        self._batches: dict[int, Batch] = {}
+        self._version = -1
+        self._pinned = -1
+        self._rng_aside = random.Random(f"{seed}/{name}/{epoch}/pinned")
+        self._state = NO_REQUESTS
+        self._since = 0.0
+        self._present = 0.0
+
+    # ------------------------------------------------------------ life
+
+    def join(self) -> None:
+        now = self.clock.now
+        self._since = now
+        self._present = self.measures.present.integral(now)
+        self.measures.generator.join(now, 1)
+        self.emit(GeneratorJoined(self.name, self.epoch, self._version))
+
+    def flush(self) -> None:
+        self._enter(self._state)
+
+    def close(self) -> None:
+        now = self.clock.now
+        self._enter(self._state)
+        self.measures.generator.leave(now, 1, int(self._state == SERVE))
+        self.alive = False
+        self.vacate()
+
+    def answer_and_fall_silent(self) -> None:
+        """Send the replies of the batch in service, as a generator does that dies before it reports."""
+        if self._state == SERVE:
+            serve = self._todo[0]
+            assert isinstance(serve, Serve)
+            self._reply(serve.batch)
+
+    def lost(self) -> None:
+        """The conductor learns of the death: what was not answered waits again."""
+        for batch in self._batches.values():
+            for request in batch.requests:
+                self.driver.simulators[request.simulator].returned(request)
+
+    # ------------------------------------------------------------ work
+
+    def handle(self, command: Command) -> None:
+        if isinstance(command, Serve):
+            simulators = self.driver.simulators
+            for request in command.batch.requests:
+                simulators[request.simulator].taken(request)
+            self._batches[command.batch.number] = command.batch
+        elif not isinstance(command, ApplyWeights):
+            raise ProtocolError(f"generator {self.name} cannot obey {command!r}")
+        if self.alive:
+            self._todo.append(command)
+            if len(self._todo) == 1:
+                self._begin()
+
+    def _begin(self) -> None:
+        command, group = self._todo[0], self._group
+        if isinstance(command, ApplyWeights):
+            held, rng = self._copy(pinned=command.pinned)
+            if command.version < held:
+                raise ProtocolError(f"{self.name} holds version {held} and shall go back: {command!r}")
+            self._enter(APPLY)
+            self.clock.after(group.apply.draw(rng), self._end, command)
+            return
+        batch, rows = command.batch, 0
+        held, rng = self._copy(pinned=batch.pinned)
+        for request in batch.requests:
+            rows += request.rows
+            if request.version > held:
+                raise ProtocolError(f"{self.name} at version {held} cannot serve {request!r}")
+        self._enter(SERVE)
+        measures = self.measures
+        measures.batches += 1
+        measures.rows_served += rows
+        measures.generator.begin(self.clock.now)
+        self.work(group.serve.draw(rng, rows), self._end, command)
+
+    def _end(self, command: Serve | ApplyWeights) -> None:
+        if not self.alive:
+            return
+        if isinstance(command, ApplyWeights):
+            if command.pinned:
+                self._pinned = command.version
+            else:
+                self._version = command.version
+            self.emit(WeightsApplied(self.name, self.epoch, command.version, command.pinned))
+        else:
+            self.measures.generator.end(self.clock.now)
+            self._reply(command.batch)
+            held, _ = self._copy(pinned=command.batch.pinned)
+            self.emit(BatchDone(self.name, self.epoch, command.batch.number, held))
+        self._todo.popleft()
+        if self._todo:
+            self._begin()
+        else:
+            self._enter(NO_REQUESTS)
+
+    def _reply(self, batch: Batch) -> None:
+        del self._batches[batch.number]
+        simulators = self.driver.simulators
+        version, _ = self._copy(pinned=batch.pinned)
+        for request in batch.requests:
+            simulators[request.simulator].answered(request, version)
+
+    def _copy(self, *, pinned: bool) -> tuple[int, random.Random]:
+        """The version that a copy of the weights holds, and what its costs are drawn from."""
+        return (self._pinned, self._rng_aside) if pinned else (self._version, self.rng)
+
+    # ------------------------------------------------------------ measures
+
+    def _enter(self, state: str) -> None:
+        """Idle time during which any request waited is the batch clock's; the rest had no request to serve."""
+        now, measures = self.clock.now, self.measures
+        seconds = now - self._since
+        present = measures.present.integral(now)
+        if self._state == NO_REQUESTS:
+            clock = min(seconds, present - self._present)
+            measures.generator_states.add(BATCH_CLOCK, clock)
+            measures.generator_states.add(NO_REQUESTS, seconds - clock)
+        else:
+            measures.generator_states.add(self._state, seconds)
+            if measures.span is not None:
+                measures.span(self.name, self._state, self._since, now)
+        self._state, self._since, self._present = state, now, present

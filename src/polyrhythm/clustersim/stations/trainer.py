@@ -1,0 +1,180 @@
+"""A simulated trainer: one update at a time, publication beside it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from polyrhythm.clustersim.driver import Driver, ProtocolError
+from polyrhythm.clustersim.measures import EXCHANGE, SAMPLES, TRAIN
+from polyrhythm.clustersim.settings import TrainerSettings
+from polyrhythm.clustersim.stations.station import Station
+from polyrhythm.scheduler.records import (
+    Checkpointed,
+    Command,
+    LendSamples,
+    Published,
+    PublishWeights,
+    TrainerJoined,
+    UpdateDone,
+)
+
+
+@dataclass(slots=True)
+class GradientStep:
+    """Where an update on shared devices is: `left` more steps, of which this one takes each rank `seconds` alone.
+
+    computing: ranks that are not ready yet; transitions: of the whole update.
+    """
+
+    seconds: float
+    left: int
+    transitions: int
+    computing: int = 0
+
+
+class Trainer(Station):
+    """One incarnation of the trainer; its weights contain `updates` updates when it joins. receivers: who loads a
+    version that it publishes; fail_unheard: called in place of the report of the next version that it has written."""
+
+    def __init__(
+        self,
+        name: str,
+        epoch: int,
+        driver: Driver,
+        seed: int,
+        settings: TrainerSettings,
+        updates: int = 0,
+        *,
+        receivers: int = 1,
+    ) -> None:
+        super().__init__(name, epoch, driver, seed)
+        self._settings = settings
+        self._receivers = receivers
+        self.fail_unheard: Callable[[], None] | None = None
+        self._updates = updates
+        self._lent: deque[LendSamples] = deque()
+        self._publishing: deque[PublishWeights] = deque()
+        self._state = SAMPLES
+        self._since = 0.0
+
+    # ------------------------------------------------------------ life
+
+    def join(self) -> None:
+        now = self.clock.now
+        self._since = now
+        self.measures.trainer.join(now, 1)
+        self.emit(TrainerJoined(self.name, self.epoch, self._updates))
+
+    def flush(self) -> None:
+        self._enter(self._state)
+
+    def close(self) -> None:
+        now = self.clock.now
+        self._enter(self._state)
+        self.measures.trainer.leave(now, 1, int(self._state != SAMPLES))
+        self.alive = False
+        self.vacate()
+
+    # ------------------------------------------------------------ work
+
+    def handle(self, command: Command) -> None:
+        if not self.alive:
+            return
+        if isinstance(command, LendSamples):
+            self._lent.append(command)
+            if len(self._lent) == 1:
+                self._begin()
+        elif isinstance(command, PublishWeights):
+            self._publishing.append(command)
+            if len(self._publishing) == 1:
+                self._publish()
+        else:
+            raise ProtocolError(f"trainer {self.name} cannot obey {command!r}")
+
+    def _begin(self) -> None:
+        payloads, transitions = self.driver.payloads, 0
+        for handle in self._lent[0].handles:
+            payload = payloads.get(handle)
+            if payload is None:
+                raise ProtocolError(f"sample {handle!r} is lent but was released, or never finished")
+            transitions += payload.transitions
+        self._enter(TRAIN)
+        self.measures.trainer.begin(self.clock.now)
+        settings = self._settings
+        seconds = settings.update.draw(self.rng, -(-transitions // settings.size))
+        if self.places:
+            self._gradient_step(GradientStep(seconds / settings.gradient_steps, settings.gradient_steps, transitions))
+        else:
+            together = sum(settings.synchronise.draw(self.rng, settings.size) for _ in range(settings.gradient_steps))
+            self.clock.after(seconds + together, self._trained, transitions)
+
+    def _gradient_step(self, step: GradientStep) -> None:
+        """Every rank computes on its device; the last one to be ready begins the exchange."""
+        step.computing = len(self.places)
+        for device, occupies in self.places:
+            device.begin(self, step.seconds, occupies, self._computed, step)
+
+    def _computed(self, step: GradientStep) -> None:
+        step.computing -= 1
+        if not step.computing:
+            self._enter(EXCHANGE)
+            self.clock.after(self._settings.synchronise.draw(self.rng, self._settings.size), self._synchronised, step)
+
+    def _synchronised(self, step: GradientStep) -> None:
+        if not self.alive:
+            return
+        step.left -= 1
+        if step.left:
+            self._enter(TRAIN)
+            self._gradient_step(step)
+        else:
+            self._trained(step.transitions)
+
+    def _trained(self, transitions: int) -> None:
+        if not self.alive:
+            return
+        measures, payloads = self.measures, self.driver.payloads
+        lent = self._lent.popleft()
+        for handle in lent.handles:
+            measures.lags[lent.version - payloads[handle].oldest] += 1
+        measures.updates += 1
+        measures.trained_samples += len(lent.handles)
+        measures.trained_transitions += transitions
+        measures.trainer.end(self.clock.now)
+        self._enter(SAMPLES)
+        self._updates = lent.update + 1
+        self.emit(UpdateDone(self.name, self.epoch, lent.update))
+        every = self._settings.checkpoint_every
+        if every and self._updates % every == 0:
+            self.emit(Checkpointed(self.name, self.epoch, self._updates))
+        if self._lent:
+            self._begin()
+
+    def _publish(self) -> None:
+        seconds = self._settings.publish.draw(self.rng, self._receivers)
+        self.clock.after(seconds, self._published, (self._publishing[0], seconds))
+
+    def _published(self, published: tuple[PublishWeights, float]) -> None:
+        if not self.alive:
+            return
+        command, seconds = published
+        self.measures.publishing += seconds
+        self.driver.bus = max(self.driver.bus, command.version)
+        if self.fail_unheard is not None:
+            self.fail_unheard()
+            return
+        self.emit(Published(self.name, self.epoch, command.version))
+        self._publishing.popleft()
+        if self._publishing:
+            self._publish()
+
+    # ------------------------------------------------------------ measures
+
+    def _enter(self, state: str) -> None:
+        now, measures = self.clock.now, self.measures
+        measures.trainer_states.add(self._state, now - self._since)
+        if measures.span is not None and self._state == TRAIN:
+            measures.span(self.name, "update", self._since, now)
+        self._state, self._since = state, now

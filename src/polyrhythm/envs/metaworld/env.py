@@ -1,0 +1,180 @@
+"""Meta-World as an env batch: 50 manipulation tasks from pixels, told by an instruction, with scripted experts.
+
+Any row runs any of the tasks: a task's model and renderer are made when its first ticket comes and shared by all
+rows (`metaworld_scene`), so a batch of 16 rows on 4 tasks holds 4 models and at most one state per row and task.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from polyrhythm.envs.base import RowNumbers, StepResult
+from polyrhythm.envs.metaworld.mujoco_rendering import choose_gl_backend
+from polyrhythm.envs.metaworld.scene import STATE_DIM, Instance, TaskScene
+from polyrhythm.envs.metaworld.tasks import INSTRUCTIONS
+from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
+
+_ACTION_DIM = 4
+#: Meta-World refuses to step an episode further than this.
+_LONGEST_EPISODE = 500
+#: Highest dense reward that Meta-World gives in one step.
+_DENSE_SCALE = 10.0
+
+
+class MetaWorldSettings(BaseModel):
+    """Meta-World tasks seen by one camera, or by their state.
+
+    Observation: `image` uint8 [image_size,image_size,3], `proprio` float32 [4] = hand position (metres) and gripper
+    opening (0..1); with `observation: state` instead `state` float32 [39], Meta-World's own: hand, gripper and objects
+    now and a step ago, and the goal. Action: float32 [4] in -1..1 = hand displacement in cm per step, gripper (1
+    closes).
+
+    Rendering is not Meta-World's: a free camera, upright, and with `cheap` no shadows, reflections, sky, haze or
+    multisampling, one light, and neither collision shapes nor marker sites nor the robot's head, pedestal, base and
+    first links (they cost most and tell least); the wrist and the gripper are drawn, and so is the goal's marker
+    where nothing else shows the goal. `full` draws everything, from the same camera. Use one of them for
+    demonstrations, training and evaluation alike.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    needs: ClassVar = ("metaworld", "mujoco")
+    extra: ClassVar = "metaworld"
+    known_tasks: ClassVar = INSTRUCTIONS
+
+    type: Literal["metaworld"] = "metaworld"
+    tasks: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Task names such as `door-close-v3`; tickets name them by position."""
+    observation: Literal["pixels", "state"] = "pixels"
+    """What a policy is shown. `state` draws nothing and needs no graphics library."""
+    image_size: Annotated[int, Field(ge=8, le=1024)] = 64
+    """Edge of the square image in pixels."""
+    render: Literal["cheap", "full"] = "cheap"
+    """`cheap` is a few milliseconds a frame, `full` 10 to 50 times that."""
+    max_steps: Annotated[int, Field(ge=1, le=_LONGEST_EPISODE)] = 100
+    """Simulator steps after which an episode ends."""
+    time_limit: Literal["terminates", "truncates"] = "terminates"
+    """What the end by `max_steps` means. `terminates`: the task is to succeed in time, nothing is earned afterwards.
+    `truncates`: the episode is only cut, and what would have followed is estimated by the value function. With a sparse
+    reward that estimate would pay for failures."""
+    end_on_success: bool = True
+    """The first success ends the episode."""
+    reward: Literal["sparse", "dense"] = "sparse"
+    """`sparse`: 1 at the first success of an episode, else 0. `dense`: Meta-World's shaped reward, scaled to 0..1."""
+
+    @field_validator("tasks")
+    @classmethod
+    def _known_and_distinct(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
+        for task in tasks:
+            if task not in INSTRUCTIONS:
+                near = difflib.get_close_matches(task, INSTRUCTIONS, n=1, cutoff=0.0)[0]
+                raise ValueError(f"unknown Meta-World task {task!r}; the nearest is {near!r}")
+            if tasks.count(task) > 1:
+                raise ValueError(f"task {task!r} is listed {tasks.count(task)} times; list it once")
+        return tasks
+
+    def check(self) -> None:
+        """Raise RenderingUnavailable if something is to be drawn and nothing here can."""
+        if self.observation == "pixels":
+            choose_gl_backend()
+
+    def spec(self) -> EnvSpec:
+        """What a batch offers; starts no simulator."""
+        image = ArraySpec((self.image_size, self.image_size, 3), "uint8")
+        pixels = {"image": image, "proprio": ArraySpec((4,), "float32")}
+        return EnvSpec(
+            observation=pixels if self.observation == "pixels" else {"state": ArraySpec((STATE_DIM,), "float32")},
+            action=ActionSpec("continuous", _ACTION_DIM, low=(-1.0,) * _ACTION_DIM, high=(1.0,) * _ACTION_DIM),
+            tasks=tuple(Task(name, INSTRUCTIONS[name]) for name in self.tasks),
+            max_steps=self.max_steps,
+        )
+
+    def build(self, rows: int) -> MetaWorldBatch:
+        """A batch of `rows` rows; simulators start with the first reset."""
+        return MetaWorldBatch(self, rows)
+
+
+class MetaWorldBatch:
+    """Rows that each run any of the tasks; an env batch and an expert. Used by one thread."""
+
+    def __init__(self, settings: MetaWorldSettings, rows: int) -> None:
+        self.settings, self.rows, self.spec = settings, rows, settings.spec()
+        self._scenes: dict[int, TaskScene] = {}
+        self._held: list[tuple[int, Instance] | None] = [None] * rows
+        self._steps = [0] * rows
+        self._succeeded = [False] * rows
+
+    def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
+        for row, task, seed in zip(rows, tasks, seeds, strict=True):
+            self._instance_for(row, task).reset(seed)
+            self._steps[row], self._succeeded[row] = 0, False
+
+    def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
+        outcome = _empty_result(len(rows))
+        clipped = np.clip(actions, -1.0, 1.0).astype(np.float32, copy=False)
+        for i, row in enumerate(rows):
+            dense, success = self._instance(row).step(clipped[i])
+            self._steps[row] += 1
+            sparse = float(success and not self._succeeded[row])
+            self._succeeded[row] |= success
+            outcome.reward[i] = sparse if self.settings.reward == "sparse" else dense / _DENSE_SCALE
+            outcome.success[i] = success
+            in_time = self._steps[row] < self.spec.max_steps
+            solved = success and self.settings.end_on_success
+            outcome.terminated[i] = solved or (not in_time and self.settings.time_limit == "terminates")
+            outcome.truncated[i] = not (in_time or outcome.terminated[i])
+        return outcome
+
+    def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
+        for i, row in enumerate(rows):
+            instance = self._instance(row)
+            if "state" in out:
+                out["state"][i] = instance.state
+            else:
+                instance.draw(out["image"][i])
+                out["proprio"][i] = instance.proprioception
+
+    def expert_actions(self, rows: RowNumbers) -> NDArray[np.float32]:
+        """The scripted policy's action for the present state of each row, clipped to -1..1: [n,4]."""
+        actions = np.empty((len(rows), _ACTION_DIM), np.float32)
+        for i, row in enumerate(rows):
+            actions[i] = self._instance(row).expert_action()
+        return np.clip(actions, -1.0, 1.0)
+
+    def close(self) -> None:
+        for scene in self._scenes.values():
+            scene.close()
+
+    def _instance(self, row: int) -> Instance:
+        held = self._held[row]
+        assert held is not None, f"row {row} was used before its first reset"
+        return held[1]
+
+    def _instance_for(self, row: int, task: int) -> Instance:
+        """The row's instance of the task; one of another task goes back to its scene."""
+        held = self._held[row]
+        if held is not None:
+            if held[0] == task:
+                return held[1]
+            self._scenes[held[0]].check_in(held[1])
+        if task not in self._scenes:
+            name = self.spec.tasks[task].name
+            quality = self.settings.render if self.settings.observation == "pixels" else None
+            self._scenes[task] = TaskScene(name, self.settings.image_size, quality)
+        instance = self._scenes[task].check_out()
+        self._held[row] = (task, instance)
+        return instance
+
+
+def _empty_result(rows: int) -> StepResult:
+    return StepResult(
+        reward=np.zeros(rows, np.float32),
+        terminated=np.zeros(rows, np.bool_),
+        truncated=np.zeros(rows, np.bool_),
+        success=np.zeros(rows, np.bool_),
+    )

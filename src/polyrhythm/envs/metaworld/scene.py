@@ -1,0 +1,162 @@
+"""One Meta-World task for many rows: a single compiled model and renderer, and a cheap instance per running row.
+
+Compiling a task's model takes 0.1–0.5 s and 20 MB, a state of it under 1 ms and 0.4 MB. A reset moves bodies
+and sites of the *model*, so a shared model needs care. Invariant: while an instance resets or steps, the model
+carries the placement of that instance, which is all that an episode ever changes in it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.envs.metaworld.mujoco_rendering import FrameRenderer, Quality, choose_gl_backend, make_cheap
+from polyrhythm.envs.metaworld.tasks import GOAL_MARKERS
+
+if TYPE_CHECKING:
+    import mujoco
+
+#: Bodies that cheap rendering does not draw: the arm's meshes cost more than all the rest.
+HIDDEN_BODIES = frozenset(
+    {
+        "controller_box",
+        "pedestal_feet",
+        "torso",
+        "pedestal",
+        "right_arm_base_link",
+        "right_l0",
+        "head",
+        "right_l1",
+        "right_l2",
+    }
+)
+
+#: Numbers in Meta-World's observation: 18 now, 18 a step ago, the goal's place.
+STATE_DIM = 39
+
+Placement = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+class TaskScene:
+    """Model, renderer and instances of one task; used by one thread. quality: None where nothing is drawn."""
+
+    def __init__(self, task: str, image_size: int, quality: Quality | None) -> None:
+        if quality is not None:
+            choose_gl_backend()
+        from metaworld.env_dict import ENV_CLS_MAP
+        from metaworld.policies import ENV_POLICY_MAP
+
+        first = ENV_CLS_MAP[task]()
+        self.model: mujoco.MjModel = first.model
+        if quality == "cheap":
+            marker = GOAL_MARKERS.get(task)
+            make_cheap(self.model, HIDDEN_BODIES, () if marker is None else (marker,))
+        self.initial_placement: Placement = self.placement()
+        self.expert = ENV_POLICY_MAP[task]()
+        self._env_class = _sharing(type(first), self.model)
+        self._idle = [Instance(self, first)]
+        self._image_size, self._quality = image_size, quality
+        self._renderer: FrameRenderer | None = None
+
+    def check_out(self) -> Instance:
+        """An instance that no row holds; made when there is none."""
+        return self._idle.pop() if self._idle else Instance(self, self._env_class())
+
+    def check_in(self, instance: Instance) -> None:
+        """Take back an instance whose row has gone to another task."""
+        self._idle.append(instance)
+
+    def placement(self) -> Placement:
+        """Where the model's bodies and sites are now."""
+        return self.model.body_pos.copy(), self.model.site_pos.copy()
+
+    def place(self, placement: Placement) -> None:
+        """Put the model's bodies and sites there."""
+        self.model.body_pos[:], self.model.site_pos[:] = placement
+
+    def draw(self, data: mujoco.MjData, out: NDArray[np.uint8]) -> None:
+        """Draw a state of this task; the GL context is made by the first call, in the thread that steps."""
+        if self._renderer is None:
+            assert self._quality is not None, "this scene is not to be drawn"
+            self._renderer = FrameRenderer(self.model, self._image_size, self._quality)
+        self._renderer.draw(data, out)
+
+    def close(self) -> None:
+        """Free the GL context."""
+        if self._renderer is not None:
+            self._renderer.close()
+
+
+class Instance:
+    """One state of a task: physics data and Meta-World's own bookkeeping."""
+
+    def __init__(self, scene: TaskScene, env: Any) -> None:
+        # Unlimited seeded goals, and a goal that the expert can see.
+        env._set_task_called = True
+        env._partially_observable = False
+        env._freeze_rand_vec = False
+        env.seeded_rand_vec = True
+        vars(env).pop("sawyer_observation_space", None)
+        self._scene, self._env = scene, env
+        self._initial_attributes = dict(vars(env))
+        self._placement: Placement | None = None
+        self._observation: NDArray[np.float64] = np.zeros(0)
+
+    def reset(self, seed: int) -> None:
+        """Begin an episode whose initial state depends on the seed alone, not on what this instance did before."""
+        import mujoco
+
+        env, model = self._env, self._scene.model
+        vars(env).clear()
+        vars(env).update(self._initial_attributes)
+        self._scene.place(self._scene.initial_placement)
+        mujoco.mj_resetData(model, env.data)
+        env.seed(seed)
+        observation, _ = env.reset()
+        # Some tasks move a body last thing in their reset: bring the kinematics up to date before anyone looks.
+        mujoco.mj_forward(model, env.data)
+        current = env._get_curr_obs_combined_no_goal()
+        env._prev_obs = current
+        self._observation = np.concatenate([current, current, observation[-3:]])
+        self._placement = self._scene.placement()
+
+    def step(self, action: NDArray[np.float32]) -> tuple[float, bool]:
+        """One simulator step with an action [4] in -1..1: Meta-World's dense reward (0..10) and success."""
+        assert self._placement is not None, "stepped before reset"
+        self._scene.place(self._placement)
+        self._observation, reward, _, _, info = self._env.step(action)
+        return float(reward), bool(info["success"])
+
+    @property
+    def state(self) -> NDArray[np.float64]:
+        """Meta-World's observation: [39]."""
+        return self._observation
+
+    @property
+    def proprioception(self) -> NDArray[np.float64]:
+        """Hand position (metres) and gripper opening (0 closed, 1 open): [4]."""
+        return self._observation[:4]
+
+    def expert_action(self) -> NDArray[np.float64]:
+        """Meta-World's scripted policy at this state: [4], unclipped."""
+        # The experts aim beyond the box and warn of it once; the batch clips. (Again here: filters may be reset.)
+        warnings.filterwarnings("ignore", message=r"Constant\(s\) may be too high", category=UserWarning)
+        action: NDArray[np.float64] = self._scene.expert.get_action(self._observation)
+        return action
+
+    def draw(self, out: NDArray[np.uint8]) -> None:
+        self._scene.draw(self._env.data, out)
+
+
+def _sharing(env_class: type[Any], model: mujoco.MjModel) -> type[Any]:
+    """The task's class, with instances that use `model` instead of compiling one each."""
+
+    def initialize(_: Any) -> tuple[mujoco.MjModel, mujoco.MjData]:
+        import mujoco
+
+        return model, mujoco.MjData(model)
+
+    return type(env_class.__name__, (env_class,), {"_initialize_simulation": initialize})

@@ -1,0 +1,102 @@
+"""What passes between stations, by its form: what a policy is shown, what it answers, and the arena that holds both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from polyrhythm.config.rollout import LimitedBatching
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.errors import ConfigError
+from polyrhythm.policies.base import Policy
+from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.memory.blocks import blocks_needed
+from polyrhythm.runtime.memory.tensors import as_array
+from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE
+from polyrhythm.scheduler.padding import powers
+from polyrhythm.scheduler.records import EnvBatchInfo
+from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec
+from polyrhythm.stations.simulator.slot import StepSettings
+
+
+def arena_layout(
+    config: RunConfig,
+    spec: EnvSpec,
+    infos: Sequence[Sequence[EnvBatchInfo]],
+    policy: Policy,
+    *,
+    trainer: bool = True,
+) -> ArenaLayout:
+    """What lies in the arena; without a trainer no finished sample waits.
+
+    Redundant tickets need room of their own: the samples of spare groups wait beside those that admission counts.
+    """
+    slots = {slot.slot: slot.rows for batches in infos for info in batches for slot in info.slots}
+    rows = sum(slots.values())
+    freshness = config.freshness
+    version_samples = config.training.batch_size * freshness.sync_interval
+    groups = config.groups
+    needed = blocks_needed(
+        rows, version_samples, freshness.max_lag, group_size=groups.size, extra_groups=groups.extra_groups
+    )
+    blocks = needed if trainer else rows
+    return ArenaLayout(
+        blocks=blocks,
+        steps=step_settings(config, policy).sample_steps(spec.max_steps),
+        chunk=policy.chunk,
+        obs=shown(spec),
+        answers=answer_specs(policy, spec),
+        slots=slots,
+    )
+
+
+def shown(spec: EnvSpec) -> dict[str, ArraySpec]:
+    """What a policy sees: the environment's observation, and what the simulator station adds."""
+    return {**spec.observation, INSTRUCTION: ArraySpec((), "int64"), PROGRESS: ArraySpec((), "float32")}
+
+
+def blank(spec: EnvSpec) -> dict[str, torch.Tensor]:
+    """One row of nothing, to ask a policy for the form of its answers."""
+    return {name: torch.from_numpy(np.zeros((1, *a.shape), a.dtype)) for name, a in shown(spec).items()}
+
+
+def answer_specs(policy: Policy, spec: EnvSpec) -> dict[str, ArraySpec]:
+    """The arrays of one row's answer, by the names of `runtime.messages`."""
+    with torch.inference_mode():
+        act = policy.act(blank(spec), torch.zeros(1, dtype=torch.bool), torch.zeros(1, dtype=torch.int64))
+    tensors = {ACTIONS: act.actions, LOGPROB: act.logprob, VALUE: act.value}
+    tensors |= {FORWARD_INPUTS + name: tensor for name, tensor in act.forward_inputs.items()}
+    arrays = {name: as_array(tensor) for name, tensor in tensors.items()}
+    return {name: ArraySpec(array.shape[1:], array.dtype.name) for name, array in arrays.items()}
+
+
+def step_settings(config: RunConfig, policy: Policy) -> StepSettings:
+    rollout = config.rollout
+    return StepSettings(policy.chunk, rollout.action_repeat, rollout.segment_steps, rollout.join == "all")
+
+
+def bucket_sizes(config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]]) -> tuple[int, ...]:
+    """The row counts that forward passes are padded to, ascending; none for no padding.
+
+    ConfigError: a batch may be larger than the largest of them.
+    """
+    wanted = config.rollout.buckets
+    if wanted == "none":
+        return ()
+    batches = [info for own in infos for info in own]
+    slots = [slot.rows for info in batches for slot in info.slots]
+    reserved = sum(slot.rows for info in batches if info.reserved for slot in info.slots)
+    training = sum(slots) - reserved  # in passes of their own
+    if isinstance(config.batching, LimitedBatching):
+        training = min(config.batching.max_rows, training)
+    most = max(training, reserved, *slots)
+    if isinstance(wanted, str):
+        return powers(most)
+    if wanted[-1] < most:
+        raise ConfigError(
+            f"rollout.buckets = {list(wanted)}: a batch may have {most} rows, more than the largest bucket; add "
+            f"{powers(most)[-1]}, or use powers"
+        )
+    return wanted

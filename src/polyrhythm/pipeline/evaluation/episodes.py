@@ -1,0 +1,72 @@
+"""Which episodes an evaluation runs, and what their results come to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from polyrhythm.errors import RunHalted
+from polyrhythm.observe import wilson
+from polyrhythm.scheduler.records import Episode, SampleEvaluated
+from polyrhythm.specs import Task
+from polyrhythm.specs.hashing import mix
+
+#: Keeps held-out seeds apart from those of training (tagged 1 and 2 by the conductor) and of demonstrations.
+_DOMAIN = 4
+
+
+def held_out(count: int, seed: int, tasks: int, *, greedy: bool, swap: bool = False) -> list[Episode]:
+    """`count` episodes dealt over the tasks, the same ones for the same seed.
+
+    The initial state of episode i is a hash of (seed, i), in a domain of its own: training never sees it. swap: show
+    each task the next one's instruction; a policy that listens then fails.
+    """
+    return [
+        Episode(
+            task=index % tasks,
+            instruction=(index + swap) % tasks,
+            seed=mix(seed, _DOMAIN, index),
+            greedy=greedy,
+        )
+        for index in range(count)
+    ]
+
+
+def tally(results: Iterable[SampleEvaluated], tasks: Sequence[Task]) -> dict[str, Any]:
+    """successes, episodes, rate, low, high (Wilson 95%), mean_return; `metrics`: means of the environment's own, if it
+    has any; `tasks`: the same by name if there are several.
+
+    Raises RunHalted if every episode was dropped, or one earned what is no number.
+    """
+    listed = list(results)
+    if not listed:
+        raise RunHalted("every evaluation episode was dropped; see the log for why")
+    odd = next((result for result in listed if not math.isfinite(result.episode_return)), None)
+    if odd is not None:
+        raise RunHalted(
+            f"an evaluation episode of {tasks[odd.task].name} earned {odd.episode_return}: the environment's reward is "
+            "NaN or infinite; look at what its step returns"
+        )
+    total = _tally(listed)
+    if len(tasks) > 1:
+        by_task = {task.name: [r for r in listed if r.task == index] for index, task in enumerate(tasks)}
+        total["tasks"] = {name: _tally(part) for name, part in by_task.items() if part}
+    return total
+
+
+def _tally(results: Sequence[SampleEvaluated]) -> dict[str, Any]:
+    interval = wilson(sum(result.success for result in results), len(results))
+    mean_return = sum(result.episode_return for result in results) / len(results)
+    means = mean_metrics(result.metrics for result in results)
+    return {**interval._asdict(), "mean_return": mean_return, **({"metrics": means} if means else {})}
+
+
+def mean_metrics(episodes: Iterable[Sequence[tuple[str, float]]]) -> dict[str, float]:
+    """The mean of each of the environment's own metrics over the episodes that have it, by name."""
+    found: dict[str, list[float]] = {}
+    for metrics in episodes:
+        for name, number in metrics:
+            found.setdefault(name, []).append(number)
+    # Divided first, so that no sum is too large.
+    return {name: sum(x / len(numbers) for x in numbers) for name, numbers in sorted(found.items())}

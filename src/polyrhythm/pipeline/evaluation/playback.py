@@ -1,0 +1,205 @@
+"""Some of an evaluation's episodes played again, to be looked at: one env batch, a row each, in this process.
+
+The stations of an evaluation keep nothing of its episodes, so that thousands cost no memory. What is played here has
+the same seeds, the same noise and the same order of calls, so these are the first of the episodes that are counted;
+they come out otherwise only where the environment or the policy's arithmetic depends on who shares the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from polyrhythm.conformance import violation_of
+from polyrhythm.envs.base import EnvBatch, EnvSettings, Renderable, Renderer
+from polyrhythm.errors import ConfigError, PolyrhythmError, RunHalted
+from polyrhythm.observe.video import reduced
+from polyrhythm.pipeline.array_specs import shown
+from polyrhythm.policies.base import Policy, as_module
+from polyrhythm.runtime.memory.tensors import as_array, as_tensors
+from polyrhythm.scheduler.records import Episode
+from polyrhythm.scheduler.rollout.evaluation import noise_stream
+from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec
+from polyrhythm.specs.hashing import mix_array
+from polyrhythm.stations.simulator.chunk import ChunkResult, Step, step_chunk, whole_batch
+from polyrhythm.stations.simulator.guard import EnvFault, GuardedEnv
+from polyrhythm.stations.simulator.slot import StepSettings
+
+#: uint8 [H,W,3].
+Picture = NDArray[np.uint8]
+
+
+@dataclass(slots=True)
+class Played:
+    """An episode: what the policy was shown of it, at its first step, after each step that is kept, and at its end."""
+
+    episode: Episode
+    pictures: list[Picture] = field(default_factory=list)
+    success: bool = False
+    episode_return: float = 0.0
+    env_steps: int = 0
+
+
+def play(
+    settings: EnvSettings, policy: Policy, episodes: Sequence[Episode], step: StepSettings, pictures: int, rows: int
+) -> list[Played]:
+    """These episodes, side by side, with `pictures` pictures of each at most, and the last. rows: of a batch in a run.
+
+    ConfigError: the environment has no pictures, or cannot be built. RunHalted: it raised while it was played.
+    """
+    kind = getattr(settings, "type", "")
+    batch = _built(settings, kind, len(episodes), rows)
+    try:
+        every = -(-step.episode_steps(batch.spec.max_steps) // pictures)
+        turns = [episodes[first : first + batch.rows] for first in range(0, len(episodes), batch.rows)]
+        return [played for turn in turns for played in _Playback(batch, policy, turn, step, every).run()]
+    except EnvFault as fault:
+        raise RunHalted(
+            f"env.type = {kind}: {fault}, while its episodes were played for a video; fix it, or leave --video out"
+        ) from fault
+    finally:
+        batch.close()
+
+
+def _built(settings: EnvSettings, kind: str, wanted: int, rows: int) -> EnvBatch:
+    """A batch of `wanted` rows that can be seen; of `rows`, as in a run, if the environment refuses those."""
+    drawn, call, batch = picture_of(settings.spec()) is None, "rendering", None
+    try:
+        found = settings.rendering() if drawn and isinstance(settings, Renderable) else settings
+        call = "build"
+        if found:
+            batch = _of_either_size(found, wanted, rows)
+    except PolyrhythmError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"env.type = {kind}: {violation_of(call, error)}") from error
+    if batch is None or (drawn and not isinstance(batch, Renderer)):
+        raise ConfigError(
+            f"env.type = {kind}: there is nothing to see: no observation is a picture (uint8 [H,W,3]), and it does not "
+            "render its rows; leave --video out, or give its batch a render(row)"
+        )
+    return batch
+
+
+def _of_either_size(settings: EnvSettings, wanted: int, rows: int) -> EnvBatch:
+    try:
+        return settings.build(wanted)
+    except Exception:
+        if rows == wanted:
+            raise
+        return settings.build(rows)
+
+
+def picture_of(spec: EnvSpec) -> str | None:
+    """The observation that is a picture, the first of several; None if there is none."""
+    return next((name for name, array in spec.observation.items() if _as_rgb(array) is not None), None)
+
+
+class _Playback:
+    """Plays episode i in row i; rows that ended, or have no episode, are left alone. every: chunk steps between two
+    pictures."""
+
+    def __init__(
+        self, batch: EnvBatch, policy: Policy, episodes: Sequence[Episode], step: StepSettings, every: int
+    ) -> None:
+        self._env, self._batch, self._every, self._step = GuardedEnv(batch), batch, every, step
+        self._spec, self._policy = batch.spec, policy
+        as_module(policy).eval()
+        self._advance: Step = self._env.step if self._spec.step_rows else whole_batch(self._env)
+        self._played = [Played(episode) for episode in episodes]
+        self._obs = {name: np.zeros((len(episodes), *a.shape), a.dtype) for name, a in shown(self._spec).items()}
+        self._obs[INSTRUCTION][:] = [episode.instruction for episode in episodes]
+        self._greedy = np.array([episode.greedy for episode in episodes])
+        self._noise = np.array([noise_stream(episode) for episode in episodes], np.int64)
+        self._picture = _drawing(batch)
+
+    def run(self) -> list[Played]:
+        episodes = [played.episode for played in self._played]
+        running = np.arange(len(episodes))
+        begun = [*episodes, *[episodes[-1]] * (self._batch.rows - len(episodes))]
+        self._env.reset(np.arange(len(begun)), [episode.task for episode in begun], [episode.seed for episode in begun])
+        self._look(running)
+        self._keep(running)
+        steps = 0
+        while len(running):
+            result = self._act(running, steps)
+            steps += 1
+            over = result.terminated | result.truncated
+            for i, row in enumerate(running):
+                self._count(self._played[row], result, i)
+            self._look(running)
+            self._keep(running[over] if steps % self._every else running)
+            running = running[~over]
+        return self._played
+
+    def _act(self, rows: NDArray[np.intp], steps: int) -> ChunkResult:
+        """One chunk step of these rows, all of which have done `steps`."""
+        obs = as_tensors({name: array[rows] for name, array in self._obs.items()}, torch.device("cpu"))
+        ways = {"greedy": self._greedy[rows], "noise_key": mix_array(self._noise[rows], steps)}
+        how = as_tensors(ways, torch.device("cpu"))
+        with torch.inference_mode():
+            actions = as_array(self._policy.act(obs, how["greedy"], how["noise_key"]).actions)
+        done = np.array([self._played[row].env_steps for row in rows])
+        return step_chunk(self._advance, rows, actions, self._step.action_repeat, self._spec.max_steps - done)
+
+    @staticmethod
+    def _count(played: Played, result: ChunkResult, place: int) -> None:
+        played.success |= bool(result.success[place])
+        played.episode_return += float(result.rewards[place].sum())
+        played.env_steps += int(result.steps[place])
+
+    def _look(self, rows: NDArray[np.intp]) -> None:
+        """Have the environment show these rows, as the simulator station does after each chunk step."""
+        seen = {name: np.empty((len(rows), *a.shape), a.dtype) for name, a in self._spec.observation.items()}
+        self._env.observe(rows, seen)
+        for name, array in seen.items():
+            self._obs[name][rows] = array
+        self._obs[PROGRESS][rows] = [self._played[row].env_steps / self._spec.max_steps for row in rows]
+
+    def _keep(self, rows: NDArray[np.intp]) -> None:
+        for row in rows:
+            self._played[row].pictures.append(reduced(self._picture(self._obs, int(row))))
+
+
+def _drawing(batch: EnvBatch) -> Callable[[dict[str, NDArray[Any]], int], Picture]:
+    """How a row's picture is made: of what the policy is shown, else drawn by the environment."""
+    name = picture_of(batch.spec)
+    if name is not None:
+        rgb = _as_rgb(batch.spec.observation[name])
+        assert rgb is not None
+        return lambda obs, row: rgb(obs[name][row])
+    assert isinstance(batch, Renderer)
+    return lambda _, row: _rendered(batch, row)
+
+
+def _rendered(batch: Renderer, row: int) -> Picture:
+    """What the environment draws. EnvFault: it raised, or gave something else."""
+    try:
+        picture = batch.render(row)
+    except (PolyrhythmError, ImportError):
+        raise
+    except Exception as error:
+        raise EnvFault(f"render: {type(error).__name__}: {error}") from error
+    found = np.asarray(picture)
+    if found.dtype != np.uint8 or found.ndim != 3 or found.shape[2] != 3:
+        raise EnvFault(f"render gave {found.dtype} {list(found.shape)}, it must be uint8 [H,W,3]")
+    return found
+
+
+def _as_rgb(array: ArraySpec) -> Callable[[NDArray[Any]], Picture] | None:
+    """From one row of such an array to a picture: grey or colour, channels last or first; None if it is none."""
+    shape = array.shape
+    if array.dtype != "uint8" or len(shape) not in (2, 3) or min(sorted(shape)[-2:]) < 8:
+        return None
+    if len(shape) == 2:
+        return lambda row: np.repeat(row[:, :, None], 3, 2)
+    if shape[2] in (1, 3):
+        return lambda row: np.broadcast_to(row, (*row.shape[:2], 3)).copy()
+    if shape[0] in (1, 3):
+        return lambda row: np.broadcast_to(row.transpose(1, 2, 0), (*row.shape[1:], 3)).copy()
+    return None

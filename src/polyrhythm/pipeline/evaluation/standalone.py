@@ -1,0 +1,118 @@
+"""Measuring a trained policy: the stations of a run, without training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import Any, NamedTuple
+
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.errors import RunFolderError, RunHalted
+from polyrhythm.observe.intervals import measures_success
+from polyrhythm.observe.run_folder import take_file
+from polyrhythm.observe.video import Clip, check_format, write_video
+from polyrhythm.pipeline.array_specs import step_settings
+from polyrhythm.pipeline.build import build_pipeline, env_settings
+from polyrhythm.pipeline.evaluation.episodes import held_out, tally
+from polyrhythm.pipeline.evaluation.playback import Played, play
+from polyrhythm.pipeline.observers.live import Live
+from polyrhythm.pipeline.persistence.checkpoints import load_policy
+from polyrhythm.pipeline.validation.check import check, refuse_swapping
+from polyrhythm.policies.base import Policy, as_module
+from polyrhythm.runtime.memory.tensors import apply_state
+from polyrhythm.scheduler.records import Episode
+from polyrhythm.specs import EnvSpec
+
+#: Pictures of an episode in a video, at most, beside the last.
+_PICTURES = 200
+#: Episodes where neither the caller nor the run's own configuration names a number.
+EPISODES = 128
+
+
+class Video(NamedTuple):
+    """file: .gif or .mp4, absent so far; episodes: the first ones of the evaluation."""
+
+    file: Path
+    episodes: int = 9
+
+
+def evaluate(
+    path: Path,
+    episodes: int | None = None,
+    seed: int | None = None,
+    greedy: bool = True,
+    swap_instructions: bool = False,
+    live: Live | None = None,
+    video: Video | None = None,
+) -> dict[str, Any]:
+    """Success rate with its Wilson 95% interval, and the mean return, of the policy in a run folder or checkpoint.
+
+    episodes: dealt over the tasks, their initial states a function of `seed`, never seen in training; both as in the
+    run's own evaluation unless given, so that a finished run's `after` comes out again.
+    swap_instructions: show every task the next one's sentence; a policy that listens then fails.
+    live: shows a person how it goes; video: to be made of the first episodes. RunFolderError: there is no such policy.
+    """
+    config, weights, version = load_policy(path)
+    if video:
+        check_format(video.file)
+        take_file(video.file)
+    _, spec, policy = check(config, trainer=False)
+    if swap_instructions:
+        refuse_swapping(spec)
+    episodes = episodes or config.evaluation.episodes or EPISODES
+    seed = config.evaluation.seed if seed is None else seed
+    try:
+        apply_state(as_module(policy), weights)
+    except ValueError as error:
+        raise RunFolderError(f"{path}: {error}; these weights belong to other settings, name another folder") from error
+    wanted = held_out(episodes, seed, len(spec.tasks), greedy=greedy, swap=swap_instructions)
+    if live:
+        live.phase("evaluation", time.monotonic())
+    played = _play(config, policy, wanted[: video.episodes]) if video else []
+    with _logs() as folder, closing(build_pipeline(config, policy, folder, trainer=False)) as pipeline:
+        if live:
+            live.watch(pipeline)
+        results = pipeline.evaluate("evaluation", wanted)
+    found = {**tally(results, spec.tasks), "greedy": greedy, "seed": seed, "version": version}
+    if video:
+        measured = measures_success([found["successes"]], [found["mean_return"]])
+        write_video(video.file, _clips(played, spec, measured=measured))
+        found["video"] = {"file": str(video.file), "episodes": len(played)}
+        if measured:
+            found["video"]["successes"] = sum(one.success for one in played)
+    return found
+
+
+def _play(config: RunConfig, policy: Policy, episodes: Sequence[Episode]) -> list[Played]:
+    """The episodes with their pictures. Before those of the evaluation: what is missing is known at once."""
+    return play(env_settings(config), policy, episodes, step_settings(config, policy), _PICTURES, config.rollout.rows)
+
+
+def _clips(played: Sequence[Played], spec: EnvSpec, *, measured: bool) -> list[Clip]:
+    """measured: the environment says what a success is; else an episode is told by its return."""
+    clips = []
+    for one in played:
+        ended = f"return {one.episode_return:.4g}"
+        if measured:
+            ended = f"success, {one.env_steps} steps" if one.success else "no success"
+        told = spec.tasks[one.episode.instruction].instruction
+        clips.append(Clip(one.pictures, told, ended, one.success if measured else None))
+    return clips
+
+
+@contextmanager
+def _logs() -> Iterator[Path]:
+    """A folder for the stations' logs, which stays only where the error that ends it names one of them."""
+    folder, named = Path(mkdtemp(prefix="polyrhythm-")), False
+    try:
+        yield folder
+    except RunHalted as error:
+        named = str(folder) in str(error)
+        raise
+    finally:
+        if not named:
+            rmtree(folder)

@@ -1,0 +1,65 @@
+"""An observer that tells of samples that failed and optimizer steps that were skipped, before the run halts for it."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from polyrhythm.runtime.messages import Report
+from polyrhythm.runtime.processes.manager import log_file
+from polyrhythm.scheduler import records
+
+log = logging.getLogger(__name__)
+
+#: Metric of the optimizer steps of an update that were skipped.
+_SKIPPED = "train/actor/skipped_steps"
+
+
+class Failures:
+    """Warns at the first failure of each kind (who and what, or call and error's type), the tenth, and so on.
+
+    logs: where the stations' logs with the tracebacks are; None where the stations log here. types: the setting that
+    names a culprit (`specs.finite`), by culprit. counts: failures by kind; last: the last one, in words.
+    """
+
+    def __init__(self, logs: Path | None, types: Mapping[str, str] | None = None) -> None:
+        self._logs, self._types = logs, types or {}
+        self._skipped = 0
+        self.counts: Counter[str] = Counter()
+        self.last = "it ran out of attempts"
+
+    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+        if isinstance(event, records.SampleFailed) and event.reason != records.CANCELLED:
+            kind = ": ".join(event.reason.split(": ")[:2])
+            self.counts[kind] += 1
+            count = self.counts[kind]
+            culprit, _, what = event.reason.partition(": ")
+            known = self._types.get(culprit)
+            detail = f" ({event.detail})" if event.detail else ""
+            self.last = f"{f'{known}: {what}' if known else event.reason}{detail}"
+            if _is_told(count):
+                self._warn(event, count, traceback=known is None)
+
+    def _warn(self, event: records.SampleFailed, count: int, *, traceback: bool) -> None:
+        file = log_file(self._logs, event.simulator, event.epoch) if self._logs and traceback else None
+        where = f"; the traceback: {file}" if file else ""
+        log.warning("%s: a sample failed%s: %s%s", event.simulator, _times(count), self.last, where)
+
+    def reported(self, now: float, report: Report) -> None:  # noqa: ARG002
+        if skipped := int(report.values.get(_SKIPPED, 0)):
+            self._skipped += 1
+            if _is_told(self._skipped):
+                why = f"; why: {log_file(self._logs, report.station, report.epoch)}" if self._logs else ""
+                said = "update %d: %d optimizer steps were skipped, their gradient is not finite%s%s"
+                log.warning(said, report.step, skipped, _times(self._skipped), why)
+
+
+def _is_told(count: int) -> bool:
+    """Of 1, 10, 100 and so on."""
+    return str(count).strip("0") == "1"
+
+
+def _times(count: int) -> str:
+    return "" if count == 1 else f" ({count} times so far)"

@@ -1,0 +1,70 @@
+"""How much of the time rows and the trainer had nothing to do, and how full passes were, by the decisions alone: the
+same for every launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from polyrhythm.runtime.messages import Report
+from polyrhythm.scheduler import records
+from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.padding import padded
+
+
+class Tempo:
+    """Integrates over time how many rows hold a ticket, and whether the trainer trains or publishes, from `now` on.
+    Counts training's passes.
+    """
+
+    def __init__(self, conductor: Conductor, now: float) -> None:
+        self._conductor, self._now, self._began = conductor, now, now
+        self._rows, self._running = self._rows_there(), 0
+        self._training = self._publishing = False
+        self._row_s = self._running_s = self._trainer_s = 0.0
+        self._passes = self._served = self._padded = 0
+
+    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+        self._pass_time(now)
+        if isinstance(event, records.Published | records.TrainerJoined) or not self._conductor.lending.trainer:
+            self._publishing = False
+        self._publishing |= any(isinstance(command, records.PublishWeights) for command in commands)
+        if isinstance(event, records.SimulatorJoined | records.StationLost):
+            self._rows = self._rows_there()
+        self._running = self._conductor.ledger.running
+        self._training = bool(self._conductor.lending.lent)
+        for command in commands:
+            if isinstance(command, records.Serve) and not command.batch.requests[0].evaluation:
+                rows = sum(request.rows for request in command.batch.requests)
+                self._passes, self._served = self._passes + 1, self._served + rows
+                self._padded += padded(rows, self._conductor.settings.buckets)
+
+    def _rows_there(self) -> int:
+        batches = self._conductor.rollout.rows.env_batches.values()
+        return sum(len(batch.slot_of) for batch in batches if not batch.reserved)
+
+    def _pass_time(self, now: float) -> None:
+        passed, self._now = now - self._now, now
+        self._row_s += passed * self._rows
+        self._running_s += passed * self._running
+        self._trainer_s += passed * (self._training or self._publishing)
+
+    def reported(self, now: float, report: Report) -> None:
+        pass
+
+    def take(self, now: float) -> dict[str, float]:
+        """Since the last call: `rollouter/idle_ratio`, `trainer/idle_ratio`, 0..1; `rollouter/batch_rows`, the mean of
+        the passes that began, without their padding, and `rollouter/padding_ratio`, 0..1, if any did.
+        """
+        self._pass_time(now)
+        seconds = max(now - self._began, 1e-9)
+        rollouter = 1.0 - self._running_s / self._row_s if self._row_s else 0.0
+        found = {
+            "rollouter/idle_ratio": min(1.0, max(0.0, rollouter)),
+            "trainer/idle_ratio": min(1.0, max(0.0, 1.0 - self._trainer_s / seconds)),
+        }
+        if self._passes:
+            found["rollouter/batch_rows"] = self._served / self._passes
+            found["rollouter/padding_ratio"] = 1.0 - self._served / self._padded
+        self._began, self._row_s, self._running_s, self._trainer_s = now, 0.0, 0.0, 0.0
+        self._passes = self._served = self._padded = 0
+        return found

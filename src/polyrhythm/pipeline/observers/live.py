@@ -1,0 +1,202 @@
+"""The live terminal of a run: an observer that collects a status, and a thread that draws it.
+
+The thread draws twice a second whatever the run is at, so that the time goes on also while demonstrations are
+collected; all that it reads was put together by the run's own thread and is replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TextIO
+
+from polyrhythm.observe.live import Status, block
+from polyrhythm.observe.terminal import Terminal
+from polyrhythm.pipeline.build import Pipeline
+from polyrhythm.pipeline.observers.metrics import Episodes, Lags
+from polyrhythm.pipeline.observers.totals import Account, Stations
+from polyrhythm.runtime.messages import Report
+from polyrhythm.scheduler import records
+
+#: Seconds between two drawings, and between two times that the status is put together.
+_DRAW_S = 0.5
+#: Updates whose pace says how long the rest will take.
+_PACE = 40
+
+#: Phases whose names would say too little.
+_NAMES = {
+    "start": "starting the stations",
+    "supervised": "supervised warm start",
+    "evaluation_before": "evaluation before training",
+    "rl": "reinforcement learning",
+    "evaluation_during": "evaluation of training's last stage",
+    "evaluation_after": "evaluation after training",
+}
+
+
+@dataclass(slots=True)
+class _Training:
+    """What is told of training. updates: all of the run; after_s: what the phases behind it will take."""
+
+    updates: int
+    episodes: Episodes
+    account: Account
+    lags: Lags
+    after_s: float
+
+
+class Live:
+    """Watches a run from its first phase to its last; `draw` gets the lines. began: when the run did, by `clock`."""
+
+    def __init__(self, terminal: Terminal, clock: Callable[[], float] = time.monotonic) -> None:
+        self._terminal, self._clock = terminal, clock
+        self._plain = not _shows(terminal.encoding)
+        self._began = clock()
+        self._status = Status("", 0.0)
+        self._pipeline: Pipeline | None = None
+        self._stations: Stations | None = None
+        self._training: _Training | None = None
+        self._marks: deque[tuple[float, int]] = deque(maxlen=_PACE)
+        self._done = self._of = self._faults = 0
+        self._lag = 0.0
+        self._due = 0.0
+
+    # ------------------------------------------------------------ what it is told
+
+    def phase(self, name: str, began: float) -> None:
+        """A phase begins. began: when the whole run did."""
+        self._began = began
+        self._training, self._done, self._of = None, 0, 0
+        self._marks.clear()
+        words = _NAMES.get(name, name.replace("_", " "))
+        self._status = Status(words, 0.0, utilisation=self._status.utilisation, faults=self._status.faults)
+        self.draw()
+
+    def watch(self, pipeline: Pipeline) -> None:
+        """Watch the stations of a run from now on."""
+        self._pipeline, self._stations = pipeline, Stations(pipeline.launcher)
+        pipeline.loop.observers.append(self)
+
+    def train(self, updates: int, episodes: Episodes, account: Account, lags: Lags, after_s: float) -> None:
+        """The present phase is training, of so many updates; `episodes`, `account` and `lags` go on."""
+        assert self._pipeline is not None
+        self._training = _Training(updates, episodes, account, lags, after_s)
+        self._done, self._of = self._pipeline.loop.conductor.versions.updates, updates
+        self._faults = len(account.faults)
+
+    # ------------------------------------------------------------ as observer
+
+    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+        match event:
+            case records.Evaluate(episodes=episodes) if self._training is None:
+                self._done, self._of = 0, len(episodes)
+                self._mark(now)
+            case records.StationLost():
+                self._faults += 1
+        ended = sum(isinstance(command, records.SampleEvaluated) for command in commands)
+        if ended and self._training is None:
+            self._done += ended
+            self._mark(now)
+        assert self._stations is not None
+        self._stations.decided(now, event, commands)
+        if now >= self._due:
+            self._due = now + _DRAW_S
+            self._status = self._collect(now)
+
+    def reported(self, now: float, report: Report) -> None:
+        if report.topic == "update" and self._training is not None:
+            self._done, self._of = report.step + 1, self._training.updates
+            self._lag = report.values["staleness/lag_mean"]
+            self._mark(now)
+
+    def _mark(self, now: float) -> None:
+        self._marks.append((now, self._done))
+
+    def _collect(self, now: float) -> Status:
+        """All that there is to say now."""
+        assert self._pipeline is not None
+        assert self._stations is not None
+        activity, training = self._stations.activity, self._training
+        status = replace(
+            self._status,
+            done=self._done,
+            of=self._of,
+            unit="update" if training else "episode",
+            left_s=self._left(now),
+            left_of="" if training else "this phase",
+            transitions_per_s=activity.per_s("env_steps"),
+            faults=self._faults,
+            utilisation=activity.utilisation(),
+        )
+        if training is None:
+            return status
+        lag = (self._lag, max(training.lags.counts, default=0))
+        buffered = self._pipeline.loop.conductor.ledger.buffered
+        return replace(status, recent=tuple(training.episodes.recent), lag=lag, buffer=buffered)
+
+    def _left(self, now: float) -> float | None:
+        """Seconds to the end of the run (of the phase, if it is an evaluation), by the pace of the last updates."""
+        if len(self._marks) < 3:
+            return None
+        (begin, first), (end, last) = self._marks[0], self._marks[-1]
+        if last == first:
+            return None
+        pace = (end - begin) / (last - first)
+        rest = max(0.0, (self._of - self._done) * pace - (now - end))
+        return rest + (self._training.after_s if self._training else 0.0)
+
+    # ------------------------------------------------------------ drawing
+
+    def draw(self) -> None:
+        """Show the status as it is, with the time as it is now."""
+        if self._status.phase:
+            status = replace(self._status, elapsed_s=self._clock() - self._began)
+            self._terminal.show(block(status, self._terminal.width, plain=self._plain))
+
+
+def _shows(encoding: str) -> bool:
+    try:
+        "─█░·".encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def live_terminal(stream: TextIO, environment: Mapping[str, str] = os.environ) -> Iterator[Live | None]:
+    """A live block on `stream` for as long as this lasts, with all logs and warnings above it.
+
+    None where it is no terminal, or one that cannot move its cursor: then nothing changes.
+    """
+    if not stream.isatty() or environment.get("TERM", "dumb") == "dumb":
+        yield None
+        return
+    terminal = Terminal(stream)
+    live = Live(terminal)
+    handlers = [h for h in logging.getLogger().handlers if isinstance(h, logging.StreamHandler) and h.stream is stream]
+    for handler in handlers:
+        handler.setStream(terminal)
+    over = threading.Event()
+    drawing = threading.Thread(target=_draw_until, args=(live, over), name="live", daemon=True)
+    drawing.start()
+    try:
+        with contextlib.redirect_stderr(terminal):
+            yield live
+    finally:
+        over.set()
+        drawing.join()
+        for handler in handlers:
+            handler.setStream(stream)
+        terminal.end()
+
+
+def _draw_until(live: Live, over: threading.Event) -> None:
+    """Consumes: the status. Waits for: the time to draw. Unblocked by: it, or `over`. Produces: the block."""
+    while not over.wait(_DRAW_S):
+        live.draw()

@@ -1,0 +1,215 @@
+"""Who watches a run: metrics of every update, lags, and a line in the log."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from polyrhythm.errors import RunDistrusted
+from polyrhythm.observe import MetricsWriter, live
+from polyrhythm.observe.metrics import check_names
+from polyrhythm.pipeline.evaluation.episodes import mean_metrics
+from polyrhythm.pipeline.observers.idle import Tempo
+from polyrhythm.pipeline.observers.totals import Account, Stations
+from polyrhythm.runtime.messages import Report
+from polyrhythm.scheduler import records
+from polyrhythm.scheduler.samples.ledger import SampleLedger
+
+log = logging.getLogger(__name__)
+
+#: How many episodes say how training goes at the moment.
+_RECENT = 128
+
+
+@dataclass(slots=True)
+class _Episode:
+    """An episode under way in one row: reward and env steps of its segments so far."""
+
+    task: int
+    reward: float = 0.0
+    env_steps: int = 0
+    metrics: Sequence[tuple[str, float]] = ()
+
+
+class Episodes:
+    """The training episodes that ended, whole ones: segments of one episode are put together again.
+
+    figures: at an update's report, of the episodes that ended since the one before: env/episodes, env/return,
+    env/success_once (also by task where there are several), env/episode_len, and env/metrics/NAME by the environment's
+    own metrics. Empty if none ended. recent: success and return of the last ones. It must be told before those who
+    read it.
+    """
+
+    def __init__(self, tasks: int) -> None:
+        self.figures: dict[str, float] = {}
+        self.recent: deque[tuple[bool, float]] = deque(maxlen=_RECENT)
+        self._tasks = tasks
+        self._running: dict[tuple[int, int], tuple[str, str, int]] = {}
+        self._rows: dict[tuple[str, str, int], _Episode] = {}
+        self._ended: list[tuple[_Episode, bool]] = []
+
+    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+        match event:
+            case records.SampleFinished():
+                self._finish(event)
+            case records.SampleFailed(ticket=ticket, attempt=attempt):
+                self._running.pop((ticket, attempt), None)
+            case records.StationLost(station=station):
+                self._running = {key: place for key, place in self._running.items() if place[0] != station}
+        for command in commands:
+            match command:
+                case records.StartRows(simulator=simulator, slot=slot, grants=grants):
+                    for grant in grants:
+                        self._start((simulator, slot, grant.row), grant)
+                case records.CancelRow(ticket=ticket, attempt=attempt):
+                    self._running.pop((ticket, attempt), None)
+
+    def _start(self, place: tuple[str, str, int], grant: records.Grant) -> None:
+        ticket = grant.ticket
+        if ticket.evaluation:
+            return
+        self._running[ticket.number, ticket.attempt] = place
+        if not grant.resume:
+            self._rows[place] = _Episode(ticket.task)
+
+    def _finish(self, sample: records.SampleFinished) -> None:
+        place = self._running.pop((sample.ticket, sample.attempt), None)
+        if place is None:
+            return
+        episode = self._rows[place]
+        episode.reward += sample.episode_return
+        episode.env_steps += sample.env_steps
+        if sample.end is not records.End.SEGMENT:
+            episode.metrics = sample.metrics
+            self._ended.append((self._rows.pop(place), sample.success))
+            self.recent.append((sample.success, episode.reward))
+
+    def reported(self, now: float, report: Report) -> None:  # noqa: ARG002
+        ended, self._ended = self._ended, []
+        self.figures = {}
+        if not ended:
+            return
+        self.figures["env/episodes"] = float(len(ended))
+        self.figures["env/return"] = fmean(episode.reward for episode, _ in ended)
+        self.figures["env/success_once"] = fmean(success for _, success in ended)
+        self.figures["env/episode_len"] = fmean(episode.env_steps for episode, _ in ended)
+        for task in range(self._tasks) if self._tasks > 1 else ():
+            if own := [success for episode, success in ended if episode.task == task]:
+                self.figures[f"env/success_once/task_{task}"] = fmean(own)
+        means = mean_metrics(episode.metrics for episode, _ in ended)
+        self.figures |= {f"env/metrics/{name}": mean for name, mean in means.items()}
+
+
+def check_figures(values: Mapping[str, float]) -> None:
+    """ValueError: these are not the figures of an update, as a trainer reports them."""
+    check_names(values)
+    if "staleness/lag_mean" not in values:
+        raise ValueError("a report without staleness/lag_mean")
+
+
+class UpdateMetrics:
+    """Writes the figures of each update, and beside them what the other observers have.
+
+    An update that a lost trainer takes with it is written anew. began: when the run did; now: when its training does.
+    latest: the last line, `step` and `time_s` included.
+    """
+
+    def __init__(
+        self,
+        writer: MetricsWriter,
+        ledger: SampleLedger,
+        episodes: Episodes,
+        account: Account,
+        stations: Stations,
+        tempo: Tempo,
+        *,
+        began: float,
+        now: float,
+    ) -> None:
+        self.latest: dict[str, float] = {}
+        self._writer, self._ledger, self._episodes = writer, ledger, episodes
+        self._account, self._stations, self._tempo = account, stations, tempo
+        self._began, self._last, self._transitions = began, now, account.transitions
+        self._updates = 0
+
+    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+        if isinstance(event, records.TrainerJoined) and event.updates < self._updates:
+            self._writer.rewind(event.updates)
+
+    def reported(self, now: float, report: Report) -> None:
+        self._updates = report.step + 1
+        values = {**self._episodes.figures, **report.values}
+        counts = self._ledger.as_dict()
+        values |= {f"samples/{state}": float(count) for state, count in counts.items() if isinstance(count, int)}
+        values |= {f"samples/dropped/{reason}": float(count) for reason, count in self._ledger.dropped.items()}
+        transitions = self._account.transitions
+        values["throughput/transitions"] = transitions
+        values["throughput/transitions_per_s"] = (transitions - self._transitions) / max(now - self._last, 1e-9)
+        self._last, self._transitions = now, transitions
+        utilisation = self._stations.activity.utilisation()
+        values |= self._tempo.take(now) | self._stations.seconds()
+        values |= {f"stations/utilisation/{name}": share for name, share in utilisation.items()}
+        values["stations/faults"] = len(self._account.faults)
+        values["transport/dropped_messages"] = self._stations.dropped()
+        self._writer.log(report.step, values, now - self._began)
+        self.latest = {"step": report.step, "time_s": now - self._began, **values}
+
+
+class Lags:
+    """How far behind the trainer each sample was that it trained on. `counts`: lag → samples."""
+
+    def __init__(self, counts: Mapping[str, int] | None = None) -> None:
+        """counts: those of an earlier part of the run, as `summary` gave them."""
+        self.counts: Counter[int] = Counter({int(lag): count for lag, count in (counts or {}).items()})
+        self._lent: list[int] = []
+
+    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+        if isinstance(event, records.UpdateDone):
+            self.counts.update(self._lent)
+        for command in commands:
+            if isinstance(command, records.LendSamples):  # again, if the trainer was lost meanwhile
+                self._lent = [command.version - oldest for oldest in command.oldest]
+
+    def reported(self, now: float, report: Report) -> None:
+        pass
+
+    def refuse_beyond(self, max_lag: float, bound: str, *, clean: bool) -> None:
+        """Raise RunDistrusted if the samples were older than `freshness` allows; a mean is only kept without faults."""
+        found = self.summary()
+        over = bound == "sample" and found["max"] > math.ceil(max_lag)
+        if over or (bound == "mean" and clean and found["mean"] > max_lag + 1e-9):
+            raise RunDistrusted(
+                f"the promise of freshness.max_lag = {max_lag:g} (bound: {bound}) is broken: samples by lag are "
+                f"{found['counts']}, the mean is {found['mean']:.3f}; distrust this run, and report it with its folder"
+            )
+
+    def summary(self) -> dict[str, Any]:
+        """mean and max over all trained samples, 0 before the first; counts: samples by lag."""
+        total = self.counts.total()
+        mean = sum(lag * count for lag, count in self.counts.items()) / total if total else 0.0
+        counts = {str(lag): count for lag, count in sorted(self.counts.items())}
+        return {"mean": mean, "max": max(self.counts, default=0), "counts": counts}
+
+
+class Progress:
+    """Says in the log how far the run is and how its `episodes` went, every `every_s` seconds at most."""
+
+    def __init__(self, updates: int, episodes: Episodes, now: float, every_s: float = 5.0) -> None:
+        self._updates, self._episodes, self._every_s, self._said = updates, episodes, every_s, now
+
+    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+        pass
+
+    def reported(self, now: float, report: Report) -> None:
+        if now - self._said < self._every_s and report.step + 1 < self._updates:
+            return
+        self._said = now
+        lag = report.values["staleness/lag_mean"]
+        recent = self._episodes.recent
+        went = live.episodes(recent) if recent else "no episode has ended"
+        log.info("update %d of %d: %s, lag %.1f", report.step + 1, self._updates, went, lag)

@@ -1,0 +1,179 @@
+"""The timeline of a run, trace.json, for Perfetto and the report: what stations measured, brought together by lanes.
+
+A slot's lane tells apart, without overlap, and without holes from the slot's first unit of work to its last:
+
+    stepping, resetting   its simulator's thread works for it; what it shares with n slots has {"slots": n}
+    tickets               no row of it has a ticket
+    thread                it could go on, but the thread is not at it: it is at another slot, or waits for slots that
+                          step with this one, or the ticket or the answer is still under way to it
+    generator             its request waits for a generator
+    in_batch              a generator is at the pass that answers it
+
+Generators and the trainer have lanes of passes, weight changes and optimizer steps. Invariant: over the lanes of a
+simulator, stepping and resetting, each divided by its `slots`, add up to the busy time of its threads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+
+from polyrhythm.observe import TraceWriter
+from polyrhythm.pipeline.run_loop import Launcher
+from polyrhythm.runtime import spans as kinds
+from polyrhythm.runtime.messages import Report
+from polyrhythm.runtime.spans import Span
+from polyrhythm.scheduler import records
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks for spans, and most of them that are written at once, so that no decision waits for long.
+_LOOK_S, _AT_ONCE = 0.25, 16
+#: Spans come twice a second: what has not come for so long does not come.
+_LATEST_S = 5.0
+
+_PROCESSES = {kinds.PASS: "generators", kinds.APPLY: "generators"} | dict.fromkeys(
+    (kinds.UPDATE, kinds.PUBLISH, kinds.SAVE), "trainer"
+)
+
+
+class Timeline:
+    """Has the stations of `launcher` measure what they do and writes it as bars, from the time `began` on.
+
+    It ends after `limit` bars, with a mark that says so, and the stations measure no more: viewers do not like more.
+    Where a station had no room for what it measured, a mark says how much is missing.
+    """
+
+    def __init__(self, writer: TraceWriter, launcher: Launcher, began: float, limit: int = 100_000) -> None:
+        self._writer, self._launcher, self._began, self._left = writer, launcher, began, limit
+        self._looked = began
+        self._spans: deque[Span] = deque()
+        self._waits: dict[tuple[str, int], list[Span]] = {}  # by slot and request, while no generator says it served it
+        self._served: dict[str, dict[int, Span]] = {}  # by slot, those that its waits may still be for
+        self._granted: dict[str, deque[float]] = {}
+        self._unit_began: dict[str, float] = {}
+        launcher.measure_spans(True)
+
+    def reported(self, now: float, report: Report) -> None:
+        pass
+
+    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+        if self._left <= 0:
+            return
+        if isinstance(event, records.StationLost):  # another incarnation numbers its requests anew
+            own = f"{event.station}."
+            self._served = {slot: served for slot, served in self._served.items() if not slot.startswith(own)}
+        for command in commands:
+            match command:
+                case records.StartRows(slot=slot):
+                    self._granted.setdefault(slot, deque()).append(now)
+                case records.BatchingChosen(max_requests=max_requests, max_wait_s=max_wait_s, reason=reason):
+                    name = f"up to {max_requests} requests, {1000.0 * max_wait_s:.3g} ms"
+                    self._mark("generators", "batching", name, now, {"reason": reason})
+        if now >= self._looked + _LOOK_S:
+            if not self._spans:  # all that had come at the last look has its place
+                self._give_up(self._looked - _LATEST_S)
+            self._take(now)
+        self._place(_AT_ONCE)
+        if self._left <= 0:
+            self._end(now)
+
+    def finish(self, now: float) -> None:
+        """Write all that the stations have said by now; they measure no more."""
+        if self._left <= 0:
+            return
+        self._take(now)
+        self._place(len(self._spans))
+        self._give_up(now)
+        self._launcher.measure_spans(False)
+
+    def _end(self, now: float) -> None:
+        self._mark("run", "timeline", "the timeline ends here, the run goes on", now)
+        self._launcher.measure_spans(False)
+        for held in (self._spans, self._waits, self._served, self._granted):
+            held.clear()
+
+    def _take(self, now: float) -> None:
+        self._looked = now
+        for said in self._launcher.take_spans():
+            self._spans += said.spans
+            if said.lost:
+                self._mark("run", said.station, f"{said.lost} spans of {said.station} before this are missing", now)
+                log.warning("%d spans of %s are missing in the timeline: they came too fast", said.lost, said.station)
+
+    # ------------------------------------------------------------ spans to bars
+
+    def _place(self, count: int) -> None:
+        for _ in range(min(count, len(self._spans))):
+            span = self._spans.popleft()
+            match span.kind:
+                case kinds.GENERATOR:
+                    self._wait(span)
+                case kinds.IN_BATCH:
+                    self._served.setdefault(span.lane, {})[span.number] = span
+                    for wait in self._waits.pop((span.lane, span.number), ()):
+                        self._divide(wait, span)
+                case kinds.TICKETS:
+                    self._cut(span, (kinds.TICKETS, kinds.THREAD), (self._grant(span),))
+                case kinds.STEPPING | kinds.RESETTING:
+                    self._unit_began[span.lane] = span.begin
+                    self._bar(span)
+                case _:
+                    self._bar(span)
+
+    def _wait(self, wait: Span) -> None:
+        """A slot waited for an answer: all the time or, as other rows of it were reset meanwhile, a part of it.
+
+        That it was served is told by another station, before or after.
+        """
+        known = self._served.get(wait.lane, {})
+        for number in [number for number in known if number < wait.number]:
+            del known[number]
+        if wait.number in known:
+            self._divide(wait, known[wait.number])
+        else:
+            self._waits.setdefault((wait.lane, wait.number), []).append(wait)
+
+    def _divide(self, wait: Span, served: Span) -> None:
+        self._cut(wait, (kinds.GENERATOR, kinds.IN_BATCH, kinds.THREAD), (served.begin, served.end))
+
+    def _grant(self, wait: Span) -> float:
+        """When the ticket was granted that ended this wait: the first since the slot's unit of work before it."""
+        granted = self._granted.get(wait.lane, deque())
+        since = self._unit_began.get(wait.lane, wait.begin)
+        while granted and granted[0] < since:
+            granted.popleft()
+        return granted[0] if granted else wait.begin
+
+    def _cut(self, wait: Span, parts: Sequence[str], times: Sequence[float]) -> None:
+        """One wait as several, one kind after another, changing at these times; they are held within it."""
+        begin = wait.begin
+        for kind, time in zip(parts, (*times, wait.end), strict=True):
+            end = min(max(begin, time), wait.end)
+            if end > begin:
+                self._bar(wait._replace(kind=kind, begin=begin, end=end))
+            begin = end
+
+    def _give_up(self, before: float) -> None:
+        """Waits that ended before that time, and no generator says that it served them: they were refused or lost."""
+        for request in [request for request, waits in self._waits.items() if waits[-1].end < before]:
+            for wait in self._waits.pop(request):
+                self._bar(wait)
+
+    def _bar(self, span: Span) -> None:
+        if self._left <= 0 or span.begin < self._began:
+            return
+        process, name = _PROCESSES.get(span.kind, "slots"), span.kind
+        if span.kind == kinds.PASS:
+            name = f"{span.number} requests"
+        elif process != "slots":
+            name = f"{span.kind} {span.number}"
+        # Beside the update, so in a lane of its own: viewers drop bars that overlap.
+        lane = f"{span.lane} publishes" if span.kind == kinds.PUBLISH else span.lane
+        arguments = {"slots": span.slots} if span.slots > 1 else None
+        self._writer.complete(process, lane, name, span.begin - self._began, span.end - self._began, arguments)
+        self._left -= 1
+
+    def _mark(self, process: str, lane: str, name: str, now: float, arguments: dict[str, str] | None = None) -> None:
+        self._writer.instant(process, lane, name, now - self._began, arguments)

@@ -1,0 +1,90 @@
+"""Observers that count: what a run has come to over all its parts, and what its stations did a moment ago."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from polyrhythm.errors import RunHalted
+from polyrhythm.observe import Activity
+from polyrhythm.pipeline.run_loop import Launcher
+from polyrhythm.runtime.messages import Report
+from polyrhythm.scheduler import records
+
+#: How the names of stations end that serve evaluations alone.
+EVALUATION = "-evaluation"
+#: Seconds between two looks at the stations' counters, which come twice a second.
+_LOOK_S = 0.5
+
+
+class Account:
+    """Counts that go on over an interruption. transitions: of all finished samples, evaluations left out; faults: each
+    station that was lost.
+
+    A fault is {station, reason, transitions: so far when it happened}.
+    """
+
+    def __init__(self, counts: Mapping[str, Any] | None = None) -> None:
+        """counts: those of an earlier part of the run, as `as_dict` gave them."""
+        self.transitions: int = counts["transitions"] if counts else 0
+        self.faults: list[dict[str, Any]] = list(counts["faults"]) if counts else []
+
+    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+        match event:
+            case records.SampleFinished(ticket=ticket, env_steps=env_steps) if ticket >= 0:
+                self.transitions += env_steps
+            case records.StationLost(station=station, reason=reason):
+                self.faults.append({"station": station, "reason": reason, "transitions": self.transitions})
+
+    def reported(self, now: float, report: Report) -> None:
+        pass
+
+    def refuse_faults(self) -> None:
+        """Raise RunHalted if a station was lost: what was measured meanwhile says nothing."""
+        if self.faults:
+            fault = self.faults[0]
+            raise RunHalted(f"{fault['station']} was lost while it was measured ({fault['reason']}); measure again")
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the saved run."""
+        return {"transitions": self.transitions, "faults": list(self.faults)}
+
+
+class Stations:
+    """Looks at the stations' counters as they lie there; `activity` says what they did in the last seconds."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self.activity = Activity()
+        self._launcher, self._due = launcher, 0.0
+        self._seconds = self._totals(launcher.latest())
+
+    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+        if now >= self._due:
+            counters = self._launcher.latest()
+            self.activity.take(now, {name: _of_training(name, counts) for name, counts in counters.items()})
+            self._due = now + _LOOK_S
+
+    def reported(self, now: float, report: Report) -> None:
+        pass
+
+    def seconds(self) -> dict[str, float]:
+        """`time/env/step` and `time/rollout/forward`, as far as it has been told, since the last call."""
+        before, self._seconds = self._seconds, self._totals(self._launcher.latest())
+        return {name: max(0.0, value - before[name]) for name, value in self._seconds.items()}
+
+    def dropped(self) -> int:
+        """Messages that were dropped so far."""
+        return sum(self._launcher.dropped().values())
+
+    @staticmethod
+    def _totals(counters: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+        stations = [counts for name, counts in counters.items() if not name.endswith(EVALUATION)]
+        return {
+            "time/env/step": sum(counts.get("env_s", 0.0) for counts in stations),
+            "time/rollout/forward": sum(counts.get("busy_s", 0.0) for counts in stations if "passes" in counts),
+        }
+
+
+def _of_training(station: str, counts: Mapping[str, float]) -> Mapping[str, float]:
+    """The counters, without the transitions of rows that are no training's."""
+    return {"busy_s": counts.get("busy_s", 0.0)} if station.endswith(EVALUATION) else counts

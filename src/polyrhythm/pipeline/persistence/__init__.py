@@ -1,0 +1,1 @@
+"""What a run saves, and how a saved run is resumed."""

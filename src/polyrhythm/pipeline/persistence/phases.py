@@ -1,0 +1,148 @@
+"""How far a run has come: each phase commits its result, and a resumed run begins behind the last one.
+
+progress.json      {"command": train or sft, "began_in": working folder, "wall_s": {phase: seconds so far},
+                    "done": {phase: result}}
+
+Where that file is damaged or gone, the run's other files say what is done (`pipeline.persistence.salvage`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from polyrhythm.files import written_whole
+from polyrhythm.observe.metrics import last_time_s
+
+log = logging.getLogger(__name__)
+
+CONFIG_FILE, SUMMARY_FILE, _FILE = "config.yaml", "summary.json", "progress.json"
+
+
+class Progress:
+    """Phases of the run in `folder`. wall_s: seconds by phase, over all parts of the run.
+
+    began: when the run would have begun had it never paused. A phase that was killed leaves no time here, so it lies
+    before the latest metrics too: their `time_s` goes on where it ended.
+    """
+
+    def __init__(
+        self, folder: Path, announce: Callable[[str, float], None] | None = None, command: str = "train"
+    ) -> None:
+        """announce: told when a phase begins, with its name and when the run began. command: what began the run."""
+        self._announce = announce
+        self._path = folder / _FILE
+        said, problem = _said(folder)
+        if problem:
+            said = _salvaged(folder, problem)
+        self._origin = {"command": said.get("command", command), "began_in": said.get("began_in", str(Path.cwd()))}
+        self.wall_s: dict[str, float] = said.get("wall_s", {})
+        self._done: dict[str, Any] = said.get("done", {})
+        self.began = time.monotonic() - max(sum(self.wall_s.values()), last_time_s(folder))
+
+    def result(self, phase: str) -> Any:
+        """What the phase came to; None if it is not done."""
+        return self._done.get(phase)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measure and announce a phase; its time counts also if it is cut short. The log gets this part's time, and
+        where others came before it, that of all."""
+        log.info("%s …", name.replace("_", " "))
+        if self._announce is not None:
+            self._announce(name, self.began)
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            spent, before = time.monotonic() - begin, self.wall_s.get(name)
+            self.wall_s[name] = (before or 0.0) + spent
+            self._write()
+        in_all = "" if before is None else f" ({self.wall_s[name]:.1f} s in all)"
+        log.info("%s: %.1f s%s", name.replace("_", " "), spent, in_all)
+
+    def commit(self, phase: str, result: Any) -> None:
+        """The phase is done."""
+        self._done[phase] = result
+        self._write()
+
+    def reopen(self, *phases: str) -> None:
+        """These phases are not done any more."""
+        self._done = {phase: result for phase, result in self._done.items() if phase not in phases}
+        self._write()
+
+    def _write(self) -> None:
+        with written_whole(self._path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
+            json.dump({**self._origin, "wall_s": self.wall_s, "done": self._done}, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def summary(self) -> dict[str, float]:
+        """Seconds by phase, and `total`."""
+        return {**self.wall_s, "total": time.monotonic() - self.began}
+
+
+def _said(folder: Path) -> tuple[dict[str, Any], str]:
+    """The content of progress.json and "", or nothing and what is wrong with it."""
+    try:
+        said = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}, "is gone"
+    except (OSError, ValueError) as error:
+        return {}, f"is damaged ({error})"
+    return (said, "") if _is_progress(said) else ({}, "is damaged")
+
+
+def _salvaged(folder: Path, problem: str) -> dict[str, Any]:
+    """What the folder's other files say."""
+    from polyrhythm.pipeline.persistence.salvage import progress_found  # reads weights, which a new run has none of
+
+    found = progress_found(folder)
+    if found["done"] or problem != "is gone":
+        done = ", ".join(found["done"]) or "nothing"
+        log.warning("%s %s; by the run's other files this is done: %s", folder / _FILE, problem, done.replace("_", " "))
+    return found
+
+
+def _is_progress(said: Any) -> bool:
+    """Whether this is what `Progress` writes."""
+    if not isinstance(said, dict):
+        return False
+    wall_s, done = said.get("wall_s", {}), said.get("done", {})
+    return (
+        isinstance(wall_s, dict)
+        and all(type(seconds) in (int, float) for seconds in wall_s.values())
+        and isinstance(done, dict)
+        and all(isinstance(result, dict) for result in done.values())
+        and all(isinstance(said.get(key, ""), str) for key in ("command", "began_in"))
+    )
+
+
+def command_of(folder: Path) -> str:
+    """What began the run in `folder`: train or sft."""
+    said, problem = _said(folder)
+    if problem:
+        from polyrhythm.pipeline.persistence.salvage import command_found  # as above
+
+        said = command_found(folder)
+    return str(said.get("command", "train"))
+
+
+def began_in(folder: Path) -> str | None:
+    """The working folder in which the run in `folder` began, if that is known."""
+    found = _said(folder)[0].get("began_in")
+    return None if found is None else str(found)
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the run in `folder` has a summary; a damaged one is made again."""
+    try:
+        return isinstance(json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8")), dict)
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,105 @@
+"""A run that goes on: where it stood, and what of its folder is of updates that are done again.
+
+Invariant: what can be refused is refused before anything of the run is changed (a damaged checkpoint may be put aside).
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+from pathlib import Path
+
+from polyrhythm.config.load import load_config, save_config
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.errors import RunFolderError
+from polyrhythm.observe.intervals import counted
+from polyrhythm.observe.metrics import rewind
+from polyrhythm.observe.settings_changes import note_changes
+from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE, STATES, SavedRun, load_policy, newest_run
+from polyrhythm.pipeline.persistence.phases import CONFIG_FILE, SUMMARY_FILE, Progress
+from polyrhythm.pipeline.persistence.resume_rules import differences
+from polyrhythm.pipeline.validation.check import Checked
+from polyrhythm.pipeline.warm_start.initial_policy import give_weights
+
+log = logging.getLogger(__name__)
+
+#: Settings that say where the run is, not how it goes: a change is not worth a line.
+_NOT_NOTED = frozenset({"resume", "out_dir"})
+#: Files and folders of a run that would be written to.
+_FILES = (
+    *(CONFIG_FILE, SUMMARY_FILE, POLICY_FILE, ".lock", "progress.json", "metrics.jsonl", "settings_changes.jsonl"),
+    *("demonstrations.npz", "evaluations.json", "best.pt", "ledger.json"),
+)
+_FOLDERS = (STATES, "logs", "tensorboard")
+
+
+def refuse_misplaced(folder: Path) -> None:
+    """Raise RunFolderError where a folder has the name of a file that a run writes, or a file that of a folder."""
+    for name in _FILES:
+        if (folder / name).is_dir():
+            raise RunFolderError(f"{folder / name} is a folder, but a run writes a file there; move it away")
+    for name in _FOLDERS:
+        if (folder / name).exists() and not (folder / name).is_dir():
+            raise RunFolderError(f"{folder / name} is a file, but a run has a folder there; move it away")
+
+
+def take_up(checked: Checked, folder: Path, progress: Progress) -> SavedRun | None:
+    """Make the folder ready for the run to go on, or to begin; the saved run to go on with, if there is one.
+
+    Metrics of updates that are done again are forgotten, phases behind training are opened again if there are more
+    versions to train than before, and what changed in the settings is noted. The policy gets the saved weights.
+    RunFolderError: the run cannot go on, or not so.
+    """
+    config = checked.config
+    if not (folder / CONFIG_FILE).is_file():
+        save_settings(config, folder)
+        return None
+    before = load_config(folder / CONFIG_FILE)
+    trained = progress.result("rl") is not None
+    extended = trained and config.training.versions > before.training.versions
+    saved = newest_run(folder / STATES) if extended or not trained else None
+    version = before.training.versions if trained else saved.version if saved else 0
+    if config.training.versions < version:
+        raise RunFolderError(
+            f"training.versions = {config.training.versions}: the run in {folder} has trained "
+            f"{counted(version, 'version')} already; set it to {version} to end there, or higher to go on"
+        )
+    if saved is not None:
+        give_weights(checked.policy, saved.policy, saved.trainer.parent)
+    elif extended or not trained:
+        _refuse_without_state(folder, progress)
+    update = saved.updates if saved else version * config.freshness.sync_interval
+    if extended:
+        progress.reopen("rl", "evaluation_after", "best")
+        (folder / SUMMARY_FILE).unlink(missing_ok=True)
+    note_changes(folder, update, _changes(before, config), datetime.now().astimezone())
+    save_settings(config, folder)
+    if saved is not None:
+        log.info("going on in %s after %s", folder, counted(saved.updates, "update"))
+        rewind(folder, saved.updates, saved.version)
+    elif not trained:
+        rewind(folder, 0, 0)
+    return saved
+
+
+def save_settings(config: RunConfig, folder: Path) -> None:
+    """Write config.yaml, without which run was resumed: given to `train` as a recipe it begins a run of its own."""
+    save_config(config.model_copy(update={"resume": "never"}), folder / CONFIG_FILE)
+
+
+def _refuse_without_state(folder: Path, progress: Progress) -> None:
+    """Raise RunFolderError where versions were trained, but no state of the trainer is left to go on from."""
+    if progress.result("warm_start") is None:
+        return
+    _, _, version = load_policy(folder / POLICY_FILE)
+    if version > 0:
+        raise RunFolderError(
+            f"{folder / STATES} holds no saved run to go on with after {counted(version, 'version')}: the optimizer's "
+            f"state is gone; begin another run, with the weights of this one by init_from={folder}"
+        )
+
+
+def _changes(before: RunConfig, after: RunConfig) -> dict[str, tuple[object, object]]:
+    """Setting → (before, after)."""
+    trees = before.model_dump(mode="json"), after.model_dump(mode="json")
+    return {path: (left, right) for path, left, right in differences(*trees, free=_NOT_NOTED)}

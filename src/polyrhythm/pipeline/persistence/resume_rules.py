@@ -1,0 +1,202 @@
+"""Which folder a run works in: a new one, or that of a run that goes on; and what of its settings may then change."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from polyrhythm.config.base import NotFound
+from polyrhythm.config.load import load_config
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.errors import ConfigError, RunFolderError
+from polyrhythm.observe import new_run_folder, take_folder
+from polyrhythm.pipeline.persistence.phases import CONFIG_FILE, began_in, command_of, is_finished
+
+log = logging.getLogger(__name__)
+
+#: Settings and sections that a resumed run may have otherwise: where and how it runs, how long, at which learning
+#: rates, how it is measured, and what ends it.
+_FREE = frozenset(
+    {
+        *("launcher", "out_dir", "resume", "shutdown_s", "placement", "data_plane", "supervision", "checkpoint"),
+        *("training.versions", "evaluation"),
+        *("training.optimizer.lr", "training.optimizer.value_lr", "training.optimizer.lr_final_fraction"),
+        *("rollout.max_attempts", "rollout.max_dropped"),
+        *("training.on_nonfinite_gradient", "training.max_skipped_steps"),
+    }
+)
+#: Where a run is: `polyrhythm resume` has no choice there.
+_WHERE = frozenset({"out_dir", "resume"})
+_VALUE_LR = "training.optimizer.value_lr"
+
+
+def config_to_resume(folder: Path, overrides: Sequence[str]) -> RunConfig:
+    """The settings with which the run in `folder` goes on: its own, but for the overrides.
+
+    RunFolderError: there is no run to go on with, or the overrides change what may not be changed.
+    """
+    if not (folder / CONFIG_FILE).is_file():
+        raise RunFolderError(f"{folder} is no run's folder: it has no {CONFIG_FILE}; name the folder of a run")
+    for override in overrides:
+        if (name := override.partition("=")[0].strip()) in _WHERE:
+            raise _goes_on_where_it_is(override, folder, name)
+    with naming_where_it_began(folder):
+        config = load_config(folder / CONFIG_FILE, overrides)
+        config = config.model_copy(update={"resume": str(folder)})
+        _refuse_unfit(folder, config, overrides)
+    elsewhere, paths = _began_elsewhere(folder), _relative_paths(config.model_dump(mode="json"))
+    if elsewhere and paths:
+        words = "%s began in the folder %s: relative paths in its settings now mean others (%s)"
+        log.warning(words, folder, elsewhere, ", ".join(paths))
+    return config
+
+
+def run_to_resume(config: RunConfig, named: Path | None) -> Path | None:
+    """The folder that `resume` asks to go on in; None for a new one.
+
+    named: the folder that the user gave for this run. RunFolderError: `resume` names a folder that does not fit.
+    """
+    if config.resume == "never":
+        return None
+    if config.resume != "auto":
+        if named is not None:
+            raise _goes_on_where_it_is(f"out = {named}", config.resume, "out")
+        return _fitting(Path(config.resume), config)
+    if named is not None and (named / CONFIG_FILE).is_file():
+        return _fitting(named, config)
+    if named is not None:
+        log.info("resume = auto: %s holds no run, so this one is new", named)
+        return None
+    runs = sorted((Path(config.out_dir) / config.name).glob(f"*/{CONFIG_FILE}"), key=lambda path: path.stat().st_mtime)
+    unfinished = [path.parent for path in runs if not is_finished(path.parent)]
+    if not unfinished:
+        log.info("resume = auto: %s/%s has no unfinished run, so this one is new", config.out_dir, config.name)
+        return None
+    return _fitting(unfinished[-1], config)
+
+
+def new_folder(config: RunConfig, named: Path | None) -> Path:
+    """A folder for a run that begins: `named`, which must be empty or absent, or <out_dir>/<name>/<time>."""
+    if named is not None:
+        return take_folder(named)
+    return new_run_folder(Path(config.out_dir), config.name, datetime.now().astimezone())
+
+
+def _fitting(folder: Path, config: RunConfig) -> Path:
+    if not (folder / CONFIG_FILE).is_file():
+        raise RunFolderError(
+            f"resume = {folder}: that is no run's folder, it has no {CONFIG_FILE}; name another, or set resume=never"
+        )
+    with naming_where_it_began(folder):
+        _refuse_unfit(folder, config)
+    return folder
+
+
+def refuse_out(folder: Path, out: Path) -> None:
+    """Raise RunFolderError: the run in `folder` does not go on in `out`."""
+    raise _goes_on_where_it_is(f"--out {out}", folder, "--out")
+
+
+def _goes_on_where_it_is(given: str, folder: Path | str, name: str) -> RunFolderError:
+    return RunFolderError(f"{given}: the run in {folder} goes on where it is; leave out {name}")
+
+
+def _refuse_unfit(folder: Path, config: RunConfig, overrides: Sequence[str] | None = None) -> None:
+    """Raise RunFolderError where the run in `folder` cannot go on with this configuration.
+
+    overrides: those of `polyrhythm resume`; None where a recipe's `resume` asks to go on, which can be taken back.
+    """
+    command, otherwise = command_of(folder), "set resume=never"
+    if overrides is not None:
+        words = shlex.join([command, str(folder / CONFIG_FILE), *overrides])
+        otherwise = f"begin another run: polyrhythm {words} --out DIR"
+    found = load_config(folder / CONFIG_FILE)
+    theirs, ours = found.model_dump(mode="json"), config.model_dump(mode="json")
+    differing = differences(theirs, ours)
+    rates = found.training.optimizer.value_lr, config.training.optimizer.value_lr
+    if None in rates and rates[0] != rates[1]:
+        differing.append((_VALUE_LR, *rates))  # the optimizer's state has groups that it would not fit
+    if differing:
+        path, has, wanted = differing[0]
+        others = ", ".join(other for other, _, _ in differing[1:])
+        more = f" (differ, too: {others})" if others else ""
+        raise RunFolderError(
+            f"resume = {folder}: {path} is {wanted} here but {has} in that run{more}; "
+            f"{'give it the same settings' if overrides is None else 'leave it as it is'}, or {otherwise} "
+            f"(a resumed run may change {_may_change()})"
+        )
+    trains, versions = command == "train", found.training.versions
+    if is_finished(folder) and (config.training.versions == versions or not trains):
+        extend = f"set training.versions higher than {versions} to extend it" if trains else "name another"
+        raise RunFolderError(f"resume = {folder}: that run is finished; {extend}, or {otherwise}")
+
+
+def _relative_paths(tree: Any, path: str = "") -> list[str]:
+    """Settings whose text looks like a relative path, but for those that say where the run is."""
+    if path in _WHERE:
+        return []
+    if isinstance(tree, dict):
+        return [
+            found for key, value in tree.items() for found in _relative_paths(value, f"{path}.{key}" if path else key)
+        ]
+    return [path] if isinstance(tree, str) and "/" in tree and not Path(tree).is_absolute() else []
+
+
+def _may_change() -> str:
+    """In words, without what nobody needs to know."""
+    return ", ".join(sorted(_FREE - _WHERE))
+
+
+def differences(
+    theirs: dict[str, Any], ours: dict[str, Any], prefix: str = "", free: frozenset[str] = _FREE
+) -> list[tuple[str, Any, Any]]:
+    """Dotted paths whose values differ, with both values, but for those in `free`; of a section of another type, the
+    type alone."""
+    found = []
+    keys = theirs.keys() | ours.keys() if theirs.get("type") == ours.get("type") else {"type"}
+    for key in sorted(keys):
+        path, left, right = f"{prefix}{key}", theirs.get(key), ours.get(key)
+        if path in free or left == right:
+            continue
+        if isinstance(left, dict) and isinstance(right, dict):
+            found += differences(left, right, f"{path}.", free)
+        else:
+            found.append((path, left, right))
+    return found
+
+
+@contextmanager
+def naming_where_it_began(folder: Path) -> Iterator[None]:
+    """What is not found inside may be a class or a path of the working folder in which the run began."""
+    try:
+        yield
+    except ConfigError as error:
+        elsewhere = _began_elsewhere(folder) if _is_not_found(error) else None
+        if elsewhere is None:
+            raise
+        raise RunFolderError(
+            f"{error}; that run began in the folder {elsewhere}, and what its settings name may be there: resume it "
+            "from there"
+        ) from error
+
+
+def _is_not_found(error: BaseException | None) -> bool:
+    """Whether what led to this error is that a module, something in one, or a file is not there."""
+    if error is None or isinstance(error, NotFound | ImportError | FileNotFoundError):
+        return error is not None
+    if isinstance(error, ValidationError):  # where another problem is among them, no folder helps
+        return all(_is_not_found(detail.get("ctx", {}).get("error")) for detail in error.errors(include_url=False))
+    return _is_not_found(error.__cause__ or error.__context__)
+
+
+def _began_elsewhere(folder: Path) -> str | None:
+    """The working folder in which the run in `folder` began, if that is known and another than this."""
+    found = began_in(folder)
+    return None if found is None or Path(found) == Path.cwd() else found

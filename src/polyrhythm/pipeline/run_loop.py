@@ -1,0 +1,305 @@
+"""The live loop: hear an event, ask the conductor, send its commands.
+
+    while not done:
+        event    ← launcher.receive(until the conductor's deadline)   # or Wake, when the deadline passed
+        commands ← conductor.handle(event, now)
+        launcher.send(each command)                                   # those for stations
+
+One wait, one owner. Everything that decides is in the conductor, everything that works is in a station.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from polyrhythm.errors import RunHalted
+from polyrhythm.runtime.memory.arena import Arena
+from polyrhythm.runtime.memory.blocks import BlockPool
+from polyrhythm.runtime.messages import Report, SaveTrainer, Spans
+from polyrhythm.scheduler import records
+from polyrhythm.scheduler.conductor import Conductor
+
+log = logging.getLogger(__name__)
+
+
+class Launcher(Protocol):
+    """What the loop needs of a launcher."""
+
+    weights_memory: memoryview
+    arena: Arena
+    pool: BlockPool
+
+    def start(self) -> list[records.Event]: ...
+
+    def send(self, command: records.Command | SaveTrainer) -> None: ...
+
+    def receive(self, timeout: float) -> records.Event | None: ...
+
+    def reports(self) -> list[Report]: ...
+
+    def measure_spans(self, on: bool) -> None:
+        """Whether stations, those that are still to come included, say what they do."""
+        ...
+
+    def take_spans(self) -> list[Spans]:
+        """What they said since the last call; all until now if `statistics` was called before."""
+        ...
+
+    def work_done(self) -> int:
+        """Units of work that stations have done so far, those without an event included."""
+        ...
+
+    def outstanding(self) -> list[str]: ...
+
+    def current_call(self, station: str) -> str:
+        """What the station is at, and for how long, in words; "" between two units of work."""
+        ...
+
+    def statistics(self) -> dict[str, dict[str, float]]:
+        """Each station's counters, as fresh as they can be had: it may ask and wait."""
+        ...
+
+    def latest(self) -> dict[str, dict[str, float]]:
+        """The same as last heard: cheap, asks nobody."""
+        ...
+
+    def dropped(self) -> dict[str, int]:
+        """Messages that were dropped so far, by kind."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Observer(Protocol):
+    """Someone who watches; neither call may change anything, but ask for something by `Loop.ask`."""
+
+    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None: ...
+
+    def reported(self, now: float, report: Report) -> None: ...
+
+
+#: Longest wait for an event, after which `Loop.stop` is asked again.
+_PATIENCE_S = 0.5
+#: A stop that takes longer says what it waits for.
+_SAID_S = 1.0
+#: So many events go before a deadline that has passed.
+_MOST_LATE = 10_000
+
+_FOR_THE_RUN = (
+    *(records.SampleEvaluated, records.EvaluationDone, records.TargetReached),
+    *(records.FilterExhausted, records.BatchingChosen, records.Halt),
+)
+
+
+class OrderlyHalt(RunHalted):
+    """The conductor says that the run must not go on; it stands between two events and can be saved as it is."""
+
+
+class Interrupted(Exception):
+    """Someone asked the run to stop; it stands between two events."""
+
+
+class Loop:
+    """Drives one conductor and one launcher.
+
+    observers: told of every decision and report, in order. stall_s: seconds without any event, report or unit of work,
+    and without a deadline to wait for, after which the run is declared stuck. stop: asked between two events; true
+    ends what the loop is at with `Interrupted`. trace: every decision, if `record`.
+    """
+
+    def __init__(
+        self,
+        conductor: Conductor,
+        launcher: Launcher,
+        clock: Callable[[], float],
+        *,
+        observers: Sequence[Observer] = (),
+        stall_s: float = 60.0,
+        record: bool = False,
+    ) -> None:
+        self.conductor, self.launcher, self.clock = conductor, launcher, clock
+        self.observers = list(observers)
+        self.stop: Callable[[], bool] = lambda: False
+        self.trace: list[records.Decision] = []
+        self._record, self._stall_s = record, stall_s
+        self._asked: deque[records.Event] = deque()
+        self._inbox: list[records.Command] = []
+        self._held: tuple[type, ...] = ()
+
+    def start(self) -> None:
+        """Start all stations and let them join. A resumed run goes on at once, so observers are there before."""
+        for event in self.launcher.start():
+            self.tell(event)
+
+    def tell(self, event: records.Event) -> None:
+        """Put an operator's event, or a station's joining, to the conductor now."""
+        self._decide(event)
+
+    def ask(self, event: records.Event) -> None:
+        """The same, but after the decision under way: for observers."""
+        self._asked.append(event)
+
+    def train_until(self, version: int) -> None:
+        """Go on until `version` versions are trained, published and applied."""
+        self.tell(records.TrainUntil(version))
+        self._run(lambda command: isinstance(command, records.TargetReached) and command.version >= version)
+
+    def evaluate(self, name: str, episodes: Sequence[records.Episode]) -> list[records.SampleEvaluated]:
+        """Run these episodes; their results in the order in which they finished."""
+        results: list[records.SampleEvaluated] = []
+
+        def done(command: records.Command) -> bool:
+            if isinstance(command, records.SampleEvaluated) and command.name == name:
+                results.append(command)
+            return isinstance(command, records.EvaluationDone) and command.name == name
+
+        self.tell(records.Evaluate(name, tuple(episodes)))
+        self._run(done)
+        return results
+
+    def await_evaluation(self, name: str) -> None:
+        """Go on until the evaluation that was asked for is done."""
+        self._run(lambda command: isinstance(command, records.EvaluationDone) and command.name == name)
+
+    def wind_down(self, seconds: float) -> bool:
+        """Finish the update under way and save the trainer's state; False if that takes longer than `seconds`.
+
+        Nothing new is started meanwhile: the commands that would are not sent, and what they were for counts as lost
+        when the run is resumed.
+        """
+        self._held = (records.LendSamples, records.StartRows)
+        begin, lending = self.clock(), self.conductor.lending
+        until, say_at = begin + seconds, begin + _SAID_S
+        update = self.conductor.versions.updates + bool(lending.lent)
+        asked = False
+        while self.clock() < until:
+            if not asked and lending.trainer and self.conductor.versions.updates == update:
+                self.launcher.send(SaveTrainer(lending.trainer))
+                asked = True
+            event = self.launcher.receive(max(0.0, min(until, say_at) - self.clock()))
+            if event is not None:
+                self._decide(event)
+            self._pass_reports()
+            if self.clock() >= say_at:
+                say_at = math.inf
+                log.info("waiting for %s, %g s at most; another signal stops at once", self._last_work(), seconds)
+            if asked and isinstance(event, records.Checkpointed) and event.updates == update:
+                return True
+        return False
+
+    def _last_work(self) -> str:
+        """What a run that winds down waits for."""
+        lending = self.conductor.lending
+        what = "the update under way" if lending.lent else "the trainer's state to be saved"
+        call = self.launcher.current_call(lending.trainer) if lending.trainer else "being started"
+        return f"{what} (trainer: {call})" if call else what
+
+    def _run(self, done: Callable[[records.Command], bool]) -> None:
+        """Go on until a command to the run satisfies `done`.
+
+        Consumes: events. Waits for: the launcher's next event or the conductor's deadline. Unblocked by: either.
+        Produces: commands to stations, decisions and reports to observers. Raises OrderlyHalt when the conductor gives
+        up, RunHalted when no station has worked for `stall_s`, nothing has come from one, and no timer is set;
+        Interrupted when it is told to stop.
+        """
+        quiet_since, worked, late = self.clock(), self.launcher.work_done(), 0
+        while not self._finished(done):
+            if self.stop():
+                raise Interrupted
+            while self._asked:
+                self._decide(self._asked.popleft())
+            due, now = self.conductor.deadline(), self.clock()
+            # What came before a deadline goes first, however late we listen.
+            event = self.launcher.receive(0.0) if due <= now and late < _MOST_LATE else None
+            late = 0 if event is None else late + 1
+            if event is None and due <= now:
+                quiet_since = now if self._decide(records.Wake()) else quiet_since
+                due, now = self.conductor.deadline(), self.clock()
+            timer = now < due < math.inf
+            if event is None:
+                wait = max(0.0, due - now if timer else quiet_since + self._stall_s - now)
+                event = self.launcher.receive(min(wait, _PATIENCE_S))
+            if event is not None:
+                self._decide(event)
+            if self._pass_reports() or event is not None:
+                quiet_since = self.clock()
+            elif self.launcher.work_done() != worked:
+                quiet_since, worked = self.clock(), self.launcher.work_done()
+            elif not timer and self.clock() >= quiet_since + self._stall_s:
+                raise RunHalted(self._stalled())
+
+    def _finished(self, done: Callable[[records.Command], bool]) -> bool:
+        if not self._inbox:
+            return False
+        commands, self._inbox = self._inbox, []
+        finished = False
+        for command in commands:
+            if isinstance(command, records.Halt):
+                raise OrderlyHalt(f"the run cannot go on: {command.reason}")
+            if isinstance(command, records.FilterExhausted):
+                log.warning("%d groups of one update were filtered; the others count as they are", command.filtered)
+            if isinstance(command, records.BatchingChosen):
+                wait = 1000.0 * command.max_wait_s
+                said = "batches of up to %d requests (%d rows), waiting up to %.3g ms: %s"
+                log.info(said, command.max_requests, command.max_rows, wait, command.reason)
+            finished |= done(command)
+        return finished
+
+    def _decide(self, event: records.Event) -> bool:
+        """Ask the conductor and do as it says; True if it says anything."""
+        now = self.clock()
+        commands = self.conductor.handle(event, now)
+        if self._record:
+            self.trace.append(records.Decision(now, event, tuple(commands)))
+        for command in commands:
+            if isinstance(command, _FOR_THE_RUN):
+                self._inbox.append(command)
+            elif not isinstance(command, self._held):
+                self.launcher.send(command)
+        for observer in self.observers:
+            observer.decided(now, event, commands)
+        return bool(commands)
+
+    def _pass_reports(self) -> bool:
+        reports = self.launcher.reports()
+        for report in reports:
+            for observer in self.observers:
+                observer.reported(self.clock(), report)
+        return bool(reports)
+
+    def _evaluating(self) -> list[str]:
+        """What an evaluation waits for."""
+        conductor = self.conductor
+        evaluations, evaluator = conductor.rollout.evaluations, conductor.dispatch.evaluator
+        found = [
+            f"evaluation {e.name}: {len(e.waiting)} episodes wait, {e.running} run"
+            for e in (evaluations.current, evaluations.aside)
+            if e is not None
+        ]
+        if evaluations.aside is not None:
+            held = "is not there" if evaluator is None else f"has weights {evaluator.pinned} for it"
+            found.append(f"{conductor.settings.evaluator} {held}, {len(conductor.dispatch.aside)} requests wait for it")
+        return found
+
+    def _stalled(self) -> str:
+        """Who waits for what."""
+        conductor = self.conductor
+        generators = [
+            f"{state.name} (weights {state.version}, {'busy' if state.busy else 'idle'})"
+            for state in conductor.dispatch.generators.values()
+        ]
+        versions = conductor.versions
+        parts = [
+            f"nothing has happened for {self._stall_s:g} s",
+            f"{len(conductor.dispatch.queue)} requests wait for generators {', '.join(generators) or '(none)'}",
+            f"versions: trained {versions.trained}, published {versions.published}, applied {versions.applied}",
+            f"trainer: {conductor.lending.trainer or 'none'}, {len(conductor.lending.lent)} groups lent",
+            f"samples: {conductor.ledger.as_dict()}",
+            *self._evaluating(),
+            f"slots: {'; '.join(self.launcher.outstanding()) or 'none is live'}",
+        ]
+        return "; ".join(parts) + ". Please report this with the run folder"

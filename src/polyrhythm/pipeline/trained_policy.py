@@ -1,0 +1,217 @@
+"""A trained policy by itself, for a robot: no simulator, no stations, not even the environment's class.
+
+What it is shown, and how long an episode is, stands in the file beside its weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from polyrhythm.config.base import Refusal
+from polyrhythm.config.explain import explain
+from polyrhythm.config.load import validate
+from polyrhythm.config.nearest import nearest
+from polyrhythm.config.registry import NestedRefusal, resolve
+from polyrhythm.errors import ConfigError, RunFolderError
+from polyrhythm.pipeline.array_specs import blank
+from polyrhythm.pipeline.build import env_settings
+from polyrhythm.pipeline.persistence.checkpoints import SavedPolicy, read_policy
+from polyrhythm.policies.base import Policy, PolicySettings, as_module
+from polyrhythm.runtime.memory.tensors import apply_state, as_array, as_tensors
+from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec
+from polyrhythm.specs.hashing import mix, mix_array
+
+
+class StandalonePolicy:
+    """Answers observations with actions.
+
+    spec: what it was trained in (observation, action, tasks with their instructions, max_steps); chunk: actions of one
+    answer (C); action_repeat: env steps that each was held for in training; version: of the weights;
+    reads_instruction, reads_progress: whether it looks at the instruction, and at how much of the episode is over.
+    """
+
+    def __init__(self, policy: Policy, spec: EnvSpec, action_repeat: int, version: int, device: str = "cpu") -> None:
+        module = as_module(policy).to(device).eval().requires_grad_(False)
+        self.spec, self.chunk, self.action_repeat, self.version = spec, policy.chunk, action_repeat, version
+        self._policy, self._device = policy, next(module.parameters()).device
+        read = _what_is_read(policy, spec, self._device)
+        self.reads_instruction, self.reads_progress = INSTRUCTION in read, PROGRESS in read
+
+    def act(
+        self,
+        obs: Mapping[str, ArrayLike],
+        instruction: str | Sequence[str] | None = None,
+        *,
+        step: int | Sequence[int] | None = None,
+        seed: int | None = None,
+    ) -> NDArray[Any]:
+        """The next actions [C,A] in the environment's units; [B,C,A] where the arrays of `obs` have B rows.
+
+        obs: every array of `spec.observation`; others are ignored. instruction: one of `spec.tasks`' sentences, or the
+        task's name, for all rows or for each; needed where there are several and the policy looks at it.
+        step: env steps since the episode began, for all rows or for each; needed where the policy looks at it.
+        seed: sample, as in training, by noise that is a function of seed, step and row, so `step` is needed then too;
+        None: act without noise. ValueError: something does not fit.
+        """
+        arrays, batched = self._checked(obs)
+        rows = len(next(iter(arrays.values()))) if arrays else 1
+        if seed is not None and step is None:
+            raise ValueError(
+                f"seed = {seed}: without step the noise would be the same in every call; give the env steps since the "
+                "episode began as step"
+            )
+        steps = self._steps(step, rows)
+        arrays[INSTRUCTION] = self._instructions(instruction, rows)
+        arrays[PROGRESS] = np.minimum(steps / self.spec.max_steps, 1.0).astype(np.float32)
+        streams = np.array([mix(seed or 0, row) for row in range(rows)], np.int64)
+        ways = {"greedy": np.full(rows, seed is None), "noise_key": mix_array(streams, steps)}
+        tensors, how = as_tensors(arrays, self._device), as_tensors(ways, self._device)
+        with torch.inference_mode():
+            actions = as_array(self._policy.act(tensors, how["greedy"], how["noise_key"]).actions)
+        return actions if batched else actions[0]
+
+    def _checked(self, obs: Mapping[str, ArrayLike]) -> tuple[dict[str, NDArray[Any]], bool]:
+        """Copies of the arrays, each with a dimension of rows, and whether they came with one."""
+        arrays, sizes = {}, {}
+        for name, spec in self.spec.observation.items():
+            if name not in obs:
+                raise ValueError(f"obs: {name} is missing; give {', '.join(self.spec.observation)}")
+            array = _of_dtype(name, np.asarray(obs[name]), spec)
+            batched = array.ndim == len(spec.shape) + 1
+            if array.shape[batched:] != spec.shape or array.size == 0:
+                raise ValueError(
+                    f"obs[{name!r}] has shape {list(array.shape)}: the policy needs {list(spec.shape)}, or rows of that"
+                )
+            sizes[name] = len(array) if batched else None
+            arrays[name] = array if batched else array[None]
+        if len(set(sizes.values())) > 1:
+            listed = ", ".join(f"{name} {'one' if rows is None else rows}" for name, rows in sizes.items())
+            raise ValueError(f"obs: the arrays are of different numbers of rows ({listed}); give them the same")
+        return arrays, bool(sizes) and next(iter(sizes.values())) is not None
+
+    def _steps(self, step: int | Sequence[int] | None, rows: int) -> NDArray[np.int64]:
+        if step is None and self.reads_progress:
+            raise ValueError(
+                "step = None: this policy is shown how much of its episode has passed; give the env steps since it "
+                f"began, of {self.spec.max_steps}"
+            )
+        steps = np.asarray(0 if step is None else step)
+        if steps.dtype.kind not in "iu" or steps.shape not in ((), (rows,)) or (steps < 0).any():
+            raise ValueError(f"step = {step}: it must be a whole number of 0 or more, or one for each of {rows} rows")
+        return np.broadcast_to(steps.astype(np.int64), rows)
+
+    def _instructions(self, instruction: str | Sequence[str] | None, rows: int) -> NDArray[np.int64]:
+        tasks = self.spec.tasks
+        if instruction is None:
+            if len(tasks) > 1 and self.reads_instruction:
+                raise ValueError(f"instruction = None: this policy needs one; {self._known()}")
+            return np.zeros(rows, np.int64)
+        given = [instruction] * rows if isinstance(instruction, str) else list(instruction)
+        if len(given) != rows:
+            raise ValueError(f"instruction: {len(given)} sentences for {rows} rows; give one, or one for each row")
+        return np.array([self._index(sentence) for sentence in given], np.int64)
+
+    def _index(self, sentence: str) -> int:
+        """The task that the sentence tells, or names."""
+        for index, task in enumerate(self.spec.tasks):
+            if _words(sentence) in (_words(task.instruction), _words(task.name)):
+                return index
+        near = nearest(sentence, [task.instruction for task in self.spec.tasks])
+        raise ValueError(f"instruction = {sentence!r}: the policy was not trained on it; {near}{self._known()}")
+
+    def _known(self) -> str:
+        return f"it knows {', '.join(repr(task.instruction) for task in self.spec.tasks)}"
+
+
+def load_standalone(path: Path, device: str = "cpu") -> StandalonePolicy:
+    """The policy of a run folder, a checkpoint or a policy file, for `device`.
+
+    RunFolderError: there is none. ConfigError: its class cannot be found, or does not fit what it was trained in.
+    """
+    saved = read_policy(path)
+    spec = saved.spec or _spec_of_env(saved)
+    try:
+        seed, action_repeat = int(saved.config["seed"]), int(saved.config["rollout"]["action_repeat"])
+        settings = _settings(saved)
+    except (KeyError, TypeError) as error:
+        raise RunFolderError(
+            f"{saved.file} is not of this version of polyrhythm ({type(error).__name__}: {error}); load it with the "
+            "version that wrote it"
+        ) from error
+    policy = settings.build(spec, seed)
+    try:
+        apply_state(as_module(policy), saved.weights)
+    except ValueError as error:
+        raise RunFolderError(f"{path}: {error}; these weights belong to other settings, name another") from error
+    return StandalonePolicy(policy, spec, action_repeat, saved.version, device)
+
+
+def _settings(saved: SavedPolicy) -> PolicySettings:
+    try:
+        settings = resolve("policy", saved.config["policy"])
+    except NestedRefusal as error:
+        raise ConfigError(*explain(error.error, error.model, "policy"), origin=str(saved.file)) from None
+    except Refusal as error:
+        raise ConfigError(f"policy.{error}", origin=str(saved.file)) from None
+    if not isinstance(settings, PolicySettings):
+        raise ConfigError(f"policy.type = {saved.config['policy']['type']}: its settings need build(env_spec, seed)")
+    return settings
+
+
+def _spec_of_env(saved: SavedPolicy) -> EnvSpec:
+    """Of a file that does not say it: the environment's own."""
+    return env_settings(validate(saved.config, origin=str(saved.file))).spec()
+
+
+def _of_dtype(name: str, array: NDArray[Any], spec: ArraySpec) -> NDArray[Any]:
+    """A copy as the policy wants it: only the width of a number is changed, never its kind. ValueError: it would be."""
+    wanted = np.dtype(spec.dtype)
+    if array.dtype.kind != wanted.kind:
+        raise ValueError(f"obs[{name!r}] is {array.dtype}: the policy needs {wanted}; convert it as in training")
+    if wanted.kind == "f" and not np.isfinite(array).all():
+        raise ValueError(f"obs[{name!r}] has NaN or inf; check the sensor")
+    converted: NDArray[Any] = array.astype(wanted, order="C")
+    if wanted.kind in "iu" and (converted != array).any():
+        raise ValueError(f"obs[{name!r}] has values beyond {wanted}; convert it as in training")
+    return converted
+
+
+def _words(sentence: str) -> str:
+    return " ".join(re.findall(r"\w+", sentence.lower()))
+
+
+class _Noted(Mapping[str, Tensor]):
+    """Observations that note which of them are looked at."""
+
+    def __init__(self, obs: Mapping[str, Tensor]) -> None:
+        self.read: set[str] = set()
+        self._obs = obs
+
+    def __getitem__(self, name: str) -> Tensor:
+        found = self._obs[name]  # first: it may only be asked whether there is one of this name
+        self.read.add(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        self.read.update(self._obs)
+        return iter(self._obs)
+
+    def __len__(self) -> int:
+        return len(self._obs)
+
+
+def _what_is_read(policy: Policy, spec: EnvSpec, device: torch.device) -> set[str]:
+    """Names of the observations that `act` looks at, asked with one blank row."""
+    obs = _Noted({name: tensor.to(device) for name, tensor in blank(spec).items()})
+    ways = torch.ones(1, dtype=torch.bool, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+    with torch.inference_mode():
+        policy.act(obs, *ways)
+    return obs.read

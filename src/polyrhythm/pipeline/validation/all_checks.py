@@ -1,0 +1,130 @@
+"""Everything short of training, check by check: settings, machine, environment, policy, objective.
+
+A check that fails ends no other, unless the others need what it should have given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.conformance import ContractViolation, Finding, run_checks
+from polyrhythm.envs.watched import Arrays
+from polyrhythm.errors import PolyrhythmError
+from polyrhythm.pipeline.build import env_settings, policy_settings
+from polyrhythm.pipeline.validation.check import (
+    check_build,
+    check_devices,
+    check_learning,
+    check_memory,
+    check_rollout,
+    check_start,
+    installed_env,
+)
+from polyrhythm.pipeline.validation.custom_objective import as_shown
+from polyrhythm.pipeline.validation.env_trial import try_contract, try_spec
+from polyrhythm.policies.base import Policy
+from polyrhythm.policies.conformance import policy_checks
+from polyrhythm.specs import EnvSpec
+
+
+class Examined(NamedTuple):
+    """A finding, and what it is about: recipe, environment, policy or training."""
+
+    part: str
+    finding: Finding
+
+
+def examine(config: RunConfig) -> Iterator[Examined]:
+    """All checks of a configuration, each as soon as it is done."""
+    given: dict[str, Any] = {}
+
+    def keep(name: str, make: Callable[[], Any]) -> None:
+        given[name] = make()
+
+    yield from _told("recipe", {"devices": lambda: check_devices(config)})
+    yield from _told(
+        "recipe", {"environment's spec": lambda: keep("spec", lambda: try_spec(config, installed_env(config)))}
+    )
+    if "spec" not in given:
+        return
+    spec: EnvSpec = given["spec"]
+    yield from _told("recipe", {"rows and batches": lambda: check_rollout(config, spec)})
+    yield from _told("recipe", {"policy's build": lambda: keep("policy", lambda: check_build(config, spec))})
+    rows: Arrays = {}
+    yield from _environment(config, rows)
+    if "policy" not in given:
+        return
+    if not rows:
+        said = "not checked: it is tried on observations of the environment, and there are none"
+        yield Examined("policy", Finding("contract", "note", said))
+        return
+    passed = True
+    for examined in _policy(config, spec, rows):
+        passed &= examined.finding.state != "failed"
+        yield examined
+    if passed:
+        yield from _training(config, spec, given["policy"])
+
+
+def _environment(config: RunConfig, rows: Arrays) -> Iterator[Examined]:
+    """The environment's contract; a crash or a hang is a finding too. rows: gets the first rows."""
+    failed = False
+    try:
+        for seen in try_contract(config, env_settings(config)):
+            if isinstance(seen, Finding):
+                failed |= seen.state == "failed"
+                yield Examined("environment", seen)
+            else:
+                rows.update(seen)
+    except PolyrhythmError as error:
+        if not failed:  # else it is the same again
+            yield Examined("environment", _failed("calls", error))
+
+
+def _policy(config: RunConfig, spec: EnvSpec, rows: Arrays) -> Iterator[Examined]:
+    """The policy's contract, on the environment's first observations."""
+    settings = policy_settings(config)
+    try:
+        checks = policy_checks(
+            lambda seed: settings.build(spec, seed),
+            as_shown(rows, spec),
+            spec,
+            learns=config.training.versions > 0,
+            imitates=config.supervised is not None,
+        )
+    except ContractViolation as violation:
+        yield Examined("policy", Finding("build", "failed", violation.problem, violation.fix))
+        return
+    for finding in run_checks(checks):
+        yield Examined("policy", finding)
+
+
+def _training(config: RunConfig, spec: EnvSpec, policy: Policy) -> Iterator[Examined]:
+    """What takes a policy that keeps its contract."""
+    yield from _told(
+        "training",
+        {
+            "objective": lambda: check_learning(config, spec, policy, trainer=True),
+            "shared memory": lambda: check_memory(config, spec, policy),
+            "first weights": lambda: check_start(config, spec, policy),
+        },
+    )
+
+
+def _told(part: str, checks: Mapping[str, Callable[[], object]]) -> Iterator[Examined]:
+    """Checks that raise a PolyrhythmError, as findings."""
+    for name, check in checks.items():
+        try:
+            check()
+        except PolyrhythmError as error:
+            yield Examined(part, _failed(name, error))
+        else:
+            yield Examined(part, Finding(name, "ok", ""))
+
+
+def _failed(name: str, error: PolyrhythmError) -> Finding:
+    """A sentence of the form `setting = value: problem; fix`."""
+    problem, _, fix = " ".join(str(error).split()).rpartition("; ")
+    return Finding(name, "failed", problem or fix, fix if problem else "")

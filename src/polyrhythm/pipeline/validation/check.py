@@ -1,0 +1,247 @@
+"""What environment, policy and settings refuse of each other, found before anything starts or a folder is made.
+
+The schema refuses what it can see in the configuration alone; here are the combinations that only the parts know, and
+the trial of the policy on the environment's first observations. Everything that is refused is a ConfigError: what,
+value, remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+
+from polyrhythm.config.catalog import refuse_lacking
+from polyrhythm.config.rollout import LimitedBatching
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.conformance import ContractViolation, own_place, raised
+from polyrhythm.envs.base import EnvSettings
+from polyrhythm.errors import ConfigError, PolyrhythmError
+from polyrhythm.pipeline.array_specs import arena_layout, blank, bucket_sizes
+from polyrhythm.pipeline.build import env_batch_infos, env_settings, flow_settings, policy_settings
+from polyrhythm.pipeline.validation.custom_objective import try_objective, try_on
+from polyrhythm.pipeline.validation.env_trial import try_env
+from polyrhythm.pipeline.warm_start.demos import has_expert
+from polyrhythm.pipeline.warm_start.init_from import take_given_weights
+from polyrhythm.policies.base import Policy, as_module
+from polyrhythm.policies.conformance import check_attributes
+from polyrhythm.runtime.memory.shared_folder import refuse_shortage, remove_orphans
+from polyrhythm.runtime.memory.weights import bus_nbytes
+from polyrhythm.scheduler.records import EnvBatchInfo, Request
+from polyrhythm.scheduler.rollout.sharding import load_function
+from polyrhythm.specs import EnvSpec
+from polyrhythm.stations.simulator.env_host import refuse_segments
+from polyrhythm.training.optim import adamw
+
+
+class Checked(NamedTuple):
+    """A configuration that can be run, its environment's spec, and its policy with the initial weights."""
+
+    config: RunConfig
+    spec: EnvSpec
+    policy: Policy
+
+
+def check(config: RunConfig, *, trainer: bool = True) -> Checked:
+    """Raise ConfigError for the first thing that cannot be run, StartError for what the machine lacks.
+
+    The environment is built once, with two rows, and reset once: its observations are what the policy is tried on.
+    trainer: whether there will be one.
+    """
+    check_devices(config)
+    spec, rows = try_env(config, installed_env(config))
+    check_rollout(config, spec)
+    policy = check_build(config, spec)
+    learns = trainer and config.training.versions > 0
+    try_on(rows, _kind(config.policy), policy, spec, learns=learns)
+    check_learning(config, spec, policy, trainer=trainer)
+    check_memory(config, spec, policy, trainer=trainer)
+    check_start(config, spec, policy, trainer=trainer)
+    return Checked(config, spec, policy)
+
+
+def installed_env(config: RunConfig) -> EnvSettings:
+    """The environment's settings. ConfigError: a package is missing that environment or policy says it needs."""
+    env = env_settings(config)
+    refuse_lacking("env", config.env)
+    refuse_lacking("policy", config.policy)
+    return env
+
+
+def check_rollout(config: RunConfig, spec: EnvSpec) -> None:
+    """Rows, slots and batches, against what the environment can do."""
+    with _naming("config"):
+        flow_settings(config, spec)
+    infos = env_batch_infos(config, spec)
+    bucket_sizes(config, infos)  # for what they refuse
+    _check_slots(config, infos)
+    with _naming(f"rollout.segment_steps = {config.rollout.segment_steps}"):
+        refuse_segments(spec, config.rollout.segment_steps)
+    with _naming("rollout"):
+        _try_key(config.rollout.queue_key)
+
+
+def check_build(config: RunConfig, spec: EnvSpec) -> Policy:
+    """The policy with its initial weights, a module with the attributes of its contract."""
+    what = f"policy.type = {_kind(config.policy)}"
+    settings = policy_settings(config)
+    with _naming(what, "its build()"):
+        policy = settings.build(spec, config.seed)
+    try:
+        check_attributes(policy, spec)
+    except ContractViolation as violation:
+        raise ConfigError(f"{what}: {violation}") from violation
+    return policy
+
+
+def check_memory(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: bool = True) -> None:
+    """Raise StartError unless the run's shared memory fits; that of dead runs is removed first."""
+    if config.launcher == "local":
+        remove_orphans()
+        refuse_shortage(shared_sizes(config, spec, policy, trainer=trainer))
+
+
+def check_start(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: bool = True) -> None:
+    """Where the first weights come from, and whether instructions can be swapped."""
+    if trainer and config.init_from:
+        _check_given(config, policy)
+    elif trainer and config.demonstrations is not None:
+        _check_expert(config)
+    if config.evaluation.swapped:
+        refuse_swapping(spec)
+
+
+def _kind(section: object) -> str:
+    return getattr(section, "type", "")
+
+
+def shared_sizes(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: bool = True) -> dict[str, int]:
+    """Bytes of shared memory that the run reserves, by segment."""
+    infos = env_batch_infos(config, spec, trainer=trainer)
+    layout = arena_layout(config, spec, infos, policy, trainer=trainer)
+    return {"arena": layout.nbytes, "weights": bus_nbytes(policy.state_dict())}
+
+
+def refuse_swapping(spec: EnvSpec) -> None:
+    """Raise ConfigError where there is no other instruction to show."""
+    if len(spec.tasks) < 2:
+        raise ConfigError(
+            "swapping instructions: it takes at least 2 tasks, and the environment has 1; leave it out "
+            "(evaluation.swapped=false, no --swap-instructions)"
+        )
+
+
+def check_devices(config: RunConfig) -> None:
+    seats = {"generators": config.placement.generators, "trainer": config.placement.trainer}
+    for name, seat in seats.items():
+        kind, _, index = seat.device.partition(":")
+        there = torch.cuda.device_count() if kind == "cuda" else 1
+        if int(index or 0) >= there:
+            raise ConfigError(
+                f"placement.{name}.device = {seat.device}: torch sees {there} CUDA devices here; use cpu, "
+                "or a torch that has CUDA"
+            )
+
+
+@contextmanager
+def _naming(what: str, call: str = "") -> Iterator[None]:
+    """A ValueError inside becomes a ConfigError about `what`, unless it is one already or says so itself.
+
+    call: of the user's code; then whatever else it raises becomes one too, with the line.
+    """
+    try:
+        yield
+    except PolyrhythmError:
+        raise
+    except ValueError as error:
+        said = str(error) + own_place(error) * bool(call)
+        raise ConfigError(said if said.startswith(what.partition(" ")[0]) else f"{what}: {said}") from error
+    except (Exception, SystemExit) as error:
+        if not call:
+            raise
+        raise ConfigError(f"{what}: {call} {raised(error)}; fix it there") from error
+
+
+def check_learning(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: bool) -> None:
+    """What the objective and the policy want of each other."""
+    _check_value(config, spec, policy)
+    if trainer and config.training.versions:
+        _check_trainable(config, spec, policy)
+        rates = config.training.optimizer
+        with _naming("training.optimizer"):
+            adamw(as_module(policy), lr=rates.lr, weight_decay=rates.weight_decay, value_lr=rates.value_lr)
+        try_objective(config.algorithm, policy)
+
+
+def _check_value(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
+    """The policy's value per chunk or per action, against what `reward_level` needs; asked with one blank row."""
+    with torch.no_grad():
+        value = policy.value(blank(spec))
+    given, wanted = "chunk" if value.dim() == 1 else "action", config.algorithm.reward_level
+    if given != wanted:
+        raise ConfigError(
+            f"algorithm.reward_level = {wanted}: the policy {_kind(config.policy)} gives one value per "
+            f"{given}; set algorithm.reward_level to {given}"
+        )
+
+
+def learns_from_rewards(spec: EnvSpec, policy: Policy) -> bool:
+    """Whether the log-prob of an action depends on the parameters; asked with one blank row."""
+    obs = blank(spec)
+    act = policy.act(obs, torch.zeros(1, dtype=torch.bool), torch.zeros(1, dtype=torch.int64))
+    return policy.evaluate(obs, act.forward_inputs).logprob.requires_grad
+
+
+def _check_trainable(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
+    if not learns_from_rewards(spec, policy):
+        raise ConfigError(
+            f"policy.type = {_kind(config.policy)}: its log-probs do not depend on its parameters, so "
+            "nothing would be learned from rewards; use another head (for flow matching: policy.head.method.type "
+            "flow_sde or flow_noise), or set training.versions to 0"
+        )
+
+
+def _check_slots(config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]]) -> None:
+    """Slots that a function has cut fit a batch."""
+    if not isinstance(config.batching, LimitedBatching):
+        return
+    largest = max(slot.rows for own in infos for info in own if not info.reserved for slot in info.slots)
+    if largest > config.batching.max_rows:
+        raise ConfigError(
+            f"batching.max_rows = {config.batching.max_rows}: a request is never split and {config.rollout.sharding} "
+            f"cuts a slot of {largest} rows; raise this, or cut smaller slots"
+        )
+
+
+def _try_key(path: str) -> None:
+    """Raise ValueError unless the function, if there is one, gives requests an order."""
+    if not path:
+        return
+    key = load_function(path, "queue_key")
+    first, second = (Request(f"e/{slot}", "simulator-0", 0, 1, 0, "", float(slot)) for slot in range(2))
+    try:
+        keys = key(first), key(second)
+    except Exception as error:
+        raise ValueError(f"queue_key {path!r} {raised(error)}; fix it there") from error
+    if not all(map(_is_plain, keys)):
+        raise ValueError(f"queue_key {path!r} returned {keys[0]!r}; return a number, a text, or a tuple of these")
+
+
+def _is_plain(key: object) -> bool:
+    """A key that has an order and that a checkpoint can hold."""
+    return all(map(_is_plain, key)) if isinstance(key, tuple) else type(key) in (int, float, str)
+
+
+def _check_expert(config: RunConfig) -> None:
+    if not has_expert(env_settings(config)):
+        raise ConfigError(
+            "demonstrations = set: this environment has no scripted expert; set demonstrations and supervised to null"
+        )
+
+
+def _check_given(config: RunConfig, policy: Policy) -> None:
+    """A run that goes on has its weights already: those that it was once given may be gone."""
+    if config.resume == "never":
+        take_given_weights(config, policy)

@@ -1,0 +1,269 @@
+"""Whether this machine can run the quickstart: each thing is tried, not only looked up, and what is missing is named
+with the command that mends it. Nothing here prompts, and each check stands alone: one that fails ends no other.
+
+Other modules are imported inside the checks, since what is missing may be what they need.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+RECIPE = "quickstart"
+#: Bytes of memory that the quickstart's processes take (1.1 GB measured on 2 cores), and some to spare.
+MEMORY_BYTES = 1_500_000_000
+#: What draws without a screen, by Debian's names; tools/render_libs.sh installs the same.
+RENDER_PACKAGES = "libosmesa6 libgl1 libegl1"
+
+_PYTHON = (3, 11)
+_TASK = "door-close-v3"
+_RENDER_S, _START_S, _MESSAGE_S = 120.0, 60.0, 5.0
+
+
+class Finding(NamedTuple):
+    """missing: the quickstart cannot run so; note: it can. mend: the command that helps, "" for none."""
+
+    name: str
+    state: Literal["ok", "note", "missing"]
+    said: str
+    mend: str = ""
+
+
+def examine() -> Iterator[Finding]:
+    """All checks, each as soon as it is done; rendering, which takes seconds, last."""
+    checks: dict[str, Callable[[], Finding]] = {
+        "python": _python,
+        "packages": _packages,
+        "torch": _torch,
+        "cores": _cores,
+        "memory": _memory,
+        "leftovers": _leftovers,
+        "shared memory": _shared_memory,
+        "processes": _processes,
+        "messages": _messages,
+    }
+    for backend, needed in _backends().items():
+        checks[f"rendering {backend}"] = lambda b=backend, n=needed: _rendering(b, needed=n)  # type: ignore[misc]
+    for name, check in checks.items():
+        try:
+            yield check()._replace(name=name)
+        except (ImportError, OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
+            mend = "make setup" if isinstance(error, ImportError) else ""
+            yield Finding(name, "missing", f"{type(error).__name__}: {error}", mend)
+
+
+def _python() -> Finding:
+    wanted = ".".join(map(str, _PYTHON))
+    said = f"{platform.python_version()}, {sys.executable}"
+    if sys.version_info >= _PYTHON:
+        return Finding("", "ok", said)
+    return Finding("", "missing", f"{said}; {wanted} or newer is needed", f"make PYTHON=/path/to/python{wanted} setup")
+
+
+def _packages() -> Finding:
+    try:
+        requirements = metadata.requires("polyrhythm") or []
+    except metadata.PackageNotFoundError:
+        return Finding("", "note", "polyrhythm runs from its sources and is not installed", "make setup")
+    wanted = [line for line in requirements if "extra ==" not in line or "metaworld" in line.partition("extra ==")[2]]
+    there, missing, unfit = [], [], []
+    for line in wanted:
+        name = re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0]
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            missing.append(name)
+            continue
+        there.append(f"{name} {version}")
+        if not _satisfies(line, version):
+            unfit.append(f"{name} {version} (wanted {line.partition(';')[0].strip()})")
+    if missing or unfit:
+        parts = [f"missing: {', '.join(missing)}"] * bool(missing) + [f"unfit: {', '.join(unfit)}"] * bool(unfit)
+        return Finding("", "missing", "; ".join(parts), "make setup")
+    return Finding("", "ok", ", ".join(there))
+
+
+def _satisfies(requirement: str, version: str) -> bool:
+    """Whether the version is in the requirement's range; yes where nothing here can tell."""
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:
+        return True
+    return Requirement(requirement).specifier.contains(version, prereleases=True)
+
+
+def _torch() -> Finding:
+    import torch
+
+    devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    seen = f"CUDA {torch.version.cuda}: {', '.join(devices)}" if devices else "no CUDA device (none is needed)"
+    return Finding("", "ok", f"{torch.__version__}, {seen}")
+
+
+def _cores() -> Finding:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    said = f"{cores} to use, OMP_NUM_THREADS {threads or 'not set'}"
+    if threads.isdecimal() and int(threads) > cores:
+        return Finding("", "note", f"{said}: more threads than cores are many times slower", "export OMP_NUM_THREADS=1")
+    if cores < 2:
+        return Finding("", "note", f"{said}; with one, simulation and training take turns")
+    return Finding("", "ok", said)
+
+
+def _memory() -> Finding:
+    import psutil
+
+    free, limit = psutil.virtual_memory().available, _container_limit()
+    said = f"{_gigabytes(min(free, limit or free))} free, the quickstart takes about {_gigabytes(MEMORY_BYTES)}"
+    if min(free, limit or free) < MEMORY_BYTES:
+        return Finding("", "missing", f"{said}; end other programs, or use fewer rows (rollout.rows)")
+    return Finding("", "ok", said)
+
+
+def _container_limit() -> int | None:
+    """Bytes that the control group still allows; None where it sets no limit."""
+    for folder, most, used in (
+        ("/sys/fs/cgroup", "memory.max", "memory.current"),
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        try:
+            limit = (Path(folder) / most).read_text(encoding="ascii").strip()
+            if limit.isdecimal() and int(limit) < 1 << 60:
+                return int(limit) - int((Path(folder) / used).read_text(encoding="ascii"))
+        except OSError:
+            continue
+    return None
+
+
+def _leftovers() -> Finding:
+    from polyrhythm.runtime.memory.shared_folder import remove_orphans
+
+    removed = remove_orphans()
+    if removed:
+        return Finding("", "ok", f"removed the shared memory of {len(removed)} dead runs")
+    return Finding("", "ok", "no shared memory of dead runs")
+
+
+def _shared_memory() -> Finding:
+    from polyrhythm.config.load import load_config
+    from polyrhythm.pipeline.build import env_settings, policy_settings
+    from polyrhythm.pipeline.validation.check import shared_sizes
+    from polyrhythm.runtime.memory.shared_folder import shared_root
+
+    config = load_config(RECIPE)
+    spec = env_settings(config).spec()
+    wanted = sum(shared_sizes(config, spec, policy_settings(config).build(spec, config.seed)).values())
+    root = shared_root()
+    free = shutil.disk_usage(root).free
+    said = f"{_gigabytes(free)} free in {root}, the quickstart takes {wanted / 1e6:.0f} MB"
+    if free >= wanted:
+        return Finding("", "ok", said)
+    remount = f"mount -o remount,size={-(-wanted // 10**9) * 2}G {root}"
+    return Finding("", "missing", f"{said}; in a container: --shm-size", f"{_as_root()}{remount}")
+
+
+def _processes() -> Finding:
+    done = subprocess.run(
+        [sys.executable, "-c", "print(6 * 7)"],
+        capture_output=True,
+        text=True,
+        timeout=_START_S,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    if done.stdout.strip() == "42":
+        return Finding("", "ok", "another process can be started")
+    return Finding("", "missing", f"a process that was started ended with {done.returncode}: {_last(done.stderr)}")
+
+
+def _messages() -> Finding:
+    import zmq
+
+    from polyrhythm.runtime.memory.shared_folder import RunMemory
+    from polyrhythm.runtime.transport.sockets import Inbox, Outbox, endpoint
+
+    memory, context = RunMemory({"probe": 4096}), zmq.Context()
+    try:
+        inbox = Inbox(context, endpoint("ipc", str(memory.folder), "doctor"))
+        outbox = Outbox(context, inbox.endpoint)
+        outbox.send(b"well?")
+        heard = inbox.receive(_MESSAGE_S)
+        outbox.close()
+        inbox.close()
+    finally:
+        context.term()
+        memory.remove()
+    if heard == b"well?":
+        return Finding("", "ok", f"ZeroMQ {zmq.zmq_version()} over ipc in {memory.folder.parent}")
+    return Finding("", "missing", f"no message came through {inbox.endpoint}; set data_plane.transport=tcp")
+
+
+def _backends() -> dict[str, bool]:
+    """GL backends to try → whether the quickstart would use it: MUJOCO_GL, else the first whose library is there."""
+    chosen = os.environ.get("MUJOCO_GL", "").lower().strip()
+    try:
+        from polyrhythm.envs.metaworld.mujoco_rendering import BACKENDS, is_loadable
+    except ImportError:
+        return {chosen or "osmesa": True}
+    chosen = chosen or next((name for name in BACKENDS if is_loadable(name)), BACKENDS[0])
+    return {chosen: True} | {name: False for name in BACKENDS if name != chosen}
+
+
+def _rendering(backend: str, *, needed: bool) -> Finding:
+    source = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH", ""))))
+    bad: Literal["note", "missing"] = "missing" if needed else "note"
+    try:
+        done = subprocess.run(  # noqa: S603 - our own module
+            [sys.executable, "-m", "polyrhythm.envs.metaworld.render_probe", _TASK],
+            capture_output=True,
+            text=True,
+            timeout=_RENDER_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "MUJOCO_GL": backend, "PYTHONPATH": path},
+        )
+    except subprocess.TimeoutExpired:
+        return Finding("", bad, f"no frame of {_TASK} within {_RENDER_S:.0f} s", _render_mend(backend))
+    if done.returncode:
+        why = _last(done.stderr).partition("; run:")[0]
+        mend = "make setup" if "No module named" in why else _render_mend(backend)
+        return Finding("", bad, f"no frame of {_TASK}: {why}", mend)
+    said = json.loads(done.stdout.splitlines()[-1])
+    if said["shades"] < 2:
+        return Finding("", bad, f"a frame of {_TASK} is blank", _render_mend(backend))
+    used = "" if needed else "; not used here"
+    return Finding("", "ok", f"a frame of {_TASK} in {said['frame_ms']:.0f} ms{used}")
+
+
+def _render_mend(backend: str) -> str:
+    """The one command that lets the quickstart draw without a screen."""
+    if backend not in ("osmesa", "egl"):
+        return "unset MUJOCO_GL"
+    if not shutil.which("apt-get"):
+        return f"(with your system's package manager) install OSMesa and EGL, on Debian {RENDER_PACKAGES}"
+    return f"{_as_root()}apt-get install -y {RENDER_PACKAGES}"
+
+
+def _as_root() -> str:
+    return "" if os.getuid() == 0 else "sudo "
+
+
+def _last(text: str) -> str:
+    """The last line that says something, before what Python adds when it tidies up."""
+    lines = [line.strip() for line in text.partition("Exception ignored")[0].splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:.1f} GB"

@@ -1,0 +1,245 @@
+"""The environment is tried before the run, where its stations will work, with a deadline for each call.
+
+Launcher local: in a process of its own, so that the main process survives a simulator that crashes, in spec() too.
+Launcher inline: in a thread of this process, as there the environment is this process's affair, and its class may be
+known to this process alone. Either way an environment that hangs is reported, not waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import random
+import re
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.conformance import Finding, place
+from polyrhythm.envs.base import EnvSettings
+from polyrhythm.envs.watched import Arrays
+from polyrhythm.errors import ConfigError
+from polyrhythm.pipeline.validation.env_trial_process import perform, unpacked
+from polyrhythm.specs import EnvSpec
+
+#: The setting that limits each call, by the call.
+LIMITS = {
+    "spec": "start_s",
+    "build": "start_s",
+    "reset": "reset_s",
+    "step": "step_s",
+    "observe": "step_s",
+    "close": "step_s",
+}
+#: Seconds that the process has beyond a call's limit to end itself, with its traceback.
+_GRACE_S = 5.0
+_LAST_BYTES = 16_384
+
+
+class Tried(NamedTuple):
+    """What an environment offers, and what two of its rows show right after a reset."""
+
+    spec: EnvSpec
+    rows: Arrays
+
+
+def try_spec(config: RunConfig, settings: EnvSettings) -> EnvSpec:
+    """What the environment says that it offers. ConfigError: its spec() raises, hangs or crashes."""
+    spec: EnvSpec = dict(_events("spec", config, settings))["spec"]
+    return spec
+
+
+def try_env(config: RunConfig, settings: EnvSettings) -> Tried:
+    """Build the environment once and reset it once. ConfigError: what is wrong with it."""
+    seen = dict(_events("observe", config, settings))
+    return Tried(seen["spec"], seen["arrays"])
+
+
+def try_contract(config: RunConfig, settings: EnvSettings) -> Iterator[Finding | Arrays]:
+    """The findings of all checks of the environment, then its first rows. ConfigError: it hangs or crashes, or those
+    rows are not to be had."""
+    for kind, seen in _events("contract", config, settings):
+        if kind != "spec":
+            yield Finding(*seen) if kind == "finding" else seen
+
+
+def _events(job: str, config: RunConfig, settings: EnvSettings) -> Iterator[tuple[str, Any]]:
+    """What is seen, by its kind; ConfigError for a job that fails."""
+    what = f"env.type = {getattr(config.env, 'type', '')}"
+    trial = _in_thread if config.launcher == "inline" else _in_process
+    for event in trial(what, job, config, settings):
+        match event:
+            case ["violation", problem, fix]:
+                raise ConfigError(f"{what}: {problem}; {fix}")
+            case ["error", sentence]:
+                raise ConfigError(sentence)
+            case ["over"]:
+                return
+            case [kind, seen]:
+                yield kind, seen
+
+
+def _limits(config: RunConfig) -> dict[str, float]:
+    return {call: getattr(config.supervision, name) for call, name in LIMITS.items()}
+
+
+def _hung(what: str, call: str, limit: float, where: str) -> ConfigError:
+    return ConfigError(
+        f"{what}: {call} has not returned within {limit:g} s{where}; fix it there, or raise supervision.{LIMITS[call]}"
+    )
+
+
+# ------------------------------------------------------------ in this process
+
+
+def _in_thread(what: str, job: str, config: RunConfig, settings: EnvSettings) -> Iterator[list[Any]]:
+    """Consumes: the thread's events. Waits for: the next. Unblocked by: it, or the limit of the call under way."""
+    events: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
+    limits, call = _limits(config), "spec"
+
+    def work() -> None:
+        try:
+            perform(job, settings, config.rollout.rows, lambda *event: events.put(list(event)))
+        except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+            events.put(["raised", error])
+
+    thread = threading.Thread(target=work, name="env trial", daemon=True)
+    with _same_random_numbers():
+        thread.start()
+        while True:
+            try:
+                event = events.get(timeout=limits[call])
+            except queue.Empty:
+                raise _hung(what, call, limits[call], _place_of(thread)) from None
+            if event[0] == "call":
+                call = event[1]
+                continue
+            if event[0] == "raised":
+                raise event[1]
+            if event[0] in {"over", "violation", "error"}:
+                thread.join(limits["close"])
+            yield event
+
+
+def _place_of(thread: threading.Thread) -> str:
+    """Where the thread is."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return place([(entry.filename, entry.lineno or 0) for entry in traceback.extract_stack(frame)]) if frame else ""
+
+
+@contextmanager
+def _same_random_numbers() -> Iterator[None]:
+    """The global generators of Python, numpy and torch are afterwards as they were."""
+    python, array = random.getstate(), np.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(array)
+
+
+# ------------------------------------------------------------ in a process of its own
+
+
+def _in_process(what: str, job: str, config: RunConfig, _: EnvSettings) -> Iterator[list[Any]]:
+    """Consumes: the process's lines. Waits for: the next. Unblocked by: it, the process's end, or the limit."""
+    limits, call = _limits(config), "spec"
+    with tempfile.TemporaryFile() as log:
+        popen, lines = _start(job, config, limits, log)
+        try:
+            while True:
+                line = lines.next(limits[call] + _GRACE_S)
+                if not line:
+                    raise _how_it_ended(what, call, limits[call], popen, log)
+                event = unpacked(line)
+                if event[0] == "call":
+                    call = event[1]
+                else:
+                    yield event
+        finally:
+            popen.kill()
+            popen.wait()
+            lines.close()
+
+
+class _Lines:
+    """The lines that come out of a pipe."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe, self._rest = pipe, b""
+
+    def next(self, seconds: float) -> bytes:
+        """The next line; b"" if the pipe was closed or none came in time."""
+        until = time.monotonic() + seconds
+        while b"\n" not in self._rest:
+            ready, _, _ = select.select([self._pipe], [], [], max(0.0, until - time.monotonic()))
+            chunk = os.read(self._pipe, 1 << 20) if ready else b""
+            if not chunk:
+                return b""
+            self._rest += chunk
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+    def close(self) -> None:
+        os.close(self._pipe)
+
+
+def _start(
+    job: str, config: RunConfig, limits: dict[str, float], log: IO[bytes]
+) -> tuple[subprocess.Popen[bytes], _Lines]:
+    """The process at work, in a session of its own: what a terminal sends is main's affair."""
+    ours, theirs = os.pipe()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    popen = subprocess.Popen(
+        [sys.executable, "-m", "polyrhythm.pipeline.validation.env_trial_process"],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=log,
+        env=environment,
+        pass_fds=(theirs,),
+        start_new_session=True,
+    )
+    os.close(theirs)
+    env = config.env.model_dump(mode="json")
+    task = {"job": job, "env": env, "rows": config.rollout.rows, "limits": limits, "pipe": theirs}
+    assert popen.stdin is not None
+    try:
+        popen.stdin.write(json.dumps(task).encode())
+        popen.stdin.close()
+    except BrokenPipeError:
+        pass  # it has ended already, which is noticed where its lines are read
+    return popen, _Lines(ours)
+
+
+def _how_it_ended(what: str, call: str, limit: float, popen: subprocess.Popen[bytes], log: IO[bytes]) -> ConfigError:
+    """Why no line came."""
+    log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_BYTES))
+    text = log.read().decode("utf-8", errors="replace")
+    threads = text.rpartition("Timeout (")[2].split("\n\n")
+    ours = next((thread for thread in threads if "env_trial_job.py" in thread), "")
+    dumped = re.findall(r'^  File "(.+)", line (\d+) in ', ours, re.MULTILINE)
+    try:
+        status = popen.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        return _hung(what, call, limit, "")
+    if "Timeout (" in text:
+        return _hung(what, call, limit, place([(file, int(line)) for file, line in reversed(dumped)]))
+    last = next((line for line in reversed(text.splitlines()) if line.strip()), "it printed nothing")
+    return ConfigError(
+        f"{what}: {call} ended the process that tried it (status {status}): {last.strip()}; make it run outside of "
+        "polyrhythm first"
+    )

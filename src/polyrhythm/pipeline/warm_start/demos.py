@@ -1,0 +1,238 @@
+"""Demonstrations by an environment's scripted expert, through the environment contract alone.
+
+Each primitive action of a chunk is what the expert does in the state in which that action begins; it is then held for
+`action_repeat` env steps. In every `noise_every`-th episode noise is added to what is executed, never to the label, so
+that states off the expert's path are seen with the way back. The last entry of an action, the gripper by convention,
+is executed clean. Of the unsuccessful episodes only the noisy ones are kept: their labels are still right. An episode
+in which an observation or a label is NaN or infinite ends there and is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.config.learning import DemonstrationSettings
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.envs.base import EnvBatch, EnvSettings, Expert
+from polyrhythm.errors import ConfigError, RunHalted
+from polyrhythm.observe import wilson
+from polyrhythm.pipeline.array_specs import shown
+from polyrhythm.pipeline.build import env_settings
+from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec
+from polyrhythm.specs.finite import first_not_finite
+from polyrhythm.specs.hashing import mix
+from polyrhythm.stations.simulator.chunk import step_chunk, whole_batch
+from polyrhythm.stations.simulator.slot import StepSettings
+from polyrhythm.training.demonstrations import Demonstrations
+
+log = logging.getLogger(__name__)
+
+#: Keeps demonstration seeds apart from those of training and evaluation.
+_DOMAIN = 5
+
+
+@dataclass(slots=True)
+class _Episode:
+    """One demonstration under way: observations and labels so far. wrong: which of them is not finite, "" if none."""
+
+    task: int
+    seed: int
+    noise: np.random.Generator | None
+    obs: list[dict[str, NDArray[Any]]] = field(default_factory=list)
+    labels: list[NDArray[np.float32]] = field(default_factory=list)
+    steps: int = 0
+    success: bool = False
+    wrong: str = ""
+
+
+class Recorded(NamedTuple):
+    """The decisions worth imitating, and by task name how often the expert succeeded (noisy episodes included):
+    successes, episodes, rate, low, high (Wilson 95%)."""
+
+    demonstrations: Demonstrations
+    tasks: dict[str, dict[str, float]]
+
+    def summary(self) -> dict[str, Any]:
+        """decisions: how many; tasks."""
+        return {"decisions": len(self.demonstrations), "tasks": self.tasks}
+
+
+def record(config: RunConfig, settings: DemonstrationSettings, chunk: int) -> Recorded:
+    """`demonstrate` in the run's environment, for a policy with chunks of this length."""
+    env = env_settings(config).build(config.rollout.rows)
+    try:
+        return demonstrate(env, settings, StepSettings(chunk, config.rollout.action_repeat))
+    finally:
+        env.close()
+
+
+def has_expert(env: EnvSettings) -> bool:
+    """Whether the environment can demonstrate; makes a batch of one row to see."""
+    batch = env.build(1)
+    try:
+        return isinstance(batch, Expert)
+    finally:
+        batch.close()
+
+
+def refuse_misfit(found: Demonstrations, spec: EnvSpec, chunk: int, action_repeat: int) -> None:
+    """Raise ConfigError if these demonstrations are not of this environment, chunk length or action repeat."""
+    here = [task.name for task in spec.tasks]
+    if found.tasks and list(found.tasks) != here:
+        raise ConfigError(
+            f"these demonstrations are of the tasks {', '.join(found.tasks)}, the environment's are {', '.join(here)}; "
+            "make them equal, in this order"
+        )
+    if found.action_repeat and found.action_repeat != action_repeat:
+        raise ConfigError(
+            f"rollout.action_repeat = {action_repeat}: these demonstrations hold each action for {found.action_repeat} "
+            "steps; set it to that"
+        )
+    shapes = {name: x.shape[1:] for name, x in found.obs.items()} | {"actions": found.actions.shape[1:]}
+    wanted = {name: x.shape for name, x in shown(spec).items()} | {"actions": (chunk, spec.action.dim)}
+    if shapes != wanted:
+        odd = next(name for name in sorted(wanted | shapes) if shapes.get(name) != wanted.get(name))
+        raise ConfigError(
+            f"these demonstrations are of other settings: {odd} is {shapes.get(odd, 'absent')}, "
+            f"the policy and environment want {wanted.get(odd, 'none')}; record them again"
+        )
+
+
+def demonstrate(env: EnvBatch, settings: DemonstrationSettings, step: StepSettings) -> Recorded:
+    """Let the expert do `episodes_per_task` episodes of each task.
+
+    Raises ConfigError if the environment has no expert, RunHalted if the expert never succeeds at some task without
+    numbers that are not finite.
+    """
+    if not isinstance(env, Expert):
+        raise ConfigError("demonstrations = set: this environment has no scripted expert; set demonstrations to null")
+    episodes = [
+        _episode(settings, task, index)
+        for task in range(len(env.spec.tasks))
+        for index in range(settings.episodes_per_task)
+    ]
+    for first in range(0, len(episodes), env.rows):
+        _perform(env, episodes[first : first + env.rows], settings, step)
+    succeeded = [episode for episode in episodes if episode.success]
+    log.info("demonstrations: the expert succeeded in %d of %d episodes", len(succeeded), len(episodes))
+    for task, name in enumerate(env.spec.tasks):
+        wrong = _describe_wrong([episode for episode in episodes if episode.task == task], env.spec)
+        if wrong:
+            log.warning("demonstrations: %s", wrong)
+        if not any(episode.task == task for episode in succeeded):
+            raise RunHalted(
+                f"the expert never succeeded at {name.name} in {settings.episodes_per_task} episodes; "
+                f"{wrong and wrong + '; correct the environment or its expert, or '}"
+                f"lower demonstrations.noise_std ({settings.noise_std:g}) or rollout.action_repeat "
+                f"({step.action_repeat})"
+            )
+    kept = [episode for episode in episodes if not episode.wrong and (episode.success or episode.noise is not None)]
+    observed = [obs for episode in kept for obs in episode.obs]
+    labels = [label for episode in kept for label in episode.labels]
+    demonstrations = Demonstrations(
+        {name: np.stack([obs[name] for obs in observed]) for name in observed[0]},
+        np.stack(labels),
+        tuple(task.name for task in env.spec.tasks),
+        step.action_repeat,
+    )
+    return Recorded(demonstrations, _successes(episodes, env.spec))
+
+
+def _describe_wrong(episodes: list[_Episode], spec: EnvSpec) -> str:
+    """How many of these episodes of one task were dropped, and the first of them; "" if none was."""
+    dropped = [episode for episode in episodes if episode.wrong]
+    if not dropped:
+        return ""
+    first = dropped[0]
+    where = f"task {spec.tasks[first.task].name}, seed {first.seed}, env step {first.steps}"
+    return f"{len(dropped)} episodes were dropped, the first since {first.wrong} is not finite ({where})"
+
+
+def _successes(episodes: list[_Episode], spec: EnvSpec) -> dict[str, dict[str, float]]:
+    by_task = [[episode.success for episode in episodes if episode.task == task] for task in range(len(spec.tasks))]
+    return {
+        task.name: wilson(sum(successes), len(successes))._asdict()
+        for task, successes in zip(spec.tasks, by_task, strict=True)
+    }
+
+
+def _episode(settings: DemonstrationSettings, task: int, index: int) -> _Episode:
+    seed = mix(settings.seed, _DOMAIN, task, index)
+    noisy = settings.noise_std > 0 and index % settings.noise_every == settings.noise_every - 1
+    return _Episode(task, seed, np.random.default_rng(mix(seed, 1)) if noisy else None)
+
+
+def _perform(env: EnvBatch, episodes: list[_Episode], settings: DemonstrationSettings, step: StepSettings) -> None:
+    """Run these episodes side by side, one a row."""
+    rows = list(range(len(episodes) if env.spec.reset_rows else env.rows))
+    given = [episodes[min(row, len(episodes) - 1)] for row in rows]
+    env.reset(rows, [episode.task for episode in given], [episode.seed for episode in given])
+    running = np.arange(len(episodes))
+    while len(running):
+        under_way = [episodes[row] for row in running]
+        _look(env, running, under_way)
+        finite = np.array([not episode.wrong for episode in under_way])
+        running, under_way = running[finite], [episode for episode in under_way if not episode.wrong]
+        if len(running):
+            running = running[_act(env, running, under_way, settings.noise_std, step)]
+
+
+def _look(env: EnvBatch, rows: NDArray[np.intp], episodes: list[_Episode]) -> None:
+    """Add what is seen now to each episode, as the simulator station shows it; note what is not finite."""
+    seen = {name: np.empty((len(rows), *a.shape), a.dtype) for name, a in env.spec.observation.items()}
+    env.observe(rows, seen)
+    floating = {f"observation {name}": array for name, array in seen.items() if array.dtype.kind == "f"}
+    for i, what in first_not_finite(floating).items():
+        episodes[i].wrong = what
+    for i, episode in enumerate(episodes):
+        obs = {name: array[i] for name, array in seen.items()}
+        obs[INSTRUCTION] = np.array(episode.task, np.int64)
+        obs[PROGRESS] = np.array(episode.steps / env.spec.max_steps, np.float32)
+        episode.obs.append(obs)
+
+
+def _act(
+    env: EnvBatch, rows: NDArray[np.intp], episodes: list[_Episode], noise_std: float, step: StepSettings
+) -> NDArray[np.bool_]:
+    """One chunk of the expert in these rows, its labels added to the episodes; which of them go on [n]."""
+    assert isinstance(env, Expert)
+    spec = env.spec
+    advance = env.step if spec.step_rows else whole_batch(env)
+    labels = np.zeros((len(rows), step.chunk, spec.action.dim), np.float32)
+    going = np.ones(len(rows), bool)
+    for c in range(step.chunk):
+        alive = np.flatnonzero(going)
+        if not len(alive):
+            break
+        # A row that ends keeps its last label for the rest of the chunk.
+        labels[alive, c:] = env.expert_actions(rows[alive])[:, None]
+        for place in first_not_finite({"action": labels[alive, c]}):
+            episodes[alive[place]].wrong = "the expert's action"
+            going[alive[place]] = False
+        alive = np.flatnonzero(going)
+        if not len(alive):
+            break
+        noise = np.stack([_noise(episodes[i], noise_std, spec.action.dim) for i in alive])
+        executed = np.clip(labels[alive, c] + noise, spec.action.low, spec.action.high).astype(np.float32)
+        left = np.array([spec.max_steps - episodes[i].steps for i in alive])
+        result = step_chunk(advance, rows[alive], executed[:, None], step.action_repeat, left)
+        for place, i in enumerate(alive):
+            episodes[i].success |= bool(result.success[place])
+            episodes[i].steps += int(result.steps[place])
+        going[alive] = ~(result.terminated | result.truncated)
+    for episode, label in zip(episodes, labels, strict=True):
+        episode.labels.append(label)
+    return going
+
+
+def _noise(episode: _Episode, noise_std: float, dim: int) -> NDArray[np.float32]:
+    """Added to one executed action [A]: zero in clean episodes, and for the last entry."""
+    noise = np.zeros(dim, np.float32)
+    if episode.noise is not None:
+        noise[: max(1, dim - 1)] = episode.noise.normal(0.0, noise_std, max(1, dim - 1))
+    return noise

@@ -1,0 +1,71 @@
+"""The weights that a run begins with: given, or learnt from demonstrations; made once, then read from its folder."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.errors import RunFolderError
+from polyrhythm.observe import MetricsWriter
+from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE, load_policy, save_policy
+from polyrhythm.pipeline.persistence.phases import Progress
+from polyrhythm.pipeline.validation.check import Checked
+from polyrhythm.pipeline.warm_start.demos import record
+from polyrhythm.pipeline.warm_start.init_from import take_given_weights
+from polyrhythm.policies.base import Policy, as_module
+from polyrhythm.runtime.memory.tensors import apply_state
+from polyrhythm.training.demonstrations import Demonstrations
+from polyrhythm.training.sft import SupervisedLearner
+from polyrhythm.training.steps import finish
+
+log = logging.getLogger(__name__)
+
+DEMONSTRATIONS_FILE = "demonstrations.npz"
+
+
+def begin(checked: Checked, folder: Path, progress: Progress, metrics: MetricsWriter) -> int:
+    """Give the policy the weights to begin with: the given ones, or by demonstrations and imitation; their version."""
+    config, spec, policy = checked
+    file = folder / POLICY_FILE
+    if progress.result("warm_start") is not None:
+        _, weights, version = load_policy(file)
+        give_weights(policy, weights, file)
+        return version
+    figures: dict[str, float] = {}
+    if config.init_from:
+        take_given_weights(config, policy)
+        log.info("begins with the weights of %s", config.init_from)
+    elif config.demonstrations is not None and config.supervised is not None:
+        demonstrations = _demonstrations(config, folder, policy, progress)
+        with progress.phase("supervised"):
+            figures = finish(SupervisedLearner(policy, config.supervised, seed=config.seed).steps(demonstrations))
+            metrics.log(0, figures, progress.summary()["total"])
+    save_policy(policy.state_dict(), config, file, 0, spec)
+    progress.commit("warm_start", figures)
+    return 0
+
+
+def give_weights(policy: Policy, weights: Mapping[str, Tensor], origin: Path) -> None:
+    """Give the policy the weights of its own run, read from `origin`. RunFolderError: they do not fit it any more."""
+    try:
+        apply_state(as_module(policy), weights)
+    except ValueError as error:
+        raise RunFolderError(
+            f"{origin}: {error}; if you changed the code of the policy, undo that, or begin another run"
+        ) from error
+
+
+def _demonstrations(config: RunConfig, folder: Path, policy: Policy, progress: Progress) -> Demonstrations:
+    file = folder / DEMONSTRATIONS_FILE
+    if progress.result("demonstrations") is not None:
+        return Demonstrations.load(file)
+    assert config.demonstrations is not None
+    with progress.phase("demonstrations"):
+        recorded = record(config, config.demonstrations, policy.chunk)
+        recorded.demonstrations.save(file)
+    progress.commit("demonstrations", recorded.summary())
+    return recorded.demonstrations

@@ -1,0 +1,1 @@
+"""A small vision-language-action policy that trains on two CPU cores."""

@@ -1,0 +1,137 @@
+"""A flow-matching head: noise becomes a chunk of actions in a few steps of a small network.
+
+The trunk is computed once per forward pass and enters the network through one linear map; a step is three small layers
+more. The network predicts the data, and the velocity is (x − data)/t: an untrained network then removes the noise
+instead of letting it through, which is what a warm start of some dozens of steps can afford to learn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import torch
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
+from torch import Tensor, nn
+from torch.nn import functional
+
+from polyrhythm.policies import flow_matching, noise
+from polyrhythm.policies.base import SETTINGS, named, type_or
+from polyrhythm.policies.flow_methods import FlowNoise, FlowNoiseSettings, FlowSdeSettings, Network, OdeSettings
+from polyrhythm.policies.tiny_vla.head import HeadAct, HeadEvaluation
+
+_FREQUENCIES = 8
+#: Pairs of time and noise for each action of a supervised step; the trunk, which costs most, is shared by them.
+_SFT_DRAWS = 8
+
+FlowMethod = Annotated[
+    Annotated[OdeSettings, Tag("ode")]
+    | Annotated[FlowSdeSettings, Tag("flow_sde")]
+    | Annotated[FlowNoiseSettings, Tag("flow_noise")],
+    Discriminator(type_or("flow_noise")),
+    BeforeValidator(named),
+]
+
+
+class FlowMatchingSettings(BaseModel):
+    """Head with flow matching."""
+
+    model_config = SETTINGS
+
+    type: Literal["flow_matching"] = "flow_matching"
+    """The head's name."""
+    steps: int = Field(4, ge=1)
+    """Steps from noise to actions (K)."""
+    hidden: int = Field(64, ge=1)
+    """Units per hidden layer of the network."""
+    method: FlowMethod = Field({"type": "flow_noise"}, validate_default=True)
+    """Where noise enters, by type: flow_noise (all steps, learned), flow_sde (one per row), ode (none: not for RL)."""
+
+    def build(self, width: int, chunk: int, action_dim: int) -> FlowMatchingHead:
+        """A head on features of this width."""
+        return FlowMatchingHead(self, width, (chunk, action_dim))
+
+
+class FlowMatchingHead(nn.Module):
+    """forward_inputs are the method's (`flow_methods`). The log-prob is that of the unclipped chain."""
+
+    frequencies: Tensor
+
+    def __init__(self, settings: FlowMatchingSettings, width: int, shape: tuple[int, int]) -> None:
+        super().__init__()
+        self.shape, hidden, entries = shape, settings.hidden, shape[0] * shape[1]
+        self.method = settings.method.build(settings.steps)
+        self.learned = self.method if isinstance(self.method, FlowNoise) else None
+        self.from_features = nn.Linear(width, hidden)
+        self.from_chunk = nn.Linear(entries, hidden, bias=False)
+        self.from_entry = nn.Linear(1, hidden, bias=False)
+        self.from_time = nn.Linear(_FREQUENCIES, hidden, bias=False)
+        self.hidden = nn.Linear(hidden, hidden)
+        self.out = nn.Linear(hidden, 1 if self.learned is None else 2)
+        frequencies = math.pi * torch.arange(1, _FREQUENCIES + 1)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+
+    def initialise(self) -> None:
+        """Unit variance through each linear map, and nearly zero as the first prediction."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=module.in_features**-0.5)
+        nn.init.normal_(self.out.weight, std=0.02)
+        nn.init.zeros_(self.out.bias)
+
+    def act(self, features: Tensor, greedy: Tensor, noise_key: Tensor) -> HeadAct:
+        network = self._network(features)
+        actions, kept = self.method.sample(network, self.shape, greedy, noise_key)
+        return HeadAct(actions, self.method.evaluate(network, kept)[0], kept)
+
+    def evaluate(self, features: Tensor, forward_inputs: Mapping[str, Tensor]) -> HeadEvaluation:
+        return HeadEvaluation(*self.method.evaluate(self._network(features), forward_inputs))
+
+    def sft_loss(self, features: Tensor, actions: Tensor) -> Tensor:
+        """Flow matching's loss weighted by t²: the mean squared error of the predicted data, over times in (0, 1].
+        Noise that is learned is fitted besides.
+
+        Times and noise are functions of the actions and of the output layer's weights. Every optimizer step changes
+        these, so each has new draws, and still nothing is kept: a resumed warm start goes on to the bit.
+        """
+        key = noise.content_keys(actions) ^ noise.content_keys(self.out.weight.detach().reshape(1, -1))
+        phase = noise.uniform(key, 1, stream=0)
+        t = (torch.arange(_SFT_DRAWS, device=key.device) + phase) / _SFT_DRAWS  # [B,draws], one in each part of (0,1)
+        data = actions.float().flatten(1).unsqueeze(1)
+        seen = self.from_features(features).unsqueeze(1)
+        predicted = self.out(self._hidden(seen, _noisy(data, t, key, stream=1), t))[..., 0]
+        loss: Tensor = (predicted - data).square().mean()
+        return loss if self.learned is None else loss + self._misfit(self.learned, seen, data, key)
+
+    def _misfit(self, learned: FlowNoise, seen: Tensor, data: Tensor, key: Tensor) -> Tensor:
+        """How far the noise is from what its steps leave open of the data, at the times where they begin. Through the
+        noise the trunk learns from it, too; the prediction does not.
+        """
+        t = learned.times(data).expand(len(data), -1)
+        predicted = self.out(self._hidden(seen, _noisy(data, t, key, stream=2), t))
+        error = data - predicted[..., 0].detach().float()
+        return learned.misfit(error, t.unsqueeze(-1), predicted[..., 1])
+
+    def _network(self, features: Tensor) -> Network:
+        seen = self.from_features(features)
+
+        def network(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
+            predicted = self.out(self._hidden(seen, x.flatten(1), t)).float().unflatten(1, self.shape)
+            velocity = (x - predicted[..., 0]) / t.view(-1, 1, 1)
+            return velocity, None if self.learned is None else predicted[..., 1]
+
+        return network
+
+    def _hidden(self, seen: Tensor, x: Tensor, t: Tensor) -> Tensor:
+        """seen [...,C·A,hidden], x [...,C·A], t [...] -> [...,C·A,hidden], of which `out` makes data and noise."""
+        time = torch.cos(t.unsqueeze(-1) * self.frequencies)
+        chunk = self.from_chunk(x) + self.from_time(time)
+        h = functional.gelu(seen + chunk.unsqueeze(-2) + self.from_entry(x.unsqueeze(-1)), approximate="tanh")
+        return h + functional.gelu(self.hidden(h), approximate="tanh")
+
+
+def _noisy(data: Tensor, t: Tensor, key: Tensor, stream: int) -> Tensor:
+    """The states x_t of data [B,1,C·A] at times t [B,n] -> [B,n,C·A]."""
+    draws = noise.normal(key, t.shape[1] * data.shape[2], stream).view(len(key), t.shape[1], -1)
+    return flow_matching.between(data, draws, t.unsqueeze(-1))[0]

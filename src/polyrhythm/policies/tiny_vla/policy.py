@@ -1,0 +1,153 @@
+"""A vision-language-action policy small enough to post-train on one core: 0.14 million parameters.
+
+It has the parts of the large ones (image, sentence and proprioception in, all tokens in one parallel pass, a chunk of
+actions out of a head of bins or of flow matching), so that every path of the system is exercised by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
+from torch import Tensor, nn
+
+from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations, named, type_or
+from polyrhythm.policies.gaussian import continuous_bounds
+from polyrhythm.policies.mlp import seeded
+from polyrhythm.policies.tiny_vla.bins import BinsSettings
+from polyrhythm.policies.tiny_vla.flow import FlowMatchingSettings
+from polyrhythm.policies.tiny_vla.head import Head
+from polyrhythm.policies.tiny_vla.trunk import Trunk, TrunkSize
+from polyrhythm.policies.tiny_vla.words import word_table
+from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec
+
+HeadSettings = Annotated[
+    Annotated[BinsSettings, Tag("bins")] | Annotated[FlowMatchingSettings, Tag("flow_matching")],
+    Discriminator(type_or("bins")),
+    BeforeValidator(named),
+]
+
+
+class TinyVlaSettings(BaseModel):
+    """Tiny vision-language-action model."""
+
+    model_config = SETTINGS
+    needs: ClassVar = ("torch",)
+
+    type: Literal["tiny_vla"] = "tiny_vla"
+    """The policy's name."""
+    width: int = Field(64, ge=8)
+    """Features per token."""
+    layers: int = Field(2, ge=1)
+    """Transformer layers."""
+    heads: int = Field(4, ge=1)
+    """Attention heads; divides width."""
+    expansion: int = Field(3, ge=1)
+    """Hidden units of a transformer layer's MLP, in multiples of width."""
+    tokens: int = Field(8, ge=1)
+    """Tokens that the image is reduced to."""
+    words: int = Field(8, ge=1)
+    """Most words of an instruction."""
+    vocabulary: int = Field(256, ge=2)
+    """Rows of the word embedding that words are hashed into."""
+    chunk: int = Field(2, ge=1)
+    """Primitive actions per chunk step (C)."""
+    head: HeadSettings = Field({"type": "bins"}, validate_default=True)
+    """How features become actions, by type: bins (a token per entry) or flow_matching."""
+    value_detach: bool = True
+    """Keep the value loss out of the trunk; letting it in destroyed small policies."""
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> TinyVlaSettings:
+        if self.width % self.heads:
+            raise ValueError(
+                f"policy.heads = {self.heads} does not divide policy.width = {self.width}: choose a divisor"
+            )
+        return self
+
+    def build(self, env_spec: EnvSpec, seed: int) -> TinyVla:
+        """The policy for this environment, its parameters a function of `seed`."""
+        with seeded(seed):
+            return TinyVla(self, env_spec)
+
+
+class TinyVla(nn.Module):
+    """obs: image uint8 [B,H,W,3], proprio float [B,P], `INSTRUCTION` int64 [B], `PROGRESS` float32 [B].
+
+    The trunk's features of the action entries go to the head, whose forward_inputs are kept; the value sees the value
+    query's feature and `PROGRESS`. `exact` is claimed on the CPU.
+    """
+
+    middle: Tensor
+    half_range: Tensor
+
+    def __init__(self, settings: TinyVlaSettings, env_spec: EnvSpec) -> None:
+        super().__init__()
+        low, high = continuous_bounds(env_spec.action, "tiny_vla")
+        height, width_px, _ = _array(env_spec, "image", "uint8", (None, None, 3)).shape
+        (proprio,) = _array(env_spec, "proprio", "float32", (None,)).shape
+        self.chunk, self.action_dim = settings.chunk, env_spec.action.dim
+        self.exact, self.tolerance = True, 1e-4
+        self.value_detach = settings.value_detach
+        self.trunk = Trunk(
+            (height, width_px),
+            proprio,
+            word_table(env_spec.tasks, settings.words, settings.vocabulary),
+            queries=1 + self.chunk * self.action_dim,
+            size=TrunkSize(**settings.model_dump(include={field.name for field in fields(TrunkSize)})),
+        )
+        self.head: Head = settings.head.build(settings.width, self.chunk, self.action_dim)
+        self.critic = nn.Sequential(
+            nn.Linear(settings.width + 1, settings.width), nn.Tanh(), nn.Linear(settings.width, 1)
+        )
+        self.head.initialise()
+        for name, value in (("middle", (high + low) / 2), ("half_range", (high - low) / 2)):
+            self.register_buffer(name, value, persistent=False)
+
+    @torch.no_grad()
+    def act(self, obs: Observations, greedy: Tensor, noise_key: Tensor) -> Act:
+        features, value = self._forward(obs)
+        act = self.head.act(features, greedy, noise_key)
+        actions = self.middle + self.half_range * act.actions.clamp(-1.0, 1.0)
+        return Act(actions, act.logprob, value, act.forward_inputs)
+
+    def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
+        features, value = self._forward(obs)
+        logprob, entropy = self.head.evaluate(features, forward_inputs)
+        return Evaluation(logprob, value, entropy)
+
+    def value(self, obs: Observations) -> Tensor:
+        return self._forward(obs)[1]
+
+    def sft_loss(self, obs: Observations, actions: Tensor) -> Tensor:
+        """The head's loss of demonstrated actions [B,C,A] in env units, clipped to their range."""
+        wanted = ((actions.float() - self.middle) / self.half_range).clamp(-1.0, 1.0)
+        return self.head.sft_loss(self._forward(obs)[0], wanted)
+
+    def _forward(self, obs: Observations) -> tuple[Tensor, Tensor]:
+        """Features of the action entries [B,C·A,width] and value [B]: one definition for rollout and training."""
+        features = self.trunk(obs["image"], obs["proprio"], obs[INSTRUCTION])
+        seen = features[:, 0].detach() if self.value_detach else features[:, 0]
+        value = self.critic(torch.cat((seen, obs[PROGRESS].float().unsqueeze(1)), dim=1)).squeeze(1)
+        return features[:, 1:], value
+
+
+def _array(env_spec: EnvSpec, name: str, dtype: str, shape: tuple[int | None, ...]) -> ArraySpec:
+    """The named observation array if it has this dtype and shape (None: any size)."""
+    found = env_spec.observation.get(name)
+    fits = (
+        found is not None
+        and found.dtype == dtype
+        and len(found.shape) == len(shape)
+        and all(want in (None, size) for want, size in zip(shape, found.shape, strict=True))
+    )
+    if found is None or not fits:
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(
+            f"policy.type = 'tiny_vla' needs the observation {name!r} as {dtype} [{wanted}], the environment shows "
+            f"{dict(env_spec.observation)}: switch it on in the env's settings, or use policy.type = 'gaussian'"
+        )
+    return found

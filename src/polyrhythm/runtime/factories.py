@@ -1,0 +1,60 @@
+"""A station to be made: described as plain data, so that it can be made in this process or in another.
+
+A job's class is named as module:Class and found in the process that does the job; what it imports is imported there
+alone. The content is MessagePack of the job itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from polyrhythm.runtime.memory.arena import Arena
+from polyrhythm.runtime.messages import Links, Station
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a station works: device of its tensors, threads per operation."""
+
+    device: str = "cpu"
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a process offers to its station. weights: the memory of the weights bus; overlap: threads may be used."""
+
+    arena: Arena
+    weights: memoryview
+    links: Links
+    device: str = "cpu"
+    overlap: bool = False
+
+
+class Job(Protocol):
+    """A station to be made."""
+
+    @property
+    def name(self) -> str: ...
+
+    def parts(self, host: Host, epoch: int) -> Sequence[tuple[str, Callable[[], Station]]]:
+        """The station's parts, each with the address of its inbox; a part is made and works in a thread of its own."""
+        ...
+
+
+def pack(job: Job) -> tuple[str, bytes]:
+    """The job's class and content."""
+    kind = type(job)
+    return f"{kind.__module__}:{kind.__qualname__}", msgspec.msgpack.encode(job)
+
+
+def unpack(kind: str, content: bytes) -> Job:
+    """The job that `pack` described."""
+    module, _, name = kind.partition(":")
+    job: Job = msgspec.msgpack.decode(content, type=getattr(importlib.import_module(module), name))
+    return job

@@ -1,0 +1,86 @@
+"""Who owns each block of the arena. Kept by the main process, from the commands and events that pass through it.
+
+    free → writing (a simulator, for one attempt of a ticket) → finished (the conductor, by handle) → free
+
+Only the conductor frees a finished block; a failed attempt frees its own. A lost simulator's blocks are free once its
+process is gone, which `lose` takes for granted. As many blocks as rows and as admission lets wait are enough
+(`blocks_needed`), so no ticket ever waits for one.
+
+Invariant: a block is in exactly one of the three states.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Sequence
+
+from polyrhythm.scheduler import records
+
+
+def blocks_needed(
+    rows: int, version_samples: int, max_lag: float, *, group_size: int = 1, extra_groups: int = 0
+) -> int:
+    """Every row writes one; the others are finished, as many as admission lets be ahead of the applied version.
+
+    version_samples: consumed for each version. A lent sample is ahead as well: it counts as consumed until its version
+    is applied. extra_groups: these are outside admission, and of each all members but one may have finished (with the
+    last one it takes the place of another). Extra members need none: a group that has enough gives up the others.
+    """
+    ahead = version_samples + math.floor(max_lag * version_samples + 1e-9)
+    return rows + ahead + extra_groups * (group_size - 1)
+
+
+class BlockPool:
+    """The owners of `count` blocks."""
+
+    def __init__(self, count: int) -> None:
+        self._free = list(range(count))  # a heap: rows that start together get blocks side by side, where it can be
+        self._writing: dict[tuple[int, int], tuple[int, str]] = {}
+        self._finished: set[int] = set()
+
+    def assign(self, command: records.StartRows) -> list[int]:
+        """A block for each grant, in order."""
+        assert len(self._free) >= len(command.grants), f"no free block: {self.describe()}"
+        blocks = []
+        for grant in command.grants:
+            block = heapq.heappop(self._free)
+            self._writing[grant.ticket.number, grant.ticket.attempt] = (block, command.simulator)
+            blocks.append(block)
+        return blocks
+
+    def hear(self, event: records.Event) -> None:
+        """Note what an event of a present station tells of its blocks."""
+        if isinstance(event, records.SampleFinished | records.SampleFailed):
+            block, _ = self._writing.pop((event.ticket, event.attempt))
+            if isinstance(event, records.SampleFinished) and event.handle:
+                assert event.handle == str(block), f"sample {event.ticket} should lie in {block}, not in {event.handle}"
+                self._finished.add(block)
+            else:
+                heapq.heappush(self._free, block)
+
+    def lose(self, simulator: str) -> None:
+        """The simulator's process is gone, and can write no more."""
+        for attempt, (block, owner) in list(self._writing.items()):
+            if owner == simulator:
+                del self._writing[attempt]
+                heapq.heappush(self._free, block)
+
+    def release(self, handles: Iterable[str]) -> None:
+        """Free finished blocks. The empty handle is an evaluation's: its block is free already."""
+        for handle in handles:
+            if handle:
+                self._finished.remove(int(handle))
+                heapq.heappush(self._free, int(handle))
+
+    def restore(self, handles: Sequence[str]) -> None:
+        """These blocks hold finished samples (of a resumed run)."""
+        self._finished = {int(handle) for handle in handles}
+        self._free = sorted(set(self._free) - self._finished)
+
+    def finished(self) -> tuple[str, ...]:
+        """Handles of the finished samples that are not released yet."""
+        return tuple(str(block) for block in sorted(self._finished))
+
+    def describe(self) -> str:
+        return f"{len(self._free)} blocks free, {len(self._writing)} being written, {len(self._finished)} finished"

@@ -1,0 +1,262 @@
+"""What each station may say next, by what it has announced and was told; everything else is impossible.
+
+Events carry numbers and names that the conductor takes for true. Here each is held against the commands that went out,
+so that a damaged, repeated or invented event is dropped before anyone acts on it.
+
+Invariant: an event that was accepted belongs to the incarnation that joined last, and is not accepted again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from polyrhythm.runtime import spans as kinds
+from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.messages import Report, Spans, Start, sender_of
+from polyrhythm.runtime.spans import Span
+from polyrhythm.runtime.transport.drops import UnfitMessage
+from polyrhythm.scheduler import records
+
+Joined = records.SimulatorJoined | records.GeneratorJoined | records.TrainerJoined
+
+
+@dataclass(slots=True)
+class _Sample:
+    """One attempt under way. handle: what its sample will have; version: of its ticket."""
+
+    handle: str
+    version: int
+
+
+@dataclass(slots=True)
+class _Station:
+    """One incarnation. addresses: of its inboxes; rows, sequences: of each slot, and its next request's number;
+    samples: under way by ticket and attempt; passes: batches that it serves; applying: (version, pinned) that it was
+    told to apply; update: that it works on, -1 for none; publishing: versions; updates: most that it can have done."""
+
+    joined: Joined
+    addresses: Collection[str]
+    rows: dict[str, int] = field(default_factory=dict)
+    sequences: dict[str, int] = field(default_factory=dict)
+    samples: dict[tuple[int, int], _Sample] = field(default_factory=dict)
+    passes: set[int] = field(default_factory=set)
+    applying: list[tuple[int, bool]] = field(default_factory=list)
+    update: int = -1
+    publishing: set[int] = field(default_factory=set)
+    updates: int = 0
+
+
+class ExpectedEvents:
+    """Of the present incarnation of each station. newest: version of the weights that anyone was told of."""
+
+    def __init__(self, layout: ArenaLayout) -> None:
+        self._layout = layout
+        self._stations: dict[str, _Station] = {}
+        self._newest = -1
+        self._granted = -1
+
+    # ------------------------------------------------------------ stations and commands
+
+    def join(self, joined: Joined, addresses: Collection[str]) -> None:
+        """A station announces itself, with the addresses of its inboxes. UnfitMessage: it cannot be so."""
+        name, _ = sender_of(joined) or ("", 0)
+        before = self._stations.get(name)
+        station = _Station(joined, addresses)
+        parts = 1
+        if isinstance(joined, records.SimulatorJoined):
+            parts = max(1, len(joined.batches))
+            station.rows = {slot.slot: slot.rows for info in joined.batches for slot in info.slots}
+            station.sequences = dict.fromkeys(station.rows, 0)
+        if isinstance(joined, records.TrainerJoined):
+            station.updates = joined.updates if before is None else before.updates
+        wrong = self._why_not(name, station, before)
+        if len(addresses) != parts:
+            wrong = f"it has {len(addresses)} inboxes for {parts} parts"
+        if wrong:
+            raise UnfitMessage("impossible", f"the announcement of {name} ({type(joined).__name__}): {wrong}")
+        self._stations[name] = station
+
+    def _why_not(self, name: str, station: _Station, before: _Station | None) -> str:
+        """Why it cannot join, "" if it can: it is what it was before, its slots are its own, its weights and updates
+        those that can be."""
+        joined = station.joined
+        if before is not None and type(before.joined) is not type(joined):
+            return f"it was a {type(before.joined).__name__} before"
+        match joined:
+            case records.SimulatorJoined():
+                return self._why_not_slots(name, station.rows, before)
+            case records.TrainerJoined(updates=updates):
+                return "" if 0 <= updates <= station.updates else f"{updates} updates; at most {station.updates}"
+            case records.GeneratorJoined(version=version):
+                return "" if -1 <= version <= self._newest else f"version {version}; the newest is {self._newest}"
+
+    def _why_not_slots(self, name: str, rows: dict[str, int], before: _Station | None) -> str:
+        """Why a simulator cannot have these slots, "" if it can."""
+        for slot, count in rows.items():
+            if self._layout.slots.get(slot) != count:
+                return f"slot {slot} has {count} rows; the run's has {self._layout.slots.get(slot, 0)}"
+        for other, station in self._stations.items():
+            if other != name and (shared := rows.keys() & station.rows.keys()):
+                return f"slot {min(shared)} is {other}'s"
+        return "" if before is None or before.rows == rows else f"{len(rows)} slots; before it had {len(before.rows)}"
+
+    def note(self, command: object) -> None:
+        """A command has been sent to its station."""
+        noting = _NOTING.get(type(command))
+        if noting is not None:
+            noting(self, command)
+
+    def _note_pass(self, command: records.Serve) -> None:
+        self._stations[command.generator].passes.add(command.batch.number)
+
+    def _note_grants(self, start: Start) -> None:
+        station = self._stations[start.command.simulator]
+        for grant, block in zip(start.command.grants, start.blocks, strict=True):
+            ticket = grant.ticket
+            handle = "" if ticket.evaluation else str(block)
+            station.samples[ticket.number, ticket.attempt] = _Sample(handle, ticket.version)
+            self._granted = max(self._granted, ticket.version)
+
+    def _note_weights(self, command: records.ApplyWeights) -> None:
+        self._stations[command.generator].applying.append((command.version, command.pinned))
+        self._newest = max(self._newest, command.version)
+
+    def _note_update(self, command: records.LendSamples) -> None:
+        station = self._stations[command.trainer]
+        station.update, station.updates = command.update, max(station.updates, command.update + 1)
+
+    def _note_publication(self, command: records.PublishWeights) -> None:
+        self._stations[command.trainer].publishing.add(command.version)
+        self._newest = max(self._newest, command.version)
+
+    # ------------------------------------------------------------ what they say
+
+    def accept(self, event: object) -> None:
+        """Take note of an event of a station. UnfitMessage: nothing that was told or announced leads to it."""
+        accepting = _ACCEPTING.get(type(event))
+        if accepting is None:
+            raise UnfitMessage("misdirected", f"{type(event).__name__} is not for the main process")
+        if not accepting(self, event):
+            raise UnfitMessage("impossible", f"nothing leads to {event}")
+
+    def check_report(self, report: Report) -> None:
+        """UnfitMessage: it is not of the update under way."""
+        update = self._station(report.station, report.epoch).update
+        if report.topic != "update" or not 0 <= report.step == update:
+            due = f"update {update} is under way" if update >= 0 else "it has no update to do"
+            raise UnfitMessage("impossible", f"a report of {report.station} on {report.topic!r} {report.step}; {due}")
+
+    def check_spans(self, said: Spans, now: float) -> None:
+        """UnfitMessage: at `now`, the station cannot have measured that."""
+        station = self._station(said.station, said.epoch)
+        own = _KINDS[type(station.joined)]
+        slots = station.rows if isinstance(station.joined, records.SimulatorJoined) else self._layout.slots
+        for span in said.spans:
+            lane = span.lane in slots if span.kind in _OF_SLOTS else span.lane == said.station
+            if span.kind not in own or not lane or not _is_plausible(span, now):
+                raise UnfitMessage("impossible", f"{said.station} cannot have measured {span}")
+        if said.lost < 0:
+            raise UnfitMessage("impossible", f"{said.station} cannot have lost {said.lost} spans")
+
+    def _station(self, name: str, epoch: int) -> _Station:
+        station = self._stations.get(name)
+        if station is None or station.joined.epoch != epoch:
+            raise UnfitMessage("impossible", f"an event of {name}, which has not announced itself")
+        return station
+
+    def _accept_request(self, event: records.RequestArrived) -> bool:
+        station, slot = self._station(event.simulator, event.epoch), event.slot
+        if not (
+            station.sequences.get(slot) == event.sequence
+            and 0 < event.rows <= station.rows[slot]
+            and 0 <= event.version <= self._granted
+            and event.handle in station.addresses
+        ):
+            return False
+        station.sequences[slot] += 1
+        return True
+
+    def _accept_pass(self, event: records.BatchDone) -> bool:
+        passes = self._station(event.generator, event.epoch).passes
+        if event.batch not in passes:
+            return False
+        passes.remove(event.batch)
+        return True
+
+    def _accept_sample(self, event: records.SampleFinished | records.SampleFailed) -> bool:
+        samples = self._station(event.simulator, event.epoch).samples
+        sample = samples.get((event.ticket, event.attempt))
+        if sample is None:
+            return False
+        if isinstance(event, records.SampleFinished) and not (
+            event.handle == sample.handle
+            and 0 < event.chunk_steps <= event.env_steps
+            and (not event.handle or event.chunk_steps <= self._layout.steps)
+            and sample.version <= event.oldest <= event.newest <= self._newest
+        ):
+            return False
+        del samples[event.ticket, event.attempt]
+        return True
+
+    def _accept_weights(self, event: records.WeightsApplied) -> bool:
+        """What was told, or newer weights that have come since."""
+        applying = self._station(event.generator, event.epoch).applying
+        for told in applying:
+            if told[1] == event.pinned and told[0] <= event.version <= self._newest:
+                applying.remove(told)
+                return True
+        return False
+
+    def _accept_update(self, event: records.UpdateDone) -> bool:
+        station = self._station(event.trainer, event.epoch)
+        if not 0 <= event.update == station.update:
+            return False
+        station.update = -1
+        return True
+
+    def _accept_publication(self, event: records.Published) -> bool:
+        publishing = self._station(event.trainer, event.epoch).publishing
+        if event.version not in publishing:
+            return False
+        publishing.remove(event.version)
+        return True
+
+    def _accept_checkpoint(self, event: records.Checkpointed) -> bool:
+        station = self._station(event.trainer, event.epoch)
+        joined = station.joined
+        return isinstance(joined, records.TrainerJoined) and joined.updates <= event.updates <= station.updates
+
+
+_NOTING: dict[type, Callable[[ExpectedEvents, Any], None]] = {
+    records.Serve: ExpectedEvents._note_pass,
+    Start: ExpectedEvents._note_grants,
+    records.ApplyWeights: ExpectedEvents._note_weights,
+    records.LendSamples: ExpectedEvents._note_update,
+    records.PublishWeights: ExpectedEvents._note_publication,
+}
+_ACCEPTING: dict[type, Callable[[ExpectedEvents, Any], bool]] = {
+    records.RequestArrived: ExpectedEvents._accept_request,
+    records.BatchDone: ExpectedEvents._accept_pass,
+    **dict.fromkeys((records.SampleFinished, records.SampleFailed), ExpectedEvents._accept_sample),
+    records.UpdateDone: ExpectedEvents._accept_update,
+    records.Published: ExpectedEvents._accept_publication,
+    records.Checkpointed: ExpectedEvents._accept_checkpoint,
+    records.WeightsApplied: ExpectedEvents._accept_weights,
+}
+
+
+#: What each kind of station measures; and what is measured of a slot, not of the station.
+_OF_SLOTS = frozenset((kinds.STEPPING, kinds.RESETTING, kinds.TICKETS, kinds.THREAD, kinds.GENERATOR, kinds.IN_BATCH))
+_KINDS: dict[type, frozenset[str]] = {
+    records.SimulatorJoined: _OF_SLOTS - {kinds.IN_BATCH},
+    records.GeneratorJoined: frozenset((kinds.PASS, kinds.APPLY, kinds.IN_BATCH)),
+    records.TrainerJoined: frozenset((kinds.UPDATE, kinds.PUBLISH, kinds.SAVE)),
+}
+
+
+def _is_plausible(span: Span, now: float) -> bool:
+    """Whether it lies in the past, forwards; NaN does not."""
+    return -math.inf < span.begin <= span.end <= now and span.slots >= 1

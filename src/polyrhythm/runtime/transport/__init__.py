@@ -1,0 +1,1 @@
+"""Messages between processes: their encoding, the sockets, and who may use these."""

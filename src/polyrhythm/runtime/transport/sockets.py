@@ -1,0 +1,168 @@
+"""Inboxes and outboxes over ZeroMQ. Whoever works has one inbox; everybody may hold an outbox to it.
+
+Queues have no limit of their own: the protocol bounds them (one request a slot, one batch a generator, one update).
+Sending never blocks, and an outbox may be used from several threads: they take turns, so what arrives is in the order
+in which it was handed over, whoever did so.
+
+Over tcp both ends prove by keys that they belong to the run (`runtime.transport.authentication`). Over ipc the kernel
+sees to it: the sockets lie in a folder that nobody but this user can enter.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import zmq
+
+from polyrhythm.errors import StartError
+from polyrhythm.runtime.transport.authentication import Authenticator, RunKeys, prove
+
+#: Times the largest message that is read, above which a connection is cut off.
+_CUT_OFF = 4
+#: Ports of a host; bytes of a path that the kernel takes for a socket's, with the one that ends it.
+_PORTS, _PATH = 2**16, 108
+Transport = Literal["inproc", "ipc", "tcp"]
+
+
+def endpoint(transport: Transport, folder: str, name: str) -> str:
+    """Where an inbox of this name is bound; tcp takes any free port of this machine."""
+    if transport == "tcp":
+        return "tcp://127.0.0.1:*"
+    return f"ipc://{folder}/{name}" if transport == "ipc" else f"inproc://{folder}/{name}"
+
+
+class Inbox:
+    """Receives from everybody whom the authenticator admits, in order for each sender. StartError: it cannot be bound.
+
+    largest: bytes of a message; who sends a larger one is cut off.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        authenticator: Authenticator | None = None,
+        largest: int = -1,
+    ) -> None:
+        self.socket = context.socket(zmq.PULL)
+        self.socket.set_hwm(0)
+        self.socket.set(zmq.MAXMSGSIZE, largest)
+        try:
+            if authenticator is not None:
+                authenticator.guard(self.socket)
+            self.socket.bind(address)
+        except zmq.ZMQError as error:
+            self.socket.close(0)
+            raise StartError(
+                f"the address {address} cannot be had ({error.strerror}); "
+                "free it, or choose another data_plane.transport"
+            ) from error
+        self.endpoint: str = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._timeout = -1
+
+    def receive(self, seconds: float = 0.0) -> bytes | None:
+        """The next message; None if none has come within `seconds`."""
+        socket, milliseconds = self.socket, round(seconds * 1000)
+        if milliseconds <= 0:
+            if not socket.get(zmq.EVENTS):  # there is but one event: a PULL socket never sends
+                return None
+        elif milliseconds != self._timeout:
+            socket.set(zmq.RCVTIMEO, milliseconds)
+            self._timeout = milliseconds
+        try:
+            return socket.recv()
+        except zmq.Again:
+            return None
+
+    def close(self) -> None:
+        self.socket.close(0)
+
+
+class Outbox:
+    """Sends to the inbox at `address`, from any thread. keys: those of the run, where the inbox asks for them."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, keys: RunKeys | None = None) -> None:
+        self._turn = threading.Lock()
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.set_hwm(0)
+        if keys is not None:
+            prove(self._socket, keys)
+        try:
+            self._socket.connect(address)
+        except zmq.ZMQError:
+            self._socket.close(0)
+            raise
+
+    def send(self, message: bytes) -> None:
+        """Hand the message over; it is copied, and sent by a thread of ZeroMQ's."""
+        with self._turn:
+            self._socket.send(message)
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """What is not sent within `linger_s` is lost."""
+        with self._turn:
+            self._socket.close(round(linger_s * 1000))
+
+
+class Sockets:
+    """Opens the inboxes and outboxes of one process. folder: of the run, where ipc has its addresses; keys: of the run,
+    needed over tcp; on_stranger: called for each connection that was refused, from another thread; largest: bytes of a
+    message that is read. What is somewhat larger arrives, so that it can be counted.
+
+    StartError: others than this user can enter the folder.
+    """
+
+    def __init__(
+        self, transport: Transport, folder: str, keys: RunKeys | None, on_stranger: Callable[[], None], largest: int
+    ) -> None:
+        assert keys is not None or transport != "tcp", "tcp without keys lets in everybody"
+        self.transport, self.folder, self.keys = transport, folder, keys
+        self._largest = _CUT_OFF * largest
+        if transport == "ipc":
+            _check_private(folder)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._authenticator = Authenticator(self._context, keys, on_stranger) if keys is not None else None
+
+    def inbox(self, name: str) -> Inbox:
+        address = endpoint(self.transport, self.folder, name)
+        return Inbox(self._context, address, self._authenticator, self._largest)
+
+    def outbox(self, address: str) -> Outbox:
+        return Outbox(self._context, address, self.keys)
+
+    def could_be(self, address: str) -> bool:
+        """Whether an inbox of this run could have this address."""
+        if self.transport == "tcp":
+            found = re.fullmatch(r"tcp://127\.0\.0\.1:([1-9][0-9]{0,4})", address)
+            return found is not None and int(found[1]) < _PORTS
+        begin = f"ipc://{self.folder}/"
+        short = len(address.encode(errors="replace")) < len("ipc://") + _PATH
+        return short and address.startswith(begin) and address.isprintable() and "/" not in address.removeprefix(begin)
+
+    @property
+    def closed(self) -> bool:
+        return self._context.closed
+
+    def close(self, *, unsent: bool = False) -> None:
+        """End the authentication and the context, with all that is still open; unsent: what lingers is waited for."""
+        if self._authenticator is not None:
+            self._authenticator.close()
+        if unsent:
+            self._context.term()
+        else:
+            self._context.destroy(linger=0)
+
+
+def _check_private(folder: str) -> None:
+    found = Path(folder).stat()
+    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise StartError(
+            f"{folder} = {stat.S_IMODE(found.st_mode):o}, user {found.st_uid}: others can reach this run's sockets "
+            f"there; make it a folder of user {os.getuid()} with mode 700"
+        )

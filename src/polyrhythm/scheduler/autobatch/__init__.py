@@ -1,0 +1,1 @@
+"""`batching: auto`: batch limits from measured times."""

@@ -1,0 +1,64 @@
+"""When waiting requests become a batch: the place to change for another batching rule (and `forecast`, which plays it).
+
+`dynamic`: a batch is due when max_rows rows or max_requests requests wait, when the oldest has waited max_wait_s, or
+when every live slot waits, so that nothing more can come. The clock starts at the oldest pending request, not
+when the generator becomes idle.
+`auto`: the same, with a max_rows and max_wait_s that are chosen while the run goes on (`tuning`).
+`lockstep`: all batches are due at once, when every live slot waits and every generator is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from polyrhythm.scheduler.records import Request
+
+
+class Limits(Protocol):
+    """Those of the settings, or (`auto`) of the present choice."""
+
+    @property
+    def max_rows(self) -> int: ...
+
+    @property
+    def max_requests(self) -> int: ...
+
+    @property
+    def max_wait_s(self) -> float: ...
+
+
+class Waiting(NamedTuple):
+    """What an idle generator could be given. oldest: arrival of the oldest; complete: every live slot waits."""
+
+    requests: int
+    rows: int
+    oldest: float
+    complete: bool
+
+
+def is_due(waiting: Waiting, limits: Limits, now: float) -> bool:
+    """Whether an idle generator starts a batch now (`dynamic`, `auto`)."""
+    if not waiting.requests:
+        return False
+    full = waiting.rows >= limits.max_rows or waiting.requests >= limits.max_requests
+    return full or waiting.complete or now >= due_at(waiting.oldest, limits)
+
+
+def due_at(oldest: float, limits: Limits) -> float:
+    """When the batch becomes due if nothing else arrives. oldest: arrival of the oldest request, infinite for none."""
+    return oldest + limits.max_wait_s
+
+
+def split_evenly(requests: Sequence[Request], parts: int) -> list[tuple[Request, ...]]:
+    """Consecutive shares of about equal rows, for `lockstep` over several generators.
+
+    A request goes to the share in which its middle row falls: five requests of one row over two parts give 3 + 2.
+    """
+    total = sum(request.rows for request in requests)
+    shares: list[list[Request]] = [[] for _ in range(parts)]
+    before = 0
+    for request in requests:
+        shares[min(parts - 1, (2 * before + request.rows - 1) * parts // (2 * total))].append(request)
+        before += request.rows
+    return [tuple(share) for share in shares]

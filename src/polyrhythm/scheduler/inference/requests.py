@@ -1,0 +1,147 @@
+"""The queue of waiting requests.
+
+Requests wait in pools: one for requests that any generator may serve, one per generator that slots are bound to.
+Within what a generator may serve, the lowest key goes first (arrival time unless the user gives a key function).
+
+Invariant: a slot has at most one request here, and `rows` and `count` are the sums over what waits.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from polyrhythm.scheduler.codec import UNSAVED
+from polyrhythm.scheduler.records import Request
+
+Key = Callable[[Request], Any]
+
+#: Pool of the requests that any generator may serve.
+ANY = ""
+
+
+#: Stale entries that a heap may hold beside as many as there are waiting.
+_SLACK = 64
+
+
+def by_arrival(request: Request) -> float:
+    return request.arrived
+
+
+@dataclass(slots=True)
+class Pool:
+    """Waiting requests of one pool: heaps by key and by arrival, whose stale entries are dropped when they surface."""
+
+    rows: int = 0
+    waiting: dict[int, Request] = field(default_factory=dict)
+    by_key: list[tuple[Any, int]] = field(default_factory=list)
+    by_arrival: list[tuple[float, int]] = field(default_factory=list)
+
+    def push(self, order: int, key: Any, request: Request) -> None:
+        self.waiting[order] = request
+        self.rows += request.rows
+        heapq.heappush(self.by_key, (key, order))
+        heapq.heappush(self.by_arrival, (request.arrived, order))
+
+    def head(self) -> tuple[Any, int] | None:
+        """Key and order of the request to serve next."""
+        while self.by_key and self.by_key[0][1] not in self.waiting:
+            heapq.heappop(self.by_key)
+        return self.by_key[0] if self.by_key else None
+
+    def oldest(self) -> float:
+        """Arrival of the oldest request; infinite when empty."""
+        while self.by_arrival and self.by_arrival[0][1] not in self.waiting:
+            heapq.heappop(self.by_arrival)
+        return self.by_arrival[0][0] if self.by_arrival else float("inf")
+
+    def remove(self, order: int) -> Request:
+        request = self.waiting.pop(order)
+        self.rows -= request.rows
+        if len(self.by_arrival) > 2 * len(self.waiting) + _SLACK:
+            self._sweep()
+        return request
+
+    def _sweep(self) -> None:
+        """Drop the stale entries of both heaps: who asks only one of them never sees those of the other surface."""
+        self.by_key = [entry for entry in self.by_key if entry[1] in self.waiting]
+        self.by_arrival = [entry for entry in self.by_arrival if entry[1] in self.waiting]
+        heapq.heapify(self.by_key)
+        heapq.heapify(self.by_arrival)
+
+
+@dataclass(slots=True)
+class RequestQueue:
+    """bound: generators that waiting requests are bound to; orders: slot → (pool, number of its push).
+
+    pushed: numbers the pushes, so that equal keys keep their order.
+    """
+
+    key: Key = field(default=by_arrival, metadata=UNSAVED)
+    pools: dict[str, Pool] = field(default_factory=lambda: {ANY: Pool()})
+    bound: dict[str, None] = field(default_factory=dict)
+    orders: dict[str, tuple[str, int]] = field(default_factory=dict)
+    pushed: int = 0
+
+    def __len__(self) -> int:
+        return len(self.orders)
+
+    def push(self, request: Request, pool: str) -> None:
+        """Queue the request in `pool`. Pushing it again after a fault keeps its arrival time."""
+        assert request.slot not in self.orders, f"slot {request.slot} waits already"
+        self.pushed += 1
+        self.orders[request.slot] = (pool, self.pushed)
+        self.pools.setdefault(pool, Pool()).push(self.pushed, self.key(request), request)
+        if pool != ANY:
+            self.bound[pool] = None
+
+    def remove(self, slot: str) -> Request | None:
+        """Take the slot's request out of the queue, if it waits."""
+        return self._remove(slot) if slot in self.orders else None
+
+    def _remove(self, slot: str) -> Request:
+        name, order = self.orders.pop(slot)
+        pool = self.pools[name]
+        request = pool.remove(order)
+        if not pool.waiting:
+            self.bound.pop(name, None)
+        return request
+
+    def view(self, names: Sequence[str]) -> tuple[int, int, float]:
+        """Over the named pools: (requests, rows, arrival of the oldest)."""
+        requests, rows, oldest = 0, 0, float("inf")
+        for name in names:
+            pool = self.pools.get(name)
+            if pool is not None and pool.waiting:
+                requests += len(pool.waiting)
+                rows += pool.rows
+                oldest = min(oldest, pool.oldest())
+        return requests, rows, oldest
+
+    def take(self, names: Sequence[str], max_rows: int, max_requests: int) -> tuple[Request, ...]:
+        """The next batch from the named pools, in order of the key.
+
+        It ends before the request that would exceed max_rows (one larger than max_rows goes alone: a request is
+        never split) and is empty only when nothing waits.
+        """
+        taken: list[Request] = []
+        rows = 0
+        while len(taken) < max_requests and self.orders:
+            heads = [(head, name) for name in names if name in self.pools and (head := self.pools[name].head())]
+            if not heads:
+                break
+            (_, order), name = min(heads)
+            request = self.pools[name].waiting[order]
+            if taken and rows + request.rows > max_rows:
+                break
+            taken.append(self._remove(request.slot))
+            rows += request.rows
+        return tuple(taken)
+
+    def move_all(self, source: str, target: str) -> None:
+        """Requests bound to a generator that is gone become anybody's."""
+        pool = self.pools.get(source)
+        for request in list(pool.waiting.values()) if pool else ():
+            self.push(self._remove(request.slot), target)

@@ -1,0 +1,1 @@
+"""Rollout: which row produces which sample."""

@@ -1,0 +1,313 @@
+"""Tickets on their way: granted to rows, run, finished, lost, granted again or dropped.
+
+Life of a ticket: running → buffered (here ends this module's care), or running → reissuing → running … → dropped with
+its group after `max_attempts` (alone, where the group has members to spare), or at any of these places dropped because
+others were first (`redundancy`) or its group is of no use (`filtering`). A row is asked back at once when its ticket
+ends, by whatever way.
+
+Invariant: every running ticket occupies one row of a present simulator; every cancelled one occupies its row until the
+simulator answers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from polyrhythm.scheduler.codec import UNSAVED
+from polyrhythm.scheduler.records import (
+    CancelRow,
+    Command,
+    End,
+    EvaluationDone,
+    Grant,
+    ReleasePayloads,
+    SampleEvaluated,
+    SampleFailed,
+    SampleFinished,
+    StartRows,
+    Ticket,
+)
+from polyrhythm.scheduler.rollout.evaluation import Evaluations, EvaluationState
+from polyrhythm.scheduler.rollout.rows import Ask, Rows, SlotState
+from polyrhythm.scheduler.samples import redundancy
+from polyrhythm.scheduler.samples.admission import Admission
+from polyrhythm.scheduler.samples.buffer import SampleBuffer
+from polyrhythm.scheduler.samples.filtering import ReturnFilter
+from polyrhythm.scheduler.samples.groups import Group, Sample
+from polyrhythm.scheduler.samples.ledger import FILTERED, ROLLBACK, SURPLUS, SampleLedger, State
+from polyrhythm.scheduler.samples.selection import Selection
+from polyrhythm.scheduler.settings import FlowSettings
+
+
+@dataclass(slots=True)
+class Rollout:
+    """samples: every ticket not finally settled; expiries: (time, ticket, attempt) in the order of granting;
+    cancelling: (ticket, attempt) → (slot, row) until the simulator answers."""
+
+    settings: FlowSettings = field(metadata=UNSAVED)
+    rows: Rows
+    admission: Admission
+    buffer: SampleBuffer
+    ledger: SampleLedger
+    evaluations: Evaluations
+    filter: ReturnFilter
+    selection: Selection = field(default_factory=Selection)
+    samples: dict[int, Sample] = field(default_factory=dict)
+    cancelling: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
+    expiries: deque[tuple[float, int, int]] = field(default_factory=deque)
+
+    # ------------------------------------------------------------ granting
+
+    def grant(self, version: int, now: float, *, training: bool) -> list[Command]:
+        """Give asking rows the tickets that are due at applied version `version`; no training ones in an evaluation."""
+        evaluation = self.evaluations.current if self.evaluations.begun else None
+        if evaluation is not None:
+            self.rows.tidy()
+            return self._deal(lambda: _next_of(evaluation, version), lambda: self.rows.next_ask(fresh=True), now)
+        if not training or (self.admission.closed(version) and redundancy.is_closed(self.admission, self.buffer)):
+            return []
+        self.rows.tidy()
+        return self._deal(lambda: self._next(version), self.rows.next_ask, now)
+
+    def grant_aside(self, now: float) -> list[Command]:
+        """Give the reserved rows tickets of the evaluation beside training, once its weights are there."""
+        evaluation, asks = self.evaluations.aside, self.rows.reserved
+        if evaluation is None or evaluation.version < 0 or not asks:
+            return []
+        return self._deal(lambda: _next_of(evaluation, evaluation.version), lambda: asks[0] if asks else None, now)
+
+    def _next(self, version: int) -> Ticket | None:
+        ticket = self.admission.next(version, self.samples)
+        return redundancy.next_ticket(self.admission, self.buffer, version) if ticket is None else ticket
+
+    def _deal(
+        self, next_ticket: Callable[[], Ticket | None], next_ask: Callable[[], Ask | None], now: float
+    ) -> list[Command]:
+        """Tickets to asking rows, until either runs out."""
+        grants: dict[str, list[Grant]] = {}
+        while (ask := next_ask()) is not None:
+            tickets = list(islice(iter(next_ticket, None), len(ask.rows)))
+            if not tickets:
+                break
+            placed = self.rows.occupy(ask, [ticket.number for ticket in tickets])
+            for ticket, (slot, row) in zip(tickets, placed, strict=True):
+                self._run(ticket, slot, row, now)
+                resume = ask.parked and not ticket.evaluation
+                grants.setdefault(slot.name, []).append(Grant(row, ticket, resume))
+        return [StartRows(self.rows.slots[slot].simulator, slot, tuple(items)) for slot, items in grants.items()]
+
+    def _run(self, ticket: Ticket, slot: SlotState, row: int, now: float) -> None:
+        sample = self.samples.get(ticket.number)
+        if ticket.evaluation:
+            self.evaluations.of(ticket).running += 1
+        elif sample is None:
+            self.ledger.start()
+        else:
+            self.ledger.move(State.REISSUING, State.RUNNING)
+        self.samples[ticket.number] = Sample(ticket, slot=slot.name, row=row, started=now)
+        if math.isfinite(self.settings.episode_deadline_s):
+            self.expiries.append((now + self.settings.episode_deadline_s, ticket.number, ticket.attempt))
+
+    # ------------------------------------------------------------ ending
+
+    def finish(self, event: SampleFinished, now: float) -> list[Command]:
+        """A sample is complete; one that was cancelled meanwhile is thrown away."""
+        sample = self._vacate(event.ticket, event.attempt, parked=event.end is End.SEGMENT)
+        if sample is None:
+            return [ReleasePayloads((event.handle,))]
+        if sample.ticket.evaluation:
+            return self._finish_evaluation(sample, event)
+        self.ledger.move(State.RUNNING, State.BUFFERED)
+        sample.state, sample.handle, sample.oldest = State.BUFFERED, event.handle, event.oldest
+        sample.chunk_steps, sample.env_steps, sample.seconds = event.chunk_steps, event.env_steps, now - sample.started
+        group = self.admission.groups[sample.ticket.group]
+        group.finished += 1
+        group.returns += event.episode_return
+        return self._complete(group, now) if group.complete else []
+
+    def _complete(self, group: Group, now: float) -> list[Command]:
+        """A group has all the members that it needs: the others are surplus. Keep it for the trainer, or drop it."""
+        commands: list[Command] = []
+        if len(group.members) > group.size:
+            for number in [n for n in group.members if self.samples[n].state is not State.BUFFERED]:
+                group.members.remove(number)
+                commands += self._give_up(self.samples[number], SURPLUS, now)
+        if self.settings.filters:
+            kept, told = self.filter.check(group)
+            commands += told
+            if not kept:
+                return commands + self.drop(group, FILTERED, now)
+        if group.spare:
+            redundancy.take_place(self.admission, group)
+        self.buffer.add(group)
+        return commands
+
+    def drop_surplus(self, now: float) -> list[Command]:
+        """Cancel the spare groups that nobody needs any more."""
+        groups = redundancy.surplus(self.admission, self.buffer)
+        return [command for group in groups for command in self.drop(group, SURPLUS, now)]
+
+    def _finish_evaluation(self, sample: Sample, event: SampleFinished) -> list[Command]:
+        ticket = sample.ticket
+        del self.samples[ticket.number]
+        evaluation = self.evaluations.of(ticket)
+        evaluation.running -= 1
+        evaluation.finished += 1
+        result = SampleEvaluated(
+            ticket.evaluation,
+            ticket.task,
+            ticket.instruction,
+            ticket.greedy,
+            event.success,
+            event.episode_return,
+            event.oldest,
+            event.metrics,
+        )
+        return [result, ReleasePayloads((event.handle,))]
+
+    def fail(self, event: SampleFailed, now: float) -> list[Command]:
+        """The simulator gave a sample up, or answers a cancellation."""
+        sample = self._vacate(event.ticket, event.attempt, parked=False)
+        return [] if sample is None else self._lose(sample, event.reason, now)
+
+    def expire(self, now: float) -> list[Command]:
+        """Cancel what ran past its deadline and let it go out again."""
+        commands: list[Command] = []
+        while self.expiries and self.expiries[0][0] <= now:
+            _, number, attempt = self.expiries.popleft()
+            sample = self._running(number, attempt)
+            if sample is not None:
+                commands += [self._cancel(sample), *self._lose(sample, "deadline", now)]
+        return commands
+
+    def abandon(self, gone: Sequence[SlotState], reason: str, now: float, *, blame: bool = True) -> list[Command]:
+        """These slots went with their simulator, and all that ran in them; without blame that is no attempt."""
+        names = {slot.name for slot in gone}
+        self.cancelling = {key: place for key, place in self.cancelling.items() if place[0] not in names}
+        commands: list[Command] = []
+        for slot in gone:
+            for number in slot.tickets.values():
+                sample = self.samples.get(number)
+                if sample is not None and sample.state is State.RUNNING and sample.slot == slot.name:
+                    commands += self._lose(sample, reason, now, blame=blame)
+        return commands
+
+    def begin_evaluation(self) -> None:
+        """No training episode runs: the evaluation asked for first may take the rows."""
+        self.evaluations.begun = True
+
+    def settle_evaluation(self) -> list[Command]:
+        """Report the evaluations under way whose last episode is in."""
+        ended = [evaluation for evaluation in self.evaluations.under_way if evaluation.done]
+        for evaluation in ended:
+            self.evaluations.end(evaluation)
+        return [EvaluationDone(evaluation.name, evaluation.finished, evaluation.dropped) for evaluation in ended]
+
+    def give_up(self, evaluation: EvaluationState) -> list[Command]:
+        """The weights of the evaluation under way are gone: end it; the episodes that lack count as dropped."""
+        self.evaluations.end(evaluation)
+        running = [sample for sample in self.samples.values() if sample.ticket.evaluation == evaluation.name]
+        for sample in running:
+            del self.samples[sample.ticket.number]
+        done = EvaluationDone(evaluation.name, evaluation.finished, evaluation.wanted - evaluation.finished)
+        return [*map(self._cancel, running), done]
+
+    def forget_evaluations(self) -> None:
+        """Whoever asked for them is gone; so are the rows that ran them."""
+        self.samples = {number: sample for number, sample in self.samples.items() if not sample.ticket.evaluation}
+        self.evaluations.queue.clear()
+        self.evaluations.beside.clear()
+        self.evaluations.begun = False
+
+    def next_expiry(self) -> float:
+        """When the oldest running ticket runs out of time; infinite without a deadline."""
+        while self.expiries:
+            expires, number, attempt = self.expiries[0]
+            if self._running(number, attempt) is not None:
+                return expires
+            self.expiries.popleft()
+        return math.inf
+
+    def _running(self, number: int, attempt: int) -> Sample | None:
+        """The ticket's sample while this attempt of it runs."""
+        sample = self.samples.get(number)
+        current = sample is not None and sample.state is State.RUNNING and sample.ticket.attempt == attempt
+        return sample if current else None
+
+    def _vacate(self, number: int, attempt: int, *, parked: bool) -> Sample | None:
+        """Free the row of this attempt; the sample if it was still wanted, None if it was cancelled."""
+        cancelled = self.cancelling.pop((number, attempt), None)
+        if cancelled is not None:
+            name, row = cancelled
+            self.rows.vacate(self.rows.slots[name], row, parked=False)
+            return None
+        sample = self.samples.get(number)
+        assert sample is not None, f"ticket {number} ended but is unknown"
+        assert sample.state is State.RUNNING, f"ticket {number} ended but was {sample.state}"
+        assert sample.ticket.attempt == attempt, f"ticket {number} ended its attempt {attempt}, not the present one"
+        self.rows.vacate(self.rows.slots[sample.slot], sample.row, parked=parked)
+        return sample
+
+    def _cancel(self, sample: Sample) -> CancelRow:
+        ticket = sample.ticket
+        self.cancelling[ticket.number, ticket.attempt] = (sample.slot, sample.row)
+        return CancelRow(self.rows.slots[sample.slot].simulator, sample.slot, ticket.number, ticket.attempt)
+
+    def _lose(self, sample: Sample, reason: str, now: float, *, blame: bool = True) -> list[Command]:
+        """A running ticket did not finish: out again, or dropped with its group when it had its attempts."""
+        exhausted = blame and sample.ticket.attempt >= self.settings.max_attempts
+        if sample.ticket.evaluation:
+            del self.samples[sample.ticket.number]
+            evaluation = self.evaluations.of(sample.ticket)
+            evaluation.running -= 1
+            if exhausted:
+                evaluation.dropped += 1
+            else:
+                evaluation.waiting.append(replace(sample.ticket, attempt=sample.ticket.attempt + blame))
+            return []
+        if exhausted:
+            group = self.admission.groups[sample.ticket.group]
+            if len(group.members) > group.size:
+                group.members.remove(sample.ticket.number)
+                return self._give_up(sample, reason, now, off_row=True)
+            return self.drop(group, reason, now, already_off_row=sample)
+        self.ledger.move(State.RUNNING, State.REISSUING)
+        sample.state = State.REISSUING
+        self.admission.give_back(sample, blame=blame)
+        return []
+
+    def drop(self, group: Group, reason: str, now: float, already_off_row: Sample | None = None) -> list[Command]:
+        """Give up a group: running members are cancelled, finished ones released; a spare group takes its place, or a
+        new one may."""
+        commands: list[Command] = []
+        if group.completed_order >= 0:
+            self.buffer.remove(group)
+        for number in group.members:
+            sample = self.samples[number]
+            commands += self._give_up(sample, reason, now, off_row=sample is already_off_row)
+        if not group.spare and reason != ROLLBACK:
+            redundancy.replace_by_spare(self.admission, group)
+        self.admission.forget(group)
+        return commands
+
+    def _give_up(self, sample: Sample, reason: str, now: float, *, off_row: bool = False) -> list[Command]:
+        """Drop one sample. off_row: it ran, and has left its row."""
+        if reason == SURPLUS:
+            self.selection.note_surplus(sample, now)
+        del self.samples[sample.ticket.number]
+        self.ledger.move(sample.state, State.DROPPED, reason=reason)
+        commands: list[Command] = []
+        here = sample.slot in self.rows.slots  # false when its simulator went with it
+        if sample.state is State.RUNNING and not off_row and here:
+            commands.append(self._cancel(sample))
+        if sample.handle:
+            commands.append(ReleasePayloads((sample.handle,)))
+        return commands
+
+
+def _next_of(evaluation: EvaluationState, version: int) -> Ticket | None:
+    return replace(evaluation.waiting.popleft(), version=version) if evaluation.waiting else None

@@ -1,0 +1,109 @@
+"""How an env batch is cut into slots, and which generator each slot must use.
+
+Invariant: the slots of an env batch are consecutive, not empty, and together cover its rows exactly.
+"""
+
+from __future__ import annotations
+
+import importlib
+import operator
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
+
+from polyrhythm.scheduler.records import EnvBatchInfo, SlotInfo
+
+
+class EnvBatch(NamedTuple):
+    """What a user's strategy is told of an env batch, named `simulator.number`."""
+
+    name: str
+    rows: int
+
+
+#: Instead of a generator's name: whichever is free.
+ANY = "any"
+
+#: A user's strategy: (env batch, generator names) → [(rows, generator name or "any")], slot by slot.
+Strategy = Callable[[EnvBatch, Sequence[str]], Sequence[tuple[int, str | None]]]
+
+
+class StrategyFailure(ValueError):
+    """A user's strategy raised what is the cause of this."""
+
+
+def shard(
+    name: str, rows: int, strategy: str | Sequence[int], generators: Sequence[str], *, reset_rows: bool = True
+) -> EnvBatchInfo:
+    """Cut env batch `name` into slots `name/0`, `name/1`, …
+
+    strategy: `whole`; `even:n` (sizes differ by one at most, larger first); a list of sizes; or `module:function`.
+    Raises ValueError with what, value and remedy.
+    """
+    shares = _shares(name, rows, strategy, generators)
+    for size, generator in shares:
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ValueError(f"sharding of {name}: a slot has {size!r} rows; give a whole number, 1 or more")
+        if generator not in (None, ANY, *generators):
+            names = ", ".join(generators)
+            raise ValueError(f"sharding of {name}: there is no generator {generator!r}; there are {names}, and any")
+    total = sum(size for size, _ in shares)
+    if total != rows:
+        raise ValueError(
+            f"sharding of {name}: the slots have {total} rows together, the env batch has {rows}; make them equal"
+        )
+    slots, first = [], 0
+    for index, (size, generator) in enumerate(shares):
+        bound = None if generator == ANY else generator
+        slots.append(SlotInfo(slot=f"{name}/{index}", first=first, rows=size, generator=bound))
+        first += size
+    return EnvBatchInfo(name=name, slots=tuple(slots), reset_rows=reset_rows)
+
+
+def _shares(
+    name: str, rows: int, strategy: str | Sequence[int], generators: Sequence[str]
+) -> Sequence[tuple[int, str | None]]:
+    if not isinstance(strategy, str):
+        return [(size, None) for size in strategy]
+    if strategy == "whole":
+        return [(rows, None)]
+    if strategy.startswith("even:"):
+        count = int(strategy[5:]) if strategy[5:].isdigit() else 0
+        if not 1 <= count <= rows:
+            raise ValueError(
+                f"sharding {strategy!r}: n must be a whole number from 1 to the {rows} rows of an env batch"
+            )
+        return [(rows // count + (index < rows % count), None) for index in range(count)]
+    if strategy.partition(":")[2].isidentifier():
+        function = cast(Strategy, load_function(strategy, "sharding"))
+        try:
+            result = function(EnvBatch(name, rows), generators)
+        except Exception as error:
+            raise StrategyFailure(
+                f"sharding {strategy!r} raised {type(error).__name__}: {error}; fix it there"
+            ) from error
+        return _checked(result, strategy)
+    raise ValueError(f"sharding {strategy!r} is unknown; use whole, even:n, a list of sizes, or module:function")
+
+
+def _checked(result: object, strategy: str) -> Sequence[tuple[int, str | None]]:
+    if isinstance(result, Sequence) and all(isinstance(item, tuple) and len(item) == 2 for item in result):
+        return [(operator.index(rows) if _is_whole(rows) else rows, generator) for rows, generator in result]
+    raise ValueError(f"sharding {strategy!r} returned {result!r}; it must return a list of (rows, generator or 'any')")
+
+
+def _is_whole(rows: object) -> bool:
+    """An int, also of another library's type (numpy's)."""
+    return hasattr(rows, "__index__") and not isinstance(rows, bool)
+
+
+def load_function(path: str, what: str) -> Callable[..., object]:
+    """The function that `module:function` names. Raises ValueError with what, value and remedy."""
+    module, _, name = path.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{what} {path!r} cannot be loaded ({said}); name an importable module:function") from error
+    if not callable(function):
+        raise ValueError(f"{what} {path!r} is {type(function).__name__}, not a function")
+    return cast(Callable[..., object], function)

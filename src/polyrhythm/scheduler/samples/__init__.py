@@ -1,0 +1,1 @@
+"""Samples: admission, groups, the buffer that feeds the trainer, and the ledger."""

@@ -1,0 +1,181 @@
+"""Admission paces the rollout; it drops nothing.
+
+A group of g samples is admitted while consumed + outstanding + g <= floor((version + 1 + max_lag)·B), where version is
+the applied version and is stamped on its tickets. Lost tickets go out again before any new one.
+
+`bound: sample` is deadline scheduling. A sample of version s must be lent before floor((s + 1 + max_lag)·B) samples
+are consumed. Lending a younger group brings every older deadline nearer, so it is allowed only while each older
+version s' keeps room for what is outstanding of it:
+
+    floor((s' + 1 + max_lag)·B) - consumed - outstanding(version <= s') >= g        for every s' < s with outstanding
+
+Invariant: that left side is never negative (deadlines stay feasible), so nothing is dropped and nothing deadlocks.
+
+Spare groups are outside all of this: `outstanding` does not know them (see `redundancy`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from polyrhythm.scheduler.codec import UNSAVED
+from polyrhythm.scheduler.records import Ticket
+from polyrhythm.scheduler.samples.groups import Group, Sample
+from polyrhythm.scheduler.settings import FlowSettings
+
+_MASK = (1 << 64) - 1
+
+
+def mix(*parts: int) -> int:
+    """Hash integers into 0..2^63-1: the same function as `specs.hashing.mix`, which may not be imported here."""
+    h = 0
+    for part in parts:
+        z = ((h + 0x9E3779B97F4A7C15) ^ part) & _MASK
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+        h = z ^ (z >> 31)
+    return h & (_MASK >> 1)
+
+
+@dataclass(slots=True)
+class Admission:
+    """consumed: samples lent to the trainer (and not come back); outstanding: version → samples admitted, not consumed.
+
+    A group counts whole in `outstanding` from its admission on, at the version of its first ticket. `groups` are those
+    outstanding and the spare ones, in the order of admission; `lost` is a heap of ticket numbers to grant again.
+    spare: numbers of the spare groups; lacking: those of groups that may have extra members, some of which are gone.
+    """
+
+    settings: FlowSettings = field(metadata=UNSAVED)
+    target: int = 0
+    consumed: int = 0
+    next_ticket: int = 0
+    next_group: int = 0
+    outstanding: dict[int, int] = field(default_factory=dict)
+    groups: dict[int, Group] = field(default_factory=dict)
+    open_group: int | None = None
+    lost: list[int] = field(default_factory=list)
+    spare: list[int] = field(default_factory=list)
+    lacking: deque[int] = field(default_factory=deque)
+
+    @property
+    def outstanding_total(self) -> int:
+        return sum(self.outstanding.values())
+
+    def room(self, version: int) -> int:
+        """Samples that may still be admitted at applied version `version`, before `target` versions are consumed."""
+        limit = min(self.settings.limit(version), self.target * self.settings.version_samples)
+        return limit - self.consumed - self.outstanding_total
+
+    def closed(self, version: int) -> bool:
+        """Whether `next` has no ticket to give."""
+        return self.open_group is None and not self.lost and self.room(version) < self.settings.group_size
+
+    def next(self, version: int, samples: Mapping[int, Sample]) -> Ticket | None:
+        """The next ticket to grant: a lost one, a member of the group begun, or a new group's; None if none is due."""
+        while self.lost:
+            sample = samples.get(heapq.heappop(self.lost))
+            if sample is not None:
+                return sample.ticket
+        group = None if self.open_group is None else self.groups[self.open_group]
+        if group is None:
+            if self.room(version) < self.settings.group_size:
+                return None
+            group = self.open(version)
+        return self.add_member(group, version)
+
+    def open(self, version: int, *, spare: bool = False) -> Group:
+        """A new group, whose tickets go before any other new ones."""
+        group = Group(self.next_group, version, self.settings.group_size, spare)
+        self.next_group += 1
+        self.groups[group.number] = group
+        self.open_group = group.number
+        if spare:
+            self.spare.append(group.number)
+        else:
+            self._reserve(version, group.size)
+        return group
+
+    def add_member(self, group: Group, version: int) -> Ticket:
+        """Another ticket of the group."""
+        ticket = self._ticket(group, version)
+        group.members.append(ticket.number)
+        group.granted += 1
+        if group.granted == group.size:
+            self.open_group = None
+            if self.settings.extra_members:
+                self.lacking.append(group.number)
+        return ticket
+
+    def _ticket(self, group: Group, version: int) -> Ticket:
+        seed = self.settings.seed
+        task = group.number % self.settings.tasks
+        number = self.next_ticket
+        self.next_ticket += 1
+        return Ticket(
+            number=number,
+            group=group.number,
+            task=task,
+            instruction=task,
+            seed=mix(seed, 1, group.number),
+            noise=mix(seed, 2, number),
+            version=version,
+        )
+
+    def give_back(self, sample: Sample, *, blame: bool = True) -> None:
+        """A running ticket was lost: it keeps number, version and group and goes out again, with blame as a new
+        attempt."""
+        sample.ticket = replace(sample.ticket, attempt=sample.ticket.attempt + blame)
+        sample.slot, sample.row = "", -1
+        heapq.heappush(self.lost, sample.ticket.number)
+
+    def forget(self, group: Group) -> None:
+        """A group is dropped: its capacity is free again."""
+        del self.groups[group.number]
+        if self.open_group == group.number:
+            self.open_group = None
+        if group.spare:
+            self.spare.remove(group.number)
+        else:
+            self._settle(group.version, group.size)
+
+    def hand_over(self, group: Group, spare: Group) -> None:
+        """The place reserved for `group` is now reserved for `spare`, a younger one or of the same version."""
+        assert spare.spare > group.spare, f"{spare} has a place already, or {group} has none"
+        assert group.version <= spare.version, f"a place never goes back from {group} to {spare}"
+        group.spare, spare.spare = True, False
+        self.spare[self.spare.index(spare.number)] = group.number
+        self._settle(group.version, group.size)
+        self._reserve(spare.version, spare.size)
+
+    def consume(self, group: Group) -> None:
+        """A group is lent."""
+        del self.groups[group.number]
+        self._settle(group.version, group.size)
+        self.consumed += group.size
+
+    def restore(self, groups: Sequence[Group]) -> None:
+        """Lent groups come back, to their places in the order of admission."""
+        for group in groups:
+            self.consumed -= group.size
+            self._reserve(group.version, group.size)
+        merged = {**self.groups, **{group.number: group for group in groups}}
+        self.groups = {number: merged[number] for number in sorted(merged)}
+
+    def _reserve(self, version: int, size: int) -> None:
+        self.outstanding[version] = self.outstanding.get(version, 0) + size
+
+    def _settle(self, version: int, size: int) -> None:
+        self.outstanding[version] -= size
+        if not self.outstanding[version]:
+            del self.outstanding[version]
+
+    def slack(self) -> Iterator[tuple[int, int]]:
+        """Per version with outstanding samples, oldest first: (version, samples that may still pass it)."""
+        older = 0
+        for version in sorted(self.outstanding):
+            older += self.outstanding[version]
+            yield version, self.settings.limit(version) - self.consumed - older

@@ -1,0 +1,46 @@
+"""Dynamic filtering: a complete group whose mean return lies outside the bounds is dropped and replaced.
+
+Where all members of a group fail, or all succeed, their returns say nothing about what was better (GRPO's advantages
+are all zero). How many groups of one update may be dropped is bounded: what then happens is configured, and said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from polyrhythm.scheduler.codec import UNSAVED
+from polyrhythm.scheduler.records import Command, FilterExhausted, Halt
+from polyrhythm.scheduler.samples.groups import Group
+from polyrhythm.scheduler.settings import FlowSettings
+
+
+@dataclass(slots=True)
+class ReturnFilter:
+    """filtered: groups dropped since an update was lent; accepted: groups out of bounds that were kept, in all;
+    exhausted: the run has been told that this update's groups are kept."""
+
+    settings: FlowSettings = field(metadata=UNSAVED)
+    filtered: int = 0
+    accepted: int = 0
+    exhausted: bool = False
+
+    def check(self, group: Group) -> tuple[bool, list[Command]]:
+        """Whether the complete group is kept, and what the run is to know about it."""
+        settings = self.settings
+        if settings.min_return <= group.returns / group.size <= settings.max_return:
+            return True, []
+        if self.filtered < settings.max_filtered:
+            self.filtered += 1
+            return False, []
+        bounds = f"[{settings.min_return:g}, {settings.max_return:g}]"
+        if settings.on_max_filtered == "stop":
+            count = f"more than max_filtered {settings.max_filtered} groups of one"
+            remedy = "widen the bounds, raise max_filtered, or make on_max_filtered accept"
+            return False, [Halt(f"{count} update had a mean return outside {bounds}; {remedy}")]
+        self.accepted += 1
+        said, self.exhausted = self.exhausted, True
+        return True, [] if said else [FilterExhausted(self.filtered)]
+
+    def next_update(self) -> None:
+        """An update is lent: the count begins anew."""
+        self.filtered, self.exhausted = 0, False

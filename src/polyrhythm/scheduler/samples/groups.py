@@ -1,0 +1,52 @@
+"""Groups: the samples that share task and initial state, granted, lent and dropped together.
+
+Without grouping every sample is a group of one, so there is a single path. A group is as old as its oldest
+member: the version of its first ticket.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from polyrhythm.scheduler.records import Ticket
+from polyrhythm.scheduler.samples.ledger import State
+
+
+@dataclass(slots=True)
+class Sample:
+    """A training or evaluation ticket that is not finally settled, and where it is.
+
+    slot, row: present place while running; started: when it got there, in seconds. handle, oldest (behaviour
+    version), chunk_steps, env_steps, and seconds in its row: set when it finished.
+    """
+
+    ticket: Ticket
+    state: State = State.RUNNING
+    slot: str = ""
+    row: int = -1
+    handle: str = ""
+    oldest: int = -1
+    started: float = 0.0
+    chunk_steps: int = 0
+    env_steps: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Group:
+    """size: members that it needs. granted: tickets so far; members: numbers of those not given up; finished: how many
+    of them are complete; returns: the sum of their returns. spare: no place is reserved for it (see `redundancy`)."""
+
+    number: int
+    version: int
+    size: int
+    spare: bool = False
+    granted: int = 0
+    members: list[int] = field(default_factory=list)
+    finished: int = 0
+    returns: float = 0.0
+    completed_order: int = -1
+
+    @property
+    def complete(self) -> bool:
+        return self.finished == self.size

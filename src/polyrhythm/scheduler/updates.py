@@ -1,0 +1,124 @@
+"""The trainer's side: which samples it gets, what becomes of them, when a version is published.
+
+Invariant: at most one update is lent at a time; a lent group is either trained or comes back, never both.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from polyrhythm.scheduler.codec import UNSAVED
+from polyrhythm.scheduler.inference.versions import VersionLedger
+from polyrhythm.scheduler.records import Command, LendSamples, PublishWeights, ReleasePayloads
+from polyrhythm.scheduler.rollout.scheduler import Rollout
+from polyrhythm.scheduler.samples.groups import Group
+from polyrhythm.scheduler.samples.ledger import ROLLBACK, State
+from polyrhythm.scheduler.settings import FlowSettings
+
+
+@dataclass(slots=True)
+class Lending:
+    """trainer: name of the present one, "" for none; lent: groups of the update under way;
+    undoable: (update, samples) trained since the last checkpoint, oldest first."""
+
+    settings: FlowSettings = field(metadata=UNSAVED)
+    trainer: str = ""
+    lent: list[Group] = field(default_factory=list)
+    undoable: deque[tuple[int, int]] = field(default_factory=deque)
+
+    def join(self, trainer: str, updates: int, versions: VersionLedger, rollout: Rollout, now: float) -> list[Command]:
+        """A trainer with the weights of `updates` updates; a first one, or one restarted from a checkpoint."""
+        self.trainer = trainer
+        undone, publish = versions.restart(updates)
+        if undone < 0:
+            raise ValueError(f"trainer {trainer!r} has {updates} updates; only {updates + undone} were ever trained")
+        while self.undoable and self.undoable[-1][0] >= updates:
+            _, count = self.undoable.pop()
+            rollout.ledger.move(State.TRAINED, State.ROLLED_BACK, count)
+        settings = self.settings
+        whole, part = versions.trained * settings.version_samples, versions.in_version * settings.batch_size
+        rollout.admission.consumed = whole + part
+        commands = self._drop_infeasible(rollout, now)
+        return [*commands, PublishWeights(trainer, versions.trained)] if publish else commands
+
+    def leave(self, rollout: Rollout) -> None:
+        """The trainer is gone: what was lent to it waits in the buffer again."""
+        self.trainer = ""
+        rollout.admission.restore(self.lent)
+        for group in self.lent:
+            for number in group.members:
+                rollout.samples[number].state = State.BUFFERED
+            rollout.ledger.move(State.LENT, State.BUFFERED, group.size)
+            rollout.buffer.add(group)
+        self.lent = []
+
+    def lend(self, versions: VersionLedger, rollout: Rollout) -> list[Command]:
+        """Give an idle trainer its next update, if the samples for it can be had."""
+        if not self.trainer or self.lent:
+            return []
+        settings = self.settings
+        if not (settings.streaming or versions.in_version) and rollout.buffer.samples < settings.version_samples:
+            return []
+        groups = rollout.buffer.choose(rollout.admission)
+        if groups is None:
+            return []
+        self.lent = groups
+        rollout.filter.next_update()
+        numbers: list[int] = []
+        for group in groups:
+            rollout.buffer.remove(group)
+            rollout.admission.consume(group)
+            rollout.ledger.move(State.BUFFERED, State.LENT, group.size)
+            numbers += sorted(group.members)
+        if self.settings.order == "ticket":
+            numbers.sort()
+        samples = [rollout.samples[number] for number in numbers]
+        for sample in samples:
+            sample.state = State.LENT
+        return [
+            LendSamples(
+                self.trainer,
+                versions.updates,
+                versions.trained,
+                tuple(numbers),
+                tuple(sample.handle for sample in samples),
+                tuple(sample.oldest for sample in samples),
+            )
+        ]
+
+    def finish(self, versions: VersionLedger, rollout: Rollout) -> list[Command]:
+        """The update is trained."""
+        handles: list[str] = []
+        for group in self.lent:
+            for number in group.members:
+                sample = rollout.samples.pop(number)
+                rollout.selection.note_trained(sample)
+                handles.append(sample.handle)
+        count = len(handles)
+        rollout.ledger.move(State.LENT, State.TRAINED, count)
+        self.undoable.append((versions.updates, count))
+        self.lent = []
+        commands: list[Command] = [ReleasePayloads(tuple(handles))]
+        if versions.count_update():
+            commands.append(PublishWeights(self.trainer, versions.trained))
+        return commands
+
+    def note_checkpoint(self, updates: int) -> None:
+        """The weights of `updates` updates are safe."""
+        while self.undoable and self.undoable[0][0] < updates:
+            self.undoable.popleft()
+
+    def _drop_infeasible(self, rollout: Rollout, now: float) -> list[Command]:
+        """After a jump of the version some samples can no longer be lent in time; unfinished ones go first."""
+        if self.settings.bound == "mean":
+            return []
+        commands: list[Command] = []
+        admission = rollout.admission
+        while (late := next((version for version, slack in admission.slack() if slack < 0), None)) is not None:
+            group = min(
+                (group for group in admission.groups.values() if group.version <= late and not group.spare),
+                key=lambda group: (group.complete, -group.number),
+            )
+            commands += rollout.drop(group, ROLLBACK, now)
+        return commands

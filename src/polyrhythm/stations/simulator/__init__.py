@@ -1,0 +1,1 @@
+"""The simulator station: hosts env batches, steps their rows and records samples."""

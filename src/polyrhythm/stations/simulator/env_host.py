@@ -1,0 +1,301 @@
+"""Hosts one env batch: resets rows, steps slots as soon as their actions are in, survives what the environment raises.
+
+Invariant: an environment that steps or resets only whole batches is never stepped while a row has seen an observation
+that it has not yet acted on, so a no-op never moves a running episode.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from polyrhythm.envs.base import EnvBatch
+from polyrhythm.runtime.memory.arena import Arena
+from polyrhythm.runtime.messages import Reply, Start
+from polyrhythm.runtime.spans import RESETTING, STEPPING, Span
+from polyrhythm.runtime.transport.drops import UnfitMessage
+from polyrhythm.scheduler.records import CancelRow, EnvBatchInfo, RefuseRequest
+from polyrhythm.specs import EnvSpec
+from polyrhythm.stations.simulator.chunk import step_chunk, whole_batch
+from polyrhythm.stations.simulator.env_metrics import EpisodeMetrics
+from polyrhythm.stations.simulator.guard import EnvFault, GuardedEnv
+from polyrhythm.stations.simulator.lanes import Lanes
+from polyrhythm.stations.simulator.slot import Pending, Slot, Source, StepSettings
+
+log = logging.getLogger(__name__)
+
+
+def refuse_segments(spec: EnvSpec, segment_steps: int) -> None:
+    """Raise ValueError where a parked episode would not be left as it is."""
+    if segment_steps and not spec.step_rows:
+        raise ValueError(
+            "the environment steps only whole batches, so a parked episode would go on by no-ops; "
+            "set segment_steps to 0"
+        )
+    if segment_steps and not spec.reset_rows:
+        raise ValueError(
+            "the environment resets only whole batches, so a parked episode would be lost; set segment_steps to 0"
+        )
+
+
+class EnvHost:
+    """One env batch and its slots. chunk_steps: of active rows."""
+
+    def __init__(
+        self,
+        info: EnvBatchInfo,
+        env: EnvBatch,
+        settings: StepSettings,
+        arena: Arena,
+        source: Source,
+    ) -> None:
+        refuse_segments(env.spec, settings.segment_steps)
+        self.env, self.info = GuardedEnv(env), info
+        metrics = EpisodeMetrics(env.spec.metrics, env.rows) if env.spec.metrics else None
+        self.slots = {slot.slot: Slot(slot, self.env, settings, arena, source, metrics) for slot in info.slots}
+        self.chunk_steps = 0
+        self._whole = not env.spec.step_rows
+        self._joint = self._whole or settings.join
+        step = whole_batch(self.env) if self._whole else self.env.step
+        self._step = metrics.wrap(step) if metrics else step
+        self._together = self._joint or not info.reset_rows
+        self._hold = settings.action_repeat
+        self._todo: deque[Slot] = deque()
+        self._lanes = Lanes()
+        self._reset_slots: Sequence[Slot] = ()  # that the last unit began, until `_reset_end`
+        self._step_slots: Sequence[Slot] = ()  # that it stepped after that
+        self._reset_end = 0.0
+        self._dropped: dict[str, Slot] = {}  # whose answers were, until the spans of a unit are asked for
+
+    @property
+    def env_steps(self) -> int:
+        """Executed env steps of active rows."""
+        return sum(slot.env_steps for slot in self.slots.values())
+
+    # ------------------------------------------------------------ what comes in
+
+    def start(self, start: Start) -> None:
+        """UnfitMessage: its rows cannot be started so."""
+        slot = self.slots[start.command.slot]
+        grants, blocks = len(start.command.grants), len(start.blocks)
+        if grants != blocks:
+            raise UnfitMessage("impossible", f"slot {slot.name}: {blocks} blocks for {grants} grants")
+        pending = list(map(Pending, start.command.grants, start.blocks))
+        slot.check(pending)
+        if not self.info.reset_rows and any(grant.resume for grant in start.command.grants):
+            raise UnfitMessage("impossible", f"slot {slot.name}: a row is to resume, but its batch begins together")
+        slot.pending += pending
+        self._queue(slot)
+
+    def cancel(self, command: CancelRow) -> None:
+        slot = self.slots[command.slot]
+        if not slot.cancel(command.ticket, command.attempt):
+            log.info("slot %s: ticket %d is to be cancelled, but has ended", command.slot, command.ticket)
+        self._lanes.note_change(slot, time.monotonic())
+        self._queue_all()
+
+    def refuse(self, command: RefuseRequest) -> None:
+        slot = self.slots[command.slot]
+        slot.refuse(command.sequence, command.reason)
+        self._lanes.note_change(slot, time.monotonic())
+        self._queue_all()
+
+    def deliver(self, reply: Reply) -> None:
+        slot = self.slots[reply.slot]
+        if slot.answer(reply):
+            self._queue(slot)
+        else:
+            log.warning("slot %s: an answer to request %d comes too late and is ignored", reply.slot, reply.sequence)
+
+    def _queue(self, slot: Slot) -> None:
+        if slot not in self._todo:
+            self._todo.append(slot)
+
+    def _queue_all(self) -> None:
+        for slot in self.slots.values():
+            self._queue(slot)
+
+    # ------------------------------------------------------------ work
+
+    def work(self) -> bool:
+        """One unit: begin rows of a slot, or one chunk step.
+
+        Consumes: grants and answers. Waits for: nothing. Unblocked by: `start` and `deliver`.
+        Produces: `SampleFinished` and `SampleFailed`, always before the slot's next `RequestArrived`. After a step that
+        ended samples the request waits for the next unit, so that the rows that are granted meanwhile can join it.
+        """
+        self._reset_slots = self._step_slots = ()
+        while self._todo:
+            if self._turn(self._todo.popleft()):
+                self._lanes.note_unit()
+                return True
+        return False
+
+    def spans(self, begin: float, end: float) -> Iterator[Span]:
+        """What the last unit of work was for; its slots' tickets and requests are still as it left them.
+
+        All of it is resetting or stepping: the request that follows belongs to either, one that is posted later is a
+        (short) stepping of its own.
+        """
+        for slot in self._dropped.values():
+            self._lanes.note_change(slot, begin)
+        self._dropped.clear()
+        middle = begin if not self._reset_slots else self._reset_end if self._step_slots else end
+        yield from self._lanes.close_unit(RESETTING, self._reset_slots, begin, middle)
+        yield from self._lanes.close_unit(STEPPING, self._step_slots, middle, end)
+
+    def _turn(self, slot: Slot) -> bool:
+        worked = bool(slot.pending) and self._begin(slot)
+        if worked:
+            self._reset_end = time.monotonic()
+        if slot.answered:
+            members = self._members(slot)
+            if members:
+                self._step_slots = members
+                self._go_on(slot, ended=self._step_members(members))
+                return True
+            if slot.answered:
+                return worked
+        if slot.live and not slot.asked:
+            slot.post()
+            if not worked:
+                self._step_slots = [slot]
+            return True
+        return worked
+
+    def _go_on(self, slot: Slot, *, ended: bool) -> None:
+        """After a step: ask again, at once if the same rows go on."""
+        if self._together:
+            self._queue_all()
+        elif ended or slot.pending:
+            self._queue(slot)
+        else:
+            slot.post()
+
+    # ------------------------------------------------------------ begin
+
+    def _begin(self, slot: Slot) -> bool:
+        """Reset the granted rows and let them join; False if that must wait for the batch's other rows."""
+        if not self.info.reset_rows:
+            return self._begin_together()
+        if self._whole and (slot.asked or any(other.answered for other in self.slots.values())):
+            return False
+        self._reset_slots = [slot]
+        starting = _take_pending(slot)
+        fresh = [pending for pending in starting if not pending.grant.resume]
+        rows = [pending.grant.row for pending in fresh]
+        tickets = [pending.grant.ticket for pending in fresh]
+        if not rows or self._reset(rows, [t.task for t in tickets], [t.seed for t in tickets], [(slot, fresh)]):
+            self._join(slot, starting)
+        else:
+            self._join(slot, [pending for pending in starting if pending.grant.resume])
+        return True
+
+    def _begin_together(self) -> bool:
+        """Begin the episodes of the whole batch, once no row runs; a row without a ticket is reset too, and idles."""
+        if any(slot.live or slot.asked for slot in self.slots.values()):
+            return False
+        parts = [(slot, _take_pending(slot)) for slot in self.slots.values()]
+        self._reset_slots = [slot for slot, starting in parts if starting]
+        tasks, seeds = [0] * self.env.rows, [0] * self.env.rows
+        for _, starting in parts:
+            for pending in starting:
+                row, ticket = pending.grant.row, pending.grant.ticket
+                assert not pending.grant.resume, f"row {row} is to resume, but its batch begins together"
+                tasks[row], seeds[row] = ticket.task, ticket.seed
+        if self._reset(range(self.env.rows), tasks, seeds, parts):
+            for slot, starting in parts:
+                self._join(slot, starting)
+                self._queue(slot)
+        return True
+
+    def _reset(
+        self,
+        rows: Sequence[int],
+        tasks: Sequence[int],
+        seeds: Sequence[int],
+        parts: Sequence[tuple[Slot, Sequence[Pending]]],
+    ) -> bool:
+        try:
+            self.env.reset(rows, tasks, seeds)
+        except EnvFault as fault:
+            log.exception("env batch %s: reset of rows %s failed", self.info.name, list(rows))
+            for slot, starting in parts:
+                slot.fail_grants([pending.grant for pending in starting], str(fault), _in_call(fault, len(rows)))
+            return False
+        return True
+
+    def _join(self, slot: Slot, starting: Sequence[Pending]) -> None:
+        if not starting:
+            return
+        try:
+            slot.begin(starting)
+        except EnvFault as fault:
+            log.exception("env batch %s: the first observation failed", self.info.name)
+            more = _in_call(fault, len(starting))
+            slot.fail([slot.row(pending.grant) for pending in starting], str(fault), more)
+
+    # ------------------------------------------------------------ step
+
+    def _members(self, slot: Slot) -> list[Slot]:
+        """The slots to step now: this one; where the batch steps together, all live ones, once all are answered."""
+        others = list(self.slots.values()) if self._joint else [slot]
+        if self._joint and not all(other.answered for other in others if other.live):
+            return []
+        members = []
+        for other in others:
+            if other.due_rows and other.answered:
+                members.append(other)
+            elif other.answered:
+                other.drop_answer()
+                self._dropped[other.name] = other
+                self._queue(other)
+        return members
+
+    def _step_members(self, members: Sequence[Slot]) -> bool:
+        """One chunk step of these slots together; True if a sample ended or failed."""
+        try:
+            return self._step_and_record(members)
+        except EnvFault as fault:
+            log.exception("env batch %s: a step failed", self.info.name)
+            more = _in_call(fault, sum(member.due_rows for member in members))
+            for member in members:
+                if member.asked:
+                    member.fail_asked(str(fault), more)
+            return True
+
+    def _step_and_record(self, members: Sequence[Slot]) -> bool:
+        left = None
+        if any(member.runs_out for member in members):
+            left = np.concatenate([member.left() for member in members])
+        if len(members) == 1:
+            rows, actions = members[0].due()
+        else:
+            rows, actions = (np.concatenate(parts) for parts in zip(*map(Slot.due, members), strict=True))
+        result = step_chunk(self._step, rows, actions, self._hold, left)
+        self.chunk_steps += len(rows)
+        if len(members) == 1:
+            return members[0].record(result)
+        ended, first = False, 0
+        for member in members:
+            own = member.due_rows
+            ended |= member.record(result.part(first, first + own))
+            first += own
+        return ended
+
+
+def _in_call(fault: EnvFault, rows: int) -> str:
+    """What is told of each row of a call that raised: nobody knows which of them it was."""
+    others = f", or another of the {rows} rows of that call" if rows > 1 else ""
+    return f"{others}{fault.place}"
+
+
+def _take_pending(slot: Slot) -> list[Pending]:
+    """What the slot was granted and has not begun, by row."""
+    starting = sorted(slot.pending, key=lambda pending: pending.grant.row)
+    slot.pending.clear()
+    return starting

@@ -1,0 +1,168 @@
+"""What a slot knows of its rows: which hold tickets, how far their samples are. Arrays, so that a step costs no loop.
+
+Invariant: a row is active exactly while it holds a ticket; `running`, `index`, `required` and `evaluating` describe the
+active rows and change only when a ticket comes or goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.runtime.memory.arena import ArenaLayout, Entries
+from polyrhythm.scheduler.records import Grant, Ticket
+from polyrhythm.specs import Task
+from polyrhythm.specs.hashing import mix_array
+from polyrhythm.stations.simulator.chunk import ChunkResult
+
+Index = slice | NDArray[np.intp]
+
+
+def as_index(rows: NDArray[np.intp]) -> Index:
+    """Ascending rows as a slice if they are consecutive (then indexing makes a view), else as they are."""
+    if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows
+
+
+class Rows:
+    """State of `count` rows, numbered within the slot.
+
+    steps: chunk steps of the present sample, of `stride` env steps each unless they end it; before: env steps of the
+    episode before it; block: of the arena, where it is written; keys[t, row]: noise key of the sample's chunk step t.
+    task, seed, instruction: the episode's, which a continuation keeps whatever its ticket says.
+    parked: the last observation of an episode that waits for its continuation.
+    oldest, newest: versions of the weights that answered in the present sample.
+    running: the active rows, ascending; index: the same for indexing; required: highest version among their tickets;
+    evaluating: one of them belongs to an evaluation; furthest: none of their episodes has more env steps than that.
+    """
+
+    def __init__(self, count: int, longest: int, stride: int, layout: ArenaLayout, tasks: Sequence[Task]) -> None:
+        self._stride, self._layout, self._tasks = stride, layout, tasks
+        self.tickets: list[Ticket | None] = [None] * count
+        self.parked: dict[int, dict[str, NDArray[Any]]] = {}
+        self.active = np.zeros(count, bool)
+        self.greedy = np.zeros(count, bool)
+        self.evaluation = np.zeros(count, bool)
+        self.success = np.zeros(count, bool)
+        self.task = np.zeros(count, np.int64)
+        self.seed = np.zeros(count, np.int64)
+        self.instruction = np.zeros(count, np.int64)
+        self.steps = np.zeros(count, np.int64)
+        self.block = np.zeros(count, np.int64)
+        self.before = np.zeros(count, np.int64)
+        self.version = np.zeros(count, np.int64)
+        self.oldest = np.zeros(count, np.int64)
+        self.newest = np.zeros(count, np.int64)
+        self._answered_by: int | None = None
+        self.returns = np.zeros(count, np.float64)
+        self.keys = np.zeros((longest, count), np.int64)
+        self._changed()
+
+    def _changed(self) -> None:
+        self.running = np.flatnonzero(self.active)
+        self.index = as_index(self.running)
+        self.required = int(self.version[self.index].max(initial=0))
+        self.evaluating = bool(self.evaluation[self.index].any())
+        self.furthest = int(self.elapsed(self.index).max(initial=0))
+        self._abreast = self._first_entry()
+
+    def _first_entry(self) -> int | None:
+        """Where the active rows are, if they go abreast: at the same step, in blocks side by side."""
+        if self.evaluating or not isinstance(self.index, slice) or not len(self.running):
+            return None
+        block, steps = self.block[self.index], self.steps[self.index]
+        if (np.diff(block) != 1).any() or steps.min() != steps.max():
+            return None
+        return int(block[0] + steps[0] * self._layout.blocks)
+
+    def elapsed(self, rows: Index) -> NDArray[np.int64]:
+        """Env steps that the episodes of these active rows have lasted."""
+        return self.before[rows] + self.steps[rows] * self._stride
+
+    def next_keys(self) -> NDArray[np.int64]:
+        """Noise keys of the active rows' next chunk step."""
+        if self._abreast is not None:
+            return self.keys[self._abreast // self._layout.blocks, self.index]
+        return self.keys[self.steps[self.index], self.running]
+
+    def entries(self, rows: Index) -> Entries:
+        """The arena's entries that these active rows are at; an evaluation's episode may go around its block."""
+        if self._abreast is not None and rows is self.index:
+            return slice(self._abreast, self._abreast + len(self.running))
+        steps = self.steps[rows]
+        return self.block[rows] + (steps % self._layout.entries if self.evaluating else steps) * self._layout.blocks
+
+    def ticket(self, row: int) -> Ticket:
+        ticket = self.tickets[row]
+        assert ticket is not None, f"row {row} holds no ticket"
+        return ticket
+
+    def episode(self, row: int, begins: Ticket | None = None) -> str:
+        """The row's episode in words: the one that it is in or has parked, or the one that a ticket begins."""
+        task, seed = (self.task[row], self.seed[row]) if begins is None else (begins.task, begins.seed)
+        return f"task {self._tasks[task].name}, seed {seed}"
+
+    def find(self, ticket: int, attempt: int) -> int | None:
+        """The active row that holds this attempt."""
+        for row in self.running.tolist():
+            held = self.ticket(row)
+            if (held.number, held.attempt) == (ticket, attempt):
+                return int(row)
+        return None
+
+    def answered(self, rows: Index, version: int) -> None:
+        """These rows' actions come from weights of this version."""
+        every = rows is self.index
+        if not every or version != self._answered_by:
+            self._answered_by = version if every else None
+            self.oldest[rows] = np.minimum(self.oldest[rows], version)
+            self.newest[rows] = np.maximum(self.newest[rows], version)
+
+    def advance(self, rows: Index, result: ChunkResult) -> None:
+        """These rows did a chunk step."""
+        self.furthest += self._stride
+        if self._abreast is not None:
+            self._abreast = self._abreast + self._layout.blocks if rows is self.index else None
+        rewards = result.rewards
+        self.returns[rows] += rewards.sum(1) if rewards.shape[1] > 1 else rewards[:, 0]
+        self.steps[rows] += 1
+        self.success[rows] |= result.success
+
+    def past(self, rows: Index, segment_steps: int) -> NDArray[np.bool_]:
+        """Whether each of these rows has filled a segment. Evaluation episodes are never cut."""
+        return np.asarray((self.steps[rows] >= segment_steps) & ~self.evaluation[rows])
+
+    def begin(self, grants: Sequence[Grant], rows: Sequence[int], blocks: Sequence[int]) -> None:
+        """These rows hold tickets now, and write to `blocks`."""
+        for row, grant in zip(rows, grants, strict=True):
+            assert self.tickets[row] is None, f"row {row} is granted ticket {grant.ticket.number}, but holds one"
+            self.tickets[row] = grant.ticket
+            self.greedy[row] = grant.ticket.greedy
+            self.evaluation[row] = bool(grant.ticket.evaluation)
+            self.version[row] = grant.ticket.version
+            if not grant.resume:
+                ticket = grant.ticket
+                self.task[row], self.seed[row], self.instruction[row] = ticket.task, ticket.seed, ticket.instruction
+                self.before[row] = 0
+                self.success[row] = False
+        chosen = np.fromiter(rows, np.intp, len(rows))
+        noise = np.fromiter((grant.ticket.noise for grant in grants), np.int64, len(rows))
+        self.keys[:, chosen] = mix_array(noise[None, :], np.arange(len(self.keys))[:, None])
+        self.steps[chosen] = 0
+        self.returns[chosen] = 0.0
+        self.oldest[chosen], self.newest[chosen], self._answered_by = np.iinfo(np.int64).max, -1, None
+        self.block[chosen] = blocks
+        self.active[chosen] = True
+        self._changed()
+
+    def end(self, rows: Sequence[int]) -> None:
+        """These rows hold tickets no longer."""
+        for row in rows:
+            self.tickets[row] = None
+            self.active[row] = False
+            self.steps[row] = 0
+        self._changed()

@@ -1,0 +1,101 @@
+"""The simulator station: hosts env batches and lets each do its turn. Reaches neither torch nor transformers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from polyrhythm.envs.base import EnvBatch
+from polyrhythm.runtime.memory.arena import Arena
+from polyrhythm.runtime.messages import Order, Reply, Start
+from polyrhythm.runtime.spans import Span
+from polyrhythm.runtime.transport.drops import UnfitMessage
+from polyrhythm.scheduler.records import CancelRow, EnvBatchInfo, Event, RefuseRequest, SimulatorJoined
+from polyrhythm.stations.simulator.env_host import EnvHost
+from polyrhythm.stations.simulator.guard import IDLE
+from polyrhythm.stations.simulator.slot import Source, StepSettings
+
+
+class Simulator:
+    """Hosts `batches` and signs its events with `name` and `epoch`; answers come to `address`.
+
+    Raises ValueError for a setting that one of the environments cannot do.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        epoch: int,
+        batches: Sequence[tuple[EnvBatchInfo, EnvBatch]],
+        settings: StepSettings,
+        arena: Arena,
+        emit: Callable[[Event], None],
+        address: str = "",
+    ) -> None:
+        self.name, self.epoch = name, epoch
+        source = Source(name, epoch, address, emit)
+        self.hosts = [EnvHost(info, env, settings, arena, source) for info, env in batches]
+        self._by_slot = {slot: host for host in self.hosts for slot in host.slots}
+        self._turns = deque(self.hosts)
+
+    def joined(self) -> SimulatorJoined:
+        """The event that announces it."""
+        return SimulatorJoined(self.name, self.epoch, tuple(host.info for host in self.hosts))
+
+    def handle(self, command: Order) -> None:
+        match command:
+            case Start():
+                self._host(command.command.slot).start(command)
+            case CancelRow():
+                self._host(command.slot).cancel(command)
+            case RefuseRequest():
+                self._host(command.slot).refuse(command)
+            case _:
+                raise UnfitMessage("misdirected", f"a simulator does not do {type(command).__name__}")
+
+    def deliver(self, reply: Reply) -> None:
+        """A generator's answer to one of the slots. UnfitMessage: it answers something else."""
+        self._host(reply.slot).deliver(reply)
+
+    def _host(self, slot: str) -> EnvHost:
+        host = self._by_slot.get(slot)
+        if host is None:
+            raise UnfitMessage("misdirected", f"{self.name} has no slot {slot!r}")
+        return host
+
+    def work(self) -> bool:
+        """One unit of one env batch, each in its turn.
+
+        Consumes: grants and answers. Waits for: nothing. Unblocked by: `handle` and `deliver`.
+        Produces: requests, finished and failed samples.
+        """
+        for _ in self.hosts:
+            host = self._turns[0]
+            self._turns.rotate(-1)
+            if host.work():
+                return True
+        return False
+
+    def spans(self, begin: float, end: float) -> Iterable[Span]:
+        """What the last unit of work was for: the env batch's that had its turn."""
+        return self._turns[-1].spans(begin, end)
+
+    def doing(self) -> tuple[str, float]:
+        """The call into an environment that has lasted longest."""
+        return min((doing for host in self.hosts if (doing := host.env.doing)[0]), key=lambda d: d[1], default=IDLE)
+
+    def outstanding(self) -> list[str]:
+        """What each live slot waits for, for a stall report."""
+        return [slot.outstanding() for host in self.hosts for slot in host.slots.values() if slot.live or slot.pending]
+
+    def statistics(self) -> dict[str, float]:
+        """env_s: seconds inside the environments; env_steps: transitions; chunk_steps: of rows."""
+        return {
+            "env_s": sum(host.env.seconds for host in self.hosts),
+            "env_steps": float(sum(host.env_steps for host in self.hosts)),
+            "chunk_steps": float(sum(host.chunk_steps for host in self.hosts)),
+        }
+
+    def close(self) -> None:
+        for host in self.hosts:
+            host.env.close()

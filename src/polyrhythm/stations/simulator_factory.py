@@ -1,0 +1,55 @@
+"""How a simulator is made from plain data. Reaches neither torch nor transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from polyrhythm.config.registry import resolve
+from polyrhythm.envs.base import EnvBatch, EnvSettings
+from polyrhythm.errors import RunHalted
+from polyrhythm.runtime.factories import Host
+from polyrhythm.runtime.messages import Station
+from polyrhythm.scheduler.records import EnvBatchInfo
+from polyrhythm.specs import EnvSpec
+from polyrhythm.stations.simulator.slot import StepSettings
+from polyrhythm.stations.simulator.station import Simulator
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatorJob:
+    """env: the environment's settings as plain data; spec: what main was told that its batches offer; batches: its env
+    batches of `rows` rows, a part for each."""
+
+    name: str
+    env: dict[str, Any]
+    spec: EnvSpec
+    rows: int
+    batches: tuple[EnvBatchInfo, ...]
+    step: StepSettings
+
+    def parts(self, host: Host, epoch: int) -> Sequence[tuple[str, Callable[[], Station]]]:
+        settings = resolve("env", self.env)
+        assert isinstance(settings, EnvSettings), "checked before the start"
+
+        def make(info: EnvBatchInfo, address: str) -> Station:
+            env = settings.build(self.rows)
+            _refuse_other(env, self.spec, self.rows)
+            return Simulator(self.name, epoch, [(info, env)], self.step, host.arena, host.links.emit, address)
+
+        addresses = [f"{self.name}.{epoch}.{index}" for index in range(len(self.batches))]
+        return [
+            (address, lambda info=info, address=address: make(info, address))  # type: ignore[misc]
+            for info, address in zip(self.batches, addresses, strict=True)
+        ]
+
+
+def _refuse_other(env: EnvBatch, spec: EnvSpec, rows: int) -> None:
+    """Raise RunHalted unless the batch is what was asked for."""
+    pairs = {"rows": (env.rows, rows)}
+    pairs |= {field.name: (getattr(env.spec, field.name), getattr(spec, field.name)) for field in fields(spec)}
+    for name, (found, wanted) in pairs.items():
+        if found != wanted:
+            where = "env.build" if name == "rows" else "the spec of env.build"
+            raise RunHalted(f"{where}({rows}) gave {name} = {found}, wanted is {wanted}; mend the environment")

@@ -1,0 +1,124 @@
+"""How a trainer is made from plain data, and where its state is kept.
+
+    <folder>/trainer-<updates>.pt      policy, optimizer, updates; whole or absent
+
+Invariant: the newest `keep` states are there; the highest number is the newest.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from polyrhythm.config.algorithm import AlgorithmSettings
+from polyrhythm.config.learning import TrainingSettings
+from polyrhythm.errors import RunFolderError
+from polyrhythm.policies.base import as_module
+from polyrhythm.runtime.factories import Host
+from polyrhythm.runtime.memory.weights import WeightsBus
+from polyrhythm.runtime.messages import Station
+from polyrhythm.stations.generator_factory import PolicyJob
+from polyrhythm.stations.trainer import Trainer
+from polyrhythm.training.checkpoint import load_state, save_state
+from polyrhythm.training.learner import Learner
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerStates:
+    """The saved states of a trainer in `folder`; one is saved before every `every_versions`-th publication, and before
+    that of the version `last`, from which a run is extended."""
+
+    pattern: ClassVar[str] = "trainer-*.pt"
+    folder: str
+    every_versions: int = 1
+    keep: int = 2
+    last: int = 0
+
+    def due(self, version: int) -> bool:
+        return version % self.every_versions == 0 or version == self.last
+
+    def save(self, learner: Learner) -> None:
+        path = Path(self.folder) / f"trainer-{learner.updates:08d}.pt"
+        path.parent.mkdir(exist_ok=True)
+        try:
+            save_state(learner.state_dict(), path)
+        except OSError as error:
+            raise RunFolderError(f"{path} cannot be written ({error}); make room, then go on with resume") from error
+        for old in self.paths()[: -self.keep]:
+            old.unlink()
+
+    @staticmethod
+    def updates(path: Path) -> int:
+        """Updates that the state in this file contains."""
+        return int(path.stem.removeprefix("trainer-"))
+
+    def reset(self, state: Path | None) -> None:
+        """Begin again with this state, of whatever folder, or with none; the others are gone."""
+        for path in self.paths():
+            path.unlink()
+        if state is None:
+            return
+        updates = int(load_state(state)["updates"])
+        path = Path(self.folder) / f"trainer-{updates:08d}.pt"
+        try:
+            path.parent.mkdir(exist_ok=True)
+            shutil.copyfile(state, path)
+        except OSError as error:
+            raise RunFolderError(f"{path} cannot be written ({error.strerror}); make room there") from error
+
+    def paths(self) -> list[Path]:
+        """All states, oldest first."""
+        return sorted(
+            path
+            for path in Path(self.folder).glob(self.pattern)
+            if path.stem.removeprefix("trainer-").isdecimal() and path.is_file()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerJob:
+    """A trainer that begins with its newest saved state; the first one with the weights on the bus, which it saves.
+
+    algorithm, training: these sections of the configuration as plain data.
+    """
+
+    name: str
+    policy: PolicyJob
+    algorithm: dict[str, Any]
+    training: dict[str, Any]
+    total_updates: int
+    states: TrainerStates | None
+
+    def parts(self, host: Host, epoch: int) -> Sequence[tuple[str, Callable[[], Station]]]:
+        def make() -> Station:
+            policy = self.policy.build(host.device)
+            learner = Learner(
+                policy,
+                AlgorithmSettings.model_validate(self.algorithm),
+                TrainingSettings.model_validate(self.training),
+                total_updates=self.total_updates,
+                seed=self.policy.seed,
+            )
+            weights = WeightsBus(as_module(policy).state_dict(), host.weights)
+            saved = self.states.paths() if self.states else []
+            if saved:
+                self._resume(learner, saved[-1])
+            else:
+                weights.apply(weights.newest, as_module(policy))
+                if self.states:
+                    self.states.save(learner)
+            return Trainer(
+                self.name, epoch, learner, host.arena, weights, host.links, self.states, overlap=host.overlap
+            )
+
+        return [(f"{self.name}.{epoch}", make)]
+
+    @staticmethod
+    def _resume(learner: Learner, path: Path) -> None:
+        try:
+            learner.load_state_dict(load_state(path))
+        except ValueError as error:
+            raise RunFolderError(f"{path}: {error}; begin anew, or with its weights by init_from") from error

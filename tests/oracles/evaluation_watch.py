@@ -1,0 +1,150 @@
+"""What `Watch` holds about evaluations: where they run, who answers them, with which weights, and that they end.
+
+Reserved rows run evaluations beside training and nothing else; those evaluations run nowhere else. Pinned batches hold
+all their requests and no others, and only the evaluator serves them. All episodes of an evaluation have one version.
+Nobody waits who could go on: reserved rows, the evaluator, or a generator that may take weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.records import (
+    ApplyWeights,
+    Command,
+    Evaluate,
+    EvaluationDone,
+    Event,
+    SampleEvaluated,
+    SampleFinished,
+    Serve,
+    SimulatorJoined,
+    StartRows,
+)
+from polyrhythm.scheduler.settings import FlowSettings
+
+
+@dataclass(slots=True)
+class Asked:
+    """An evaluation that was asked for. versions: all that its tickets name or that answered its episodes."""
+
+    wanted: int
+    beside: bool
+    finished: int = 0
+    versions: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class EvaluationBook:
+    """Kept from events and commands, from the first one on.
+
+    open: evaluations that have not ended, by name; beside: names of all those beside training; tickets: theirs;
+    names: ticket of an evaluation → its name; reserved: names of the reserved slots.
+    """
+
+    settings: FlowSettings
+    open: dict[str, Asked] = field(default_factory=dict)
+    beside: set[str] = field(default_factory=set)
+    tickets: set[int] = field(default_factory=set)
+    names: dict[int, str] = field(default_factory=dict)
+    reserved: set[str] = field(default_factory=set)
+
+    def note(self, event: Event, commands: list[Command]) -> str:
+        """What is wrong with this decision, in words, or nothing."""
+        wrong = ""
+        if isinstance(event, SimulatorJoined):
+            self.reserved |= {slot.slot for info in event.batches if info.reserved for slot in info.slots}
+        elif isinstance(event, Evaluate):
+            self.open[event.name] = Asked(len(event.episodes), event.beside)
+            self.beside |= {event.name} if event.beside else set()
+        elif isinstance(event, SampleFinished) and event.ticket in self.names:
+            wrong = self._finish(event)
+        for command in commands:
+            wrong = wrong or self._follow(command)
+        return wrong
+
+    def _finish(self, event: SampleFinished) -> str:
+        if self.names[event.ticket] not in self.open:  # it was given up meanwhile
+            return ""
+        return self._is_of(event.ticket, event.oldest, event.newest)
+
+    def _is_of(self, ticket: int, *versions: int) -> str:
+        """The ticket's evaluation is of these versions, which must be one, and the same for all its tickets."""
+        name = self.names[ticket]
+        known = self.open[name].versions
+        known.update(versions)
+        return f"evaluation {name} is of the versions {sorted(known)}" if len(known) > 1 or min(known) < 0 else ""
+
+    def _follow(self, command: Command) -> str:
+        evaluator = self.settings.evaluator
+        if isinstance(command, StartRows):
+            return self._start(command)
+        if isinstance(command, Serve):
+            return self._serve(command)
+        if isinstance(command, ApplyWeights):
+            if command.pinned != (command.generator == evaluator) and (command.pinned or self.settings.evaluator_only):
+                return f"{evaluator} alone is the evaluator, but there is {command}"
+        elif isinstance(command, SampleEvaluated):
+            asked = self.open[command.name]
+            asked.finished += 1
+            if asked.versions != {command.version}:
+                return f"it is of the versions {sorted(asked.versions)}, but there is {command}"
+        elif isinstance(command, EvaluationDone):
+            asked = self.open.pop(command.name)
+            if (command.finished, command.finished + command.dropped) != (asked.finished, asked.wanted):
+                return f"there is {command}, but of {asked.wanted} episodes {asked.finished} were told"
+        return ""
+
+    def _start(self, command: StartRows) -> str:
+        for ticket in (grant.ticket for grant in command.grants):
+            if ticket.evaluation in self.beside:
+                self.tickets.add(ticket.number)
+            if (ticket.evaluation in self.beside) != (command.slot in self.reserved):
+                return f"reserved slots are {sorted(self.reserved)}, but there is {command}"
+            if ticket.evaluation:
+                self.names[ticket.number] = ticket.evaluation
+                if wrong := self._is_of(ticket.number, ticket.version):
+                    return wrong
+        return ""
+
+    def _serve(self, command: Serve) -> str:
+        batch = command.batch
+        if any((request.slot in self.reserved) != batch.pinned for request in batch.requests):
+            return f"reserved slots are {sorted(self.reserved)}, but there is {command}"
+        is_evaluator = batch.generator == self.settings.evaluator
+        if batch.pinned != is_evaluator and (batch.pinned or self.settings.evaluator_only):
+            return f"{self.settings.evaluator} alone is the evaluator, but there is {command}"
+        return ""
+
+
+def unbalanced(conductor: Conductor, book: EvaluationBook) -> str:
+    """What is wrong with the state of the evaluations, in words, or nothing."""
+    rollout = conductor.rollout
+    for evaluation in (*rollout.evaluations.queue, *rollout.evaluations.beside):
+        asked = book.open[evaluation.name]
+        running = sum(sample.ticket.evaluation == evaluation.name for sample in rollout.samples.values())
+        parts = (len(evaluation.waiting), evaluation.running, evaluation.finished, evaluation.dropped)
+        if (sum(parts), parts[1], parts[2]) != (evaluation.wanted, running, asked.finished):
+            return f"{running} episodes run and {asked.finished} were told of {evaluation}"
+    for slot in rollout.rows.slots.values():
+        beside = [ticket in book.tickets for ticket in slot.tickets.values()]
+        if slot.tickets and (any(beside) != slot.reserved or all(beside) != slot.reserved):
+            return f"reserved slots are {sorted(book.reserved)}, but there is {slot}"
+    return _waiting(conductor)
+
+
+def _waiting(conductor: Conductor) -> str:
+    """Who waits although it could go on."""
+    rollout, versions, dispatch = conductor.rollout, conductor.versions, conductor.dispatch
+    quiet, held = not rollout.ledger.running, rollout.evaluations.begun
+    if due := versions.due(dispatch.generators.values(), quiet=quiet, pinned=held):
+        return f"these generators wait for weights that they may take: {due}"
+    evaluation, evaluator = rollout.evaluations.aside, dispatch.evaluator
+    if evaluation is not None and evaluation.version < 0 <= versions.published and evaluator and not evaluator.pinning:
+        return f"{evaluation} waits for weights that {evaluator} could take"
+    if evaluation is not None and evaluation.version >= 0 and evaluation.waiting and rollout.rows.reserved:
+        return f"{evaluation} waits although the rows {rollout.rows.reserved} are free"
+    if dispatch.aside and evaluator is not None and not evaluator.busy and evaluator.pinned >= 0:
+        return f"{evaluator} is idle although {dispatch.aside} wait"
+    return ""

@@ -1,0 +1,125 @@
+"""A conductor of training alone, told the same events as the real one but for those of evaluations beside training.
+
+It must say the same, word for word: beside training, training's decisions are a function of training's events. A
+generator with a second copy of the weights is, while it works for an evaluation, at a pass that training gave nobody.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+from tests.oracles.evaluation_watch import EvaluationBook
+
+from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.inference.scheduler import Dispatch
+from polyrhythm.scheduler.records import (
+    ApplyWeights,
+    Batch,
+    BatchDone,
+    CancelRow,
+    Command,
+    Evaluate,
+    EvaluationDone,
+    Event,
+    GeneratorJoined,
+    RefuseRequest,
+    ReleasePayloads,
+    RequestArrived,
+    SampleEvaluated,
+    SampleFailed,
+    SampleFinished,
+    Serve,
+    SimulatorJoined,
+    StartRows,
+    StationLost,
+    WeightsApplied,
+)
+from polyrhythm.scheduler.rollout.rows import Rows
+
+
+@dataclass
+class Turns(Dispatch):
+    """taken: the pass that the evaluator begins with its pinned weights; first: before training could have its turn."""
+
+    taken: Batch | None = None
+    first: bool = True
+
+    def serve(self, rows: Rows, now: float) -> list[Serve]:
+        if self.first:
+            self._take()
+        started = super().serve(rows, now)
+        self._take()
+        return started
+
+    def _take(self) -> None:
+        if self.taken is None:
+            return
+        batch, self.taken = self.taken, None
+        self.batches += 1
+        generator = self.generators.get(batch.generator)
+        if generator is not None:
+            generator.batch = batch
+            generator.served_rows += sum(request.rows for request in batch.requests)
+            self.idle.pop(batch.generator, None)
+
+
+class Shadow:
+    """The conductor of training alone, beside `conductor`, which has no stations yet. book: what is beside training."""
+
+    def __init__(self, conductor: Conductor, book: EvaluationBook) -> None:
+        assert not conductor.epochs, "the conductor has stations already"
+        self._real, self._book = conductor, book
+        self._apart = conductor.settings.evaluator if conductor.settings.evaluator_only else ""
+        settings = replace(conductor.settings, evaluator="", evaluator_only=False)
+        self._alone = Conductor.restore(settings, json.loads(json.dumps(conductor.save())))
+        saved = self._alone.dispatch
+        self._turns = Turns(settings, saved.queue, saved.router, batches=saved.batches, tuning=saved.tuning)
+        self._alone.dispatch = self._turns
+
+    def note(self, now: float, event: Event, commands: list[Command]) -> str:
+        """What is wrong with this decision, in words, or nothing."""
+        batches = [command.batch for command in commands if isinstance(command, Serve)]
+        self._turns.taken = next((batch for batch in batches if batch.pinned), None)
+        self._turns.first = bool(batches) and batches[0].pinned
+        heard = self._of_training(event)
+        alone = self._alone
+        if heard is None:
+            told: list[Command] = [*self._turns.serve(alone.rollout.rows, now)]
+        else:
+            told = alone.handle(heard, now)
+        alone.deadline()  # asked after every event, as it may tidy up
+        alone.rollout.evaluations.tickets = self._real.rollout.evaluations.tickets
+        said = [command for command in commands if not self._is_aside(event, command)]
+        return "" if said == told else f"training is told {said}; without evaluations beside it, it would be {told}"
+
+    def _of_training(self, event: Event) -> Event | None:
+        """The event as training alone would hear it; None for nothing."""
+        aside = False
+        if isinstance(event, SimulatorJoined):
+            return replace(event, batches=tuple(info for info in event.batches if not info.reserved))
+        if isinstance(event, GeneratorJoined | BatchDone | WeightsApplied):
+            aside = event.generator == self._apart or (isinstance(event, WeightsApplied) and event.pinned)
+        elif isinstance(event, StationLost):
+            aside = event.station == self._apart
+        elif isinstance(event, Evaluate):
+            aside = event.beside
+        elif isinstance(event, RequestArrived):
+            aside = event.slot in self._book.reserved
+        elif isinstance(event, SampleFinished | SampleFailed):
+            aside = event.ticket in self._book.tickets
+        return None if aside else event
+
+    def _is_aside(self, event: Event, command: Command) -> bool:
+        """Whether the command is none that training hears of."""
+        if isinstance(command, StartRows | CancelRow | RefuseRequest):
+            return command.slot in self._book.reserved
+        if isinstance(command, Serve):
+            return command.batch.pinned
+        if isinstance(command, ApplyWeights):
+            return command.pinned
+        if isinstance(command, SampleEvaluated | EvaluationDone):
+            return command.name in self._book.beside
+        if isinstance(command, ReleasePayloads) and isinstance(event, SampleFinished):
+            return event.ticket in self._book.tickets and command.handles == (event.handle,)
+        return False

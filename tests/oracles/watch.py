@@ -1,0 +1,258 @@
+"""Holds the guarantees against a running simulation, from events and commands alone.
+
+1. A request is answered exactly once, or its slot is told why not: it leaves the queue by `Serve` or `RefuseRequest`,
+   is served again only after its generator was lost, and none is left when nothing moves.
+2. The ledger balances at every event; no sample is trained twice.
+3. A sample's lag when it is lent is at most ⌈α⌉ (`bound: sample`); the mean lag is at most α (`bound: mean`).
+4. No generator that could serve idles while a batch is due (checked for `routing: least_loaded`).
+
+Beside these: groups are lent whole and within the filter's bounds, deadlines stay feasible, and redundancy stays within
+its limits (`group_watch`); evaluations keep to their rows, their generator and one version, and end
+(`evaluation_watch`); those beside training change none of its decisions (`shadow`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from tests.oracles.evaluation_watch import EvaluationBook, unbalanced
+from tests.oracles.group_watch import GroupBook, misplaced
+from tests.oracles.shadow import Shadow
+
+from polyrhythm.clustersim.cluster import Cluster
+from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.records import (
+    ApplyWeights,
+    BatchDone,
+    Command,
+    Event,
+    GeneratorJoined,
+    LendSamples,
+    RefuseRequest,
+    Request,
+    RequestArrived,
+    Serve,
+    SimulatorJoined,
+    StationLost,
+    UpdateDone,
+    WeightsApplied,
+)
+
+
+class Violation(AssertionError):
+    """A guarantee does not hold."""
+
+
+@dataclass(slots=True)
+class Seat:
+    """A generator as its messages show it. version: -1 before the first weights; applying: `ApplyWeights` is out;
+    pinning: one for its second copy is, which does not keep it from serving."""
+
+    version: int
+    serving: Serve | None = None
+    applying: bool = False
+    pinning: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request in the queue. arrived: when it first came, also after its generator was lost."""
+
+    arrived: float
+    asked: RequestArrived
+
+
+class Watch:
+    """Observes a cluster's driver; raises `Violation` at the event that breaks a guarantee."""
+
+    def __init__(self, cluster: Cluster, conductor: Conductor) -> None:
+        self._cluster = cluster
+        self._conductor = conductor
+        self._settings = cluster.settings.flow
+        self._refused = conductor.refused
+        self._latest: dict[str, RequestArrived] = {}
+        self._answered: dict[str, tuple[str, Request]] = {}
+        self._waiting: dict[str, Waiting] = {}
+        self._seats: dict[str, Seat] = {}
+        self._lent: LendSamples | None = None
+        self._lent_lags: list[int] = []
+        self._trained: set[int] = set()
+        self._lags: list[int] = []
+        self._groups = GroupBook.of(conductor, self._settings)
+        self._evaluations = EvaluationBook(self._settings)
+        self._shadow = Shadow(conductor, self._evaluations) if self._settings.evaluator else None
+        cluster.driver.observer = self.observe
+
+    def observe(self, now: float, event: Event, commands: list[Command]) -> None:
+        refused, self._refused = self._refused, self._conductor.refused
+        if refused != self._refused:  # of an earlier incarnation
+            return
+        note = _EVENTS.get(type(event))
+        if note is not None:
+            note(self, now, event)
+        for command in commands:
+            follow = _COMMANDS.get(type(command))
+            if follow is not None:
+                follow(self, now, command)
+        imbalance = self._conductor.ledger.imbalance
+        if imbalance:
+            raise Violation(f"at {now} the ledger is off by {imbalance} after {event}: {self._conductor.ledger}")
+        wrong = self._groups.note(event, commands) or self._evaluations.note(event, commands)
+        if not wrong and type(event) not in (RequestArrived, BatchDone):
+            wrong = misplaced(self._conductor)
+        wrong = wrong or unbalanced(self._conductor, self._evaluations)
+        if not wrong and self._shadow is not None:
+            wrong = self._shadow.note(now, event, commands)
+        if wrong:
+            raise Violation(f"at {now} {wrong} after {event}")
+        self._check_idle(now, event)
+
+    def finish(self) -> None:
+        """The run is over: check the mean lag, and that every evaluation ended unless the run was cut short. (A request
+        that nobody answers ends in the driver's `Deadlock`.)"""
+        driver, limit = self._cluster.driver, self._cluster.settings.max_time
+        if self._evaluations.open and not driver.halted and not 0 < limit <= driver.clock.now:
+            raise Violation(f"these evaluations never ended: {self._evaluations.open}")
+        clean = not self._conductor.ledger.dropped_by_faults and not self._conductor.ledger.rolled_back
+        if self._settings.bound == "mean" and clean and self._lags:
+            mean = sum(self._lags) / len(self._lags)
+            if mean > self._settings.max_lag + 1e-9:
+                raise Violation(f"the mean lag is {mean}, more than {self._settings.max_lag}")
+
+    # ------------------------------------------------------------ events
+
+    def _simulator(self, _now: float, event: SimulatorJoined) -> None:
+        self._forget(event.simulator)
+
+    def _generator(self, _now: float, event: GeneratorJoined) -> None:
+        self._forget(event.generator)
+        self._seats[event.generator] = Seat(event.version)
+
+    def _lost(self, _now: float, event: StationLost) -> None:
+        self._forget(event.station)
+
+    def _forget(self, station: str) -> None:
+        """A station is lost, or replaced by a later incarnation."""
+        seat = self._seats.pop(station, None)
+        if seat is not None and seat.serving is not None:
+            for request in seat.serving.batch.requests:
+                self._put_back(request)
+        for request in [request for generator, request in self._answered.values() if generator == station]:
+            del self._answered[request.slot]  # the answer may have been lost with it
+            self._put_back(request)
+        for slot in [slot for slot, asked in self._latest.items() if asked.simulator == station]:
+            del self._latest[slot]
+            self._waiting.pop(slot, None)
+
+    def _put_back(self, request: Request) -> None:
+        """Unanswered, so it waits again; unless its slot is gone, or went on with an answer that nobody reported."""
+        asked = self._latest.get(request.slot)
+        if asked is not None and asked.handle == request.handle:
+            self._waiting[request.slot] = Waiting(request.arrived, asked)
+
+    def _asked(self, now: float, event: RequestArrived) -> None:
+        self._latest[event.slot] = event
+        self._answered.pop(event.slot, None)
+        self._waiting[event.slot] = Waiting(now, event)
+
+    def _batch_done(self, _now: float, event: BatchDone) -> None:
+        seat = self._seats[event.generator]
+        for request in seat.serving.batch.requests if seat.serving is not None else ():
+            asked = self._latest.get(request.slot)
+            if asked is not None and asked.handle == request.handle:
+                self._answered[request.slot] = (event.generator, request)
+        seat.serving = None
+
+    def _applied(self, _now: float, event: WeightsApplied) -> None:
+        seat = self._seats[event.generator]
+        if event.pinned:
+            seat.pinning = False
+        else:
+            seat.version, seat.applying = event.version, False
+
+    def _updated(self, now: float, _event: UpdateDone) -> None:
+        lent, self._lent = self._lent, None
+        assert lent is not None
+        twice = self._trained.intersection(lent.tickets)
+        if twice:
+            raise Violation(f"at {now} these tickets are trained twice: {sorted(twice)}")
+        self._trained.update(lent.tickets)
+        self._lags.extend(self._lent_lags)
+
+    # ------------------------------------------------------------ commands
+
+    def _serve(self, now: float, command: Serve) -> None:
+        seat = self._seats[command.generator]
+        if seat.serving is not None or seat.applying:
+            raise Violation(f"at {now} {command.generator} is busy and gets {command}")
+        seat.serving = command
+        for request in command.batch.requests:
+            self._leave_queue(now, request.slot, request.sequence, command)
+
+    def _refuse(self, now: float, command: RefuseRequest) -> None:
+        self._leave_queue(now, command.slot, command.sequence, command)
+
+    def _leave_queue(self, now: float, slot: str, sequence: int, command: Command) -> None:
+        waiting = self._waiting.pop(slot, None)
+        if waiting is None or waiting.asked.sequence != sequence:
+            raise Violation(f"at {now} request {sequence} of {slot} does not wait: {command}")
+
+    def _apply(self, now: float, command: ApplyWeights) -> None:
+        seat = self._seats[command.generator]
+        if command.pinned:
+            if seat.pinning:
+                raise Violation(f"at {now} {command.generator} takes weights for evaluation already: {command}")
+            seat.pinning = True
+            return
+        if seat.serving is not None or seat.applying:
+            raise Violation(f"at {now} {command.generator} is busy and gets {command}")
+        seat.applying = True
+
+    def _lend(self, now: float, command: LendSamples) -> None:
+        self._lent = command
+        if len(command.tickets) != self._settings.batch_size or len(set(command.tickets)) != len(command.tickets):
+            raise Violation(f"at {now} an update has not {self._settings.batch_size} different samples: {command}")
+        payloads = self._cluster.driver.payloads
+        self._lent_lags = [command.version - payloads[handle].oldest for handle in command.handles]
+        if self._settings.bound == "sample" and max(self._lent_lags) > ceil(self._settings.max_lag):
+            raise Violation(f"at {now} the lags {self._lent_lags} exceed {self._settings.max_lag}: {command}")
+
+    # ------------------------------------------------------------ batches
+
+    def _check_idle(self, now: float, event: Event) -> None:
+        settings, tuning = self._settings, self._conductor.dispatch.tuning
+        limits = settings if tuning is None else tuning.limits
+        if settings.batching == "lockstep" or settings.routing != "least_loaded":
+            return
+        waiting = [w for slot, w in self._waiting.items() if slot not in self._evaluations.reserved]
+        if not waiting:
+            return
+        newest = max(w.asked.version for w in waiting)
+        able = [n for n, s in self._seats.items() if s.serving is None and not s.applying and s.version >= newest]
+        if not able:
+            return
+        oldest = min(w.arrived for w in waiting)
+        rows = sum(w.asked.rows for w in waiting)
+        full = rows >= limits.max_rows or len(waiting) >= limits.max_requests
+        if full or now >= oldest + limits.max_wait_s:
+            raise Violation(f"at {now} {able} idle although {len(waiting)} requests since {oldest} are due: {event}")
+
+
+_EVENTS: dict[type, Callable[[Watch, float, Any], None]] = {
+    SimulatorJoined: Watch._simulator,
+    GeneratorJoined: Watch._generator,
+    StationLost: Watch._lost,
+    RequestArrived: Watch._asked,
+    BatchDone: Watch._batch_done,
+    WeightsApplied: Watch._applied,
+    UpdateDone: Watch._updated,
+}
+_COMMANDS: dict[type, Callable[[Watch, float, Any], None]] = {
+    Serve: Watch._serve,
+    RefuseRequest: Watch._refuse,
+    ApplyWeights: Watch._apply,
+    LendSamples: Watch._lend,
+}

@@ -1,0 +1,201 @@
+"""Guarantees 1-4, 6 and 10 over random clusters of any episode lengths, stations, delays, groups, K, α and faults, with
+evaluations beside training, during a pause of it, or none.
+
+`Watch` raises at the event that breaks a guarantee; the driver raises `Deadlock` when nothing can happen any more.
+A failing cluster is printed by hypothesis as a seed for `arbitrary_cluster`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from tests.oracles.arbitrary import arbitrary_cluster
+from tests.oracles.replay import first_difference
+from tests.oracles.watch import Watch
+
+from polyrhythm.clustersim.cluster import Cluster
+from polyrhythm.clustersim.costs import FREE
+from polyrhythm.clustersim.settings import ClusterSettings, SimulatorGroup
+from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.records import (
+    Command,
+    Episode,
+    Evaluate,
+    EvaluationDone,
+    Event,
+    LendSamples,
+    SampleEvaluated,
+    Serve,
+    StartRows,
+)
+
+randoms = st.randoms(use_true_random=False)
+examples = settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+few_examples = settings(examples, max_examples=150)
+
+
+def watched(cluster_settings: ClusterSettings) -> tuple[Cluster, Conductor, Watch]:
+    conductor = Conductor(cluster_settings.flow)
+    cluster = Cluster(cluster_settings, conductor, record=True)
+    return cluster, conductor, Watch(cluster, conductor)
+
+
+@examples
+@given(randoms)
+def test_every_target_is_reached_and_no_guarantee_is_broken_on_the_way(rng: random.Random) -> None:
+    _reaches_its_target(arbitrary_cluster(rng))
+
+
+@settings(examples, max_examples=250)
+@given(randoms)
+def test_so_is_it_with_more_groups_and_members_than_are_needed(rng: random.Random) -> None:
+    cluster_settings = arbitrary_cluster(rng, redundant=True)
+    conductor = _reaches_its_target(cluster_settings)
+    selection = conductor.rollout.selection
+    surplus = selection.released.samples + selection.cancelled.samples + selection.waiting
+    assert conductor.ledger.dropped.get("surplus", 0) == surplus
+    assert selection.trained.samples == conductor.ledger.trained + conductor.ledger.rolled_back
+    if all(fault.station != "trainer" for fault in cluster_settings.faults):  # a rollback leaves groups that are late
+        assert conductor.rollout.admission.spare == [], "nobody's place is left to take"
+
+
+def _reaches_its_target(cluster_settings: ClusterSettings) -> Conductor:
+    cluster, conductor, watch = watched(cluster_settings)
+    cluster.run()
+    watch.finish()
+    assert cluster.driver.reached >= cluster_settings.versions
+    assert cluster.driver.evaluating == set()
+    assert conductor.ledger.imbalance == 0
+    if all(fault.station != "trainer" for fault in cluster_settings.faults):
+        assert conductor.ledger.trained == cluster_settings.versions * cluster_settings.flow.version_samples
+    return conductor
+
+
+@few_examples
+@given(randoms)
+def test_an_evaluation_in_the_middle_gets_every_episode_and_holds_one_version(rng: random.Random) -> None:
+    cluster_settings = arbitrary_cluster(rng, redundant=rng.random() < 0.5)
+    cluster, _, watch = watched(cluster_settings)
+    wanted = rng.randint(1, 12)
+    episodes = tuple(Episode(task=0, instruction=0, seed=seed, greedy=True) for seed in range(wanted))
+    evaluation = Evaluate("first", episodes)
+    cluster.driver.clock.at(rng.choice((0.0, 0.03, 0.08, 0.15)), cluster.driver.tell, evaluation)
+    cluster.run()
+    watch.finish()
+    commands = [command for step in cluster.driver.steps for command in step.commands]
+    assume(any(step.event == evaluation for step in cluster.driver.steps))
+    (done,) = [command for command in commands if isinstance(command, EvaluationDone) and command.name == "first"]
+    results = [command for command in commands if isinstance(command, SampleEvaluated) and command.name == "first"]
+    assert done.finished + done.dropped == wanted
+    assert len(results) == done.finished
+    assert len({result.version for result in results}) <= 1
+
+
+@settings(examples, max_examples=250)
+@given(randoms)
+def test_training_in_lockstep_takes_the_same_course_with_and_without_evaluations_beside_it(rng: random.Random) -> None:
+    with_them = _lockstep(arbitrary_cluster(rng))
+    assume(with_them.evaluations and with_them.flow.evaluator_only)
+    assert _course(with_them) == _course(with_them.model_copy(update={"evaluations": ()}))
+
+
+def _lockstep(base: ClusterSettings) -> ClusterSettings:
+    """The cluster without faults, at lag 0, with evaluations beside training alone, in simulators of their own.
+
+    A second copy of the weights delays its generator by the passes that it gives to evaluations, so what happens at the
+    same time otherwise may not: the shadow conductor of `watched` holds for that case what can be held.
+    """
+    flow = replace(base.flow, batching="lockstep", max_lag=0.0, on_update="drain")
+    return base.model_copy(
+        update={
+            "flow": flow,
+            "simulators": tuple(part for group in base.simulators for part in _parted(group)),
+            "evaluations": tuple(asked for asked in base.evaluations if asked.beside),
+            "faults": (),
+            "message_delay": FREE,
+        }
+    )
+
+
+def _parted(group: SimulatorGroup) -> list[SimulatorGroup]:
+    """Its simulators without the reserved env batches, and one with these: stations draw what their work costs."""
+    sizes = ((group.count, group.env_batches - group.reserved, 0), (1, group.reserved, group.reserved))
+    return [
+        group.model_copy(update={"count": count, "env_batches": batches, "reserved": reserved})
+        for count, batches, reserved in sizes
+        if batches
+    ]
+
+
+def _course(cluster_settings: ClusterSettings) -> tuple[list[object], list[object], list[object]]:
+    """Training's tickets with their places, its batches with their requests in order, and its updates."""
+    cluster, _, watch = watched(cluster_settings)
+    cluster.run()
+    watch.finish()
+    tickets: list[object] = []
+    batches: list[object] = []
+    updates: list[object] = []
+    for command in (command for step in cluster.driver.steps for command in step.commands):
+        if isinstance(command, StartRows):
+            granted = [grant for grant in command.grants if not grant.ticket.evaluation]
+            tickets += [(command.slot, grant.row, grant.ticket) for grant in granted]
+        elif isinstance(command, Serve) and not command.batch.pinned:
+            asked = [(request.slot, request.sequence, request.rows) for request in command.batch.requests]
+            batches.append((command.generator, asked))
+        elif isinstance(command, LendSamples):
+            updates.append((command.update, command.version, command.tickets))
+    return tickets, batches, updates
+
+
+class Resumed:
+    """A conductor that is saved and restored, through JSON, before its n-th event."""
+
+    def __init__(self, conductor: Conductor, before: int) -> None:
+        self.conductor = conductor
+        self.left = before
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        self.left -= 1
+        if self.left == 0:
+            saved = json.loads(json.dumps(self.conductor.save()))
+            self.conductor = Conductor.restore(self.conductor.settings, saved)
+        return self.conductor.handle(event, now)
+
+    def deadline(self) -> float | None:
+        return self.conductor.deadline()
+
+
+@few_examples
+@given(randoms)
+def test_a_restored_conductor_decides_as_the_saved_one_would_have(rng: random.Random) -> None:
+    cluster_settings = arbitrary_cluster(rng, redundant=rng.random() < 0.5)
+    cluster = Cluster(cluster_settings, record=True)
+    cluster.run()
+    before = rng.randint(1, len(cluster.driver.steps))
+    resumed = Resumed(Conductor(cluster_settings.flow), before)
+    assert first_difference(resumed, cluster.driver.steps) is None
+
+
+@few_examples
+@given(randoms)
+def test_the_same_seed_gives_the_same_run_and_another_conductor_the_same_commands(rng: random.Random) -> None:
+    cluster_settings = arbitrary_cluster(rng, redundant=rng.random() < 0.5)
+    first, second = Cluster(cluster_settings, record=True), Cluster(cluster_settings, record=True)
+    first.run()
+    second.run()
+    assert first.driver.steps == second.driver.steps
+    assert first_difference(Conductor(cluster_settings.flow), first.driver.steps) is None
+
+
+@few_examples
+@given(randoms, st.floats(0, 4), st.integers(1, 4))
+def test_pacing_keeps_the_mean_lag_within_any_real_alpha(rng: random.Random, max_lag: float, interval: int) -> None:
+    base = arbitrary_cluster(rng)
+    flow = replace(base.flow, max_lag=max_lag, sync_interval=interval, bound="mean", max_attempts=1_000)
+    cluster, _, watch = watched(base.model_copy(update={"flow": flow, "faults": ()}))
+    cluster.run()
+    watch.finish()
