@@ -61,8 +61,8 @@ def train(
     """Run all phases that the configuration asks for and that the folder does not have; the content of summary.json.
 
     checked: what `pipeline.validation.check` gave; nothing is left to refuse, so the folder may be made before. Its
-    policy is trained in place. live: shows a person how it goes. Raises RunHalted when the run cannot go on, KeyboardInterrupt
-    when it was told to stop, and what a callback raised.
+    policy is trained in place. live: shows a person how it goes. Raises RunHalted when the run cannot go on,
+    KeyboardInterrupt when it was told to stop, and what a callback raised.
     """
     refuse_misplaced(folder)
     callbacks = callbacks or Callbacks()
