@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyrhythm.files import written_whole
+from polyrhythm.files import atomic_write
 from polyrhythm.training.checkpoint import save_state
 from polyrhythm.training.demonstrations import Demonstrations
 
@@ -29,7 +29,7 @@ def full(tmp_path: Path) -> Path:
 def test_what_was_there_stays_until_all_is_written(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("before")
-    with written_whole(file) as unfinished:
+    with atomic_write(file) as unfinished:
         unfinished.write_text("after")
         assert file.read_text() == "before"
     assert file.read_text() == "after"
@@ -37,7 +37,7 @@ def test_what_was_there_stays_until_all_is_written(tmp_path: Path) -> None:
 
 
 def test_what_was_not_finished_is_gone(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), written_whole(tmp_path / "file") as unfinished:
+    with pytest.raises(ZeroDivisionError), atomic_write(tmp_path / "file") as unfinished:
         unfinished.write_text(str(1 // 0))
     assert not list(tmp_path.iterdir())
 

@@ -120,7 +120,7 @@ def simulated(scene: Scene, groups: int, size: int, updates: int, seed: int, max
     )
     conductor = Conductor(settings.flow)
     driver = Cluster(settings, conductor).driver
-    driver.tell(TrainUntil(updates))
+    driver.submit(TrainUntil(updates))
     driver.run(updates)
     return outcome(driver.clock.now, updates, conductor)
 

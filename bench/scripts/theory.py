@@ -99,7 +99,7 @@ def simulated(law: str, slots: int, update_s: float, max_lag: float, bound: str,
             ends.append(now)
 
     driver.observer = note
-    driver.tell(TrainUntil(ENDLESS))
+    driver.submit(TrainUntil(ENDLESS))
     while len(ends) < WARM_UP + versions:
         driver.run(ENDLESS, driver.clock.now + 10 * update_s)
     return (ends[WARM_UP + versions - 1] - ends[WARM_UP - 1]) / versions

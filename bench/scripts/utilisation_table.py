@@ -80,7 +80,7 @@ def utilisation(law: str, max_lag: float, bound: str, on_update: str, units: flo
     )
     driver = Cluster(settings).driver
     meter = driver.measures.trainer.meter
-    driver.tell(TrainUntil(ENDLESS))
+    driver.submit(TrainUntil(ENDLESS))
     driver.run(ENDLESS, WARM_UP)
     before = meter.busy_s(driver.clock.now)
     driver.run(ENDLESS, units)

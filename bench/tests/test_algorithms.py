@@ -15,9 +15,9 @@ from polyrhythm.algorithms.losses import POLICY_LOSSES
 from polyrhythm.cli.main import main
 from polyrhythm.errors import RunHalted
 from polyrhythm_bench.cases import algorithms, update
-from polyrhythm_bench.harness.trainings import Task, train
+from polyrhythm_bench.harness.trainings import TrainingTask, train
 
-TINY = Task("cartpole", ("training.versions=3", "training.mini_batch_samples=4", "env.max_steps=20"), window=4)
+TINY = TrainingTask("cartpole", ("training.versions=3", "training.mini_batch_samples=4", "env.max_steps=20"), window=4)
 WHOLE = (*TINY.settings, "rollout.segment_steps=0")
 
 
@@ -61,7 +61,7 @@ def test_only_staleness_differs_between_alphas(alpha):
 
 def test_a_run_that_may_halt_counts_nothing_from_there_on(monkeypatch):
     blown = ("training.optimizer={lr: 1.0e+30, grad_clip: null}", "algorithm.loss=vanilla")
-    config = Task("cartpole", WHOLE, window=4).config(blown, 1)
+    config = TrainingTask("cartpole", WHOLE, window=4).config(blown, 1)
     with pytest.raises(RunHalted, match="not finite"):
         train(config)
     found = train(config, may_halt=True)
@@ -71,7 +71,7 @@ def test_a_run_that_may_halt_counts_nothing_from_there_on(monkeypatch):
 
 
 def test_the_command_writes_what_its_page_reads(monkeypatch, capsys, tmp_path):
-    monkeypatch.setitem(algorithms.TASKS, "cartpole", Task("cartpole", WHOLE, window=4))
+    monkeypatch.setitem(algorithms.TASKS, "cartpole", TrainingTask("cartpole", WHOLE, window=4))
     told = ["bench", "algorithms", "--tasks", "cartpole", "--only", "tis,ppo", "--seeds", "2", "--json"]
     assert main(told) == 0
     results = tmp_path / "found.json"

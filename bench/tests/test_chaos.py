@@ -14,17 +14,17 @@ from tests.process.runs import ASYNCHRONOUS, children, orphaned_folders
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config
 from polyrhythm.errors import ConfigError
-from polyrhythm.pipeline.observers.ticket_audit import Book
+from polyrhythm.pipeline.observers.ticket_audit import TicketAudit
 from polyrhythm.pipeline.train import train
-from polyrhythm.pipeline.validation.check import check
+from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 from polyrhythm_bench.chaos import run as chaos_run
-from polyrhythm_bench.chaos.fault_injector import Watch
+from polyrhythm_bench.chaos.fault_injector import FaultInjector
 from polyrhythm_bench.chaos.faults import Fault, Kind, Planned, plan, totals
-from polyrhythm_bench.chaos.load import LEAST, Load, of_processes
+from polyrhythm_bench.chaos.load import LEAST, CpuContention, of_processes
 from polyrhythm_bench.chaos.run import chaos, chaos_config
-from polyrhythm_bench.chaos.throughput_window import WINDOW_S, Pace
+from polyrhythm_bench.chaos.throughput_window import WINDOW_S, ThroughputWindow
 from polyrhythm_bench.cli import chaos as command
 
 STATIONS = ["simulator-0", "simulator-1", "generator-0", "generator-1", "trainer"]
@@ -69,7 +69,7 @@ def heard(pace, begin, end, per_second, calm_since=float("inf"), rows=2):
 
 
 def test_the_rate_is_that_of_the_latest_window():
-    pace = Pace()
+    pace = ThroughputWindow()
     heard(pace, 0.0, 10.0, 40)
     assert pace.rate(10.0) == pytest.approx(40, rel=0.05)
     heard(pace, 10.0, 11.0, 400)
@@ -78,7 +78,7 @@ def test_the_rate_is_that_of_the_latest_window():
 
 
 def test_windows_count_only_while_nothing_disturbs_and_a_hiccup_moves_nothing():
-    pace = Pace()
+    pace = ThroughputWindow()
     heard(pace, 0.0, 10.0, 100)
     assert not pace.take(10.0, float("inf"))
     assert not pace.take(10.0, 10.0 - WINDOW_S / 2), "half of the window was disturbed"
@@ -91,7 +91,7 @@ def test_windows_count_only_while_nothing_disturbs_and_a_hiccup_moves_nothing():
 
 
 def test_what_is_usual_follows_a_change_that_stays_and_the_first_is_remembered():
-    pace = Pace()
+    pace = ThroughputWindow()
     heard(pace, 0.0, 60.0, 100, calm_since=0.0)
     heard(pace, 60.0, 80.0, 50, calm_since=0.0)
     assert pace.usual == pytest.approx(50, rel=0.05)
@@ -105,7 +105,7 @@ def loaded(*seconds):
         busy.append(busy[-1] + others + own)
         used.append(used[-1] + own)
     moments = iter(zip(busy, used, strict=True))
-    load = Load(lambda: next(moments), 2)
+    load = CpuContention(lambda: next(moments), 2)
     for now in range(len(seconds) + 1):
         load.look(float(now))
         load.look(now + 0.1)  # too soon
@@ -147,19 +147,21 @@ def grant(*tickets, simulator="s"):
 
 
 def finished(number, attempt=1, oldest=0):
-    return records.SampleFinished("s", 0, number, attempt, "0", records.End.TRUNCATED, 1, 1, oldest, oldest, False, 0.0)
+    return records.SampleFinished(
+        "s", 0, number, attempt, "0", records.SampleEnd.TRUNCATED, 1, 1, oldest, oldest, False, 0.0
+    )
 
 
 def lend(*tickets, update=0, version=0, oldest=None):
-    return records.LendSamples("t", update, version, tickets, ("0",) * len(tickets), oldest or (0,) * len(tickets))
+    return records.StartUpdate("t", update, version, tickets, ("0",) * len(tickets), oldest or (0,) * len(tickets))
 
 
 def booked(*decisions, max_lag=1.0, bound="sample"):
     """A book that has seen these: an event, or an event with the commands that follow."""
-    book = Book(max_lag, bound)
+    book = TicketAudit(max_lag, bound)
     for decision in (records.TrainerJoined("t", 0, 0), *decisions):
         event, commands = decision if isinstance(decision, tuple) else (decision, [])
-        book.decided(0.0, event, commands)
+        book.on_decision(0.0, event, commands)
     return book
 
 
@@ -273,8 +275,8 @@ def alone():
 
 def watch(*faults, ledger=None, load=None):
     """A watch, without its thread, under which these faults were applied at 10 s, when 100 rows/s were usual."""
-    load = load or Load(alone, 2)
-    seen = Watch(SimpleNamespace(processes=dict), ledger or SampleLedger(), load, lambda: 0.0, 1.0)
+    load = load or CpuContention(alone, 2)
+    seen = FaultInjector(SimpleNamespace(processes=dict), ledger or SampleLedger(), load, lambda: 0.0, 1.0)
     seen.faults += [Fault(Planned(kind, station, 1.0, 1.0), 10.0, 100.0) for kind, station in faults]
     return seen
 
@@ -282,15 +284,15 @@ def watch(*faults, ledger=None, load=None):
 def asked(seen, begin, end, per_second):
     for i in range(round((end - begin) * per_second)):
         now = begin + i / per_second
-        seen.decided(now, records.RequestArrived("s", 0, "e/0", i, 1, 0, ""), [])
+        seen.on_decision(now, records.RequestArrived("s", 0, "e/0", i, 1, 0, ""), [])
 
 
 def test_recovered_is_back_and_as_fast_as_before():
     seen = watch((Kind.KILL, "g"))
     asked(seen, 8.0, 12.0, 100)  # others go on, but the station is away
-    seen.decided(12.0, records.StationLost("g", 0, "was killed"), [])
+    seen.on_decision(12.0, records.StationLost("g", 0, "was killed"), [])
     asked(seen, 12.0, 14.0, 40)
-    seen.decided(14.0, records.GeneratorJoined("g", 1), [])
+    seen.on_decision(14.0, records.GeneratorJoined("g", 1), [])
     asked(seen, 14.0, 20.0, 100)
     (fault,) = [fault.as_dict(0.0) for fault in seen.faults]
     assert (fault["noticed_s"], fault["joined_s"]) == (2.0, 4.0)
@@ -301,8 +303,8 @@ def test_recovered_is_back_and_as_fast_as_before():
 def test_what_others_take_counts_once_the_run_works_again():
     """They leave it half of the CPU; while it stood still they took all."""
     seen = watch((Kind.KILL, "g"), load=SimpleNamespace(look=lambda now: None, keep=list, share=lambda: 0.5))
-    seen.decided(10.5, records.StationLost("g", 0, "was killed"), [])
-    seen.decided(12.0, records.GeneratorJoined("g", 1), [])
+    seen.on_decision(10.5, records.StationLost("g", 0, "was killed"), [])
+    seen.on_decision(12.0, records.GeneratorJoined("g", 1), [])
     asked(seen, 12.0, 13.9, 50)
     (fault,) = seen.faults
     assert fault.recovered_at is None
@@ -313,12 +315,12 @@ def test_what_others_take_counts_once_the_run_works_again():
 
 def test_a_loss_that_nobody_caused_is_a_violation_and_so_is_an_imbalance():
     seen = watch((Kind.KILL, "g"))
-    seen.decided(11.0, records.StationLost("s", 0, "was ended by SIGSEGV"), [])
+    seen.on_decision(11.0, records.StationLost("s", 0, "was ended by SIGSEGV"), [])
     assert seen.violations == ["s was lost, though nobody had touched it: it was ended by SIGSEGV"]
     ledger = SampleLedger(started=3, running=2)
     seen = watch(ledger=ledger)
     for _ in range(2):
-        seen.decided(11.0, WAKE, [])
+        seen.on_decision(11.0, WAKE, [])
     (violation,) = seen.violations
     assert "after Wake the ledger does not balance" in violation
 
@@ -407,7 +409,7 @@ def disturbed(folder, kills, seed, warm_up_s, **changes):
     recipe = folder / "small.yaml"
     recipe.write_text(yaml.safe_dump({**ASYNCHRONOUS, **changes}))
     (folder / "run").mkdir()
-    result = chaos(check(chaos_config(str(recipe), kills)), folder / "run", kills, seed, warm_up_s)
+    result = chaos(validate_run(chaos_config(str(recipe), kills)), folder / "run", kills, seed, warm_up_s)
     assert [v for v in result["totals"]["violations"] if "throughput" not in v] == []
     assert not children()
     assert not orphaned_folders()
@@ -438,7 +440,7 @@ def test_one_fault_of_each_kind_at_each_role(tmp_path, any_pace):
 
 
 def test_two_versions_of_the_latency_recipe(tmp_path):
-    summary = train(check(load_config("latency", ["training.versions=2", "launcher=inline"])), tmp_path)
+    summary = train(validate_run(load_config("latency", ["training.versions=2", "launcher=inline"])), tmp_path)
     assert summary["ledger"]["trained"] == 32
     assert len(summary["utilisation"]) == 5
 
@@ -447,10 +449,10 @@ def test_two_versions_of_the_latency_recipe(tmp_path):
 def test_a_run_that_hangs_is_ended_and_reported(tmp_path, monkeypatch):
     """The last fault never comes, so nothing else ends the run."""
     monkeypatch.setattr(chaos_run, "RECOVERY_S", 0.5)
-    monkeypatch.setattr(Watch, "start", lambda self, planned: None)
+    monkeypatch.setattr(FaultInjector, "start", lambda self, planned: None)
     recipe = tmp_path / "small.yaml"
     recipe.write_text(yaml.safe_dump(ASYNCHRONOUS))
     config = chaos_config(str(recipe), 1, ["supervision.start_s=15"])
-    result = chaos(check(config), tmp_path, 1, 0, 0.0)
+    result = chaos(validate_run(config), tmp_path, 1, 0, 0.0)
     assert "the run hung: it did not end within 16 s" in result["totals"]["violations"]
     assert not children()

@@ -20,20 +20,20 @@ from polyrhythm.clustersim.costs import parse_cost
 from polyrhythm.config.load import load_config
 from polyrhythm.errors import RunHalted
 from polyrhythm.policies.categorical import CategoricalSettings
-from polyrhythm.scheduler.records import End, SampleFinished, UpdateDone
+from polyrhythm.scheduler.records import SampleEnd, SampleFinished, UpdateDone
 from polyrhythm_bench.cases import learning, learning_page, wall_clock
 from polyrhythm_bench.cases.learning import CARTPOLE, LIMITS, MODES, TASKS, figures
 from polyrhythm_bench.cli.bench import PARTS, words
 from polyrhythm_bench.harness.curves import Goal, Training, curve, ratio_of_means
-from polyrhythm_bench.harness.trainings import Task, train
+from polyrhythm_bench.harness.trainings import TrainingTask, train
 from polyrhythm_bench.workloads.slow_env import SlowBatch, SlowEnvSettings
 from polyrhythm_bench.workloads.slow_policy import SlowPolicy, SlowPolicySettings
 
 # ---------------------------------------------------------------- arithmetic
 
 
-def ended(ticket, episode_return, *, handle="0", success=False, end=End.TERMINATED):
-    return SampleFinished("simulator-0", 0, ticket, 1, handle, end, 4, 4, 0, 0, success, episode_return)
+def ended(ticket, episode_return, *, payload_id="0", success=False, end=SampleEnd.TERMINATED):
+    return SampleFinished("simulator-0", 0, ticket, 1, payload_id, end, 4, 4, 0, 0, success, episode_return)
 
 
 def test_a_curve_is_the_mean_of_each_window():
@@ -44,19 +44,19 @@ def test_a_curve_is_the_mean_of_each_window():
 def test_episodes_are_kept_by_ticket_whatever_ended_first():
     training = Training()
     for event in (ended(2, 5.0), ended(0, 1.0, success=True), UpdateDone("trainer", 0, 0), ended(1, 3.0)):
-        training.decided(0.0, event, ())
-    training.decided(0.0, ended(3, 7.0, handle=""), ())  # an evaluation's
+        training.on_decision(0.0, event, ())
+    training.on_decision(0.0, ended(3, 7.0, payload_id=""), ())  # an evaluation's
     assert training.in_order == [(1.0, True), (3.0, False), (5.0, False)]
     with pytest.raises(AssertionError, match="whole episode"):
-        training.decided(0.0, ended(4, 1.0, end=End.SEGMENT), ())
+        training.on_decision(0.0, ended(4, 1.0, end=SampleEnd.SEGMENT), ())
 
 
 def test_the_goal_is_a_mean_over_the_last_episodes_that_ended():
     goal = Goal(6.0, episodes=2)
     for at, value in enumerate((9.0, 2.0, 7.0, 5.0, 0.0), start=10):
-        goal.decided(float(at), ended(at, value), ())
-        goal.decided(at + 0.5, UpdateDone("trainer", 0, 0), ())
-        goal.decided(at + 0.5, ended(99, 100.0, handle=""), ())
+        goal.on_decision(float(at), ended(at, value), ())
+        goal.on_decision(at + 0.5, UpdateDone("trainer", 0, 0), ())
+        goal.on_decision(at + 0.5, ended(99, 100.0, payload_id=""), ())
     assert goal.reached
     assert (goal.at, goal.ended) == (13.0, 4), "5.5 of two, then 4.5, then 6; nine alone is not yet two"
 
@@ -321,7 +321,7 @@ def test_parts_in_words_leave_the_curves_out(measured):
 def test_the_drawer_is_learned_from_as_the_others_are(simulator):
     small = ("rollout.rows=6", "training.mini_batch_samples=2", "training.versions=3", "training.epochs=1")
     drawer = TASKS["drawer"]
-    found = train(Task(drawer.recipe, (*drawer.settings, *small), 2).config(MODES["async_1"], 0))
+    found = train(TrainingTask(drawer.recipe, (*drawer.settings, *small), 2).config(MODES["async_1"], 0))
     assert len(found["returns"]) == 6
     assert all(value > 0 for value in found["returns"])
 

@@ -12,18 +12,18 @@ from tests.process.runs import children, orphaned_folders
 from polyrhythm.cli import show
 from polyrhythm.config.load import load_config
 from polyrhythm.pipeline.build import build_pipeline
-from polyrhythm.pipeline.validation.check import check
+from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm_bench.cases.metaworld import FROZEN, MODES, run
 from polyrhythm_bench.cli.bench import words
 from polyrhythm_bench.harness import resources
 from polyrhythm_bench.harness.comparison import Mode, compare, figures, limited_by
-from polyrhythm_bench.harness.version_cost import Cost, Mark, Reading, cost
+from polyrhythm_bench.harness.version_cost import Mark, Reading, VersionCost, cost
 
 # ---------------------------------------------------------------- arithmetic
 
 
 def a_cost(seconds, cpu_s=2.0, others=0.0, busy=0.5):
-    return Cost(
+    return VersionCost(
         seconds_per_version=seconds,
         transitions_per_s=3000 / seconds,
         transitions_per_version=3000,
@@ -156,7 +156,7 @@ def cheap(tmp_path):
 
 @pytest.mark.parametrize(("settings", "stays"), [((), False), (FROZEN, True)])
 def test_the_policy_stays_as_it_is(cheap, settings, stays):
-    config, _, policy = check(load_config(cheap, [*settings, "launcher=inline", "freshness.max_lag=0"]))
+    config, _, policy = validate_run(load_config(cheap, [*settings, "launcher=inline", "freshness.max_lag=0"]))
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
     with closing(build_pipeline(config, policy)) as pipeline:
         pipeline.loop.train_until(2)

@@ -7,13 +7,13 @@ import pytest
 from polyrhythm.errors import ConfigError
 from polyrhythm.scheduler.records import Batch, BatchDone, Grant, Request, RequestArrived, Serve, StartRows, Ticket
 from polyrhythm_bench.cases import fidelity, overlap
-from polyrhythm_bench.cases.fidelity import Setting, Stopwatch
-from polyrhythm_bench.harness.version_cost import Cost
+from polyrhythm_bench.cases.fidelity import FidelityCase, Stopwatch
+from polyrhythm_bench.harness.version_cost import VersionCost
 from polyrhythm_bench.workloads import scene
 from polyrhythm_bench.workloads import transport_only as bare_stages
-from polyrhythm_bench.workloads.scene import MODES, Plumbing, Scene, scene_of
+from polyrhythm_bench.workloads.scene import MODES, Plumbing, StageScenario, scene_of
 
-SMALL = Scene(env_batches=4, episode_steps=4, sim_latency="constant:10ms", train_latency="constant:20ms")
+SMALL = StageScenario(env_batches=4, episode_steps=4, sim_latency="constant:10ms", train_latency="constant:20ms")
 AT_ONCE = {"type": "dynamic", "max_rows": 4, "max_wait_ms": 0.0}
 
 
@@ -67,7 +67,7 @@ def test_a_live_update_sleeps_once():
 
 def test_figures_are_medians_beside_limit_bound_and_lock_step():
     def cost(seconds):
-        return Cost(seconds, 16 / seconds, 16, 0.5, 0.25, 0.0, {}, {})
+        return VersionCost(seconds, 16 / seconds, 16, 0.5, 0.25, 0.0, {}, {})
 
     turns = {mode: [cost(0.2), cost(0.4), cost(0.3)] for mode in MODES}
     turns["full_async"] = [cost(0.1), cost(0.1), cost(0.15)]
@@ -95,16 +95,16 @@ def test_the_stopwatch_leaves_out_what_begins_an_episode():
     watch = Stopwatch()
     requests = tuple(Request(slot, "s", 0, 2, 0, "", 0.0) for slot in ("a", "b"))
     grant = Grant(0, Ticket(5, 5, 0, 0, 0, 0, 0))
-    watch.decided(1.0, RequestArrived("s", 0, "a", 0, 2, 0, ""), [Serve("g", Batch(1, "g", requests))])
-    watch.decided(1.5, BatchDone("g", 0, 1, 0), [])
-    watch.decided(1.75, RequestArrived("s", 0, "a", 1, 2, 0, ""), [StartRows("s", "b", (grant,))])
-    watch.decided(3.0, RequestArrived("s", 0, "b", 1, 2, 0, ""), [])
+    watch.on_decision(1.0, RequestArrived("s", 0, "a", 0, 2, 0, ""), [Serve("g", Batch(1, "g", requests))])
+    watch.on_decision(1.5, BatchDone("g", 0, 1, 0), [])
+    watch.on_decision(1.75, RequestArrived("s", 0, "a", 1, 2, 0, ""), [StartRows("s", "b", (grant,))])
+    watch.on_decision(3.0, RequestArrived("s", 0, "b", 1, 2, 0, ""), [])
     assert (watch.passes, watch.steps) == ([(0.5, 4)], [0.25])
 
 
 def test_a_live_scene_beside_its_simulation():
     small = SMALL.model_copy(update={"simulators": 1, "env_batches": 2})
-    found = fidelity.run(versions=2, repeats=1, settings=[Setting("small", small, batching=AT_ONCE)])
+    found = fidelity.run(versions=2, repeats=1, settings=[FidelityCase("small", small, batching=AT_ONCE)])
     own = found["modes"]["small"]
     assert own["bare"] > 0, "a live stage takes at least as long as it sleeps"
     assert own["error"] < own["bare"], "what a live stage takes longer is added"

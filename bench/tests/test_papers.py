@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import exp, inf
 
 import pytest
-from tests.oracles.watch import Watch
+from tests.oracles.watch import GuaranteeChecker
 
 from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.scheduler.conductor import Conductor
@@ -13,13 +13,13 @@ from polyrhythm_bench import papers
 from polyrhythm_bench.papers import scaling, turns
 from polyrhythm_bench.papers.fit import Vector, fit, least_squares
 from polyrhythm_bench.papers.model import Costs, cluster_settings, simulate
-from polyrhythm_bench.papers.published import Row, published
+from polyrhythm_bench.papers.published import PaperRow, published
 
 DATA = published()
 COSTS = Costs(step=1.0, spread=0.1, generate=0.02, train=0.001)
 
 
-def row(table: str, placement: str, mode: str, batches: int = 2) -> Row:
+def row(table: str, placement: str, mode: str, batches: int = 2) -> PaperRow:
     wanted = (table, placement, mode, batches)
     return next(row for row in DATA.rows if (row.table, row.placement, row.mode, row.batches) == wanted)
 
@@ -92,7 +92,7 @@ def test_the_rows_run_with_every_guarantee_watched(mode: str) -> None:
     settings = cluster_settings(example, COSTS, 2)
     conductor = Conductor(settings.flow)
     cluster = Cluster(settings, conductor)
-    watch = Watch(cluster, conductor)
+    watch = GuaranteeChecker(cluster, conductor)
     cluster.run()
     watch.finish()
     assert cluster.driver.reached == settings.versions

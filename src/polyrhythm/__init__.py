@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from polyrhythm.api import (
         Callback,
-        Checked,
         EvaluationResult,
         PolyrhythmError,
         RunConfig,
         StandalonePolicy,
         StopTraining,
         TrainResult,
+        ValidatedRun,
         check,
         evaluate,
         load_policy,
@@ -29,13 +29,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Callback",
-    "Checked",
     "EvaluationResult",
     "PolyrhythmError",
     "RunConfig",
     "StandalonePolicy",
     "StopTraining",
     "TrainResult",
+    "ValidatedRun",
     "__version__",
     "check",
     "evaluate",
@@ -46,6 +46,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Checked":
+        raise AttributeError("polyrhythm.Checked is now called polyrhythm.ValidatedRun")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from polyrhythm import api

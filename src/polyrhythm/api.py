@@ -20,17 +20,17 @@ from polyrhythm.pipeline.evaluation import standalone as evaluating
 from polyrhythm.pipeline.persistence.resume_rules import new_folder, run_to_resume
 from polyrhythm.pipeline.trained_policy import StandalonePolicy, load_standalone
 from polyrhythm.pipeline.validation import check as checking
-from polyrhythm.pipeline.validation.check import Checked
+from polyrhythm.pipeline.validation.check import ValidatedRun
 
 __all__ = [
     "Callback",
-    "Checked",
     "EvaluationResult",
     "PolyrhythmError",
     "RunConfig",
     "StandalonePolicy",
     "StopTraining",
     "TrainResult",
+    "ValidatedRun",
     "check",
     "evaluate",
     "load_policy",
@@ -65,12 +65,12 @@ def load_recipe(recipe: Recipe, *overrides: str | Mapping[str, Any]) -> RunConfi
     return load_config(recipe.model_dump(mode="json") if isinstance(recipe, RunConfig) else recipe, overrides)
 
 
-def check(recipe: Recipe) -> Checked:
+def check(recipe: Recipe) -> ValidatedRun:
     """Whether the recipe can be run here: its settings, the environment's spec and the policy, untrained.
 
     ConfigError, StartError: it cannot.
     """
-    return checking.check(_config(recipe))
+    return checking.validate_run(_config(recipe))
 
 
 def train(recipe: Recipe, *, out: str | Path | None = None, callbacks: object = ()) -> TrainResult:
@@ -84,7 +84,7 @@ def train(recipe: Recipe, *, out: str | Path | None = None, callbacks: object = 
     heard, config = Callbacks(callbacks), _config(recipe)
     named = None if out is None else Path(out)
     folder = run_to_resume(config, named)
-    checked = checking.check(config)
+    checked = checking.validate_run(config)
     if folder is None:
         folder = new_folder(config, named)
     try:

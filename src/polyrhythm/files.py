@@ -29,7 +29,7 @@ def trouble(error: OSError) -> str:
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """The path to write to in `path`'s stead, `<path>.part`, which takes its name when the block ends well.
 
     When the block raises, what was written is gone; whoever is killed in it leaves what was there before.

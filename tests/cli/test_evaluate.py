@@ -11,7 +11,7 @@ from tests.pipeline.runs import config
 
 from polyrhythm.cli.main import main
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
-from polyrhythm.pipeline.validation.check import check
+from polyrhythm.pipeline.validation.check import validate_run
 
 
 @pytest.mark.parametrize("launcher", ["inline", "local"])
@@ -22,7 +22,7 @@ def test_a_video_of_the_first_episodes(launcher: str, tmp_path: Path, capsys: py
         launcher=launcher,
         rollout={"rows": 2},
     )
-    checked = check(run, trainer=False)
+    checked = validate_run(run, trainer=False)
     save_policy(checked.policy.state_dict(), run, tmp_path / "policy.pt", 0, checked.spec)
     words = ["eval", str(tmp_path / "policy.pt"), "--episodes", "4", "--video", str(tmp_path / "shown.gif")]
     assert main([*words, "--video-episodes", "3", "--json"]) == 0

@@ -34,10 +34,10 @@ def test_a_run_is_not_lost_with_its_report(
 ) -> None:
     from polyrhythm.config.load import load_config
     from polyrhythm.pipeline.train import train
-    from polyrhythm.pipeline.validation.check import check
+    from polyrhythm.pipeline.validation.check import validate_run
 
     (tmp_path / "report.html").mkdir()  # nothing can be written there
-    assert "after" in train(check(load_config("cartpole", ["launcher=inline", *SMALL])), tmp_path)
+    assert "after" in train(validate_run(load_config("cartpole", ["launcher=inline", *SMALL])), tmp_path)
     assert (tmp_path / "summary.json").is_file()
     assert "no report was written; the run is whole" in caplog.text
 

@@ -22,7 +22,7 @@ from tests.pipeline.test_live import Screen
 
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config, merge
-from polyrhythm.observe.run_folder import held
+from polyrhythm.observe.run_folder import lock_run_folder
 from polyrhythm.pipeline.persistence.checkpoints import STATES, load_policy, save_policy
 from polyrhythm.policies.base import Evaluation, Observations
 from polyrhythm.policies.gaussian import GaussianPolicy, GaussianSettings
@@ -203,7 +203,7 @@ def test_given_demonstrations_are_imitated_and_an_interrupted_warm_start_goes_on
     progress = json.loads((folder / "progress.json").read_text())
     del progress["done"]["warm_start"]
     (folder / "progress.json").write_text(json.dumps(progress))
-    with held(folder):
+    with lock_run_folder(folder):
         assert main(["resume", str(folder)]) == 2
     assert f"{folder} is in use by process" in capsys.readouterr().err
     assert main([*words, "resume=auto"]) == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.oracles.watch import Watch
+from tests.oracles.watch import GuaranteeChecker
 
 from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.clustersim.settings import ClusterSettings
@@ -41,7 +41,7 @@ def run(cluster_settings: ClusterSettings) -> tuple[Cluster, dict[str, Any]]:
     """The cluster after its run, every guarantee watched, and its summary."""
     conductor = Conductor(cluster_settings.flow)
     cluster = Cluster(cluster_settings, conductor, record=True)
-    watch = Watch(cluster, conductor)
+    watch = GuaranteeChecker(cluster, conductor)
     cluster.run()
     watch.finish()
     ledger = conductor.ledger.as_dict()

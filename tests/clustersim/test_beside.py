@@ -208,15 +208,15 @@ def test_training_that_is_told_otherwise_because_of_an_evaluation_is_seen() -> N
 
         def change(self, commands: list[r.Command]) -> list[r.Command]:
             busy = self.conductor.rollout.evaluations.aside is not None
-            return [command for command in commands if not (busy and isinstance(command, r.LendSamples))]
+            return [command for command in commands if not (busy and isinstance(command, r.StartUpdate))]
 
     cluster_settings = beside(own=True)
-    with pytest.raises(Violation, match=r"without evaluations beside it, it would be \[LendSamples"):
+    with pytest.raises(Violation, match=r"without evaluations beside it, it would be \[StartUpdate"):
         drive(Waits(cluster_settings.flow), cluster_settings)
 
 
 def test_a_free_reserved_row_that_is_kept_waiting_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyrhythm.scheduler.rollout.scheduler.Rollout.grant_aside", lambda *_: [])
+    monkeypatch.setattr("polyrhythm.scheduler.rollout.scheduler.RolloutScheduler.grant_aside", lambda *_: [])
     cluster_settings = beside(own=True)
     with pytest.raises(Violation, match="waits although the rows"):
         drive(Careless(cluster_settings.flow), cluster_settings)

@@ -9,12 +9,12 @@ from tests.clustersim.clusters import run, settings, times
 
 from polyrhythm.scheduler.records import (
     GeneratorJoined,
-    LendSamples,
     PublishWeights,
     RefuseRequest,
     RequestArrived,
     Serve,
     SimulatorJoined,
+    StartUpdate,
     StationLost,
     TrainerJoined,
     UpdateDone,
@@ -158,7 +158,7 @@ def test_after_a_rollback_samples_of_version_zero_that_are_past_their_deadline_a
             versions=4,
         )
     )
-    lent = [c for step in cluster.driver.steps for c in step.commands if isinstance(c, LendSamples)]
+    lent = [c for step in cluster.driver.steps for c in step.commands if isinstance(c, StartUpdate)]
     assert max(command.version - oldest for command in lent for oldest in command.oldest) <= 1
     assert summary["ledger"]["rolled_back"] > 0
     assert "rollback" in summary["ledger"]["dropped"]
@@ -168,8 +168,8 @@ def test_an_incarnation_that_joins_after_its_successor_is_refused() -> None:
     cluster, _ = run(settings(versions=1))
     conductor = cluster.conductor
     steps = len(cluster.driver.steps)
-    cluster.driver.tell(GeneratorJoined("generator-0", epoch=5))
-    cluster.driver.tell(GeneratorJoined("generator-0", epoch=4))
+    cluster.driver.submit(GeneratorJoined("generator-0", incarnation=5))
+    cluster.driver.submit(GeneratorJoined("generator-0", incarnation=4))
     cluster.driver.run(version=-1)
     first, second = cluster.driver.steps[steps:]
     assert first.commands

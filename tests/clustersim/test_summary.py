@@ -9,7 +9,7 @@ import pytest
 from tests.clustersim.clusters import run, settings
 from tests.oracles.arbitrary import arbitrary_cluster
 
-from polyrhythm.clustersim.file import Timeline, simulate
+from polyrhythm.clustersim.file import SpanWriter, simulate
 from polyrhythm.clustersim.measures import Measures
 from polyrhythm.observe.trace import TraceWriter
 from polyrhythm.runtime import spans
@@ -83,7 +83,7 @@ def test_max_time_cuts_the_run() -> None:
 def test_the_trace_shows_the_first_slots_all_generators_and_the_trainer(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with TraceWriter(path) as trace:
-        summary = simulate(BUSY, Timeline(trace, slots=3).span)
+        summary = simulate(BUSY, SpanWriter(trace, slots=3).span)
     events = json.loads(path.read_text(encoding="utf-8"))
     tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert {"generator-0", "generator-1", "trainer"} < tracks

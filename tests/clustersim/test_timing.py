@@ -119,6 +119,6 @@ def test_a_step_that_outlasts_the_deadline_is_cancelled_when_it_is_over() -> Non
 
 def test_a_second_target_continues_the_run() -> None:
     cluster, _ = run(settings(versions=1))
-    cluster.driver.tell(TrainUntil(2))
+    cluster.driver.submit(TrainUntil(2))
     cluster.driver.run(2)
     assert times(cluster, UpdateDone) == ms([0.248, 0.248 + 0.050 + 0.098 + 0.100])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.clustersim.clusters import settings
 from tests.oracles.replay import first_difference
-from tests.oracles.watch import Violation, Watch
+from tests.oracles.watch import GuaranteeChecker, Violation
 
 from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.clustersim.driver import Deadlock, ProtocolError
@@ -19,11 +19,11 @@ from polyrhythm.scheduler.records import (
     Command,
     Event,
     Grant,
-    LendSamples,
     ReleasePayloads,
     RequestArrived,
     Serve,
     StartRows,
+    StartUpdate,
 )
 from polyrhythm_bench.cases.conductor import run as bench
 
@@ -53,7 +53,7 @@ class Careless:
 
 def drive(careless: Careless, cluster_settings: ClusterSettings = BUSY) -> Cluster:
     cluster = Cluster(cluster_settings, careless)
-    watch = Watch(cluster, careless.conductor)
+    watch = GuaranteeChecker(cluster, careless.conductor)
     cluster.run()
     watch.finish()
     return cluster
@@ -82,11 +82,11 @@ def test_a_batch_clock_that_starts_late_is_seen() -> None:
 
 def test_an_update_on_the_same_samples_again_is_seen() -> None:
     class Repeats(Careless):
-        first: LendSamples | None = None
+        first: StartUpdate | None = None
 
         def change(self, commands: list[Command]) -> list[Command]:
             for index, command in enumerate(commands):
-                if isinstance(command, LendSamples):
+                if isinstance(command, StartUpdate):
                     self.first = self.first or command
                     first = replace(self.first, update=command.update, version=self.first.version)
                     commands[index] = first

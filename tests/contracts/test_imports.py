@@ -216,7 +216,7 @@ def test_a_simulators_process_holds_no_torch(statement: str) -> None:
 def test_a_simulator_at_work_holds_neither_torch_nor_the_main_process(env: str) -> None:
     modules = _modules_after(
         "import polyrhythm.runtime.processes.child\nfrom polyrhythm.runtime.factories import unpack\n"
-        "from polyrhythm.stations.simulator_factory import SimulatorJob\n"
+        "from polyrhythm.stations.simulator_factory import SimulatorFactory\n"
         "from polyrhythm.config.registry import resolve\n"
         f"resolve('env', {env}).build(2)"
     )

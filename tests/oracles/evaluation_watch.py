@@ -22,7 +22,7 @@ from polyrhythm.scheduler.records import (
     SimulatorJoined,
     StartRows,
 )
-from polyrhythm.scheduler.settings import FlowSettings
+from polyrhythm.scheduler.settings import SchedulerSettings
 
 
 @dataclass(slots=True)
@@ -36,14 +36,14 @@ class Asked:
 
 
 @dataclass(slots=True)
-class EvaluationBook:
+class EvaluationAudit:
     """Kept from events and commands, from the first one on.
 
     open: evaluations that have not ended, by name; beside: names of all those beside training; tickets: theirs;
     names: ticket of an evaluation → its name; reserved: names of the reserved slots.
     """
 
-    settings: FlowSettings
+    settings: SchedulerSettings
     open: dict[str, Asked] = field(default_factory=dict)
     beside: set[str] = field(default_factory=set)
     tickets: set[int] = field(default_factory=set)
@@ -118,7 +118,7 @@ class EvaluationBook:
         return ""
 
 
-def unbalanced(conductor: Conductor, book: EvaluationBook) -> str:
+def unbalanced(conductor: Conductor, book: EvaluationAudit) -> str:
     """What is wrong with the state of the evaluations, in words, or nothing."""
     rollout = conductor.rollout
     for evaluation in (*rollout.evaluations.queue, *rollout.evaluations.beside):

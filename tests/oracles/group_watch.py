@@ -15,17 +15,17 @@ from polyrhythm.scheduler.records import (
     Command,
     Event,
     FilterExhausted,
-    LendSamples,
     SampleFinished,
     StartRows,
+    StartUpdate,
 )
 from polyrhythm.scheduler.samples.buffer import SampleBuffer
 from polyrhythm.scheduler.samples.redundancy import oldest_missing
-from polyrhythm.scheduler.settings import FlowSettings
+from polyrhythm.scheduler.settings import SchedulerSettings
 
 
 @dataclass(slots=True)
-class GroupBook:
+class GroupAudit:
     """Kept from events and commands, but for what a resumed conductor holds already.
 
     group: ticket → group; tickets: group → how many it got; returns: finished ticket → its return; finished: group →
@@ -33,7 +33,7 @@ class GroupBook:
     groups complete meanwhile.
     """
 
-    settings: FlowSettings
+    settings: SchedulerSettings
     group: dict[int, int] = field(default_factory=dict)
     tickets: Counter[int] = field(default_factory=Counter)
     returns: dict[int, float] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class GroupBook:
     excused: set[int] = field(default_factory=set)
 
     @classmethod
-    def of(cls, conductor: Conductor, settings: FlowSettings) -> GroupBook:
+    def of(cls, conductor: Conductor, settings: SchedulerSettings) -> GroupAudit:
         """With the samples that it has. Their returns are not told, so the bounds are not checked for their groups."""
         book = cls(settings, exhausted=conductor.rollout.filter.exhausted)
         for number, sample in conductor.rollout.samples.items():
@@ -51,7 +51,7 @@ class GroupBook:
                 book.group[number] = sample.ticket.group
                 book.tickets[sample.ticket.group] += 1
                 book.excused.add(sample.ticket.group)
-                if sample.handle:
+                if sample.payload_id:
                     book.returns[number] = 0.0
         return book
 
@@ -77,7 +77,7 @@ class GroupBook:
             return self._start(command)
         if isinstance(command, CancelRow):
             self.given_up.add((command.ticket, command.attempt))
-        elif isinstance(command, LendSamples):
+        elif isinstance(command, StartUpdate):
             return self._lend(command)
         return ""
 
@@ -90,7 +90,7 @@ class GroupBook:
                 return f"group {ticket.group} has more than {self.settings.group_tickets} tickets"
         return ""
 
-    def _lend(self, command: LendSamples) -> str:
+    def _lend(self, command: StartUpdate) -> str:
         self.exhausted = False
         members: dict[int, list[int]] = {}
         for ticket in command.tickets:

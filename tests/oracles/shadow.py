@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 
-from tests.oracles.evaluation_watch import EvaluationBook
+from tests.oracles.evaluation_watch import EvaluationAudit
 
 from polyrhythm.scheduler.conductor import Conductor
-from polyrhythm.scheduler.inference.scheduler import Dispatch
+from polyrhythm.scheduler.inference.scheduler import BatchScheduler
 from polyrhythm.scheduler.records import (
     ApplyWeights,
     Batch,
@@ -35,17 +35,17 @@ from polyrhythm.scheduler.records import (
     StationLost,
     WeightsApplied,
 )
-from polyrhythm.scheduler.rollout.rows import Rows
+from polyrhythm.scheduler.rollout.rows import RowRegistry
 
 
 @dataclass
-class Turns(Dispatch):
+class Turns(BatchScheduler):
     """taken: the pass that the evaluator begins with its pinned weights; first: before training could have its turn."""
 
     taken: Batch | None = None
     first: bool = True
 
-    def serve(self, rows: Rows, now: float) -> list[Serve]:
+    def serve(self, rows: RowRegistry, now: float) -> list[Serve]:
         if self.first:
             self._take()
         started = super().serve(rows, now)
@@ -64,11 +64,11 @@ class Turns(Dispatch):
             self.idle.pop(batch.generator, None)
 
 
-class Shadow:
+class TrainingOnlyConductor:
     """The conductor of training alone, beside `conductor`, which has no stations yet. book: what is beside training."""
 
-    def __init__(self, conductor: Conductor, book: EvaluationBook) -> None:
-        assert not conductor.epochs, "the conductor has stations already"
+    def __init__(self, conductor: Conductor, book: EvaluationAudit) -> None:
+        assert not conductor.incarnations, "the conductor has stations already"
         self._real, self._book = conductor, book
         self._apart = conductor.settings.evaluator if conductor.settings.evaluator_only else ""
         settings = replace(conductor.settings, evaluator="", evaluator_only=False)
@@ -121,5 +121,5 @@ class Shadow:
         if isinstance(command, SampleEvaluated | EvaluationDone):
             return command.name in self._book.beside
         if isinstance(command, ReleasePayloads) and isinstance(event, SampleFinished):
-            return event.ticket in self._book.tickets and command.handles == (event.handle,)
+            return event.ticket in self._book.tickets and command.payload_ids == (event.payload_id,)
         return False

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from tests.oracles.evaluation_watch import EvaluationBook, unbalanced
-from tests.oracles.group_watch import GroupBook, misplaced
-from tests.oracles.shadow import Shadow
+from tests.oracles.evaluation_watch import EvaluationAudit, unbalanced
+from tests.oracles.group_watch import GroupAudit, misplaced
+from tests.oracles.shadow import TrainingOnlyConductor
 
 from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.scheduler.conductor import Conductor
@@ -30,12 +30,12 @@ from polyrhythm.scheduler.records import (
     Command,
     Event,
     GeneratorJoined,
-    LendSamples,
     RefuseRequest,
     Request,
     RequestArrived,
     Serve,
     SimulatorJoined,
+    StartUpdate,
     StationLost,
     UpdateDone,
     WeightsApplied,
@@ -47,7 +47,7 @@ class Violation(AssertionError):
 
 
 @dataclass(slots=True)
-class Seat:
+class GeneratorView:
     """A generator as its messages show it. version: -1 before the first weights; applying: `ApplyWeights` is out;
     pinning: one for its second copy is, which does not keep it from serving."""
 
@@ -58,14 +58,14 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class QueuedRequest:
     """A request in the queue. arrived: when it first came, also after its generator was lost."""
 
     arrived: float
     asked: RequestArrived
 
 
-class Watch:
+class GuaranteeChecker:
     """Observes a cluster's driver; raises `Violation` at the event that breaks a guarantee."""
 
     def __init__(self, cluster: Cluster, conductor: Conductor) -> None:
@@ -75,15 +75,15 @@ class Watch:
         self._refused = conductor.refused
         self._latest: dict[str, RequestArrived] = {}
         self._answered: dict[str, tuple[str, Request]] = {}
-        self._waiting: dict[str, Waiting] = {}
-        self._seats: dict[str, Seat] = {}
-        self._lent: LendSamples | None = None
+        self._waiting: dict[str, QueuedRequest] = {}
+        self._seats: dict[str, GeneratorView] = {}
+        self._lent: StartUpdate | None = None
         self._lent_lags: list[int] = []
         self._trained: set[int] = set()
         self._lags: list[int] = []
-        self._groups = GroupBook.of(conductor, self._settings)
-        self._evaluations = EvaluationBook(self._settings)
-        self._shadow = Shadow(conductor, self._evaluations) if self._settings.evaluator else None
+        self._groups = GroupAudit.of(conductor, self._settings)
+        self._evaluations = EvaluationAudit(self._settings)
+        self._shadow = TrainingOnlyConductor(conductor, self._evaluations) if self._settings.evaluator else None
         cluster.driver.observer = self.observe
 
     def observe(self, now: float, event: Event, commands: list[Command]) -> None:
@@ -129,7 +129,7 @@ class Watch:
 
     def _generator(self, _now: float, event: GeneratorJoined) -> None:
         self._forget(event.generator)
-        self._seats[event.generator] = Seat(event.version)
+        self._seats[event.generator] = GeneratorView(event.version)
 
     def _lost(self, _now: float, event: StationLost) -> None:
         self._forget(event.station)
@@ -150,19 +150,19 @@ class Watch:
     def _put_back(self, request: Request) -> None:
         """Unanswered, so it waits again; unless its slot is gone, or went on with an answer that nobody reported."""
         asked = self._latest.get(request.slot)
-        if asked is not None and asked.handle == request.handle:
-            self._waiting[request.slot] = Waiting(request.arrived, asked)
+        if asked is not None and asked.reply_to == request.reply_to:
+            self._waiting[request.slot] = QueuedRequest(request.arrived, asked)
 
     def _asked(self, now: float, event: RequestArrived) -> None:
         self._latest[event.slot] = event
         self._answered.pop(event.slot, None)
-        self._waiting[event.slot] = Waiting(now, event)
+        self._waiting[event.slot] = QueuedRequest(now, event)
 
     def _batch_done(self, _now: float, event: BatchDone) -> None:
         seat = self._seats[event.generator]
         for request in seat.serving.batch.requests if seat.serving is not None else ():
             asked = self._latest.get(request.slot)
-            if asked is not None and asked.handle == request.handle:
+            if asked is not None and asked.reply_to == request.reply_to:
                 self._answered[request.slot] = (event.generator, request)
         seat.serving = None
 
@@ -211,12 +211,12 @@ class Watch:
             raise Violation(f"at {now} {command.generator} is busy and gets {command}")
         seat.applying = True
 
-    def _lend(self, now: float, command: LendSamples) -> None:
+    def _lend(self, now: float, command: StartUpdate) -> None:
         self._lent = command
         if len(command.tickets) != self._settings.batch_size or len(set(command.tickets)) != len(command.tickets):
             raise Violation(f"at {now} an update has not {self._settings.batch_size} different samples: {command}")
         payloads = self._cluster.driver.payloads
-        self._lent_lags = [command.version - payloads[handle].oldest for handle in command.handles]
+        self._lent_lags = [command.version - payloads[payload_id].oldest for payload_id in command.payload_ids]
         if self._settings.bound == "sample" and max(self._lent_lags) > ceil(self._settings.max_lag):
             raise Violation(f"at {now} the lags {self._lent_lags} exceed {self._settings.max_lag}: {command}")
 
@@ -241,18 +241,18 @@ class Watch:
             raise Violation(f"at {now} {able} idle although {len(waiting)} requests since {oldest} are due: {event}")
 
 
-_EVENTS: dict[type, Callable[[Watch, float, Any], None]] = {
-    SimulatorJoined: Watch._simulator,
-    GeneratorJoined: Watch._generator,
-    StationLost: Watch._lost,
-    RequestArrived: Watch._asked,
-    BatchDone: Watch._batch_done,
-    WeightsApplied: Watch._applied,
-    UpdateDone: Watch._updated,
+_EVENTS: dict[type, Callable[[GuaranteeChecker, float, Any], None]] = {
+    SimulatorJoined: GuaranteeChecker._simulator,
+    GeneratorJoined: GuaranteeChecker._generator,
+    StationLost: GuaranteeChecker._lost,
+    RequestArrived: GuaranteeChecker._asked,
+    BatchDone: GuaranteeChecker._batch_done,
+    WeightsApplied: GuaranteeChecker._applied,
+    UpdateDone: GuaranteeChecker._updated,
 }
-_COMMANDS: dict[type, Callable[[Watch, float, Any], None]] = {
-    Serve: Watch._serve,
-    RefuseRequest: Watch._refuse,
-    ApplyWeights: Watch._apply,
-    LendSamples: Watch._lend,
+_COMMANDS: dict[type, Callable[[GuaranteeChecker, float, Any], None]] = {
+    Serve: GuaranteeChecker._serve,
+    RefuseRequest: GuaranteeChecker._refuse,
+    ApplyWeights: GuaranteeChecker._apply,
+    StartUpdate: GuaranteeChecker._lend,
 }

@@ -9,17 +9,17 @@ from tests.pipeline.test_loop import ASYNCHRONOUS
 from tests.pipeline.test_observers import finish
 
 from polyrhythm.pipeline.build import build_pipeline
-from polyrhythm.pipeline.observers.totals import Account, Stations
+from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
 from polyrhythm.scheduler.records import SampleFinished, StationLost, Wake
 
 
 def test_an_account_goes_on_where_it_was_saved():
-    first = Account()
+    first = RunTotals()
     for event in (finish(0, 1.0, 8), Wake(), StationLost("trainer", 0, "was killed"), finish(1, 0.0, 3)):
-        first.decided(0.0, event, [])
-    second = Account(json.loads(json.dumps(first.as_dict())))
-    second.decided(0.0, finish(2, 0.0, 4), [])
-    second.decided(0.0, StationLost("generator-0", 1, "hung"), [])
+        first.on_decision(0.0, event, [])
+    second = RunTotals(json.loads(json.dumps(first.as_dict())))
+    second.on_decision(0.0, finish(2, 0.0, 4), [])
+    second.on_decision(0.0, StationLost("generator-0", 1, "hung"), [])
     assert (first.transitions, len(first.faults)) == (11, 1)
     assert second.transitions == 15
     assert second.faults == [
@@ -30,7 +30,7 @@ def test_an_account_goes_on_where_it_was_saved():
 
 def test_a_live_run_is_counted_and_looked_at():
     pipeline = build_pipeline(config(**ASYNCHRONOUS), record=True)
-    account, stations = Account(), Stations(pipeline.launcher)
+    account, stations = RunTotals(), StationActivity(pipeline.launcher)
     looks = []
     stations.activity.take = lambda now, counters: looks.append(counters)
     pipeline.loop.observers += [account, stations]

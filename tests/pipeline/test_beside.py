@@ -17,13 +17,13 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.envs.gymnasium_env import GymnasiumBatch, GymnasiumSettings
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.pipeline.build import build_pipeline
-from polyrhythm.pipeline.evaluation.background import EvaluationsBeside
-from polyrhythm.pipeline.evaluation.best import BEST_FILE, BestPolicies
+from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
+from polyrhythm.pipeline.evaluation.best import BEST_FILE, BestCheckpoints
 from polyrhythm.pipeline.evaluation.episodes import held_out, tally
 from polyrhythm.pipeline.persistence.checkpoints import STATES, load_policy, save_policy
-from polyrhythm.pipeline.run_loop import Loop
+from polyrhythm.pipeline.run_loop import RunLoop
 from polyrhythm.pipeline.train import train
-from polyrhythm.pipeline.validation.check import check
+from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.scheduler import records as r
 
 WAYS = ("second_copy", "own_generator", "pause")
@@ -32,7 +32,7 @@ EVALUATION = {"every": 2, "every_episodes": 5, "rows": 3, "seed": 7}
 
 def run(folder: Path, **evaluation: Any) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
-    checked = check(config(evaluation={**EVALUATION, **evaluation}, training={"versions": 6}))
+    checked = validate_run(config(evaluation={**EVALUATION, **evaluation}, training={"versions": 6}))
     return train(checked, folder)
 
 
@@ -75,7 +75,7 @@ def test_an_evaluation_gets_what_its_version_alone_earns(weights: str, tmp_path:
     """The kept policy, evaluated again with all else at rest, earns the same."""
     run(tmp_path, weights=weights)
     entry = listed(tmp_path)[0]
-    best = BestPolicies(tmp_path, 9).path(entry["version"])
+    best = BestCheckpoints(tmp_path, 9).path(entry["version"])
     settings = config(evaluation=EVALUATION)
     if not best.is_file():
         best = tmp_path / BEST_FILE
@@ -87,22 +87,24 @@ def test_an_evaluation_gets_what_its_version_alone_earns(weights: str, tmp_path:
     results = pipeline.loop.evaluate("again", held_out(5, 7, 1, greedy=True))
     pipeline.close()
     assert {result.version for result in results} == {version}
-    assert tally(results, check(settings).spec.tasks)["mean_return"] == pytest.approx(entry["greedy"]["mean_return"])
+    assert tally(results, validate_run(settings).spec.tasks)["mean_return"] == pytest.approx(
+        entry["greedy"]["mean_return"]
+    )
 
 
 class Saboteur:
     """Once, after some episodes of an evaluation: the generator is lost, and back at once."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: RunLoop) -> None:
         self._loop, self._done = loop, False
 
-    def decided(self, now: float, event: r.Event, commands: Sequence[r.Command]) -> None:
+    def on_decision(self, now: float, event: r.Event, commands: Sequence[r.Command]) -> None:
         if not self._done and any(isinstance(command, r.SampleEvaluated) for command in commands):
-            self._loop.ask(r.StationLost("generator-0", 0, "lost"))
-            self._loop.ask(r.GeneratorJoined("generator-0", 0))
+            self._loop.submit_later(r.StationLost("generator-0", 0, "lost"))
+            self._loop.submit_later(r.GeneratorJoined("generator-0", 0))
             self._done = True
 
-    def reported(self, now: float, report: object) -> None:
+    def on_report(self, now: float, report: object) -> None:
         pass
 
 
@@ -119,10 +121,10 @@ def test_an_evaluation_that_is_given_up_is_no_result_and_the_next_one_is(
     pipeline = build_pipeline(settings, folder=tmp_path)
     told: list[tuple[int, set[int]]] = []
     episodes = [r.Episode(0, 0, seed, greedy=True) for seed in range(30)]
-    beside = EvaluationsBeside(
+    beside = BackgroundEvaluator(
         settings,
         pipeline,
-        BestPolicies(tmp_path, 9),
+        BestCheckpoints(tmp_path, 9),
         episodes,
         lambda version, results: told.append((version, {result.version for result in results})),
     )
@@ -144,9 +146,9 @@ def tally_of(low: float, mean_return: float) -> dict[str, dict[str, Any]]:
     return {"greedy": {"low": low, "mean_return": mean_return}}
 
 
-def filled(folder: Path, keep: int) -> BestPolicies:
+def filled(folder: Path, keep: int) -> BestCheckpoints:
     """Versions 2, 4, 6, 8, of which 6 is the best by its lower end, then 8 and 4 by their returns."""
-    best = BestPolicies(folder, keep)
+    best = BestCheckpoints(folder, keep)
     (folder / STATES).mkdir()
     for version, low, mean_return in ((2, 0.1, 9.0), (4, 0.3, 1.0), (6, 0.5, 0.0), (8, 0.3, 2.0)):
         save_policy({}, config(), best.path(version), version)
@@ -169,7 +171,7 @@ def test_the_best_by_lower_end_then_return_stay(keep: int, stay: list[int], tmp_
 
 def test_a_run_that_goes_back_forgets_what_it_measured_later(tmp_path: Path) -> None:
     filled(tmp_path, 3)
-    again = BestPolicies(tmp_path, 3)
+    again = BestCheckpoints(tmp_path, 3)
     again.rewind(5)
     assert [entry["version"] for entry in listed(tmp_path)] == [2, 4]
     assert kept(tmp_path) == [4]
@@ -206,7 +208,7 @@ def test_a_pause_would_throw_parked_episodes_away() -> None:
 def test_a_damaged_list_is_named(tmp_path: Path) -> None:
     (tmp_path / "evaluations.json").write_text("[{")
     with pytest.raises(RunFolderError, match=r"evaluations.json is damaged .*; remove it to go on without it"):
-        BestPolicies(tmp_path, 1)
+        BestCheckpoints(tmp_path, 1)
 
 
 class CutSettings(GymnasiumSettings):
@@ -245,12 +247,12 @@ def test_a_run_that_is_cut_in_an_evaluation_goes_on_and_evaluates(weights: str, 
     folder = tmp_path / "run"
     folder.mkdir()
     with pytest.raises(KeyboardInterrupt):
-        train(check(config(**changes)), folder)
+        train(validate_run(config(**changes)), folder)
     assert (tmp_path / "cut").exists()
     assert not (folder / "summary.json").exists()
     ran = json.loads((max((folder / STATES).glob("run-*")) / "run.json").read_text())
     assert (ran["version"] == 4) is (episode == 39 and weights != "pause")
-    summary = train(check(config(**changes, resume=str(folder))), folder)
+    summary = train(validate_run(config(**changes, resume=str(folder))), folder)
     assert summary["ledger"]["trained"] == 40
     again = [entry["version"] for entry in listed(folder)]
     assert again == [] if ran["version"] == 4 else again in ([2], [3])

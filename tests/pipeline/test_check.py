@@ -16,7 +16,7 @@ from tests.stations.counting import Counting
 from polyrhythm.cli.main import main
 from polyrhythm.errors import ConfigError, RunHalted, StartError
 from polyrhythm.pipeline.build import build_pipeline
-from polyrhythm.pipeline.validation.check import check
+from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.policies.gaussian import GaussianPolicy, GaussianSettings
 from polyrhythm.specs import ArraySpec
 
@@ -112,7 +112,7 @@ class UnpluggedSettings(WholeSettings):
 
     type: Literal["tests.pipeline.test_check:UnpluggedSettings"] = "tests.pipeline.test_check:UnpluggedSettings"
 
-    def check(self):
+    def validate_run(self):
         raise ConfigError("the robot is not plugged in; plug it in")
 
 
@@ -244,25 +244,25 @@ REFUSED = [
 @pytest.mark.parametrize(("changes", "words"), REFUSED)
 def test_a_wrong_combination_is_one_sentence(changes, words):
     with pytest.raises(ConfigError, match=f"^{words}") as refusal:
-        check(config(**changes))
+        validate_run(config(**changes))
     assert "\n" not in str(refusal.value)
 
 
 def test_too_little_shared_memory_is_said_before_anything_starts():
     huge = {"launcher": "local", "training": {"mini_batch_samples": 10**10}}
     with pytest.raises(StartError, match=r"^shared memory: [\d,.]+ MB wanted .*, [\d,.]+ MB free in .*; lower"):
-        check(config(**huge))
-    check(config(**huge), trainer=False)  # no sample waits then
-    check(config(**{**huge, "launcher": "inline"}))
+        validate_run(config(**huge))
+    validate_run(config(**huge), trainer=False)  # no sample waits then
+    validate_run(config(**{**huge, "launcher": "inline"}))
 
 
 def test_what_fits_is_given_back():
-    checked = check(config())
+    checked = validate_run(config())
     assert checked.spec.max_steps == 40
-    again = check(config())
+    again = validate_run(config())
     weights, others = checked.policy.state_dict(), again.policy.state_dict()
     assert all(torch.equal(weights[name], others[name]) for name in weights)
-    check(config(env=WHOLE, policy={"type": "gaussian"}, **IMITATE))
+    validate_run(config(env=WHOLE, policy={"type": "gaussian"}, **IMITATE))
 
 
 @pytest.mark.parametrize(
@@ -297,13 +297,13 @@ class BoundlessSettings(WholeSettings):
 def test_a_spec_that_cannot_be_is_named_before_the_start():
     changes = {"env": {"type": "tests.pipeline.test_check:BoundlessSettings"}, "policy": {"type": "gaussian"}}
     with pytest.raises(ConfigError, match=r"env.type = .*BoundlessSettings: .* max_steps is 1 or more, got 0"):
-        check(config(**changes))
+        validate_run(config(**changes))
 
 
 def test_a_batch_that_is_not_what_was_asked_for_is_refused_and_ends_a_run():
     short = config(env={"type": "tests.pipeline.test_check:ShortSettings"}, policy={"type": "gaussian"})
     with pytest.raises(ConfigError, match=r"^env.type = .*: build\(6\) gave rows = 5; it must have 6 rows"):
-        check(short)
+        validate_run(short)
     with pytest.raises(RunHalted, match=r"env.build\(6\) gave rows = 5, wanted is 6; mend the environment"):
         build_pipeline(short)
 
@@ -328,4 +328,6 @@ class OddSettings(WholeSettings):
 )
 def test_a_spec_that_is_none_is_refused(says, told):
     with pytest.raises(ConfigError, match=told):
-        check(config(env={"type": "tests.pipeline.test_check:OddSettings", "says": says}, policy={"type": "gaussian"}))
+        validate_run(
+            config(env={"type": "tests.pipeline.test_check:OddSettings", "says": says}, policy={"type": "gaussian"})
+        )

@@ -12,11 +12,11 @@ from tests.pipeline.runs import config
 
 from polyrhythm.errors import RunFolderError
 from polyrhythm.pipeline.build import STATES, build_pipeline
-from polyrhythm.pipeline.observers.metrics import Lags
+from polyrhythm.pipeline.observers.metrics import LagHistogram
 from polyrhythm.pipeline.persistence.checkpoints import load_policy, load_run, save_policy, save_run, saved_runs
-from polyrhythm.pipeline.persistence.saver import RunSaver
+from polyrhythm.pipeline.persistence.saver import RunCheckpointer
 from polyrhythm.pipeline.run_loop import Interrupted
-from polyrhythm.scheduler.records import Checkpointed, LendSamples, UpdateDone
+from polyrhythm.scheduler.records import Checkpointed, StartUpdate, UpdateDone
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.checkpoint import load_state, save_state
 
@@ -45,7 +45,7 @@ def save(folder, pipeline):
 
 def waiting(conductor):
     """Handles of the samples that wait or are lent."""
-    return {sample.handle for sample in conductor.rollout.samples.values() if sample.handle}
+    return {sample.payload_id for sample in conductor.rollout.samples.values() if sample.payload_id}
 
 
 def in_the_second_version(conductor):
@@ -76,8 +76,8 @@ def test_a_saved_run_comes_back_with_samples_weights_and_counts(tmp_path):
     assert saved.conductor == json.loads(json.dumps(conductor.save()))
     assert saved.counts == COUNTS
     assert saved.samples.keys() == waiting(conductor) == set(pipeline.launcher.pool.finished())
-    for handle, sample in saved.samples.items():
-        assert_same_sample(sample, pipeline.launcher.arena.trajectory(int(handle)))
+    for payload_id, sample in saved.samples.items():
+        assert_same_sample(sample, pipeline.launcher.arena.trajectory(int(payload_id)))
     version, weights = pipeline.weights.read()
     assert saved.version == version == 1
     assert same(saved.policy, weights)
@@ -110,7 +110,7 @@ def trained(pipeline):
         if isinstance(decision.event, UpdateDone):
             found[decision.event.update] = lent
         for command in decision.commands:
-            lent = command.tickets if isinstance(command, LendSamples) else lent
+            lent = command.tickets if isinstance(command, StartUpdate) else lent
     return found
 
 
@@ -144,7 +144,7 @@ def test_a_run_goes_on_from_where_it_was_saved(every_versions, tmp_path):
         c.version - oldest
         for d in second.loop.trace
         for c in d.commands
-        if isinstance(c, LendSamples)
+        if isinstance(c, StartUpdate)
         for oldest in c.oldest
     ]
     assert max(lags) <= 2
@@ -218,9 +218,9 @@ def test_a_run_is_saved_when_the_trainers_state_is_as_old_as_the_conductor(tmp_p
     settings = config(**ASYNCHRONOUS, checkpoint={"run_every_s": 5.0})
     pipeline = build_pipeline(settings, folder=tmp_path)
     conductor = pipeline.loop.conductor
-    saver = RunSaver(tmp_path / STATES, pipeline, settings.checkpoint, Lags(), None, 100.0)
+    saver = RunCheckpointer(tmp_path / STATES, pipeline, settings.checkpoint, LagHistogram(), None, 100.0)
     for now, updates in ((104.0, 0), (105.0, 1), (106.0, 0), (110.0, 0), (111.0, 0)):
-        saver.decided(now, Checkpointed("trainer", 0, updates), [])
+        saver.on_decision(now, Checkpointed("trainer", 0, updates), [])
     assert conductor.versions.updates == 0
     assert [path.name for path in saved_runs(tmp_path / STATES)] == ["run-000000", "run-000001"]
     pipeline.close()
@@ -229,7 +229,9 @@ def test_a_run_is_saved_when_the_trainers_state_is_as_old_as_the_conductor(tmp_p
 def test_what_a_run_has_counted_goes_on_counting(tmp_path):
     settings = config()
     pipeline = build_pipeline(settings, folder=tmp_path)
-    saver = RunSaver(tmp_path / STATES, pipeline, settings.checkpoint, Lags({"1": 4}), None, pipeline.loop.clock())
+    saver = RunCheckpointer(
+        tmp_path / STATES, pipeline, settings.checkpoint, LagHistogram({"1": 4}), None, pipeline.loop.clock()
+    )
     pipeline.loop.observers.append(saver)
     pipeline.loop.train_until(1)
     saver.save()
@@ -237,7 +239,7 @@ def test_what_a_run_has_counted_goes_on_counting(tmp_path):
     saved = load_run(saved_runs(tmp_path / STATES)[-1])
     assert saved.counts["lags"] == {"1": 4}
     again = build_pipeline(settings, folder=tmp_path, saved=saved)
-    later = RunSaver(tmp_path / STATES, again, settings.checkpoint, Lags(), saved, again.loop.clock())
+    later = RunCheckpointer(tmp_path / STATES, again, settings.checkpoint, LagHistogram(), saved, again.loop.clock())
     again.loop.observers.append(later)
     again.loop.train_until(2)
     before, after = saved.counts, later._counts()

@@ -14,7 +14,7 @@ from tests.pipeline.runs import config
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.build import env_settings
-from polyrhythm.pipeline.validation.check import check
+from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.pipeline.validation.env_trial import try_env
 
 KIND = "tests.envs.broken_envs:WalkSettings"
@@ -41,7 +41,7 @@ def walk(defect: str, launcher: str, **changes: Any) -> Any:
 )
 def test_what_an_environment_raises_names_its_line(launcher, defect, said):
     with pytest.raises(ConfigError, match=f"^env.type = {KIND}: {said}") as refusal:
-        check(walk(defect, launcher))
+        validate_run(walk(defect, launcher))
     assert "\n" not in str(refusal.value)
 
 
@@ -51,7 +51,7 @@ def test_an_environment_that_hangs_is_reported_with_its_line(call, limit, launch
     began = time.monotonic()
     said = rf"{call} has not returned within 0.3 s {HERE}; fix it there, or raise supervision.{limit}"
     with pytest.raises(ConfigError, match=f"^env.type = {KIND}: {said}"):
-        check(walk(f"{call} hangs", launcher, supervision={limit: 0.3}))
+        validate_run(walk(f"{call} hangs", launcher, supervision={limit: 0.3}))
     assert time.monotonic() - began < 15.0
 
 
@@ -60,7 +60,7 @@ def test_an_environment_that_ends_its_process_is_reported(defect, call):
     with pytest.raises(
         ConfigError, match=rf"{call} ended the process that tried it \(status -9\): driver: out of luck; "
     ):
-        check(walk(defect, "local"))
+        validate_run(walk(defect, "local"))
 
 
 class RandomSettings(WalkSettings):
@@ -83,7 +83,7 @@ def test_the_global_generators_go_on_as_if_nothing_had_been_tried():
     np.random.seed(7)
     random.seed(7)
     torch.manual_seed(7)
-    check(walk("", "inline", type="tests.pipeline.test_env_trial:RandomSettings"))
+    validate_run(walk("", "inline", type="tests.pipeline.test_env_trial:RandomSettings"))
     assert (np.random.rand(), random.random(), torch.rand(())) == wanted
 
 

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from polyrhythm.pipeline.observers.failures import Failures
+from polyrhythm.pipeline.observers.failures import SampleFailureLog
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler.records import SampleFailed
 
 
-def told(failures: Failures, reasons: list[str], caplog: pytest.LogCaptureFixture) -> list[str]:
+def told(failures: SampleFailureLog, reasons: list[str], caplog: pytest.LogCaptureFixture) -> list[str]:
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         for ticket, reason in enumerate(reasons):
-            failures.decided(0.0, SampleFailed("simulator-0", 2, ticket, 0, reason), [])
+            failures.on_decision(0.0, SampleFailed("simulator-0", 2, ticket, 0, reason), [])
     return caplog.messages
 
 
 def test_the_first_of_a_kind_is_told_with_the_file_that_has_the_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    failures = Failures(Path("run/logs"))
+    failures = SampleFailureLog(Path("run/logs"))
     first = "simulator-0: a sample failed: step: ValueError: {}; the traceback: run/logs/simulator-0.2.log"
     assert told(failures, ["step: ValueError: seed 3"], caplog) == [first.format("seed 3")]
     assert told(failures, ["step: ValueError: seed 4", "reset: ValueError: seed 4"], caplog) == [
@@ -30,17 +30,17 @@ def test_the_first_of_a_kind_is_told_with_the_file_that_has_the_traceback(caplog
 
 
 def test_the_tenth_and_the_hundredth_are_told_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    found = told(Failures(None), ["step: OSError: x"] * 150, caplog)
+    found = told(SampleFailureLog(None), ["step: OSError: x"] * 150, caplog)
     assert [line.partition("(")[2].partition(")")[0] for line in found] == ["", "10 times so far", "100 times so far"]
 
 
 def test_who_gave_what_is_not_finite_is_named_by_its_setting_with_task_and_seed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    failures = Failures(Path("run/logs"), {"policy": "policy.type = mine:Mine"})
+    failures = SampleFailureLog(Path("run/logs"), {"policy": "policy.type = mine:Mine"})
     reason, detail = "policy: logprob is not finite", "task reach, seed 3, env step 0, weights of version 2"
     with caplog.at_level(logging.WARNING):
-        failures.decided(0.0, SampleFailed("simulator-0", 2, 7, 1, reason, detail), [])
+        failures.on_decision(0.0, SampleFailed("simulator-0", 2, 7, 1, reason, detail), [])
     said = "policy.type = mine:Mine: logprob is not finite (task reach, seed 3, env step 0, weights of version 2)"
     assert caplog.messages == [f"simulator-0: a sample failed: {said}"]
     assert failures.last == said
@@ -48,13 +48,13 @@ def test_who_gave_what_is_not_finite_is_named_by_its_setting_with_task_and_seed(
 
 
 def test_updates_with_skipped_steps_are_told_and_not_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
-    failures = Failures(Path("run/logs"))
+    failures = SampleFailureLog(Path("run/logs"))
     with caplog.at_level(logging.WARNING):
         for step in range(30):
-            failures.reported(0.0, Report("trainer", 1, "update", step, {"train/actor/skipped_steps": step % 3}))
+            failures.on_report(0.0, Report("trainer", 1, "update", step, {"train/actor/skipped_steps": step % 3}))
     first = "update {}: {} optimizer steps were skipped, their gradient is not finite{}; why: run/logs/trainer.1.log"
     assert caplog.messages == [first.format(1, 1, ""), first.format(14, 2, " (10 times so far)")]
 
 
 def test_what_was_cancelled_did_not_fail(caplog: pytest.LogCaptureFixture) -> None:
-    assert told(Failures(None), ["cancelled"] * 3, caplog) == []
+    assert told(SampleFailureLog(None), ["cancelled"] * 3, caplog) == []

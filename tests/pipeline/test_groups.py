@@ -9,7 +9,7 @@ from tests.pipeline.runs import LOCKSTEP
 
 from polyrhythm.config.load import merge, validate
 from polyrhythm.pipeline.build import build_pipeline
-from polyrhythm.scheduler.records import LendSamples, SampleFinished
+from polyrhythm.scheduler.records import SampleFinished, StartUpdate
 
 ASYNCHRONOUS = {
     "rollout": {"rows": 12, "sharding": "even:4", "routing": "least_loaded"},
@@ -28,12 +28,12 @@ def trained(groups):
         ledger = pipeline.loop.conductor.ledger
         assert ledger.imbalance == 0
         assert ledger.trained == config.training.versions * config.training.batch_size
-        held = {sample.handle for sample in pipeline.loop.conductor.rollout.samples.values() if sample.handle}
+        held = {sample.payload_id for sample in pipeline.loop.conductor.rollout.samples.values() if sample.payload_id}
         assert set(pipeline.launcher.pool.finished()) == held == set()
     finally:
         pipeline.launcher.close()
     steps = pipeline.loop.trace
-    lent = [number for step in steps for c in step.commands if isinstance(c, LendSamples) for number in c.tickets]
+    lent = [number for step in steps for c in step.commands if isinstance(c, StartUpdate) for number in c.tickets]
     finished = {step.event.ticket: step.event for step in steps if isinstance(step.event, SampleFinished)}
     return pipeline, [finished[number].episode_return for number in lent]
 

@@ -13,9 +13,9 @@ from tests.pipeline.test_loop import ASYNCHRONOUS
 from polyrhythm.observe.terminal import Terminal
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.evaluation.episodes import held_out
-from polyrhythm.pipeline.observers.live import Live, live_terminal
-from polyrhythm.pipeline.observers.metrics import Episodes, Lags
-from polyrhythm.pipeline.observers.totals import Account
+from polyrhythm.pipeline.observers.live import LiveDisplay, live_terminal
+from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram
+from polyrhythm.pipeline.observers.totals import RunTotals
 from polyrhythm.scheduler.records import StationLost
 
 
@@ -33,7 +33,7 @@ class Screen(io.StringIO):
 
 def test_a_run_is_told_from_its_evaluation_to_its_last_update():
     stream = Screen()
-    live = Live(Terminal(stream))
+    live = LiveDisplay(Terminal(stream))
     pipeline = build_pipeline(config(**ASYNCHRONOUS))
     live.watch(pipeline)
     live.phase("evaluation_before", live._clock())
@@ -43,13 +43,13 @@ def test_a_run_is_told_from_its_evaluation_to_its_last_update():
     assert said.lag is None
 
     live.phase("rl", live._clock())
-    episodes, account, lags = Episodes(1), Account(), Lags()
+    episodes, account, lags = EpisodeTracker(1), RunTotals(), LagHistogram()
     live.train(6, episodes, account, lags, after_s=100.0)
     said = live._collect(pipeline.loop.clock())
     assert (said.done, said.of, said.left_s) == (0, 6, None)
     pipeline.loop.observers += [episodes, account, lags]
     pipeline.loop.train_until(2)
-    live.decided(pipeline.loop.clock(), StationLost("generator-1", 0, "died"), [])
+    live.on_decision(pipeline.loop.clock(), StationLost("generator-1", 0, "died"), [])
     said = live._collect(pipeline.loop.clock())
     pipeline.close()
     assert (said.phase, said.done, said.of, said.unit) == ("reinforcement learning", 4, 6, "update")

@@ -16,7 +16,7 @@ from polyrhythm.envs.gymnasium_env import GymnasiumBatch, GymnasiumSettings
 from polyrhythm.errors import RunHalted
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.evaluation.episodes import held_out
-from polyrhythm.pipeline.run_loop import Interrupted, Loop
+from polyrhythm.pipeline.run_loop import Interrupted, RunLoop
 from polyrhythm.pipeline.train import wind_down
 from polyrhythm.runtime.inline import InlineLauncher
 from polyrhythm.runtime.memory.arena import ArenaLayout
@@ -24,9 +24,9 @@ from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import (
     CancelRow,
     Checkpointed,
-    End,
     GeneratorJoined,
     RequestArrived,
+    SampleEnd,
     SampleFailed,
     SampleFinished,
     SimulatorJoined,
@@ -36,7 +36,7 @@ from polyrhythm.scheduler.records import (
     Wake,
 )
 from polyrhythm.scheduler.rollout.sharding import shard
-from polyrhythm.scheduler.settings import FlowSettings
+from polyrhythm.scheduler.settings import SchedulerSettings
 
 ASYNCHRONOUS = {
     "rollout": {"sharding": "even:2", "generators": 2, "routing": "least_loaded", "segment_steps": 8},
@@ -65,7 +65,7 @@ def test_the_lag_keeps_its_bound_and_nothing_is_left():
     pipeline = build_pipeline(config(**ASYNCHRONOUS), record=True)
     pipeline.loop.train_until(3)
     commands = [command for decision in pipeline.loop.trace for command in decision.commands]
-    lags = [c.version - oldest for c in commands if type(c).__name__ == "LendSamples" for oldest in c.oldest]
+    lags = [c.version - oldest for c in commands if type(c).__name__ == "StartUpdate" for oldest in c.oldest]
     assert len(lags) == 60
     assert 0 < max(lags) <= 2
     assert pipeline.loop.conductor.ledger.as_dict()["trained"] == 60
@@ -125,7 +125,7 @@ def test_an_environment_that_always_raises_ends_the_run_with_the_reason(caplog):
 def test_a_run_that_nothing_can_move_says_who_waits_for_what():
     pipeline = build_pipeline(config())
     empty = InlineLauncher([], ArenaLayout(1, 1, 1, {}, {}, {}), 0)
-    stuck = Loop(Conductor(pipeline.loop.conductor.settings), empty, time.monotonic, stall_s=0.05)
+    stuck = RunLoop(Conductor(pipeline.loop.conductor.settings), empty, time.monotonic, stall_s=0.05)
     with pytest.raises(RunHalted, match=r"nothing has happened.*\(none\).*trained 0, published -1.*trainer: none"):
         stuck.train_until(1)
 
@@ -157,10 +157,10 @@ class Silent:
 
 def test_a_timer_that_is_due_wakes_the_conductor_before_the_run_is_called_stuck():
     launcher = Silent()
-    conductor = Conductor(FlowSettings(batch_size=1, episode_deadline_s=7.0, max_attempts=2))
-    loop = Loop(conductor, launcher, launcher.clock, stall_s=60.0, record=True)
-    loop.tell(SimulatorJoined("s", 0, (shard("e", 1, "whole", []),)))
-    loop.tell(GeneratorJoined("g", 0, 0))
+    conductor = Conductor(SchedulerSettings(batch_size=1, episode_deadline_s=7.0, max_attempts=2))
+    loop = RunLoop(conductor, launcher, launcher.clock, stall_s=60.0, record=True)
+    loop.submit(SimulatorJoined("s", 0, (shard("e", 1, "whole", []),)))
+    loop.submit(GeneratorJoined("g", 0, 0))
     with pytest.raises(RunHalted, match="e/0 is silent"):
         loop.train_until(1)
     assert [(now, type(command)) for now, command in launcher.sent] == [(100.0, StartRows), (107.0, CancelRow)]
@@ -170,9 +170,11 @@ def test_a_timer_that_is_due_wakes_the_conductor_before_the_run_is_called_stuck(
 
 def test_a_timer_later_than_the_stall_limit_is_waited_for():
     launcher = Silent()
-    loop = Loop(Conductor(FlowSettings(batch_size=1, episode_deadline_s=500.0)), launcher, launcher.clock, stall_s=60.0)
-    loop.tell(SimulatorJoined("s", 0, (shard("e", 1, "whole", []),)))
-    loop.tell(GeneratorJoined("g", 0, 0))
+    loop = RunLoop(
+        Conductor(SchedulerSettings(batch_size=1, episode_deadline_s=500.0)), launcher, launcher.clock, stall_s=60.0
+    )
+    loop.submit(SimulatorJoined("s", 0, (shard("e", 1, "whole", []),)))
+    loop.submit(GeneratorJoined("g", 0, 0))
     with pytest.raises(RunHalted, match="nothing has happened for 60 s"):
         loop.train_until(1)
     assert (600.0, CancelRow) in [(now, type(command)) for now, command in launcher.sent]
@@ -196,12 +198,12 @@ class Late(Silent):
 def test_what_came_before_a_deadline_is_heard_before_it_counts():
     """A main process that was stopped, or overloaded, must not cancel what has ended meanwhile."""
     late = Late([])
-    loop = Loop(Conductor(FlowSettings(batch_size=1, episode_deadline_s=7.0)), late, late.clock, record=True)
-    loop.tell(SimulatorJoined("s", 0, (shard("e", 2, "whole", []),)))
-    loop.tell(GeneratorJoined("g", 0, 0))
-    loop.tell(TrainUntil(2))
+    loop = RunLoop(Conductor(SchedulerSettings(batch_size=1, episode_deadline_s=7.0)), late, late.clock, record=True)
+    loop.submit(SimulatorJoined("s", 0, (shard("e", 2, "whole", []),)))
+    loop.submit(GeneratorJoined("g", 0, 0))
+    loop.submit(TrainUntil(2))
     late.now = 120.0
-    late.events.append(SampleFinished("s", 0, 0, 1, "0", End.TERMINATED, 1, 1, 0, 0, True, 1.0))
+    late.events.append(SampleFinished("s", 0, 0, 1, "0", SampleEnd.TERMINATED, 1, 1, 0, 0, True, 1.0))
     with pytest.raises(RunHalted):
         loop.train_until(2)
     told = [type(decision.event) for decision in loop.trace]
@@ -220,10 +222,10 @@ class Flood(Late):
 
 def test_a_flood_of_events_puts_a_deadline_off_but_not_for_ever():
     flood = Flood([])
-    loop = Loop(Conductor(FlowSettings(batch_size=1, episode_deadline_s=7.0)), flood, flood.clock, record=True)
-    loop.tell(SimulatorJoined("s", 0, (shard("e", 1, "whole", []),)))
-    loop.tell(GeneratorJoined("g", 0, 0))
-    loop.tell(TrainUntil(1))
+    loop = RunLoop(Conductor(SchedulerSettings(batch_size=1, episode_deadline_s=7.0)), flood, flood.clock, record=True)
+    loop.submit(SimulatorJoined("s", 0, (shard("e", 1, "whole", []),)))
+    loop.submit(GeneratorJoined("g", 0, 0))
+    loop.submit(TrainUntil(1))
     flood.now = 120.0
     loop.stop = lambda: Wake() == loop.trace[-2].event
     with pytest.raises(Interrupted):
@@ -249,7 +251,7 @@ class Busy(Silent):
 
 def test_a_station_at_work_is_no_stall_however_long_it_is_silent():
     launcher = Busy()
-    loop = Loop(Conductor(FlowSettings(batch_size=1)), launcher, launcher.clock, stall_s=60.0)
+    loop = RunLoop(Conductor(SchedulerSettings(batch_size=1)), launcher, launcher.clock, stall_s=60.0)
     with pytest.raises(StopIteration):
         loop.train_until(1)
 
@@ -300,8 +302,8 @@ class Hanging(Silent):
 
 def test_winding_down_says_once_whom_it_waits_for_and_how_long(caplog):
     launcher = Hanging()
-    loop = Loop(Conductor(FlowSettings(batch_size=1)), launcher, launcher.clock)
-    loop.tell(TrainerJoined("trainer", 0))
+    loop = RunLoop(Conductor(SchedulerSettings(batch_size=1)), launcher, launcher.clock)
+    loop.submit(TrainerJoined("trainer", 0))
     with caplog.at_level(logging.INFO):
         assert not loop.wind_down(10.0)
     (said,) = [record.getMessage() for record in caplog.records]

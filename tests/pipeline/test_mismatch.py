@@ -9,7 +9,7 @@ from tests.pipeline.runs import config
 
 from polyrhythm.pipeline.observers.mismatch import mismatch_limit
 from polyrhythm.pipeline.train import train
-from polyrhythm.pipeline.validation.check import check
+from polyrhythm.pipeline.validation.check import validate_run
 
 ENV = {"type": "latency", "step_time": "constant:0ms", "episode_steps": 8, "action_dim": 2}
 BROKEN = "tests.pipeline.broken_policies:BrokenSettings"
@@ -22,7 +22,7 @@ def mismatches(folder):
 
 def test_a_policy_that_disagrees_only_later_is_warned_about_once(tmp_path, caplog):
     settings = config(env=ENV, policy={"type": BROKEN, "defect": "late"}, evaluation={"episodes": 0})
-    checked = check(settings)
+    checked = validate_run(settings)
     (tmp_path / "run").mkdir()
     with caplog.at_level(logging.WARNING):
         train(checked, tmp_path / "run")
@@ -38,14 +38,14 @@ def test_a_policy_that_agrees_is_not(tmp_path, caplog):
         settings = config(env=ENV, policy={"type": "gaussian"}, evaluation={"episodes": 0}, **changes)
         (tmp_path / name).mkdir()
         with caplog.at_level(logging.WARNING):
-            train(check(settings), tmp_path / name)
+            train(validate_run(settings), tmp_path / name)
     assert not [record for record in caplog.records if "mismatch_kl" in record.getMessage()]
     assert len(mismatches(tmp_path / "lockstep")) == 3
     assert max(mismatches(tmp_path / "lockstep")) < 1e-6
 
 
 def test_the_limit_follows_the_tolerance_and_the_entries_of_a_log_prob():
-    policy = check(config(env=ENV, policy={"type": "gaussian", "chunk": 4})).policy
+    policy = validate_run(config(env=ENV, policy={"type": "gaussian", "chunk": 4})).policy
     assert mismatch_limit(config().algorithm, policy) == 0.01**2 / 2
     policy.tolerance = 0.05
     assert mismatch_limit(config().algorithm, policy) == 0.05**2 / 2

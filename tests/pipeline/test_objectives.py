@@ -12,7 +12,7 @@ from polyrhythm.algorithms.advantages import ADVANTAGES
 from polyrhythm.algorithms.losses import POLICY_LOSSES, Terms
 from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.pipeline.build import build_pipeline
-from polyrhythm.pipeline.validation.check import check
+from polyrhythm.pipeline.validation.check import validate_run
 
 HERE = "tests.pipeline.test_objectives"
 STALE = {
@@ -25,14 +25,14 @@ STALE = {
 
 def trained(**changes):
     """The weights after the run, and the updates' figures."""
-    checked = check(config(**changes))
+    checked = validate_run(config(**changes))
     reports = []
 
     class Reports:
-        def decided(self, now, event, commands):
+        def on_decision(self, now, event, commands):
             pass
 
-        def reported(self, now, report):
+        def on_report(self, now, report):
             if report.topic == "update":
                 reports.append(report.values)
 
@@ -144,7 +144,7 @@ def with_advantage(name):
 
 @pytest.mark.parametrize("loss", POLICY_LOSSES)
 def test_every_loss_trains_on_stale_samples(loss):
-    start = check(config(**STALE)).policy.state_dict()
+    start = validate_run(config(**STALE)).policy.state_dict()
     weights, reports = trained(**STALE, algorithm={"loss": loss})
     assert len(reports) == 3
     assert all(x.isfinite().all() for x in weights.values())
@@ -219,7 +219,7 @@ REFUSED = [
 @pytest.mark.parametrize(("changes", "words"), REFUSED)
 def test_nonsense_of_ones_own_is_refused_before_the_start(changes, words):
     with pytest.raises(ConfigError, match=rf"^algorithm\.(loss|advantage)\.type = {HERE}:\w+: {words}"):
-        check(config(**changes))
+        validate_run(config(**changes))
 
 
 UNKNOWN = [
@@ -239,7 +239,7 @@ UNKNOWN = [
 @pytest.mark.parametrize(("objective", "words"), UNKNOWN)
 def test_what_is_not_there_is_refused_before_the_start(objective, words):
     with pytest.raises(ConfigError, match=f"^{words}"):
-        check(config(algorithm=objective))
+        validate_run(config(algorithm=objective))
 
 
 def test_one_that_says_it_looks_at_the_proximal_policy_is_given_it():
@@ -254,7 +254,7 @@ def test_one_that_says_it_looks_at_the_proximal_policy_is_given_it():
 
 @pytest.mark.parametrize("launcher", ["inline", "local"])
 def test_a_loss_that_raises_at_run_time_ends_the_run_and_is_named(launcher, tmp_path, caplog):
-    checked = check(config(**with_loss("breaking_later"), launcher=launcher))
+    checked = validate_run(config(**with_loss("breaking_later"), launcher=launcher))
     with (
         closing(build_pipeline(checked.config, checked.policy, tmp_path)) as pipeline,
         pytest.raises((RuntimeError, RunHalted), match="the formula has a hole") as failure,
@@ -266,7 +266,7 @@ def test_a_loss_that_raises_at_run_time_ends_the_run_and_is_named(launcher, tmp_
 
 
 def test_a_loss_whose_shape_changes_later_ends_the_run():
-    checked = check(config(**with_loss("shrinking")))
+    checked = validate_run(config(**with_loss("shrinking")))
     with (
         closing(build_pipeline(checked.config, checked.policy)) as pipeline,
         pytest.raises(

@@ -17,9 +17,9 @@ from polyrhythm.config.load import merge
 from polyrhythm.observe import MetricsWriter
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.evaluation.episodes import held_out
-from polyrhythm.pipeline.observers.idle import Tempo
-from polyrhythm.pipeline.observers.metrics import Episodes, Lags, Progress, UpdateMetrics
-from polyrhythm.pipeline.observers.totals import Account, Stations
+from polyrhythm.pipeline.observers.idle import IdleMeter
+from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, ProgressLogger, UpdateMetrics
+from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
 from polyrhythm.runtime.inline import InlineLauncher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Report
@@ -27,16 +27,16 @@ from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import (
     Batch,
     CancelRow,
-    End,
     GeneratorJoined,
     Grant,
-    LendSamples,
     Request,
+    SampleEnd,
     SampleFailed,
     SampleFinished,
     Serve,
     SimulatorJoined,
     StartRows,
+    StartUpdate,
     StationLost,
     Ticket,
     TrainerJoined,
@@ -47,23 +47,23 @@ from polyrhythm.scheduler.records import (
 )
 from polyrhythm.scheduler.rollout.sharding import shard
 from polyrhythm.scheduler.samples.ledger import SampleLedger
-from polyrhythm.scheduler.settings import FlowSettings
+from polyrhythm.scheduler.settings import SchedulerSettings
 
 REPORT = Report("trainer", 0, "update", 0, {"staleness/lag_mean": 0.5})
 
 
 def test_an_update_that_a_lost_trainer_takes_with_it_is_written_once(tmp_path):
-    account, ledger = Account(), SampleLedger()
+    account, ledger = RunTotals(), SampleLedger()
     with MetricsWriter(tmp_path, tensorboard=False) as writer:
         writer.log(0, {"evaluation/greedy/rate": 0.5}, time_s=0)
-        stations = Stations(InlineLauncher([], ArenaLayout(1, 1, 1, {}, {}, {}), 0))
-        tempo = Tempo(Conductor(FlowSettings(batch_size=1)), 0.0)
-        metrics = UpdateMetrics(writer, ledger, Episodes(tasks=1), account, stations, tempo, began=0.0, now=0.0)
-        metrics.decided(0.0, TrainerJoined("trainer", 0, 0), [])
+        stations = StationActivity(InlineLauncher([], ArenaLayout(1, 1, 1, {}, {}, {}), 0))
+        tempo = IdleMeter(Conductor(SchedulerSettings(batch_size=1)), 0.0)
+        metrics = UpdateMetrics(writer, ledger, EpisodeTracker(tasks=1), account, stations, tempo, began=0.0, now=0.0)
+        metrics.on_decision(0.0, TrainerJoined("trainer", 0, 0), [])
         for step, now in ((0, 1.0), (1, 2.0), (2, 3.0)):
-            metrics.reported(now, Report("trainer", 0, "update", step, {"train/actor/lr": now}))
-        metrics.decided(3.5, TrainerJoined("trainer", 1, 2), [])
-        metrics.reported(4.0, Report("trainer", 1, "update", 2, {"train/actor/lr": 4.0}))
+            metrics.on_report(now, Report("trainer", 0, "update", step, {"train/actor/lr": now}))
+        metrics.on_decision(3.5, TrainerJoined("trainer", 1, 2), [])
+        metrics.on_report(4.0, Report("trainer", 1, "update", 2, {"train/actor/lr": 4.0}))
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line.get("train/actor/lr")) for line in lines] == [(0, None), (0, 1.0), (1, 2.0), (2, 4.0)]
 
@@ -73,23 +73,23 @@ def start(number, row, *, task=0, resume=False, attempt=1, evaluation=""):
     return StartRows("s", "e/0", (Grant(row, ticket, resume),))
 
 
-def finish(number, reward, steps, *, end=End.TERMINATED, success=False, attempt=1, metrics=()):
+def finish(number, reward, steps, *, end=SampleEnd.TERMINATED, success=False, attempt=1, metrics=()):
     return SampleFinished("s", 0, number, attempt, "h", end, steps, steps, 0, 0, success, reward, metrics)
 
 
 def told(episodes, *heard):
     for thing in heard:
         if isinstance(thing, StartRows | CancelRow):
-            episodes.decided(0.0, Wake(), [thing])
+            episodes.on_decision(0.0, Wake(), [thing])
         else:
-            episodes.decided(0.0, thing, [])
-    episodes.reported(0.0, REPORT)
+            episodes.on_decision(0.0, thing, [])
+    episodes.on_report(0.0, REPORT)
     return episodes.figures
 
 
 def test_segments_are_put_together_and_counted_where_the_episode_ends():
-    episodes = Episodes(tasks=2)
-    segment = (start(0, 0, task=1), finish(0, 2.0, 8, end=End.SEGMENT))
+    episodes = EpisodeTracker(tasks=2)
+    segment = (start(0, 0, task=1), finish(0, 2.0, 8, end=SampleEnd.SEGMENT))
     assert told(episodes, *segment) == {}
     # The ticket that pays for the continuation is of another task; the episode keeps its own.
     last = (start(5, 0, task=0, resume=True), finish(5, 1.0, 3, success=True))
@@ -112,7 +112,7 @@ def test_means_are_over_episodes_and_by_task_where_there_are_several():
         finish(2, 0.0, 10),
         finish(1, 2.0, 4),
     )
-    assert told(Episodes(tasks=1), *heard) == {
+    assert told(EpisodeTracker(tasks=1), *heard) == {
         "env/episodes": 3.0,
         "env/return": 1.0,
         "env/success_once": pytest.approx(1 / 3),
@@ -127,9 +127,9 @@ def test_the_environments_own_metrics_are_means_over_the_episodes_that_have_them
         start(2, 2),
         finish(0, 1.0, 4, metrics=(("push", 1.0), ("slip", 4.0))),
         finish(1, 1.0, 4, metrics=(("push", 2.0),)),
-        finish(2, 1.0, 4, end=End.SEGMENT),
+        finish(2, 1.0, 4, end=SampleEnd.SEGMENT),
     )
-    figures = told(Episodes(tasks=1), *heard)
+    figures = told(EpisodeTracker(tasks=1), *heard)
     assert {name: value for name, value in figures.items() if name.startswith("env/metrics/")} == {
         "env/metrics/push": 1.5,
         "env/metrics/slip": 4.0,
@@ -148,13 +148,13 @@ def test_the_environments_own_metrics_are_means_over_the_episodes_that_have_them
     ids=["evaluation", "cancelled", "failed", "lost", "another attempt"],
 )
 def test_what_is_not_a_training_episode_is_left_out(heard):
-    assert told(Episodes(tasks=1), *heard) == {}
+    assert told(EpisodeTracker(tasks=1), *heard) == {}
 
 
-class Kept(Episodes):
+class Kept(EpisodeTracker):
     """Forgets no episode at an update."""
 
-    def reported(self, now, report):
+    def on_report(self, now, report):
         pass
 
 
@@ -168,18 +168,18 @@ def test_a_live_run_in_segments_reports_whole_episodes():
     ended = [episode for episode, _ in episodes._ended]
     pipeline.close()
     samples = [d.event for d in pipeline.loop.trace if isinstance(d.event, SampleFinished) and d.event.ticket >= 0]
-    assert len(ended) == sum(sample.end is not End.SEGMENT for sample in samples)
+    assert len(ended) == sum(sample.end is not SampleEnd.SEGMENT for sample in samples)
     assert max(episode.env_steps for episode in ended) > 8
     assert all(episode.reward == episode.env_steps for episode in ended)
 
 
 def test_the_progress_line_does_without_episodes(caplog):
-    episodes = Episodes(tasks=1)
-    progress = Progress(1, episodes, 0.0)
+    episodes = EpisodeTracker(tasks=1)
+    progress = ProgressLogger(1, episodes, 0.0)
     with caplog.at_level(logging.INFO):
-        progress.reported(0.0, REPORT)
+        progress.on_report(0.0, REPORT)
         told(episodes, start(0, 0), finish(0, 3.0, 4))
-        progress.reported(0.0, REPORT)
+        progress.on_report(0.0, REPORT)
     assert caplog.messages == [
         "update 1 of 1: no episode has ended, lag 0.5",
         "update 1 of 1: return 3 in the last episode, lag 0.5",
@@ -211,11 +211,11 @@ def test_every_metric_of_a_run_is_documented(tmp_path):
 
 
 def test_idle_times_are_those_of_the_decisions():
-    conductor = Conductor(FlowSettings(batch_size=2, max_lag=0.0, on_update="drain"))
-    tempo = Tempo(conductor, 0.0)
+    conductor = Conductor(SchedulerSettings(batch_size=2, max_lag=0.0, on_update="drain"))
+    tempo = IdleMeter(conductor, 0.0)
 
     def tell(event, at):
-        tempo.decided(at, event, conductor.handle(event, at))
+        tempo.on_decision(at, event, conductor.handle(event, at))
 
     tell(SimulatorJoined("s", 0, (shard("e", 2, "whole", []),)), 0.0)
     tell(GeneratorJoined("g", 0, 0), 0.0)
@@ -234,15 +234,15 @@ def test_idle_times_are_those_of_the_decisions():
 
 
 def test_how_full_passes_were():
-    conductor = Conductor(FlowSettings(batch_size=2, buckets=(4,)))
-    tempo = Tempo(conductor, 0.0)
+    conductor = Conductor(SchedulerSettings(batch_size=2, buckets=(4,)))
+    tempo = IdleMeter(conductor, 0.0)
 
     def serve(*rows, evaluation=False):
         requests = tuple(Request("e", "s", 0, count, 0, "h", 0.0, evaluation=evaluation) for count in rows)
         return Serve("g", Batch(0, "g", requests))
 
-    tempo.decided(1.0, Wake(), [serve(1, 2), serve(1), serve(4, evaluation=True)])
-    tempo.decided(2.0, Wake(), [serve(4)])
+    tempo.on_decision(1.0, Wake(), [serve(1, 2), serve(1), serve(4, evaluation=True)])
+    tempo.on_decision(2.0, Wake(), [serve(4)])
     found = tempo.take(3.0)
     assert found["rollouter/batch_rows"] == pytest.approx(8 / 3)
     assert found["rollouter/padding_ratio"] == pytest.approx(1 - 8 / 12)
@@ -250,10 +250,10 @@ def test_how_full_passes_were():
 
 
 def test_a_lag_counts_when_it_was_trained_not_when_it_was_lent():
-    lags = Lags()
-    lags.decided(0.0, Wake(), [LendSamples("t", 0, 2, (0, 1), ("0", "1"), (1, 2))])
+    lags = LagHistogram()
+    lags.on_decision(0.0, Wake(), [StartUpdate("t", 0, 2, (0, 1), ("0", "1"), (1, 2))])
     assert lags.counts == {}
-    lags.decided(1.0, StationLost("t", 0, "killed"), [])
-    lags.decided(2.0, TrainerJoined("t", 1, 0), [LendSamples("t", 0, 3, (0, 1), ("0", "1"), (1, 2))])
-    lags.decided(3.0, UpdateDone("t", 1, 0), [LendSamples("t", 1, 3, (2,), ("2",), (3,))])
+    lags.on_decision(1.0, StationLost("t", 0, "killed"), [])
+    lags.on_decision(2.0, TrainerJoined("t", 1, 0), [StartUpdate("t", 0, 3, (0, 1), ("0", "1"), (1, 2))])
+    lags.on_decision(3.0, UpdateDone("t", 1, 0), [StartUpdate("t", 1, 3, (2,), ("2",), (3,))])
     assert lags.counts == {2: 1, 1: 1}

@@ -21,7 +21,7 @@ from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.evaluation.playback import play
 from polyrhythm.pipeline.evaluation.standalone import Video, evaluate
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
-from polyrhythm.pipeline.validation.check import check
+from polyrhythm.pipeline.validation.check import validate_run
 
 
 def _lamp(**settings: Any) -> RunConfig:
@@ -33,7 +33,7 @@ def _lamp(**settings: Any) -> RunConfig:
 
 
 def _saved(path: Path, run: RunConfig) -> Path:
-    checked = check(run, trainer=False)
+    checked = validate_run(run, trainer=False)
     save_policy(checked.policy.state_dict(), run, path, 1, checked.spec)
     return path
 
@@ -43,7 +43,7 @@ def _saved(path: Path, run: RunConfig) -> Path:
 def test_what_is_played_is_what_the_evaluation_counts(greedy: bool, step_rows: bool) -> None:
     """By task, so that every episode has a pair: with noise too, and where rows step only together."""
     run = _lamp(step_rows=step_rows)
-    _, spec, policy = check(run, trainer=False)
+    _, spec, policy = validate_run(run, trainer=False)
     episodes = held_out(8, 5, 2, greedy=greedy)
     pipeline = build_pipeline(run, policy, trainer=False)
     counted = pipeline.evaluate("evaluation", episodes)
@@ -73,7 +73,7 @@ def test_an_evaluation_with_a_video(tmp_path: Path) -> None:
 
 def test_rows_that_the_batch_draws_are_shown_too() -> None:
     run = _lamp(pictures="drawn")
-    _, _, policy = check(run, trainer=False)
+    _, _, policy = validate_run(run, trainer=False)
     (played,) = play(
         LampSettings(pictures="drawn"), policy, held_out(1, 5, 2, greedy=True), step_settings(run, policy), 9, 4
     )
@@ -85,7 +85,7 @@ def test_rows_that_the_batch_draws_are_shown_too() -> None:
 @pytest.mark.parametrize("wanted", [2, 6])
 def test_where_only_the_runs_own_rows_can_be_built_the_same_is_played(wanted: int, step_rows: bool) -> None:
     run = _lamp(step_rows=step_rows)
-    _, _, policy = check(run, trainer=False)
+    _, _, policy = validate_run(run, trainer=False)
     episodes, step = held_out(wanted, 5, 2, greedy=True), step_settings(run, policy)
     free, bound = (
         play(LampSettings(step_rows=step_rows, only_rows=only), policy, episodes, step, 3, 4) for only in (0, 4)
@@ -97,7 +97,7 @@ def test_where_only_the_runs_own_rows_can_be_built_the_same_is_played(wanted: in
 
 def test_a_batch_that_cannot_be_built_to_be_seen_names_its_line() -> None:
     run = _lamp()
-    _, _, policy = check(run, trainer=False)
+    _, _, policy = validate_run(run, trainer=False)
     said = r"env.type = tests.*: build raised ValueError: 3 rows or none \(.*pictures.py, line \d+\); fix it there"
     with pytest.raises(ConfigError, match=said):
         play(LampSettings(only_rows=3), policy, held_out(2, 5, 2, greedy=True), step_settings(run, policy), 3, 4)

@@ -12,8 +12,8 @@ from tests.pipeline.test_serial_equivalence import live, tickets
 from polyrhythm.config.load import merge, validate
 from polyrhythm.config.presets import PRESETS, preset
 from polyrhythm.errors import RunHalted
-from polyrhythm.pipeline.observers.metrics import Lags
-from polyrhythm.scheduler.records import LendSamples
+from polyrhythm.pipeline.observers.metrics import LagHistogram
+from polyrhythm.scheduler.records import StartUpdate
 
 
 def run(name, **freshness):
@@ -21,9 +21,9 @@ def run(name, **freshness):
 
 
 def lags(pipeline):
-    found = Lags()
+    found = LagHistogram()
     for decision in pipeline.loop.trace:
-        found.decided(decision.now, decision.event, decision.commands)
+        found.on_decision(decision.now, decision.event, decision.commands)
     return found
 
 
@@ -53,7 +53,7 @@ def test_every_preset_keeps_its_own_promise(name):
     pipeline = run(name)
     settings = pipeline.loop.conductor.settings
     found = lags(pipeline)
-    found.refuse_beyond(settings.max_lag, settings.bound, clean=True)
+    found.check_bound(settings.max_lag, settings.bound, clean=True)
     lent = Counter(ticket for _, _, numbers in tickets(pipeline)[1] for ticket in numbers)
     assert set(lent.values()) == {1}
     assert sum(found.counts.values()) == len(lent) == 3 * settings.version_samples
@@ -61,11 +61,11 @@ def test_every_preset_keeps_its_own_promise(name):
 
 @pytest.mark.parametrize(("max_lag", "bound", "clean"), [(0.5, "sample", False), (0.5, "mean", True)])
 def test_samples_that_are_too_old_end_the_run(max_lag, bound, clean):
-    found = Lags({"0": 2, "2": 1})
+    found = LagHistogram({"0": 2, "2": 1})
     with pytest.raises(RunHalted, match=rf"max_lag = {max_lag:g} \(bound: {bound}\) is broken"):
-        found.refuse_beyond(max_lag, bound, clean=clean)
-    found.refuse_beyond(2.0, bound, clean=clean)
-    Lags({"0": 1, "5": 1}).refuse_beyond(1.0, "mean", clean=False)
+        found.check_bound(max_lag, bound, clean=clean)
+    found.check_bound(2.0, bound, clean=clean)
+    LagHistogram({"0": 1, "5": 1}).check_bound(1.0, "mean", clean=False)
 
 
 @pytest.mark.parametrize(("streaming", "wanted"), [(True, 10), (False, 40)])
@@ -76,6 +76,6 @@ def test_the_first_update_waits_for_the_version_unless_it_streams(streaming, wan
     finished = 0
     for decision in pipeline.loop.trace:
         finished += type(decision.event).__name__ == "SampleFinished"
-        if any(isinstance(command, LendSamples) for command in decision.commands):
+        if any(isinstance(command, StartUpdate) for command in decision.commands):
             break
     assert finished == wanted

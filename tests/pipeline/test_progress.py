@@ -18,7 +18,7 @@ from polyrhythm.pipeline.persistence.checkpoints import save_policy
 from polyrhythm.pipeline.persistence.phases import (
     CONFIG_FILE,
     SUMMARY_FILE,
-    Progress,
+    PhaseJournal,
     command_of,
 )
 from polyrhythm.pipeline.persistence.resume_rules import config_to_resume, run_to_resume
@@ -131,14 +131,14 @@ def test_where_and_how_long_a_run_runs_may_change(tmp_path: Path) -> None:
 
 
 def test_what_is_done_is_remembered_and_times_add_up(tmp_path: Path) -> None:
-    progress = Progress(tmp_path)
+    progress = PhaseJournal(tmp_path)
     assert progress.result("warm_start") is None
     with progress.phase("start"):
         pass
     progress.commit("warm_start", {})
     progress.commit("evaluation_before", {"before": {"rate": 0.5}})
     spent = progress.wall_s["start"]
-    again = Progress(tmp_path)
+    again = PhaseJournal(tmp_path)
     assert again.result("warm_start") == {}, "done, though it came to nothing"
     assert again.result("evaluation_before") == {"before": {"rate": 0.5}}
     assert again.result("rl") is None
@@ -153,7 +153,7 @@ def test_a_phase_that_goes_on_tells_its_own_time_and_that_of_all(
 ) -> None:
     caplog.set_level("INFO", "polyrhythm")
     (tmp_path / "progress.json").write_text('{"wall_s": {"rl": 22.0}}')
-    progress = Progress(tmp_path)
+    progress = PhaseJournal(tmp_path)
     for name in ("start", "rl"):
         with progress.phase(name):
             pass
@@ -161,28 +161,28 @@ def test_a_phase_that_goes_on_tells_its_own_time_and_that_of_all(
 
 
 def test_the_time_of_a_phase_that_is_cut_short_counts(tmp_path: Path) -> None:
-    progress = Progress(tmp_path)
+    progress = PhaseJournal(tmp_path)
     with pytest.raises(KeyboardInterrupt), progress.phase("rl"):
         raise KeyboardInterrupt
-    again = Progress(tmp_path)
+    again = PhaseJournal(tmp_path)
     assert again.wall_s["rl"] > 0
     assert again.result("rl") is None
 
 
 def test_phases_that_are_opened_again_are_not_done(tmp_path: Path) -> None:
-    progress = Progress(tmp_path)
+    progress = PhaseJournal(tmp_path)
     for phase in ("warm_start", "rl", "best"):
         progress.commit(phase, {})
     progress.reopen("rl", "evaluation_after", "best")
-    again = Progress(tmp_path)
+    again = PhaseJournal(tmp_path)
     assert (again.result("warm_start"), again.result("rl"), again.result("best")) == ({}, None, None)
 
 
 def test_progress_is_written_whole(tmp_path: Path) -> None:
-    progress = Progress(tmp_path)
+    progress = PhaseJournal(tmp_path)
     progress.commit("warm_start", {})
     (tmp_path / "progress.json.part").write_text("{ cut sh")
-    assert Progress(tmp_path).result("warm_start") == {}
+    assert PhaseJournal(tmp_path).result("warm_start") == {}
     progress.commit("rl", {"lag": 1})
     assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
     assert json.loads((tmp_path / "progress.json").read_text())["done"] == {"warm_start": {}, "rl": {"lag": 1}}
@@ -196,7 +196,7 @@ def test_time_goes_on_where_the_metrics_ended_though_a_killed_phase_left_none(tm
         file.write('{"step": 2, "time_s": 95')
     with (tmp_path / "metrics.jsonl").open("ab") as damaged:
         damaged.write(b"\xff\n")
-    progress = Progress(tmp_path)  # killed in its first phase, so there is no progress.json
+    progress = PhaseJournal(tmp_path)  # killed in its first phase, so there is no progress.json
     assert time.monotonic() - progress.began >= 90.0
     rewind(tmp_path, 1)
     with MetricsWriter(tmp_path, tensorboard=False) as metrics:

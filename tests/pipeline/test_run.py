@@ -20,7 +20,7 @@ from polyrhythm.pipeline.evaluation.episodes import held_out, tally
 from polyrhythm.pipeline.evaluation.standalone import evaluate
 from polyrhythm.pipeline.persistence.checkpoints import load_policy
 from polyrhythm.pipeline.train import train
-from polyrhythm.pipeline.validation.check import check
+from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.scheduler.records import SampleEvaluated
 from polyrhythm.scheduler.samples.admission import mix as flow_mix
 from polyrhythm.specs import Task
@@ -30,7 +30,7 @@ def test_two_versions_of_the_cartpole_recipe(tmp_path):
     config = load_config(
         "cartpole", ["launcher=inline", "training.versions=2", "evaluation.episodes=6", "evaluation.sampled=true"]
     )
-    summary = train(check(config), tmp_path)
+    summary = train(validate_run(config), tmp_path)
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
     assert {"before", "after", "before_sampled", "after_sampled"} <= summary.keys()
     assert {"successes", "episodes", "rate", "low", "high", "mean_return"} <= summary["after"].keys()
@@ -79,7 +79,8 @@ def test_two_versions_of_the_cartpole_recipe(tmp_path):
 
 def test_a_run_without_training_measures_what_it_begins_with(tmp_path):
     summary = train(
-        check(load_config("cartpole", ["launcher=inline", "training.versions=0", "evaluation.episodes=4"])), tmp_path
+        validate_run(load_config("cartpole", ["launcher=inline", "training.versions=0", "evaluation.episodes=4"])),
+        tmp_path,
     )
     assert summary["before"]["episodes"] == 4
     assert "after" not in summary
@@ -87,7 +88,10 @@ def test_a_run_without_training_measures_what_it_begins_with(tmp_path):
 
 
 def test_the_weights_file_is_plain_data(tmp_path):
-    train(check(load_config("cartpole", ["launcher=inline", "training.versions=0", "evaluation.episodes=0"])), tmp_path)
+    train(
+        validate_run(load_config("cartpole", ["launcher=inline", "training.versions=0", "evaluation.episodes=0"])),
+        tmp_path,
+    )
     content = torch.load(tmp_path / "policy.pt", weights_only=True)
     assert content["config"]["name"] == "cartpole"
 
@@ -221,7 +225,10 @@ def test_a_run_whose_samples_were_too_old_ends_in_an_error(tmp_path, monkeypatch
 
 
 def test_weights_of_other_settings_are_refused(tmp_path):
-    train(check(load_config("cartpole", ["launcher=inline", "training.versions=0", "evaluation.episodes=0"])), tmp_path)
+    train(
+        validate_run(load_config("cartpole", ["launcher=inline", "training.versions=0", "evaluation.episodes=0"])),
+        tmp_path,
+    )
     content = torch.load(tmp_path / "policy.pt", weights_only=True)
     content["config"]["policy"]["hidden"] = 32
     torch.save(content, tmp_path / "policy.pt")
@@ -247,7 +254,7 @@ def test_two_versions_of_the_quickstart_recipe(recipe, tmp_path, simulator):
     }
     overrides = [f"{path}={value}" for path, value in small.items()]
     config = load_config(recipe, ["launcher=inline", *overrides])
-    summary = train(check(config), tmp_path)
+    summary = train(validate_run(config), tmp_path)
     assert list(summary["wall_s"]) == [
         *("demonstrations", "supervised", "start", "evaluation_before", "rl", "evaluation_after", "total")
     ]
@@ -265,7 +272,7 @@ def test_two_versions_of_the_quickstart_recipe(recipe, tmp_path, simulator):
 def test_two_versions_of_the_reach_recipe(tmp_path, simulator):
     """From the state alone: every episode lasts as long as it may, and earns something at every step."""
     small = ("training.versions=2", "training.mini_batch_samples=4", "rollout.rows=4", "evaluation.episodes=4")
-    summary = train(check(load_config("reach", ["launcher=inline", *small])), tmp_path)
+    summary = train(validate_run(load_config("reach", ["launcher=inline", *small])), tmp_path)
     assert summary["ledger"]["trained"] == 8
     assert summary["stations"]["simulator-0"]["env_steps"] == (4 + 8) * 100, "before, and in training"
     assert 0 < summary["before"]["mean_return"] < 100

@@ -11,7 +11,7 @@ import torch
 from tests.pipeline.runs import ROWS, config
 
 from polyrhythm.pipeline.build import build_pipeline
-from polyrhythm.scheduler.records import LendSamples, StartRows
+from polyrhythm.scheduler.records import StartRows, StartUpdate
 from polyrhythm.scheduler.samples.admission import mix as flow_mix
 from polyrhythm.specs import INSTRUCTION, PROGRESS, Trajectory
 from polyrhythm.specs.hashing import mix
@@ -130,7 +130,7 @@ def tickets(pipeline):
         if isinstance(command, StartRows)
         for grant in command.grants
     }
-    return granted, [(c.update, c.version, c.tickets) for c in commands if isinstance(c, LendSamples)]
+    return granted, [(c.update, c.version, c.tickets) for c in commands if isinstance(c, StartUpdate)]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 from tests.runtime.mutations import mutations
 
 from polyrhythm.observe import TraceWriter
-from polyrhythm.pipeline.observers.timeline import Timeline
+from polyrhythm.pipeline.observers.timeline import TraceObserver
 from polyrhythm.runtime.inline import InlineLauncher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Spans
@@ -63,12 +63,12 @@ def drawn(
     """The bars of the slot after these messages, one after another, and these decisions before them."""
     launcher = Telling()
     with TraceWriter(path) as trace:
-        timeline = Timeline(trace, launcher, BEGAN)
+        timeline = TraceObserver(trace, launcher, BEGAN)
         for now, commands in decisions:
-            timeline.decided(now, records.Wake(), commands)
+            timeline.on_decision(now, records.Wake(), commands)
         for number, spans in enumerate(told):
             launcher.said.append(Spans("a", 0, tuple(spans), 0))
-            timeline.decided(15.0 + number, records.Wake(), [])
+            timeline.on_decision(15.0 + number, records.Wake(), [])
         timeline.finish(20.0 + len(told))
     assert launcher.measuring == [True, False]
     return sorted((bar for bar in bars(path) if bar[0].startswith("s.")), key=lambda bar: bar[2])
@@ -122,10 +122,10 @@ def test_a_slot_without_tickets_waits_for_its_thread_from_the_grant_on(tmp_path:
 def test_a_lost_simulator_numbers_its_requests_anew(tmp_path: Path) -> None:
     launcher = Telling()
     with TraceWriter(tmp_path / "trace.json") as trace:
-        timeline = Timeline(trace, launcher, BEGAN)
+        timeline = TraceObserver(trace, launcher, BEGAN)
         launcher.said.append(Spans("g", 0, (SERVED,), 0))
-        timeline.decided(13.5, records.Wake(), [])
-        timeline.decided(13.6, records.StationLost("s", 0, "ended by SIGKILL"), [])
+        timeline.on_decision(13.5, records.Wake(), [])
+        timeline.on_decision(13.6, records.StationLost("s", 0, "ended by SIGKILL"), [])
         launcher.said.append(Spans("s", 1, (WAIT._replace(begin=15.0, end=16.0),), 0))
         timeline.finish(17.0)
     assert bars(tmp_path / "trace.json") == [("s.0/0", "generator", 5.0, 6.0)]
@@ -134,9 +134,9 @@ def test_a_lost_simulator_numbers_its_requests_anew(tmp_path: Path) -> None:
 def test_what_is_missing_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     launcher = Telling()
     with TraceWriter(tmp_path / "trace.json") as trace:
-        timeline = Timeline(trace, launcher, BEGAN)
+        timeline = TraceObserver(trace, launcher, BEGAN)
         launcher.said.append(Spans("s", 0, (STEP,), 41))
-        timeline.decided(15.5, records.Wake(), [])
+        timeline.on_decision(15.5, records.Wake(), [])
     ((lane, mark, at, _),) = bars(tmp_path / "trace.json", "i")
     assert (lane, mark, at) == ("s", "41 spans of s before this are missing", 5.5)
     assert "41 spans of s are missing" in caplog.text
@@ -145,10 +145,10 @@ def test_what_is_missing_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 def test_it_ends_where_viewers_have_enough_and_nothing_is_measured_any_more(tmp_path: Path) -> None:
     launcher = Telling()
     with TraceWriter(tmp_path / "trace.json") as trace:
-        timeline = Timeline(trace, launcher, BEGAN, limit=3)
+        timeline = TraceObserver(trace, launcher, BEGAN, limit=3)
         for now in range(11, 16):
             launcher.said.append(Spans("s", 0, 2 * (STEP,), 0))
-            timeline.decided(float(now), records.Wake(), [])
+            timeline.on_decision(float(now), records.Wake(), [])
         timeline.finish(20.0)
     assert launcher.measuring == [True, False]
     assert len(bars(tmp_path / "trace.json")) == 3
@@ -158,7 +158,7 @@ def test_it_ends_where_viewers_have_enough_and_nothing_is_measured_any_more(tmp_
 def test_it_marks_a_choice_of_batching(tmp_path: Path) -> None:
     chosen = records.BatchingChosen(32, 4, 0.0025, "because")
     with TraceWriter(tmp_path / "trace.json") as trace:
-        Timeline(trace, Telling(), BEGAN).decided(11.5, records.Wake(), [chosen])
+        TraceObserver(trace, Telling(), BEGAN).on_decision(11.5, records.Wake(), [chosen])
     (mark,) = [event for event in json.loads((tmp_path / "trace.json").read_text()) if event["ph"] == "i"]
     assert (mark["name"], mark["ts"], mark["args"]) == ("up to 4 requests, 2.5 ms", 1.5e6, {"reason": "because"})
 
@@ -204,7 +204,7 @@ def test_mutated_spans_never_harm_the_timeline(tmp_path: Path) -> None:
     contents = [wire.encode(Spans(station, 0, spans, 2)) for station, spans in MEASURED.items()]
     launcher, known, believed = Telling(), expected(), 0
     with TraceWriter(tmp_path / "trace.json") as trace:
-        timeline = Timeline(trace, launcher, BEGAN)
+        timeline = TraceObserver(trace, launcher, BEGAN)
         for number, content in enumerate(mutations(contents, 6000, 6, {"station": list(MEASURED)})):
             now = 20.0 + number
             try:
@@ -216,7 +216,7 @@ def test_mutated_spans_never_harm_the_timeline(tmp_path: Path) -> None:
                 continue
             launcher.said.append(said)
             believed += 1
-            timeline.decided(now, records.Wake(), [])
+            timeline.on_decision(now, records.Wake(), [])
         timeline.finish(99999.0)
     assert believed > 100
     assert all(begin <= end for _, _, begin, end in bars(tmp_path / "trace.json"))

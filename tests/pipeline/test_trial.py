@@ -7,7 +7,7 @@ import torch
 from tests.pipeline.runs import config
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.pipeline.validation.check import check
+from polyrhythm.pipeline.validation.check import validate_run
 
 KIND = "tests.pipeline.broken_policies:BrokenSettings"
 ENV = {"type": "latency", "step_time": "constant:0ms", "episode_steps": 8, "action_dim": 2}
@@ -52,7 +52,7 @@ def broken(defect: str, **changes):
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_each_defect_of_a_policy_is_one_sentence(defect):
     with pytest.raises(ConfigError, match=f"^policy.type = {KIND}: {DEFECTS[defect]}") as refusal:
-        check(broken(defect))
+        validate_run(broken(defect))
     assert "\n" not in str(refusal.value)
 
 
@@ -60,13 +60,13 @@ def test_the_same_policy_without_a_defect_passes_and_is_left_as_it_was():
     torch.manual_seed(5)
     untouched = torch.rand(3)
     torch.manual_seed(5)
-    policy = check(config(env=ENV, policy="gaussian")).policy
+    policy = validate_run(config(env=ENV, policy="gaussian")).policy
     assert torch.equal(torch.rand(3), untouched)
     assert policy.training
-    again = check(broken("")).policy
+    again = validate_run(broken("")).policy
     assert [*policy.state_dict()] == [name for name in again.state_dict() if name != "seen"]
 
 
 def test_a_policy_without_rewards_to_learn_from_needs_no_gradient():
-    check(broken("no gradient", training={"versions": 0}))
-    check(broken("no gradient"), trainer=False)
+    validate_run(broken("no gradient", training={"versions": 0}))
+    validate_run(broken("no gradient"), trainer=False)

@@ -12,8 +12,8 @@ from tests.process.test_supervision import at_update, lost, run
 
 from polyrhythm.config.load import merge
 from polyrhythm.config.presets import PRESETS, preset
-from polyrhythm.pipeline.observers.metrics import Lags
-from polyrhythm.pipeline.observers.ticket_audit import Book
+from polyrhythm.pipeline.observers.metrics import LagHistogram
+from polyrhythm.pipeline.observers.ticket_audit import TicketAudit
 from polyrhythm.scheduler import records
 
 #: Who is killed together, and at which update.
@@ -31,7 +31,7 @@ def test_a_preset_keeps_its_promises_under_faults_and_slow_publication(name: str
     def disturb(pipeline: Any) -> None:
         for update, stations in KILLED.items():
             at_update(update, lambda _: None)(pipeline)
-            pipeline.loop.ask(records.Evaluate(f"during-{update}", EPISODES, beside=True))
+            pipeline.loop.submit_later(records.Evaluate(f"during-{update}", EPISODES, beside=True))
             for station in stations:
                 os.kill(pipeline.launcher.processes()[station], signal.SIGKILL)
 
@@ -47,13 +47,13 @@ def test_a_preset_keeps_its_promises_under_faults_and_slow_publication(name: str
     )
     conductor = pipeline.loop.conductor
     settings = conductor.settings
-    book, lags = Book(settings.max_lag, settings.bound), Lags()
+    book, lags = TicketAudit(settings.max_lag, settings.bound), LagHistogram()
     for decision in pipeline.loop.trace:
-        book.decided(decision.now, decision.event, decision.commands)
-        lags.decided(decision.now, decision.event, decision.commands)
+        book.on_decision(decision.now, decision.event, decision.commands)
+        lags.on_decision(decision.now, decision.event, decision.commands)
     book.settle(conductor.ledger, may_roll_back=False)
     assert book.violations == []
-    lags.refuse_beyond(settings.max_lag, settings.bound, clean=False)
+    lags.check_bound(settings.max_lag, settings.bound, clean=False)
     ledger = conductor.ledger
     assert ledger.trained == versions * settings.version_samples
     assert sum(lags.counts.values()) == ledger.trained + ledger.rolled_back

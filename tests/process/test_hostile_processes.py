@@ -16,7 +16,7 @@ from tests.runtime.test_wire import MESSAGES
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.runtime.local import LocalLauncher
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import Reply, Report, Start
+from polyrhythm.runtime.messages import Reply, Report, StartRowsInBlocks
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import RunKeys
 from polyrhythm.runtime.transport.sockets import Sockets
@@ -57,7 +57,7 @@ def lies(layout: ArenaLayout) -> Iterator[bytes]:
             r.RequestArrived("trainer", 0, slot, 0, 1, 0, ""),
         ),
         *(r.SampleFailed("simulator-0", 0, 10**9, 1, ""), r.BatchDone("generator-0", 0, 10**9, 0)),
-        r.SampleFinished("simulator-0", 0, 10**9, 1, "5", r.End.TERMINATED, 1, 1, 0, 0, True, float("nan")),
+        r.SampleFinished("simulator-0", 0, 10**9, 1, "5", r.SampleEnd.TERMINATED, 1, 1, 0, 0, True, float("nan")),
         *(r.UpdateDone("trainer", 0, 10**6), r.Published("trainer", 0, 10**6), r.Checkpointed("trainer", 0, 10**6)),
         *(r.WeightsApplied("generator-0", 0, 10**6), r.StationLost("trainer", 0, ""), r.TrainerJoined("trainer", 9, 0)),
         *(wire.Heartbeat("trainer", 0, "update", lasted, 1, (), {}) for lasted in (-1.0, 1e9, float("nan"))),
@@ -66,12 +66,12 @@ def lies(layout: ArenaLayout) -> Iterator[bytes]:
         wire.Hello("trainer", 0, {"t": "?"}, wire.encode(r.TrainerJoined("trainer", 0, 0))),
         *(Report("trainer", 0, "update", step, figures) for step in range(12)),
         *(Report("trainer", 0, "update", step, {}) for step in range(12)),
-        *(Start(r.StartRows("simulator-0", slot, (r.Grant(row, ticket),)), (0,)) for row in (-1, 999)),
-        Start(r.StartRows("simulator-0", slot, (r.Grant(0, ticket),)), (10**6,)),
+        *(StartRowsInBlocks(r.StartRows("simulator-0", slot, (r.Grant(row, ticket),)), (0,)) for row in (-1, 999)),
+        StartRowsInBlocks(r.StartRows("simulator-0", slot, (r.Grant(0, ticket),)), (10**6,)),
         *(r.CancelRow("simulator-0", "nowhere", 0, 1), r.RefuseRequest("simulator-0", "nowhere", 0, "")),
         r.Serve("generator-0", r.Batch(10**9, "generator-0", (request,))),
         *(r.ApplyWeights("generator-0", 10**6), r.ApplyWeights("generator-0", 0, pinned=True)),
-        *(r.LendSamples("trainer", 10**6, 0, (0,), ("0",)), r.PublishWeights("trainer", -1)),
+        *(r.StartUpdate("trainer", 10**6, 0, (0,), ("0",)), r.PublishWeights("trainer", -1)),
         *(wire.Connect("x", "no address"), wire.Connect("x", "tcp://example.org:80")),
     ):
         yield wire.encode(message)
@@ -110,12 +110,12 @@ class Attack:
     def __init__(self, pipeline: Pipeline, act) -> None:
         self.stack, self._act, self._launcher = ExitStack(), act, pipeline.launcher
 
-    def decided(self, now, event, commands):
+    def on_decision(self, now, event, commands):
         if self._act is not None and isinstance(event, r.UpdateDone):
             self._act(self._launcher, self._launcher._sockets.keys, self.stack)
             self._act = None
 
-    def reported(self, now, report):
+    def on_report(self, now, report):
         pass
 
 
@@ -123,7 +123,7 @@ class Attack:
 def test_a_run_over_tcp_trains_on_among_hostile_processes(act, tmp_path):
     pipeline = build_pipeline(config(**TCP, **SINGLE), folder=tmp_path, record=True)
     attack, reports = Attack(pipeline, act), []
-    attack.reported = lambda now, report: reports.append(report)
+    attack.on_report = lambda now, report: reports.append(report)
     pipeline.loop.observers.append(attack)
     with attack.stack:
         try:

@@ -14,7 +14,7 @@ from tests.process.runs import LOCKSTEP, children, config, orphaned_folders
 
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.evaluation.episodes import held_out
-from polyrhythm.runtime.factories import Seat
+from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.local import LocalLauncher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Report
@@ -59,7 +59,7 @@ def said(pipeline: Pipeline, kind: type) -> list:
 
 def test_every_sample_is_trained_once_and_none_is_left(asynchronous):
     pipeline, _, finished, _ = asynchronous
-    lent = Counter(ticket for command in said(pipeline, records.LendSamples) for ticket in command.tickets)
+    lent = Counter(ticket for command in said(pipeline, records.StartUpdate) for ticket in command.tickets)
     ledger = pipeline.loop.conductor.ledger
     assert ledger.as_dict()["trained"] == 32 == len(lent)
     assert set(lent.values()) == {1}
@@ -68,7 +68,7 @@ def test_every_sample_is_trained_once_and_none_is_left(asynchronous):
 
 def test_the_lag_keeps_its_bound(asynchronous):
     pipeline, *_ = asynchronous
-    lags = [c.version - oldest for c in said(pipeline, records.LendSamples) for oldest in c.oldest]
+    lags = [c.version - oldest for c in said(pipeline, records.StartUpdate) for oldest in c.oldest]
     assert max(lags) <= math.ceil(pipeline.loop.conductor.settings.max_lag)
 
 
@@ -130,7 +130,7 @@ def test_lockstep_grants_and_trains_the_same_samples_under_every_launcher(launch
             for grant in command.grants
         }
         returns = {event.ticket: event.episode_return for event in said(pipeline, records.SampleFinished)}
-        lent = [command.tickets for command in said(pipeline, records.LendSamples)]
+        lent = [command.tickets for command in said(pipeline, records.StartUpdate)]
         return granted, returns, lent, {name: tensor.tolist() for name, tensor in weights.items()}
 
     assert run(launcher, tmp_path / "a") == run("inline", tmp_path / "b")
@@ -139,11 +139,11 @@ def test_lockstep_grants_and_trains_the_same_samples_under_every_launcher(launch
 class Sits:
     """A station with nothing to do."""
 
-    def __init__(self, name, epoch):
-        self.name, self.epoch = name, epoch
+    def __init__(self, name, incarnation):
+        self.name, self.incarnation = name, incarnation
 
     def joined(self):
-        return records.TrainerJoined(self.name, self.epoch, 0)
+        return records.TrainerJoined(self.name, self.incarnation, 0)
 
     def handle(self, command):
         pass
@@ -170,18 +170,18 @@ class Sitting:
 
     name: str
 
-    def parts(self, host, epoch):
-        return [(self.name, lambda: Sits(self.name, epoch))]
+    def parts(self, host, incarnation):
+        return [(self.name, lambda: Sits(self.name, incarnation))]
 
 
 def test_an_event_that_has_come_is_found_at_once_whatever_came_before_it(tmp_path):
     """A late main process asks for it with no time to wait; heartbeats and reports must not hide it."""
     layout = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
-    launcher = LocalLauncher([(Sitting("t"), Seat())], layout, 64, config().supervision, tmp_path)
+    launcher = LocalLauncher([(Sitting("t"), Resources())], layout, 64, config().supervision, tmp_path)
     with closing(launcher), zmq.Context() as context:
         for event in launcher.start():
             assert event == records.TrainerJoined("t", 0, 0)
-        launcher.send(records.LendSamples("t", 7, 0, (0,), ("0",)))
+        launcher.send(records.StartUpdate("t", 7, 0, (0,), ("0",)))
         outbox = Outbox(context, launcher._inbox.endpoint)
         for message in (
             *[wire.Heartbeat("t", 0, "", 0.0, number, (), {}) for number in range(5)],

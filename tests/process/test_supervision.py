@@ -23,8 +23,8 @@ from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.evaluation.standalone import evaluate
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
 from polyrhythm.pipeline.run_loop import Interrupted
-from polyrhythm.pipeline.validation.check import check
-from polyrhythm.runtime.factories import Seat
+from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.local import LocalLauncher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.scheduler import records
@@ -138,7 +138,7 @@ def test_a_killed_station_of_each_kind_is_replaced(tmp_path):
     assert [(event.station, event.reason) for event in lost(pipeline)] == [(n, "was ended by SIGKILL") for n in names]
     assert balanced(pipeline, 160)
     joined = [d.event for d in pipeline.loop.trace if type(d.event).__name__.endswith("Joined")]
-    assert [event.epoch for event in joined[-3:]] == [1, 1, 1]
+    assert [event.incarnation for event in joined[-3:]] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("names", [["simulator-0", "trainer"], EVERYBODY], ids=["two", "all"])
@@ -160,12 +160,12 @@ def test_a_generator_killed_the_moment_it_has_answered_strands_no_slot(tmp_path)
     killed = []
 
     class Killer:
-        def decided(self, now, event, commands):
+        def on_decision(self, now, event, commands):
             if isinstance(event, records.BatchDone) and len(killed) < 2 and event.batch in (20, 60):
                 killed.append(event.batch)
                 os.kill(pipeline.launcher.processes()["generator-0"], signal.SIGKILL)
 
-        def reported(self, now, report):
+        def on_report(self, now, report):
             pass
 
     pipeline.loop.observers.append(Killer())
@@ -217,7 +217,7 @@ def test_a_trainer_that_goes_back_to_an_older_state_rolls_back_what_it_had_train
         if isinstance(decision.event, records.StationLost):
             given_back.update(last)
         for command in decision.commands:
-            if isinstance(command, records.LendSamples):
+            if isinstance(command, records.StartUpdate):
                 last = command.tickets
                 lent.update(last)
     twice = {ticket for ticket, times in lent.items() if times > 1}
@@ -237,7 +237,7 @@ def test_an_evaluation_that_fails_leaves_the_log_that_it_names_and_one_that_work
         # The two rows on which it is tried work.
         env = {**ENV, "call": "build", "fault": fault, "spares": 2}
         failing = config(SINGLE, env=env, rollout={"rows": 3})
-        policy = check(failing, trainer=False).policy
+        policy = validate_run(failing, trainer=False).policy
         save_policy(policy.state_dict(), failing, tmp_path / "policy.pt", 0)
         if not fault:
             assert evaluate(tmp_path / "policy.pt", 2)["episodes"] == 2
@@ -275,13 +275,13 @@ class Lacking:
 
     name: str
 
-    def parts(self, host, epoch):
+    def parts(self, host, incarnation):
         raise ImportError("No module named 'robot_hands'")
 
 
 def test_a_package_that_a_station_lacks_ends_the_run_at_the_first_start(tmp_path):
     layout = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
-    launcher = LocalLauncher([(Lacking("hands"), Seat())], layout, 64, config().supervision, tmp_path)
+    launcher = LocalLauncher([(Lacking("hands"), Resources())], layout, 64, config().supervision, tmp_path)
     with closing(launcher), pytest.raises(RunHalted, match=r"hands: ImportError: No module named 'robot_hands'"):
         launcher.start()
     assert [path.name for path in tmp_path.iterdir()] == ["hands.0.log"]

@@ -11,7 +11,7 @@ from tests.process.runs import ASYNCHRONOUS, children, config
 from polyrhythm.config.load import merge
 from polyrhythm.observe import TraceWriter
 from polyrhythm.pipeline.build import build_pipeline
-from polyrhythm.pipeline.observers.timeline import Timeline
+from polyrhythm.pipeline.observers.timeline import TraceObserver
 
 #: Two simulators of two env batches of two slots, two generators.
 BASE = merge(ASYNCHRONOUS, {"rollout": {"rows": 4, "sharding": "even:2"}})
@@ -30,7 +30,7 @@ def traced(request, tmp_path_factory):
     loop, launcher = pipeline.loop, pipeline.launcher
     try:
         with TraceWriter(folder / "trace.json") as writer:
-            timeline = Timeline(writer, launcher, loop.clock())
+            timeline = TraceObserver(writer, launcher, loop.clock())
             loop.observers.append(timeline)
             loop.train_until(3)
             before, statistics = None, launcher.statistics()

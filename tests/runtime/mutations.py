@@ -83,7 +83,7 @@ def _replace(rng: random.Random, content: bytes, names: Mapping[str, Sequence[An
         else:
             holder[key] = rng.choice(_EVIL)
     elif isinstance(fields, dict):
-        fields[rng.choice(("x", "epoch", ""))] = rng.choice(_EVIL)
+        fields[rng.choice(("x", "incarnation", ""))] = rng.choice(_EVIL)
     return content[:1] + msgspec.msgpack.encode(fields)
 
 

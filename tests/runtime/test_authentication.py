@@ -13,7 +13,7 @@ import zmq
 from tests.runtime.strangers import WAYS, Stranger
 
 from polyrhythm.errors import StartError
-from polyrhythm.runtime.memory.shared_folder import RunMemory
+from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.transport.authentication import Connections, RunKeys, make_keys
 from polyrhythm.runtime.transport.sockets import Sockets
 
@@ -151,7 +151,7 @@ def test_without_curve_tcp_is_refused_in_one_sentence() -> None:
 
 
 def test_a_runs_folder_is_its_users_alone() -> None:
-    memory = RunMemory({})
+    memory = SharedRunFolder({})
     try:
         assert memory.folder.stat().st_mode & 0o777 == 0o700
         with closing(Sockets("ipc", str(memory.folder), None, lambda: None, 1000)) as sockets:

@@ -17,12 +17,12 @@ from polyrhythm.runtime.memory.blocks import BlockPool, blocks_needed
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import (
     Command,
-    End,
     Episode,
     Evaluate,
     Event,
     Grant,
     ReleasePayloads,
+    SampleEnd,
     SampleFailed,
     SampleFinished,
     SimulatorJoined,
@@ -37,8 +37,8 @@ def start(*numbers: int, simulator: str = "s", attempt: int = 1) -> StartRows:
     return StartRows(simulator, f"{simulator}/0", tuple(Grant(0, ticket) for ticket in tickets))
 
 
-def finished(number: int, handle: str, *, simulator: str = "s", attempt: int = 1) -> SampleFinished:
-    return SampleFinished(simulator, 0, number, attempt, handle, End.TERMINATED, 1, 1, 0, 0, True, 0.0)
+def finished(number: int, payload_id: str, *, simulator: str = "s", attempt: int = 1) -> SampleFinished:
+    return SampleFinished(simulator, 0, number, attempt, payload_id, SampleEnd.TERMINATED, 1, 1, 0, 0, True, 0.0)
 
 
 def failed(number: int, *, attempt: int = 1) -> SampleFailed:
@@ -149,8 +149,8 @@ class Ownership(RuleBasedStateMachine):
     def resume(self) -> None:
         """The run is saved, and goes on with another pool; what ran is lost."""
         self.lost |= {number for number, _ in self.pool._writing}
-        handles, self.pool = self.pool.finished(), BlockPool(self.count)
-        self.pool.restore(handles)
+        payload_ids, self.pool = self.pool.finished(), BlockPool(self.count)
+        self.pool.restore(payload_ids)
 
     @invariant()
     def every_block_has_one_owner(self) -> None:
@@ -184,15 +184,15 @@ class Listening:
                 tickets = [(grant.ticket.number, grant.ticket.attempt) for grant in command.grants]
                 self._blocks |= dict(zip(tickets, self.pool.assign(command), strict=True))
             elif isinstance(command, ReleasePayloads):
-                self.pool.release([self._handles.pop(handle) for handle in command.handles])
+                self.pool.release([self._handles.pop(payload_id) for payload_id in command.payload_ids])
         self.most = max(self.most, self.count - len(self.pool._free))
         return commands
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, SampleFinished):
             block = str(self._blocks.pop((event.ticket, event.attempt)))
-            self._handles[event.handle] = block
-            self.pool.hear(replace(event, handle=block))
+            self._handles[event.payload_id] = block
+            self.pool.hear(replace(event, payload_id=block))
         elif isinstance(event, StationLost):
             self.pool.lose(event.station)
         elif isinstance(event, SimulatorJoined):
@@ -203,10 +203,10 @@ class Listening:
     def deadline(self) -> float:
         return self.conductor.deadline()
 
-    def handles(self) -> set[str]:
+    def payload_ids(self) -> set[str]:
         """What the simulated stations call the finished blocks."""
         blocks = set(self.pool.finished())
-        return {handle for handle, block in self._handles.items() if block in blocks}
+        return {payload_id for payload_id, block in self._handles.items() if block in blocks}
 
 
 def listening(cluster_settings: ClusterSettings) -> tuple[Cluster, Listening]:
@@ -230,8 +230,8 @@ def test_blocks_suffice_whatever_goes_wrong_and_none_is_left(rng: random.Random)
     cluster.run()
     assert cluster.driver.reached >= cluster_settings.versions
     rollout = decider.conductor.rollout
-    held = {sample.handle for sample in rollout.samples.values() if sample.handle}
-    assert decider.handles() == held, "what the conductor does not hold is free"
+    held = {sample.payload_id for sample in rollout.samples.values() if sample.payload_id}
+    assert decider.payload_ids() == held, "what the conductor does not hold is free"
     if all(fault.station != "trainer" for fault in cluster_settings.faults):  # a rollback leaves samples that are late
         assert held == set()
         assert decider.pool._writing.keys() <= rollout.cancelling.keys(), "what a simulator has not answered yet"
@@ -242,7 +242,7 @@ def test_blocks_suffice_whatever_goes_wrong_and_none_is_left(rng: random.Random)
 def test_blocks_suffice_for_an_evaluation_while_samples_wait(rng: random.Random) -> None:
     cluster, decider = listening(arbitrary_cluster(rng))
     episodes = tuple(Episode(task=0, instruction=0, seed=seed, greedy=True) for seed in range(rng.randint(1, 12)))
-    cluster.driver.clock.at(rng.choice((0.0, 0.03, 0.08, 0.15)), cluster.driver.tell, Evaluate("first", episodes))
+    cluster.driver.clock.at(rng.choice((0.0, 0.03, 0.08, 0.15)), cluster.driver.submit, Evaluate("first", episodes))
     cluster.run()
     assert decider.pool.describe()
 

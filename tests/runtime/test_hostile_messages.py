@@ -19,9 +19,9 @@ from tests.stations.test_trainer import Stand as TrainerStand
 
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.blocks import BlockPool
-from polyrhythm.runtime.messages import Reply, Report, Start
+from polyrhythm.runtime.messages import Reply, Report, StartRowsInBlocks
 from polyrhythm.runtime.processes.expected import ExpectedEvents
-from polyrhythm.runtime.processes.station_thread import Actor
+from polyrhythm.runtime.processes.station_thread import StationThread
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
 from polyrhythm.runtime.transport.sockets import Sockets
@@ -66,7 +66,7 @@ class Obeying:
         self.drops, self.connected = DropCounter("test"), 0
         self._sockets = Sockets("ipc", str(folder), None, self.drops.stranger, wire.LARGEST)
         self.station = station
-        self._actor = Actor(
+        self._actor = StationThread(
             "a", lambda: station, self._sockets, self.drops, layout, self._connect, lambda: None, threading.Event()
         )
 
@@ -150,10 +150,10 @@ def standing() -> tuple[ExpectedEvents, BlockPool]:
     expected.join(r.TrainerJoined("t", 0, 4), ["t.0"])
     tickets = [ticket(number, 9, version=2, evaluation="x" if number == 3 else "") for number in range(4)]
     rows = r.StartRows("s", "e/0", tuple(r.Grant(row, ticket) for row, ticket in enumerate(tickets)))
-    expected.note(Start(rows, tuple(pool.assign(rows))))
+    expected.note(StartRowsInBlocks(rows, tuple(pool.assign(rows))))
     for command in (
         *(r.ApplyWeights("g", 2), r.ApplyWeights("g", 3, pinned=True), r.Serve("g", r.Batch(8, "g", ()))),
-        *(r.LendSamples("t", 4, 2, (7,), ("8",)), r.PublishWeights("t", 3)),
+        *(r.StartUpdate("t", 4, 2, (7,), ("8",)), r.PublishWeights("t", 3)),
     ):
         expected.note(command)
     return expected, pool
@@ -162,10 +162,13 @@ def standing() -> tuple[ExpectedEvents, BlockPool]:
 TRUE = [
     *(r.RequestArrived("s", 0, "e/0", number, 4, 2, "s.0.0") for number in range(2)),
     r.RequestArrived("s", 0, "e/1", 0, 1, 2, "s.0.0"),
-    *(r.SampleFinished("s", 0, 0, 1, "0", r.End.SEGMENT, 4, 9, 2, 3, True, 0.5), r.SampleFailed("s", 0, 1, 1, "why")),
+    *(
+        r.SampleFinished("s", 0, 0, 1, "0", r.SampleEnd.SEGMENT, 4, 9, 2, 3, True, 0.5),
+        r.SampleFailed("s", 0, 1, 1, "why"),
+    ),
     *(
         r.SampleFailed("s", 0, 2, 1, "why"),
-        r.SampleFinished("s", 0, 3, 1, "", r.End.TRUNCATED, 90, 90, 2, 2, True, 1.0),
+        r.SampleFinished("s", 0, 3, 1, "", r.SampleEnd.TRUNCATED, 90, 90, 2, 2, True, 1.0),
     ),
     *(r.BatchDone("g", 0, 8, 2), r.WeightsApplied("g", 0, 3), r.WeightsApplied("g", 0, 3, pinned=True)),
     *(r.Checkpointed("t", 0, 4), r.UpdateDone("t", 0, 4), r.Checkpointed("t", 0, 5), r.Published("t", 0, 3)),
@@ -188,10 +191,19 @@ FALSE = [
     *(r.RequestArrived("s", 0, slot, 0, 1, 2, "s.0.0") for slot in ("", "e/2")),
     *(r.RequestArrived("s", 0, "e/0", 0, 1, 3, "s.0.0"), r.RequestArrived("s", 0, "e/0", 0, 1, 2, "s.1.0")),
     *(r.RequestArrived("s", 1, "e/0", 0, 1, 2, "s.0.0"), r.RequestArrived("g", 0, "e/0", 0, 1, 2, "g.0")),
-    *(r.SampleFinished("s", 0, 0, 1, handle, r.End.SEGMENT, 4, 9, 2, 3, True, 0.5) for handle in ("", "1", "99")),
-    *(r.SampleFinished("s", 0, 0, 1, "0", r.End.SEGMENT, steps, 9, 2, 3, True, 0.5) for steps in (0, 5)),
-    *(r.SampleFinished("s", 0, 0, 1, "0", r.End.SEGMENT, 1, 9, *span, True, 0.5) for span in ((1, 3), (3, 2), (2, 4))),
-    *(r.SampleFinished("s", 0, 0, 1, "0", r.End.SEGMENT, 4, 3, 2, 3, True, 0.5), r.SampleFailed("s", 0, 0, 2, "")),
+    *(
+        r.SampleFinished("s", 0, 0, 1, payload_id, r.SampleEnd.SEGMENT, 4, 9, 2, 3, True, 0.5)
+        for payload_id in ("", "1", "99")
+    ),
+    *(r.SampleFinished("s", 0, 0, 1, "0", r.SampleEnd.SEGMENT, steps, 9, 2, 3, True, 0.5) for steps in (0, 5)),
+    *(
+        r.SampleFinished("s", 0, 0, 1, "0", r.SampleEnd.SEGMENT, 1, 9, *span, True, 0.5)
+        for span in ((1, 3), (3, 2), (2, 4))
+    ),
+    *(
+        r.SampleFinished("s", 0, 0, 1, "0", r.SampleEnd.SEGMENT, 4, 3, 2, 3, True, 0.5),
+        r.SampleFailed("s", 0, 0, 2, ""),
+    ),
     *(r.BatchDone("g", 0, 7, 2), r.BatchDone("t", 0, 8, 2), r.BatchDone("?", 0, 8, 2), r.WeightsApplied("g", 0, 1)),
     *(r.WeightsApplied("g", 0, 4), r.WeightsApplied("g", 0, 2, pinned=True), r.UpdateDone("t", 0, 5)),
     *(r.UpdateDone("g", 0, -1), r.Checkpointed("t", 0, 3), r.Checkpointed("t", 0, 6), r.Checkpointed("s", 0, 0)),
@@ -243,7 +255,7 @@ def test_an_announcement_that_cannot_be_is_refused(joined: Any, inboxes: int, wo
 
 def test_mutated_events_never_harm_who_believes_what_is_expected() -> None:
     """What is accepted is accepted once, and the owner of the blocks agrees."""
-    names = {"simulator": ["s"], "generator": ["g"], "trainer": ["t"], "epoch": [0], "slot": ["e/0", "e/1"]}
+    names = {"simulator": ["s"], "generator": ["g"], "trainer": ["t"], "incarnation": [0], "slot": ["e/0", "e/1"]}
     names |= {"ticket": [0, 1, 2, 3], "attempt": [1], "batch": [8], "update": [4], "version": [2, 3]}  # type: ignore[dict-item]
     contents = [*CONTENTS, *map(wire.encode, TRUE)]  # type: ignore[arg-type]
     (expected, pool), accepted = standing(), 0

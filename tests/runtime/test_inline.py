@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from polyrhythm.runtime.factories import Seat
+from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.inline import InlineLauncher
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import Reply, Report, SaveTrainer, Start
+from polyrhythm.runtime.messages import Reply, Report, SaveTrainer, StartRowsInBlocks
 from polyrhythm.scheduler.records import (
     ApplyWeights,
     CancelRow,
@@ -81,7 +81,7 @@ class Workers:
     speaks: tuple = ()
     slots: tuple = ()
 
-    def parts(self, host, epoch):
+    def parts(self, host, incarnation):
         self.made = []
 
         def make(slot):
@@ -96,7 +96,7 @@ def hosted(*, clock=None, slots=(), **units):
     diary = []
     jobs = [Workers(name, diary, *given) for name, given in units.items()]
     jobs += [Workers("s", diary, 1, slots=slots)] if slots else []
-    seats = [(job, Seat()) for job in jobs]
+    seats = [(job, Resources()) for job in jobs]
     launcher = InlineLauncher(seats, LAYOUT, 64, **({"clock": clock} if clock else {}))
     joined = launcher.start()
     return launcher, diary, [worker for job in jobs for worker in job.made], joined
@@ -154,7 +154,7 @@ def test_a_grant_comes_with_a_block_that_is_the_rows_until_its_attempt_ends():
     command = StartRows("s", "s.0/0", grants)
     launcher.send(command)
     (start,) = first.heard
-    assert isinstance(start, Start)
+    assert isinstance(start, StartRowsInBlocks)
     assert start.command == command
     assert len(set(start.blocks)) == 2
     assert launcher.pool.describe() == "2 blocks free, 2 being written, 0 finished"

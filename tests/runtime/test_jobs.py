@@ -8,32 +8,32 @@ from tests.pipeline.runs import config
 from polyrhythm.pipeline.array_specs import step_settings
 from polyrhythm.pipeline.build import env_batch_infos
 from polyrhythm.policies.base import Policy
-from polyrhythm.runtime.factories import Host, Job, pack, unpack
+from polyrhythm.runtime.factories import StationContext, StationFactory, pack, unpack
 from polyrhythm.runtime.memory.arena import ArenaLayout, in_memory
-from polyrhythm.runtime.messages import Links
-from polyrhythm.stations.generator_factory import GeneratorJob, PolicyJob
-from polyrhythm.stations.simulator_factory import SimulatorJob
-from polyrhythm.stations.trainer_factory import TrainerJob, TrainerStates
+from polyrhythm.runtime.messages import Channels
+from polyrhythm.stations.generator_factory import GeneratorFactory, PolicyFactory
+from polyrhythm.stations.simulator_factory import SimulatorFactory
+from polyrhythm.stations.trainer_factory import TrainerFactory, TrainerStates
 
 RUN = config(rollout={"env_batches": 2, "sharding": "even:2", "generators": 2}, algorithm={"entropy_coef": 0.01})
 SPEC = RUN.env.spec()  # type: ignore[attr-defined]
 
 
-def jobs() -> list[Job]:
-    policy = PolicyJob(RUN.policy.model_dump(mode="json"), SPEC, 3)
+def jobs() -> list[StationFactory]:
+    policy = PolicyFactory(RUN.policy.model_dump(mode="json"), SPEC, 3)
     built: Policy = RUN.policy.build(SPEC, 3)  # type: ignore[attr-defined]
     infos = env_batch_infos(RUN, SPEC)[0]
     algorithm, training = (section.model_dump(mode="json") for section in (RUN.algorithm, RUN.training))
     return [
-        SimulatorJob("s", RUN.env.model_dump(mode="json"), SPEC, 6, tuple(infos), step_settings(RUN, built)),
-        GeneratorJob("g", policy),
-        TrainerJob("t", policy, algorithm, training, 6, TrainerStates("folder", 2)),
-        TrainerJob("t", policy, algorithm, training, 6, None),
+        SimulatorFactory("s", RUN.env.model_dump(mode="json"), SPEC, 6, tuple(infos), step_settings(RUN, built)),
+        GeneratorFactory("g", policy),
+        TrainerFactory("t", policy, algorithm, training, 6, TrainerStates("folder", 2)),
+        TrainerFactory("t", policy, algorithm, training, 6, None),
     ]
 
 
 @pytest.mark.parametrize("job", jobs(), ids=lambda job: type(job).__name__)
-def test_a_job_comes_out_as_it_was_packed(job: Job) -> None:
+def test_a_job_comes_out_as_it_was_packed(job: StationFactory) -> None:
     kind, content = pack(job)
     assert kind == f"{type(job).__module__}:{type(job).__name__}"
     assert unpack(kind, content) == job
@@ -41,5 +41,5 @@ def test_a_job_comes_out_as_it_was_packed(job: Job) -> None:
 
 def test_a_simulator_has_a_part_for_each_env_batch_with_an_address_of_its_own() -> None:
     simulator, layout = jobs()[0], ArenaLayout(1, 1, 1, {}, {}, {})
-    host = Host(in_memory(layout), memoryview(b""), Links(print, print, print))
-    assert [address for address, _ in simulator.parts(host, epoch=4)] == ["s.4.0", "s.4.1"]
+    host = StationContext(in_memory(layout), memoryview(b""), Channels(print, print, print))
+    assert [address for address, _ in simulator.parts(host, incarnation=4)] == ["s.4.0", "s.4.1"]

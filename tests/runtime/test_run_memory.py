@@ -12,7 +12,7 @@ import pytest
 
 from polyrhythm.errors import StartError
 from polyrhythm.runtime.memory.shared_folder import (
-    RunMemory,
+    SharedRunFolder,
     open_segment,
     refuse_shortage,
     remove_orphans,
@@ -22,8 +22,8 @@ from polyrhythm.runtime.memory.shared_folder import (
 OTHER = """
 import sys
 from pathlib import Path
-from polyrhythm.runtime.memory.shared_folder import RunMemory
-print(RunMemory({"arena": 4096}, Path(sys.argv[1])).folder, flush=True)
+from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
+print(SharedRunFolder({"arena": 4096}, Path(sys.argv[1])).folder, flush=True)
 sys.stdin.read()
 """
 
@@ -43,7 +43,7 @@ def age(folder: Path, seconds: float) -> None:
 
 
 def test_segments_are_zero_and_shared_with_everybody_who_opens_them(tmp_path: Path) -> None:
-    memory = RunMemory({"arena": 5000, "weights": 0}, tmp_path)
+    memory = SharedRunFolder({"arena": 5000, "weights": 0}, tmp_path)
     one, other = memory.segment("arena"), open_segment(memory.folder, "arena")
     assert len(one) == 5000
     assert one[:] == bytes(5000)
@@ -56,7 +56,7 @@ def test_segments_are_zero_and_shared_with_everybody_who_opens_them(tmp_path: Pa
 
 
 def test_the_memory_is_reserved_at_once_and_seen_by_this_user_alone(tmp_path: Path) -> None:
-    memory = RunMemory({"arena": 1_000_000}, tmp_path)
+    memory = SharedRunFolder({"arena": 1_000_000}, tmp_path)
     assert (memory.folder / "arena").stat().st_blocks * 512 >= 1_000_000
     assert memory.folder.stat().st_mode & 0o077 == 0
     memory.remove()
@@ -69,7 +69,7 @@ def test_too_little_memory_is_refused_with_what_is_wanted_and_free(tmp_path: Pat
         r"shared memory: 1,000,000,003\.0 MB wanted \(arena 1,000,000,000\.0 MB, weights 3\.0 MB\), "
         rf"[\d,]+\.\d MB free in {tmp_path}; lower rollout\.rows, .*docker: --shm-size"
     )
-    for refuse in (RunMemory, refuse_shortage):
+    for refuse in (SharedRunFolder, refuse_shortage):
         with pytest.raises(StartError, match=words):
             refuse(sizes, tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -80,7 +80,7 @@ def test_too_little_memory_is_refused_with_what_is_wanted_and_free(tmp_path: Pat
 def test_a_folder_that_cannot_be_filled_is_named_and_not_left(tmp_path: Path) -> None:
     before = set(Path("/proc/self/fd").iterdir())
     with pytest.raises(StartError, match=r"the folder .* cannot be filled \(No such file or directory\); make room in"):
-        RunMemory({"no/such/place": 4096}, tmp_path)
+        SharedRunFolder({"no/such/place": 4096}, tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert set(Path("/proc/self/fd").iterdir()) == before
 
@@ -90,7 +90,7 @@ def test_what_a_dead_run_left_is_removed_by_the_next_one(tmp_path: Path) -> None
     process.kill()
     process.communicate()
     assert folder.is_dir(), "a killed process cannot clean up"
-    memory = RunMemory({"arena": 4096}, tmp_path)
+    memory = SharedRunFolder({"arena": 4096}, tmp_path)
     assert list(tmp_path.iterdir()) == [memory.folder]
     memory.remove()
 
@@ -98,7 +98,7 @@ def test_what_a_dead_run_left_is_removed_by_the_next_one(tmp_path: Path) -> None
 def test_a_live_runs_folder_is_left_alone(tmp_path: Path) -> None:
     process, folder = another_run(tmp_path)
     age(folder, 1e6)
-    mine = RunMemory({"arena": 4096}, tmp_path)
+    mine = SharedRunFolder({"arena": 4096}, tmp_path)
     assert remove_orphans(tmp_path) == []
     assert (folder / "arena").is_file()
     process.communicate("")
@@ -130,7 +130,7 @@ def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_removing_twice_does_no_harm(tmp_path: Path) -> None:
-    memory = RunMemory({}, tmp_path)
+    memory = SharedRunFolder({}, tmp_path)
     memory.remove()
     memory.remove()
 

@@ -7,16 +7,16 @@ import math
 import pytest
 
 from polyrhythm.config.running import SupervisionSettings
-from polyrhythm.runtime.processes.supervision import MAX_SAME_WORDS, Failure, Failures, Vigil
+from polyrhythm.runtime.processes.supervision import MAX_SAME_WORDS, Failure, FailureTracker, LivenessMonitor
 
 LIMITS = SupervisionSettings(
     heartbeat_s=20, start_s=300, reset_s=180, step_s=60, pass_s=100, update_s=900, max_failures=5
 )
 
 
-def present(doing: str = "", for_s: float = 0.0) -> Vigil:
+def present(doing: str = "", for_s: float = 0.0) -> LivenessMonitor:
     """Began at 0 s, stood ready, and was last heard at 1000 s."""
-    vigil = Vigil(began=0.0, present=True)
+    vigil = LivenessMonitor(began=0.0, present=True)
     vigil.hear(1000.0, doing, for_s)
     return vigil
 
@@ -48,7 +48,7 @@ def test_a_station_is_given_up_when_it_is_silent_or_too_long_at_one_thing(
 
 
 def test_a_start_has_its_own_limit_and_heartbeats_do_not_extend_it() -> None:
-    vigil = Vigil(began=100.0)
+    vigil = LivenessMonitor(began=100.0)
     vigil.hear(390.0, "reset", 1.0)
     assert vigil.deadline(LIMITS) == 400.0
     assert vigil.complaint(399.9, LIMITS) == ""
@@ -66,7 +66,7 @@ def test_a_start_has_its_own_limit_and_heartbeats_do_not_extend_it() -> None:
         (present("publish", 899.0), 1001.0, "has been in one publish for 900.0 s (supervision.update_s)"),
     ],
 )
-def test_the_complaint_names_the_setting_that_was_exceeded(vigil: Vigil, now: float, words: str) -> None:
+def test_the_complaint_names_the_setting_that_was_exceeded(vigil: LivenessMonitor, now: float, words: str) -> None:
     assert vigil.complaint(now, LIMITS) == words
 
 
@@ -100,7 +100,7 @@ STARTS = "a failed 3 times in a row before it stood ready, 2 are allowed (superv
 )
 def test_when_failures_end_a_run(story: list[str], verdict: str) -> None:
     """`a+`: station a failed after it had stood ready; `a-`: before; `ak`: somebody killed it before."""
-    failures = Failures()
+    failures = FailureTracker()
     said = ""
     for station, how in story:
         assert said == "", "the run had ended"
@@ -112,7 +112,7 @@ def test_when_failures_end_a_run(story: list[str], verdict: str) -> None:
 
 def test_no_failure_at_all_can_be_asked_for() -> None:
     for was_present, setting in ((True, "max_failures"), (False, "max_start_failures")):
-        failures, limits = Failures(), LIMITS.model_copy(update={setting: 0})
+        failures, limits = FailureTracker(), LIMITS.model_copy(update={setting: 0})
         failures.count(Failure("a", 0.0, was_present), 1.0, limits)
         assert failures.verdict("a", limits).endswith(f"0 are allowed (supervision.{setting})")
 
@@ -133,7 +133,7 @@ def test_failures_are_forgiven_after_a_quiet_time_with_an_update(
     story: list[tuple[float, float, str, int]], recent: int, starts: int
 ) -> None:
     """When the incarnation began and failed, how (as above), and the updates of the run by then."""
-    failures = Failures()
+    failures = FailureTracker()
     for began, now, how, updates in story:
         failures.count(Failure("a", began, how == "+", how == "k", updates=updates), now, LIMITS)
     assert (failures.recent, failures.starts.get("a", 0), failures.total) == (recent, starts, len(story))
@@ -159,7 +159,7 @@ def test_a_station_that_raises_the_same_again_and_again_ends_the_run(
     story: list[tuple[str, int]], verdict: str
 ) -> None:
     """Words that its program raised with ("": it was killed or hung), and updates of the run by then."""
-    failures, said = Failures(), ""
+    failures, said = FailureTracker(), ""
     for words, updates in story:
         assert said == "", "the run had ended"
         failures.count(Failure("a", 0.0, was_present=True, words=words, updates=updates), 0.0, GENEROUS)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrhythm.runtime.messages import ACTIONS, VERSION, Reply, Report, SaveTrainer, Spans, Start
+from polyrhythm.runtime.messages import ACTIONS, VERSION, Reply, Report, SaveTrainer, Spans, StartRowsInBlocks
 from polyrhythm.runtime.spans import Span
 from polyrhythm.runtime.transport import wire
 from polyrhythm.scheduler import records as r
@@ -23,13 +23,15 @@ MESSAGES = [
     *(r.SimulatorJoined("s", 1, BATCHES), r.GeneratorJoined("g", 2, 5), r.TrainerJoined("t", 0, 12)),
     *(r.StationLost("s", 1, "ended by SIGKILL"), r.RequestArrived("s", 0, "e/0", 3, 4, 2, "s.0.1", True)),
     *(r.BatchDone("g", 0, 8, 3), r.SampleFailed("s", 0, 7, 1, "step: RuntimeError: ä")),
-    *(r.SampleFinished("s", 0, 7, 1, "5", end, 3, 30, 1, 2, True, -0.5) for end in r.End),
-    r.SampleFinished("s", 0, 7, 1, "5", r.End.TRUNCATED, 3, 30, 1, 2, True, -0.5, (("push", 0.25), ("slip", -1e300))),
+    *(r.SampleFinished("s", 0, 7, 1, "5", end, 3, 30, 1, 2, True, -0.5) for end in r.SampleEnd),
+    r.SampleFinished(
+        "s", 0, 7, 1, "5", r.SampleEnd.TRUNCATED, 3, 30, 1, 2, True, -0.5, (("push", 0.25), ("slip", -1e300))
+    ),
     *(r.UpdateDone("t", 0, 4), r.Published("t", 0, 2), r.WeightsApplied("g", 0, 2), r.Checkpointed("t", 1, 6)),
     *(r.CancelRow("s", "e/0", 7, 1), r.RefuseRequest("s", "e/0", 9, "cancelled")),
     *(r.Serve("g", r.Batch(8, "g", (REQUEST, REQUEST))), r.ApplyWeights("g", 3)),
-    *(r.LendSamples("t", 4, 2, (7, 8), ("5", "0"), (1, 2)), r.PublishWeights("t", 3)),
-    Start(r.StartRows("s", "e/0", (r.Grant(0, TICKET), r.Grant(3, TICKET, resume=True))), (5, 1)),
+    *(r.StartUpdate("t", 4, 2, (7, 8), ("5", "0"), (1, 2)), r.PublishWeights("t", 3)),
+    StartRowsInBlocks(r.StartRows("s", "e/0", (r.Grant(0, TICKET), r.Grant(3, TICKET, resume=True))), (5, 1)),
     *(SaveTrainer("t"), Report("t", 1, "update", 4, {"train/loss": 0.5, "x": float("inf")})),
     *(wire.Hello("s", 1, {"s.1.0": "ipc:///x/y"}, b"\x00\xff"), wire.Connect("s.1.0", ""), wire.Ping(), wire.Stop()),
     *(Spans("s", 1, (Span("e/0", "stepping", 1.5, 2.25, 7, 2),), 3), wire.MeasureSpans(True)),
@@ -82,7 +84,7 @@ def test_a_reply_brings_its_records_where_they_can_be_used_as_they_are(rows: int
     assert isinstance(found, Reply)
     assert found.answers.flags.aligned
     assert np.shares_memory(found.answers, np.frombuffer(content, np.uint8)), "nothing is copied again"
-    assert (found.handle, found.slot, found.sequence) == (sent.handle, sent.slot, sent.sequence)
+    assert (found.reply_to, found.slot, found.sequence) == (sent.reply_to, sent.slot, sent.sequence)
     assert found.answers.dtype == DTYPE
     assert np.array_equal(found.answers, sent.answers)
 

@@ -6,7 +6,7 @@ from polyrhythm.scheduler.records import Ticket
 from polyrhythm.scheduler.samples.admission import Admission, mix
 from polyrhythm.scheduler.samples.buffer import SampleBuffer
 from polyrhythm.scheduler.samples.groups import Group, Sample
-from polyrhythm.scheduler.settings import FlowSettings
+from polyrhythm.scheduler.settings import SchedulerSettings
 from polyrhythm.specs import hashing
 
 
@@ -29,19 +29,19 @@ def grant_all(admission: Admission, version: int, samples: dict[int, Sample] | N
     ],
 )
 def test_tickets_are_granted_up_to_the_limit(max_lag: float, sync_interval: int, version: int, granted: int) -> None:
-    admission = Admission(FlowSettings(batch_size=4, sync_interval=sync_interval, max_lag=max_lag), target=100)
+    admission = Admission(SchedulerSettings(batch_size=4, sync_interval=sync_interval, max_lag=max_lag), target=100)
     tickets = grant_all(admission, version)
     assert [t.number for t in tickets] == list(range(granted))
     assert {t.version for t in tickets} == {version}
 
 
 def test_no_more_tickets_than_the_target_needs() -> None:
-    admission = Admission(FlowSettings(batch_size=4, max_lag=9), target=2)
+    admission = Admission(SchedulerSettings(batch_size=4, max_lag=9), target=2)
     assert len(grant_all(admission, 0)) == 8
 
 
 def test_groups_are_admitted_whole_and_share_task_and_seed() -> None:
-    settings = FlowSettings(batch_size=6, max_lag=0.5, group_size=3, tasks=2)  # limit 9: three groups
+    settings = SchedulerSettings(batch_size=6, max_lag=0.5, group_size=3, tasks=2)  # limit 9: three groups
     admission = Admission(settings, target=9)
     tickets = grant_all(admission, 0)
     assert [t.group for t in tickets] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
@@ -51,7 +51,7 @@ def test_groups_are_admitted_whole_and_share_task_and_seed() -> None:
 
 
 def test_a_group_begun_is_completed_at_its_own_age_after_a_new_version() -> None:
-    settings = FlowSettings(batch_size=4, max_lag=0, group_size=4)
+    settings = SchedulerSettings(batch_size=4, max_lag=0, group_size=4)
     admission = Admission(settings, target=9)
     first = admission.next(0, {})
     assert first is not None
@@ -61,7 +61,7 @@ def test_a_group_begun_is_completed_at_its_own_age_after_a_new_version() -> None
 
 
 def test_a_lost_ticket_goes_out_before_any_new_one_with_its_number_and_version() -> None:
-    admission = Admission(FlowSettings(batch_size=2, max_lag=3), target=9)
+    admission = Admission(SchedulerSettings(batch_size=2, max_lag=3), target=9)
     ticket = admission.next(0, {})
     assert ticket is not None
     sample = Sample(ticket)
@@ -74,7 +74,7 @@ def test_a_lost_ticket_goes_out_before_any_new_one_with_its_number_and_version()
     assert (fresh.number, fresh.version) == (1, 1)
 
 
-def filled(settings: FlowSettings, plan: list[tuple[int, int, int]]) -> tuple[Admission, SampleBuffer]:
+def filled(settings: SchedulerSettings, plan: list[tuple[int, int, int]]) -> tuple[Admission, SampleBuffer]:
     """plan: (version, groups outstanding, of which complete)."""
     admission, buffer = Admission(settings, target=99), SampleBuffer(settings)
     for version, outstanding, complete in plan:
@@ -90,7 +90,9 @@ def filled(settings: FlowSettings, plan: list[tuple[int, int, int]]) -> tuple[Ad
 
 
 def test_younger_samples_may_pass_an_older_one_until_its_deadline_binds() -> None:
-    settings = FlowSettings(batch_size=2, max_lag=1)  # B = 2; a sample of version 0 must be among the first 4 consumed
+    settings = SchedulerSettings(
+        batch_size=2, max_lag=1
+    )  # B = 2; a sample of version 0 must be among the first 4 consumed
     admission, buffer = filled(settings, [(0, 1, 0), (1, 3, 3)])
     admission.consumed = 1
     assert next(admission.slack()) == (0, 2)  # 4 - 1 - 1: two younger ones may still pass
@@ -103,20 +105,20 @@ def test_younger_samples_may_pass_an_older_one_until_its_deadline_binds() -> Non
 
 
 def test_oldest_version_first_within_the_deadlines() -> None:
-    admission, buffer = filled(FlowSettings(batch_size=3, max_lag=2), [(0, 2, 2), (1, 4, 4)])
+    admission, buffer = filled(SchedulerSettings(batch_size=3, max_lag=2), [(0, 2, 2), (1, 4, 4)])
     chosen = buffer.choose(admission)
     assert chosen is not None
     assert [group.version for group in chosen] == [0, 0, 1]
 
 
 def test_bound_mean_takes_samples_as_they_came() -> None:
-    admission, buffer = filled(FlowSettings(batch_size=2, max_lag=1, bound="mean"), [(0, 1, 0), (1, 3, 3)])
+    admission, buffer = filled(SchedulerSettings(batch_size=2, max_lag=1, bound="mean"), [(0, 1, 0), (1, 3, 3)])
     admission.consumed = 2
     assert buffer.choose(admission) is not None
 
 
 def test_order_ticket_waits_for_the_lowest_outstanding_group() -> None:
-    settings = FlowSettings(batch_size=2, max_lag=2, order="ticket")
+    settings = SchedulerSettings(batch_size=2, max_lag=2, order="ticket")
     admission, buffer = filled(settings, [(0, 4, 0)])
     groups = list(admission.groups.values())
     for group in (groups[1], groups[2]):
@@ -129,7 +131,7 @@ def test_order_ticket_waits_for_the_lowest_outstanding_group() -> None:
 
 
 def test_groups_pass_only_whole_within_the_slack() -> None:
-    settings = FlowSettings(batch_size=4, max_lag=0.75, group_size=2)  # limit of version 0: 4 + 3 = 7
+    settings = SchedulerSettings(batch_size=4, max_lag=0.75, group_size=2)  # limit of version 0: 4 + 3 = 7
     admission, buffer = filled(settings, [(0, 1, 0), (1, 2, 2)])
     admission.consumed = 2  # slack 7 - 2 - 2 = 3: one group of two may pass, two may not
     assert buffer.choose(admission) is None

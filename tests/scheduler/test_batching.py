@@ -6,9 +6,9 @@ import pytest
 
 from polyrhythm.scheduler.inference.batching import Waiting, due_at, is_due, split_evenly
 from polyrhythm.scheduler.records import Request
-from polyrhythm.scheduler.settings import FlowSettings
+from polyrhythm.scheduler.settings import SchedulerSettings
 
-SETTINGS = FlowSettings(batch_size=8, max_rows=8, max_requests=4, max_wait_s=0.010)
+SETTINGS = SchedulerSettings(batch_size=8, max_rows=8, max_requests=4, max_wait_s=0.010)
 
 
 def request(slot: str, rows: int) -> Request:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.flow.test_conductor import Script
-from tests.flow.test_detach import cut
+from tests.scheduler.test_conductor import Script
+from tests.scheduler.test_detach import cut
 
 from polyrhythm.scheduler import records as r
-from polyrhythm.scheduler.samples.ledger import State
+from polyrhythm.scheduler.samples.ledger import SampleState
 
 
 class Beside(Script):
@@ -20,16 +20,16 @@ class Beside(Script):
         if own:
             self.say(r.GeneratorJoined("own", 0))
 
-    def join_reserved(self, epoch: int = 0) -> list[r.Command]:
+    def join_reserved(self, incarnation: int = 0) -> list[r.Command]:
         infos = (r.SlotInfo("e/0", 0, 2),)
-        return self.say(r.SimulatorJoined("apart", epoch, (r.EnvBatchInfo("e", infos, reserved=True),)))
+        return self.say(r.SimulatorJoined("apart", incarnation, (r.EnvBatchInfo("e", infos, reserved=True),)))
 
     def evaluate(self, name: str = "first", episodes: int = 3) -> list[r.Command]:
         wanted = tuple(r.Episode(0, 0, seed, greedy=True) for seed in range(episodes))
         return self.say(r.Evaluate(name, wanted, beside=True))
 
-    def pinned(self, version: int, epoch: int = 0) -> list[r.Command]:
-        return self.say(r.WeightsApplied(self.evaluator, epoch, version, pinned=True))
+    def pinned(self, version: int, incarnation: int = 0) -> list[r.Command]:
+        return self.say(r.WeightsApplied(self.evaluator, incarnation, version, pinned=True))
 
     def ask_aside(self, sequence: int, version: int, rows: int = 2) -> list[r.Command]:
         return self.say(r.RequestArrived("apart", 0, "e/0", sequence, rows, version, "h", evaluation=True))
@@ -38,7 +38,7 @@ class Beside(Script):
         ticket = self.tickets[number]
         return self.say(
             r.SampleFinished(
-                "apart", 0, number, ticket.attempt, "", r.End.TERMINATED, 1, 1, version, version, True, 1.0
+                "apart", 0, number, ticket.attempt, "", r.SampleEnd.TERMINATED, 1, 1, version, version, True, 1.0
             )
         )
 
@@ -183,7 +183,7 @@ def test_training_tickets_are_granted_and_lent_while_an_evaluation_runs() -> Non
     script.finish(0)
     assert granted(script.said) == [2]
     script.finish(1)
-    assert len(script.of(r.LendSamples)) == 1
+    assert len(script.of(r.StartUpdate)) == 1
     assert script.conductor.ledger.running == 2, "evaluation is not in the ledger"
 
 
@@ -203,7 +203,7 @@ def test_an_evaluator_that_is_lost_ends_the_evaluation_and_the_next_begins_when_
     assert r.RefuseRequest("apart", "e/0", 1, "its rows were cancelled") in script.said
     said = script.say(r.GeneratorJoined(script.evaluator, 1))
     assert r.ApplyWeights(script.evaluator, 0, pinned=True) in said
-    assert granted(script.pinned(0, epoch=1)) == [-4]
+    assert granted(script.pinned(0, incarnation=1)) == [-4]
 
 
 def test_reserved_rows_that_are_lost_repeat_their_episodes() -> None:
@@ -213,7 +213,7 @@ def test_reserved_rows_that_are_lost_repeat_their_episodes() -> None:
     script.end(-1)
     said = script.say(r.StationLost("apart", 0, "killed"))
     assert not [c for c in said if isinstance(c, r.EvaluationDone)]
-    again = granted(script.join_reserved(epoch=1))
+    again = granted(script.join_reserved(incarnation=1))
     assert sorted(again) == [-3, -2]
     assert {script.tickets[number].attempt for number in again} == {2}
 
@@ -225,7 +225,7 @@ def test_a_training_evaluation_and_one_beside_it_do_not_meet() -> None:
     assert granted(script.pinned(0)) == [-1, -2]
     assert script.tickets[-3].evaluation == "pause"
     script.end(-2)
-    assert script.finish(-3, end=r.End.TERMINATED)[-1] == r.EvaluationDone("pause", 1, 0)
+    assert script.finish(-3, end=r.SampleEnd.TERMINATED)[-1] == r.EvaluationDone("pause", 1, 0)
     assert r.EvaluationDone("beside", 2, 0) in script.end(-1)
 
 
@@ -234,7 +234,7 @@ def test_a_pause_is_given_up_when_its_weights_are_nowhere_any_more() -> None:
     script.say(r.Evaluate("pause", tuple(r.Episode(0, 0, seed, greedy=True) for seed in range(3))))
     script.finish(0)
     script.finish(1)  # both rows evaluate now
-    (lend,) = script.of(r.LendSamples)
+    (lend,) = script.of(r.StartUpdate)
     script.say(r.UpdateDone("trainer", 0, lend.update))
     script.say(r.Published("trainer", 0, 1))
     assert not script.of(r.ApplyWeights), "the weights stay"
@@ -253,7 +253,7 @@ def test_a_run_that_is_resumed_at_its_target_hears_that_again() -> None:
     script = Script(target=1, max_lag=0)
     script.finish(0)
     script.finish(1)
-    (lend,) = script.of(r.LendSamples)
+    (lend,) = script.of(r.StartUpdate)
     script.say(r.UpdateDone("trainer", 0, lend.update))
     script.say(r.Published("trainer", 0, 1))
     assert r.TargetReached(1) in script.applied(1)
@@ -285,10 +285,10 @@ def test_an_evaluator_that_was_busy_when_the_others_took_weights_takes_them_afte
     script.say(r.Published("trainer", 0, 1))
     script.say(r.GeneratorJoined("g0", 1))
     script.evaluate(episodes=1)
-    script.pinned(1, epoch=1)
+    script.pinned(1, incarnation=1)
     (serve,) = script.ask_aside(1, 1, rows=1)
     assert isinstance(serve, r.Serve)
-    running = [n for n, s in script.conductor.rollout.samples.items() if n >= 0 and s.state is State.RUNNING]
+    running = [n for n, s in script.conductor.rollout.samples.items() if n >= 0 and s.state is SampleState.RUNNING]
     for number in running:
         script.finish(number)
     assert r.ApplyWeights("g1", 1) in script.said

@@ -7,7 +7,7 @@ import pytest
 
 from polyrhythm.scheduler.codec import UNSAVED, Codec
 from polyrhythm.scheduler.records import Ticket
-from polyrhythm.scheduler.samples.ledger import State
+from polyrhythm.scheduler.samples.ledger import SampleState
 
 
 @dataclass(slots=True)
@@ -16,7 +16,7 @@ class Box:
     owner: str = field(default="", metadata=UNSAVED)
 
 
-CODEC = Codec([Box, Ticket, State])
+CODEC = Codec([Box, Ticket, SampleState])
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ CODEC = Codec([Box, Ticket, State])
         [1, (2,)],
         {1: "a", (2, 3): {"x": ()}},
         deque([(1, 2)]),
-        State.RUNNING,
+        SampleState.RUNNING,
         Ticket(1, 2, 0, 0, 2**63 - 1, 5, 3),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 
 from polyrhythm.scheduler import records as r
 from polyrhythm.scheduler.conductor import Conductor
-from polyrhythm.scheduler.settings import FlowSettings
+from polyrhythm.scheduler.settings import SchedulerSettings
 
 
 class Script:
@@ -15,7 +15,7 @@ class Script:
     def __init__(
         self, *, generators: int = 1, slots: int = 2, rows: int = 1, target: int = 9, **settings: object
     ) -> None:
-        self.conductor = Conductor(FlowSettings(**{"batch_size": 2, "max_wait_s": 1.0, **settings}))  # type: ignore[arg-type]
+        self.conductor = Conductor(SchedulerSettings(**{"batch_size": 2, "max_wait_s": 1.0, **settings}))  # type: ignore[arg-type]
         self.now = 0.0
         self.said: list[r.Command] = []
         self.tickets: dict[int, r.Ticket] = {}
@@ -28,9 +28,11 @@ class Script:
         for index in range(generators):
             self.applied(0, generator=f"g{index}")
 
-    def join_simulator(self, slots: int, rows: int, epoch: int = 0, *, reset_rows: bool = True) -> list[r.Command]:
+    def join_simulator(
+        self, slots: int, rows: int, incarnation: int = 0, *, reset_rows: bool = True
+    ) -> list[r.Command]:
         infos = tuple(r.SlotInfo(f"s{index}", index * rows, rows) for index in range(slots))
-        return self.say(r.SimulatorJoined("sim", epoch, (r.EnvBatchInfo("b", infos, reset_rows),)))
+        return self.say(r.SimulatorJoined("sim", incarnation, (r.EnvBatchInfo("b", infos, reset_rows),)))
 
     def say(self, event: r.Event) -> list[r.Command]:
         self.said = self.conductor.handle(event, self.now)
@@ -46,10 +48,14 @@ class Script:
     def applied(self, version: int, generator: str = "g0") -> list[r.Command]:
         return self.say(r.WeightsApplied(generator, 0, version))
 
-    def ask(self, slot: str, sequence: int = 1, *, epoch: int = 0, rows: int = 1, version: int = 0) -> list[r.Command]:
-        return self.say(r.RequestArrived("sim", epoch, slot, sequence, rows, version, "h"))
+    def ask(
+        self, slot: str, sequence: int = 1, *, incarnation: int = 0, rows: int = 1, version: int = 0
+    ) -> list[r.Command]:
+        return self.say(r.RequestArrived("sim", incarnation, slot, sequence, rows, version, "h"))
 
-    def finish(self, number: int, *, end: r.End = r.End.TERMINATED, oldest: int | None = None) -> list[r.Command]:
+    def finish(
+        self, number: int, *, end: r.SampleEnd = r.SampleEnd.TERMINATED, oldest: int | None = None
+    ) -> list[r.Command]:
         ticket = self.tickets[number]
         version = ticket.version if oldest is None else oldest
         event = r.SampleFinished("sim", 0, number, ticket.attempt, f"p{number}", end, 1, 1, version, version, True, 1.0)
@@ -69,7 +75,7 @@ def slots_of(command: r.Serve) -> list[str]:
 
 
 def test_no_ticket_before_the_first_weights_are_applied() -> None:
-    conductor = Conductor(FlowSettings(batch_size=2))
+    conductor = Conductor(SchedulerSettings(batch_size=2))
     conductor.handle(r.SimulatorJoined("sim", 0, (r.EnvBatchInfo("b", (r.SlotInfo("s0", 0, 1),)),)), 0.0)
     conductor.handle(r.TrainUntil(1), 0.0)
     assert conductor.handle(r.TrainerJoined("t", 0), 0.0) == [r.PublishWeights("t", 0)]
@@ -197,7 +203,7 @@ def test_an_answer_that_has_arrived_is_not_asked_for_again() -> None:
 def train_one(script: Script, first: int) -> None:
     for number in (first, first + 1):
         script.finish(number)
-    (lend,) = script.of(r.LendSamples)
+    (lend,) = script.of(r.StartUpdate)
     script.say(r.UpdateDone("trainer", 0, lend.update))
 
 
@@ -205,7 +211,7 @@ def test_an_update_is_lent_trained_released_and_published() -> None:
     script = Script(max_lag=0)
     script.finish(1)
     script.finish(0)
-    (lend,) = script.of(r.LendSamples)
+    (lend,) = script.of(r.StartUpdate)
     assert (lend.update, lend.version, lend.tickets, lend.oldest) == (0, 0, (1, 0), (0, 0))
     assert script.say(r.UpdateDone("trainer", 0, 0)) == [
         r.ReleasePayloads(("p1", "p0")),
@@ -218,7 +224,7 @@ def test_order_ticket_sorts_the_update() -> None:
     script = Script(max_lag=0, order="ticket")
     script.finish(1)
     script.finish(0)
-    assert script.of(r.LendSamples)[0].tickets == (0, 1)
+    assert script.of(r.StartUpdate)[0].tickets == (0, 1)
 
 
 def test_publication_happens_every_sync_interval_updates() -> None:
@@ -323,10 +329,10 @@ def test_lost_simulator_gives_its_tickets_to_its_successor_and_old_messages_are_
     script = Script(slots=2, max_lag=0)
     script.say(r.StationLost("sim", 0, "killed"))
     assert script.conductor.ledger.reissuing == 2
-    script.join_simulator(2, 1, epoch=1)
+    script.join_simulator(2, 1, incarnation=1)
     assert [g.ticket.attempt for c in script.of(r.StartRows) for g in c.grants] == [2, 2]
     before = script.conductor.refused
-    assert script.ask("s0", epoch=0) == []
+    assert script.ask("s0", incarnation=0) == []
     assert script.conductor.refused == before + 1
 
 
@@ -337,7 +343,7 @@ def test_lost_trainer_gives_back_what_was_lent() -> None:
     script.say(r.StationLost("trainer", 0, "killed"))
     assert (script.conductor.ledger.lent, script.conductor.ledger.buffered) == (0, 2)
     script.say(r.TrainerJoined("trainer", 1, 0))
-    (lend,) = script.of(r.LendSamples)
+    (lend,) = script.of(r.StartUpdate)
     assert lend.tickets == (0, 1)
 
 
@@ -412,15 +418,15 @@ def test_a_run_that_halts_begins_nothing_more_until_it_is_resumed() -> None:
         script.finish(number)
     assert script.conductor.lending.lent, "and the samples of another update wait"
     script.say(r.UpdateDone("trainer", 0, 0, "the gradient of update 0 is not finite"))
-    assert not script.of(r.LendSamples)
+    assert not script.of(r.StartUpdate)
     assert script.conductor.lending.lent == [], "so that a run that winds down waits for no update"
     for number in range(4, 6):
         script.finish(number)
-        assert not script.of(r.LendSamples)
+        assert not script.of(r.StartUpdate)
         assert not script.of(r.StartRows)
     resumed = Conductor.restore(script.conductor.settings, script.conductor.save())
     resumed.detach()
-    assert any(isinstance(command, r.LendSamples) for command in resumed.handle(r.TrainerJoined("trainer", 1), 9.0))
+    assert any(isinstance(command, r.StartUpdate) for command in resumed.handle(r.TrainerJoined("trainer", 1), 9.0))
 
 
 HOSTS = [{"batching": "lockstep"}, {"routing": "fixed"}, {"routing": "round_robin"}, {}]
@@ -460,7 +466,7 @@ def test_a_second_trainer_takes_over_what_the_first_had_borrowed() -> None:
     script.finish(0)
     script.finish(1)
     script.say(r.TrainerJoined("other", 0, 0))
-    (lend,) = script.of(r.LendSamples)
+    (lend,) = script.of(r.StartUpdate)
     assert (lend.trainer, lend.tickets) == ("other", (0, 1))
     assert script.say(r.UpdateDone("trainer", 0, 0)) == []  # the first is no longer heard
 
@@ -470,7 +476,7 @@ def test_a_second_trainer_takes_over_what_the_first_had_borrowed() -> None:
 
 def test_a_parked_row_goes_on_with_its_episode_under_a_new_ticket() -> None:
     script = Script(slots=1, max_lag=5, segments=True)
-    script.finish(0, end=r.End.SEGMENT)
+    script.finish(0, end=r.SampleEnd.SEGMENT)
     (start,) = script.of(r.StartRows)
     assert (start.grants[0].resume, start.grants[0].ticket.number) == (True, 1)
 

@@ -10,13 +10,13 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.flow.test_conductor import Script, train_one
 from tests.oracles.arbitrary import arbitrary_cluster
-from tests.oracles.watch import Watch
+from tests.oracles.watch import GuaranteeChecker
+from tests.scheduler.test_conductor import Script, train_one
 
 from polyrhythm.clustersim.cluster import Cluster, Member
-from polyrhythm.clustersim.settings import ClusterSettings, Fault
-from polyrhythm.clustersim.stations.station import Station
+from polyrhythm.clustersim.settings import ClusterSettings, FaultPlan
+from polyrhythm.clustersim.stations.station import VirtualStation
 from polyrhythm.scheduler import records as r
 from polyrhythm.scheduler.conductor import Conductor
 
@@ -32,7 +32,7 @@ def cut(script: Script) -> Script:
 
 
 def go_on(script: Script, version: int, *, updates: int = 0, slots: int = 2, rows: int = 1) -> list[r.Grant]:
-    """New stations join, whose epochs begin at 0 again; the first grants."""
+    """New stations join, whose incarnations begin at 0 again; the first grants."""
     assert script.say(r.WeightsOffered(version)) == []
     said = script.join_simulator(slots, rows)
     assert script.say(r.GeneratorJoined("g0", 0)) == [r.ApplyWeights("g0", version)]
@@ -46,7 +46,7 @@ def test_no_station_is_left_and_nothing_is_waited_for() -> None:
     script.ask("s0")
     script.ask("s1")
     conductor = cut(script).conductor
-    assert conductor.epochs == {}
+    assert conductor.incarnations == {}
     assert conductor.dispatch.generators == {}
     assert len(conductor.dispatch.queue) == 0
     assert conductor.rollout.rows.slots == {}
@@ -72,8 +72,8 @@ def test_what_waited_and_what_was_lent_is_lent_again() -> None:
     assert (script.conductor.ledger.lent, script.conductor.ledger.buffered) == (0, 3)
     script.say(r.WeightsOffered(0))
     (lend,) = script.say(r.TrainerJoined("trainer", 0, 0))
-    assert isinstance(lend, r.LendSamples)
-    assert (lend.tickets, lend.handles) == ((0, 1), ("p0", "p1"))
+    assert isinstance(lend, r.StartUpdate)
+    assert (lend.tickets, lend.payload_ids) == ((0, 1), ("p0", "p1"))
 
 
 def test_updates_that_the_trainers_state_lacks_are_rolled_back() -> None:
@@ -132,13 +132,13 @@ def test_a_group_that_was_begun_is_completed() -> None:
     assert [(grant.ticket.number, grant.ticket.group) for grant in grants] == [(0, 0), (2, 0), (3, 0)]
     for number in (0, 2, 3):
         script.finish(number)
-    (lend,) = script.of(r.LendSamples)
+    (lend,) = script.of(r.StartUpdate)
     assert sorted(lend.tickets) == [0, 1, 2, 3]
 
 
 def test_a_parked_episode_is_begun_anew() -> None:
     script = Script(slots=1, max_lag=9, segments=True)
-    script.finish(0, end=r.End.SEGMENT)
+    script.finish(0, end=r.SampleEnd.SEGMENT)
     (start,) = script.of(r.StartRows)
     assert start.grants[0].resume
     (grant,) = go_on(cut(script), 0, slots=1)
@@ -199,27 +199,27 @@ class Part(Cluster):
         self._saved = before._checkpoint if before is not None else 0
         self._order = rng
         super().__init__(cluster_settings, decider, record=True)
-        self.watch = Watch(self, decider.conductor)
+        self.watch = GuaranteeChecker(self, decider.conductor)
         if before is not None:
             self.driver.payloads |= before.driver.payloads
             offered = offered_by(before, decider.conductor, rng)
             if offered >= 0:
                 self.driver.bus = offered
-                self.driver.tell(r.WeightsOffered(offered))
+                self.driver.submit(r.WeightsOffered(offered))
 
     def _start(self, member: Member) -> None:
-        first, late = member.epoch < 0, self._order.choice((0.0, 0.0, 0.02, 0.2))
+        first, late = member.incarnation < 0, self._order.choice((0.0, 0.0, 0.02, 0.2))
         if first and late:
-            member.epoch = 0  # only the first start is late
+            member.incarnation = 0  # only the first start is late
             self.driver.clock.after(late, self._start_late, member)
         else:
             super()._start(member)
 
     def _start_late(self, member: Member) -> None:
-        member.epoch = -1
+        member.incarnation = -1
         super()._start(member)
 
-    def _incarnation(self, member: Member) -> Station:
+    def _incarnation(self, member: Member) -> VirtualStation:
         self._checkpoint = max(self._checkpoint, self._saved)
         return super()._incarnation(member)
 
@@ -240,7 +240,7 @@ def trained(cluster: Cluster) -> list[int]:
         if isinstance(step.event, r.UpdateDone):
             done += lent
         for command in step.commands:
-            lent = command.tickets if isinstance(command, r.LendSamples) else lent
+            lent = command.tickets if isinstance(command, r.StartUpdate) else lent
     return done
 
 
@@ -260,7 +260,7 @@ def restored(conductor: Conductor) -> Conductor:
 def test_a_run_that_is_cut_anywhere_again_and_again_and_loses_stations_reaches_its_target(rng: random.Random) -> None:
     cluster_settings = arbitrary_cluster(rng)
     if rng.random() < 0.5:
-        unheard = Fault(station="trainer", at=rng.choice((0.0, 0.05, 0.2, 0.5)), after_reply=True)
+        unheard = FaultPlan(station="trainer", at=rng.choice((0.0, 0.05, 0.2, 0.5)), after_reply=True)
         cluster_settings = cluster_settings.model_copy(update={"faults": (*cluster_settings.faults, unheard)})
     conductor = Conductor(cluster_settings.flow)
     parts: list[Part] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.flow.test_conductor import Script
+from tests.scheduler.test_conductor import Script
 
 from polyrhythm.scheduler import records as r
 
@@ -12,7 +12,7 @@ def ends(script: Script, number: int, episode_return: float) -> list[r.Command]:
     ticket = script.tickets[number]
     return script.say(
         r.SampleFinished(
-            *("sim", 0, number, ticket.attempt, f"p{number}", r.End.TERMINATED),
+            *("sim", 0, number, ticket.attempt, f"p{number}", r.SampleEnd.TERMINATED),
             *(1, 1, ticket.version, ticket.version, episode_return > 0, episode_return),
         )
     )
@@ -61,7 +61,7 @@ def test_after_max_filtered_groups_the_update_takes_what_comes_and_says_so_once(
     assert r.FilterExhausted(2) in ends(script, 2, 0.0)
     said = ends(script, 3, 0.0)
     assert not any(isinstance(command, r.FilterExhausted) for command in said)
-    (lend,) = script.of(r.LendSamples)
+    (lend,) = script.of(r.StartUpdate)
     assert lend.tickets == (2, 3)
     assert script.conductor.rollout.filter.accepted == 2
     script.say(r.UpdateDone("trainer", 0, 0))
@@ -95,7 +95,7 @@ def test_a_spare_group_takes_the_place_of_a_filtered_one() -> None:
     assert script.conductor.rollout.admission.spare == [3], "group 2 has a place now, and the next spare one begins"
     ends(script, 1, 1.0)
     ends(script, 2, 1.0)
-    (lend,) = script.of(r.LendSamples)
+    (lend,) = script.of(r.StartUpdate)
     assert lend.tickets == (1, 2)
     assert [command.ticket for command in script.of(r.CancelRow)] == [3]
 

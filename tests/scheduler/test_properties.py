@@ -1,7 +1,7 @@
 """Guarantees 1-4, 6 and 10 over random clusters of any episode lengths, stations, delays, groups, K, α and faults, with
 evaluations beside training, during a pause of it, or none.
 
-`Watch` raises at the event that breaks a guarantee; the driver raises `Deadlock` when nothing can happen any more.
+`GuaranteeChecker` raises at the event that breaks a guarantee; the driver raises `Deadlock` when nothing can happen.
 A failing cluster is printed by hypothesis as a seed for `arbitrary_cluster`.
 """
 
@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.oracles.arbitrary import arbitrary_cluster
 from tests.oracles.replay import first_difference
-from tests.oracles.watch import Watch
+from tests.oracles.watch import GuaranteeChecker
 
 from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.clustersim.costs import FREE
@@ -27,10 +27,10 @@ from polyrhythm.scheduler.records import (
     Evaluate,
     EvaluationDone,
     Event,
-    LendSamples,
     SampleEvaluated,
     Serve,
     StartRows,
+    StartUpdate,
 )
 
 randoms = st.randoms(use_true_random=False)
@@ -38,10 +38,10 @@ examples = settings(max_examples=600, deadline=None, suppress_health_check=list(
 few_examples = settings(examples, max_examples=150)
 
 
-def watched(cluster_settings: ClusterSettings) -> tuple[Cluster, Conductor, Watch]:
+def watched(cluster_settings: ClusterSettings) -> tuple[Cluster, Conductor, GuaranteeChecker]:
     conductor = Conductor(cluster_settings.flow)
     cluster = Cluster(cluster_settings, conductor, record=True)
-    return cluster, conductor, Watch(cluster, conductor)
+    return cluster, conductor, GuaranteeChecker(cluster, conductor)
 
 
 @examples
@@ -83,7 +83,7 @@ def test_an_evaluation_in_the_middle_gets_every_episode_and_holds_one_version(rn
     wanted = rng.randint(1, 12)
     episodes = tuple(Episode(task=0, instruction=0, seed=seed, greedy=True) for seed in range(wanted))
     evaluation = Evaluate("first", episodes)
-    cluster.driver.clock.at(rng.choice((0.0, 0.03, 0.08, 0.15)), cluster.driver.tell, evaluation)
+    cluster.driver.clock.at(rng.choice((0.0, 0.03, 0.08, 0.15)), cluster.driver.submit, evaluation)
     cluster.run()
     watch.finish()
     commands = [command for step in cluster.driver.steps for command in step.commands]
@@ -146,7 +146,7 @@ def _course(cluster_settings: ClusterSettings) -> tuple[list[object], list[objec
         elif isinstance(command, Serve) and not command.batch.pinned:
             asked = [(request.slot, request.sequence, request.rows) for request in command.batch.requests]
             batches.append((command.generator, asked))
-        elif isinstance(command, LendSamples):
+        elif isinstance(command, StartUpdate):
             updates.append((command.update, command.version, command.tickets))
     return tickets, batches, updates
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.flow.test_conductor import Script
+from tests.scheduler.test_conductor import Script
 
 from polyrhythm.scheduler import records as r
-from polyrhythm.scheduler.settings import FlowSettings
+from polyrhythm.scheduler.settings import SchedulerSettings
 
 
 def cancelled(script: Script) -> list[int]:
@@ -14,7 +14,7 @@ def cancelled(script: Script) -> list[int]:
 
 
 def lent(script: Script) -> list[int]:
-    return [ticket for command in script.of(r.LendSamples) for ticket in command.tickets]
+    return [ticket for command in script.of(r.StartUpdate) for ticket in command.tickets]
 
 
 def groups(script: Script) -> dict[int, int]:
@@ -161,4 +161,4 @@ def test_the_selection_compares_what_is_known() -> None:
 )
 def test_settings_that_cannot_be_kept_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        FlowSettings(batch_size=2, **settings)  # type: ignore[arg-type]
+        SchedulerSettings(batch_size=2, **settings)  # type: ignore[arg-type]

@@ -3,26 +3,26 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from polyrhythm.scheduler.rollout.sharding import EnvBatch, shard
+from polyrhythm.scheduler.rollout.sharding import EnvBatchShape, shard
 
 
-def by_half(batch: EnvBatch, generators: Sequence[str]) -> list[tuple[int, str | None]]:
+def by_half(batch: EnvBatchShape, generators: Sequence[str]) -> list[tuple[int, str | None]]:
     return [(batch.rows // 2, generators[0]), (batch.rows - batch.rows // 2, "any")]
 
 
-def to_nobody(batch: EnvBatch, generators: Sequence[str]) -> list[tuple[int, str | None]]:
+def to_nobody(batch: EnvBatchShape, generators: Sequence[str]) -> list[tuple[int, str | None]]:
     return [(batch.rows, "g9")]
 
 
-def nonsense(batch: EnvBatch, generators: Sequence[str]) -> str:
+def nonsense(batch: EnvBatchShape, generators: Sequence[str]) -> str:
     return "half"
 
 
-def too_few(batch: EnvBatch, generators: Sequence[str]) -> list[tuple[int, str | None]]:
+def too_few(batch: EnvBatchShape, generators: Sequence[str]) -> list[tuple[int, str | None]]:
     return [(batch.rows - 1, None)]
 
 
-def broken(batch: EnvBatch, generators: Sequence[str]) -> list[tuple[int, str | None]]:
+def broken(batch: EnvBatchShape, generators: Sequence[str]) -> list[tuple[int, str | None]]:
     raise KeyError(batch.name)
 
 
@@ -65,10 +65,10 @@ def test_unknown_generator_is_refused() -> None:
         shard("b", 7, f"{__name__}:to_nobody", ["g0", "g1"])
 
 
-def of_another_library(batch: EnvBatch, generators: Sequence[str]) -> list[tuple[object, str]]:
+def of_another_library(batch: EnvBatchShape, generators: Sequence[str]) -> list[tuple[object, str]]:
     return [(np.int64(3), "any"), (np.int32(5), generators[0])]
 
 
 def test_sizes_of_another_librarys_integers_are_sizes() -> None:
-    info = shard("e.0", 8, "tests.flow.test_sharding:of_another_library", ["g"])
+    info = shard("e.0", 8, "tests.scheduler.test_sharding:of_another_library", ["g"])
     assert [(slot.rows, type(slot.rows), slot.generator) for slot in info.slots] == [(3, int, None), (5, int, "g")]

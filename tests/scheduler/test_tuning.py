@@ -9,27 +9,29 @@ import pytest
 from tests.oracles.replay import first_difference
 
 from polyrhythm.clustersim.cluster import Cluster
-from polyrhythm.clustersim.scenario import Scene, cluster_of
-from polyrhythm.scheduler.autobatch.forecast import Limits
-from polyrhythm.scheduler.autobatch.tuning import Tuning
+from polyrhythm.clustersim.scenario import BatchingScenario, cluster_of
+from polyrhythm.scheduler.autobatch.forecast import ForecastLimits
+from polyrhythm.scheduler.autobatch.tuning import BatchTuner
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import BatchingChosen, Request, Serve, TrainUntil
-from polyrhythm.scheduler.settings import FlowSettings
+from polyrhythm.scheduler.settings import SchedulerSettings
 
-AUTO = FlowSettings(64, max_lag=1e6, bound="mean", batching="auto", max_rows=64)
+AUTO = SchedulerSettings(64, max_lag=1e6, bound="mean", batching="auto", max_rows=64)
 
 
-def told(scene: Scene, flow: FlowSettings = AUTO, seconds: float = 10.0) -> tuple[Cluster, list[BatchingChosen]]:
+def told(
+    scene: BatchingScenario, flow: SchedulerSettings = AUTO, seconds: float = 10.0
+) -> tuple[Cluster, list[BatchingChosen]]:
     cluster = cluster_of(scene, flow, seed=0, record=True)
-    cluster.driver.tell(TrainUntil(10**9))
+    cluster.driver.submit(TrainUntil(10**9))
     cluster.driver.run(10**9, seconds)
     commands = [command for step in cluster.driver.steps for command in step.commands]
     return cluster, [command for command in commands if isinstance(command, BatchingChosen)]
 
 
 def test_before_anything_is_known_passes_of_different_sizes_are_tried_and_none_waits() -> None:
-    tuning = Tuning.begin(AUTO)
-    assert tuning.limits == Limits(64, 1_000_000, 0.0)
+    tuning = BatchTuner.begin(AUTO)
+    assert tuning.limits == ForecastLimits(64, 1_000_000, 0.0)
     requests = [Request(f"s{slot}", "sim", 1, 2, 0, "", 0.0) for slot in range(8)]
     tried = []
     for turn in range(12):
@@ -46,12 +48,12 @@ def test_before_anything_is_known_passes_of_different_sizes_are_tried_and_none_w
     ("scene", "requests", "waits"),
     [
         # A pass costs three times a step, whoever is in it: everybody waits for everybody.
-        (Scene(16, 1, 1, "constant:10ms", "30ms+0.01ms"), 16, True),
+        (BatchingScenario(16, 1, 1, "constant:10ms", "30ms+0.01ms"), 16, True),
         # Every row costs the same: nothing is gained by waiting.
-        (Scene(16, 1, 1, "lognormal:10ms:0.8", "0.1ms+2ms"), None, False),
+        (BatchingScenario(16, 1, 1, "lognormal:10ms:0.8", "0.1ms+2ms"), None, False),
     ],
 )
-def test_it_waits_where_company_pays_and_only_there(scene: Scene, requests: int | None, waits: bool) -> None:
+def test_it_waits_where_company_pays_and_only_there(scene: BatchingScenario, requests: int | None, waits: bool) -> None:
     _, chosen = told(scene)
     assert (chosen[-1].max_wait_s > 0.010) is waits
     assert requests in (None, chosen[-1].max_requests)
@@ -60,26 +62,26 @@ def test_it_waits_where_company_pays_and_only_there(scene: Scene, requests: int 
 
 
 def test_batches_fill_the_buckets_that_passes_are_padded_to() -> None:
-    scene = Scene(20, 1, 1, "constant:10ms", "2ms+1ms", padded=True)
+    scene = BatchingScenario(20, 1, 1, "constant:10ms", "2ms+1ms", padded=True)
     _, chosen = told(scene, replace(AUTO, buckets=(1, 2, 4, 8, 16, 32)))
     assert chosen[-1].max_requests in (4, 8, 16), "20 requests would take as long as 32"
 
 
 def test_max_rows_of_the_settings_is_never_exceeded() -> None:
-    cluster, chosen = told(Scene(16, 4, 1, "constant:10ms", "30ms+0.01ms"), replace(AUTO, max_rows=24))
+    cluster, chosen = told(BatchingScenario(16, 4, 1, "constant:10ms", "30ms+0.01ms"), replace(AUTO, max_rows=24))
     batches = [c.batch for step in cluster.driver.steps for c in step.commands if isinstance(c, Serve)]
     assert max(sum(request.rows for request in batch.requests) for batch in batches) <= 24
     assert chosen[-1].max_rows <= 24
 
 
 def test_a_change_is_answered_by_another_choice() -> None:
-    scene = Scene(16, 1, 1, "constant:10ms", "0.1ms+2ms", later_serve="30ms+0.01ms")
+    scene = BatchingScenario(16, 1, 1, "constant:10ms", "0.1ms+2ms", later_serve="30ms+0.01ms")
     _, chosen = told(scene, seconds=30.0)
     assert chosen[0].max_wait_s < 0.010 < chosen[-1].max_wait_s
 
 
 def test_the_same_events_give_the_same_choices_also_after_a_restore() -> None:
-    cluster, chosen = told(Scene(8, 2, 2, "lognormal:10ms:0.8", "10ms+0.1ms"), seconds=4.0)
+    cluster, chosen = told(BatchingScenario(8, 2, 2, "lognormal:10ms:0.8", "10ms+0.1ms"), seconds=4.0)
     assert chosen
     steps = cluster.driver.steps
     assert first_difference(Conductor(AUTO), steps) is None
@@ -91,7 +93,7 @@ def test_the_same_events_give_the_same_choices_also_after_a_restore() -> None:
 
 
 def test_a_resumed_run_keeps_what_was_learned_and_begins_its_clock_anew() -> None:
-    cluster, _ = told(Scene(8, 2, 2, "lognormal:10ms:0.8", "10ms+0.1ms"), seconds=4.0)
+    cluster, _ = told(BatchingScenario(8, 2, 2, "lognormal:10ms:0.8", "10ms+0.1ms"), seconds=4.0)
     conductor = cluster.conductor
     assert isinstance(conductor, Conductor)
     before = conductor.dispatch.tuning
@@ -113,14 +115,14 @@ def test_others_than_auto_learn_nothing_and_say_nothing() -> None:
 
 
 def test_the_summary_has_the_last_choice_and_why() -> None:
-    cluster, chosen = told(Scene(8, 2, 2, "lognormal:10ms:0.8", "10ms+0.1ms"), seconds=4.0)
+    cluster, chosen = told(BatchingScenario(8, 2, 2, "lognormal:10ms:0.8", "10ms+0.1ms"), seconds=4.0)
     assert isinstance(cluster.conductor, Conductor)
     found = cluster.conductor.told()["batching"]
     assert found["reason"] == chosen[-1].reason
     assert found["max_wait_s"] == chosen[-1].max_wait_s
 
 
-def played(tuning: Tuning, turns: int, *, overtaking: bool = False, bound: bool = False) -> None:
+def played(tuning: BatchTuner, turns: int, *, overtaking: bool = False, bound: bool = False) -> None:
     """Two generators, eight slots each, which all ask, are served, and come back, `turns` times."""
     for turn in range(turns):
         for number in range(2):
@@ -139,21 +141,21 @@ def played(tuning: Tuning, turns: int, *, overtaking: bool = False, bound: bool 
 
 @pytest.mark.parametrize(("bound", "slots", "generators"), [(False, 16, 2), (True, 8, 1)])
 def test_slots_that_belong_to_a_generator_are_forecast_with_it_alone(bound: bool, slots: int, generators: int) -> None:
-    tuning = Tuning.begin(AUTO)
+    tuning = BatchTuner.begin(AUTO)
     played(tuning, 20, bound=bound)
     assert tuning.search is not None
     assert (len(tuning.search.loop.rows), tuning.search.loop.generators) == (slots, generators)
 
 
 def test_answers_that_overtake_the_report_are_learned_from_too() -> None:
-    tuning = Tuning.begin(AUTO)
+    tuning = BatchTuner.begin(AUTO)
     played(tuning, 20, overtaking=True)
     assert tuning.search is not None
     assert all(set(pace.away) == {0.0} for pace in tuning.slots.values())
 
 
 def test_nothing_is_forecast_from_the_few_slots_that_are_back_first() -> None:
-    tuning = Tuning.begin(AUTO)
+    tuning = BatchTuner.begin(AUTO)
     played(tuning, 20)
     for slot in list(tuning.slots):
         tuning.forget(slot)
@@ -170,7 +172,7 @@ def test_nothing_is_forecast_from_the_few_slots_that_are_back_first() -> None:
 
 
 def test_another_number_of_generators_ends_a_search_for_the_old_one() -> None:
-    tuning = Tuning.begin(AUTO)
+    tuning = BatchTuner.begin(AUTO)
     played(tuning, 20)
     before = tuning.search
     assert before is not None

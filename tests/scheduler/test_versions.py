@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrhythm.scheduler.inference.versions import VersionLedger
-from polyrhythm.scheduler.settings import FlowSettings
+from polyrhythm.scheduler.settings import SchedulerSettings
 
 
 def ledger(story: str, interval: int = 2) -> VersionLedger:
     """`u`: an update is trained; a digit: that version is published."""
-    versions = VersionLedger(FlowSettings(batch_size=1, sync_interval=interval))
+    versions = VersionLedger(SchedulerSettings(batch_size=1, sync_interval=interval))
     for word in story:
         if word == "u":
             versions.count_update()
@@ -98,7 +98,7 @@ def test_versions_only_rise_whatever_is_lost_and_wherever_a_run_goes_on(
 ) -> None:
     """`u`: an update is trained; `w`: the trained version is written, `p`: and heard of; `l`: the trainer comes back
     with any earlier updates; `o`: so does the whole run, which offers a version that is published or was written."""
-    versions = VersionLedger(FlowSettings(batch_size=1, sync_interval=interval))
+    versions = VersionLedger(SchedulerSettings(batch_size=1, sync_interval=interval))
     versions.note_published(0)
     written = 0
     for word in story:

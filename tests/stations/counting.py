@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from polyrhythm.envs.base import StepResult
 from polyrhythm.runtime.memory.arena import ArenaLayout, RequestView, in_memory
 from polyrhythm.runtime.memory.blocks import BlockPool
-from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION, Reply, Start
+from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION, Reply, StartRowsInBlocks
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.rollout.sharding import shard
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, Aggregate, ArraySpec, EnvSpec, Task, Trajectory
@@ -146,7 +146,7 @@ class Bench:
 
     def start(self, *grants: tuple[int, records.Ticket], slot: str = "e/0", resume: bool = False) -> None:
         command = records.StartRows("s", slot, tuple(records.Grant(row, t, resume) for row, t in grants))
-        self.simulator.handle(Start(command, tuple(self.pool.assign(command))))
+        self.simulator.handle(StartRowsInBlocks(command, tuple(self.pool.assign(command))))
 
     def run(self) -> list[records.Event]:
         """Work until there is none; the events of it."""
@@ -173,7 +173,7 @@ class Bench:
         found[VERSION] = version
         if spoil is not None:
             spoil(found)
-        self.simulator.deliver(Reply(event.handle, event.slot, event.sequence, found))
+        self.simulator.deliver(Reply(event.reply_to, event.slot, event.sequence, found))
 
     def view(self, event: records.Event) -> RequestView:
         assert isinstance(event, records.RequestArrived)
@@ -186,4 +186,4 @@ class Bench:
     def sample(self, event: records.Event) -> Trajectory:
         """The finished sample, in place."""
         assert isinstance(event, records.SampleFinished)
-        return self.arena.trajectory(int(event.handle))
+        return self.arena.trajectory(int(event.payload_id))

@@ -9,7 +9,7 @@ import pytest
 from tests.stations.counting import Bench, Counting, ticket
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.scheduler.records import End, SampleFinished
+from polyrhythm.scheduler.records import SampleEnd, SampleFinished
 from polyrhythm.stations.simulator.env_metrics import EpisodeMetrics
 from polyrhythm.stations.simulator.guard import GuardedEnv
 from polyrhythm.stations.simulator.slot import StepSettings
@@ -64,7 +64,7 @@ def test_an_episode_in_segments_is_one_episode():
     assert finished(bench)[0].metrics == ()
     bench.start((0, ticket(1, 5)), resume=True)
     second = finished(bench)[1]
-    assert (second.end, second.metrics) == (End.SEGMENT, ())
+    assert (second.end, second.metrics) == (SampleEnd.SEGMENT, ())
     bench.start((0, ticket(2, 5)), resume=True)
     assert dict(finished(bench)[2].metrics) == {"latest": 5, "total": 14, "average": 3.5, "highest": 5}
 

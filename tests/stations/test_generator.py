@@ -10,7 +10,7 @@ from polyrhythm.pipeline.array_specs import answer_specs, shown
 from polyrhythm.policies.categorical import CategoricalPolicy, CategoricalSettings
 from polyrhythm.runtime.memory.arena import ArenaLayout, RequestView, in_memory
 from polyrhythm.runtime.memory.weights import bus_in_memory
-from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION, Links
+from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION, Channels
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import (
     ApplyWeights,
@@ -54,7 +54,9 @@ class Stand:
         self.arena, self.weights = in_memory(layout), bus_in_memory(self.policy.state_dict())
         self.rng = np.random.default_rng(0)
         self.arena.obs["x"][:] = self.rng.normal(size=(45, 3))
-        links = Links(self.said.append, lambda reply: self.said.append((reply, reply.answers.copy())), self.said.append)
+        links = Channels(
+            self.said.append, lambda reply: self.said.append((reply, reply.answers.copy())), self.said.append
+        )
         self.generator = Generator("g", 0, served or policy(2), self.arena, self.weights, links, buckets=buckets)
         self.weights.publish(0, self.policy.state_dict())
         self.generator.handle(ApplyWeights("g", 0))
@@ -92,7 +94,7 @@ class Stand:
 def test_it_announces_itself_without_weights():
     layout = Stand().arena.layout
     generator = Generator(
-        "g", 4, policy(2), in_memory(layout), bus_in_memory(policy(2).state_dict()), Links(*[print] * 3)
+        "g", 4, policy(2), in_memory(layout), bus_in_memory(policy(2).state_dict()), Channels(*[print] * 3)
     )
     assert generator.joined() == GeneratorJoined("g", 4, -1)
 
@@ -102,7 +104,7 @@ def test_a_request_is_answered_by_its_own_rows():
     request = stand.request("a", 7, 30, 31)
     ((reply, answers),) = stand.serve(request)
     wanted = stand.expected(request)
-    assert (reply.handle, reply.slot, reply.sequence) == ("address of a", "a", 5)
+    assert (reply.reply_to, reply.slot, reply.sequence) == ("address of a", "a", 5)
     assert np.array_equal(answers[ACTIONS], wanted.actions.numpy())
     assert np.array_equal(answers[FORWARD_INPUTS + "tokens"], wanted.forward_inputs["tokens"].numpy())
     assert answers[VERSION].tolist() == [0, 0, 0]
@@ -113,7 +115,7 @@ def test_a_batch_is_one_forward_whose_answers_go_to_their_slots():
     asked = [stand.request("a", 0, 3), stand.request("b", 11, 10), stand.request("c", 44, 2, 5, 8)]
     replies = stand.serve(*asked)
     wanted = stand.expected(*asked)
-    assert [(reply.slot, reply.handle, len(answers)) for reply, answers in replies] == [
+    assert [(reply.slot, reply.reply_to, len(answers)) for reply, answers in replies] == [
         ("a", "address of a", 2),
         ("b", "address of b", 2),
         ("c", "address of c", 4),

@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 from tests.stations.counting import MAX_STEPS, Bench, Counting, ticket
 
 from polyrhythm.runtime.memory.blocks import BlockPool
-from polyrhythm.scheduler.records import CancelRow, End, RefuseRequest, RequestArrived, SampleFailed, SampleFinished
+from polyrhythm.scheduler.records import (
+    CancelRow,
+    RefuseRequest,
+    RequestArrived,
+    SampleEnd,
+    SampleFailed,
+    SampleFinished,
+)
 from polyrhythm.specs import INSTRUCTION, PROGRESS
 from polyrhythm.specs.hashing import mix
 from polyrhythm.stations.simulator.slot import StepSettings
@@ -34,7 +41,7 @@ def test_granted_rows_ask_together_with_what_a_policy_needs():
     assert bench.shown(request) == [[5, 0, 0], [105, 0, 0]]
     assert bench.shown(request, INSTRUCTION) == [0, 1]
     assert bench.shown(request, PROGRESS) == [0, 0]
-    assert request.handle == "s.0.0", "where answers go"
+    assert request.reply_to == "s.0.0", "where answers go"
     assert bench.view(request).noise_key.tolist() == [mix(7000, 0), mix(7001, 0)]
     assert bench.view(request).greedy.tolist() == [False, False]
 
@@ -50,7 +57,7 @@ def test_a_finished_sample_is_complete_and_comes_before_the_next_request():
     assert bench.view(request).noise_key.tolist() == [mix(7000, 1), mix(7001, 1)]
     bench.answer(request, version=4, value=lambda i: i + 3)
     finished, request = bench.run()
-    assert finished == SampleFinished("s", 0, 0, 1, finished.handle, End.TERMINATED, 2, 2, 3, 4, True, 4.0)
+    assert finished == SampleFinished("s", 0, 0, 1, finished.payload_id, SampleEnd.TERMINATED, 2, 2, 3, 4, True, 4.0)
     assert isinstance(request, RequestArrived)
     assert bench.shown(request) == [[104, 2, 6]]
 
@@ -132,7 +139,7 @@ def check(bench, event, lengths):
     assert sample.obs["x"][:, 0].tolist() == [length + 100 * event.ticket] * (length + 1)
     assert sample.obs["x"][:, 1].tolist() == list(range(length + 1))
     assert sample.obs["x"][:, 2].tolist() == list(range(length + 1))
-    bench.pool.release([event.handle])
+    bench.pool.release([event.payload_id])
 
 
 class InOrder(BlockPool):
@@ -177,7 +184,7 @@ def test_a_sample_does_not_depend_on_where_its_block_lies(blocks, lengths, late)
     assert samples[0].keys() == samples[1].keys() == {0, 1, 2, 3}
     for number, (event, sample) in samples[0].items():
         other, twin = samples[1][number]
-        assert replace(event, handle="") == replace(other, handle="")
+        assert replace(event, payload_id="") == replace(other, payload_id="")
         assert (event.oldest, event.newest) == (sample.version.min(), sample.version.max())
         assert sample.steps == lengths[number]
         assert all(np.array_equal(sample.obs[name], twin.obs[name]) for name in sample.obs)
@@ -231,7 +238,7 @@ def test_the_time_limit_truncates_whatever_the_environment_says():
         bench.answer(events[0])
         events = bench.run()
     (finished,) = events
-    assert (finished.end, finished.env_steps, finished.success) == (End.TRUNCATED, MAX_STEPS, False)
+    assert (finished.end, finished.env_steps, finished.success) == (SampleEnd.TRUNCATED, MAX_STEPS, False)
     assert bench.sample(finished).truncated
 
 
@@ -260,7 +267,7 @@ def test_a_segment_goes_on_where_it_was_cut():
     (request,) = bench.run()
     bench.answer(request)
     (cut,) = bench.run()
-    assert cut.end is End.SEGMENT
+    assert cut.end is SampleEnd.SEGMENT
     assert cut.env_steps == 2
     segment = bench.sample(cut)
     assert segment.truncated
@@ -275,7 +282,7 @@ def test_a_segment_goes_on_where_it_was_cut():
     bench.answer(request)
     (finished,) = bench.run()
     rest = bench.sample(finished)
-    assert (finished.ticket, finished.end, rest.env_steps, rest.task) == (9, End.TERMINATED, 1, 1)
+    assert (finished.ticket, finished.end, rest.env_steps, rest.task) == (9, SampleEnd.TERMINATED, 1, 1)
 
 
 def test_an_evaluation_episode_is_neither_cut_nor_kept():
@@ -290,7 +297,7 @@ def test_an_evaluation_episode_is_neither_cut_nor_kept():
         bench.answer(request, version=6, value=lambda i: 2)
         events = bench.run()
     (finished,) = events
-    assert (finished.handle, finished.chunk_steps, finished.episode_return) == ("", 5, 10.0)
+    assert (finished.payload_id, finished.chunk_steps, finished.episode_return) == ("", 5, 10.0)
     assert (finished.oldest, finished.newest) == (6, 6)
     assert bench.pool.describe() == "2 blocks free, 0 being written, 0 finished"
 

@@ -11,14 +11,14 @@ from tests.runtime.arenas import holding
 from tests.training.toy import ToyPolicy, algorithm, collect, same, training, weights
 
 from polyrhythm.runtime.memory.weights import WeightsBus, bus_in_memory, bus_nbytes
-from polyrhythm.runtime.messages import Links, SaveTrainer
+from polyrhythm.runtime.messages import Channels, SaveTrainer
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import (
     Checkpointed,
-    LendSamples,
     Published,
     PublishWeights,
     Serve,
+    StartUpdate,
     TrainerJoined,
     UpdateDone,
 )
@@ -27,7 +27,7 @@ from polyrhythm.stations.trainer_factory import TrainerStates
 from polyrhythm.training.checkpoint import load_state
 from polyrhythm.training.learner import Learner
 
-LEND = LendSamples("t", 0, 2, (0, 1, 2), ("0", "1", "2"), (0, 0, 0))
+LEND = StartUpdate("t", 0, 2, (0, 1, 2), ("0", "1", "2"), (0, 0, 0))
 
 
 class Stand:
@@ -39,7 +39,7 @@ class Stand:
         self.bus = bus or bus_in_memory(self.policy.state_dict())
         train = training(epochs=2, minibatch_steps=3)
         self.learner = Learner(self.policy, settings or algorithm(), train, total_updates=4, seed=0)
-        links = Links(self.said.append, print, self.said.append)
+        links = Channels(self.said.append, print, self.said.append)
         self.trainer = Trainer("t", 0, self.learner, self.arena, self.bus, links, states, overlap=overlap)
 
     def do(self, *commands):
@@ -169,7 +169,7 @@ def test_closing_in_the_middle_of_an_update_leaves_it_uncounted():
     stand = Stand()
     stand.trainer.handle(LEND)
     assert stand.trainer.work()
-    assert stand.trainer.outstanding() == ["t has LendSamples to do"]
+    assert stand.trainer.outstanding() == ["t has StartUpdate to do"]
     stand.trainer.close()
     assert stand.learner.updates == 0
 
@@ -198,7 +198,7 @@ def test_interpolation_goes_by_the_conductors_versions_not_by_the_number_of_upda
 
     def error(version):
         stand = Stand(settings=algorithm(proximal="interpolate"), policy=ToyPolicy(seed=1))
-        stand.do(LendSamples("t", 0, version, LEND.tickets, LEND.handles, LEND.oldest))
+        stand.do(StartUpdate("t", 0, version, LEND.tickets, LEND.payload_ids, LEND.oldest))
         return stand.said[0].values["train/actor/interpolation_error"]
 
     # Samples of versions 0 to 2, three, four and two decisions: what is left is 1/age of the whole distance.

@@ -32,10 +32,10 @@ def run(arguments: argparse.Namespace) -> int:
     take_file(arguments.out)
     from polyrhythm.pipeline.observers.live import live_terminal
     from polyrhythm.pipeline.sft import refuse_without_expert
-    from polyrhythm.pipeline.validation.check import check
+    from polyrhythm.pipeline.validation.check import validate_run
     from polyrhythm.pipeline.warm_start.demos import record
 
-    policy = check(config, trainer=False).policy
+    policy = validate_run(config, trainer=False).policy
     refuse_without_expert(config)
     assert config.demonstrations is not None
     with live_terminal(sys.stderr) as live:

@@ -39,8 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
 
         return sft.imitate_in(folder, config, as_json=arguments.json)
     from polyrhythm.cli import train
-    from polyrhythm.pipeline.validation.check import check
+    from polyrhythm.pipeline.validation.check import validate_run
 
     with naming_where_it_began(folder):
-        checked = check(config)
+        checked = validate_run(config)
     return train.train_in(folder, checked, as_json=arguments.json)

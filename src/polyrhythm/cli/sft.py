@@ -14,7 +14,7 @@ from polyrhythm.cli.recipe_words import IMITATION, add_recipe, noting_how_to_go_
 
 if TYPE_CHECKING:
     from polyrhythm.config.schema import RunConfig
-    from polyrhythm.pipeline.validation.check import Checked
+    from polyrhythm.pipeline.validation.check import ValidatedRun
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,9 +30,9 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.recipe, [*IMITATION, *arguments.overrides])
     from polyrhythm.pipeline.persistence.resume_rules import new_folder, run_to_resume
     from polyrhythm.pipeline.sft import fitting_demonstrations, refuse_without_expert, sft_config
-    from polyrhythm.pipeline.validation.check import check
+    from polyrhythm.pipeline.validation.check import validate_run
 
-    checked = check(sft_config(config), trainer=False)
+    checked = validate_run(sft_config(config), trainer=False)
     config = checked.config
     folder = run_to_resume(config, arguments.out)
     if arguments.demos:
@@ -49,14 +49,14 @@ def run(arguments: argparse.Namespace) -> int:
 def imitate_in(folder: Path, config: RunConfig, *, as_json: bool) -> int:
     """Go on with the warm start in the folder."""
     from polyrhythm.pipeline.persistence.resume_rules import naming_where_it_began
-    from polyrhythm.pipeline.validation.check import check
+    from polyrhythm.pipeline.validation.check import validate_run
 
     with naming_where_it_began(folder):
-        checked = check(config, trainer=False)
+        checked = validate_run(config, trainer=False)
     return _imitate(folder, checked, None, None, as_json=as_json)
 
 
-def _imitate(folder: Path, checked: Checked, demos: Path | None, words: list[str] | None, *, as_json: bool) -> int:
+def _imitate(folder: Path, checked: ValidatedRun, demos: Path | None, words: list[str] | None, *, as_json: bool) -> int:
     """Imitate in the folder, and say what came of it. words: recipe and overrides to train with afterwards."""
     from polyrhythm.pipeline.observers.live import live_terminal
     from polyrhythm.pipeline.sft import imitate

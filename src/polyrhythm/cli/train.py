@@ -13,7 +13,7 @@ from polyrhythm.cli.recipe_words import noting_how_to_go_on
 from polyrhythm.config.recipes import recipe_names
 
 if TYPE_CHECKING:
-    from polyrhythm.pipeline.validation.check import Checked
+    from polyrhythm.pipeline.validation.check import ValidatedRun
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,16 +36,16 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.recipe, arguments.overrides)
     # Imported only now: a wrong key is answered before any tensor library is loaded.
     from polyrhythm.pipeline.persistence.resume_rules import new_folder, run_to_resume
-    from polyrhythm.pipeline.validation.check import check
+    from polyrhythm.pipeline.validation.check import validate_run
 
     folder = run_to_resume(config, arguments.out)
-    checked = check(config)
+    checked = validate_run(config)
     if folder is None:
         folder = new_folder(config, arguments.out)
     return train_in(folder, checked, as_json=arguments.json)
 
 
-def train_in(folder: Path, checked: Checked, *, as_json: bool) -> int:
+def train_in(folder: Path, checked: ValidatedRun, *, as_json: bool) -> int:
     """Train in the folder, which may hold a part of the run already, and say what came of it."""
     from polyrhythm.observe.report import REPORT_FILE
     from polyrhythm.pipeline.observers.live import live_terminal

@@ -14,16 +14,16 @@ from polyrhythm.clustersim.devices import Device
 from polyrhythm.clustersim.driver import Decider, Driver
 from polyrhythm.clustersim.settings import (
     ClusterSettings,
-    Fault,
+    FaultPlan,
     GeneratorGroup,
-    Mortal,
     SimulatorGroup,
+    StationGroup,
     TrainerSettings,
 )
-from polyrhythm.clustersim.stations.generator import Generator
-from polyrhythm.clustersim.stations.simulator import Simulator
-from polyrhythm.clustersim.stations.station import Station
-from polyrhythm.clustersim.stations.trainer import Trainer
+from polyrhythm.clustersim.stations.generator import VirtualGenerator
+from polyrhythm.clustersim.stations.simulator import VirtualSimulator
+from polyrhythm.clustersim.stations.station import VirtualStation
+from polyrhythm.clustersim.stations.trainer import VirtualTrainer
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import (
     Checkpointed,
@@ -42,13 +42,13 @@ from polyrhythm.scheduler.records import (
 class Member:
     """A station over all its lives, on the devices of these numbers.
 
-    epoch: the latest life; up: it is alive; failed_at: when it last fell silent.
+    incarnation: the latest life; up: it is alive; failed_at: when it last fell silent.
     """
 
     name: str
     group: SimulatorGroup | GeneratorGroup | TrainerSettings
     devices: tuple[int, ...] = ()
-    epoch: int = -1
+    incarnation: int = -1
     up: bool = False
     failed_at: float = 0.0
 
@@ -65,7 +65,7 @@ class Cluster:
         self.conductor = Conductor(settings.flow) if conductor is None else conductor
         self.driver = Driver(self.conductor, settings.seed, settings.message_delay, record)
         self.driver.delivered = self._note
-        self.stations: dict[str, Station] = {}
+        self.stations: dict[str, VirtualStation] = {}
         self.members = {member.name: member for member in _members(settings)}
         numbers = sorted({number for member in self.members.values() for number in member.devices})
         exclusive = settings.sharing == "exclusive"
@@ -79,12 +79,12 @@ class Cluster:
         for index, asked in enumerate(settings.evaluations):
             episodes = tuple(Episode(task=0, instruction=0, seed=i, greedy=True) for i in range(asked.episodes))
             evaluate = Evaluate(f"evaluation-{index}", episodes, asked.beside)
-            self.driver.clock.at(asked.at, self.driver.tell, evaluate)
+            self.driver.clock.at(asked.at, self.driver.submit, evaluate)
 
     def run(self) -> None:
         """Go on until the settings' `versions` are reached and no evaluation is under way, the conductor halts, or
         `max_time` is over."""
-        self.driver.tell(TrainUntil(self.settings.versions))
+        self.driver.submit(TrainUntil(self.settings.versions))
         self.driver.run(self.settings.versions, self.settings.max_time or inf)
         for number, device in self.devices.items():
             device.flush()
@@ -99,41 +99,41 @@ class Cluster:
 
     def _start(self, member: Member) -> None:
         """The next incarnation joins."""
-        member.epoch += 1
+        member.incarnation += 1
         member.up = True
         station = self._incarnation(member)
         station.places = tuple((self.devices[number], member.group.occupies) for number in member.devices)
         self.stations[member.name] = station
-        if isinstance(station, Simulator):
+        if isinstance(station, VirtualSimulator):
             self.driver.simulators[member.name] = station
         station.join()
         if member.group.mean_life > 0:
             life = self._rng.expovariate(1 / member.group.mean_life)
-            fault = Fault(station=member.name, at=self.driver.clock.now + life)
+            fault = FaultPlan(station=member.name, at=self.driver.clock.now + life)
             self.driver.clock.at(fault.at, self._fail, fault)
 
-    def _incarnation(self, member: Member) -> Station:
-        name, epoch, group, seed = member.name, member.epoch, member.group, self.settings.seed
+    def _incarnation(self, member: Member) -> VirtualStation:
+        name, incarnation, group, seed = member.name, member.incarnation, member.group, self.settings.seed
         if isinstance(group, SimulatorGroup):
-            return Simulator(name, epoch, self.driver, seed, group)
+            return VirtualSimulator(name, incarnation, self.driver, seed, group)
         if isinstance(group, GeneratorGroup):
-            return Generator(name, epoch, self.driver, seed, group)
+            return VirtualGenerator(name, incarnation, self.driver, seed, group)
         receivers = sum(group.count for group in self.settings.generators)
-        return Trainer(name, epoch, self.driver, seed, group, self._checkpoint, receivers=receivers)
+        return VirtualTrainer(name, incarnation, self.driver, seed, group, self._checkpoint, receivers=receivers)
 
-    def _fail(self, fault: Fault) -> None:
+    def _fail(self, fault: FaultPlan) -> None:
         """The station falls silent, unless it is down already. What it sent of late may be lost with it."""
         member, driver = self.members[fault.station], self.driver
         if not member.up:
             return
         station = self.stations[member.name]
-        if fault.after_reply and isinstance(station, Trainer) and station.fail_unheard is None:
+        if fault.after_reply and isinstance(station, VirtualTrainer) and station.fail_unheard is None:
             station.fail_unheard = lambda: self._fail(fault)
             return
         member.up = False
         now = driver.clock.now
         member.failed_at = now
-        if fault.after_reply and isinstance(station, Generator):
+        if fault.after_reply and isinstance(station, VirtualGenerator):
             station.answer_and_fall_silent()
         station.cut = now - self._rng.random() * 2 * self.settings.message_delay.mean()
         station.close()
@@ -141,12 +141,12 @@ class Cluster:
         detected = member.group.detected if fault.detected is None else fault.detected
         driver.clock.after(detected, self._detect, (member, fault))
 
-    def _detect(self, failure: tuple[Member, Fault]) -> None:
+    def _detect(self, failure: tuple[Member, FaultPlan]) -> None:
         member, fault = failure
         station = self.stations[member.name]
-        if isinstance(station, Generator):
+        if isinstance(station, VirtualGenerator):
             station.lost()
-        self.driver.report(station, StationLost(member.name, member.epoch, fault.kind))
+        self.driver.report(station, StationLost(member.name, member.incarnation, fault.kind))
         restart = member.group.restart if fault.restart is None else fault.restart
         self.driver.clock.after(restart, self._restart, member)
 
@@ -164,7 +164,7 @@ class Cluster:
         name = _NEWCOMER.get(type(event))
         if name is not None:
             station = self.stations[getattr(event, name)]
-            if station.name not in self.driver.stations or station.epoch == event.epoch:  # type: ignore[union-attr]
+            if station.name not in self.driver.stations or station.incarnation == event.incarnation:  # type: ignore[union-attr]
                 self.driver.stations[station.name] = station
         elif type(event) is Checkpointed:
             self._checkpoint = event.updates
@@ -184,11 +184,11 @@ def _members(settings: ClusterSettings) -> list[Member]:
     ]
 
 
-def _place(group: Mortal, index: int) -> tuple[int, ...]:
+def _place(group: StationGroup, index: int) -> tuple[int, ...]:
     return (group.devices[index % len(group.devices)],) if group.devices else ()
 
 
-def _kind(group: Mortal) -> str:
+def _kind(group: StationGroup) -> str:
     if isinstance(group, SimulatorGroup):
         return "simulator"
     return "generator" if isinstance(group, GeneratorGroup) else "trainer"

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from polyrhythm.clustersim.clock import Clock
 from polyrhythm.clustersim.costs import FREE, Cost
 from polyrhythm.clustersim.measures import Measures
-from polyrhythm.clustersim.stations.station import Station
+from polyrhythm.clustersim.stations.station import VirtualStation
 from polyrhythm.scheduler.records import (
     ApplyWeights,
     CancelRow,
@@ -33,13 +33,13 @@ from polyrhythm.scheduler.records import (
     EvaluationDone,
     Event,
     Halt,
-    LendSamples,
     PublishWeights,
     RefuseRequest,
     ReleasePayloads,
     Request,
     Serve,
     StartRows,
+    StartUpdate,
     TargetReached,
     Wake,
 )
@@ -82,7 +82,7 @@ _ADDRESS: dict[type, Callable[[Any], str]] = {
     RefuseRequest: attrgetter("simulator"),
     Serve: attrgetter("generator"),
     ApplyWeights: attrgetter("generator"),
-    LendSamples: attrgetter("trainer"),
+    StartUpdate: attrgetter("trainer"),
     PublishWeights: attrgetter("trainer"),
 }
 
@@ -113,7 +113,7 @@ class Driver:
         self.conductor = conductor
         self.clock = Clock()
         self.measures = Measures()
-        self.stations: dict[str, Station] = {}
+        self.stations: dict[str, VirtualStation] = {}
         self.simulators: dict[str, Asker] = {}
         self.payloads: dict[str, Payload] = {}
         self.steps: list[Decision] = []
@@ -135,7 +135,7 @@ class Driver:
 
     # ------------------------------------------------------------ messages
 
-    def emit(self, station: Station, event: Event) -> None:
+    def emit(self, station: VirtualStation, event: Event) -> None:
         """A station's event, on its way to the conductor."""
         if self._direct:
             self._inbox.append(event)
@@ -145,13 +145,13 @@ class Driver:
         station.last_sent = arrival
         self.clock.at(arrival, self._deliver, (station, now, event))
 
-    def tell(self, event: Event) -> None:
+    def submit(self, event: Event) -> None:
         """An event of the operator or of supervision: reaches the conductor at once."""
         if isinstance(event, Evaluate):
             self.evaluating.add(event.name)
         self._inbox.append(event)
 
-    def report(self, station: Station, event: Event) -> None:
+    def report(self, station: VirtualStation, event: Event) -> None:
         """What supervision says of a station comes after what the station said itself."""
         if station.last_sent <= self.clock.now:
             self._inbox.append(event)
@@ -162,7 +162,7 @@ class Driver:
         """A generator's answer, straight to the slot."""
         self.simulators[request.simulator].answered(request, version)
 
-    def _deliver(self, message: tuple[Station, float, Event]) -> None:
+    def _deliver(self, message: tuple[VirtualStation, float, Event]) -> None:
         station, sent, event = message
         if sent <= station.cut:
             self._inbox.append(event)
@@ -247,9 +247,9 @@ class Driver:
     def _accept(self, command: Command) -> None:
         """A command to the run itself."""
         if isinstance(command, ReleasePayloads):
-            for handle in command.handles:
-                if self.payloads.pop(handle, None) is None:
-                    raise ProtocolError(f"payload {handle!r} is released twice, or never existed")
+            for payload_id in command.payload_ids:
+                if self.payloads.pop(payload_id, None) is None:
+                    raise ProtocolError(f"payload {payload_id!r} is released twice, or never existed")
         elif isinstance(command, TargetReached):
             self.reached = max(self.reached, command.version)
         elif isinstance(command, EvaluationDone):

@@ -15,8 +15,8 @@ from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.clustersim.measures import Span
 from polyrhythm.clustersim.settings import (
     ClusterSettings,
-    Evaluation,
-    Fault,
+    EvaluationPlan,
+    FaultPlan,
     GeneratorGroup,
     SimulatorGroup,
     TrainerSettings,
@@ -25,7 +25,7 @@ from polyrhythm.clustersim.summary import summarise
 from polyrhythm.errors import ConfigError
 from polyrhythm.observe.trace import TraceWriter
 from polyrhythm.scheduler.conductor import Conductor
-from polyrhythm.scheduler.settings import FlowSettings
+from polyrhythm.scheduler.settings import SchedulerSettings
 
 
 def load_cluster(path: str | Path) -> ClusterSettings:
@@ -66,10 +66,10 @@ def simulate_file(path: str | Path, trace_path: str | Path | None = None) -> dic
     if trace_path is None:
         return simulate(settings)
     with TraceWriter(Path(trace_path)) as trace:
-        return simulate(settings, Timeline(trace, settings.trace_slots).span)
+        return simulate(settings, SpanWriter(trace, settings.trace_slots).span)
 
 
-class Timeline:
+class SpanWriter:
     """Writes the bars of all generators and the trainer, and of the first `slots` slots that show one."""
 
     def __init__(self, trace: TraceWriter, slots: int) -> None:
@@ -110,10 +110,10 @@ def _nearest(location: tuple[int | str, ...]) -> str:
 
 
 _SECTIONS: dict[str, list[str]] = {
-    "flow": [field.name for field in fields(FlowSettings)],
+    "flow": [field.name for field in fields(SchedulerSettings)],
     "simulators": list(SimulatorGroup.model_fields),
     "generators": list(GeneratorGroup.model_fields),
     "trainer": list(TrainerSettings.model_fields),
-    "faults": list(Fault.model_fields),
-    "evaluations": list(Evaluation.model_fields),
+    "faults": list(FaultPlan.model_fields),
+    "evaluations": list(EvaluationPlan.model_fields),
 }

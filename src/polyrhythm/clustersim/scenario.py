@@ -17,7 +17,7 @@ from polyrhythm.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.padding import powers
 from polyrhythm.scheduler.records import BatchingChosen, Command, Event, TrainUntil
-from polyrhythm.scheduler.settings import FlowSettings
+from polyrhythm.scheduler.settings import SchedulerSettings
 
 #: Seconds of virtual time that `auto` learns before it is measured, and again after a change.
 WARM_UP_S = 20.0
@@ -28,7 +28,7 @@ FOREVER = 10**9
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class BatchingScenario:
     """step: law of a slot's chunk step; serve: of a pass, by rows; later_step, later_serve: what they change to.
 
     padded: passes are padded to powers of two, and take as long as these.
@@ -93,7 +93,9 @@ class PaddedCost(Cost):
         return Cost.draw(self, rng, powers(units)[-1])
 
 
-def rate(scene: Scene, flow: FlowSettings, seed: int, length: str, heard: list[BatchingChosen] | None = None) -> float:
+def rate(
+    scene: BatchingScenario, flow: SchedulerSettings, seed: int, length: str, heard: list[BatchingChosen] | None = None
+) -> float:
     """Rows per second of virtual time, after the warm-up. heard: gets what `auto` said."""
     learns = flow.batching == "auto"
     cluster = cluster_of(scene, flow, seed)
@@ -110,21 +112,21 @@ def rate(scene: Scene, flow: FlowSettings, seed: int, length: str, heard: list[B
         begin = WARM_UP_S * (2 if scene.changes else 1)
     end = begin + max(_CYCLES[length] * cycle, _REQUESTS[length] * cycle / scene.slots)
     driver = cluster.driver
-    driver.tell(TrainUntil(FOREVER))
+    driver.submit(TrainUntil(FOREVER))
     driver.run(FOREVER, begin)
     before = driver.measures.transitions
     driver.run(FOREVER, end)
     return (driver.measures.transitions - before) / (end - begin)
 
 
-def _cycle(scene: Scene) -> float:
+def _cycle(scene: BatchingScenario) -> float:
     """About how long a slot takes from one request to the next, seconds."""
     step, serve = scene.later_step or scene.step, scene.later_serve or scene.serve
     rows = scene.total_rows / scene.generators
     return parse_cost(step).mean(0) + parse_cost(serve).mean(math.ceil(rows))
 
 
-def cluster_of(scene: Scene, flow: FlowSettings, seed: int, *, record: bool = False) -> Cluster:
+def cluster_of(scene: BatchingScenario, flow: SchedulerSettings, seed: int, *, record: bool = False) -> Cluster:
     """The scene on the virtual clock. record: keep the decisions in `driver.steps`."""
     hour = Hour()
     simulators = {

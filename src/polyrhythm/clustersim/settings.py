@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
 
 from polyrhythm.clustersim.costs import FREE, Cost, Count, parse_cost, parse_count
-from polyrhythm.scheduler.settings import FlowSettings
+from polyrhythm.scheduler.settings import SchedulerSettings
 from polyrhythm.specs.distributions import parse_duration
 
 
@@ -45,13 +45,13 @@ Seconds = Annotated[float, PlainValidator(_seconds)]
 Devices = Annotated[tuple[int, ...], PlainValidator(_numbers), PlainSerializer(list)]
 
 
-class Section(BaseModel):
+class ClusterSection(BaseModel):
     """A part of the cluster file: immutable, and unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Mortal(Section):
+class StationGroup(ClusterSection):
     """What every group of equal stations says about failures, and the GPUs that it takes.
 
     count: stations of the group; gpus: devices per station (only summed up in the summary), where `devices` says none.
@@ -77,7 +77,7 @@ class Mortal(Section):
         return self
 
 
-class SimulatorGroup(Mortal):
+class SimulatorGroup(StationGroup):
     """`count` equal simulators.
 
     env_batches: per simulator; slots: per env batch; rows: per slot.
@@ -123,7 +123,7 @@ class SimulatorGroup(Mortal):
         return self
 
 
-class GeneratorGroup(Mortal):
+class GeneratorGroup(StationGroup):
     """`count` equal generators. serve: one forward pass, per row; apply: loading a version.
 
     Which one has the copy of the weights for evaluations beside training, and whether it does anything else, is said
@@ -134,7 +134,7 @@ class GeneratorGroup(Mortal):
     apply: CostText = FREE
 
 
-class TrainerSettings(Mortal):
+class TrainerSettings(StationGroup):
     """The trainer; there is one, of any number of ranks.
 
     update: one update, per transition of a rank: ranks share the transitions evenly.
@@ -164,7 +164,7 @@ class TrainerSettings(Mortal):
         return len(self.devices) or self.ranks
 
 
-class Fault(Section):
+class FaultPlan(ClusterSection):
     """One failure: `station` (simulator-0, generator-3, trainer) dies or hangs `at` a time.
 
     after_reply: a generator dies between its replies and its report: the slots go on with answers that the
@@ -180,7 +180,7 @@ class Fault(Section):
     restart: Seconds | None = None
 
 
-class Evaluation(Section):
+class EvaluationPlan(ClusterSection):
     """`episodes` episodes are asked for `at` a time: beside training, or (beside: false) while it pauses."""
 
     at: Seconds
@@ -188,7 +188,7 @@ class Evaluation(Section):
     beside: bool = True
 
 
-class ClusterSettings(Section):
+class ClusterSettings(ClusterSection):
     """A whole cluster file.
 
     sharing: of devices that several stations work on: their passes slow each other (`shared`) or take turns
@@ -201,12 +201,12 @@ class ClusterSettings(Section):
 
     seed: int = 0
     versions: int = Field(default=10, ge=1)
-    flow: FlowSettings
+    flow: SchedulerSettings
     simulators: tuple[SimulatorGroup, ...] = Field(min_length=1)
     generators: tuple[GeneratorGroup, ...] = Field(min_length=1)
     trainer: TrainerSettings = TrainerSettings()
-    faults: tuple[Fault, ...] = ()
-    evaluations: tuple[Evaluation, ...] = ()
+    faults: tuple[FaultPlan, ...] = ()
+    evaluations: tuple[EvaluationPlan, ...] = ()
     sharing: Literal["shared", "exclusive"] = "shared"
     message_delay: CostText = FREE
     max_time: Seconds = 0.0

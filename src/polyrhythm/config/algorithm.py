@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from polyrhythm.config.base import Flag, Fraction, NotNegative, Positive, Refusal, Section
+from polyrhythm.config.base import Flag, Fraction, InvalidSetting, NotNegative, Positive, Section
 from polyrhythm.config.objectives import (
     Advantage,
     Bound,
@@ -46,9 +46,13 @@ class KlSettings(Section):
     @model_validator(mode="after")
     def _k1_has_a_gradient(self) -> KlSettings:
         if self.coef and self.place == "loss" and self.estimator == "k1":
-            raise Refusal("estimator", "k1", "its gradient as a loss is zero in expectation; use k2, or place reward")
+            raise InvalidSetting(
+                "estimator", "k1", "its gradient as a loss is zero in expectation; use k2, or place reward"
+            )
         if not self.coef and (self.estimator, self.place) != ("k3", "loss"):
-            raise Refusal("coef", self.coef, "there is no reference policy whose distance could be set; give a weight")
+            raise InvalidSetting(
+                "coef", self.coef, "there is no reference policy whose distance could be set; give a weight"
+            )
         return self
 
 
@@ -145,20 +149,20 @@ class AlgorithmSettings(Section):
     @model_validator(mode="after")
     def _parts_agree(self) -> AlgorithmSettings:
         if self.loss.type == "decoupled_ppo" and self.proximal == "behavior":
-            raise Refusal(
+            raise InvalidSetting(
                 "proximal",
                 "behavior",
                 "decoupled_ppo needs a proximal policy of its own; set algorithm.proximal recompute",
             )
         if self.reward_level == "action" and self.logprob_level == "chunk":
-            raise Refusal(
+            raise InvalidSetting(
                 "reward_level", "action", "a ratio per chunk cannot carry advantages per action; use reward_level chunk"
             )
         _check_proximal(self)
         if self.mismatch_cap is not None:
             _check_mismatch(self)
         if (self.aggregation == "sum_over_constant") != (self.aggregation_constant is not None):
-            raise Refusal(
+            raise InvalidSetting(
                 "aggregation_constant",
                 self.aggregation_constant,
                 f"aggregation is {self.aggregation}; give the constant with sum_over_constant, and only there",
@@ -169,19 +173,19 @@ class AlgorithmSettings(Section):
 def _check_proximal(algorithm: AlgorithmSettings) -> None:
     if algorithm.corrects and algorithm.proximal != "recompute":
         why = f"{algorithm.advantage.type} compares the recomputed policy with the one that acted; set it to recompute"
-        raise Refusal("proximal", algorithm.proximal, why)
+        raise InvalidSetting("proximal", algorithm.proximal, why)
     if algorithm.advantage.type == "v_trace" and algorithm.loss.type in ("ppo", "vanilla"):
         why = "v_trace leaves the weight of a stale sample to the loss; use tis, cispo, topr, gspo or decoupled_ppo"
-        raise Refusal("loss.type", algorithm.loss.type, why)
+        raise InvalidSetting("loss.type", algorithm.loss.type, why)
     if algorithm.proximal == "interpolate" and not algorithm.uses_proximal:
         why = f"{algorithm.loss.type} looks at no proximal policy; leave it out, or use ppo or decoupled_ppo"
-        raise Refusal("proximal", "interpolate", why)
+        raise InvalidSetting("proximal", "interpolate", why)
 
 
 def _check_mismatch(algorithm: AlgorithmSettings) -> None:
     if algorithm.proximal != "recompute":
         why = f"proximal {algorithm.proximal} never asks the trainer's engine; set algorithm.proximal recompute"
-        raise Refusal("mismatch_cap", algorithm.mismatch_cap, why)
+        raise InvalidSetting("mismatch_cap", algorithm.mismatch_cap, why)
     if algorithm.loss.type not in ("ppo", "vanilla"):
         why = f"with {algorithm.loss.type} samples would be weighed twice; use ppo or vanilla, or null here"
-        raise Refusal("mismatch_cap", algorithm.mismatch_cap, why)
+        raise InvalidSetting("mismatch_cap", algorithm.mismatch_cap, why)

@@ -41,7 +41,7 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
     return [found for part in get_args(annotation) for found in models_in(part)]
 
 
-class Refusal(ValueError):
+class InvalidSetting(ValueError):
     """Raised inside a validator: a setting, or a pair of settings, that cannot be run.
 
     path: dotted, relative to the section that refuses ("" for the section itself); value: what was found there;
@@ -53,5 +53,5 @@ class Refusal(ValueError):
         super().__init__(f"{path} = {value}: {why}")
 
 
-class NotFound(Refusal):
+class NotFound(InvalidSetting):
     """What the setting names, a module or something in it, is not there: it may be in another working folder."""

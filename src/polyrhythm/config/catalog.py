@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel
 
-from polyrhythm.config.base import Refusal, models_in
+from polyrhythm.config.base import InvalidSetting, models_in
 from polyrhythm.config.registry import TABLE, Kind, settings_class
 from polyrhythm.errors import ConfigError
 
@@ -59,7 +59,7 @@ def adapter(kind: Kind, name: str) -> Adapter:
     """One, by name or module:Class. ConfigError: there is none."""
     try:
         model = settings_class(kind, name)
-    except Refusal as error:
+    except InvalidSetting as error:
         raise ConfigError(f"{kind}.{error}") from error
     about = [_one_line(paragraph) for paragraph in (model.__doc__ or "").split("\n\n")]
     needs = [need(package) for package in getattr(model, "needs", ())]
@@ -77,7 +77,7 @@ def adapter(kind: Kind, name: str) -> Adapter:
     )
 
 
-def refuse_lacking(kind: Kind, settings: BaseModel) -> None:
+def check_installed(kind: Kind, settings: BaseModel) -> None:
     """Raise ConfigError for a package that the adapter needs and that is not there; and what its own `check` raises."""
     lacking = [package for package in getattr(settings, "needs", ()) if not need(package).found]
     if lacking:

@@ -8,7 +8,7 @@ from typing import get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from polyrhythm.config.base import Refusal, models_in
+from polyrhythm.config.base import InvalidSetting, models_in
 from polyrhythm.config.nearest import nearest
 
 Location = Sequence[int | str]
@@ -49,7 +49,7 @@ def _explain_one(detail: ErrorDetails, model: type[BaseModel], prefix: str) -> l
     parts, holder = _walk(model, detail["loc"])
     path = ".".join([prefix] * bool(prefix) + parts)
     cause = detail.get("ctx", {}).get("error")
-    if isinstance(cause, Refusal):
+    if isinstance(cause, InvalidSetting):
         return [_sentence(".".join(filter(None, (path, cause.path))), cause.value, cause.why)]
     nested = getattr(cause, "error", None)
     if isinstance(nested, ValidationError):

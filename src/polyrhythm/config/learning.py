@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from polyrhythm.config.base import Count, Flag, Fraction, NotNegative, Positive, Refusal, Section, Seed, Whole
+from polyrhythm.config.base import Count, Flag, Fraction, InvalidSetting, NotNegative, Positive, Section, Seed, Whole
 
 Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
 
@@ -64,7 +64,7 @@ class TrainingSettings(Section):
     @model_validator(mode="after")
     def _micro_in_mini(self) -> TrainingSettings:
         if self.minibatch_steps and self.micro_batch_steps > self.minibatch_steps:
-            raise Refusal(
+            raise InvalidSetting(
                 "micro_batch_steps",
                 self.micro_batch_steps,
                 f"larger than the mini-batch of {self.minibatch_steps} steps that it divides; lower it, or use 0",
@@ -101,19 +101,25 @@ class EvaluationSettings(Section):
     @model_validator(mode="after")
     def _some_way_to_act(self) -> EvaluationSettings:
         if self.episodes and not (self.greedy or self.sampled):
-            raise Refusal("episodes", self.episodes, "neither greedy nor sampled is true; set one, or use 0 episodes")
+            raise InvalidSetting(
+                "episodes", self.episodes, "neither greedy nor sampled is true; set one, or use 0 episodes"
+            )
         if self.every and not self.episodes_beside:
-            raise Refusal("every", self.every, "it needs episodes; set every_episodes or episodes, or every to 0")
+            raise InvalidSetting(
+                "every", self.every, "it needs episodes; set every_episodes or episodes, or every to 0"
+            )
         if self.priority != "turns" and self.weights != "second_copy":
             why = f"with weights {self.weights} no generator serves both at a time; leave it out, or set second_copy"
-            raise Refusal("priority", self.priority, why)
+            raise InvalidSetting("priority", self.priority, why)
         if self.priority != "turns" and not self.every:
             why = "no evaluation goes on beside training; set evaluation.every, or leave it out"
-            raise Refusal("priority", self.priority, why)
+            raise InvalidSetting("priority", self.priority, why)
         if self.max_wait_s != EvaluationSettings.model_fields["max_wait_s"].default and self.priority != "last":
-            raise Refusal("max_wait_s", self.max_wait_s, f"it is for priority last, not {self.priority}; leave it out")
+            raise InvalidSetting(
+                "max_wait_s", self.max_wait_s, f"it is for priority last, not {self.priority}; leave it out"
+            )
         if self.every and not (self.greedy or self.sampled):
-            raise Refusal("every", self.every, "neither greedy nor sampled is true; set one, or every to 0")
+            raise InvalidSetting("every", self.every, "neither greedy nor sampled is true; set one, or every to 0")
         return self
 
     @property
@@ -159,7 +165,7 @@ class SupervisedSettings(Section):
     @model_validator(mode="after")
     def _warmup_ends(self) -> SupervisedSettings:
         if self.warmup_steps >= self.steps:
-            raise Refusal(
+            raise InvalidSetting(
                 "warmup_steps",
                 self.warmup_steps,
                 f"the warm-up does not end in steps = {self.steps}; lower it, or raise those",

@@ -21,7 +21,7 @@ from polyrhythm.config.registry import expand
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.yaml_text import parse, read
 from polyrhythm.errors import ConfigError
-from polyrhythm.files import written_whole
+from polyrhythm.files import atomic_write
 
 Tree = dict[str, Any]
 
@@ -64,7 +64,7 @@ def validate(tree: Tree, origin: str = "") -> RunConfig:
 def save_config(config: RunConfig, path: Path) -> None:
     """Write the resolved configuration, every default included; `load_config(path)` gives it back."""
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    with written_whole(path) as unfinished:
+    with atomic_write(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
 
 

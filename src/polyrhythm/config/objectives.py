@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from polyrhythm.config.base import Flag, NotNegative, Positive, Refusal, Section, type_or
+from polyrhythm.config.base import Flag, InvalidSetting, NotNegative, Positive, Section, type_or
 from polyrhythm.config.registry import imported
 
 Clip = Annotated[float, Field(gt=0, lt=1, strict=True)]
@@ -20,7 +20,7 @@ _OWN = "module:function"
 def _address(text: str) -> str:
     module, _, name = text.partition(":")
     if not (name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
-        raise Refusal("", text, "write module:function, such as mine.losses:asymmetric")
+        raise InvalidSetting("", text, "write module:function, such as mine.losses:asymmetric")
     return text
 
 
@@ -41,21 +41,23 @@ class OwnFunction(Section):
         """What `type` names. Refusal: it is not there, is no function, or does not take its settings."""
         found = imported(self.type, self.type, "a function")
         if not callable(found):
-            raise Refusal("type", self.type, f"it is {type(found).__name__}; name a function")
+            raise InvalidSetting("type", self.type, f"it is {type(found).__name__}; name a function")
         try:
             keywords = list(inspect.signature(found).parameters.values())[1:]
         except ValueError as error:
-            raise Refusal("type", self.type, f"{error}; name a function that is written in Python") from error
+            raise InvalidSetting("type", self.type, f"{error}; name a function that is written in Python") from error
         names = [keyword.name for keyword in keywords]
         if not any(keyword.kind is keyword.VAR_KEYWORD for keyword in keywords):
             for unknown in (name for name in self.settings if name not in names):
                 taken = ", ".join(names) or "nothing else"
-                raise Refusal(f"settings.{unknown}", self.settings[unknown], f"{self.type} takes {taken}; leave it out")
+                raise InvalidSetting(
+                    f"settings.{unknown}", self.settings[unknown], f"{self.type} takes {taken}; leave it out"
+                )
         given = {*self.settings, "gamma", "gae_lambda"}
         for keyword in keywords:
             open_ended = keyword.kind in (keyword.VAR_KEYWORD, keyword.VAR_POSITIONAL)
             if keyword.default is keyword.empty and not open_ended and keyword.name not in given:
-                raise Refusal(f"settings.{keyword.name}", None, f"{self.type} wants it; give it a value")
+                raise InvalidSetting(f"settings.{keyword.name}", None, f"{self.type} wants it; give it a value")
         own: Callable[..., Any] = found
         return own
 
@@ -80,7 +82,7 @@ class VTraceAdvantage(Section):
     @model_validator(mode="after")
     def _caps_are_in_order(self) -> VTraceAdvantage:
         if self.trace_cap > self.rho_cap:
-            raise Refusal("trace_cap", self.trace_cap, f"larger than rho_cap {self.rho_cap:g}; lower it")
+            raise InvalidSetting("trace_cap", self.trace_cap, f"larger than rho_cap {self.rho_cap:g}; lower it")
         return self
 
 
@@ -190,7 +192,9 @@ class ToprLoss(Section):
     @model_validator(mode="after")
     def _something_counts(self) -> ToprLoss:
         if not self.positive_weight and not self.negative_weight:
-            raise Refusal("positive_weight", 0.0, "negative_weight is 0 too, so nothing is learned; raise one of them")
+            raise InvalidSetting(
+                "positive_weight", 0.0, "negative_weight is 0 too, so nothing is learned; raise one of them"
+            )
         return self
 
 
@@ -199,7 +203,7 @@ def _named(value: Any) -> Any:
     if isinstance(value, str):
         return {"type": value}
     if not isinstance(value, BaseModel) and not (isinstance(value, dict) and isinstance(value.get("type", ""), str)):
-        raise Refusal("", value, "give a name, such as ppo or gae, or a section with a type")
+        raise InvalidSetting("", value, "give a name, such as ppo or gae, or a section with a type")
     return value
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ValidationError
 from pydantic_core import InitErrorDetails
 
-from polyrhythm.config.base import NotFound, Refusal
+from polyrhythm.config.base import InvalidSetting, NotFound
 from polyrhythm.config.nearest import nearest
 from polyrhythm.conformance import raised
 
@@ -56,7 +56,9 @@ def resolve(kind: Kind, value: Any) -> BaseModel:
         return value
     value = expand(value)
     if not isinstance(value, dict) or not isinstance(value.get("type"), str):
-        raise Refusal("", value, f"a section with a type is needed; the known types are {', '.join(TABLE[kind])}")
+        raise InvalidSetting(
+            "", value, f"a section with a type is needed; the known types are {', '.join(TABLE[kind])}"
+        )
     model = settings_class(kind, value["type"])
     computed = model.model_computed_fields  # in what was saved, but not to be given
     given = {key: item for key, item in value.items() if key not in computed}
@@ -110,13 +112,13 @@ def imported(address: str, name: str, what: str) -> Any:
             "type", name, f"{address} cannot be imported ({error}); install it or correct the name"
         ) from error
     except SyntaxError as error:
-        raise Refusal(
+        raise InvalidSetting(
             "type", name, f"{module_name} cannot be imported ({error.msg}, line {error.lineno}); correct that line"
         ) from error
     except (Exception, SystemExit) as error:  # whatever a user's module does
-        raise Refusal("type", name, f"importing {module_name} {raised(error)}; fix it there") from error
+        raise InvalidSetting("type", name, f"importing {module_name} {raised(error)}; fix it there") from error
     if module_name == "__main__" and not hasattr(module, attribute):
-        raise Refusal(
+        raise InvalidSetting(
             "type",
             name,
             f"{attribute} was defined in a script or notebook, and this is another process; put it into a module (say "
@@ -133,8 +135,10 @@ def settings_class(kind: Kind, name: str) -> type[BaseModel]:
     address = known.get(name, name)
     if ":" not in address:
         names = ", ".join(known)
-        raise Refusal("type", name, f"{nearest(name, known)}known types are {names}; your own is module:Class")
+        raise InvalidSetting("type", name, f"{nearest(name, known)}known types are {names}; your own is module:Class")
     found = imported(address, name, "a settings class")
     if not (isinstance(found, type) and issubclass(found, BaseModel) and "type" in found.model_fields):
-        raise Refusal("type", name, f"{address} is no settings model; name a pydantic model that has a `type` field")
+        raise InvalidSetting(
+            "type", name, f"{address} is no settings model; name a pydantic model that has a `type` field"
+        )
     return found

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Tag, model_validator
 
-from polyrhythm.config.base import Count, NotNegative, Number, Positive, Refusal, Section, Whole, type_or
+from polyrhythm.config.base import Count, InvalidSetting, NotNegative, Number, Positive, Section, Whole, type_or
 
 
 def _is_count(value: Any) -> bool:
@@ -19,15 +19,15 @@ def parse_sharding(value: Any) -> str | tuple[int, ...]:
     if isinstance(value, list | tuple):
         if value and all(map(_is_count, value)):
             return tuple(value)
-        raise Refusal("", value, f"every slot needs at least 1 row; {choices}")
+        raise InvalidSetting("", value, f"every slot needs at least 1 row; {choices}")
     if not isinstance(value, str):
-        raise Refusal("", value, f"not a way to shard; {choices}")
+        raise InvalidSetting("", value, f"not a way to shard; {choices}")
     kind, _, argument = value.partition(":")
     if value == "whole" or (kind == "even" and argument.isdecimal() and int(argument) >= 1):
         return value
     if kind not in ("even", "whole") and argument.isidentifier() and all(kind.split(".")):
         return value
-    raise Refusal("", value, f"not a way to shard; {choices}")
+    raise InvalidSetting("", value, f"not a way to shard; {choices}")
 
 
 Sharding = Annotated[str | tuple[int, ...], BeforeValidator(parse_sharding)]
@@ -41,7 +41,7 @@ def parse_buckets(value: Any) -> str | tuple[int, ...]:
             return tuple(value)
     elif value in ("none", "powers"):
         return str(value)
-    raise Refusal("", value, f"not row counts to pad to; {choices}")
+    raise InvalidSetting("", value, f"not row counts to pad to; {choices}")
 
 
 Buckets = Annotated[str | tuple[int, ...], BeforeValidator(parse_buckets)]
@@ -83,15 +83,17 @@ class RolloutSettings(Section):
     def _shards_fit(self) -> RolloutSettings:
         if isinstance(self.sharding, tuple) and sum(self.sharding) != self.rows:
             sizes = list(self.sharding)
-            raise Refusal(
+            raise InvalidSetting(
                 "sharding", sizes, f"slots of {sum(sizes)} rows, but rollout.rows is {self.rows}; make them equal"
             )
         if isinstance(self.sharding, str) and self.sharding.startswith("even:"):
             parts = int(self.sharding.removeprefix("even:"))
             if parts > self.rows:
-                raise Refusal("sharding", self.sharding, f"more slots than rows; use at most even:{self.rows}")
+                raise InvalidSetting("sharding", self.sharding, f"more slots than rows; use at most even:{self.rows}")
         if self.queue_key and self.queue_key.count(":") != 1:
-            raise Refusal("queue_key", self.queue_key, "write module:function, or leave it empty for order of arrival")
+            raise InvalidSetting(
+                "queue_key", self.queue_key, "write module:function, or leave it empty for order of arrival"
+            )
         return self
 
     @property
@@ -164,7 +166,7 @@ class FreshnessSettings(Section):
     @model_validator(mode="after")
     def _can_abort(self) -> FreshnessSettings:
         if self.on_update == "abort":
-            raise Refusal(
+            raise InvalidSetting(
                 "on_update",
                 "abort",
                 "a one-pass policy has no unfinished generation to cut (only a streaming engine has); use continue",
@@ -194,7 +196,7 @@ class GroupSettings(Section):
     def _bounds_are_in_order(self) -> GroupSettings:
         low, high = self.min_return, self.max_return
         if low is not None and high is not None and low > high:
-            raise Refusal("min_return", low, f"no group is above it and below max_return {high:g}; lower it")
+            raise InvalidSetting("min_return", low, f"no group is above it and below max_return {high:g}; lower it")
         return self
 
     @property

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, model_validator
 
 from polyrhythm.config.algorithm import AlgorithmSettings
-from polyrhythm.config.base import NotNegative, Refusal, Section, Seed
+from polyrhythm.config.base import InvalidSetting, NotNegative, Section, Seed
 from polyrhythm.config.learning import (
     DemonstrationSettings,
     EvaluationSettings,
@@ -103,13 +103,13 @@ def _check_groups(config: RunConfig) -> None:
     if batch % size:
         lower, upper = batch // size * size, (batch // size + 1) * size
         either = f"{lower} or {upper}" if lower else f"{upper}"
-        raise Refusal(
+        raise InvalidSetting(
             "groups.size",
             size,
             f"batch_size {batch} (mini_batch_samples x require_batches) is no multiple of it; make it {either}",
         )
     if size > 1 and config.rollout.segment_steps:
-        raise Refusal(
+        raise InvalidSetting(
             "rollout.segment_steps",
             config.rollout.segment_steps,
             "segments and groups exclude each other; set segment_steps to 0 or groups.size to 1",
@@ -118,14 +118,14 @@ def _check_groups(config: RunConfig) -> None:
         if value:
             _check_redundancy(config, f"groups.{name}", value)
     if config.evaluation.every and config.evaluation.weights == "pause" and config.rollout.segment_steps:
-        raise Refusal(
+        raise InvalidSetting(
             "evaluation.weights",
             "pause",
             "an evaluation in training's rows would throw away the episodes that wait there between two segments; set "
             "it to second_copy or own_generator, or rollout.segment_steps to 0",
         )
     if config.groups.filters and config.rollout.segment_steps:
-        raise Refusal(
+        raise InvalidSetting(
             "rollout.segment_steps",
             config.rollout.segment_steps,
             "groups.min_return and max_return judge whole episodes; set segment_steps to 0, or the bounds to null",
@@ -135,44 +135,46 @@ def _check_groups(config: RunConfig) -> None:
 
 def _check_redundancy(config: RunConfig, path: str, value: int) -> None:
     if config.training.order == "ticket":
-        raise Refusal(
+        raise InvalidSetting(
             path,
             value,
             "an update takes the lowest tickets, whoever is first; set training.order to arrival, or this to 0",
         )
     if config.rollout.segment_steps:
-        raise Refusal(path, value, "an episode cut into segments cannot be thrown away; set segment_steps or this to 0")
+        raise InvalidSetting(
+            path, value, "an episode cut into segments cannot be thrown away; set segment_steps or this to 0"
+        )
 
 
 def _check_advantage(config: RunConfig) -> None:
     algorithm, name = config.algorithm, config.algorithm.advantage.type
     if algorithm.needs_groups and config.groups.size == 1:
         why = f"{name} compares the samples of a group; make it 2 or more, or set algorithm.advantage gae"
-        raise Refusal("groups.size", 1, why)
+        raise InvalidSetting("groups.size", 1, why)
     warmup = config.training.critic_warmup_updates
     if warmup and not (algorithm.needs_value and algorithm.value.coef):
         who = f"{name} uses no value function" if algorithm.value.coef else "algorithm.value.coef is 0"
         why = f"{who}, so there is nothing to wait for; set it to 0"
-        raise Refusal("training.critic_warmup_updates", warmup, why)
+        raise InvalidSetting("training.critic_warmup_updates", warmup, why)
     value_lr = config.training.optimizer.value_lr
     if value_lr is not None and not algorithm.value.coef:
-        raise Refusal(
+        raise InvalidSetting(
             "training.optimizer.value_lr",
             value_lr,
             "algorithm.value.coef is 0, so nothing trains the value; leave it out",
         )
     if algorithm.needs_value and not algorithm.value.coef and config.training.versions:
         why = f"{name} judges by a value that nothing would train; raise it, or use grpo, rloo, reinforce_plus_plus"
-        raise Refusal("algorithm.value.coef", 0.0, why)
+        raise InvalidSetting("algorithm.value.coef", 0.0, why)
     if config.rollout.segment_steps and not algorithm.needs_value:
         why = f"{name} judges whole episodes; set it to 0, or algorithm.advantage to gae"
-        raise Refusal("rollout.segment_steps", config.rollout.segment_steps, why)
+        raise InvalidSetting("rollout.segment_steps", config.rollout.segment_steps, why)
 
 
 def _check_slots(config: RunConfig) -> None:
     batching, largest = config.batching, config.rollout.largest_slot_rows
     if isinstance(batching, LimitedBatching) and largest is not None and batching.max_rows < largest:
-        raise Refusal(
+        raise InvalidSetting(
             "batching.max_rows",
             batching.max_rows,
             f"a request is never split and the largest slot has {largest} rows; raise this, or set rollout.sharding",
@@ -182,11 +184,13 @@ def _check_slots(config: RunConfig) -> None:
 def _check_warm_start(config: RunConfig) -> None:
     training, updates = config.training, config.training.versions * config.freshness.sync_interval
     if config.supervised and not config.demonstrations:
-        raise Refusal("supervised", "set", "nothing to imitate; add demonstrations, or set supervised to null")
+        raise InvalidSetting("supervised", "set", "nothing to imitate; add demonstrations, or set supervised to null")
     if config.demonstrations and not config.supervised:
-        raise Refusal("demonstrations", "set", "nothing uses them; add supervised, or set demonstrations to null")
+        raise InvalidSetting(
+            "demonstrations", "set", "nothing uses them; add supervised, or set demonstrations to null"
+        )
     if updates and training.critic_warmup_updates >= updates:
-        raise Refusal(
+        raise InvalidSetting(
             "training.critic_warmup_updates",
             training.critic_warmup_updates,
             f"every update (versions x sync_interval = {updates}) would train the value head only; lower it",

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
 
-from polyrhythm.files import written_whole
+from polyrhythm.files import atomic_write
 
 if TYPE_CHECKING:
     from tensorboard.summary import Writer
@@ -161,7 +161,7 @@ def rewind(folder: Path, step: int, version: int | None = None) -> None:
     if damaged := [str(number) for number, line in enumerate(found, 1) if _content(line) is None]:
         log.warning("%s: what cannot be read is left out, line %s", path, ", ".join(damaged))
     lines = [line for line in found if _stays(line, step, version)]
-    with written_whole(path) as unfinished:
+    with atomic_write(path) as unfinished:
         unfinished.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
 
 

@@ -53,7 +53,7 @@ def take_file(file: Path) -> Path:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def lock_run_folder(folder: Path) -> Iterator[None]:
     """Have the folder to oneself: the kernel drops the claim with its holder, however that ends.
 
     RunFolderError: another process has it.

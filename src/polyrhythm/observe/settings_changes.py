@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polyrhythm.files import written_whole
+from polyrhythm.files import atomic_write
 
 CHANGES_FILE = "settings_changes.jsonl"
 
@@ -47,7 +47,7 @@ def note_changes(folder: Path, update: int, changes: Mapping[str, tuple[Any, Any
     if changes:
         noted.append({"time": now.isoformat(timespec="seconds"), "update": update, "changes": dict(changes)})
     if noted:
-        with written_whole(path) as unfinished:
+        with atomic_write(path) as unfinished:
             unfinished.write_text("".join(json.dumps(entry) + "\n" for entry in noted), encoding="utf-8")
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.files import written_whole
+from polyrhythm.files import atomic_write
 
 #: Pictures a second, fewer where there are few; how long they then take together, and the last one stays.
 _MOST_RATE, _LEAST_RATE, _SECONDS, _HOLD_S = 10, 4, 4.0, 1.5
@@ -54,7 +54,7 @@ def reduced(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 def write_video(path: Path, clips: Sequence[Clip]) -> None:
     """Write the clips side by side, by the suffix of the name."""
-    with written_whole(path) as unfinished:
+    with atomic_write(path) as unfinished:
         if path.suffix == ".gif":
             _write_gif(unfinished, clips)
         else:

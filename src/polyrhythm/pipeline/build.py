@@ -17,13 +17,13 @@ from polyrhythm.conformance import raised
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, RunFolderError, RunHalted
 from polyrhythm.pipeline.array_specs import arena_layout, bucket_sizes, step_settings
-from polyrhythm.pipeline.observers.failures import Failures
-from polyrhythm.pipeline.observers.metrics import check_figures
+from polyrhythm.pipeline.observers.failures import SampleFailureLog
+from polyrhythm.pipeline.observers.metrics import check_metrics
 from polyrhythm.pipeline.observers.totals import EVALUATION
 from polyrhythm.pipeline.persistence.checkpoints import STATES, SavedRun
-from polyrhythm.pipeline.run_loop import Launcher, Loop
+from polyrhythm.pipeline.run_loop import Launcher, RunLoop
 from polyrhythm.policies.base import Policy, PolicySettings
-from polyrhythm.runtime.factories import Job, Seat
+from polyrhythm.runtime.factories import Resources, StationFactory
 from polyrhythm.runtime.inline import InlineLauncher
 from polyrhythm.runtime.local import LocalLauncher
 from polyrhythm.runtime.memory.arena import ArenaLayout
@@ -32,12 +32,12 @@ from polyrhythm.runtime.memory.weights import WeightsBus, bus_nbytes
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import EnvBatchInfo, Episode, SampleEvaluated, WeightsOffered
 from polyrhythm.scheduler.rollout.sharding import StrategyFailure, shard
-from polyrhythm.scheduler.settings import FlowSettings
+from polyrhythm.scheduler.settings import SchedulerSettings
 from polyrhythm.specs import EnvSpec
 from polyrhythm.specs.finite import ENVIRONMENT, POLICY
-from polyrhythm.stations.generator_factory import GeneratorJob, PolicyJob
-from polyrhythm.stations.simulator_factory import SimulatorJob
-from polyrhythm.stations.trainer_factory import TrainerJob, TrainerStates
+from polyrhythm.stations.generator_factory import GeneratorFactory, PolicyFactory
+from polyrhythm.stations.simulator_factory import SimulatorFactory
+from polyrhythm.stations.trainer_factory import TrainerFactory, TrainerStates
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +52,11 @@ class Pipeline:
     """A run's parts, joined. weights: what was published; states: the trainer's, where there is a folder; failures: of
     samples in their environments; spec: of these."""
 
-    loop: Loop
+    loop: RunLoop
     launcher: Launcher
     weights: WeightsBus
     states: TrainerStates | None
-    failures: Failures
+    failures: SampleFailureLog
     spec: EnvSpec
 
     def evaluate(self, name: str, episodes: Sequence[Episode]) -> list[SampleEvaluated]:
@@ -90,7 +90,7 @@ def policy_settings(config: RunConfig) -> PolicySettings:
     return config.policy
 
 
-def flow_settings(config: RunConfig, spec: EnvSpec, buckets: tuple[int, ...] = ()) -> FlowSettings:
+def flow_settings(config: RunConfig, spec: EnvSpec, buckets: tuple[int, ...] = ()) -> SchedulerSettings:
     """What the conductor is told. buckets: row counts that passes are padded to."""
     rollout, freshness, batching, groups = config.rollout, config.freshness, config.batching, config.groups
     limits: dict[str, Any] = {}
@@ -99,7 +99,7 @@ def flow_settings(config: RunConfig, spec: EnvSpec, buckets: tuple[int, ...] = (
     if isinstance(batching, DynamicBatching):
         limits["max_wait_s"] = batching.max_wait_ms / 1000.0
     assert freshness.on_update != "abort", "the schema refuses abort for one-pass policies"
-    return FlowSettings(
+    return SchedulerSettings(
         batch_size=config.training.batch_size,
         sync_interval=freshness.sync_interval,
         max_lag=freshness.max_lag,
@@ -230,9 +230,11 @@ def build_pipeline(
             conductor = _restore(saved, conductor.settings, launcher, last)
             version, state = saved.version, saved.policy
         weights.publish(version, state)
-        failures = Failures(folder / LOGS if folder and config.launcher != "inline" else None, _culprits(config))
-        loop = Loop(conductor, launcher, time.monotonic, observers=[failures], record=record)
-        loop.tell(WeightsOffered(version))
+        failures = SampleFailureLog(
+            folder / LOGS if folder and config.launcher != "inline" else None, _culprits(config)
+        )
+        loop = RunLoop(conductor, launcher, time.monotonic, observers=[failures], record=record)
+        loop.submit(WeightsOffered(version))
         if start:
             loop.start()
     except BaseException:
@@ -247,7 +249,7 @@ def _culprits(config: RunConfig) -> dict[str, str]:
     return {who: f"{name}.type = {getattr(section, 'type', '')}" for who, (name, section) in sections.items()}
 
 
-def _restore(saved: SavedRun, settings: FlowSettings, launcher: Launcher, versions: int) -> Conductor:
+def _restore(saved: SavedRun, settings: SchedulerSettings, launcher: Launcher, versions: int) -> Conductor:
     """The saved run's conductor, without stations; its samples are in the arena again. versions: to train in all, which
     may be fewer than when it was saved."""
     try:
@@ -263,9 +265,9 @@ def _restore(saved: SavedRun, settings: FlowSettings, launcher: Launcher, versio
     places = _places(saved.samples, launcher.arena.layout.blocks)
     try:
         for sample in rollout.samples.values():
-            sample.handle = places[sample.handle] if sample.handle else ""
-        for handle, trajectory in saved.samples.items():
-            launcher.arena.store(int(places[handle]), trajectory)
+            sample.payload_id = places[sample.payload_id] if sample.payload_id else ""
+        for payload_id, trajectory in saved.samples.items():
+            launcher.arena.store(int(places[payload_id]), trajectory)
     except (LookupError, TypeError, ValueError) as error:
         raise RunFolderError(
             f"{saved.trainer.parent} cannot be resumed: its samples do not fit policy and environment "
@@ -276,17 +278,17 @@ def _restore(saved: SavedRun, settings: FlowSettings, launcher: Launcher, versio
     return conductor
 
 
-def _places(handles: Iterable[str], blocks: int) -> dict[str, str]:
+def _places(payload_ids: Iterable[str], blocks: int) -> dict[str, str]:
     """Where each saved sample goes: where it was, or to the first blocks if there are fewer than before."""
-    own = list(handles)
-    if all(int(handle) < blocks for handle in own):
-        return {handle: handle for handle in own}
-    return {handle: str(block) for block, handle in enumerate(own)}
+    own = list(payload_ids)
+    if all(int(payload_id) < blocks for payload_id in own):
+        return {payload_id: payload_id for payload_id in own}
+    return {payload_id: str(block) for block, payload_id in enumerate(own)}
 
 
 def _launcher(
     config: RunConfig,
-    jobs: Sequence[tuple[Job, Seat]],
+    jobs: Sequence[tuple[StationFactory, Resources]],
     layout: ArenaLayout,
     weights_nbytes: int,
     folder: Path | None,
@@ -295,7 +297,7 @@ def _launcher(
         return InlineLauncher(jobs, layout, weights_nbytes)
     assert folder is not None, "processes write their logs to a folder"
     transport, logs = config.data_plane.transport, folder / LOGS
-    return LocalLauncher(jobs, layout, weights_nbytes, config.supervision, logs, transport, check_report=check_figures)
+    return LocalLauncher(jobs, layout, weights_nbytes, config.supervision, logs, transport, check_report=check_metrics)
 
 
 def _jobs(
@@ -307,25 +309,25 @@ def _jobs(
     buckets: tuple[int, ...],
     *,
     trainer: bool,
-) -> list[tuple[Job, Seat]]:
+) -> list[tuple[StationFactory, Resources]]:
     """Simulators, generators and the trainer, in this order."""
     seats, step = config.placement, step_settings(config, policy)
     env = config.env.model_dump(mode="json")
-    own = PolicyJob(config.policy.model_dump(mode="json"), spec, config.seed)
-    seat = Seat(threads=seats.simulators.threads)
-    jobs: list[tuple[Job, Seat]] = []
+    own = PolicyFactory(config.policy.model_dump(mode="json"), spec, config.seed)
+    seat = Resources(threads=seats.simulators.threads)
+    jobs: list[tuple[StationFactory, Resources]] = []
     for batches in infos:
         name, rows = batches[0].name.rpartition(".")[0], sum(slot.rows for slot in batches[0].slots)
-        jobs.append((SimulatorJob(name, env, spec, rows, tuple(batches), step), seat))
-    seat = Seat(seats.generators.device, seats.generators.threads)
+        jobs.append((SimulatorFactory(name, env, spec, rows, tuple(batches), step), seat))
+    seat = Resources(seats.generators.device, seats.generators.threads)
     evaluator = _evaluator(config) if trainer else ""
     for name in generator_names(config):
         evaluates: Literal["no", "too"] = "too" if name == evaluator else "no"
-        jobs += [(GeneratorJob(name, own, evaluates, buckets), seat)]
+        jobs += [(GeneratorFactory(name, own, evaluates, buckets), seat)]
     if evaluator == _EVALUATION_GENERATOR:
-        jobs.append((GeneratorJob(evaluator, own, "only", buckets), seat))
+        jobs.append((GeneratorFactory(evaluator, own, "only", buckets), seat))
     if trainer:
-        job = TrainerJob(
+        job = TrainerFactory(
             "trainer",
             own,
             config.algorithm.model_dump(mode="json"),
@@ -333,5 +335,5 @@ def _jobs(
             total_updates=config.training.versions * config.freshness.sync_interval,
             states=states,
         )
-        jobs.append((job, Seat(seats.trainer.device, seats.trainer.threads)))
+        jobs.append((job, Resources(seats.trainer.device, seats.trainer.threads)))
     return jobs

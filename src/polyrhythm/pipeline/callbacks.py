@@ -106,10 +106,10 @@ class UpdatesHeard:
     def __init__(self, metrics: UpdateMetrics, callbacks: Callbacks) -> None:
         self._metrics, self._callbacks = metrics, callbacks
 
-    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
         pass
 
-    def reported(self, now: float, report: Report) -> None:  # noqa: ARG002
+    def on_report(self, now: float, report: Report) -> None:  # noqa: ARG002
         self._callbacks.on_update(self._metrics.latest)
 
 

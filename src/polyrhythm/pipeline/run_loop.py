@@ -75,14 +75,14 @@ class Launcher(Protocol):
 
 
 class Observer(Protocol):
-    """Someone who watches; neither call may change anything, but ask for something by `Loop.ask`."""
+    """Someone who watches; neither call may change anything, but ask for something by `RunLoop.submit_later`."""
 
-    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None: ...
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None: ...
 
-    def reported(self, now: float, report: Report) -> None: ...
+    def on_report(self, now: float, report: Report) -> None: ...
 
 
-#: Longest wait for an event, after which `Loop.stop` is asked again.
+#: Longest wait for an event, after which `RunLoop.stop` is asked again.
 _PATIENCE_S = 0.5
 #: A stop that takes longer says what it waits for.
 _SAID_S = 1.0
@@ -103,7 +103,7 @@ class Interrupted(Exception):
     """Someone asked the run to stop; it stands between two events."""
 
 
-class Loop:
+class RunLoop:
     """Drives one conductor and one launcher.
 
     observers: told of every decision and report, in order. stall_s: seconds without any event, report or unit of work,
@@ -133,19 +133,19 @@ class Loop:
     def start(self) -> None:
         """Start all stations and let them join. A resumed run goes on at once, so observers are there before."""
         for event in self.launcher.start():
-            self.tell(event)
+            self.submit(event)
 
-    def tell(self, event: records.Event) -> None:
+    def submit(self, event: records.Event) -> None:
         """Put an operator's event, or a station's joining, to the conductor now."""
         self._decide(event)
 
-    def ask(self, event: records.Event) -> None:
+    def submit_later(self, event: records.Event) -> None:
         """The same, but after the decision under way: for observers."""
         self._asked.append(event)
 
     def train_until(self, version: int) -> None:
         """Go on until `version` versions are trained, published and applied."""
-        self.tell(records.TrainUntil(version))
+        self.submit(records.TrainUntil(version))
         self._run(lambda command: isinstance(command, records.TargetReached) and command.version >= version)
 
     def evaluate(self, name: str, episodes: Sequence[records.Episode]) -> list[records.SampleEvaluated]:
@@ -157,7 +157,7 @@ class Loop:
                 results.append(command)
             return isinstance(command, records.EvaluationDone) and command.name == name
 
-        self.tell(records.Evaluate(name, tuple(episodes)))
+        self.submit(records.Evaluate(name, tuple(episodes)))
         self._run(done)
         return results
 
@@ -171,7 +171,7 @@ class Loop:
         Nothing new is started meanwhile: the commands that would are not sent, and what they were for counts as lost
         when the run is resumed.
         """
-        self._held = (records.LendSamples, records.StartRows)
+        self._held = (records.StartUpdate, records.StartRows)
         begin, lending = self.clock(), self.conductor.lending
         until, say_at = begin + seconds, begin + _SAID_S
         update = self.conductor.versions.updates + bool(lending.lent)
@@ -261,14 +261,14 @@ class Loop:
             elif not isinstance(command, self._held):
                 self.launcher.send(command)
         for observer in self.observers:
-            observer.decided(now, event, commands)
+            observer.on_decision(now, event, commands)
         return bool(commands)
 
     def _pass_reports(self) -> bool:
         reports = self.launcher.reports()
         for report in reports:
             for observer in self.observers:
-                observer.reported(self.clock(), report)
+                observer.on_report(self.clock(), report)
         return bool(reports)
 
     def _evaluating(self) -> list[str]:

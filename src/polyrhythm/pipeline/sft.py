@@ -9,16 +9,16 @@ from typing import Any
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
-from polyrhythm.files import written_whole
+from polyrhythm.files import atomic_write
 from polyrhythm.observe import MetricsWriter
-from polyrhythm.observe.run_folder import held
+from polyrhythm.observe.run_folder import lock_run_folder
 from polyrhythm.pipeline.build import env_settings
-from polyrhythm.pipeline.observers.live import Live
-from polyrhythm.pipeline.persistence.phases import SUMMARY_FILE, Progress
+from polyrhythm.pipeline.observers.live import LiveDisplay
+from polyrhythm.pipeline.persistence.phases import SUMMARY_FILE, PhaseJournal
 from polyrhythm.pipeline.persistence.resume import refuse_misplaced, save_settings
-from polyrhythm.pipeline.validation.check import Checked
+from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.demos import has_expert, refuse_misfit
-from polyrhythm.pipeline.warm_start.initial_policy import DEMONSTRATIONS_FILE, begin
+from polyrhythm.pipeline.warm_start.initial_policy import DEMONSTRATIONS_FILE, prepare_initial_policy
 from polyrhythm.training.demonstrations import Demonstrations
 
 
@@ -38,35 +38,35 @@ def refuse_without_expert(config: RunConfig) -> None:
         )
 
 
-def fitting_demonstrations(file: Path, checked: Checked) -> Demonstrations:
+def fitting_demonstrations(file: Path, checked: ValidatedRun) -> Demonstrations:
     """The file's demonstrations. RunFolderError, ConfigError: it holds none, or they are not for this run."""
     found = Demonstrations.load(file)
     refuse_misfit(found, checked.spec, checked.policy.chunk, checked.config.rollout.action_repeat)
     return found
 
 
-def imitate(checked: Checked, folder: Path, file: Path | None, live: Live | None = None) -> dict[str, Any]:
+def imitate(checked: ValidatedRun, folder: Path, file: Path | None, live: LiveDisplay | None = None) -> dict[str, Any]:
     """Demonstrate, or take the demonstrations in `file`, and imitate; the content of the folder's summary.json.
 
     What an earlier part of the same run has done is not done again. live: shows a person how it goes. RunFolderError:
     another process works in the folder.
     """
     refuse_misplaced(folder)
-    with held(folder):
+    with lock_run_folder(folder):
         return _imitate(checked, folder, file, live)
 
 
-def _imitate(checked: Checked, folder: Path, file: Path | None, live: Live | None) -> dict[str, Any]:
-    progress = Progress(folder, live.phase if live else None, command="sft")
+def _imitate(checked: ValidatedRun, folder: Path, file: Path | None, live: LiveDisplay | None) -> dict[str, Any]:
+    progress = PhaseJournal(folder, live.phase if live else None, command="sft")
     if file is not None and progress.result("demonstrations") is None:
         decisions = len(fitting_demonstrations(file, checked))
         shutil.copyfile(file, folder / DEMONSTRATIONS_FILE)
         progress.commit("demonstrations", {"file": str(file), "decisions": decisions})
     save_settings(checked.config, folder)  # from here on it can be resumed, without the file
     with MetricsWriter(folder) as metrics:
-        begin(checked, folder, progress, metrics)
+        prepare_initial_policy(checked, folder, progress, metrics)
     results = [progress.result(phase) or {} for phase in ("warm_start", "demonstrations")]
     summary = {**results[0], **results[1], "wall_s": progress.summary()}
-    with written_whole(folder / SUMMARY_FILE) as unfinished:
+    with atomic_write(folder / SUMMARY_FILE) as unfinished:
         unfinished.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     return summary

@@ -18,34 +18,33 @@ from typing import Any, NamedTuple
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunDistrusted, RunHalted
-from polyrhythm.files import written_whole
+from polyrhythm.files import atomic_write
 from polyrhythm.observe import MetricsWriter, TraceWriter
 from polyrhythm.observe.report import write_report
-from polyrhythm.observe.run_folder import held
+from polyrhythm.observe.run_folder import lock_run_folder
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.callbacks import Callbacks, StopTraining, UpdatesHeard
-from polyrhythm.pipeline.evaluation.background import EvaluationsBeside
-from polyrhythm.pipeline.evaluation.manager import Evaluations
-from polyrhythm.pipeline.observers.idle import Tempo
-from polyrhythm.pipeline.observers.live import Live
-from polyrhythm.pipeline.observers.metrics import Episodes, Lags, UpdateMetrics
-from polyrhythm.pipeline.observers.metrics import Progress as ProgressLine
+from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
+from polyrhythm.pipeline.evaluation.manager import EvaluationManager
+from polyrhythm.pipeline.observers.idle import IdleMeter
+from polyrhythm.pipeline.observers.live import LiveDisplay
+from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, ProgressLogger, UpdateMetrics
 from polyrhythm.pipeline.observers.mismatch import MismatchWarning, mismatch_limit
-from polyrhythm.pipeline.observers.timeline import Timeline
-from polyrhythm.pipeline.observers.totals import Stations
+from polyrhythm.pipeline.observers.timeline import TraceObserver
+from polyrhythm.pipeline.observers.totals import StationActivity
 from polyrhythm.pipeline.persistence.checkpoints import (
     POLICY_FILE,
     STATES,
     SavedRun,
     save_policy,
 )
-from polyrhythm.pipeline.persistence.phases import SUMMARY_FILE, Progress
+from polyrhythm.pipeline.persistence.phases import SUMMARY_FILE, PhaseJournal
 from polyrhythm.pipeline.persistence.resume import refuse_misplaced, take_up
-from polyrhythm.pipeline.persistence.saver import RunSaver
-from polyrhythm.pipeline.run_loop import Interrupted, Loop, OrderlyHalt
+from polyrhythm.pipeline.persistence.saver import RunCheckpointer
+from polyrhythm.pipeline.run_loop import Interrupted, OrderlyHalt, RunLoop
 from polyrhythm.pipeline.signals import Interrupts
-from polyrhythm.pipeline.validation.check import Checked
-from polyrhythm.pipeline.warm_start.initial_policy import begin
+from polyrhythm.pipeline.validation.check import ValidatedRun
+from polyrhythm.pipeline.warm_start.initial_policy import prepare_initial_policy
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 from polyrhythm.specs import Task
 
@@ -56,7 +55,7 @@ _MANY_DROPPED = 0.05
 
 
 def train(
-    checked: Checked, folder: Path, live: Live | None = None, callbacks: Callbacks | None = None
+    checked: ValidatedRun, folder: Path, live: LiveDisplay | None = None, callbacks: Callbacks | None = None
 ) -> dict[str, Any]:
     """Run all phases that the configuration asks for and that the folder does not have; the content of summary.json.
 
@@ -66,8 +65,8 @@ def train(
     """
     refuse_misplaced(folder)
     callbacks = callbacks or Callbacks()
-    with held(folder), Interrupts().listening() as interrupts:
-        progress = Progress(folder, live.phase if live else None)
+    with lock_run_folder(folder), Interrupts().listening() as interrupts:
+        progress = PhaseJournal(folder, live.phase if live else None)
         saved = take_up(checked, folder, progress)
         with MetricsWriter(folder) as metrics, TraceWriter(_new_path(folder / "trace.json")) as trace:
             finished = True
@@ -98,18 +97,18 @@ def _tell_the_rest(callbacks: Callbacks) -> None:
 
 
 def _phases(
-    checked: Checked,
+    checked: ValidatedRun,
     folder: Path,
     saved: SavedRun | None,
-    course: tuple[Progress, Interrupts],
+    course: tuple[PhaseJournal, Interrupts],
     writers: tuple[MetricsWriter, TraceWriter],
-    live: Live | None,
+    live: LiveDisplay | None,
     callbacks: Callbacks,
 ) -> None:
     """The phases that are asked for and not done."""
     config, spec, policy = checked
     (progress, interrupts), (metrics, trace) = course, writers
-    version = saved.version if saved else begin(checked, folder, progress, metrics)
+    version = saved.version if saved else prepare_initial_policy(checked, folder, progress, metrics)
     training = config.training.versions > 0 and progress.result("rl") is None
     pipeline = build_pipeline(config, policy, folder, saved=saved, version=version, trainer=training, start=False)
     try:
@@ -136,11 +135,11 @@ def _phases(
 class _TrainingObservers(NamedTuple):
     """Those who watch training and are asked afterwards."""
 
-    episodes: Episodes
-    lags: Lags
-    saver: RunSaver
-    timeline: Timeline
-    beside: EvaluationsBeside
+    episodes: EpisodeTracker
+    lags: LagHistogram
+    saver: RunCheckpointer
+    timeline: TraceObserver
+    beside: BackgroundEvaluator
 
 
 class _Run:
@@ -151,15 +150,15 @@ class _Run:
         config: RunConfig,
         folder: Path,
         pipeline: Pipeline,
-        progress: Progress,
+        progress: PhaseJournal,
         metrics: MetricsWriter,
         tasks: Sequence[Task],
-        live: Live | None,
+        live: LiveDisplay | None,
         callbacks: Callbacks,
     ) -> None:
         self._config, self._folder, self._pipeline, self._callbacks = config, folder, pipeline, callbacks
         self._progress, self._metrics, self._tasks, self._live = progress, metrics, tasks, live
-        self.evaluations = Evaluations(config, folder, progress, metrics, tasks, callbacks)
+        self.evaluations = EvaluationManager(config, folder, progress, metrics, tasks, callbacks)
 
     def start(self) -> None:
         """Start the stations."""
@@ -198,7 +197,7 @@ class _Run:
             beside.close()
             self._save_published()
         loop.observers[:] = watching
-        lags.refuse_beyond(config.freshness.max_lag, config.freshness.bound, clean=not saver.account.faults)
+        lags.check_bound(config.freshness.max_lag, config.freshness.bound, clean=not saver.account.faults)
         ledger = self._balanced()
         _warn_of_dropped(ledger)
         told = {"lag": lags.summary(), "ledger": ledger.as_dict(), **loop.conductor.told()}
@@ -209,16 +208,20 @@ class _Run:
         """Have training watched: by those who are asked afterwards, and by others. Each is told before who reads it."""
         config, pipeline, loop = self._config, self._pipeline, self._pipeline.loop
         began, launcher = loop.clock(), pipeline.launcher
-        lags, episodes = Lags(saved.counts["lags"] if saved else None), Episodes(len(self._tasks))
-        saver = RunSaver(self._folder / STATES, pipeline, config.checkpoint, lags, saved, began)
-        stations, tempo, timeline = Stations(launcher), Tempo(loop.conductor, began), Timeline(trace, launcher, began)
+        lags, episodes = LagHistogram(saved.counts["lags"] if saved else None), EpisodeTracker(len(self._tasks))
+        saver = RunCheckpointer(self._folder / STATES, pipeline, config.checkpoint, lags, saved, began)
+        stations, tempo, timeline = (
+            StationActivity(launcher),
+            IdleMeter(loop.conductor, began),
+            TraceObserver(trace, launcher, began),
+        )
         sources = (loop.conductor.ledger, episodes, saver.account, stations, tempo)
         metrics = UpdateMetrics(self._metrics, *sources, began=self._progress.began, now=began)
         heard = UpdatesHeard(metrics, self._callbacks)
         beside = self.evaluations.beside(pipeline, saved.version if saved else None)
         loop.observers += [*(episodes, tempo, metrics, heard, lags, stations, timeline), beside, saver]
         if self._live is None:
-            loop.observers.append(ProgressLine(self._updates, episodes, began))
+            loop.observers.append(ProgressLogger(self._updates, episodes, began))
         return _TrainingObservers(episodes, lags, saver, timeline, beside)
 
     @property
@@ -231,8 +234,8 @@ class _Run:
         conductor = self._pipeline.loop.conductor
         ledger = conductor.ledger
         # A trainer that came back from an older state may have left samples that nobody needs any more.
-        held = {sample.handle for sample in conductor.rollout.samples.values() if sample.handle}
-        leaked = sorted(set(self._pipeline.launcher.pool.finished()) - held)
+        kept = {sample.payload_id for sample in conductor.rollout.samples.values() if sample.payload_id}
+        leaked = sorted(set(self._pipeline.launcher.pool.finished()) - kept)
         if ledger.imbalance or leaked:
             raise RunDistrusted(
                 f"the ledger does not balance: {ledger.as_dict()}, blocks never released: {leaked}; distrust this run, "
@@ -257,7 +260,7 @@ def _warn_of_dropped(ledger: SampleLedger) -> None:
         )
 
 
-def _summarise(folder: Path, progress: Progress) -> dict[str, Any]:
+def _summarise(folder: Path, progress: PhaseJournal) -> dict[str, Any]:
     """Put the phases' results together, in the files that others read."""
     rl = progress.result("rl") or {}
     summary: dict[str, Any] = {}
@@ -288,11 +291,11 @@ def _new_path(path: Path) -> Path:
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    with written_whole(path) as unfinished:
+    with atomic_write(path) as unfinished:
         unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def wind_down(loop: Loop, seconds: float) -> str:
+def wind_down(loop: RunLoop, seconds: float) -> str:
     """Let the update under way end and the trainer's state be saved; what became of them, in words."""
     under_way = bool(loop.conductor.lending.lent)
     saved = loop.wind_down(seconds)

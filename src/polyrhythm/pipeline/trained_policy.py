@@ -15,7 +15,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from polyrhythm.config.base import Refusal
+from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.explain import explain
 from polyrhythm.config.load import validate
 from polyrhythm.config.nearest import nearest
@@ -159,7 +159,7 @@ def _settings(saved: SavedPolicy) -> PolicySettings:
         settings = resolve("policy", saved.config["policy"])
     except NestedRefusal as error:
         raise ConfigError(*explain(error.error, error.model, "policy"), origin=str(saved.file)) from None
-    except Refusal as error:
+    except InvalidSetting as error:
         raise ConfigError(f"policy.{error}", origin=str(saved.file)) from None
     if not isinstance(settings, PolicySettings):
         raise ConfigError(f"policy.type = {saved.config['policy']['type']}: its settings need build(env_spec, seed)")

@@ -14,11 +14,11 @@ from typing import Protocol
 import msgspec
 
 from polyrhythm.runtime.memory.arena import Arena
-from polyrhythm.runtime.messages import Links, Station
+from polyrhythm.runtime.messages import Channels, Station
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class Resources:
     """Where a station works: device of its tensors, threads per operation."""
 
     device: str = "cpu"
@@ -26,35 +26,35 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class StationContext:
     """What a process offers to its station. weights: the memory of the weights bus; overlap: threads may be used."""
 
     arena: Arena
     weights: memoryview
-    links: Links
+    links: Channels
     device: str = "cpu"
     overlap: bool = False
 
 
-class Job(Protocol):
+class StationFactory(Protocol):
     """A station to be made."""
 
     @property
     def name(self) -> str: ...
 
-    def parts(self, host: Host, epoch: int) -> Sequence[tuple[str, Callable[[], Station]]]:
+    def parts(self, host: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         """The station's parts, each with the address of its inbox; a part is made and works in a thread of its own."""
         ...
 
 
-def pack(job: Job) -> tuple[str, bytes]:
+def pack(job: StationFactory) -> tuple[str, bytes]:
     """The job's class and content."""
     kind = type(job)
     return f"{kind.__module__}:{kind.__qualname__}", msgspec.msgpack.encode(job)
 
 
-def unpack(kind: str, content: bytes) -> Job:
+def unpack(kind: str, content: bytes) -> StationFactory:
     """The job that `pack` described."""
     module, _, name = kind.partition(":")
-    job: Job = msgspec.msgpack.decode(content, type=getattr(importlib.import_module(module), name))
+    job: StationFactory = msgspec.msgpack.decode(content, type=getattr(importlib.import_module(module), name))
     return job

@@ -10,10 +10,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from polyrhythm.runtime.factories import Host, Job, Seat
+from polyrhythm.runtime.factories import Resources, StationContext, StationFactory
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, in_memory
 from polyrhythm.runtime.memory.blocks import BlockPool
-from polyrhythm.runtime.messages import Links, Reply, Report, SaveTrainer, Spans, Start, Station
+from polyrhythm.runtime.messages import Channels, Reply, Report, SaveTrainer, Spans, StartRowsInBlocks, Station
 from polyrhythm.runtime.spans import SpanLog
 from polyrhythm.scheduler import records
 
@@ -23,7 +23,7 @@ class InlineLauncher:
 
     def __init__(
         self,
-        jobs: Sequence[tuple[Job, Seat]],
+        jobs: Sequence[tuple[StationFactory, Resources]],
         layout: ArenaLayout,
         weights_nbytes: int,
         clock: Callable[[], float] = time.monotonic,
@@ -44,11 +44,11 @@ class InlineLauncher:
 
     def start(self) -> list[records.Event]:
         """Make all stations; their announcements, in the order of the jobs."""
-        links = Links(self._events.append, self._deliver, self._report)
+        links = Channels(self._events.append, self._deliver, self._report)
         joined = []
         for job, seat in self._jobs:
-            host = Host(self.arena, self.weights_memory, links, seat.device)
-            parts = [_Part(job.name, make()) for _, make in job.parts(host, epoch=0)]
+            host = StationContext(self.arena, self.weights_memory, links, seat.device)
+            parts = [_Part(job.name, make()) for _, make in job.parts(host, incarnation=0)]
             announcements = [part.station.joined() for part in parts]
             for part, announcement in zip(parts, announcements, strict=True):
                 self._host(part, announcement)
@@ -75,14 +75,14 @@ class InlineLauncher:
         match command:
             case records.Serve(generator=station):  # first, being most of all
                 self._by_name[station].handle(command)
-            case records.ReleasePayloads(handles):
-                self.pool.release(handles)
+            case records.ReleasePayloads(payload_ids):
+                self.pool.release(payload_ids)
             case records.StartRows(slot=slot):
-                self._by_slot[slot].handle(Start(command, tuple(self.pool.assign(command))))
+                self._by_slot[slot].handle(StartRowsInBlocks(command, tuple(self.pool.assign(command))))
             case records.CancelRow(slot=slot) | records.RefuseRequest(slot=slot):
                 self._by_slot[slot].handle(command)
             case (
-                records.ApplyWeights(generator=station) | records.LendSamples(trainer=station)
+                records.ApplyWeights(generator=station) | records.StartUpdate(trainer=station)
                 | records.PublishWeights(trainer=station) | SaveTrainer(trainer=station)
             ):  # fmt: skip
                 self._by_name[station].handle(command)

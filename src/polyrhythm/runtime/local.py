@@ -23,15 +23,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.runtime.factories import Job, Seat
+from polyrhythm.runtime.factories import Resources, StationFactory
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
 from polyrhythm.runtime.memory.blocks import BlockPool
-from polyrhythm.runtime.memory.shared_folder import RunMemory
-from polyrhythm.runtime.messages import Report, SaveTrainer, Spans, Start, sender_of
+from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
+from polyrhythm.runtime.messages import Report, SaveTrainer, Spans, StartRowsInBlocks, sender_of
 from polyrhythm.runtime.processes.expected import ExpectedEvents, Joined
-from polyrhythm.runtime.processes.manager import Crew
-from polyrhythm.runtime.processes.process import Process
-from polyrhythm.runtime.processes.supervision import Limits
+from polyrhythm.runtime.processes.manager import ProcessManager
+from polyrhythm.runtime.processes.process import ChildProcess
+from polyrhythm.runtime.processes.supervision import SupervisionLimits
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import make_keys
 from polyrhythm.runtime.transport.drops import DROPPED, DropCounter, UnfitMessage
@@ -56,10 +56,10 @@ class LocalLauncher:
 
     def __init__(
         self,
-        jobs: Sequence[tuple[Job, Seat]],
+        jobs: Sequence[tuple[StationFactory, Resources]],
         layout: ArenaLayout,
         weights_nbytes: int,
-        limits: Limits,
+        limits: SupervisionLimits,
         logs: Path,
         transport: Transport = "ipc",
         clock: Callable[[], float] = time.monotonic,
@@ -67,7 +67,7 @@ class LocalLauncher:
     ) -> None:
         keys = make_keys() if transport == "tcp" else None
         self.clock, self.layout = clock, layout
-        self._memory = RunMemory({"arena": layout.nbytes, "weights": weights_nbytes})
+        self._memory = SharedRunFolder({"arena": layout.nbytes, "weights": weights_nbytes})
         self.folder = self._memory.folder
         self._drops, self._expected, self._check_report = DropCounter("main"), ExpectedEvents(layout), check_report
         self._said: set[tuple[str, str]] = set()
@@ -80,7 +80,7 @@ class LocalLauncher:
         self.pool = BlockPool(layout.blocks)
         self.arena = Arena(layout, memoryview(self._memory.segment("arena")))
         self.weights_memory = memoryview(self._memory.segment("weights"))
-        self._crew = Crew(
+        self._crew = ProcessManager(
             jobs,
             layout,
             self._sockets,
@@ -104,7 +104,7 @@ class LocalLauncher:
             self._wait(_LOOK_S)
         self._events.clear()
         processes = self._crew.processes
-        self._known = {name: process.epoch for name, process in processes.items()}
+        self._known = {name: process.incarnation for name, process in processes.items()}
         return [process.joined for process in processes.values() if process.joined is not None]
 
     def processes(self) -> dict[str, int]:
@@ -117,17 +117,17 @@ class LocalLauncher:
         """Hand a command to the station that it addresses. One that is just being replaced gets none: what it was to
         do comes back with its `StationLost`."""
         match command:
-            case records.ReleasePayloads(handles):
-                self.pool.release(handles)
+            case records.ReleasePayloads(payload_ids):
+                self.pool.release(payload_ids)
             case records.StartRows(simulator=station, slot=slot):
                 if self._reaches(station):
-                    self._tell(station, Start(command, tuple(self.pool.assign(command))), slot)
+                    self._tell(station, StartRowsInBlocks(command, tuple(self.pool.assign(command))), slot)
             case records.CancelRow(simulator=station, slot=slot) | records.RefuseRequest(simulator=station, slot=slot):
                 self._tell(station, command, slot)
             case records.Serve(generator=station) | records.ApplyWeights(generator=station):
                 self._tell(station, command)
             case (
-                records.LendSamples(trainer=station)
+                records.StartUpdate(trainer=station)
                 | records.PublishWeights(trainer=station)
                 | SaveTrainer(trainer=station)
             ):
@@ -143,7 +143,7 @@ class LocalLauncher:
     def _reaches(self, station: str) -> bool:
         """Whether the conductor knows the present incarnation."""
         process = self._crew.processes[station]
-        return process.vigil.present and self._known.get(station) == process.epoch
+        return process.vigil.present and self._known.get(station) == process.incarnation
 
     # ------------------------------------------------------------ what comes in
 
@@ -166,8 +166,8 @@ class LocalLauncher:
         if isinstance(event, records.StationLost):
             del self._known[event.station]
         elif isinstance(event, Joined):
-            name, epoch = sender_of(event) or ("", 0)
-            self._known[name] = epoch
+            name, incarnation = sender_of(event) or ("", 0)
+            self._known[name] = incarnation
         return event
 
     def _wait(self, seconds: float) -> bool:
@@ -222,7 +222,7 @@ class LocalLauncher:
         if process.ended:
             return  # it came too late, its successor is about to start
         joined = wire.decode(hello.joined)
-        if not isinstance(joined, Joined) or sender_of(joined) != (hello.station, hello.epoch):
+        if not isinstance(joined, Joined) or sender_of(joined) != (hello.station, hello.incarnation):
             raise UnfitMessage("impossible", f"{hello.station} greets with the announcement {joined}")
         if process.vigil.present or not all(map(self._sockets.could_be, hello.inboxes.values())):
             raise UnfitMessage("impossible", f"{hello.station} greets again, or from elsewhere: {hello.inboxes}")
@@ -265,12 +265,12 @@ class LocalLauncher:
         while self.clock() < until and (content := self._inbox.receive(_DRAIN_S)) is not None:
             self._hear(content)
 
-    def _lose(self, process: Process, reason: str) -> str | RunHalted:
+    def _lose(self, process: ChildProcess, reason: str) -> str | RunHalted:
         """A station that was dismissed is lost: say so, and what becomes of it."""
         name, fate = process.station, self._crew.judge(process, reason, self.clock())
         self.pool.lose(name)
         if process.vigil.present:
-            self._events.append(records.StationLost(name, process.epoch, reason))
+            self._events.append(records.StationLost(name, process.incarnation, reason))
         if isinstance(fate, RunHalted) and process.last_words is not None and process.last_words.fatal:
             return fate  # its own sentence is all that there is to say
         said = "the run ends" if isinstance(fate, RunHalted) else fate

@@ -27,14 +27,14 @@ class Reply:
     recognised. The records may be overwritten after `deliver` returns.
     """
 
-    handle: str
+    reply_to: str
     slot: str
     sequence: int
     answers: NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartRowsInBlocks:
     """`StartRows` with the arena's block of each grant."""
 
     command: records.StartRows
@@ -53,7 +53,7 @@ class Report:
     """Numbers for the observers, past the conductor: `topic` says of what, `step` which one."""
 
     station: str
-    epoch: int
+    incarnation: int
     topic: str
     step: int
     values: Mapping[str, float]
@@ -64,16 +64,16 @@ class Spans:
     """What a station did, for a timeline. lost: spans since the last message that there was no room for."""
 
     station: str
-    epoch: int
+    incarnation: int
     spans: tuple[Span, ...]
     lost: int
 
 
-Order = records.Command | Start | SaveTrainer
+Order = records.Command | StartRowsInBlocks | SaveTrainer
 #: The orders that reach stations.
 ORDERS = (
-    *(Start, records.CancelRow, records.RefuseRequest, records.Serve, records.ApplyWeights),
-    *(records.LendSamples, records.PublishWeights, SaveTrainer),
+    *(StartRowsInBlocks, records.CancelRow, records.RefuseRequest, records.Serve, records.ApplyWeights),
+    *(records.StartUpdate, records.PublishWeights, SaveTrainer),
 )
 
 
@@ -119,7 +119,7 @@ class Station(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
+class Channels:
     """How a station speaks: events to the conductor, answers to slots, reports to observers."""
 
     emit: Callable[[records.Event], None]
@@ -128,11 +128,11 @@ class Links:
 
 
 def sender_of(message: object) -> tuple[str, int] | None:
-    """The station and epoch that signed a message; None if none did."""
-    epoch = getattr(message, "epoch", None)
-    if epoch is None:
+    """The station and incarnation that signed a message; None if none did."""
+    incarnation = getattr(message, "incarnation", None)
+    if incarnation is None:
         return None
     for role in ("simulator", "generator", "trainer", "station"):
         if (name := getattr(message, role, None)) is not None:
-            return name, epoch
+            return name, incarnation
     return None

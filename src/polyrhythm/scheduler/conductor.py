@@ -14,14 +14,14 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, cast
 
-from polyrhythm.scheduler.autobatch.forecast import Forecast, Limits, Loop
+from polyrhythm.scheduler.autobatch.forecast import ClosedLoop, Forecast, ForecastLimits
 from polyrhythm.scheduler.autobatch.timing import ServiceTime, SlotPace
-from polyrhythm.scheduler.autobatch.tuning import Search, Tuning
+from polyrhythm.scheduler.autobatch.tuning import BatchTuner, Search
 from polyrhythm.scheduler.codec import Codec
 from polyrhythm.scheduler.inference.generators import GeneratorState
 from polyrhythm.scheduler.inference.requests import Key, Pool, RequestQueue, by_arrival
 from polyrhythm.scheduler.inference.routing import Router
-from polyrhythm.scheduler.inference.scheduler import Dispatch
+from polyrhythm.scheduler.inference.scheduler import BatchScheduler
 from polyrhythm.scheduler.inference.versions import VersionLedger
 from polyrhythm.scheduler.records import (
     CANCELLED,
@@ -52,26 +52,48 @@ from polyrhythm.scheduler.records import (
     WeightsApplied,
     WeightsOffered,
 )
-from polyrhythm.scheduler.rollout.evaluation import Evaluations, EvaluationState
-from polyrhythm.scheduler.rollout.rows import Ask, EnvBatchState, Rows, SlotState
-from polyrhythm.scheduler.rollout.scheduler import Rollout
+from polyrhythm.scheduler.rollout.evaluation import EvaluationQueue, EvaluationState
+from polyrhythm.scheduler.rollout.rows import EnvBatchState, IdleRows, RowRegistry, SlotState
+from polyrhythm.scheduler.rollout.scheduler import RolloutScheduler
 from polyrhythm.scheduler.rollout.sharding import load_function
 from polyrhythm.scheduler.samples.admission import Admission
 from polyrhythm.scheduler.samples.buffer import SampleBuffer
 from polyrhythm.scheduler.samples.filtering import ReturnFilter
 from polyrhythm.scheduler.samples.groups import Group, Sample
-from polyrhythm.scheduler.samples.ledger import SampleLedger, State
-from polyrhythm.scheduler.samples.selection import Lengths, Selection
-from polyrhythm.scheduler.settings import FlowSettings
-from polyrhythm.scheduler.updates import Lending
+from polyrhythm.scheduler.samples.ledger import SampleLedger, SampleState
+from polyrhythm.scheduler.samples.selection import Lengths, SelectionStats
+from polyrhythm.scheduler.settings import SchedulerSettings
+from polyrhythm.scheduler.updates import UpdateScheduler
 
 #: All that a saved conductor is made of.
 _CODEC = Codec(
     (
-        *(Admission, Ask, Batch, Dispatch, EnvBatchState, EvaluationState, Evaluations, GeneratorState, Group),
-        *(Lending, Lengths, Pool, Request, RequestQueue, ReturnFilter, Rollout, Router, Rows, Sample, SampleBuffer),
-        *(SampleLedger, Selection, SlotState, State, Ticket, VersionLedger),
-        *(BatchingChosen, Forecast, Limits, Loop, Search, ServiceTime, SlotPace, Tuning),
+        *(
+            Admission,
+            IdleRows,
+            Batch,
+            BatchScheduler,
+            EnvBatchState,
+            EvaluationState,
+            EvaluationQueue,
+            GeneratorState,
+            Group,
+        ),
+        *(
+            UpdateScheduler,
+            Lengths,
+            Pool,
+            Request,
+            RequestQueue,
+            ReturnFilter,
+            RolloutScheduler,
+            Router,
+            RowRegistry,
+            Sample,
+            SampleBuffer,
+        ),
+        *(SampleLedger, SelectionStats, SlotState, SampleState, Ticket, VersionLedger),
+        *(BatchingChosen, Forecast, ForecastLimits, ClosedLoop, Search, ServiceTime, SlotPace, BatchTuner),
     )
 )
 
@@ -81,18 +103,18 @@ class Conductor:
     earlier part of the run dropped, which a run that was resumed does not halt for again; `halted`: it said `Halt`,
     and begins no update and no episode of training."""
 
-    def __init__(self, settings: FlowSettings) -> None:
+    def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
         self.versions = VersionLedger(settings)
-        self.rollout = Rollout(
-            *(settings, Rows(), Admission(settings), SampleBuffer(settings), SampleLedger(), Evaluations()),
+        self.rollout = RolloutScheduler(
+            *(settings, RowRegistry(), Admission(settings), SampleBuffer(settings), SampleLedger(), EvaluationQueue()),
             ReturnFilter(settings),
         )
-        tuning = Tuning.begin(settings) if settings.batching == "auto" else None
+        tuning = BatchTuner.begin(settings) if settings.batching == "auto" else None
         queue = RequestQueue(_queue_key(settings))
-        self.dispatch = Dispatch(settings, queue, Router(settings.routing), tuning=tuning)
-        self.lending = Lending(settings)
-        self.epochs: dict[str, int] = {}
+        self.dispatch = BatchScheduler(settings, queue, Router(settings.routing), tuning=tuning)
+        self.lending = UpdateScheduler(settings)
+        self.incarnations: dict[str, int] = {}
         self.announced = 0
         self.refused = 0
         self.forgiven = 0
@@ -147,16 +169,16 @@ class Conductor:
     def save(self) -> dict[str, Any]:
         """The whole state as JSON-able data."""
         parts = {name: _CODEC.encode(getattr(self, name)) for name in ("versions", "rollout", "dispatch", "lending")}
-        return {**parts, "epochs": dict(self.epochs), "announced": self.announced, "refused": self.refused}
+        return {**parts, "epochs": dict(self.incarnations), "announced": self.announced, "refused": self.refused}
 
     @classmethod
-    def restore(cls, settings: FlowSettings, data: dict[str, Any]) -> Conductor:
+    def restore(cls, settings: SchedulerSettings, data: dict[str, Any]) -> Conductor:
         """The conductor that `save` described, under the same settings."""
         conductor = cls(settings)
         given = {"settings": settings, "key": conductor.dispatch.queue.key}
         for name in ("versions", "rollout", "dispatch", "lending"):
             setattr(conductor, name, _CODEC.decode(data[name], given))
-        conductor.epochs = dict(data["epochs"])
+        conductor.incarnations = dict(data["epochs"])
         conductor.announced, conductor.refused = data["announced"], data["refused"]
         return conductor
 
@@ -170,12 +192,12 @@ class Conductor:
         self.announced, self.halted = 0, False  # whoever waits for the target asks again
         self.forgiven = self.ledger.dropped_by_faults
         self.rollout.forget_evaluations()
-        for station, epoch in list(self.epochs.items()):
+        for station, incarnation in list(self.incarnations.items()):
             if station == self.lending.trainer or self.dispatch.find(station):
-                self._on_lost(StationLost(station, epoch, "resumed"), 0.0)
+                self._on_lost(StationLost(station, incarnation, "resumed"), 0.0)
             else:
                 gone += self._remove_slots(station)
-                del self.epochs[station]
+                del self.incarnations[station]
         commands = self.rollout.abandon(gone, "resumed", 0.0, blame=False)
         assert not commands, "resuming drops nothing"
         self.rollout.expiries.clear()
@@ -275,39 +297,39 @@ class Conductor:
     def _is_outdated(self, event: Event) -> bool:
         name = _SENDER.get(type(event))
         if name is not None:
-            return self.epochs.get(getattr(event, name)) != event.epoch  # type: ignore[union-attr]
+            return self.incarnations.get(getattr(event, name)) != event.incarnation  # type: ignore[union-attr]
         name = _NEWCOMER.get(type(event))
-        return name is not None and event.epoch < self.epochs.get(getattr(event, name), event.epoch)  # type: ignore[union-attr]
+        return name is not None and event.incarnation < self.incarnations.get(getattr(event, name), event.incarnation)  # type: ignore[union-attr]
 
-    def _present(self, station: str, epoch: int, now: float) -> list[Command]:
+    def _present(self, station: str, incarnation: int, now: float) -> list[Command]:
         """A station joins; an earlier incarnation of it that was not reported lost is lost now."""
         commands: list[Command] = []
-        if station in self.epochs:
-            commands = self._on_lost(StationLost(station, self.epochs[station], "replaced"), now)
-        self.epochs[station] = epoch
+        if station in self.incarnations:
+            commands = self._on_lost(StationLost(station, self.incarnations[station], "replaced"), now)
+        self.incarnations[station] = incarnation
         return commands
 
     def _on_simulator(self, event: SimulatorJoined, now: float) -> list[Command]:
-        commands = self._present(event.simulator, event.epoch, now)
+        commands = self._present(event.simulator, event.incarnation, now)
         self.rollout.rows.join(event.simulator, event.batches)
         return commands
 
     def _on_generator(self, event: GeneratorJoined, now: float) -> list[Command]:
-        commands = self._present(event.generator, event.epoch, now)
-        self.dispatch.join(GeneratorState(event.generator, event.epoch, event.version))
+        commands = self._present(event.generator, event.incarnation, now)
+        self.dispatch.join(GeneratorState(event.generator, event.incarnation, event.version))
         self.versions.note_applied(self.dispatch.generators.values())
         return commands
 
     def _on_trainer(self, event: TrainerJoined, now: float) -> list[Command]:
-        commands = self._present(event.trainer, event.epoch, now)
+        commands = self._present(event.trainer, event.incarnation, now)
         if self.lending.trainer:
             commands += self._on_lost(
-                StationLost(self.lending.trainer, self.epochs[self.lending.trainer], "replaced"), now
+                StationLost(self.lending.trainer, self.incarnations[self.lending.trainer], "replaced"), now
             )
         return commands + self.lending.join(event.trainer, event.updates, self.versions, self.rollout, now)
 
     def _on_lost(self, event: StationLost, now: float) -> list[Command]:
-        del self.epochs[event.station]
+        del self.incarnations[event.station]
         if event.station == self.lending.trainer:
             self.lending.leave(self.rollout)
         elif self.dispatch.find(event.station):
@@ -339,7 +361,7 @@ class Conductor:
             sequence=event.sequence,
             rows=event.rows,
             version=event.version,
-            handle=event.handle,
+            reply_to=event.reply_to,
             arrived=now,
             generator=slot.generator,
             evaluation=event.evaluation,
@@ -444,5 +466,5 @@ _SENDER: dict[type, str] = {
 _NEWCOMER: dict[type, str] = {SimulatorJoined: "simulator", GeneratorJoined: "generator", TrainerJoined: "trainer"}
 
 
-def _queue_key(settings: FlowSettings) -> Key:
+def _queue_key(settings: SchedulerSettings) -> Key:
     return cast(Key, load_function(settings.queue_key, "queue_key")) if settings.queue_key else by_arrival

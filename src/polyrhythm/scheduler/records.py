@@ -1,7 +1,7 @@
 """What the conductor hears (events), says (commands), and the nouns both are made of.
 
 All records are immutable plain data. A payload appears only as a handle: a string whose meaning belongs to
-the launcher. `epoch` is the incarnation of the sending station; an event of an older epoch is refused.
+the launcher. `incarnation` is the incarnation of the sending station; an event of an older incarnation is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import StrEnum
 CANCELLED = "cancelled"
 
 
-class End(StrEnum):
+class SampleEnd(StrEnum):
     """How a sample ended."""
 
     TERMINATED = "terminated"
@@ -82,7 +82,7 @@ class Request:
     sequence: int
     rows: int
     version: int
-    handle: str
+    reply_to: str
     arrived: float
     generator: str | None = None
     evaluation: bool = False
@@ -126,7 +126,7 @@ class Episode:
 @dataclass(frozen=True, slots=True)
 class SimulatorJoined:
     simulator: str
-    epoch: int
+    incarnation: int
     batches: tuple[EnvBatchInfo, ...]
 
 
@@ -135,7 +135,7 @@ class GeneratorJoined:
     """version: the weights it holds already, -1 for none."""
 
     generator: str
-    epoch: int
+    incarnation: int
     version: int = -1
 
 
@@ -144,7 +144,7 @@ class TrainerJoined:
     """updates: updates that its weights contain (0 for the initial weights)."""
 
     trainer: str
-    epoch: int
+    incarnation: int
     updates: int = 0
 
 
@@ -160,22 +160,22 @@ def merge_joined(parts: Sequence[SimulatorJoined | GeneratorJoined | TrainerJoin
 
 @dataclass(frozen=True, slots=True)
 class StationLost:
-    """A station died or is given up; whatever still arrives from this epoch is refused."""
+    """A station died or is given up; whatever still arrives from this incarnation is refused."""
 
     station: str
-    epoch: int
+    incarnation: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
     simulator: str
-    epoch: int
+    incarnation: int
     slot: str
     sequence: int
     rows: int
     version: int
-    handle: str
+    reply_to: str
     evaluation: bool = False
 
 
@@ -184,7 +184,7 @@ class BatchDone:
     """The replies have gone to their slots."""
 
     generator: str
-    epoch: int
+    incarnation: int
     batch: int
     version: int
 
@@ -195,15 +195,15 @@ class SampleFinished:
 
     handle: "" for an evaluation's, whose trajectory is not kept. oldest, newest: behaviour versions in it.
     metrics: (name, number) of the whole episode by the environment's own metrics, once it ended.
-    After `End.SEGMENT` the row is parked in mid-episode and asks for a continuation; otherwise it is free.
+    After `SampleEnd.SEGMENT` the row is parked in mid-episode and asks for a continuation; otherwise it is free.
     """
 
     simulator: str
-    epoch: int
+    incarnation: int
     ticket: int
     attempt: int
-    handle: str
-    end: End
+    payload_id: str
+    end: SampleEnd
     chunk_steps: int
     env_steps: int
     oldest: int
@@ -221,7 +221,7 @@ class SampleFailed:
     """
 
     simulator: str
-    epoch: int
+    incarnation: int
     ticket: int
     attempt: int
     reason: str
@@ -233,7 +233,7 @@ class UpdateDone:
     """The update is trained. halt: why the run must not go on behind it, in words; "" if it may."""
 
     trainer: str
-    epoch: int
+    incarnation: int
     update: int
     halt: str = ""
 
@@ -243,7 +243,7 @@ class Published:
     """Weights of `version` can be fetched by generators."""
 
     trainer: str
-    epoch: int
+    incarnation: int
     version: int
 
 
@@ -252,7 +252,7 @@ class WeightsApplied:
     """pinned: to the copy that is kept for evaluation."""
 
     generator: str
-    epoch: int
+    incarnation: int
     version: int
     pinned: bool = False
 
@@ -262,7 +262,7 @@ class Checkpointed:
     """The trainer's state after `updates` updates is safe: what it trained on cannot be rolled back."""
 
     trainer: str
-    epoch: int
+    incarnation: int
     updates: int
 
 
@@ -365,7 +365,7 @@ class ApplyWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class LendSamples:
+class StartUpdate:
     """Train update `update` (counted from 0) on these samples, in this order, at trainer version `version`.
 
     oldest: the oldest behaviour version in each sample; version - oldest is its lag.
@@ -375,7 +375,7 @@ class LendSamples:
     update: int
     version: int
     tickets: tuple[int, ...]
-    handles: tuple[str, ...]
+    payload_ids: tuple[str, ...]
     oldest: tuple[int, ...] = ()
 
 
@@ -389,7 +389,7 @@ class PublishWeights:
 class ReleasePayloads:
     """Nobody needs these payloads any more."""
 
-    handles: tuple[str, ...]
+    payload_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,7 +455,7 @@ Command = (
     | RefuseRequest
     | Serve
     | ApplyWeights
-    | LendSamples
+    | StartUpdate
     | PublishWeights
     | ReleasePayloads
     | SampleEvaluated

@@ -8,7 +8,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
-class FlowSettings:
+class SchedulerSettings:
     """How the conductor decides. Synchronous is a setting: max_lag 0, `drain`, `lockstep`.
 
     batch_size: samples per update; sync_interval: updates per version (K); max_lag: α, real, ≥ 0.

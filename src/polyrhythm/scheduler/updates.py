@@ -10,24 +10,26 @@ from dataclasses import dataclass, field
 
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.inference.versions import VersionLedger
-from polyrhythm.scheduler.records import Command, LendSamples, PublishWeights, ReleasePayloads
-from polyrhythm.scheduler.rollout.scheduler import Rollout
+from polyrhythm.scheduler.records import Command, PublishWeights, ReleasePayloads, StartUpdate
+from polyrhythm.scheduler.rollout.scheduler import RolloutScheduler
 from polyrhythm.scheduler.samples.groups import Group
-from polyrhythm.scheduler.samples.ledger import ROLLBACK, State
-from polyrhythm.scheduler.settings import FlowSettings
+from polyrhythm.scheduler.samples.ledger import ROLLBACK, SampleState
+from polyrhythm.scheduler.settings import SchedulerSettings
 
 
 @dataclass(slots=True)
-class Lending:
+class UpdateScheduler:
     """trainer: name of the present one, "" for none; lent: groups of the update under way;
     undoable: (update, samples) trained since the last checkpoint, oldest first."""
 
-    settings: FlowSettings = field(metadata=UNSAVED)
+    settings: SchedulerSettings = field(metadata=UNSAVED)
     trainer: str = ""
     lent: list[Group] = field(default_factory=list)
     undoable: deque[tuple[int, int]] = field(default_factory=deque)
 
-    def join(self, trainer: str, updates: int, versions: VersionLedger, rollout: Rollout, now: float) -> list[Command]:
+    def join(
+        self, trainer: str, updates: int, versions: VersionLedger, rollout: RolloutScheduler, now: float
+    ) -> list[Command]:
         """A trainer with the weights of `updates` updates; a first one, or one restarted from a checkpoint."""
         self.trainer = trainer
         undone, publish = versions.restart(updates)
@@ -35,25 +37,25 @@ class Lending:
             raise ValueError(f"trainer {trainer!r} has {updates} updates; only {updates + undone} were ever trained")
         while self.undoable and self.undoable[-1][0] >= updates:
             _, count = self.undoable.pop()
-            rollout.ledger.move(State.TRAINED, State.ROLLED_BACK, count)
+            rollout.ledger.move(SampleState.TRAINED, SampleState.ROLLED_BACK, count)
         settings = self.settings
         whole, part = versions.trained * settings.version_samples, versions.in_version * settings.batch_size
         rollout.admission.consumed = whole + part
         commands = self._drop_infeasible(rollout, now)
         return [*commands, PublishWeights(trainer, versions.trained)] if publish else commands
 
-    def leave(self, rollout: Rollout) -> None:
+    def leave(self, rollout: RolloutScheduler) -> None:
         """The trainer is gone: what was lent to it waits in the buffer again."""
         self.trainer = ""
         rollout.admission.restore(self.lent)
         for group in self.lent:
             for number in group.members:
-                rollout.samples[number].state = State.BUFFERED
-            rollout.ledger.move(State.LENT, State.BUFFERED, group.size)
+                rollout.samples[number].state = SampleState.BUFFERED
+            rollout.ledger.move(SampleState.LENT, SampleState.BUFFERED, group.size)
             rollout.buffer.add(group)
         self.lent = []
 
-    def lend(self, versions: VersionLedger, rollout: Rollout) -> list[Command]:
+    def lend(self, versions: VersionLedger, rollout: RolloutScheduler) -> list[Command]:
         """Give an idle trainer its next update, if the samples for it can be had."""
         if not self.trainer or self.lent:
             return []
@@ -69,37 +71,37 @@ class Lending:
         for group in groups:
             rollout.buffer.remove(group)
             rollout.admission.consume(group)
-            rollout.ledger.move(State.BUFFERED, State.LENT, group.size)
+            rollout.ledger.move(SampleState.BUFFERED, SampleState.LENT, group.size)
             numbers += sorted(group.members)
         if self.settings.order == "ticket":
             numbers.sort()
         samples = [rollout.samples[number] for number in numbers]
         for sample in samples:
-            sample.state = State.LENT
+            sample.state = SampleState.LENT
         return [
-            LendSamples(
+            StartUpdate(
                 self.trainer,
                 versions.updates,
                 versions.trained,
                 tuple(numbers),
-                tuple(sample.handle for sample in samples),
+                tuple(sample.payload_id for sample in samples),
                 tuple(sample.oldest for sample in samples),
             )
         ]
 
-    def finish(self, versions: VersionLedger, rollout: Rollout) -> list[Command]:
+    def finish(self, versions: VersionLedger, rollout: RolloutScheduler) -> list[Command]:
         """The update is trained."""
-        handles: list[str] = []
+        payload_ids: list[str] = []
         for group in self.lent:
             for number in group.members:
                 sample = rollout.samples.pop(number)
                 rollout.selection.note_trained(sample)
-                handles.append(sample.handle)
-        count = len(handles)
-        rollout.ledger.move(State.LENT, State.TRAINED, count)
+                payload_ids.append(sample.payload_id)
+        count = len(payload_ids)
+        rollout.ledger.move(SampleState.LENT, SampleState.TRAINED, count)
         self.undoable.append((versions.updates, count))
         self.lent = []
-        commands: list[Command] = [ReleasePayloads(tuple(handles))]
+        commands: list[Command] = [ReleasePayloads(tuple(payload_ids))]
         if versions.count_update():
             commands.append(PublishWeights(self.trainer, versions.trained))
         return commands
@@ -109,7 +111,7 @@ class Lending:
         while self.undoable and self.undoable[0][0] < updates:
             self.undoable.popleft()
 
-    def _drop_infeasible(self, rollout: Rollout, now: float) -> list[Command]:
+    def _drop_infeasible(self, rollout: RolloutScheduler, now: float) -> list[Command]:
         """After a jump of the version some samples can no longer be lent in time; unfinished ones go first."""
         if self.settings.bound == "mean":
             return []

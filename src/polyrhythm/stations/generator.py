@@ -16,7 +16,7 @@ from polyrhythm.errors import RunHalted
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.weights import WeightsBus
-from polyrhythm.runtime.messages import Links, Order, Reply
+from polyrhythm.runtime.messages import Channels, Order, Reply
 from polyrhythm.runtime.spans import APPLY, IN_BATCH, PASS, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.padding import padded
@@ -37,15 +37,15 @@ class Generator:
     def __init__(
         self,
         name: str,
-        epoch: int,
+        incarnation: int,
         policy: Policy,
         arena: Arena,
         weights: WeightsBus,
-        links: Links,
+        links: Channels,
         pinned: Policy | None = None,
         buckets: tuple[int, ...] = (),
     ) -> None:
-        self.name, self.epoch, self.version = name, epoch, -1
+        self.name, self.incarnation, self.version = name, incarnation, -1
         self._policy, self._module = policy, as_module(policy).eval()
         self._pinned, self._pinned_version = pinned, -1
         self._arena, self._weights, self._links = arena, weights, links
@@ -70,7 +70,7 @@ class Generator:
 
     def joined(self) -> GeneratorJoined:
         """The event that announces it."""
-        return GeneratorJoined(self.name, self.epoch, self.version)
+        return GeneratorJoined(self.name, self.incarnation, self.version)
 
     def handle(self, command: Order) -> None:
         if not isinstance(command, Serve | ApplyWeights) or command.generator != self.name:
@@ -125,7 +125,7 @@ class Generator:
             version = self._pinned_version = self._weights.apply(command.version, module, self._pinned_version)
         else:
             version = self.version = self._weights.apply(command.version, self._module, self.version)
-        self._links.emit(WeightsApplied(self.name, self.epoch, version, command.pinned))
+        self._links.emit(WeightsApplied(self.name, self.incarnation, version, command.pinned))
 
     def _evaluated(self) -> Policy:
         assert self._pinned is not None, f"{self.name} is no evaluator"
@@ -143,12 +143,12 @@ class Generator:
         first = 0
         for request in batch.requests:
             stop = first + request.rows
-            self._links.reply(Reply(request.handle, request.slot, request.sequence, buffer.answers[first:stop]))
+            self._links.reply(Reply(request.reply_to, request.slot, request.sequence, buffer.answers[first:stop]))
             first = stop
         self._passes += 1
         self._rows += first
         self._padding += len(buffer.answers) - first
-        self._links.emit(BatchDone(self.name, self.epoch, batch.number, version))
+        self._links.emit(BatchDone(self.name, self.incarnation, batch.number, version))
 
     def _gather(self, batch: Batch) -> BatchBuffer:
         """The active rows of all requests, one after another, and what pads them."""

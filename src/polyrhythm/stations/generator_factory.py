@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.policies.base import Policy, PolicySettings, as_module
-from polyrhythm.runtime.factories import Host
+from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.memory.weights import WeightsBus
 from polyrhythm.runtime.messages import Station
 from polyrhythm.specs import EnvSpec
@@ -16,7 +16,7 @@ from polyrhythm.stations.generator import Generator
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyJob:
+class PolicyFactory:
     """A policy's settings as plain data, and what it is built for."""
 
     settings: dict[str, Any]
@@ -32,7 +32,7 @@ class PolicyJob:
 
 
 @dataclass(frozen=True, slots=True)
-class GeneratorJob:
+class GeneratorFactory:
     """A generator with its own copy of the policy; its weights come from the bus.
 
     evaluates: beside training, with a second copy where it serves training too. buckets: rows that passes are padded
@@ -40,19 +40,19 @@ class GeneratorJob:
     """
 
     name: str
-    policy: PolicyJob
+    policy: PolicyFactory
     evaluates: Literal["no", "too", "only"] = "no"
     buckets: tuple[int, ...] = ()
 
-    def parts(self, host: Host, epoch: int) -> Sequence[tuple[str, Callable[[], Station]]]:
+    def parts(self, host: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         def make() -> Station:
             policy = self.policy.build(host.device)
             weights = WeightsBus(as_module(policy).state_dict(), host.weights)
             pinned = None
             if self.evaluates != "no":
                 pinned = self.policy.build(host.device) if self.evaluates == "too" else policy
-            generator = Generator(self.name, epoch, policy, host.arena, weights, host.links, pinned, self.buckets)
+            generator = Generator(self.name, incarnation, policy, host.arena, weights, host.links, pinned, self.buckets)
             generator.label = f"policy.type = {self.policy.settings['type']}"
             return generator
 
-        return [(f"{self.name}.{epoch}", make)]
+        return [(f"{self.name}.{incarnation}", make)]

@@ -9,7 +9,7 @@ from typing import Any
 from polyrhythm.config.registry import resolve
 from polyrhythm.envs.base import EnvBatch, EnvSettings
 from polyrhythm.errors import RunHalted
-from polyrhythm.runtime.factories import Host
+from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.messages import Station
 from polyrhythm.scheduler.records import EnvBatchInfo
 from polyrhythm.specs import EnvSpec
@@ -18,7 +18,7 @@ from polyrhythm.stations.simulator.station import Simulator
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatorJob:
+class SimulatorFactory:
     """env: the environment's settings as plain data; spec: what main was told that its batches offer; batches: its env
     batches of `rows` rows, a part for each."""
 
@@ -29,16 +29,16 @@ class SimulatorJob:
     batches: tuple[EnvBatchInfo, ...]
     step: StepSettings
 
-    def parts(self, host: Host, epoch: int) -> Sequence[tuple[str, Callable[[], Station]]]:
+    def parts(self, host: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         settings = resolve("env", self.env)
         assert isinstance(settings, EnvSettings), "checked before the start"
 
         def make(info: EnvBatchInfo, address: str) -> Station:
             env = settings.build(self.rows)
             _refuse_other(env, self.spec, self.rows)
-            return Simulator(self.name, epoch, [(info, env)], self.step, host.arena, host.links.emit, address)
+            return Simulator(self.name, incarnation, [(info, env)], self.step, host.arena, host.links.emit, address)
 
-        addresses = [f"{self.name}.{epoch}.{index}" for index in range(len(self.batches))]
+        addresses = [f"{self.name}.{incarnation}.{index}" for index in range(len(self.batches))]
         return [
             (address, lambda info=info, address=address: make(info, address))  # type: ignore[misc]
             for info, address in zip(self.batches, addresses, strict=True)

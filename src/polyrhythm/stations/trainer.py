@@ -4,7 +4,7 @@ Where a publication may overlap the next update, a thread copies the weights whi
 does its first forward and backward pass; the first step that changes weights waits for it.
 
 Invariant: commands are obeyed in order, so weights are published only between two updates, and saved before they are
-published: what a generator has ever seen can be gone back to. A sample is read only between `LendSamples` and
+published: what a generator has ever seen can be gone back to. A sample is read only between `StartUpdate` and
 `UpdateDone`.
 """
 
@@ -19,10 +19,10 @@ from typing import Protocol
 from polyrhythm.policies.base import as_module
 from polyrhythm.runtime.memory.arena import FAR, Arena
 from polyrhythm.runtime.memory.weights import WeightsBus
-from polyrhythm.runtime.messages import Links, Order, Report, SaveTrainer
+from polyrhythm.runtime.messages import Channels, Order, Report, SaveTrainer
 from polyrhythm.runtime.spans import PUBLISH, SAVE, UPDATE, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
-from polyrhythm.scheduler.records import Checkpointed, LendSamples, Published, PublishWeights, TrainerJoined, UpdateDone
+from polyrhythm.scheduler.records import Checkpointed, Published, PublishWeights, StartUpdate, TrainerJoined, UpdateDone
 from polyrhythm.specs import Trajectory
 from polyrhythm.stations.simulator.guard import IDLE
 from polyrhythm.training.learner import Learner
@@ -48,23 +48,23 @@ class Trainer:
     def __init__(
         self,
         name: str,
-        epoch: int,
+        incarnation: int,
         learner: Learner,
         arena: Arena,
         weights: WeightsBus,
-        links: Links,
+        links: Channels,
         saver: Saver | None = None,
         *,
         overlap: bool = False,
     ) -> None:
-        self.name, self.epoch = name, epoch
+        self.name, self.incarnation = name, incarnation
         self._learner, self._arena, self._weights = learner, arena, weights
         self._links, self._saver, self._overlap = links, saver, overlap
-        self._todo: deque[LendSamples | PublishWeights | SaveTrainer] = deque()
+        self._todo: deque[StartUpdate | PublishWeights | SaveTrainer] = deque()
         self._steps: Steps | None = None
         self._figures: Metrics = {}
         self._publication: _Publication | None = None
-        self._done: LendSamples | PublishWeights | SaveTrainer | None = None  # in the last unit of work
+        self._done: StartUpdate | PublishWeights | SaveTrainer | None = None  # in the last unit of work
         self._publication_span: Span | None = None
         self._published = learner.updates == 0  # whether its weights are those of the newest version
         self._doing = IDLE
@@ -73,25 +73,25 @@ class Trainer:
 
     def joined(self) -> TrainerJoined:
         """The event that announces it."""
-        return TrainerJoined(self.name, self.epoch, self._learner.updates)
+        return TrainerJoined(self.name, self.incarnation, self._learner.updates)
 
     def handle(self, command: Order) -> None:
-        if not isinstance(command, LendSamples | PublishWeights | SaveTrainer) or command.trainer != self.name:
+        if not isinstance(command, StartUpdate | PublishWeights | SaveTrainer) or command.trainer != self.name:
             raise UnfitMessage("misdirected", f"{self.name} does not do {type(command).__name__} of others")
-        if isinstance(command, LendSamples) and not self._can_train(command):
+        if isinstance(command, StartUpdate) and not self._can_train(command):
             raise UnfitMessage("impossible", f"{self.name} cannot train on {command}")
         if isinstance(command, PublishWeights) and not 0 <= command.version < FAR - 1:
             raise UnfitMessage("impossible", f"{self.name} cannot publish version {command.version}")
         self._todo.append(command)
 
-    def _can_train(self, command: LendSamples) -> bool:
+    def _can_train(self, command: StartUpdate) -> bool:
         """Whether it is the update that comes next, on samples that lie where it says."""
-        due = self._learner.updates + sum(isinstance(other, LendSamples) for other in self._todo)
-        places = zip(command.tickets, command.handles, strict=False)
+        due = self._learner.updates + sum(isinstance(other, StartUpdate) for other in self._todo)
+        places = zip(command.tickets, command.payload_ids, strict=False)
         return (
             command.update == due
-            and 0 < len(command.tickets) == len(command.handles)
-            and all(self._arena.holds(handle, ticket) for ticket, handle in places)
+            and 0 < len(command.tickets) == len(command.payload_ids)
+            and all(self._arena.holds(payload_id, ticket) for ticket, payload_id in places)
         )
 
     def work(self) -> bool:
@@ -119,7 +119,7 @@ class Trainer:
                 self._settle()
                 self._save()
                 self._todo.popleft()
-            case LendSamples():
+            case StartUpdate():
                 self._train(command, begin)
         self._doing, self._done = IDLE, command
         return True
@@ -127,7 +127,7 @@ class Trainer:
     def spans(self, begin: float, end: float) -> Iterator[Span]:
         """What the last unit of work was; and the last publication, once it is known to be over."""
         match self._done:
-            case LendSamples(update=update):
+            case StartUpdate(update=update):
                 yield Span(self.name, UPDATE, begin, end, update)
             case SaveTrainer():
                 yield Span(self.name, SAVE, begin, end, self._learner.updates)
@@ -135,9 +135,9 @@ class Trainer:
             yield self._publication_span
             self._publication_span = None
 
-    def _train(self, command: LendSamples, begin: float) -> None:
+    def _train(self, command: StartUpdate, begin: float) -> None:
         if self._steps is None:
-            samples = [self._arena.trajectory(int(handle)) for handle in command.handles]
+            samples = [self._arena.trajectory(int(payload_id)) for payload_id in command.payload_ids]
             self._figures = _describe(samples, command)
             self._steps = self._learner.update(
                 samples,
@@ -155,8 +155,10 @@ class Trainer:
             self._steps, self._published = None, False
             self._figures["time/actor/update"] = self._update_s + time.monotonic() - begin
             self._update_s = 0.0
-            self._links.report(Report(self.name, self.epoch, "update", command.update, {**self._figures, **stop.value}))
-            self._links.emit(UpdateDone(self.name, self.epoch, command.update, self._learner.halt))
+            self._links.report(
+                Report(self.name, self.incarnation, "update", command.update, {**self._figures, **stop.value})
+            )
+            self._links.emit(UpdateDone(self.name, self.incarnation, command.update, self._learner.halt))
 
     def _publish(self, version: int) -> None:
         self._settle()
@@ -167,12 +169,12 @@ class Trainer:
         if self._saver is not None and self._saver.due(version):
             self._save()
         self._weights.publish(version, as_module(self._learner.policy).state_dict())
-        self._links.emit(Published(self.name, self.epoch, version))
+        self._links.emit(Published(self.name, self.incarnation, version))
 
     def _save(self) -> None:
         if self._saver is not None:
             self._saver.save(self._learner)
-            self._links.emit(Checkpointed(self.name, self.epoch, self._learner.updates))
+            self._links.emit(Checkpointed(self.name, self.incarnation, self._learner.updates))
 
     def _settle(self) -> None:
         """Wait for the publication under way; raises what went wrong in it."""
@@ -197,7 +199,7 @@ class Trainer:
 
 
 #: What a unit of work is called, by its command.
-_WORDS: dict[type, str] = {LendSamples: "update", PublishWeights: "publish", SaveTrainer: "save"}
+_WORDS: dict[type, str] = {StartUpdate: "update", PublishWeights: "publish", SaveTrainer: "save"}
 
 
 class _Publication:
@@ -236,7 +238,7 @@ class _Publication:
             raise self._error
 
 
-def _describe(samples: list[Trajectory], command: LendSamples) -> Metrics:
+def _describe(samples: list[Trajectory], command: StartUpdate) -> Metrics:
     """Figures of the samples themselves. lag: trainer's version minus the oldest behaviour version of each; span: the
     newest minus the oldest, above zero where new weights came in the middle of it."""
     oldest = [int(sample.version.min()) for sample in samples]

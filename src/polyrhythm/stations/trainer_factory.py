@@ -17,10 +17,10 @@ from polyrhythm.config.algorithm import AlgorithmSettings
 from polyrhythm.config.learning import TrainingSettings
 from polyrhythm.errors import RunFolderError
 from polyrhythm.policies.base import as_module
-from polyrhythm.runtime.factories import Host
+from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.memory.weights import WeightsBus
 from polyrhythm.runtime.messages import Station
-from polyrhythm.stations.generator_factory import PolicyJob
+from polyrhythm.stations.generator_factory import PolicyFactory
 from polyrhythm.stations.trainer import Trainer
 from polyrhythm.training.checkpoint import load_state, save_state
 from polyrhythm.training.learner import Learner
@@ -79,20 +79,20 @@ class TrainerStates:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainerJob:
+class TrainerFactory:
     """A trainer that begins with its newest saved state; the first one with the weights on the bus, which it saves.
 
     algorithm, training: these sections of the configuration as plain data.
     """
 
     name: str
-    policy: PolicyJob
+    policy: PolicyFactory
     algorithm: dict[str, Any]
     training: dict[str, Any]
     total_updates: int
     states: TrainerStates | None
 
-    def parts(self, host: Host, epoch: int) -> Sequence[tuple[str, Callable[[], Station]]]:
+    def parts(self, host: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         def make() -> Station:
             policy = self.policy.build(host.device)
             learner = Learner(
@@ -111,10 +111,10 @@ class TrainerJob:
                 if self.states:
                     self.states.save(learner)
             return Trainer(
-                self.name, epoch, learner, host.arena, weights, host.links, self.states, overlap=host.overlap
+                self.name, incarnation, learner, host.arena, weights, host.links, self.states, overlap=host.overlap
             )
 
-        return [(f"{self.name}.{epoch}", make)]
+        return [(f"{self.name}.{incarnation}", make)]
 
     @staticmethod
     def _resume(learner: Learner, path: Path) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from polyrhythm.errors import RunFolderError
-from polyrhythm.files import written_whole
+from polyrhythm.files import atomic_write
 
 
 def save_state(state: Mapping[str, Any], path: Path) -> None:
     """Write plain data and tensors. Who is killed meanwhile leaves what was there before. OSError: it cannot be."""
-    with written_whole(path) as unfinished, unfinished.open("wb") as file:
+    with atomic_write(path) as unfinished, unfinished.open("wb") as file:
         try:
             torch.save(dict(state), file)
         except RuntimeError as error:  # torch's own, with the file's behind it

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.errors import RunFolderError
-from polyrhythm.files import written_whole
+from polyrhythm.files import atomic_write
 from polyrhythm.specs import INSTRUCTION
 from polyrhythm.specs.finite import first_not_finite
 
@@ -46,7 +46,7 @@ class Demonstrations:
         objects = [name for name, x in arrays.items() if x.dtype.hasobject]
         if objects:
             raise ValueError(f"{path}: {objects} hold Python objects, which only pickle could store; use number arrays")
-        with written_whole(path) as unfinished, unfinished.open("wb") as file:
+        with atomic_write(path) as unfinished, unfinished.open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
 
     @classmethod

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from polyrhythm_bench.harness import trainings
 from polyrhythm_bench.harness.curves import curve, ratio_of_means
-from polyrhythm_bench.harness.trainings import Task
+from polyrhythm_bench.harness.trainings import TrainingTask
 
 ALPHAS = (0, 1, 2, 4, 8)
 #: Settings of `algorithm` by the name of an objective. `ppo_behavior` is plain PPO on stale data.
@@ -35,7 +35,7 @@ OBJECTIVES: dict[str, tuple[str, ...]] = {
 }
 _MANY_ROWS = ("rollout.rows=36", "rollout.sharding=even:9", "training.mini_batch_samples=4")
 TASKS = {
-    "cartpole": Task(
+    "cartpole": TrainingTask(
         "cartpole",
         (
             *_MANY_ROWS,
@@ -44,7 +44,7 @@ TASKS = {
         ),
         window=20,
     ),
-    "drawer": Task(
+    "drawer": TrainingTask(
         "reach",
         (
             *_MANY_ROWS,
@@ -57,7 +57,7 @@ TASKS = {
 
 
 def run(
-    tasks: Mapping[str, Task], seeds: int = 5, objectives: Sequence[str] = (), alphas: Sequence[int] = ALPHAS
+    tasks: Mapping[str, TrainingTask], seeds: int = 5, objectives: Sequence[str] = (), alphas: Sequence[int] = ALPHAS
 ) -> dict[str, Any]:
     """Train every task with every objective at every α with seeds 0..seeds-1; for each task what `figures` gives."""
     ways = {Way(name, alpha): settings(name, alpha) for name in objectives or OBJECTIVES for alpha in alphas}

@@ -17,10 +17,10 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
-from polyrhythm.clustersim.scenario import FOREVER, Scene, rate
+from polyrhythm.clustersim.scenario import FOREVER, BatchingScenario, rate
 from polyrhythm.scheduler.padding import powers
 from polyrhythm.scheduler.records import BatchingChosen
-from polyrhythm.scheduler.settings import FlowSettings
+from polyrhythm.scheduler.settings import SchedulerSettings
 
 #: The part that `auto` must reach of the best fixed setting, in every scene.
 TO_REACH = 0.97
@@ -37,26 +37,28 @@ STEPS = (
 PASSES = ("10ms+0.1ms", "2ms+1ms", "1ms+0.05ms", "30ms+0.01ms")
 
 
-def scenes() -> list[Scene]:
+def scenes() -> list[BatchingScenario]:
     """Every pair of a step's and a pass's law with 1, 2 and 4 generators; slots and rows go round; then the changes."""
     found = []
     sizes = ((4, 1), (16, 4), (64, 1), (16, 1), (64, 4), (4, 16), (16, 16), (256, 1), (64, 16), (4, 4), (16, 1))
     for index, (generators, step, serve) in enumerate(product((1, 2, 4), STEPS, PASSES)):
         slots, rows = sizes[index % len(sizes)]
-        found.append(Scene(slots, rows, generators, step, serve))
+        found.append(BatchingScenario(slots, rows, generators, step, serve))
     first, noisy = STEPS[0], STEPS[1]
     found += [
-        Scene(16, 1, 1, noisy, "30ms+0.01ms", later_serve="2ms+1ms"),
-        Scene(16, 1, 1, noisy, "2ms+1ms", later_serve="30ms+0.01ms"),
-        Scene(64, 1, 4, noisy, "10ms+0.1ms", later_step="lognormal:40ms:0.8"),
-        Scene(64, 1, 4, "lognormal:40ms:0.8", "10ms+0.1ms", later_step=noisy),
-        Scene(16, 1, 2, first, "1ms+0.05ms", later_serve="30ms+0.01ms"),
-        Scene(16, 4, 2, first, "30ms+0.01ms", later_step="constant:100ms", later_serve="10ms+0.1ms"),
-        Scene(64, 1, 2, first, "10ms+0.1ms", episode_steps="mixture:0.9*constant:20steps+0.1*constant:200steps"),
-        Scene(16, 1, 1, noisy, "2ms+1ms", padded=True),
-        Scene(24, 1, 2, noisy, "2ms+1ms", padded=True),
-        Scene(20, 1, 1, first, "2ms+1ms", padded=True),
-        Scene(48, 1, 2, noisy, "10ms+0.1ms", padded=True),
+        BatchingScenario(16, 1, 1, noisy, "30ms+0.01ms", later_serve="2ms+1ms"),
+        BatchingScenario(16, 1, 1, noisy, "2ms+1ms", later_serve="30ms+0.01ms"),
+        BatchingScenario(64, 1, 4, noisy, "10ms+0.1ms", later_step="lognormal:40ms:0.8"),
+        BatchingScenario(64, 1, 4, "lognormal:40ms:0.8", "10ms+0.1ms", later_step=noisy),
+        BatchingScenario(16, 1, 2, first, "1ms+0.05ms", later_serve="30ms+0.01ms"),
+        BatchingScenario(16, 4, 2, first, "30ms+0.01ms", later_step="constant:100ms", later_serve="10ms+0.1ms"),
+        BatchingScenario(
+            64, 1, 2, first, "10ms+0.1ms", episode_steps="mixture:0.9*constant:20steps+0.1*constant:200steps"
+        ),
+        BatchingScenario(16, 1, 1, noisy, "2ms+1ms", padded=True),
+        BatchingScenario(24, 1, 2, noisy, "2ms+1ms", padded=True),
+        BatchingScenario(20, 1, 1, first, "2ms+1ms", padded=True),
+        BatchingScenario(48, 1, 2, noisy, "10ms+0.1ms", padded=True),
     ]
     return found
 
@@ -74,7 +76,7 @@ def run(seeds: int = 3, only: Sequence[int] = ()) -> dict[str, Any]:
     return {"ratio": worst, "mean_ratio": fmean(ratios), "reached": worst >= TO_REACH, "scenes": results}
 
 
-def compare(scene: Scene, seeds: int = 3) -> dict[str, Any]:
+def compare(scene: BatchingScenario, seeds: int = 3) -> dict[str, Any]:
     """`auto` against the best of the grid in one scene; where something changes, in the time after the change."""
     # What was before a change does not matter to a fixed setting, so these begin with what it changes to.
     step, serve = scene.later_step or scene.step, scene.later_serve or scene.serve
@@ -85,7 +87,7 @@ def compare(scene: Scene, seeds: int = 3) -> dict[str, Any]:
     best = max(fixed, key=lambda limits: fixed[limits])
     heard: list[BatchingChosen] = []
     buckets = powers(scene.total_rows) if scene.padded else ()
-    flow = FlowSettings(**_LIMITLESS, batching="auto", max_rows=FOREVER, buckets=buckets)
+    flow = SchedulerSettings(**_LIMITLESS, batching="auto", max_rows=FOREVER, buckets=buckets)
     auto = _mean(scene, flow, seeds, heard)
     return {
         "scene": scene.name(),
@@ -104,18 +106,18 @@ def compare(scene: Scene, seeds: int = 3) -> dict[str, Any]:
 _LIMITLESS: dict[str, Any] = {"batch_size": 64, "max_lag": 1e6, "bound": "mean"}
 
 
-def _fixed(max_rows: int, max_wait_ms: float) -> FlowSettings:
-    return FlowSettings(**_LIMITLESS, max_rows=max_rows, max_wait_s=1e-3 * max_wait_ms)
+def _fixed(max_rows: int, max_wait_ms: float) -> SchedulerSettings:
+    return SchedulerSettings(**_LIMITLESS, max_rows=max_rows, max_wait_s=1e-3 * max_wait_ms)
 
 
-def _grid(scene: Scene) -> Iterator[tuple[int, float]]:
+def _grid(scene: BatchingScenario) -> Iterator[tuple[int, float]]:
     total = scene.total_rows
     sizes = {total, total // 2, total // 4, *(1 << power for power in range(2, 10, 2))}
     sizes = {size for size in sizes if scene.rows <= size <= total}
     yield from product(sorted(sizes), WAITS_MS)
 
 
-def _mean(scene: Scene, flow: FlowSettings, seeds: int, heard: list[BatchingChosen] | None = None) -> float:
+def _mean(
+    scene: BatchingScenario, flow: SchedulerSettings, seeds: int, heard: list[BatchingChosen] | None = None
+) -> float:
     return fmean(rate(scene, flow, seed, "long", heard) for seed in range(seeds))
-
-

@@ -28,7 +28,7 @@ from polyrhythm.scheduler.records import (
     StartRows,
     Wake,
 )
-from polyrhythm.scheduler.settings import FlowSettings
+from polyrhythm.scheduler.settings import SchedulerSettings
 
 #: CPU microseconds per request that the design allows at the median.
 LIMIT_US = 50.0
@@ -67,7 +67,7 @@ def cluster_of(slots: int) -> ClusterSettings:
     return ClusterSettings.model_validate(
         {
             "versions": max(2, 2048 // rows),
-            "flow": FlowSettings(batch_size=max(16, rows // 2), sync_interval=2, max_rows=_ROWS_PER_GENERATOR),
+            "flow": SchedulerSettings(batch_size=max(16, rows // 2), sync_interval=2, max_rows=_ROWS_PER_GENERATOR),
             "simulators": [
                 {
                     "count": slots // env_batches,

@@ -27,26 +27,26 @@ from polyrhythm_bench.cases import overlap
 from polyrhythm_bench.harness.running import running
 from polyrhythm_bench.harness.version_cost import measure
 from polyrhythm_bench.workloads import scene as scenes
-from polyrhythm_bench.workloads.scene import Mode, Plumbing, Scene
+from polyrhythm_bench.workloads.scene import Mode, Plumbing, StageScenario
 
 log = logging.getLogger(__name__)
 
 #: The largest difference that the design allows.
 LIMIT = 0.05
-_USUAL = Scene()
+_USUAL = StageScenario()
 _AT_ONCE = {"type": "dynamic", "max_rows": 64, "max_wait_ms": 0.0}
 #: Where what is added is measured: steps of little spread, so that their mean is known well; and for how many versions.
 #: Passes cost what the setting's do.
-_CALIBRATION = Scene(sim_latency="gamma:10ms:0.5")
+_CALIBRATION = StageScenario(sim_latency="gamma:10ms:0.5")
 _VERSIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class FidelityCase:
     """A scene in one mode."""
 
     name: str
-    scene: Scene = _USUAL
+    scene: StageScenario = _USUAL
     mode: Mode = "full_async"
     batching: Mapping[str, Any] | None = None
 
@@ -55,21 +55,23 @@ class Setting:
         return self.batching or overlap.batching(self.mode, _AT_ONCE)
 
 
-SETTINGS: tuple[Setting, ...] = (
-    Setting("lock-step", mode="lockstep"),
-    Setting("asynchronous rollout", mode="rollout_async"),
-    Setting("asynchronous training", mode="train_async"),
-    Setting("all asynchronous"),
-    Setting("two generators", Scene(generators=2, infer_latency="20ms+0.1ms")),
-    Setting("four rows, gamma steps", Scene(env_batches=8, rows=4, sim_latency="gamma:30ms:0.5")),
-    Setting("slow passes", Scene(infer_latency="40ms+1ms", env_batches=8)),
-    Setting("training limits", Scene(train_latency="constant:2500ms")),
-    Setting("a wait of 5 ms", Scene(sim_latency="normal:20ms:10ms"), batching={**_AT_ONCE, "max_wait_ms": 5.0}),
-    Setting("one step in ten long", Scene(sim_latency="mixture:0.9*lognormal:8ms:0.5+0.1*constant:60ms")),
+SETTINGS: tuple[FidelityCase, ...] = (
+    FidelityCase("lock-step", mode="lockstep"),
+    FidelityCase("asynchronous rollout", mode="rollout_async"),
+    FidelityCase("asynchronous training", mode="train_async"),
+    FidelityCase("all asynchronous"),
+    FidelityCase("two generators", StageScenario(generators=2, infer_latency="20ms+0.1ms")),
+    FidelityCase("four rows, gamma steps", StageScenario(env_batches=8, rows=4, sim_latency="gamma:30ms:0.5")),
+    FidelityCase("slow passes", StageScenario(infer_latency="40ms+1ms", env_batches=8)),
+    FidelityCase("training limits", StageScenario(train_latency="constant:2500ms")),
+    FidelityCase(
+        "a wait of 5 ms", StageScenario(sim_latency="normal:20ms:10ms"), batching={**_AT_ONCE, "max_wait_ms": 5.0}
+    ),
+    FidelityCase("one step in ten long", StageScenario(sim_latency="mixture:0.9*lognormal:8ms:0.5+0.1*constant:60ms")),
 )
 
 
-def run(versions: int = 8, repeats: int = 3, settings: Sequence[Setting] = SETTINGS) -> dict[str, Any]:
+def run(versions: int = 8, repeats: int = 3, settings: Sequence[FidelityCase] = SETTINGS) -> dict[str, Any]:
     """Every setting, simulated and live for so many versions at a time, in turns.
 
     Returns by setting, as medians over the turns: `live` and `simulated` in transitions per second, `error` (simulated
@@ -79,7 +81,7 @@ def run(versions: int = 8, repeats: int = 3, settings: Sequence[Setting] = SETTI
     settings = [replace(setting, scene=setting.scene.settled()) for setting in settings]
     bare = {each.name: scenes.simulated(each.scene, each.mode, each.batches) for each in settings}
     turns: dict[str, list[dict[str, float]]] = {setting.name: [] for setting in settings}
-    known: tuple[Scene, Plumbing] | None = None
+    known: tuple[StageScenario, Plumbing] | None = None
     for turn in range(repeats):
         for usual in settings:
             setting = replace(usual, scene=usual.scene.of_turn(turn))
@@ -105,13 +107,13 @@ def run(versions: int = 8, repeats: int = 3, settings: Sequence[Setting] = SETTI
     }
 
 
-def live(setting: Setting, versions: int) -> float:
+def live(setting: FidelityCase, versions: int) -> float:
     """Transitions per second of the setting, its scene settled, in real processes."""
     cost = measure(scenes.live(setting.scene, setting.mode, setting.batches, versions), versions)
     return setting.scene.transitions / cost.seconds_per_version
 
 
-def compare(setting: Setting, rate: float, plumbing: Plumbing, bare: float) -> dict[str, float]:
+def compare(setting: FidelityCase, rate: float, plumbing: Plumbing, bare: float) -> dict[str, float]:
     """The setting, its scene settled, simulated with `plumbing`, beside the `rate` of its live run. bare: simulated
     without."""
     expected = scenes.simulated(setting.scene, setting.mode, setting.batches, plumbing)
@@ -125,7 +127,7 @@ def compare(setting: Setting, rate: float, plumbing: Plumbing, bare: float) -> d
     }
 
 
-def calibrate(scene: Scene) -> Plumbing:
+def calibrate(scene: StageScenario) -> Plumbing:
     """What a pass and a step of the scene take longer in a live run, fully asynchronous."""
     scene = scene.settled()
     stopwatch = Stopwatch()
@@ -146,7 +148,7 @@ class Stopwatch:
         self._served: dict[int, tuple[float, records.Batch]] = {}
         self._answered: dict[str, float] = {}
 
-    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
         if isinstance(event, records.BatchDone):
             begin, batch = self._served.pop(event.batch)
             self.passes.append((now - begin, sum(request.rows for request in batch.requests)))
@@ -159,5 +161,5 @@ class Stopwatch:
             elif isinstance(command, records.StartRows):
                 self._answered.pop(command.slot, None)
 
-    def reported(self, now: float, report: Report) -> None:
+    def on_report(self, now: float, report: Report) -> None:
         pass

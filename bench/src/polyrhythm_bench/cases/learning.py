@@ -22,7 +22,7 @@ from typing import Any
 
 from polyrhythm_bench.harness import trainings
 from polyrhythm_bench.harness.curves import curve, ratio_of_means
-from polyrhythm_bench.harness.trainings import Task
+from polyrhythm_bench.harness.trainings import TrainingTask
 
 #: Least ratio of the areas, and least lower end of its interval, that the design allows.
 LIMITS = {"ratio": 0.97, "low": 0.90}
@@ -41,13 +41,13 @@ _SMALL = (
     *("training.versions=400", "training.mini_batch_samples=4"),
 )
 #: Whole episodes are samples, and end after 100 steps.
-CARTPOLE = Task(
+CARTPOLE = TrainingTask(
     "cartpole",
     (*_SMALL, "env.max_steps=100", "rollout.segment_steps=0", "training.epochs=4", "training.optimizer.lr=5.0e-4"),
     window=40,
 )
 #: Meta-World's drawer-close by its state, each action held for five steps.
-DRAWER = Task(
+DRAWER = TrainingTask(
     "reach",
     (
         *_SMALL,
@@ -56,11 +56,11 @@ DRAWER = Task(
     window=40,
 )
 #: The recipe as it is. It is learned through all of its 60 versions, so lag costs it more of the area.
-REACH = Task("reach", ("rollout.rows=48", "rollout.sharding=even:3"), window=32)
+REACH = TrainingTask("reach", ("rollout.rows=48", "rollout.sharding=even:3"), window=32)
 TASKS = {"cartpole": CARTPOLE, "drawer": DRAWER, "reach": REACH}
 
 
-def run(tasks: Mapping[str, Task], seeds: int = 8) -> dict[str, Any]:
+def run(tasks: Mapping[str, TrainingTask], seeds: int = 8) -> dict[str, Any]:
     """Train every task in every mode with seeds 0..seeds-1; for each task what `figures` gives, and its settings."""
     return trainings.compare(tasks, MODES, seeds, figures)
 

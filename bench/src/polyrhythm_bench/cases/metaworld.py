@@ -26,7 +26,7 @@ import psutil
 
 from polyrhythm.config.load import load_config
 from polyrhythm_bench.harness.comparison import Mode, compare
-from polyrhythm_bench.harness.version_cost import Cost, measure
+from polyrhythm_bench.harness.version_cost import VersionCost, measure
 from polyrhythm_bench.harness.worker import Answer, Worker
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def run(
     with tempfile.TemporaryDirectory(prefix="polyrhythm-") as folder:
         begin = warm_start(recipe, Path(folder))
 
-        def cost(settings: Sequence[str], timed: int) -> Cost:
+        def cost(settings: Sequence[str], timed: int) -> VersionCost:
             return measure(load_config(recipe, [*FROZEN, *begin, *settings]), timed)
 
         cores = psutil.cpu_count() or 1
@@ -100,9 +100,9 @@ def warm_start(recipe: str | Path, folder: Path) -> tuple[str, ...]:
 def imitator(recipe: str, folder: str) -> Iterator[Answer]:
     """Makes the warm start when it is asked."""
     from polyrhythm.pipeline.sft import imitate
-    from polyrhythm.pipeline.validation.check import check
+    from polyrhythm.pipeline.validation.check import validate_run
 
     def answer() -> None:
-        imitate(check(load_config(recipe), trainer=False), Path(folder), None)
+        imitate(validate_run(load_config(recipe), trainer=False), Path(folder), None)
 
     yield answer

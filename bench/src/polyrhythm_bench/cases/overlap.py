@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from polyrhythm_bench.harness.version_cost import Cost, measure
+from polyrhythm_bench.harness.version_cost import VersionCost, measure
 from polyrhythm_bench.workloads import scene as scenes
 from polyrhythm_bench.workloads import transport_only as bare_stages
-from polyrhythm_bench.workloads.scene import MODES, Mode, Scene
+from polyrhythm_bench.workloads.scene import MODES, Mode, StageScenario
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ LIMIT, SPEEDUP = 0.95, 2.0
 _LOCKSTEP = {"type": "lockstep"}
 
 
-def run(scene: Scene, versions: int = 12, repeats: int = 3) -> dict[str, Any]:
+def run(scene: StageScenario, versions: int = 12, repeats: int = 3) -> dict[str, Any]:
     """Every mode, `versions` versions at a time, in interleaved turns.
 
     Returns the settled scene; `limit`, `bound` and `bare` in transitions per second; `best_batching` of the grid; by
@@ -39,7 +39,7 @@ def run(scene: Scene, versions: int = 12, repeats: int = 3) -> dict[str, Any]:
     auto = {"type": "auto", "max_rows": scene.samples}
     runs = {mode: scenes.live(scene, mode, batching(mode, auto), versions) for mode in MODES}
     best, limit = best_batching(scene)
-    turns: dict[Mode, list[Cost]] = {mode: [] for mode in MODES}
+    turns: dict[Mode, list[VersionCost]] = {mode: [] for mode in MODES}
     bare: list[float] = []
     for turn in range(repeats):
         for mode, costs in turns.items():
@@ -64,7 +64,7 @@ def batching(mode: Mode, free: Mapping[str, Any]) -> Mapping[str, Any]:
     return free if mode in ("rollout_async", "full_async") else _LOCKSTEP
 
 
-def best_batching(scene: Scene) -> tuple[dict[str, Any], float]:
+def best_batching(scene: StageScenario) -> tuple[dict[str, Any], float]:
     """The fastest fixed batching of the grid under full asynchrony, and transitions per second with it: the limit."""
     rates = [(scenes.simulated(scene, "full_async", cell), cell) for cell in scenes.batchings(scene)]
     limit, best = max(rates, key=lambda found: found[0])
@@ -72,8 +72,8 @@ def best_batching(scene: Scene) -> tuple[dict[str, Any], float]:
 
 
 def figures(
-    scene: Scene,
-    turns: Mapping[Mode, list[Cost]],
+    scene: StageScenario,
+    turns: Mapping[Mode, list[VersionCost]],
     bare: Sequence[float],
     expected: Mapping[Mode, float],
     limit: float,

@@ -27,8 +27,8 @@ from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.evaluation.episodes import held_out
-from polyrhythm.pipeline.validation.check import check
-from polyrhythm.runtime.memory.shared_folder import RunMemory, open_segment
+from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.runtime.memory.shared_folder import SharedRunFolder, open_segment
 from polyrhythm_bench.harness.worker import Answer, Worker
 from polyrhythm_bench.workloads.stopwatch_env import ACTION_DIM, IMAGE_SHAPE
 
@@ -98,7 +98,7 @@ def config(times: Path) -> RunConfig:
 
 
 def _pipeline(times: Path, folder: Path) -> Any:
-    checked = check(config(times))
+    checked = validate_run(config(times))
     return build_pipeline(checked.config, checked.policy, folder, trainer=False)
 
 
@@ -108,7 +108,7 @@ def _pipeline(times: Path, folder: Path) -> Any:
 @contextmanager
 def _asker() -> Iterator[Any]:
     """Ask the other process so many times: nanoseconds of each."""
-    memory = RunMemory({"image": (_EPISODE + 1) * int(np.prod(IMAGE_SHAPE))})
+    memory = SharedRunFolder({"image": (_EPISODE + 1) * int(np.prod(IMAGE_SHAPE))})
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         with (

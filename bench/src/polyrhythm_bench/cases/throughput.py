@@ -90,10 +90,10 @@ def config(rows: int, launcher: str) -> Any:
 @contextmanager
 def plain(rows: int) -> Iterator[Answer]:
     """The plain loop."""
-    from polyrhythm.pipeline.validation.check import check
+    from polyrhythm.pipeline.validation.check import validate_run
     from polyrhythm_bench.harness.plain_loop import PlainLoop
 
-    loop = PlainLoop(check(config(rows, "inline")))
+    loop = PlainLoop(validate_run(config(rows, "inline")))
 
     def turn(updates: int) -> dict[str, float]:
         with _Turn(rows * updates * _EPISODE) as turn:
@@ -123,10 +123,10 @@ def local(rows: int) -> Iterator[Answer]:
 @contextmanager
 def _pipeline(rows: int, launcher: str) -> Iterator[Answer]:
     from polyrhythm.pipeline.build import build_pipeline
-    from polyrhythm.pipeline.validation.check import check
+    from polyrhythm.pipeline.validation.check import validate_run
 
     keep_freed_memory()  # as the command line does
-    checked = check(config(rows, launcher))
+    checked = validate_run(config(rows, launcher))
     with tempfile.TemporaryDirectory(prefix="polyrhythm-") as folder:
         own = Path(folder) if launcher == "local" else None
         with closing(build_pipeline(checked.config, checked.policy, own)) as pipeline:

@@ -38,7 +38,7 @@ _TASKS = (Task("press", "press the button"), Task("close", "close the door"))
 Update = Callable[[Sequence[Trajectory]], None]
 
 
-class Case(NamedTuple):
+class UpdateCase(NamedTuple):
     """A policy, and what an update of it is: trajectories with a random number of chunk steps from shortest to longest,
     passes over them, chunk steps of a mini-batch."""
 
@@ -52,10 +52,10 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "mlp": Case(
+    "mlp": UpdateCase(
         GaussianSettings(), EnvSpec({"state": ArraySpec((39,), "float32")}, _ACTION, _TASKS, 100), 16, 25, 50, 8, 200
     ),
-    "tiny_vla": Case(
+    "tiny_vla": UpdateCase(
         TinyVlaSettings(),
         EnvSpec(
             {"image": ArraySpec((64, 64, 3), "uint8"), "proprio": ArraySpec((8,), "float32")}, _ACTION, _TASKS, 100
@@ -78,7 +78,7 @@ def run(repeats: int = 7) -> dict[str, Any]:
     }
 
 
-def without_recomputing(case: Case, repeats: int) -> dict[str, float]:
+def without_recomputing(case: UpdateCase, repeats: int) -> dict[str, float]:
     """interpolate, none (an objective that looks at no proximal policy): seconds over those of recompute, medians of
     the ratios turn by turn; epochs, of which each costs a forward and a backward pass."""
     policy, trajectories = case.policy.build(case.spec, 0), collect(case)
@@ -98,7 +98,7 @@ def _seconds(update: Update, trajectories: Sequence[Trajectory]) -> float:
     return time.perf_counter() - begin
 
 
-def measure(case: Case, repeats: int) -> dict[str, Any]:
+def measure(case: UpdateCase, repeats: int) -> dict[str, Any]:
     """One case, turn by turn."""
     policy = case.policy.build(case.spec, 0)
     trajectories = collect(case)
@@ -122,7 +122,7 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
     }
 
 
-def ours(policy: Policy, case: Case, **changes: Any) -> Update:
+def ours(policy: Policy, case: UpdateCase, **changes: Any) -> Update:
     """An update by the learner, with changes to `algorithm`."""
     algorithm = AlgorithmSettings.model_validate(
         {"gamma": _GAMMA, "gae_lambda": _LAMBDA, "loss": "decoupled_ppo", "value": {"coef": _VALUE_COEF}} | changes
@@ -144,7 +144,7 @@ def ours(policy: Policy, case: Case, **changes: Any) -> Update:
     return update
 
 
-def by_hand(policy: Policy, case: Case) -> Update:
+def by_hand(policy: Policy, case: UpdateCase) -> Update:
     """The same update, written out."""
     parameters = list(as_module(policy).parameters())
     optimizer = torch.optim.AdamW(parameters, lr=_LR, weight_decay=0.0, fused=True)
@@ -166,8 +166,8 @@ def by_hand(policy: Policy, case: Case) -> Update:
         advantage, returns = _gae(trajectories, ends.tolist())
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
         weight = (proximal - behavior).exp()
-        for epoch in range(case.epochs):
-            for index in minibatches(len(advantage), case.minibatch, (0, 0, epoch)):
+        for incarnation in range(case.epochs):
+            for index in minibatches(len(advantage), case.minibatch, (0, 0, incarnation)):
                 seen = mask[index]
                 evaluation = policy.evaluate(
                     {n: x[index] for n, x in obs.items()}, {n: x[index] for n, x in inputs.items()}
@@ -209,13 +209,13 @@ def _gae(trajectories: Sequence[Trajectory], ends: Sequence[float]) -> tuple[Ten
     return torch.from_numpy(np.concatenate(advantages)), torch.from_numpy(np.concatenate(returns))
 
 
-def collect(case: Case) -> list[Trajectory]:
+def collect(case: UpdateCase) -> list[Trajectory]:
     """Trajectories of random observations and rewards, acted by slightly other weights; every second one is cut."""
     rng, policy = np.random.default_rng(0), case.policy.build(case.spec, 1)
     return [_trajectory(rng, policy, case, number) for number in range(case.trajectories)]
 
 
-def _trajectory(rng: np.random.Generator, policy: Policy, case: Case, number: int) -> Trajectory:
+def _trajectory(rng: np.random.Generator, policy: Policy, case: UpdateCase, number: int) -> Trajectory:
     steps = int(rng.integers(case.shortest, case.longest + 1))
     obs: dict[str, Any] = {
         name: rng.integers(0, 256, (steps + 1, *array.shape), np.uint8)

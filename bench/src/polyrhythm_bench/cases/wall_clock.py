@@ -29,10 +29,10 @@ from polyrhythm.config.load import load_config, validate
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunHalted
 from polyrhythm.pipeline.build import build_pipeline
-from polyrhythm.pipeline.observers.metrics import Lags
-from polyrhythm.pipeline.observers.totals import Account
+from polyrhythm.pipeline.observers.metrics import LagHistogram
+from polyrhythm.pipeline.observers.totals import RunTotals
 from polyrhythm.pipeline.run_loop import Interrupted
-from polyrhythm.pipeline.validation.check import check
+from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
 from polyrhythm_bench.cases.learning import CARTPOLE
@@ -133,12 +133,12 @@ class Course:
         self.passes = self.chunk_steps = self.updates = 0
         self.training_s = 0.0
 
-    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         if isinstance(event, records.SampleFinished):
             self.chunk_steps += event.chunk_steps
         self.passes += isinstance(event, records.BatchDone)
 
-    def reported(self, now: float, report: Report) -> None:  # noqa: ARG002
+    def on_report(self, now: float, report: Report) -> None:  # noqa: ARG002
         self.updates += 1
         self.training_s += report.values["time/actor/update"]
 
@@ -161,7 +161,7 @@ def time_to_goal(config: RunConfig, goal: Goal) -> dict[str, Any]:
 
     RunHalted: the goal was not reached, or a station was lost, so the time says nothing.
     """
-    course, account, lags = Course(), Account(), Lags()
+    course, account, lags = Course(), RunTotals(), LagHistogram()
     with tempfile.TemporaryDirectory(prefix="polyrhythm-") as folder:
         seconds = _run(config, [course, account, lags], goal, Path(folder))
     account.refuse_faults()
@@ -176,7 +176,7 @@ def time_to_goal(config: RunConfig, goal: Goal) -> dict[str, Any]:
 
 def _run(config: RunConfig, observers: Sequence[Any], goal: Goal, folder: Path | None) -> float:
     """Train until the goal; the seconds that it took. RunHalted: the last version came first."""
-    checked = check(config)
+    checked = validate_run(config)
     with closing(build_pipeline(checked.config, checked.policy, folder)) as pipeline:
         loop = pipeline.loop
         loop.observers += [*observers, goal]

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from polyrhythm.runtime.memory.shared_folder import RunMemory, open_segment
+from polyrhythm.runtime.memory.shared_folder import SharedRunFolder, open_segment
 from polyrhythm.runtime.memory.tensors import nbytes_of, tensors_over
 from polyrhythm.runtime.memory.weights import WeightsBus, bus_nbytes
 from polyrhythm_bench.harness.worker import Answer, Worker
@@ -32,7 +32,7 @@ def run(megabytes: int = 500, repeats: int = 7) -> dict[str, Any]:
     Returns `publish_ms`, `apply_ms`, `bare_ms` (both copies), medians; `ratio`, the median of the ratios turn by turn.
     """
     state = _model(megabytes).state_dict()
-    memory = RunMemory({"weights": bus_nbytes(state), "bare": nbytes_of(state)})
+    memory = SharedRunFolder({"weights": bus_nbytes(state), "bare": nbytes_of(state)})
     try:
         bus = WeightsBus(state, memoryview(memory.segment("weights")))
         bare = tensors_over(state, memoryview(memory.segment("bare")))

@@ -23,8 +23,8 @@ from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 from polyrhythm_bench.chaos.faults import RECOVERY_S, Fault, Kind, Planned
-from polyrhythm_bench.chaos.load import Load
-from polyrhythm_bench.chaos.throughput_window import WINDOW_S, Pace
+from polyrhythm_bench.chaos.load import CpuContention
+from polyrhythm_bench.chaos.throughput_window import WINDOW_S, ThroughputWindow
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Processes(Protocol):
         ...
 
 
-class Watch:
+class FaultInjector:
     """An observer, and the thread that disturbs what it observes. faults: those applied; over: set after the last.
 
     violations: what nobody can see afterwards, in words: a ledger that did not balance, a loss that nobody caused.
@@ -52,14 +52,14 @@ class Watch:
         self,
         launcher: Processes,
         ledger: SampleLedger,
-        load: Load,
+        load: CpuContention,
         clock: Callable[[], float],
         warm_up_s: float,
     ) -> None:
         self.faults: list[Fault] = []
         self.violations: list[str] = []
         self.over = threading.Event()
-        self.pace = Pace()
+        self.pace = ThroughputWindow()
         self._launcher, self._ledger, self._load = launcher, ledger, load
         self._clock, self._warm_up_s = clock, warm_up_s
         self._standing: set[str] = set()
@@ -83,7 +83,7 @@ class Watch:
 
     # ------------------------------------------------------------ as observer
 
-    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         if self._ledger.imbalance and not self.violations:
             after, said = type(event).__name__, self._ledger.as_dict()
             self.violations.append(f"after {after} the ledger does not balance: {said}")
@@ -97,7 +97,7 @@ class Watch:
                 self._load.keep()
                 self._changed.notify_all()
 
-    def reported(self, now: float, report: Report) -> None:
+    def on_report(self, now: float, report: Report) -> None:
         pass
 
     def _hear(self, now: float, event: records.Event) -> None:

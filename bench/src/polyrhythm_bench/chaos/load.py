@@ -26,7 +26,7 @@ LEAST = 0.2
 Measure = Callable[[], tuple[float, float]]
 
 
-class Load:
+class CpuContention:
     """What others left in the last `WINDOW_S` seconds, and what the run usually takes."""
 
     def __init__(self, measure: Measure, cores: int) -> None:
@@ -64,7 +64,7 @@ class Load:
         return whole, own
 
 
-def of_processes(pids: Callable[[], Iterable[int]]) -> Load:
+def of_processes(pids: Callable[[], Iterable[int]]) -> CpuContention:
     """The load of this machine, where the run is this process, those with these ids, and those that have been."""
     me = psutil.Process()
 
@@ -75,7 +75,7 @@ def of_processes(pids: Callable[[], Iterable[int]]) -> Load:
         own = mine.user + mine.system + mine.children_user + mine.children_system
         return busy, own + sum(_cpu_s(pid) for pid in pids())
 
-    return Load(measure, psutil.cpu_count() or 1)
+    return CpuContention(measure, psutil.cpu_count() or 1)
 
 
 def _guests(times: object) -> float:

@@ -18,16 +18,16 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.observe import MetricsWriter
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
-from polyrhythm.pipeline.observers.metrics import Lags
-from polyrhythm.pipeline.observers.ticket_audit import Book
+from polyrhythm.pipeline.observers.metrics import LagHistogram
+from polyrhythm.pipeline.observers.ticket_audit import TicketAudit
 from polyrhythm.pipeline.persistence.checkpoints import STATES
-from polyrhythm.pipeline.persistence.phases import CONFIG_FILE, Progress
-from polyrhythm.pipeline.persistence.saver import RunSaver
+from polyrhythm.pipeline.persistence.phases import CONFIG_FILE, PhaseJournal
+from polyrhythm.pipeline.persistence.saver import RunCheckpointer
 from polyrhythm.pipeline.run_loop import Interrupted
-from polyrhythm.pipeline.validation.check import Checked
-from polyrhythm.pipeline.warm_start.initial_policy import begin
+from polyrhythm.pipeline.validation.check import ValidatedRun
+from polyrhythm.pipeline.warm_start.initial_policy import prepare_initial_policy
 from polyrhythm.runtime.local import LocalLauncher
-from polyrhythm_bench.chaos.fault_injector import Watch
+from polyrhythm_bench.chaos.fault_injector import FaultInjector
 from polyrhythm_bench.chaos.faults import RECOVERY_S, plan, totals
 from polyrhythm_bench.chaos.load import of_processes
 
@@ -61,16 +61,16 @@ def chaos_config(recipe: str, faults: int, overrides: Sequence[str] = ()) -> Run
     return load_config(recipe, [*_DEFAULTS, *patience, *overrides, *_OWN])
 
 
-def chaos(checked: Checked, folder: Path, faults: int, seed: int, warm_up_s: float = WARM_UP_S) -> dict[str, Any]:
+def chaos(checked: ValidatedRun, folder: Path, faults: int, seed: int, warm_up_s: float = WARM_UP_S) -> dict[str, Any]:
     """Run it in `folder` under so many faults.
 
     {faults: one entry each; totals: over all of them, with the pace, the ledger, the lags and every violation}.
     """
     config, _, policy = checked
-    progress = Progress(folder)
+    progress = PhaseJournal(folder)
     save_config(config, folder / CONFIG_FILE)
     with MetricsWriter(folder) as metrics:
-        version = begin(checked, folder, progress, metrics)
+        version = prepare_initial_policy(checked, folder, progress, metrics)
     before = _children()
     limit_s = config.supervision.start_s + warm_up_s + faults * 2 * RECOVERY_S
     with _limited(limit_s) as overdue:
@@ -100,20 +100,20 @@ class _Disturbed:
         self._config, self._folder, self._pipeline, self._began = config, folder, pipeline, loop.clock()
         self._launcher, self._plan = launcher, (seed, faults)
         self.violations: list[str] = []
-        self.book = Book(freshness.max_lag, freshness.bound)
+        self.book = TicketAudit(freshness.max_lag, freshness.bound)
         load = of_processes(lambda: launcher.processes().values())
-        self.watch = Watch(launcher, loop.conductor.ledger, load, loop.clock, warm_up_s)
+        self.watch = FaultInjector(launcher, loop.conductor.ledger, load, loop.clock, warm_up_s)
 
     def run(self) -> None:
         """Start, disturb, end in good order, compare."""
         loop, config = self._pipeline.loop, self._config
-        lags = Lags()
+        lags = LagHistogram()
         loop.observers += [self.book, self.watch, lags]
         loop.stop = self.watch.over.is_set
         try:
             loop.start()
             loop.observers.append(
-                RunSaver(self._folder / STATES, self._pipeline, config.checkpoint, lags, None, loop.clock())
+                RunCheckpointer(self._folder / STATES, self._pipeline, config.checkpoint, lags, None, loop.clock())
             )
             stations = list(self._launcher.processes())
             self.watch.start(plan(*self._plan, stations, config.supervision.heartbeat_s))
@@ -125,7 +125,7 @@ class _Disturbed:
             self.violations.append(f"the run ended: {error}")
         ledger = loop.conductor.ledger
         self.book.settle(ledger, may_roll_back=config.checkpoint.every_versions > 1)
-        kept = {sample.handle for sample in loop.conductor.rollout.samples.values() if sample.handle}
+        kept = {sample.payload_id for sample in loop.conductor.rollout.samples.values() if sample.payload_id}
         if lost := kept - set(self._launcher.pool.finished()):
             self.violations.append(f"payloads of {len(lost)} finished samples are gone")
 

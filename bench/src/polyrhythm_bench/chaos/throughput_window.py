@@ -18,7 +18,7 @@ _EVERY_S = 0.5
 KEPT = 20
 
 
-class Pace:
+class ThroughputWindow:
     """What was heard in the last `WINDOW_S` seconds, and the undisturbed windows. first: what was usual after the
     first `KEPT` of them, or up to now."""
 

@@ -29,14 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from polyrhythm.pipeline.validation.check import check
+    from polyrhythm.pipeline.validation.check import validate_run
     from polyrhythm_bench.chaos.run import chaos, chaos_config
 
     faults = arguments.faults
     if faults is None:
         print("--kills is now called --faults, and will be removed", file=sys.stderr)
         faults = arguments.kills
-    checked = check(chaos_config(arguments.recipe, faults, arguments.overrides))
+    checked = validate_run(chaos_config(arguments.recipe, faults, arguments.overrides))
     folder = Path(tempfile.mkdtemp(prefix="polyrhythm-chaos-"))
     try:
         result = chaos(checked, folder, faults, arguments.seed)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from polyrhythm_bench.harness.version_cost import Cost
+from polyrhythm_bench.harness.version_cost import VersionCost
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 FULL = 0.9
 
 #: Settings over the recipe (section.key=value), and how many versions are timed.
-Measure = Callable[[Sequence[str], int], Cost]
+Measure = Callable[[Sequence[str], int], VersionCost]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def compare(
         best[name], seconds = _choose(name, mode, measure, tries)
         if seconds:
             tried[name] = seconds
-    turns: dict[str, list[Cost]] = {name: [] for name in modes}
+    turns: dict[str, list[VersionCost]] = {name: [] for name in modes}
     for turn in range(repeats):
         for name, settings in best.items():
             turns[name].append(measure(settings, versions))
@@ -68,7 +68,7 @@ def _choose(name: str, mode: Mode, measure: Measure, tries: int) -> tuple[list[s
     return [*mode.settings, *best], seconds
 
 
-def figures(turns: Sequence[Cost], others: Sequence[Cost], cores: int) -> dict[str, Any]:
+def figures(turns: Sequence[VersionCost], others: Sequence[VersionCost], cores: int) -> dict[str, Any]:
     """Medians over the turns of one mode; `others`: the turns of the mode that it is compared with.
 
     Returns seconds_per_version, speedup (theirs over its own in the same turn), transitions_per_s,

@@ -35,12 +35,12 @@ class Training:
     def __init__(self) -> None:
         self.by_ticket: dict[int, Ended] = {}
 
-    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
-        if isinstance(event, records.SampleFinished) and event.handle:
-            assert event.end is not records.End.SEGMENT, "a sample is a whole episode"
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+        if isinstance(event, records.SampleFinished) and event.payload_id:
+            assert event.end is not records.SampleEnd.SEGMENT, "a sample is a whole episode"
             self.by_ticket[event.ticket] = Ended(event.episode_return, event.success)
 
-    def reported(self, now: float, report: Report) -> None:
+    def on_report(self, now: float, report: Report) -> None:
         pass
 
     @property
@@ -63,15 +63,15 @@ class Goal:
     def reached(self) -> bool:
         return self.at > 0.0
 
-    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
-        if self.reached or not (isinstance(event, records.SampleFinished) and event.handle):
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+        if self.reached or not (isinstance(event, records.SampleFinished) and event.payload_id):
             return
         self.ended += 1
         self._returns.append(event.episode_return)
         if len(self._returns) == self._returns.maxlen and fmean(self._returns) >= self.least:
             self.at = now
 
-    def reported(self, now: float, report: Report) -> None:
+    def on_report(self, now: float, report: Report) -> None:
         pass
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from polyrhythm.pipeline.array_specs import answer_specs, shown
 from polyrhythm.pipeline.build import env_settings
-from polyrhythm.pipeline.validation.check import Checked
+from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE
 from polyrhythm.specs import INSTRUCTION, PROGRESS, Trajectory
 from polyrhythm.training.learner import Learner
@@ -41,7 +41,7 @@ class PlainLoop:
     training_s: seconds spent in the learner so far; mean_return: of the episodes that ended in the last rollout.
     """
 
-    def __init__(self, checked: Checked) -> None:
+    def __init__(self, checked: ValidatedRun) -> None:
         config, spec, policy = checked
         rows, steps = config.rollout.rows, spec.max_steps
         self.updates, self.training_s, self.mean_return = 0, 0.0, 0.0

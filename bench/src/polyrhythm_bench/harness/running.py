@@ -9,14 +9,14 @@ from pathlib import Path
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
-from polyrhythm.pipeline.validation.check import check
+from polyrhythm.pipeline.validation.check import validate_run
 
 
 @contextmanager
 def running(config: RunConfig) -> Iterator[Pipeline]:
-    """The configuration's pipeline, started, in a folder that goes with it. Errors are those of `check` and
+    """The configuration's pipeline, started, in a folder that goes with it. Errors are those of `validate_run` and
     `build_pipeline`."""
-    checked = check(config)
+    checked = validate_run(config)
     with (
         tempfile.TemporaryDirectory(prefix="polyrhythm-") as folder,
         closing(build_pipeline(checked.config, checked.policy, Path(folder))) as pipeline,

@@ -26,8 +26,8 @@ from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunHalted
 from polyrhythm.pipeline.build import build_pipeline
-from polyrhythm.pipeline.observers.metrics import Lags
-from polyrhythm.pipeline.validation.check import check
+from polyrhythm.pipeline.observers.metrics import LagHistogram
+from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm_bench.harness.curves import Training
 from polyrhythm_bench.harness.worker import Answer, Worker
 
@@ -37,7 +37,7 @@ Way = TypeVar("Way", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class TrainingTask:
     """A recipe, settings over it, and how many tickets a point of its curve has."""
 
     recipe: str | Path
@@ -54,7 +54,7 @@ Figures = Callable[[Mapping[Way, Sequence[Mapping[str, Any]]], int], dict[str, A
 
 
 def compare(
-    tasks: Mapping[str, Task],
+    tasks: Mapping[str, TrainingTask],
     ways: Mapping[Way, Sequence[str]],
     seeds: int,
     figures: Figures[Way],
@@ -77,18 +77,18 @@ def compare(
     }
 
 
-def refuse(tasks: Mapping[str, Task], ways: Mapping[Way, Sequence[str]]) -> None:
+def refuse(tasks: Mapping[str, TrainingTask], ways: Mapping[Way, Sequence[str]]) -> None:
     """Raise ConfigError or StartError if one of the tasks cannot run here in one of the ways."""
     for task in tasks.values():
         for way in ways.values():
-            check(task.config(way, 0))
+            validate_run(task.config(way, 0))
 
 
 class _Job(NamedTuple):
-    """A training: what it is called in the log, and what `Task.config` and `train` want."""
+    """A training: what it is called in the log, and what `TrainingTask.config` and `train` want."""
 
     label: str
-    task: Task
+    task: TrainingTask
     way: Sequence[str]
     seed: int
     may_halt: bool
@@ -123,7 +123,7 @@ def trainer() -> Iterator[Answer]:
     def answer(
         recipe: str, settings: Sequence[str], way: Sequence[str], seed: int, *, may_halt: bool
     ) -> dict[str, Any]:
-        return train(Task(recipe, tuple(settings), 1).config(way, seed), may_halt=may_halt)
+        return train(TrainingTask(recipe, tuple(settings), 1).config(way, seed), may_halt=may_halt)
 
     yield answer
 
@@ -134,8 +134,8 @@ def train(config: RunConfig, *, may_halt: bool = False) -> dict[str, Any]:
 
     RunHalted: it halted and may not, or it broke its promise of freshness.
     """
-    checked = check(config)
-    training, lags, halted = Training(), Lags(), ""
+    checked = validate_run(config)
+    training, lags, halted = Training(), LagHistogram(), ""
     with closing(build_pipeline(checked.config, checked.policy)) as pipeline:
         pipeline.loop.observers += [training, lags]
         began = time.monotonic()
@@ -146,7 +146,7 @@ def train(config: RunConfig, *, may_halt: bool = False) -> dict[str, Any]:
                 raise
             halted = str(error)
         seconds = time.monotonic() - began
-    lags.refuse_beyond(math.ceil(config.freshness.max_lag), config.freshness.bound, clean=True)
+    lags.check_bound(math.ceil(config.freshness.max_lag), config.freshness.bound, clean=True)
     ended = training.in_order
     wanted = config.training.versions * config.freshness.sync_interval * config.training.batch_size
     assert halted or len(ended) == wanted, f"{len(ended)} episodes for {wanted} samples"

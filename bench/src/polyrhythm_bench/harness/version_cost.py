@@ -24,7 +24,7 @@ from statistics import fmean
 import psutil
 
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.pipeline.observers.totals import Account
+from polyrhythm.pipeline.observers.totals import RunTotals
 from polyrhythm.pipeline.run_loop import Launcher
 from polyrhythm.runtime.local import LocalLauncher
 from polyrhythm.runtime.messages import Report
@@ -37,7 +37,7 @@ _FIRST = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class VersionCost:
     """Means over the versions of one run.
 
     seconds_per_version, transitions_per_s, transitions_per_version (env steps of samples that ended), lag_mean (of the
@@ -83,7 +83,7 @@ class Reading:
     busy_s: Mapping[str, float]
 
 
-def measure(config: RunConfig, versions: int) -> Cost:
+def measure(config: RunConfig, versions: int) -> VersionCost:
     """Run the configuration from its start (launcher local) for as long as it takes to time so many versions.
 
     Errors are those of `check` and `build_pipeline`; RunHalted: a station was lost, so the time says nothing.
@@ -91,35 +91,35 @@ def measure(config: RunConfig, versions: int) -> Cost:
     assert config.launcher == "local", "one process has no stations to tell apart"
     last = _FIRST + versions
     with running(config) as pipeline:
-        watch = Watch(pipeline.launcher, (_FIRST - 1, last))
+        watch = VersionTimer(pipeline.launcher, (_FIRST - 1, last))
         pipeline.loop.observers.append(watch)
         pipeline.loop.train_until(last + math.ceil(config.freshness.max_lag))
     watch.account.refuse_faults()
     return watch.cost(_FIRST, last)
 
 
-class Watch:
+class VersionTimer:
     """An observer: marks of all versions, lags of all samples lent, readings at the two versions `read_at`."""
 
     def __init__(self, launcher: Launcher, read_at: tuple[int, int]) -> None:
         assert isinstance(launcher, LocalLauncher), "the processes are told apart by their ids"
-        self.account = Account()
+        self.account = RunTotals()
         self._launcher, self._read_at = launcher, read_at
         self._marks: dict[int, Mark] = {}
         self._lags: list[tuple[int, int]] = []
         self._readings: dict[int, Reading] = {}
 
-    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
-        self.account.decided(now, event, commands)
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+        self.account.on_decision(now, event, commands)
         for command in commands:
-            if isinstance(command, records.LendSamples):
+            if isinstance(command, records.StartUpdate):
                 self._lags += [(command.version, command.version - oldest) for oldest in command.oldest]
         if isinstance(event, records.Published):
             self._marks[event.version] = Mark(event.version, now, self.account.transitions)
             if event.version in self._read_at:
                 self._readings[event.version] = self._read(event.version)
 
-    def reported(self, now: float, report: Report) -> None:
+    def on_report(self, now: float, report: Report) -> None:
         pass
 
     def _read(self, version: int) -> Reading:
@@ -128,21 +128,21 @@ class Watch:
         cpu_s = {name: resources.cpu_s_of(psutil.Process(pid)) for name, pid in pids.items()}
         return Reading(version, time.monotonic(), resources.machine_cpu_s(), cpu_s, busy_s)
 
-    def cost(self, first: int, last: int) -> Cost:
+    def cost(self, first: int, last: int) -> VersionCost:
         """From the publication of version `first` to that of `last`."""
         lag_mean = fmean(lag for version, lag in self._lags if first <= version < last)
         before, after = (self._readings[version] for version in self._read_at)
         return cost(self._marks[first], self._marks[last], lag_mean, before, after)
 
 
-def cost(begin: Mark, end: Mark, lag_mean: float, before: Reading, after: Reading) -> Cost:
+def cost(begin: Mark, end: Mark, lag_mean: float, before: Reading, after: Reading) -> VersionCost:
     """What a version took between two marks, and of processor and stations between two readings."""
     versions, seconds, transitions = end.version - begin.version, end.at - begin.at, end.transitions - begin.transitions
     read, wall_s = after.version - before.version, after.at - before.at
     cpu_s = {name: spent - before.cpu_s[name] for name, spent in after.cpu_s.items()}
     own = sum(cpu_s.values())
     others = after.machine_cpu_s - before.machine_cpu_s - own
-    return Cost(
+    return VersionCost(
         seconds_per_version=seconds / versions,
         transitions_per_s=transitions / seconds,
         transitions_per_version=transitions / versions,

@@ -14,7 +14,7 @@ from typing import Any
 from polyrhythm_bench.papers import scaling, turns
 from polyrhythm_bench.papers.fit import CHUNK_STEPS, ITERATIONS, Fit, fit
 from polyrhythm_bench.papers.model import simulate
-from polyrhythm_bench.papers.published import Published, Row, published
+from polyrhythm_bench.papers.published import PaperData, PaperRow, published
 
 #: What there is to compare, in the order of the result.
 TABLES = ("table 1", "table 2", "table 3", "table 4", "table 5", "figure 8", "figure 9")
@@ -105,7 +105,7 @@ def first_bottleneck(table: Sequence[dict[str, Any]]) -> str:
     return f"{name}, from {other['gpus']} GPUs on"
 
 
-def _predict(row: Row, found: Fit, seed: int) -> float:
+def _predict(row: PaperRow, found: Fit, seed: int) -> float:
     """Transitions per second of the row by the costs that were fitted."""
     return simulate(row, found.costs, min(LONGEST, row.setup.chunk_steps), seed).throughput
 
@@ -121,7 +121,7 @@ def _full_by_seed(rows: Sequence[dict[str, Any]], seeds: int) -> list[float]:
     return [median(abs(row["by_seed"][n] / row["published"] - 1) for row in full) for n in range(seeds if full else 0)]
 
 
-def _row(row: Row, by_seed: list[float]) -> dict[str, Any]:
+def _row(row: PaperRow, by_seed: list[float]) -> dict[str, Any]:
     predicted = median(by_seed)
     again = {"again": True} if row.again else {}
     return {
@@ -137,7 +137,7 @@ def _row(row: Row, by_seed: list[float]) -> dict[str, Any]:
     }
 
 
-def _batching(data: Published, found: Fit, seed: int) -> Iterator[dict[str, Any]]:
+def _batching(data: PaperData, found: Fit, seed: int) -> Iterator[dict[str, Any]]:
     """RoboCasa, hybrid, fully asynchronous, by most env batches of a pass and how long the first waits for them."""
     example = next(row for row in data.rows if row.table == "figure 8" and not row.wait_ms)
     for batches in BATCHES:

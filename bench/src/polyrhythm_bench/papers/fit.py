@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import exp, log
 
 from polyrhythm_bench.papers.model import Costs, simulate
-from polyrhythm_bench.papers.published import PASSES, Row
+from polyrhythm_bench.papers.published import PASSES, PaperRow
 
 #: Standard deviation of the logarithm of a published throughput about the simulated one.
 ROW_SPREAD = 0.04
@@ -44,7 +44,7 @@ class Fit:
     misfit: float
 
 
-def fit(rows: Sequence[Row], seed: int = 0, chunk_steps: int = CHUNK_STEPS, iterations: int = ITERATIONS) -> Fit:
+def fit(rows: Sequence[PaperRow], seed: int = 0, chunk_steps: int = CHUNK_STEPS, iterations: int = ITERATIONS) -> Fit:
     """The costs that `rows`, all of one setup, speak for. Raises ValueError if a row may not be fitted."""
     for row in rows:
         if not row.fitted:

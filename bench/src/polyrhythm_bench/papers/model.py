@@ -26,7 +26,7 @@ from polyrhythm.clustersim.costs import Cost
 from polyrhythm.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler.records import Command, Event, UpdateDone
 from polyrhythm.specs.distributions import Constant, Lognormal
-from polyrhythm_bench.papers.published import EPISODES, Row
+from polyrhythm_bench.papers.published import EPISODES, PaperRow
 
 SIMULATOR_OCCUPIES, GENERATOR_OCCUPIES, TRAINER_OCCUPIES = 0.24, 0.7, 1.0
 MAX_LAG = 2
@@ -57,7 +57,7 @@ class Simulated:
     cluster: Cluster
 
 
-def cluster_settings(row: Row, costs: Costs, chunk_steps: int, seed: int = 0) -> ClusterSettings:
+def cluster_settings(row: PaperRow, costs: Costs, chunk_steps: int, seed: int = 0) -> ClusterSettings:
     """The cluster of `row`, with episodes of `chunk_steps`."""
     setup = row.setup
     simulators, slots = len(row.simulating), len(row.simulating) * row.batches
@@ -97,7 +97,7 @@ def cluster_settings(row: Row, costs: Costs, chunk_steps: int, seed: int = 0) ->
     )
 
 
-def _flow(row: Row, slots: int) -> dict[str, Any]:
+def _flow(row: PaperRow, slots: int) -> dict[str, Any]:
     full = row.mode == "full"
     return {
         "batch_size": slots,
@@ -111,7 +111,7 @@ def _flow(row: Row, slots: int) -> dict[str, Any]:
     }
 
 
-def simulate(row: Row, costs: Costs, chunk_steps: int = 0, seed: int = 0) -> Simulated:
+def simulate(row: PaperRow, costs: Costs, chunk_steps: int = 0, seed: int = 0) -> Simulated:
     """Run the row's cluster. chunk_steps: of an episode, as published unless given (fewer are quicker to simulate, and
     change only how much the ends of a version weigh)."""
     chunk_steps = chunk_steps or row.setup.chunk_steps

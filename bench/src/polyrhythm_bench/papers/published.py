@@ -42,7 +42,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PaperRow:
     """One published throughput, in transitions per second.
 
     placement: `colocated` (everything on all devices), `hybrid` (three of four devices simulate, one generates, all
@@ -113,15 +113,15 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PaperData:
     """rows: of RL-VLA3; latencies: of ROLL Flash, for `batch` environments and so many turns each."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[PaperRow, ...]
     latencies: tuple[Latency, ...]
     batch: int
     turns: int
 
-    def fitted(self, setup: Setup) -> list[Row]:
+    def fitted(self, setup: Setup) -> list[PaperRow]:
         """What the cost model of `setup` is fitted to."""
         return [row for row in self.rows if row.setup == setup and row.fitted and not row.again]
 
@@ -130,10 +130,10 @@ class Published:
         return list(dict.fromkeys(row.setup for row in self.rows))
 
 
-def published() -> Published:
+def published() -> PaperData:
     """The figures beside this module."""
     data: dict[str, Any] = json.loads(resources.files(__package__).joinpath("published.json").read_text("utf-8"))
     setups = {key: Setup(key, **setup) for key, setup in data["setups"].items()}
-    rows = tuple(Row(**{**row, "setup": setups[row["setup"]]}) for row in data["rows"])
+    rows = tuple(PaperRow(**{**row, "setup": setups[row["setup"]]}) for row in data["rows"])
     turns = data["turns"]
-    return Published(rows, tuple(Latency(**point) for point in turns["rows"]), turns["batch"], turns["turns"])
+    return PaperData(rows, tuple(Latency(**point) for point in turns["rows"]), turns["batch"], turns["turns"])

@@ -15,7 +15,7 @@ from typing import Any
 from polyrhythm.clustersim.measures import EXCHANGE, SERVE, STEP, TRAIN
 from polyrhythm.clustersim.meters import Causes
 from polyrhythm_bench.papers.model import Costs, Simulated, simulate
-from polyrhythm_bench.papers.published import EPISODES, Published, Row
+from polyrhythm_bench.papers.published import EPISODES, PaperData, PaperRow
 
 GPUS = (8, 16, 24, 32, 64, 128, 256)
 _SMALLEST = 8
@@ -23,7 +23,7 @@ _SMALLEST = 8
 CHUNK_STEPS = 8
 
 
-def growth(data: Published) -> float:
+def growth(data: PaperData) -> float:
     """k: how much more of a version's time each further rank takes, as a share of the time without any."""
     rows = [row for row in data.rows if row.placement == "separate" and row.fitted]
     first = {(_column(row), row.mode): row for row in rows if row.gpus == _SMALLEST}
@@ -32,16 +32,16 @@ def growth(data: Published) -> float:
     return slope / (1 - _SMALLEST * slope)
 
 
-def _column(row: Row) -> str:
+def _column(row: PaperRow) -> str:
     return row.setup.name.rpartition(",")[0]
 
 
-def _device_s(row: Row) -> float:
+def _device_s(row: PaperRow) -> float:
     return row.gpus / row.published
 
 
 def table(
-    data: Published, costs: Costs, gpus: Sequence[int] = GPUS, chunk_steps: int = CHUNK_STEPS, seed: int = 0
+    data: PaperData, costs: Costs, gpus: Sequence[int] = GPUS, chunk_steps: int = CHUNK_STEPS, seed: int = 0
 ) -> Iterator[dict[str, Any]]:
     """A row for each number of GPUs and mode: throughput, its share of a linear one, where the time went.
 

@@ -18,7 +18,7 @@ from typing import Any
 from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.clustersim.costs import Cost
 from polyrhythm.clustersim.settings import ClusterSettings
-from polyrhythm_bench.papers.published import Latency, Published
+from polyrhythm_bench.papers.published import Latency, PaperData
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def rollout_s(latency: Latency, batch: int, turns: int, *, together: bool, rollo
     return cluster.driver.clock.now / rollouts
 
 
-def rows(data: Published, *, rollouts: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+def rows(data: PaperData, *, rollouts: int, seed: int = 0) -> Iterator[dict[str, Any]]:
     """A row for each printed figure: speed-ups, and seconds where they are given."""
     for point in data.latencies:
         name = f"normal({point.mean_s:g} s, {point.deviation_s:g} s)"

@@ -8,8 +8,8 @@ from typing import Any
 
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.pipeline.observers.totals import Account
-from polyrhythm.pipeline.validation.check import check
+from polyrhythm.pipeline.observers.totals import RunTotals
+from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
 from polyrhythm_bench.cases import throughput
@@ -18,16 +18,16 @@ from polyrhythm_bench.harness.running import running
 from polyrhythm_bench.peers.turn import Meter, Work, main
 from polyrhythm_bench.peers.workload import Sleeping
 from polyrhythm_bench.workloads import scene as scenes
-from polyrhythm_bench.workloads.scene import Scene
+from polyrhythm_bench.workloads.scene import StageScenario
 
 _NEVER = 1_000_000
 #: Where all stations are: in processes of their own, in one process, or there are none.
 WAYS = ("local", "inline", "plain")
 
 
-def scene_of(work: Sleeping) -> Scene:
+def scene_of(work: Sleeping) -> StageScenario:
     """The same times in the words of `bench overlap`."""
-    return Scene(
+    return StageScenario(
         env_batches=work.envs,
         sim_latency=f"lognormal:{1e3 * work.step_s:g}ms:{work.sigma:g}",
         infer_latency=f"{1e3 * work.act_s:g}ms+{1e3 * work.act_row_s:g}ms",
@@ -46,7 +46,7 @@ def run(work: Work, meter: Meter, choice: dict[str, Any]) -> dict[str, Any]:
             meter.figures = answer(updates=meter.updates)
         return {"way": way}
     if way == "plain":
-        loop = PlainLoop(check(plain_config(work)))
+        loop = PlainLoop(validate_run(plain_config(work)))
         while not meter.over:
             loop.update()
             meter.updated()
@@ -69,28 +69,28 @@ def plain_config(work: Sleeping) -> RunConfig:
     return validate(tree)
 
 
-def _sleeping(scene: Scene, meter: Meter, batching: dict[str, Any]) -> None:
+def _sleeping(scene: StageScenario, meter: Meter, batching: dict[str, Any]) -> None:
     last = meter.total + math.ceil(scene.max_lag)  # the last versions are trained on what is there already
     tree = scenes.live(scene, "full_async", batching, last).model_dump(mode="json")
     tree["checkpoint"]["every_versions"] = _NEVER
-    account = Account()
+    account = RunTotals()
     with running(validate(tree)) as pipeline:
-        pipeline.loop.observers += [account, Count(meter)]
+        pipeline.loop.observers += [account, TransitionCount(meter)]
         pipeline.loop.train_until(last)
     account.refuse_faults()
 
 
-class Count:
+class TransitionCount:
     """An observer: an update is done when its version is published."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
 
-    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         if isinstance(event, records.Published) and not self._meter.over:
             self._meter.updated()
 
-    def reported(self, now: float, report: Report) -> None:
+    def on_report(self, now: float, report: Report) -> None:
         pass
 
 

@@ -56,7 +56,7 @@ class SleepingActorCritic(ActorCriticSeparateWeights):
         return super().forward_head(normalized_obs_dict)
 
 
-class DriftEnv(gymnasium.Env):
+class SampleFactoryDriftEnv(gymnasium.Env):
     """`Drift` as an environment of many agents, in tensors, as batched sampling wants it."""
 
     def __init__(self, work: ZeroCost) -> None:
@@ -85,14 +85,14 @@ def make_sleeping(_name: str, cfg: Any, env_config: Any, render_mode: str | None
 
 def make_drift(_name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> Any:  # noqa: ARG001
     work = ZeroCost(**cfg.work)
-    return DriftEnv(replace(work, rows=work.rows // (cfg.num_workers * cfg.num_envs_per_worker)))
+    return SampleFactoryDriftEnv(replace(work, rows=work.rows // (cfg.num_workers * cfg.num_envs_per_worker)))
 
 
 def make_actor_critic(cfg: Any, obs_space: Any, action_space: Any) -> SleepingActorCritic:
     return SleepingActorCritic(obs_space, action_space, cfg)
 
 
-class Count(AlgoObserver):
+class SampleFactoryCount(AlgoObserver):
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
 
@@ -132,7 +132,7 @@ def run(work: Work, meter: Meter, choice: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="peer-") as folder:
         _, runner = make_runner(_config(work, {**own, **ends}, folder))
         lags: list[float] = []
-        runner.register_observer(Count(meter))
+        runner.register_observer(SampleFactoryCount(meter))
         runner.policy_msg_handlers["train"].append(lambda _, msg, __: lags.append(msg["train"]["version_diff_max"]))
         runner.init()
         runner.run()

@@ -84,7 +84,7 @@ class DriftVecEnv(VecEnv):
         return [False] * self.num_envs
 
 
-class Count(BaseCallback):
+class Sb3Count(BaseCallback):
     """A rollout begins when an update is over; the first one has none before it."""
 
     def __init__(self, meter: Meter) -> None:
@@ -125,7 +125,7 @@ def run(work: Work, meter: Meter, choice: dict[str, Any]) -> dict[str, Any]:
         ppo = PPO("MlpPolicy", env, **common, **own, policy_kwargs=network)
         kind = {"vec_env": "in the process"}
     try:
-        ppo.learn((meter.total + 1) * work.transitions, callback=Count(meter))
+        ppo.learn((meter.total + 1) * work.transitions, callback=Sb3Count(meter))
     finally:
         env.close()
     return {**kind, **own}

@@ -77,7 +77,7 @@ class SleepingEnv(WorkEnv):
         return self._observed(observation, reward=self._reward.clone(), **self._ended(over))
 
 
-class DriftEnv(WorkEnv):
+class TorchRlDriftEnv(WorkEnv):
     """The rows of `Drift` as a batch."""
 
     def __init__(self, work: ZeroCost) -> None:
@@ -92,7 +92,7 @@ class DriftEnv(WorkEnv):
         return self._observed(state, reward=torch.from_numpy(reward)[:, None], **self._ended(over))
 
 
-class Mlp(nn.Module):
+class TorchRlMlp(nn.Module):
     """Hidden layers of tanh. sleep: called with the rows before each pass, where there is one."""
 
     def __init__(self, inputs: int, outputs: int, sleep: Callable[[int], None] | None = None) -> None:
@@ -112,7 +112,7 @@ class Mlp(nn.Module):
 def make_actor(work: Work, *, sleeps: bool = False) -> ProbabilisticActor:
     """A diagonal normal with a spread of its own."""
     sleep = partial(_sleep_for, work) if sleeps and isinstance(work, Sleeping) else None
-    mean = Mlp(work.observation_dim, work.action_dim, sleep)
+    mean = TorchRlMlp(work.observation_dim, work.action_dim, sleep)
     network = nn.Sequential(mean, AddStateIndependentNormalScale(work.action_dim))
     return ProbabilisticActor(
         TensorDictModule(network, in_keys=["observation"], out_keys=["loc", "scale"]),
@@ -126,12 +126,12 @@ def _sleep_for(work: Sleeping, rows: int) -> None:
     time.sleep(work.acting_s(rows))
 
 
-class Learner:
+class TorchRlLearner:
     """TorchRL's PPO: advantages, then epochs of minibatches."""
 
     def __init__(self, work: Work) -> None:
         self.actor = make_actor(work)
-        critic = ValueOperator(Mlp(work.observation_dim, 1), in_keys=["observation"])
+        critic = ValueOperator(TorchRlMlp(work.observation_dim, 1), in_keys=["observation"])
         self._loss = ClipPPOLoss(self.actor, critic, clip_epsilon=CLIP, entropy_bonus=False, critic_coeff=0.5)
         self._advantage = GAE(gamma=GAMMA, lmbda=LAMBDA, value_network=critic, average_gae=True)
         self._optimizer = torch.optim.AdamW(self._loss.parameters(), lr=LEARNING_RATE, fused=True)
@@ -162,7 +162,7 @@ class Learner:
 
 def run(work: Work, meter: Meter, choice: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(1)
-    learner = Learner(work)
+    learner = TorchRlLearner(work)
     collector, batches, settings = (
         _sleeping(work, choice) if isinstance(work, Sleeping) else _zero_cost(work, learner, choice)
     )
@@ -215,11 +215,11 @@ def _gathered(trajectories: Batches, count: int) -> Batches:
         yield torch.stack([next(trajectories).to_tensordict() for _ in range(count)])
 
 
-def _zero_cost(work: ZeroCost, learner: Learner, choice: dict[str, Any]) -> tuple[Any, Batches, dict[str, Any]]:
+def _zero_cost(work: ZeroCost, learner: TorchRlLearner, choice: dict[str, Any]) -> tuple[Any, Batches, dict[str, Any]]:
     """choice: workers, 0 for a collector in the process itself."""
     workers = choice.get("workers", 1)
     common = {"frames_per_batch": work.transitions, "total_frames": -1, "auto_register_policy_transforms": False}
-    make = partial(DriftEnv, work)
+    make = partial(TorchRlDriftEnv, work)
     if workers:
         collector: Any = MultiAsyncCollector([make] * workers, make_actor(work), **common)
     else:

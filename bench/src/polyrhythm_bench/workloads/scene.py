@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.clustersim.costs import Cost, parse_cost
 from polyrhythm.clustersim.settings import ClusterSettings
-from polyrhythm.config.base import Count, NotNegative, Refusal, Section
+from polyrhythm.config.base import Count, InvalidSetting, NotNegative, Section
 from polyrhythm.config.explain import explain
 from polyrhythm.config.load import parse_override, validate
 from polyrhythm.config.schema import RunConfig
@@ -31,7 +31,7 @@ _SHARE = re.compile(r"(\d+\.?\d*)%")
 _WARM_UP, _COUNTED = 10, 60
 
 
-class Scene(Section):
+class StageScenario(Section):
     """Env batches of `rows` rows, dealt evenly over the simulators, each with its own thread; one update a version, of
     as many samples as there are rows."""
 
@@ -76,9 +76,9 @@ class Scene(Section):
         return text
 
     @model_validator(mode="after")
-    def _deals_evenly(self) -> Scene:
+    def _deals_evenly(self) -> StageScenario:
         if self.env_batches % self.simulators:
-            raise Refusal(
+            raise InvalidSetting(
                 "env_batches", self.env_batches, f"not a multiple of {self.simulators} simulators; make it one"
             )
         return self
@@ -93,11 +93,11 @@ class Scene(Section):
         """Of a version."""
         return self.samples * self.episode_steps
 
-    def of_turn(self, turn: int) -> Scene:
+    def of_turn(self, turn: int) -> StageScenario:
         """The same scene, with a seed of its own for each turn: times that are drawn again say no more of their law."""
         return self.model_copy(update={"seed": self.seed + turn})
 
-    def settled(self) -> Scene:
+    def settled(self) -> StageScenario:
         """The same scene with a law for training: a share is one of the simulated lock-step rollout."""
         share = _SHARE.fullmatch(self.train_latency)
         if share is None:
@@ -107,15 +107,15 @@ class Scene(Section):
         return self.model_copy(update={"train_latency": f"constant:{1000 * seconds:.3f}ms"})
 
 
-def scene_of(words: Sequence[str]) -> Scene:
+def scene_of(words: Sequence[str]) -> StageScenario:
     """The scene that words such as `env_batches=8` make of the usual one. ConfigError: no such setting, or value."""
     tree: dict[str, Any] = {}
     for word in words:
         tree |= parse_override(word)
     try:
-        return Scene.model_validate(tree)
+        return StageScenario.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(*explain(error, Scene)) from None
+        raise ConfigError(*explain(error, StageScenario)) from None
 
 
 class Plumbing(NamedTuple):
@@ -143,14 +143,14 @@ class Later(NamedTuple):
         return self.law.sample(rng) + self.seconds
 
 
-def batchings(scene: Scene) -> list[dict[str, Any]]:
+def batchings(scene: StageScenario) -> list[dict[str, Any]]:
     """The fixed settings of dynamic batching that are tried for the best one: a grid of max_rows and max_wait."""
     sizes = sorted({max(scene.rows, scene.samples // part) for part in (1, 2, 4)})
     waits = (0.0, 1.0, 2.0, 5.0, 10.0)
     return [{"type": "dynamic", "max_rows": rows, "max_wait_ms": wait} for rows in sizes for wait in waits]
 
 
-def live(scene: Scene, mode: Mode, batching: Mapping[str, Any], versions: int) -> RunConfig:
+def live(scene: StageScenario, mode: Mode, batching: Mapping[str, Any], versions: int) -> RunConfig:
     """The scene as a run of real processes that sleep. The scene is settled."""
     here = "polyrhythm_bench.workloads"
     return validate(
@@ -180,7 +180,7 @@ def live(scene: Scene, mode: Mode, batching: Mapping[str, Any], versions: int) -
 
 
 def cluster(
-    scene: Scene, mode: Mode, batching: Mapping[str, Any], versions: int, plumbing: Plumbing = NONE
+    scene: StageScenario, mode: Mode, batching: Mapping[str, Any], versions: int, plumbing: Plumbing = NONE
 ) -> ClusterSettings:
     """The scene, settled, as a simulated cluster whose messages take no time but what `plumbing` says."""
     return ClusterSettings.model_validate(
@@ -222,13 +222,13 @@ def _longer(cost: str, seconds: float) -> Cost:
     return Cost(Later(law.base, seconds), law.per_unit)
 
 
-def _freshness(scene: Scene, mode: Mode) -> dict[str, Any]:
+def _freshness(scene: StageScenario, mode: Mode) -> dict[str, Any]:
     if mode in ("lockstep", "rollout_async"):
         return {"max_lag": 0.0, "on_update": "drain"}
     return {"max_lag": scene.max_lag, "on_update": "continue"}
 
 
-def simulated(scene: Scene, mode: Mode, batching: Mapping[str, Any], plumbing: Plumbing = NONE) -> float:
+def simulated(scene: StageScenario, mode: Mode, batching: Mapping[str, Any], plumbing: Plumbing = NONE) -> float:
     """Transitions per second on the simulated cluster, after a warm-up."""
     published = Publications()
     machine = Cluster(cluster(scene, mode, batching, _WARM_UP + _COUNTED, plumbing))
@@ -248,7 +248,7 @@ class Publications:
             self.at[event.version] = now
 
 
-def bound(scene: Scene) -> float:
+def bound(scene: StageScenario) -> float:
     """Transitions per second that no schedule exceeds: min(N/D, 1/D_max) of a closed loop (operational analysis).
 
     N: env batches; D: a step and a pass for one env batch; D_max: of an env batch's step, at a generator whose passes

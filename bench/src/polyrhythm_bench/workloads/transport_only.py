@@ -23,11 +23,11 @@ from typing import Any
 import zmq
 
 from polyrhythm.clustersim.costs import parse_cost
-from polyrhythm.runtime.memory.shared_folder import RunMemory
+from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.transport.sockets import Inbox, Outbox, endpoint
 from polyrhythm.specs.distributions import parse_distribution
 from polyrhythm_bench.harness.worker import Answer, Worker
-from polyrhythm_bench.workloads.scene import Scene
+from polyrhythm_bench.workloads.scene import StageScenario
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
@@ -35,13 +35,13 @@ Context = zmq.Context[zmq.Socket[bytes]]
 _WARM_UP_S, _LONGER_S, _PATIENCE_S = 1.0, 0.5, 0.5
 
 
-def rate(scene: Scene, most: int, seconds: float = 6.0) -> float:
+def rate(scene: StageScenario, most: int, seconds: float = 6.0) -> float:
     """Transitions per second, in a run of `seconds` after a warm-up. Returns once all its processes have ended.
 
     most: env batches that a pass serves at most.
     """
     with ExitStack() as stack:
-        memory = RunMemory({})
+        memory = SharedRunFolder({})
         stack.callback(memory.remove)
         folder = str(memory.folder)
         workers = [stack.enter_context(closing(worker)) for worker in _workers(scene, folder)]
@@ -58,7 +58,7 @@ def rate(scene: Scene, most: int, seconds: float = 6.0) -> float:
     return served * scene.rows / seconds
 
 
-def _workers(scene: Scene, folder: str) -> Iterator[Worker]:
+def _workers(scene: StageScenario, folder: str) -> Iterator[Worker]:
     """A process for each simulator and generator."""
     told = {"folder": folder, "scene": scene.model_dump()}
     each = scene.env_batches // scene.simulators
@@ -92,7 +92,7 @@ def _conduct(inbox: Inbox, generators: list[Outbox], most: int, seconds: float) 
 @contextmanager
 def simulator(folder: str, scene: dict[str, Any], first: int, count: int) -> Iterator[Answer]:
     """The env batches `first` and after, each in its thread."""
-    settings = Scene.model_validate(scene)
+    settings = StageScenario.model_validate(scene)
     law = parse_distribution(settings.sim_latency)
     numbers = range(first, first + count)
     with ExitStack() as stack:
@@ -118,7 +118,7 @@ def simulator(folder: str, scene: dict[str, Any], first: int, count: int) -> Ite
 @contextmanager
 def generator(folder: str, scene: dict[str, Any], number: int) -> Iterator[Answer]:
     """Sleeps for a pass, then answers each of it."""
-    settings = Scene.model_validate(scene)
+    settings = StageScenario.model_validate(scene)
     cost, rng = parse_cost(settings.infer_latency), random.Random(f"{settings.seed}/generator-{number}")
     with ExitStack() as stack:
         context = stack.enter_context(Context())

@@ -6,26 +6,26 @@ import random
 
 from polyrhythm.clustersim.driver import Payload
 from polyrhythm.clustersim.settings import SimulatorGroup
-from polyrhythm.clustersim.stations.slots import Row, Slot
-from polyrhythm.clustersim.stations.station import Station
-from polyrhythm.scheduler.records import End, SampleFailed, SampleFinished, Ticket
+from polyrhythm.clustersim.stations.slots import VirtualRow, VirtualSlot
+from polyrhythm.clustersim.stations.station import VirtualStation
+from polyrhythm.scheduler.records import SampleEnd, SampleFailed, SampleFinished, Ticket
 from polyrhythm.scheduler.samples.admission import mix
 
 
-class Episodes:
+class VirtualEpisodes:
     """The episodes of one incarnation `station` of a simulator.
 
     An episode's length is drawn by its ticket alone, so it is the same wherever, whenever and however often it runs.
     Those of an evaluation are never cut into segments.
     """
 
-    def __init__(self, station: Station, group: SimulatorGroup, seed: int) -> None:
+    def __init__(self, station: VirtualStation, group: SimulatorGroup, seed: int) -> None:
         self._station = station
         self._group = group
         self._seed = seed
         self._law = random.Random()
 
-    def begin(self, row: Row, ticket: Ticket) -> None:
+    def begin(self, row: VirtualRow, ticket: Ticket) -> None:
         """A new episode, before its reset."""
         law, group = self._law, self._group
         law.seed((self._seed * 1_000_003 + ticket.seed) * 1_000_003 + ticket.noise)
@@ -33,17 +33,17 @@ class Episodes:
         if group.episode_time is not None:
             row.pace = group.episode_time.draw(law) / -(-row.left // group.chunk)
 
-    def reset_seconds(self, slot: Slot) -> float:
+    def reset_seconds(self, slot: VirtualSlot) -> float:
         """How long the rows that reset now take together."""
         return self._group.reset.draw(self._station.rng, len(slot.resetting))
 
-    def step_seconds(self, slot: Slot) -> float:
+    def step_seconds(self, slot: VirtualSlot) -> float:
         """How long the chunk step of the active rows takes."""
         if self._group.episode_time is not None:
             return max(row.pace for row in slot.active)
         return self._group.step.draw(self._station.rng, len(slot.active))
 
-    def advance(self, slot: Slot, version: int) -> None:
+    def advance(self, slot: VirtualSlot, version: int) -> None:
         """The active rows have done the chunk step that weights `version` answered; those whose sample ended leave."""
         group, measures, rng = self._group, self._station.measures, self._station.rng
         chunk, segment, raises = group.chunk, group.segment_steps, group.raises
@@ -54,9 +54,9 @@ class Episodes:
             if raises and rng.random() < raises:
                 self.fail(row, "raised")
             elif row.left <= 0:
-                self._finish(row, End.TERMINATED)
+                self._finish(row, SampleEnd.TERMINATED)
             elif segment and row.chunk_steps >= segment and row.trains:
-                self._finish(row, End.SEGMENT)
+                self._finish(row, SampleEnd.SEGMENT)
             else:
                 continue
             ended = True
@@ -64,25 +64,25 @@ class Episodes:
             slot.active = [row for row in slot.active if row.ticket is not None]
             slot.note_tickets()
 
-    def fail(self, row: Row, reason: str) -> None:
+    def fail(self, row: VirtualRow, reason: str) -> None:
         """The row's sample is lost and the row is free."""
         ticket, station = row.release(parked=False), self._station
         station.measures.failed += 1
-        station.emit(SampleFailed(station.name, station.epoch, ticket.number, ticket.attempt, reason))
+        station.emit(SampleFailed(station.name, station.incarnation, ticket.number, ticket.attempt, reason))
 
-    def _finish(self, row: Row, end: End) -> None:
-        ticket, station = row.release(parked=end is End.SEGMENT), self._station
-        handle = f"{station.name}@{station.epoch}:{ticket.number}.{ticket.attempt}"
-        station.driver.payloads[handle] = Payload(ticket.number, row.env_steps, row.chunk_steps, row.oldest)
+    def _finish(self, row: VirtualRow, end: SampleEnd) -> None:
+        ticket, station = row.release(parked=end is SampleEnd.SEGMENT), self._station
+        payload_id = f"{station.name}@{station.incarnation}:{ticket.number}.{ticket.attempt}"
+        station.driver.payloads[payload_id] = Payload(ticket.number, row.env_steps, row.chunk_steps, row.oldest)
         station.measures.samples += 1
         success = self._succeeds(ticket)
         station.emit(
             SampleFinished(
                 station.name,
-                station.epoch,
+                station.incarnation,
                 ticket.number,
                 ticket.attempt,
-                handle,
+                payload_id,
                 end,
                 row.chunk_steps,
                 row.env_steps,

@@ -8,25 +8,25 @@ from collections import deque
 from polyrhythm.clustersim.driver import Driver, ProtocolError
 from polyrhythm.clustersim.measures import APPLY, BATCH_CLOCK, NO_REQUESTS, SERVE
 from polyrhythm.clustersim.settings import GeneratorGroup
-from polyrhythm.clustersim.stations.station import Station
+from polyrhythm.clustersim.stations.station import VirtualStation
 from polyrhythm.scheduler.records import ApplyWeights, Batch, BatchDone, Command, GeneratorJoined, Serve, WeightsApplied
 
 
-class Generator(Station):
+class VirtualGenerator(VirtualStation):
     """One incarnation of a generator. It begins without weights.
 
     A pinned command is for its second copy of them, whose costs are drawn apart: they do not change those of training.
     Obeys in the order of the commands. The replies go to their slots before the conductor hears `BatchDone`.
     """
 
-    def __init__(self, name: str, epoch: int, driver: Driver, seed: int, group: GeneratorGroup) -> None:
-        super().__init__(name, epoch, driver, seed)
+    def __init__(self, name: str, incarnation: int, driver: Driver, seed: int, group: GeneratorGroup) -> None:
+        super().__init__(name, incarnation, driver, seed)
         self._group = group
         self._todo: deque[Serve | ApplyWeights] = deque()
         self._batches: dict[int, Batch] = {}
         self._version = -1
         self._pinned = -1
-        self._rng_aside = random.Random(f"{seed}/{name}/{epoch}/pinned")
+        self._rng_aside = random.Random(f"{seed}/{name}/{incarnation}/pinned")
         self._state = NO_REQUESTS
         self._since = 0.0
         self._present = 0.0
@@ -38,7 +38,7 @@ class Generator(Station):
         self._since = now
         self._present = self.measures.present.integral(now)
         self.measures.generator.join(now, 1)
-        self.emit(GeneratorJoined(self.name, self.epoch, self._version))
+        self.emit(GeneratorJoined(self.name, self.incarnation, self._version))
 
     def flush(self) -> None:
         self._enter(self._state)
@@ -108,12 +108,12 @@ class Generator(Station):
                 self._pinned = command.version
             else:
                 self._version = command.version
-            self.emit(WeightsApplied(self.name, self.epoch, command.version, command.pinned))
+            self.emit(WeightsApplied(self.name, self.incarnation, command.version, command.pinned))
         else:
             self.measures.generator.end(self.clock.now)
             self._reply(command.batch)
             held, _ = self._copy(pinned=command.batch.pinned)
-            self.emit(BatchDone(self.name, self.epoch, command.batch.number, held))
+            self.emit(BatchDone(self.name, self.incarnation, command.batch.number, held))
         self._todo.popleft()
         if self._todo:
             self._begin()

@@ -14,9 +14,9 @@ from __future__ import annotations
 from polyrhythm.clustersim.driver import Driver, ProtocolError
 from polyrhythm.clustersim.measures import IN_BATCH, QUEUED, RESET, STEP, THREAD, TICKETS
 from polyrhythm.clustersim.settings import SimulatorGroup
-from polyrhythm.clustersim.stations.episodes import Episodes
-from polyrhythm.clustersim.stations.slots import Slot, Thread
-from polyrhythm.clustersim.stations.station import Station
+from polyrhythm.clustersim.stations.episodes import VirtualEpisodes
+from polyrhythm.clustersim.stations.slots import Thread, VirtualSlot
+from polyrhythm.clustersim.stations.station import VirtualStation
 from polyrhythm.scheduler.records import (
     CancelRow,
     Command,
@@ -31,15 +31,15 @@ from polyrhythm.scheduler.records import (
 )
 
 
-class Simulator(Station):
+class VirtualSimulator(VirtualStation):
     """One incarnation of a simulator station."""
 
-    def __init__(self, name: str, epoch: int, driver: Driver, seed: int, group: SimulatorGroup) -> None:
-        super().__init__(name, epoch, driver, seed)
+    def __init__(self, name: str, incarnation: int, driver: Driver, seed: int, group: SimulatorGroup) -> None:
+        super().__init__(name, incarnation, driver, seed)
         self._group = group
-        self._episodes = Episodes(self, group, seed)
+        self._episodes = VirtualEpisodes(self, group, seed)
         self._threads = 0
-        self._slots: dict[str, Slot] = {}
+        self._slots: dict[str, VirtualSlot] = {}
         self._batches = tuple(self._env_batch(index) for index in range(group.env_batches))
 
     def _env_batch(self, index: int) -> EnvBatchInfo:
@@ -47,7 +47,7 @@ class Simulator(Station):
         infos = tuple(SlotInfo(f"{name}/{i}", i * group.rows, group.rows) for i in range(group.slots))
         shared = Thread()
         for info in infos:
-            self._slots[info.slot] = Slot(info, shared if group.shared_thread else Thread())
+            self._slots[info.slot] = VirtualSlot(info, shared if group.shared_thread else Thread())
         self._threads += 1 if group.shared_thread else group.slots
         return EnvBatchInfo(name, infos, group.reset_rows, reserved=index >= group.env_batches - group.reserved)
 
@@ -58,7 +58,7 @@ class Simulator(Station):
         self.measures.simulator.join(now, self._threads)
         for slot in self._slots.values():
             slot.since = now
-        self.emit(SimulatorJoined(self.name, self.epoch, self._batches))
+        self.emit(SimulatorJoined(self.name, self.incarnation, self._batches))
 
     def flush(self) -> None:
         now = self.clock.now
@@ -91,7 +91,7 @@ class Simulator(Station):
         else:
             raise ProtocolError(f"simulator {self.name} cannot obey {command!r}")
 
-    def _start_rows(self, slot: Slot, grants: tuple[Grant, ...]) -> None:
+    def _start_rows(self, slot: VirtualSlot, grants: tuple[Grant, ...]) -> None:
         for grant in grants:
             row = slot.rows[grant.row - slot.first]
             if row.ticket is not None:
@@ -106,7 +106,7 @@ class Simulator(Station):
                 slot.joining.append(row)
         self._go_on(slot)
 
-    def _cancel(self, slot: Slot, number: int, attempt: int) -> None:
+    def _cancel(self, slot: VirtualSlot, number: int, attempt: int) -> None:
         row = slot.row_of(number, attempt)
         if row is None:
             return  # it ended while the command was under way
@@ -120,7 +120,7 @@ class Simulator(Station):
             self._episodes.fail(row, "cancelled")
             self._go_on(slot)
 
-    def _refused(self, slot: Slot, sequence: int) -> None:
+    def _refused(self, slot: VirtualSlot, sequence: int) -> None:
         if slot.outstanding and slot.sequence == sequence:
             self._settle(slot)
             self._go_on(slot)
@@ -129,7 +129,7 @@ class Simulator(Station):
 
     def taken(self, request: Request) -> None:
         slot = self._slots.get(request.slot)
-        if self.alive and slot is not None and slot.outstanding == request.handle and not slot.in_batch:
+        if self.alive and slot is not None and slot.outstanding == request.reply_to and not slot.in_batch:
             slot.in_batch = True
             self._queue(-1)
             if slot.state == QUEUED:
@@ -139,7 +139,7 @@ class Simulator(Station):
 
     def returned(self, request: Request) -> None:
         slot = self._slots.get(request.slot)
-        if self.alive and slot is not None and slot.outstanding == request.handle and slot.in_batch:
+        if self.alive and slot is not None and slot.outstanding == request.reply_to and slot.in_batch:
             slot.in_batch = False
             self._queue(1)
             if slot.state == IN_BATCH:
@@ -148,14 +148,14 @@ class Simulator(Station):
     def answered(self, request: Request, version: int) -> None:
         """Ignored if no such request is out: an older incarnation asked, or another generator was faster."""
         slot = self._slots.get(request.slot)
-        if not self.alive or slot is None or slot.outstanding != request.handle:
+        if not self.alive or slot is None or slot.outstanding != request.reply_to:
             return
         self._settle(slot)
         if slot.active:
             slot.answer = version
         self._go_on(slot)
 
-    def _settle(self, slot: Slot) -> None:
+    def _settle(self, slot: VirtualSlot) -> None:
         """The outstanding request is no more."""
         if not slot.in_batch:
             self._queue(-1)
@@ -164,7 +164,7 @@ class Simulator(Station):
 
     # ------------------------------------------------------------ work
 
-    def _go_on(self, slot: Slot) -> None:
+    def _go_on(self, slot: VirtualSlot) -> None:
         """Do what the slot can do next; called whenever something about it changed."""
         if slot.answer >= 0 or slot.joining:
             thread = slot.thread
@@ -177,7 +177,7 @@ class Simulator(Station):
             self._ask(slot)
             self._rest(slot)
 
-    def _rest(self, slot: Slot) -> None:
+    def _rest(self, slot: VirtualSlot) -> None:
         """Name what an idle slot waits for."""
         if slot.outstanding:
             self._enter(slot, IN_BATCH if slot.in_batch else QUEUED)
@@ -186,7 +186,7 @@ class Simulator(Station):
         else:
             self._enter(slot, TICKETS)
 
-    def _begin(self, slot: Slot) -> None:
+    def _begin(self, slot: VirtualSlot) -> None:
         """Put the slot's next unit of work on its idle thread: the step that was answered, else the resets."""
         if slot.answer >= 0:
             slot.running = STEP
@@ -200,7 +200,7 @@ class Simulator(Station):
         self.measures.simulator.begin(self.clock.now)
         self.work(seconds, self._end, slot)
 
-    def _end(self, slot: Slot) -> None:
+    def _end(self, slot: VirtualSlot) -> None:
         if not self.alive:
             return
         thread, unit = slot.thread, slot.running
@@ -222,7 +222,7 @@ class Simulator(Station):
             self._go_on(waiting)
         self._go_on(slot)
 
-    def _give_up(self, slot: Slot) -> None:
+    def _give_up(self, slot: VirtualSlot) -> None:
         """Cancel the rows that the thread was busy with when `CancelRow` came; those that ended are done anyway."""
         for row in slot.rows:
             if row.ticket is not None and (row.ticket.number, row.ticket.attempt) in slot.cancelled:
@@ -231,7 +231,7 @@ class Simulator(Station):
         slot.cancelled.clear()
         slot.note_tickets()
 
-    def _ask(self, slot: Slot) -> None:
+    def _ask(self, slot: VirtualSlot) -> None:
         """Post the next request, unless one is out or an answer waits for its step."""
         if slot.outstanding or slot.answer >= 0:
             return
@@ -242,26 +242,26 @@ class Simulator(Station):
         if not slot.active:
             return
         slot.sequence += 1
-        handle = f"{slot.name}@{self.epoch}#{slot.sequence}"
-        slot.outstanding = handle
+        reply_to = f"{slot.name}@{self.incarnation}#{slot.sequence}"
+        slot.outstanding = reply_to
         self.measures.requests += 1
         self._queue(1)
         self.emit(
             RequestArrived(
                 self.name,
-                self.epoch,
+                self.incarnation,
                 slot.name,
                 slot.sequence,
                 len(slot.active),
                 slot.version,
-                handle,
+                reply_to,
                 slot.evaluation,
             )
         )
 
     # ------------------------------------------------------------ measures
 
-    def _enter(self, slot: Slot, state: str) -> None:
+    def _enter(self, slot: VirtualSlot, state: str) -> None:
         if slot.state == state:
             return
         now = self.clock.now

@@ -8,7 +8,7 @@ from polyrhythm.clustersim.measures import TICKETS
 from polyrhythm.scheduler.records import SlotInfo, Ticket
 
 
-class Row:
+class VirtualRow:
     """One row of an env batch. Free: no ticket. Parked: no ticket, in mid-episode.
 
     left: env steps until its episode ends; pace: seconds per chunk step, if the row has its own (else 0).
@@ -58,7 +58,7 @@ class Row:
         return ticket
 
 
-class Slot:
+class VirtualSlot:
     """A shard of an env batch.
 
     active: rows of the request that is out, or of the step that runs; ready: rows that join the next request;
@@ -93,12 +93,12 @@ class Slot:
     def __init__(self, info: SlotInfo, thread: Thread) -> None:
         self.name = info.slot
         self.first = info.first
-        self.rows = [Row(info.first + index) for index in range(info.rows)]
+        self.rows = [VirtualRow(info.first + index) for index in range(info.rows)]
         self.thread = thread
-        self.active: list[Row] = []
-        self.ready: list[Row] = []
-        self.joining: list[Row] = []
-        self.resetting: list[Row] = []
+        self.active: list[VirtualRow] = []
+        self.ready: list[VirtualRow] = []
+        self.joining: list[VirtualRow] = []
+        self.resetting: list[VirtualRow] = []
         self.cancelled: set[tuple[int, int]] = set()
         self.sequence = 0
         self.outstanding = ""
@@ -117,14 +117,14 @@ class Slot:
         self.version = max((ticket.version for ticket in tickets), default=0)
         self.evaluation = any(ticket.evaluation for ticket in tickets)
 
-    def row_of(self, number: int, attempt: int) -> Row | None:
+    def row_of(self, number: int, attempt: int) -> VirtualRow | None:
         """The row that works on this attempt of a ticket."""
         for row in self.rows:
             if row.ticket is not None and row.ticket.number == number and row.ticket.attempt == attempt:
                 return row
         return None
 
-    def drop(self, row: Row) -> None:
+    def drop(self, row: VirtualRow) -> None:
         """Take the row out of whatever it waits in."""
         for rows in (self.active, self.ready, self.joining):
             if row in rows:
@@ -138,4 +138,4 @@ class Thread:
 
     def __init__(self) -> None:
         self.busy = False
-        self.queue: deque[Slot] = deque()
+        self.queue: deque[VirtualSlot] = deque()

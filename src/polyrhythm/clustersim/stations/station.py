@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from polyrhythm.clustersim.driver import Driver
 
 
-class Station:
+class VirtualStation:
     """One incarnation of a simulated station. A new life is a new object, so what an old one planned comes to nothing.
 
     places: the devices it works on, and the share that a pass takes of each; none where it has its own.
     cut: messages sent after this time were still under way when the station died, and are lost.
     """
 
-    def __init__(self, name: str, epoch: int, driver: Driver, seed: int) -> None:
+    def __init__(self, name: str, incarnation: int, driver: Driver, seed: int) -> None:
         self.name = name
-        self.epoch = epoch
+        self.incarnation = incarnation
         self.driver = driver
         self.clock = driver.clock
         self.measures = driver.measures
-        self.rng = random.Random(f"{seed}/{name}/{epoch}")
+        self.rng = random.Random(f"{seed}/{name}/{incarnation}")
         self.alive = True
         self.places: tuple[tuple[Device, float], ...] = ()
         self.cut = inf

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from polyrhythm.clustersim.driver import Driver, ProtocolError
 from polyrhythm.clustersim.measures import EXCHANGE, SAMPLES, TRAIN
 from polyrhythm.clustersim.settings import TrainerSettings
-from polyrhythm.clustersim.stations.station import Station
+from polyrhythm.clustersim.stations.station import VirtualStation
 from polyrhythm.scheduler.records import (
     Checkpointed,
     Command,
-    LendSamples,
     Published,
     PublishWeights,
+    StartUpdate,
     TrainerJoined,
     UpdateDone,
 )
@@ -34,14 +34,14 @@ class GradientStep:
     computing: int = 0
 
 
-class Trainer(Station):
+class VirtualTrainer(VirtualStation):
     """One incarnation of the trainer; its weights contain `updates` updates when it joins. receivers: who loads a
     version that it publishes; fail_unheard: called in place of the report of the next version that it has written."""
 
     def __init__(
         self,
         name: str,
-        epoch: int,
+        incarnation: int,
         driver: Driver,
         seed: int,
         settings: TrainerSettings,
@@ -49,12 +49,12 @@ class Trainer(Station):
         *,
         receivers: int = 1,
     ) -> None:
-        super().__init__(name, epoch, driver, seed)
+        super().__init__(name, incarnation, driver, seed)
         self._settings = settings
         self._receivers = receivers
         self.fail_unheard: Callable[[], None] | None = None
         self._updates = updates
-        self._lent: deque[LendSamples] = deque()
+        self._lent: deque[StartUpdate] = deque()
         self._publishing: deque[PublishWeights] = deque()
         self._state = SAMPLES
         self._since = 0.0
@@ -65,7 +65,7 @@ class Trainer(Station):
         now = self.clock.now
         self._since = now
         self.measures.trainer.join(now, 1)
-        self.emit(TrainerJoined(self.name, self.epoch, self._updates))
+        self.emit(TrainerJoined(self.name, self.incarnation, self._updates))
 
     def flush(self) -> None:
         self._enter(self._state)
@@ -82,7 +82,7 @@ class Trainer(Station):
     def handle(self, command: Command) -> None:
         if not self.alive:
             return
-        if isinstance(command, LendSamples):
+        if isinstance(command, StartUpdate):
             self._lent.append(command)
             if len(self._lent) == 1:
                 self._begin()
@@ -95,10 +95,10 @@ class Trainer(Station):
 
     def _begin(self) -> None:
         payloads, transitions = self.driver.payloads, 0
-        for handle in self._lent[0].handles:
-            payload = payloads.get(handle)
+        for payload_id in self._lent[0].payload_ids:
+            payload = payloads.get(payload_id)
             if payload is None:
-                raise ProtocolError(f"sample {handle!r} is lent but was released, or never finished")
+                raise ProtocolError(f"sample {payload_id!r} is lent but was released, or never finished")
             transitions += payload.transitions
         self._enter(TRAIN)
         self.measures.trainer.begin(self.clock.now)
@@ -137,18 +137,18 @@ class Trainer(Station):
             return
         measures, payloads = self.measures, self.driver.payloads
         lent = self._lent.popleft()
-        for handle in lent.handles:
-            measures.lags[lent.version - payloads[handle].oldest] += 1
+        for payload_id in lent.payload_ids:
+            measures.lags[lent.version - payloads[payload_id].oldest] += 1
         measures.updates += 1
-        measures.trained_samples += len(lent.handles)
+        measures.trained_samples += len(lent.payload_ids)
         measures.trained_transitions += transitions
         measures.trainer.end(self.clock.now)
         self._enter(SAMPLES)
         self._updates = lent.update + 1
-        self.emit(UpdateDone(self.name, self.epoch, lent.update))
+        self.emit(UpdateDone(self.name, self.incarnation, lent.update))
         every = self._settings.checkpoint_every
         if every and self._updates % every == 0:
-            self.emit(Checkpointed(self.name, self.epoch, self._updates))
+            self.emit(Checkpointed(self.name, self.incarnation, self._updates))
         if self._lent:
             self._begin()
 
@@ -165,7 +165,7 @@ class Trainer(Station):
         if self.fail_unheard is not None:
             self.fail_unheard()
             return
-        self.emit(Published(self.name, self.epoch, command.version))
+        self.emit(Published(self.name, self.incarnation, command.version))
         self._publishing.popleft()
         if self._publishing:
             self._publish()

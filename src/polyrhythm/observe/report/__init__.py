@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from polyrhythm.errors import RunFolderError
-from polyrhythm.files import written_whole
+from polyrhythm.files import atomic_write
 from polyrhythm.observe.report.page import page
 from polyrhythm.observe.report.read import read_run
 
@@ -31,7 +31,7 @@ def write_report(folders: Sequence[Path], path: Path | None = None) -> Path:
         first = folders[0].resolve()
         path = folders[0] / REPORT_FILE if len(runs) == 1 else first.parent / COMPARISON_FILE
     try:
-        with written_whole(path) as unfinished:
+        with atomic_write(path) as unfinished:
             unfinished.write_text(text, encoding="utf-8")
     except OSError as error:
         raise RunFolderError(f"{path} cannot be written ({error.strerror}); name another with --out") from error

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.build import Pipeline
-from polyrhythm.pipeline.evaluation.best import BestPolicies
+from polyrhythm.pipeline.evaluation.best import BestCheckpoints
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
@@ -20,14 +20,19 @@ log = logging.getLogger(__name__)
 Told = Callable[[int, Sequence[records.SampleEvaluated]], None]
 
 
-class EvaluationsBeside:
+class BackgroundEvaluator:
     """An observer that asks for an evaluation every `evaluation.every` versions (0: never), one at a time.
 
     episodes: of each; told: hears what a whole one came to, when its weights are in the place that `best` has for them.
     """
 
     def __init__(
-        self, config: RunConfig, pipeline: Pipeline, best: BestPolicies, episodes: Sequence[records.Episode], told: Told
+        self,
+        config: RunConfig,
+        pipeline: Pipeline,
+        best: BestCheckpoints,
+        episodes: Sequence[records.Episode],
+        told: Told,
     ) -> None:
         self._config, self._pipeline, self._best = config, pipeline, best
         self._episodes, self._told = tuple(episodes), told
@@ -67,14 +72,14 @@ class EvaluationsBeside:
 
     # ------------------------------------------------------------ as observer
 
-    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         if self._name:
             self._hear(event, commands)
         versions, last = self._pipeline.loop.conductor.versions, self._config.training.versions
         if not self._name and self._next <= versions.applied < last:
             self._ask(versions.applied)
 
-    def reported(self, now: float, report: Report) -> None:
+    def on_report(self, now: float, report: Report) -> None:
         pass
 
     def _hear(self, event: records.Event, commands: Sequence[records.Command]) -> None:
@@ -94,7 +99,7 @@ class EvaluationsBeside:
     def _ask(self, version: int) -> None:
         self._name, self._version, self._results = f"during-{version}", -1, []
         beside = self._config.evaluation.weights != "pause"
-        self._pipeline.loop.ask(records.Evaluate(self._name, self._episodes, beside))
+        self._pipeline.loop.submit_later(records.Evaluate(self._name, self._episodes, beside))
 
     def _begin(self, version: int) -> None:
         """The evaluation is pinned to this version: take its weights while they are on the bus."""

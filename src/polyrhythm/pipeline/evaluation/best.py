@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.errors import RunFolderError
-from polyrhythm.files import written_whole
+from polyrhythm.files import atomic_write
 from polyrhythm.observe.intervals import deciding
 from polyrhythm.pipeline.persistence.checkpoints import STATES
 
 EVALUATIONS_FILE, BEST_FILE = "evaluations.json", "best.pt"
 
 
-class BestPolicies:
+class BestCheckpoints:
     """Of the run in `folder`; goes on with what an earlier part of it has listed."""
 
     def __init__(self, folder: Path, keep: int) -> None:
@@ -78,7 +78,7 @@ class BestPolicies:
 
     def _settle(self) -> None:
         """Write the list, and let only the best stay."""
-        with written_whole(self._file) as unfinished:
+        with atomic_write(self._file) as unfinished:
             unfinished.write_text(json.dumps(self.listed, indent=2) + "\n", encoding="utf-8")
         ranked = self._ranked()
         stay = {self.path(entry["version"]) for entry in ranked[: self._keep]}
@@ -86,7 +86,7 @@ class BestPolicies:
         if not ranked:
             best.unlink(missing_ok=True)
         elif not (best.is_file() and best.samefile(self.path(ranked[0]["version"]))):
-            with written_whole(best) as unfinished:
+            with atomic_write(best) as unfinished:
                 unfinished.unlink(missing_ok=True)
                 os.link(self.path(ranked[0]["version"]), unfinished)
         for path in (self._folder / STATES).glob("policy-*.pt*"):
@@ -95,7 +95,7 @@ class BestPolicies:
 
 
 def _entries(content: Any) -> list[dict[str, Any]]:
-    """The list that `BestPolicies` writes. ValueError: this is something else."""
+    """The list that `BestCheckpoints` writes. ValueError: this is something else."""
     try:
         entries = [{**entry, "version": int(entry["version"])} for entry in content]
         sum(sum(_merit(entry)) for entry in entries)

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.files import trouble, written_whole
+from polyrhythm.files import atomic_write, trouble
 from polyrhythm.observe import MetricsWriter
 from polyrhythm.observe.intervals import counted, measures_success, success_in_words
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.callbacks import Callbacks, EvaluationResult
-from polyrhythm.pipeline.evaluation.background import EvaluationsBeside
-from polyrhythm.pipeline.evaluation.best import BestPolicies
+from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
+from polyrhythm.pipeline.evaluation.best import BestCheckpoints
 from polyrhythm.pipeline.evaluation.episodes import held_out, tally
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE
-from polyrhythm.pipeline.persistence.phases import Progress
+from polyrhythm.pipeline.persistence.phases import PhaseJournal
 from polyrhythm.scheduler.records import Episode, SampleEvaluated
 from polyrhythm.specs import Task
 
@@ -31,21 +31,21 @@ Way = tuple[bool, bool]
 _WORDS: dict[Way, str] = {(True, False): "greedy", (False, False): "sampled", (True, True): "swapped"}
 
 
-class Evaluations:
+class EvaluationManager:
     """Those of one run: the same seeds each time."""
 
     def __init__(
         self,
         config: RunConfig,
         folder: Path,
-        progress: Progress,
+        progress: PhaseJournal,
         metrics: MetricsWriter,
         tasks: Sequence[Task],
         callbacks: Callbacks,
     ) -> None:
         self._config, self._folder, self._progress = config, folder, progress
         self._metrics, self._tasks, self._callbacks = metrics, tasks, callbacks
-        self._best = BestPolicies(folder, config.checkpoint.keep_best)
+        self._best = BestCheckpoints(folder, config.checkpoint.keep_best)
 
     def evaluate(self, pipeline: Pipeline, name: str) -> None:
         """Measure the policy `before` or `after` training, unless that is done.
@@ -64,20 +64,20 @@ class Evaluations:
             self._compete(results[0].version, tallies)
         progress.commit(f"evaluation_{name}", tallies)
 
-    def beside(self, pipeline: Pipeline, resumed: int | None) -> EvaluationsBeside:
+    def beside(self, pipeline: Pipeline, resumed: int | None) -> BackgroundEvaluator:
         """Who evaluates during training. resumed: the version that the run goes on from, if it does."""
         evaluation = self._config.evaluation
         episodes = self._episodes(evaluation.episodes_beside, self._ways("during"))
         if self._best.listed or (evaluation.every and resumed is not None):
             self._best.rewind(resumed or 0)
-        beside = EvaluationsBeside(self._config, pipeline, self._best, episodes, self._during)
+        beside = BackgroundEvaluator(self._config, pipeline, self._best, episodes, self._during)
         if evaluation.every:
             words = "evaluation of %s every %s, weights: %s (%s)"
             every = counted(evaluation.every, "version")
             log.info(words, counted(len(episodes), "episode"), every, evaluation.weights, beside.memory())
         return beside
 
-    def finish(self, beside: EvaluationsBeside) -> None:
+    def finish(self, beside: BackgroundEvaluator) -> None:
         """Wait for the evaluation during training that is under way, if there is one."""
         if beside.under_way:
             with self._progress.phase("evaluation_during"):
@@ -100,7 +100,7 @@ class Evaluations:
     def _compete(self, version: int, tallies: Mapping[str, dict[str, Any]]) -> None:
         """The trained policy is among those that may be the best."""
         try:
-            with written_whole(self._best.path(version)) as unfinished:
+            with atomic_write(self._best.path(version)) as unfinished:
                 shutil.copyfile(self._folder / POLICY_FILE, unfinished)
         except OSError as error:
             log.error("the weights of version %d cannot be kept (%s); make room", version, error.strerror)

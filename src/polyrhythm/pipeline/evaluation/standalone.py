@@ -19,9 +19,9 @@ from polyrhythm.pipeline.array_specs import step_settings
 from polyrhythm.pipeline.build import build_pipeline, env_settings
 from polyrhythm.pipeline.evaluation.episodes import held_out, tally
 from polyrhythm.pipeline.evaluation.playback import Played, play
-from polyrhythm.pipeline.observers.live import Live
+from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.persistence.checkpoints import load_policy
-from polyrhythm.pipeline.validation.check import check, refuse_swapping
+from polyrhythm.pipeline.validation.check import refuse_swapping, validate_run
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.memory.tensors import apply_state
 from polyrhythm.scheduler.records import Episode
@@ -46,7 +46,7 @@ def evaluate(
     seed: int | None = None,
     greedy: bool = True,
     swap_instructions: bool = False,
-    live: Live | None = None,
+    live: LiveDisplay | None = None,
     video: Video | None = None,
 ) -> dict[str, Any]:
     """Success rate with its Wilson 95% interval, and the mean return, of the policy in a run folder or checkpoint.
@@ -60,7 +60,7 @@ def evaluate(
     if video:
         check_format(video.file)
         take_file(video.file)
-    _, spec, policy = check(config, trainer=False)
+    _, spec, policy = validate_run(config, trainer=False)
     if swap_instructions:
         refuse_swapping(spec)
     episodes = episodes or config.evaluation.episodes or EPISODES

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 _SKIPPED = "train/actor/skipped_steps"
 
 
-class Failures:
+class SampleFailureLog:
     """Warns at the first failure of each kind (who and what, or call and error's type), the tenth, and so on.
 
     logs: where the stations' logs with the tracebacks are; None where the stations log here. types: the setting that
@@ -30,7 +30,7 @@ class Failures:
         self.counts: Counter[str] = Counter()
         self.last = "it ran out of attempts"
 
-    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         if isinstance(event, records.SampleFailed) and event.reason != records.CANCELLED:
             kind = ": ".join(event.reason.split(": ")[:2])
             self.counts[kind] += 1
@@ -43,15 +43,15 @@ class Failures:
                 self._warn(event, count, traceback=known is None)
 
     def _warn(self, event: records.SampleFailed, count: int, *, traceback: bool) -> None:
-        file = log_file(self._logs, event.simulator, event.epoch) if self._logs and traceback else None
+        file = log_file(self._logs, event.simulator, event.incarnation) if self._logs and traceback else None
         where = f"; the traceback: {file}" if file else ""
         log.warning("%s: a sample failed%s: %s%s", event.simulator, _times(count), self.last, where)
 
-    def reported(self, now: float, report: Report) -> None:  # noqa: ARG002
+    def on_report(self, now: float, report: Report) -> None:  # noqa: ARG002
         if skipped := int(report.values.get(_SKIPPED, 0)):
             self._skipped += 1
             if _is_told(self._skipped):
-                why = f"; why: {log_file(self._logs, report.station, report.epoch)}" if self._logs else ""
+                why = f"; why: {log_file(self._logs, report.station, report.incarnation)}" if self._logs else ""
                 said = "update %d: %d optimizer steps were skipped, their gradient is not finite%s%s"
                 log.warning(said, report.step, skipped, _times(self._skipped), why)
 

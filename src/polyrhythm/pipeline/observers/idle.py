@@ -11,7 +11,7 @@ from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.padding import padded
 
 
-class Tempo:
+class IdleMeter:
     """Integrates over time how many rows hold a ticket, and whether the trainer trains or publishes, from `now` on.
     Counts training's passes.
     """
@@ -23,7 +23,7 @@ class Tempo:
         self._row_s = self._running_s = self._trainer_s = 0.0
         self._passes = self._served = self._padded = 0
 
-    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
         self._pass_time(now)
         if isinstance(event, records.Published | records.TrainerJoined) or not self._conductor.lending.trainer:
             self._publishing = False
@@ -48,7 +48,7 @@ class Tempo:
         self._running_s += passed * self._running
         self._trainer_s += passed * (self._training or self._publishing)
 
-    def reported(self, now: float, report: Report) -> None:
+    def on_report(self, now: float, report: Report) -> None:
         pass
 
     def take(self, now: float) -> dict[str, float]:

@@ -19,8 +19,8 @@ from typing import TextIO
 from polyrhythm.observe.live import Status, block
 from polyrhythm.observe.terminal import Terminal
 from polyrhythm.pipeline.build import Pipeline
-from polyrhythm.pipeline.observers.metrics import Episodes, Lags
-from polyrhythm.pipeline.observers.totals import Account, Stations
+from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram
+from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
 
@@ -45,13 +45,13 @@ class _Training:
     """What is told of training. updates: all of the run; after_s: what the phases behind it will take."""
 
     updates: int
-    episodes: Episodes
-    account: Account
-    lags: Lags
+    episodes: EpisodeTracker
+    account: RunTotals
+    lags: LagHistogram
     after_s: float
 
 
-class Live:
+class LiveDisplay:
     """Watches a run from its first phase to its last; `draw` gets the lines. began: when the run did, by `clock`."""
 
     def __init__(self, terminal: Terminal, clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,7 +60,7 @@ class Live:
         self._began = clock()
         self._status = Status("", 0.0)
         self._pipeline: Pipeline | None = None
-        self._stations: Stations | None = None
+        self._stations: StationActivity | None = None
         self._training: _Training | None = None
         self._marks: deque[tuple[float, int]] = deque(maxlen=_PACE)
         self._done = self._of = self._faults = 0
@@ -80,10 +80,12 @@ class Live:
 
     def watch(self, pipeline: Pipeline) -> None:
         """Watch the stations of a run from now on."""
-        self._pipeline, self._stations = pipeline, Stations(pipeline.launcher)
+        self._pipeline, self._stations = pipeline, StationActivity(pipeline.launcher)
         pipeline.loop.observers.append(self)
 
-    def train(self, updates: int, episodes: Episodes, account: Account, lags: Lags, after_s: float) -> None:
+    def train(
+        self, updates: int, episodes: EpisodeTracker, account: RunTotals, lags: LagHistogram, after_s: float
+    ) -> None:
         """The present phase is training, of so many updates; `episodes`, `account` and `lags` go on."""
         assert self._pipeline is not None
         self._training = _Training(updates, episodes, account, lags, after_s)
@@ -92,7 +94,7 @@ class Live:
 
     # ------------------------------------------------------------ as observer
 
-    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
         match event:
             case records.Evaluate(episodes=episodes) if self._training is None:
                 self._done, self._of = 0, len(episodes)
@@ -104,12 +106,12 @@ class Live:
             self._done += ended
             self._mark(now)
         assert self._stations is not None
-        self._stations.decided(now, event, commands)
+        self._stations.on_decision(now, event, commands)
         if now >= self._due:
             self._due = now + _DRAW_S
             self._status = self._collect(now)
 
-    def reported(self, now: float, report: Report) -> None:
+    def on_report(self, now: float, report: Report) -> None:
         if report.topic == "update" and self._training is not None:
             self._done, self._of = report.step + 1, self._training.updates
             self._lag = report.values["staleness/lag_mean"]
@@ -169,7 +171,7 @@ def _shows(encoding: str) -> bool:
 
 
 @contextlib.contextmanager
-def live_terminal(stream: TextIO, environment: Mapping[str, str] = os.environ) -> Iterator[Live | None]:
+def live_terminal(stream: TextIO, environment: Mapping[str, str] = os.environ) -> Iterator[LiveDisplay | None]:
     """A live block on `stream` for as long as this lasts, with all logs and warnings above it.
 
     None where it is no terminal, or one that cannot move its cursor: then nothing changes.
@@ -178,7 +180,7 @@ def live_terminal(stream: TextIO, environment: Mapping[str, str] = os.environ) -
         yield None
         return
     terminal = Terminal(stream)
-    live = Live(terminal)
+    live = LiveDisplay(terminal)
     handlers = [h for h in logging.getLogger().handlers if isinstance(h, logging.StreamHandler) and h.stream is stream]
     for handler in handlers:
         handler.setStream(terminal)
@@ -196,7 +198,7 @@ def live_terminal(stream: TextIO, environment: Mapping[str, str] = os.environ) -
         terminal.end()
 
 
-def _draw_until(live: Live, over: threading.Event) -> None:
+def _draw_until(live: LiveDisplay, over: threading.Event) -> None:
     """Consumes: the status. Waits for: the time to draw. Unblocked by: it, or `over`. Produces: the block."""
     while not over.wait(_DRAW_S):
         live.draw()

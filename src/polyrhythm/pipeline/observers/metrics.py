@@ -14,8 +14,8 @@ from polyrhythm.errors import RunDistrusted
 from polyrhythm.observe import MetricsWriter, live
 from polyrhythm.observe.metrics import check_names
 from polyrhythm.pipeline.evaluation.episodes import mean_metrics
-from polyrhythm.pipeline.observers.idle import Tempo
-from polyrhythm.pipeline.observers.totals import Account, Stations
+from polyrhythm.pipeline.observers.idle import IdleMeter
+from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.samples.ledger import SampleLedger
@@ -36,7 +36,7 @@ class _Episode:
     metrics: Sequence[tuple[str, float]] = ()
 
 
-class Episodes:
+class EpisodeTracker:
     """The training episodes that ended, whole ones: segments of one episode are put together again.
 
     figures: at an update's report, of the episodes that ended since the one before: env/episodes, env/return,
@@ -53,7 +53,7 @@ class Episodes:
         self._rows: dict[tuple[str, str, int], _Episode] = {}
         self._ended: list[tuple[_Episode, bool]] = []
 
-    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         match event:
             case records.SampleFinished():
                 self._finish(event)
@@ -84,12 +84,12 @@ class Episodes:
         episode = self._rows[place]
         episode.reward += sample.episode_return
         episode.env_steps += sample.env_steps
-        if sample.end is not records.End.SEGMENT:
+        if sample.end is not records.SampleEnd.SEGMENT:
             episode.metrics = sample.metrics
             self._ended.append((self._rows.pop(place), sample.success))
             self.recent.append((sample.success, episode.reward))
 
-    def reported(self, now: float, report: Report) -> None:  # noqa: ARG002
+    def on_report(self, now: float, report: Report) -> None:  # noqa: ARG002
         ended, self._ended = self._ended, []
         self.figures = {}
         if not ended:
@@ -105,7 +105,7 @@ class Episodes:
         self.figures |= {f"env/metrics/{name}": mean for name, mean in means.items()}
 
 
-def check_figures(values: Mapping[str, float]) -> None:
+def check_metrics(values: Mapping[str, float]) -> None:
     """ValueError: these are not the figures of an update, as a trainer reports them."""
     check_names(values)
     if "staleness/lag_mean" not in values:
@@ -123,10 +123,10 @@ class UpdateMetrics:
         self,
         writer: MetricsWriter,
         ledger: SampleLedger,
-        episodes: Episodes,
-        account: Account,
-        stations: Stations,
-        tempo: Tempo,
+        episodes: EpisodeTracker,
+        account: RunTotals,
+        stations: StationActivity,
+        tempo: IdleMeter,
         *,
         began: float,
         now: float,
@@ -137,11 +137,11 @@ class UpdateMetrics:
         self._began, self._last, self._transitions = began, now, account.transitions
         self._updates = 0
 
-    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         if isinstance(event, records.TrainerJoined) and event.updates < self._updates:
             self._writer.rewind(event.updates)
 
-    def reported(self, now: float, report: Report) -> None:
+    def on_report(self, now: float, report: Report) -> None:
         self._updates = report.step + 1
         values = {**self._episodes.figures, **report.values}
         counts = self._ledger.as_dict()
@@ -160,7 +160,7 @@ class UpdateMetrics:
         self.latest = {"step": report.step, "time_s": now - self._began, **values}
 
 
-class Lags:
+class LagHistogram:
     """How far behind the trainer each sample was that it trained on. `counts`: lag → samples."""
 
     def __init__(self, counts: Mapping[str, int] | None = None) -> None:
@@ -168,17 +168,17 @@ class Lags:
         self.counts: Counter[int] = Counter({int(lag): count for lag, count in (counts or {}).items()})
         self._lent: list[int] = []
 
-    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         if isinstance(event, records.UpdateDone):
             self.counts.update(self._lent)
         for command in commands:
-            if isinstance(command, records.LendSamples):  # again, if the trainer was lost meanwhile
+            if isinstance(command, records.StartUpdate):  # again, if the trainer was lost meanwhile
                 self._lent = [command.version - oldest for oldest in command.oldest]
 
-    def reported(self, now: float, report: Report) -> None:
+    def on_report(self, now: float, report: Report) -> None:
         pass
 
-    def refuse_beyond(self, max_lag: float, bound: str, *, clean: bool) -> None:
+    def check_bound(self, max_lag: float, bound: str, *, clean: bool) -> None:
         """Raise RunDistrusted if the samples were older than `freshness` allows; a mean is only kept without faults."""
         found = self.summary()
         over = bound == "sample" and found["max"] > math.ceil(max_lag)
@@ -196,16 +196,16 @@ class Lags:
         return {"mean": mean, "max": max(self.counts, default=0), "counts": counts}
 
 
-class Progress:
+class ProgressLogger:
     """Says in the log how far the run is and how its `episodes` went, every `every_s` seconds at most."""
 
-    def __init__(self, updates: int, episodes: Episodes, now: float, every_s: float = 5.0) -> None:
+    def __init__(self, updates: int, episodes: EpisodeTracker, now: float, every_s: float = 5.0) -> None:
         self._updates, self._episodes, self._every_s, self._said = updates, episodes, every_s, now
 
-    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
         pass
 
-    def reported(self, now: float, report: Report) -> None:
+    def on_report(self, now: float, report: Report) -> None:
         if now - self._said < self._every_s and report.step + 1 < self._updates:
             return
         self._said = now

@@ -36,10 +36,10 @@ class MismatchWarning:
     def __init__(self, limit: float) -> None:
         self._limit, self._warned = limit, False
 
-    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
         pass
 
-    def reported(self, now: float, report: Report) -> None:  # noqa: ARG002
+    def on_report(self, now: float, report: Report) -> None:  # noqa: ARG002
         found = report.values.get(_METRIC, 0.0)
         if self._warned or not found > self._limit:
             return

@@ -47,7 +47,7 @@ class Entry:
     update: int = -1
 
 
-class Book:
+class TicketAudit:
     """An observer. max_lag, bound: the promise about lags."""
 
     def __init__(self, max_lag: float, bound: Literal["sample", "mean"]) -> None:
@@ -61,7 +61,7 @@ class Book:
 
     # ------------------------------------------------------------ as observer
 
-    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         self._hear(event)
         for command in commands:
             match command:
@@ -70,10 +70,10 @@ class Book:
                         self._grant(grant.ticket, simulator)
                 case records.CancelRow(ticket=ticket, attempt=attempt):
                     self._lose(ticket, attempt)
-                case records.LendSamples():
+                case records.StartUpdate():
                     self._lend(command)
 
-    def reported(self, now: float, report: object) -> None:
+    def on_report(self, now: float, report: object) -> None:
         pass
 
     # ------------------------------------------------------------ events
@@ -122,7 +122,7 @@ class Book:
         if entry is not None:
             entry.place = Place.LOST
 
-    def _lend(self, command: records.LendSamples) -> None:
+    def _lend(self, command: records.StartUpdate) -> None:
         if self._lent:
             self._complain(f"update {command.update} is lent while the one before is under way")
         for ticket, told in zip(command.tickets, command.oldest, strict=True):

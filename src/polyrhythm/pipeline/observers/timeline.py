@@ -38,7 +38,7 @@ _PROCESSES = {kinds.PASS: "generators", kinds.APPLY: "generators"} | dict.fromke
 )
 
 
-class Timeline:
+class TraceObserver:
     """Has the stations of `launcher` measure what they do and writes it as bars, from the time `began` on.
 
     It ends after `limit` bars, with a mark that says so, and the stations measure no more: viewers do not like more.
@@ -55,10 +55,10 @@ class Timeline:
         self._unit_began: dict[str, float] = {}
         launcher.measure_spans(True)
 
-    def reported(self, now: float, report: Report) -> None:
+    def on_report(self, now: float, report: Report) -> None:
         pass
 
-    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
         if self._left <= 0:
             return
         if isinstance(event, records.StationLost):  # another incarnation numbers its requests anew

@@ -17,7 +17,7 @@ EVALUATION = "-evaluation"
 _LOOK_S = 0.5
 
 
-class Account:
+class RunTotals:
     """Counts that go on over an interruption. transitions: of all finished samples, evaluations left out; faults: each
     station that was lost.
 
@@ -29,14 +29,14 @@ class Account:
         self.transitions: int = counts["transitions"] if counts else 0
         self.faults: list[dict[str, Any]] = list(counts["faults"]) if counts else []
 
-    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         match event:
             case records.SampleFinished(ticket=ticket, env_steps=env_steps) if ticket >= 0:
                 self.transitions += env_steps
             case records.StationLost(station=station, reason=reason):
                 self.faults.append({"station": station, "reason": reason, "transitions": self.transitions})
 
-    def reported(self, now: float, report: Report) -> None:
+    def on_report(self, now: float, report: Report) -> None:
         pass
 
     def refuse_faults(self) -> None:
@@ -50,7 +50,7 @@ class Account:
         return {"transitions": self.transitions, "faults": list(self.faults)}
 
 
-class Stations:
+class StationActivity:
     """Looks at the stations' counters as they lie there; `activity` says what they did in the last seconds."""
 
     def __init__(self, launcher: Launcher) -> None:
@@ -58,13 +58,13 @@ class Stations:
         self._launcher, self._due = launcher, 0.0
         self._seconds = self._totals(launcher.latest())
 
-    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         if now >= self._due:
             counters = self._launcher.latest()
             self.activity.take(now, {name: _of_training(name, counts) for name, counts in counters.items()})
             self._due = now + _LOOK_S
 
-    def reported(self, now: float, report: Report) -> None:
+    def on_report(self, now: float, report: Report) -> None:
         pass
 
     def seconds(self) -> dict[str, float]:

@@ -198,8 +198,8 @@ def save_run(
     part.mkdir(parents=True)
     arrays: dict[str, NDArray[Any]] = {}
     for sample in conductor.rollout.samples.values():
-        if sample.handle:
-            arrays |= _flat(sample.handle, arena.trajectory(int(sample.handle)))
+        if sample.payload_id:
+            arrays |= _flat(sample.payload_id, arena.trajectory(int(sample.payload_id)))
     with (part / _SAMPLES).open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
     state, versions = states.paths()[-1], conductor.versions
@@ -284,28 +284,28 @@ def load_run(path: Path) -> SavedRun:
     return SavedRun(conductor, counts, samples, path / _TRAINER, updates, version, policy)
 
 
-def _flat(handle: str, trajectory: Trajectory) -> dict[str, NDArray[Any]]:
+def _flat(payload_id: str, trajectory: Trajectory) -> dict[str, NDArray[Any]]:
     """The trajectory's arrays by `<handle>/<field>` or `<handle>/<field>/<name>`."""
     arrays: dict[str, NDArray[Any]] = {}
     for part in fields(trajectory):
         value = getattr(trajectory, part.name)
         if isinstance(value, dict):
-            arrays |= {f"{handle}/{part.name}/{name}": array for name, array in value.items()}
+            arrays |= {f"{payload_id}/{part.name}/{name}": array for name, array in value.items()}
         else:
-            arrays[f"{handle}/{part.name}"] = np.asarray(value)
+            arrays[f"{payload_id}/{part.name}"] = np.asarray(value)
     return arrays
 
 
 def _unflat(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Trajectory]:
     found: dict[str, dict[str, Any]] = {}
     for key, array in arrays.items():
-        handle, field, *name = key.split("/", 2)
-        sample = found.setdefault(handle, {"forward_inputs": {}})
+        payload_id, field, *name = key.split("/", 2)
+        sample = found.setdefault(payload_id, {"forward_inputs": {}})
         if name:
             sample.setdefault(field, {})[name[0]] = array
         else:
             sample[field] = array.item() if field in _SCALARS else array
-    return {handle: Trajectory(**sample) for handle, sample in found.items()}
+    return {payload_id: Trajectory(**sample) for payload_id, sample in found.items()}
 
 
 _SCALARS = frozenset({"terminated", "truncated", "success", "env_steps", "ticket", "group", "task"})

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.files import written_whole
+from polyrhythm.files import atomic_write
 from polyrhythm.observe.metrics import last_time_s
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 CONFIG_FILE, SUMMARY_FILE, _FILE = "config.yaml", "summary.json", "progress.json"
 
 
-class Progress:
+class PhaseJournal:
     """Phases of the run in `folder`. wall_s: seconds by phase, over all parts of the run.
 
     began: when the run would have begun had it never paused. A phase that was killed leaves no time here, so it lies
@@ -78,7 +78,7 @@ class Progress:
         self._write()
 
     def _write(self) -> None:
-        with written_whole(self._path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
+        with atomic_write(self._path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
             json.dump({**self._origin, "wall_s": self.wall_s, "done": self._done}, file)
             file.flush()
             os.fsync(file.fileno())
@@ -111,7 +111,7 @@ def _salvaged(folder: Path, problem: str) -> dict[str, Any]:
 
 
 def _is_progress(said: Any) -> bool:
-    """Whether this is what `Progress` writes."""
+    """Whether this is what `PhaseJournal` writes."""
     if not isinstance(said, dict):
         return False
     wall_s, done = said.get("wall_s", {}), said.get("done", {})

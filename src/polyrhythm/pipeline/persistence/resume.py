@@ -16,9 +16,9 @@ from polyrhythm.observe.intervals import counted
 from polyrhythm.observe.metrics import rewind
 from polyrhythm.observe.settings_changes import note_changes
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE, STATES, SavedRun, load_policy, newest_run
-from polyrhythm.pipeline.persistence.phases import CONFIG_FILE, SUMMARY_FILE, Progress
+from polyrhythm.pipeline.persistence.phases import CONFIG_FILE, SUMMARY_FILE, PhaseJournal
 from polyrhythm.pipeline.persistence.resume_rules import differences
-from polyrhythm.pipeline.validation.check import Checked
+from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.initial_policy import give_weights
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def refuse_misplaced(folder: Path) -> None:
             raise RunFolderError(f"{folder / name} is a file, but a run has a folder there; move it away")
 
 
-def take_up(checked: Checked, folder: Path, progress: Progress) -> SavedRun | None:
+def take_up(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> SavedRun | None:
     """Make the folder ready for the run to go on, or to begin; the saved run to go on with, if there is one.
 
     Metrics of updates that are done again are forgotten, phases behind training are opened again if there are more
@@ -87,7 +87,7 @@ def save_settings(config: RunConfig, folder: Path) -> None:
     save_config(config.model_copy(update={"resume": "never"}), folder / CONFIG_FILE)
 
 
-def _refuse_without_state(folder: Path, progress: Progress) -> None:
+def _refuse_without_state(folder: Path, progress: PhaseJournal) -> None:
     """Raise RunFolderError where versions were trained, but no state of the trainer is left to go on from."""
     if progress.result("warm_start") is None:
         return

@@ -10,8 +10,8 @@ from typing import Any
 from polyrhythm.config.running import CheckpointSettings
 from polyrhythm.files import trouble
 from polyrhythm.pipeline.build import Pipeline
-from polyrhythm.pipeline.observers.metrics import Lags
-from polyrhythm.pipeline.observers.totals import Account
+from polyrhythm.pipeline.observers.metrics import LagHistogram
+from polyrhythm.pipeline.observers.totals import RunTotals
 from polyrhythm.pipeline.persistence.checkpoints import SavedRun, save_run
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 _FIRST_S = 5.0
 
 
-class RunSaver:
+class RunCheckpointer:
     """An observer. A trainer's state that is safe, and exactly as old as the conductor, is the moment to save all.
 
     account: of all parts of the run.
@@ -33,13 +33,13 @@ class RunSaver:
         folder: Path,
         pipeline: Pipeline,
         settings: CheckpointSettings,
-        lags: Lags,
+        lags: LagHistogram,
         saved: SavedRun | None,
         now: float,
     ) -> None:
         self._folder, self._pipeline, self._settings, self._lags = folder, pipeline, settings, lags
         self._before: dict[str, Any] = saved.counts if saved else {"wall_s": 0.0, "busy_s": {}}
-        self.account = Account(self._before.get("account"))
+        self.account = RunTotals(self._before.get("account"))
         self._began = now
         self._every_s = min(_FIRST_S, settings.run_every_s)
         self._next = now + self._every_s
@@ -50,8 +50,8 @@ class RunSaver:
         """The stations of a saved run stand: its time goes on from now, as a new one's does from its first moment."""
         self._began = now
 
-    def decided(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
-        self.account.decided(now, event, commands)
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+        self.account.on_decision(now, event, commands)
         conductor = self._pipeline.loop.conductor
         if (
             isinstance(event, records.Checkpointed)
@@ -65,7 +65,7 @@ class RunSaver:
             self._every_s = min(2 * self._every_s, self._settings.run_every_s)
             self._next = now + max(self._every_s, 10 * took)
 
-    def reported(self, now: float, report: Report) -> None:
+    def on_report(self, now: float, report: Report) -> None:
         pass
 
     def save(self, level: int = logging.INFO) -> None:

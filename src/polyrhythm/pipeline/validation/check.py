@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from polyrhythm.config.catalog import refuse_lacking
+from polyrhythm.config.catalog import check_installed
 from polyrhythm.config.rollout import LimitedBatching
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import ContractViolation, own_place, raised
@@ -21,10 +21,10 @@ from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.pipeline.array_specs import arena_layout, blank, bucket_sizes
 from polyrhythm.pipeline.build import env_batch_infos, env_settings, flow_settings, policy_settings
-from polyrhythm.pipeline.validation.custom_objective import try_objective, try_on
+from polyrhythm.pipeline.validation.custom_objective import dry_run_objective, try_on
 from polyrhythm.pipeline.validation.env_trial import try_env
 from polyrhythm.pipeline.warm_start.demos import has_expert
-from polyrhythm.pipeline.warm_start.init_from import take_given_weights
+from polyrhythm.pipeline.warm_start.init_from import load_init_weights
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.conformance import check_attributes
 from polyrhythm.runtime.memory.shared_folder import refuse_shortage, remove_orphans
@@ -36,7 +36,7 @@ from polyrhythm.stations.simulator.env_host import refuse_segments
 from polyrhythm.training.optim import adamw
 
 
-class Checked(NamedTuple):
+class ValidatedRun(NamedTuple):
     """A configuration that can be run, its environment's spec, and its policy with the initial weights."""
 
     config: RunConfig
@@ -44,7 +44,7 @@ class Checked(NamedTuple):
     policy: Policy
 
 
-def check(config: RunConfig, *, trainer: bool = True) -> Checked:
+def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
     """Raise ConfigError for the first thing that cannot be run, StartError for what the machine lacks.
 
     The environment is built once, with two rows, and reset once: its observations are what the policy is tried on.
@@ -59,14 +59,14 @@ def check(config: RunConfig, *, trainer: bool = True) -> Checked:
     check_learning(config, spec, policy, trainer=trainer)
     check_memory(config, spec, policy, trainer=trainer)
     check_start(config, spec, policy, trainer=trainer)
-    return Checked(config, spec, policy)
+    return ValidatedRun(config, spec, policy)
 
 
 def installed_env(config: RunConfig) -> EnvSettings:
     """The environment's settings. ConfigError: a package is missing that environment or policy says it needs."""
     env = env_settings(config)
-    refuse_lacking("env", config.env)
-    refuse_lacking("policy", config.policy)
+    check_installed("env", config.env)
+    check_installed("policy", config.policy)
     return env
 
 
@@ -172,7 +172,7 @@ def check_learning(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer:
         rates = config.training.optimizer
         with _naming("training.optimizer"):
             adamw(as_module(policy), lr=rates.lr, weight_decay=rates.weight_decay, value_lr=rates.value_lr)
-        try_objective(config.algorithm, policy)
+        dry_run_objective(config.algorithm, policy)
 
 
 def _check_value(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
@@ -244,4 +244,4 @@ def _check_expert(config: RunConfig) -> None:
 def _check_given(config: RunConfig, policy: Policy) -> None:
     """A run that goes on has its weights already: those that it was once given may be gone."""
     if config.resume == "never":
-        take_given_weights(config, policy)
+        load_init_weights(config, policy)

@@ -13,7 +13,7 @@ from polyrhythm.algorithms import levels
 from polyrhythm.algorithms.advantages import Advantages, Samples
 from polyrhythm.algorithms.losses import Entries, Terms
 from polyrhythm.config.algorithm import AlgorithmSettings
-from polyrhythm.config.base import Refusal
+from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.objectives import OwnFunction
 from polyrhythm.conformance import ContractViolation, raised
 from polyrhythm.errors import ConfigError
@@ -49,7 +49,7 @@ def as_shown(observations: Mapping[str, NDArray[Any]], spec: EnvSpec) -> dict[st
     return {**shown, INSTRUCTION: instructions, PROGRESS: torch.zeros(rows)}
 
 
-def try_objective(algorithm: AlgorithmSettings, policy: Policy) -> None:
+def dry_run_objective(algorithm: AlgorithmSettings, policy: Policy) -> None:
     """Raise ConfigError unless what the user wrote gives what it must, for a policy of these chunks and actions."""
     valid = torch.ones(sum(_STEPS), policy.chunk, dtype=torch.bool)
     valid[-1, 1:] = False
@@ -109,7 +109,7 @@ def _try_advantage(algorithm: AlgorithmSettings, own: OwnFunction, valid: Tensor
 def _loaded(section: str, load: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
     try:
         return load()
-    except Refusal as refusal:
+    except InvalidSetting as refusal:
         raise ConfigError(f"{section}.{refusal.path} = {refusal.value}: {refusal.why}") from refusal
 
 

@@ -189,10 +189,10 @@ def _processes() -> Finding:
 def _messages() -> Finding:
     import zmq
 
-    from polyrhythm.runtime.memory.shared_folder import RunMemory
+    from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
     from polyrhythm.runtime.transport.sockets import Inbox, Outbox, endpoint
 
-    memory, context = RunMemory({"probe": 4096}), zmq.Context()
+    memory, context = SharedRunFolder({"probe": 4096}), zmq.Context()
     try:
         inbox = Inbox(context, endpoint("ipc", str(memory.folder), "doctor"))
         outbox = Outbox(context, inbox.endpoint)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from polyrhythm.config.base import Refusal
+from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.registry import NestedRefusal, resolve
 from polyrhythm.conformance import ContractViolation
 from polyrhythm.envs.base import EnvSettings
@@ -96,7 +96,7 @@ def main() -> None:
 
         try:
             settings: Any = resolve("env", job["env"])
-        except (Refusal, NestedRefusal) as refusal:
+        except (InvalidSetting, NestedRefusal) as refusal:
             tell("error", f"env.type = {job['env'].get('type')}: {refusal}")
         else:
             perform(job["job"], settings, job["rows"], tell)

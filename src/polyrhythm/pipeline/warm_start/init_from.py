@@ -12,7 +12,7 @@ from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.memory.tensors import apply_state
 
 
-def take_given_weights(config: RunConfig, policy: Policy) -> None:
+def load_init_weights(config: RunConfig, policy: Policy) -> None:
     """Give the policy the weights in `init_from`.
 
     Raises RunFolderError if there are none, or they are of a policy with other settings; then nothing has changed.

@@ -12,10 +12,10 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunFolderError
 from polyrhythm.observe import MetricsWriter
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE, load_policy, save_policy
-from polyrhythm.pipeline.persistence.phases import Progress
-from polyrhythm.pipeline.validation.check import Checked
+from polyrhythm.pipeline.persistence.phases import PhaseJournal
+from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.demos import record
-from polyrhythm.pipeline.warm_start.init_from import take_given_weights
+from polyrhythm.pipeline.warm_start.init_from import load_init_weights
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.memory.tensors import apply_state
 from polyrhythm.training.demonstrations import Demonstrations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 DEMONSTRATIONS_FILE = "demonstrations.npz"
 
 
-def begin(checked: Checked, folder: Path, progress: Progress, metrics: MetricsWriter) -> int:
+def prepare_initial_policy(checked: ValidatedRun, folder: Path, progress: PhaseJournal, metrics: MetricsWriter) -> int:
     """Give the policy the weights to begin with: the given ones, or by demonstrations and imitation; their version."""
     config, spec, policy = checked
     file = folder / POLICY_FILE
@@ -37,7 +37,7 @@ def begin(checked: Checked, folder: Path, progress: Progress, metrics: MetricsWr
         return version
     figures: dict[str, float] = {}
     if config.init_from:
-        take_given_weights(config, policy)
+        load_init_weights(config, policy)
         log.info("begins with the weights of %s", config.init_from)
     elif config.demonstrations is not None and config.supervised is not None:
         demonstrations = _demonstrations(config, folder, policy, progress)
@@ -59,7 +59,7 @@ def give_weights(policy: Policy, weights: Mapping[str, Tensor], origin: Path) ->
         ) from error
 
 
-def _demonstrations(config: RunConfig, folder: Path, policy: Policy, progress: Progress) -> Demonstrations:
+def _demonstrations(config: RunConfig, folder: Path, policy: Policy, progress: PhaseJournal) -> Demonstrations:
     file = folder / DEMONSTRATIONS_FILE
     if progress.result("demonstrations") is not None:
         return Demonstrations.load(file)

@@ -135,9 +135,9 @@ class Arena:
         """Write the block's head: the sample is complete."""
         self.head[block] = [head[name] for name in _HEAD]
 
-    def holds(self, handle: str, ticket: int) -> bool:
+    def holds(self, payload_id: str, ticket: int) -> bool:
         """Whether the finished sample of this ticket lies at the handle."""
-        number = int(handle) if handle.isascii() and handle.isdigit() and len(handle) < _DIGITS else -1
+        number = int(payload_id) if payload_id.isascii() and payload_id.isdigit() and len(payload_id) < _DIGITS else -1
         if not 0 <= number < self.layout.blocks:
             return False
         steps, _, _, _, held, _, _ = self.head[number].tolist()

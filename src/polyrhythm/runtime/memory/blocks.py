@@ -53,8 +53,10 @@ class BlockPool:
         """Note what an event of a present station tells of its blocks."""
         if isinstance(event, records.SampleFinished | records.SampleFailed):
             block, _ = self._writing.pop((event.ticket, event.attempt))
-            if isinstance(event, records.SampleFinished) and event.handle:
-                assert event.handle == str(block), f"sample {event.ticket} should lie in {block}, not in {event.handle}"
+            if isinstance(event, records.SampleFinished) and event.payload_id:
+                assert event.payload_id == str(block), (
+                    f"sample {event.ticket} should lie in {block}, not in {event.payload_id}"
+                )
                 self._finished.add(block)
             else:
                 heapq.heappush(self._free, block)
@@ -66,16 +68,16 @@ class BlockPool:
                 del self._writing[attempt]
                 heapq.heappush(self._free, block)
 
-    def release(self, handles: Iterable[str]) -> None:
+    def release(self, payload_ids: Iterable[str]) -> None:
         """Free finished blocks. The empty handle is an evaluation's: its block is free already."""
-        for handle in handles:
-            if handle:
-                self._finished.remove(int(handle))
-                heapq.heappush(self._free, int(handle))
+        for payload_id in payload_ids:
+            if payload_id:
+                self._finished.remove(int(payload_id))
+                heapq.heappush(self._free, int(payload_id))
 
-    def restore(self, handles: Sequence[str]) -> None:
+    def restore(self, payload_ids: Sequence[str]) -> None:
         """These blocks hold finished samples (of a resumed run)."""
-        self._finished = {int(handle) for handle in handles}
+        self._finished = {int(payload_id) for payload_id in payload_ids}
         self._free = sorted(set(self._free) - self._finished)
 
     def finished(self) -> tuple[str, ...]:

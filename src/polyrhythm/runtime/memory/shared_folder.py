@@ -35,7 +35,7 @@ def shared_root() -> Path:
     return _SHARED if _SHARED.is_dir() and os.access(_SHARED, os.W_OK) else Path(tempfile.gettempdir())
 
 
-class RunMemory:
+class SharedRunFolder:
     """A folder of this run's own, with segments of the given sizes in bytes, reserved and zero.
 
     Raises StartError if there is too little memory, or the folder cannot be made; then nothing is left.

@@ -19,12 +19,12 @@ from pathlib import Path
 import msgspec
 
 from polyrhythm.errors import PolyrhythmError
-from polyrhythm.runtime.factories import Host, Seat, unpack
+from polyrhythm.runtime.factories import Resources, StationContext, unpack
 from polyrhythm.runtime.memory.allocator import keep_freed_memory
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
 from polyrhythm.runtime.memory.shared_folder import open_segment
-from polyrhythm.runtime.messages import Links, Reply, Report, Spans
-from polyrhythm.runtime.processes.station_thread import Actor
+from polyrhythm.runtime.messages import Channels, Reply, Report, Spans
+from polyrhythm.runtime.processes.station_thread import StationThread
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import RunKeys
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
@@ -39,15 +39,15 @@ _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Posting:
+class ChildSpec:
     """All that a station's process is told. kind, content: the packed job; main: the endpoint of main's inbox; keys: of
     the run, where its sockets ask for them."""
 
     station: str
-    epoch: int
+    incarnation: int
     kind: str
     content: bytes
-    seat: Seat
+    seat: Resources
     layout: ArenaLayout
     folder: str
     main: str
@@ -56,10 +56,10 @@ class Posting:
     parent: int
 
 
-class Workplace:
+class StationProcess:
     """One station's process: its parts, and its lines to main and to the slots."""
 
-    def __init__(self, posting: Posting) -> None:
+    def __init__(self, posting: ChildSpec) -> None:
         self._posting = posting
         self._drops = DropCounter(posting.station)
         largest = wire.largest_message(posting.layout)
@@ -67,19 +67,19 @@ class Workplace:
         self._main = self._sockets.outbox(posting.main)
         self._slots: dict[str, Outbox] = {}
         self._news, self._telling = threading.Event(), threading.Lock()
-        self._parts: list[Actor] = []
+        self._parts: list[StationThread] = []
 
-    def _open(self) -> list[Actor]:
+    def _open(self) -> list[StationThread]:
         """The parts of the job, in the memory that the run shares."""
         posting = self._posting
         folder = Path(posting.folder)
         arena = Arena(posting.layout, memoryview(open_segment(folder, "arena")))
         weights = memoryview(open_segment(folder, "weights"))
-        links = Links(self._emit, self._reply, self._report)
-        host = Host(arena, weights, links, posting.seat.device, overlap=True)
+        links = Channels(self._emit, self._reply, self._report)
+        host = StationContext(arena, weights, links, posting.seat.device, overlap=True)
         job = unpack(posting.kind, posting.content)
         return [
-            Actor(
+            StationThread(
                 address,
                 make,
                 self._sockets,
@@ -89,7 +89,7 @@ class Workplace:
                 self._beat,
                 self._news,
             )
-            for address, make in job.parts(host, posting.epoch)
+            for address, make in job.parts(host, posting.incarnation)
         ]
 
     def run(self) -> int:
@@ -126,7 +126,7 @@ class Workplace:
             log.error("%s ends", posting.station, exc_info=error)
             fatal = isinstance(error, PolyrhythmError | ImportError)
             said = str(error) if isinstance(error, PolyrhythmError) else f"{type(error).__name__}: {error}"
-            self._send(wire.Failed(posting.station, posting.epoch, said, fatal))
+            self._send(wire.Failed(posting.station, posting.incarnation, said, fatal))
         else:
             self._beat()
         self._main.close(_LINGER_S)
@@ -142,7 +142,7 @@ class Workplace:
         posting = self._posting
         inboxes = {part.address: part.endpoint for part in self._parts}
         joined = wire.encode(records.merge_joined([part.joined() for part in self._parts]))
-        self._send(wire.Hello(posting.station, posting.epoch, inboxes, joined))
+        self._send(wire.Hello(posting.station, posting.incarnation, inboxes, joined))
 
     def _beat(self) -> None:
         """Say that it lives, and what the part that has been busy longest is doing; before that, what it has done."""
@@ -159,14 +159,14 @@ class Workplace:
         counts |= self._drops.statistics()
         waiting = tuple(line for station in stations for line in station.outstanding())
         units = sum(part.units for part in self._parts)
-        self._send(wire.Heartbeat(posting.station, posting.epoch, doing, now - since, units, waiting, counts))
+        self._send(wire.Heartbeat(posting.station, posting.incarnation, doing, now - since, units, waiting, counts))
 
     def _tell_spans(self) -> None:
         with self._telling:  # a part beats too when it is asked, and spans are to come in order
             for part in self._parts:
                 spans, lost = part.spans.take()
                 if spans or lost:
-                    self._send(Spans(self._posting.station, self._posting.epoch, tuple(spans), lost))
+                    self._send(Spans(self._posting.station, self._posting.incarnation, tuple(spans), lost))
 
     # ------------------------------------------------------------ what the parts say
 
@@ -180,7 +180,7 @@ class Workplace:
         self._main.send(wire.encode(report))
 
     def _reply(self, reply: Reply) -> None:
-        outbox = self._slots.get(reply.handle)
+        outbox = self._slots.get(reply.reply_to)
         if outbox is None:
             log.warning("an answer for %s, which is gone, is dropped", reply.slot)
             return
@@ -208,11 +208,11 @@ def _die_with(parent: int) -> None:
 
 def main() -> None:
     """Read the posting and do the job."""
-    posting = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Posting)
+    posting = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ChildSpec)
     _die_with(posting.parent)
     keep_freed_memory()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
-    status = Workplace(posting).run()
+    status = StationProcess(posting).run()
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads that hang in a simulator, and a simulator's own exit handlers, must not keep the process.

@@ -15,7 +15,7 @@ from typing import Any
 
 from polyrhythm.runtime import spans as kinds
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import Report, Spans, Start, sender_of
+from polyrhythm.runtime.messages import Report, Spans, StartRowsInBlocks, sender_of
 from polyrhythm.runtime.spans import Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler import records
@@ -27,7 +27,7 @@ Joined = records.SimulatorJoined | records.GeneratorJoined | records.TrainerJoin
 class _Sample:
     """One attempt under way. handle: what its sample will have; version: of its ticket."""
 
-    handle: str
+    payload_id: str
     version: int
 
 
@@ -112,19 +112,19 @@ class ExpectedEvents:
     def _note_pass(self, command: records.Serve) -> None:
         self._stations[command.generator].passes.add(command.batch.number)
 
-    def _note_grants(self, start: Start) -> None:
+    def _note_grants(self, start: StartRowsInBlocks) -> None:
         station = self._stations[start.command.simulator]
         for grant, block in zip(start.command.grants, start.blocks, strict=True):
             ticket = grant.ticket
-            handle = "" if ticket.evaluation else str(block)
-            station.samples[ticket.number, ticket.attempt] = _Sample(handle, ticket.version)
+            payload_id = "" if ticket.evaluation else str(block)
+            station.samples[ticket.number, ticket.attempt] = _Sample(payload_id, ticket.version)
             self._granted = max(self._granted, ticket.version)
 
     def _note_weights(self, command: records.ApplyWeights) -> None:
         self._stations[command.generator].applying.append((command.version, command.pinned))
         self._newest = max(self._newest, command.version)
 
-    def _note_update(self, command: records.LendSamples) -> None:
+    def _note_update(self, command: records.StartUpdate) -> None:
         station = self._stations[command.trainer]
         station.update, station.updates = command.update, max(station.updates, command.update + 1)
 
@@ -144,14 +144,14 @@ class ExpectedEvents:
 
     def check_report(self, report: Report) -> None:
         """UnfitMessage: it is not of the update under way."""
-        update = self._station(report.station, report.epoch).update
+        update = self._station(report.station, report.incarnation).update
         if report.topic != "update" or not 0 <= report.step == update:
             due = f"update {update} is under way" if update >= 0 else "it has no update to do"
             raise UnfitMessage("impossible", f"a report of {report.station} on {report.topic!r} {report.step}; {due}")
 
     def check_spans(self, said: Spans, now: float) -> None:
         """UnfitMessage: at `now`, the station cannot have measured that."""
-        station = self._station(said.station, said.epoch)
+        station = self._station(said.station, said.incarnation)
         own = _KINDS[type(station.joined)]
         slots = station.rows if isinstance(station.joined, records.SimulatorJoined) else self._layout.slots
         for span in said.spans:
@@ -161,40 +161,40 @@ class ExpectedEvents:
         if said.lost < 0:
             raise UnfitMessage("impossible", f"{said.station} cannot have lost {said.lost} spans")
 
-    def _station(self, name: str, epoch: int) -> _Station:
+    def _station(self, name: str, incarnation: int) -> _Station:
         station = self._stations.get(name)
-        if station is None or station.joined.epoch != epoch:
+        if station is None or station.joined.incarnation != incarnation:
             raise UnfitMessage("impossible", f"an event of {name}, which has not announced itself")
         return station
 
     def _accept_request(self, event: records.RequestArrived) -> bool:
-        station, slot = self._station(event.simulator, event.epoch), event.slot
+        station, slot = self._station(event.simulator, event.incarnation), event.slot
         if not (
             station.sequences.get(slot) == event.sequence
             and 0 < event.rows <= station.rows[slot]
             and 0 <= event.version <= self._granted
-            and event.handle in station.addresses
+            and event.reply_to in station.addresses
         ):
             return False
         station.sequences[slot] += 1
         return True
 
     def _accept_pass(self, event: records.BatchDone) -> bool:
-        passes = self._station(event.generator, event.epoch).passes
+        passes = self._station(event.generator, event.incarnation).passes
         if event.batch not in passes:
             return False
         passes.remove(event.batch)
         return True
 
     def _accept_sample(self, event: records.SampleFinished | records.SampleFailed) -> bool:
-        samples = self._station(event.simulator, event.epoch).samples
+        samples = self._station(event.simulator, event.incarnation).samples
         sample = samples.get((event.ticket, event.attempt))
         if sample is None:
             return False
         if isinstance(event, records.SampleFinished) and not (
-            event.handle == sample.handle
+            event.payload_id == sample.payload_id
             and 0 < event.chunk_steps <= event.env_steps
-            and (not event.handle or event.chunk_steps <= self._layout.steps)
+            and (not event.payload_id or event.chunk_steps <= self._layout.steps)
             and sample.version <= event.oldest <= event.newest <= self._newest
         ):
             return False
@@ -203,7 +203,7 @@ class ExpectedEvents:
 
     def _accept_weights(self, event: records.WeightsApplied) -> bool:
         """What was told, or newer weights that have come since."""
-        applying = self._station(event.generator, event.epoch).applying
+        applying = self._station(event.generator, event.incarnation).applying
         for told in applying:
             if told[1] == event.pinned and told[0] <= event.version <= self._newest:
                 applying.remove(told)
@@ -211,30 +211,30 @@ class ExpectedEvents:
         return False
 
     def _accept_update(self, event: records.UpdateDone) -> bool:
-        station = self._station(event.trainer, event.epoch)
+        station = self._station(event.trainer, event.incarnation)
         if not 0 <= event.update == station.update:
             return False
         station.update = -1
         return True
 
     def _accept_publication(self, event: records.Published) -> bool:
-        publishing = self._station(event.trainer, event.epoch).publishing
+        publishing = self._station(event.trainer, event.incarnation).publishing
         if event.version not in publishing:
             return False
         publishing.remove(event.version)
         return True
 
     def _accept_checkpoint(self, event: records.Checkpointed) -> bool:
-        station = self._station(event.trainer, event.epoch)
+        station = self._station(event.trainer, event.incarnation)
         joined = station.joined
         return isinstance(joined, records.TrainerJoined) and joined.updates <= event.updates <= station.updates
 
 
 _NOTING: dict[type, Callable[[ExpectedEvents, Any], None]] = {
     records.Serve: ExpectedEvents._note_pass,
-    Start: ExpectedEvents._note_grants,
+    StartRowsInBlocks: ExpectedEvents._note_grants,
     records.ApplyWeights: ExpectedEvents._note_weights,
-    records.LendSamples: ExpectedEvents._note_update,
+    records.StartUpdate: ExpectedEvents._note_update,
     records.PublishWeights: ExpectedEvents._note_publication,
 }
 _ACCEPTING: dict[type, Callable[[ExpectedEvents, Any], bool]] = {

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.runtime.factories import Job, Seat, pack
+from polyrhythm.runtime.factories import Resources, StationFactory, pack
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.processes.child import Posting
+from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.expected import Joined
-from polyrhythm.runtime.processes.process import Process
-from polyrhythm.runtime.processes.supervision import Failure, Failures, Limits
+from polyrhythm.runtime.processes.process import ChildProcess
+from polyrhythm.runtime.processes.supervision import Failure, FailureTracker, SupervisionLimits
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.runtime.transport.sockets import Sockets
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _LEAVE_S, _NAMED_S = 5.0, 1.0
 
 
-class Crew:
+class ProcessManager:
     """Stations by name, in the order of `jobs`. main: the endpoint of main's inbox.
 
     progress: rises while a station works or is being started. updates: that the trainer has said it did.
@@ -36,20 +36,20 @@ class Crew:
 
     def __init__(
         self,
-        jobs: Sequence[tuple[Job, Seat]],
+        jobs: Sequence[tuple[StationFactory, Resources]],
         layout: ArenaLayout,
         sockets: Sockets,
         *,
         main: str,
-        limits: Limits,
+        limits: SupervisionLimits,
         logs: Path,
     ) -> None:
-        self.processes: dict[str, Process] = {}
+        self.processes: dict[str, ChildProcess] = {}
         self.progress = self.updates = 0
         self._jobs = {job.name: (job, seat) for job, seat in jobs}
         self._layout, self._sockets, self._main = layout, sockets, main
         self._limits, self._logs = limits, logs
-        self._failures = Failures()
+        self._failures = FailureTracker()
         self._measuring = False
         self._parts: dict[str, int] = {}
         self._past: dict[str, Counter[str]] = {name: Counter() for name in self._jobs}
@@ -61,12 +61,12 @@ class Crew:
         for name in self._jobs:
             self._spawn(name, 0, now)
 
-    def _spawn(self, name: str, epoch: int, now: float) -> None:
+    def _spawn(self, name: str, incarnation: int, now: float) -> None:
         job, seat = self._jobs[name]
         kind, content = pack(job)
-        posting = Posting(
+        posting = ChildSpec(
             station=name,
-            epoch=epoch,
+            incarnation=incarnation,
             kind=kind,
             content=content,
             seat=seat,
@@ -78,7 +78,7 @@ class Crew:
             parent=os.getpid(),
         )
         self._logs.mkdir(parents=True, exist_ok=True)
-        self.processes[name] = Process(posting, log_file(self._logs, name, epoch), now)
+        self.processes[name] = ChildProcess(posting, log_file(self._logs, name, incarnation), now)
 
     @property
     def complete(self) -> bool:
@@ -101,7 +101,7 @@ class Crew:
                 for address, where in simulator.endpoints.items():
                     process.tell(wire.Connect(address, where))
 
-    def _present(self, kind: type) -> list[Process]:
+    def _present(self, kind: type) -> list[ChildProcess]:
         """The processes that announced themselves so and can be told something."""
         return [p for p in self.processes.values() if p.reachable and isinstance(p.joined, kind)]
 
@@ -116,16 +116,16 @@ class Crew:
         for process in self.processes.values():
             process.tell_all(wire.MeasureSpans(on))
 
-    def suspects(self, now: float) -> list[Process]:
+    def suspects(self, now: float) -> list[ChildProcess]:
         """The processes that have ended or are to be given up."""
         processes = self.processes.values()
         return [process for process in processes if process.exited or now >= process.vigil.deadline(self._limits)]
 
-    def complaint(self, process: Process, now: float) -> str:
+    def complaint(self, process: ChildProcess, now: float) -> str:
         """What is wrong with it, in words; "" if nothing is."""
         return process.how_it_ended() or process.vigil.complaint(now, self._limits)
 
-    def dismiss(self, process: Process) -> None:
+    def dismiss(self, process: ChildProcess) -> None:
         """Kill and reap it, and close all lines to it: afterwards it writes nowhere."""
         process.end()
         if process.heartbeat is not None:
@@ -133,7 +133,7 @@ class Crew:
         if isinstance(process.joined, records.SimulatorJoined):
             self._tell_generators(dict.fromkeys(process.endpoints, ""))
 
-    def judge(self, process: Process, reason: str, now: float) -> str | RunHalted:
+    def judge(self, process: ChildProcess, reason: str, now: float) -> str | RunHalted:
         """What becomes of a station that was dismissed: another start, in words, or the end of the run."""
         name = process.station
         if process.last_words is not None and process.last_words.fatal:
@@ -144,13 +144,13 @@ class Crew:
         self._failures.count(failure, now, self._limits)
         verdict = self._failures.verdict(name, self._limits)
         if verdict:
-            file = log_file(self._logs, name, process.epoch)
+            file = log_file(self._logs, name, process.incarnation)
             return RunHalted(f"{verdict}; the last: {name} {reason}; its log: {file}")
         return f"starting it again (failure {self._failures.total})"
 
-    def start_next(self, process: Process, now: float) -> None:
+    def start_next(self, process: ChildProcess, now: float) -> None:
         """Start the next incarnation of a station that was dismissed."""
-        self._spawn(process.station, process.epoch + 1, now)
+        self._spawn(process.station, process.incarnation + 1, now)
 
     def close(self) -> None:
         """Let all stations leave, and end those that do not; a second signal meanwhile ends them at once."""
@@ -178,14 +178,14 @@ class Crew:
 
     # ------------------------------------------------------------ what is said and asked
 
-    def check_sender(self, station: str, epoch: int) -> None:
+    def check_sender(self, station: str, incarnation: int) -> None:
         """UnfitMessage unless this is the present incarnation of a station."""
         process = self.processes.get(station)
-        if process is None or epoch > process.epoch:
-            raise UnfitMessage("unknown_station", f"it is signed by {station!r}, incarnation {epoch}")
-        if epoch < process.epoch:
+        if process is None or incarnation > process.incarnation:
+            raise UnfitMessage("unknown_station", f"it is signed by {station!r}, incarnation {incarnation}")
+        if incarnation < process.incarnation:
             raise UnfitMessage(
-                "earlier_incarnation", f"{station} sent it in incarnation {epoch}, {process.epoch} is here"
+                "earlier_incarnation", f"{station} sent it in incarnation {incarnation}, {process.incarnation} is here"
             )
 
     def tell(self, station: str, message: wire.Message, slot: str = "") -> None:
@@ -222,17 +222,17 @@ class Crew:
         return found
 
 
-def log_file(logs: Path, station: str, epoch: int) -> Path:
+def log_file(logs: Path, station: str, incarnation: int) -> Path:
     """Where the incarnation of a station writes what it logs."""
-    return logs / f"{station}.{epoch}.log"
+    return logs / f"{station}.{incarnation}.log"
 
 
-def _name_with_call(process: Process, now: float) -> str:
+def _name_with_call(process: ChildProcess, now: float) -> str:
     call = process.vigil.current_call(now)
     return f"{process.station} ({call})" if call else process.station
 
 
-def _ended(process: Process) -> RunHalted | None:
+def _ended(process: ChildProcess) -> RunHalted | None:
     """End the process; what went wrong in it, so that the others are ended too."""
     try:
         process.end()

@@ -13,8 +13,8 @@ from typing import IO
 import msgspec
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.runtime.processes.child import Posting
-from polyrhythm.runtime.processes.supervision import Vigil
+from polyrhythm.runtime.processes.child import ChildSpec
+from polyrhythm.runtime.processes.supervision import LivenessMonitor
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.sockets import Outbox, Sockets
 from polyrhythm.scheduler import records
@@ -26,13 +26,13 @@ _REAP_S = 10.0
 _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
-class Process:
+class ChildProcess:
     """A started process. joined, endpoints: its announcement and its parts' inboxes, once it stands ready; ended: here,
     by `end`; killed: by somebody else, before that."""
 
-    def __init__(self, posting: Posting, log_file: Path, now: float) -> None:
-        self.station, self.epoch = posting.station, posting.epoch
-        self.vigil = Vigil(began=now)
+    def __init__(self, posting: ChildSpec, log_file: Path, now: float) -> None:
+        self.station, self.incarnation = posting.station, posting.incarnation
+        self.vigil = LivenessMonitor(began=now)
         self.endpoints: Mapping[str, str] = {}
         self.joined: records.Event | None = None
         self.heartbeat: wire.Heartbeat | None = None
@@ -115,7 +115,7 @@ class Process:
                 )
 
 
-def _start(posting: Posting, log: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(posting: ChildSpec, log: IO[bytes]) -> subprocess.Popen[bytes]:
     threads = str(posting.seat.threads)
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),

@@ -18,7 +18,7 @@ from polyrhythm.scheduler import records
 _WAIT_S = 1.0
 
 
-class Actor:
+class StationThread:
     """Makes the station, then obeys what comes in and works while there is work, until told to stop.
 
     ready: set once the station stands; over: set when it has ended; `news` with both. error: what ended it, if anything

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 
-class Limits(Protocol):
+class SupervisionLimits(Protocol):
     """Seconds after which a station is given up, by what it does; and how many failures a run survives."""
 
     @property
@@ -47,7 +47,7 @@ MAX_SAME_WORDS = 5
 
 
 @dataclass(slots=True)
-class Vigil:
+class LivenessMonitor:
     """What is known of one incarnation. heard: when its last heartbeat came; doing, since: its unit of work under way.
 
     present: it has stood ready."""
@@ -67,14 +67,14 @@ class Vigil:
             return f"being started for {now - self.began:.1f} s"
         return f"in one {self.doing} for {now - self.since:.1f} s" if self.doing else ""
 
-    def deadline(self, limits: Limits) -> float:
+    def deadline(self, limits: SupervisionLimits) -> float:
         """When it is to be given up, if nothing is heard before."""
         if not self.present:
             return self.began + limits.start_s
         due = self.heard + limits.heartbeat_s
         return min(due, self.since + _limit(self.doing, limits)) if self.doing else due
 
-    def complaint(self, now: float, limits: Limits) -> str:
+    def complaint(self, now: float, limits: SupervisionLimits) -> str:
         """Why it is given up now; "" if it is not."""
         if now < self.deadline(limits):
             return ""
@@ -93,7 +93,7 @@ def _setting(doing: str) -> str:
     return _SETTING.get(doing, "update_s")
 
 
-def _limit(doing: str, limits: Limits) -> float:
+def _limit(doing: str, limits: SupervisionLimits) -> float:
     limit: float = getattr(limits, _setting(doing))
     return limit
 
@@ -115,7 +115,7 @@ class Failure:
 
 
 @dataclass(slots=True)
-class Failures:
+class FailureTracker:
     """Counts failures; `verdict` says when they end the run.
 
     total: of the run; recent: since the last quiet time, which is `forgive_s` without a failure, in which an update was
@@ -131,7 +131,7 @@ class Failures:
     last: float = math.inf
     updates: int = 0
 
-    def count(self, failure: Failure, now: float, limits: Limits) -> None:
+    def count(self, failure: Failure, now: float, limits: SupervisionLimits) -> None:
         station = failure.station
         quiet_s = (now if failure.was_present else failure.began) - self.last
         if quiet_s >= limits.forgive_s and failure.updates > self.updates:
@@ -149,7 +149,7 @@ class Failures:
         again = times if (words, updates) == (before, done) else 0
         self.repeats[station] = (words, updates, again + 1 if words else 0)
 
-    def verdict(self, station: str, limits: Limits) -> str:
+    def verdict(self, station: str, limits: SupervisionLimits) -> str:
         """Why the run ends; "" if it goes on."""
         starts = self.starts.get(station, 0)
         if starts > limits.max_start_failures:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import Reply, Report, SaveTrainer, Spans, Start
+from polyrhythm.runtime.messages import Reply, Report, SaveTrainer, Spans, StartRowsInBlocks
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler import records
 
@@ -23,7 +23,7 @@ class Hello:
     """A station stands ready. inboxes: address → endpoint, of its parts in order; joined: its announcement, encoded."""
 
     station: str
-    epoch: int
+    incarnation: int
     inboxes: Mapping[str, str]
     joined: bytes
 
@@ -33,7 +33,7 @@ class Heartbeat:
     """A station lives. doing: its unit of work under way, for `for_s` seconds; "" between two units."""
 
     station: str
-    epoch: int
+    incarnation: int
     doing: str
     for_s: float
     units: int
@@ -54,7 +54,7 @@ class Failed:
     """A station's last words; fatal: another attempt would not mend it."""
 
     station: str
-    epoch: int
+    incarnation: int
     error: str
     fatal: bool
 
@@ -80,13 +80,13 @@ class Stop:
 class ReplyHead:
     """What a reply says beside its records."""
 
-    handle: str
+    reply_to: str
     slot: str
     sequence: int
 
 
 Message = (
-    records.Event | records.Command | Start | SaveTrainer | Report | Spans
+    records.Event | records.Command | StartRowsInBlocks | SaveTrainer | Report | Spans
     | Hello | Heartbeat | Connect | Failed | Ping | MeasureSpans | Stop
 )  # fmt: skip
 
@@ -96,8 +96,21 @@ _TYPES: tuple[type, ...] = (
     *(records.RequestArrived, records.BatchDone, records.SampleFinished, records.SampleFailed),
     *(records.UpdateDone, records.Published, records.WeightsApplied, records.Checkpointed),
     *(records.CancelRow, records.RefuseRequest, records.Serve, records.ApplyWeights),
-    *(records.LendSamples, records.PublishWeights),
-    *(Start, SaveTrainer, Report, Hello, Heartbeat, Connect, Failed, Ping, Stop, Spans, MeasureSpans, ReplyHead),
+    *(records.StartUpdate, records.PublishWeights),
+    *(
+        StartRowsInBlocks,
+        SaveTrainer,
+        Report,
+        Hello,
+        Heartbeat,
+        Connect,
+        Failed,
+        Ping,
+        Stop,
+        Spans,
+        MeasureSpans,
+        ReplyHead,
+    ),
 )
 _TAGS = {kind: bytes([tag]) for tag, kind in enumerate(_TYPES)}
 _REPLY = _TAGS[ReplyHead]
@@ -116,7 +129,7 @@ def encode(message: Message) -> bytes:
 
 def encode_reply(reply: Reply) -> bytes:
     """Tag, length of the head, head, padding, records."""
-    head = _encode(ReplyHead(reply.handle, reply.slot, reply.sequence))
+    head = _encode(ReplyHead(reply.reply_to, reply.slot, reply.sequence))
     begin = _REPLY + len(head).to_bytes(_LENGTH, "little") + head
     return b"".join((begin, bytes(-len(begin) % _ALIGNMENT), reply.answers.view(np.uint8).data))
 
@@ -147,4 +160,4 @@ def _decode_reply(content: bytes, answer_dtype: np.dtype[Any] | None) -> Reply:
     stop = 1 + _LENGTH + int.from_bytes(content[1 : 1 + _LENGTH], "little")
     head = _decode_head(content[1 + _LENGTH : stop])
     answers = np.frombuffer(content, answer_dtype, offset=stop + -stop % _ALIGNMENT)
-    return Reply(head.handle, head.slot, head.sequence, answers)
+    return Reply(head.reply_to, head.slot, head.sequence, answers)

@@ -20,7 +20,7 @@ PASS = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ForecastLimits:
     """When a batch is due: max_rows or max_requests wait, or the oldest has waited for max_wait_s."""
 
     max_rows: int
@@ -29,7 +29,7 @@ class Limits:
 
 
 @dataclass(slots=True)
-class Loop:
+class ClosedLoop:
     """What is forecast from. rows: of each slot's request; away: seconds between an answer and the next request of each
     slot, as they were; a pass of n rows, padded to a bucket, takes base + per_row·n seconds on any of `generators`.
 
@@ -55,8 +55,8 @@ class Forecast:
     a slot returns, or a pass of some slots ends.
     """
 
-    loop: Loop
-    limits: Limits
+    loop: ClosedLoop
+    limits: ForecastLimits
     settling: int
     wanted: int
     together: bool

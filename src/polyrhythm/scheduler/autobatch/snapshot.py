@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from polyrhythm.scheduler.autobatch.forecast import PASS, Loop
+from polyrhythm.scheduler.autobatch.forecast import PASS, ClosedLoop
 from polyrhythm.scheduler.autobatch.timing import ServiceTime, SlotPace
 from polyrhythm.scheduler.padding import padded
 
@@ -28,14 +28,14 @@ def served_together(known: Mapping[str, SlotPace], generators: int, *, shared: b
     return {name: pace for name, pace in known.items() if name in share or (busiest and pace.generator == busiest)}, 1
 
 
-def standing(
+def snapshot_loop(
     known: Mapping[str, SlotPace],
     passes: Iterable[UnderWay],
     service: ServiceTime,
     buckets: tuple[int, ...],
     generators: int,
     now: float,
-) -> Loop:
+) -> ClosedLoop:
     """The loop of these slots at `now`."""
     number = {name: index for index, name in enumerate(known)}
     calls: list[tuple[float, int, tuple[int, ...]]] = []
@@ -51,7 +51,7 @@ def standing(
             calls.append((max(0.0, pace.since + pace.away[pace.turn % len(pace.away)] - now), index, ()))
         elif index not in served:
             waiting.append((pace.since - now, index))
-    return Loop(
+    return ClosedLoop(
         [pace.rows for pace in known.values()],
         [pace.absences() for pace in known.values()],
         generators,

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from polyrhythm.scheduler.autobatch.forecast import Forecast, Limits, Loop
-from polyrhythm.scheduler.autobatch.snapshot import UnderWay, served_together, standing
+from polyrhythm.scheduler.autobatch.forecast import ClosedLoop, Forecast, ForecastLimits
+from polyrhythm.scheduler.autobatch.snapshot import UnderWay, served_together, snapshot_loop
 from polyrhythm.scheduler.autobatch.timing import ServiceTime, SlotPace
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.padding import padded
 from polyrhythm.scheduler.records import BatchingChosen, Request
-from polyrhythm.scheduler.settings import FlowSettings
+from polyrhythm.scheduler.settings import SchedulerSettings
 
 #: Requests forecast per second of the run, and at most after one pass.
 _PER_SECOND, _AT_ONCE = 10_000, 500
@@ -58,9 +58,9 @@ class Search:
     way from its first start, before its second; rates: found so far; away: median absence of a slot; usual: seconds of
     a pass of a generator's share of all rows, and of a short absence, and that share; played: requests, so far."""
 
-    loop: Loop
+    loop: ClosedLoop
     began: float
-    grid: dict[Place, Limits]
+    grid: dict[Place, ForecastLimits]
     left: list[Place]
     away: float
     usual: tuple[float, float, float]
@@ -71,7 +71,7 @@ class Search:
 
 
 @dataclass(slots=True)
-class Tuning:
+class BatchTuner:
     """limits: those in force. passes: generator → (when its pass began, its rows, its slots); warm: passes of each
     present generator, of which there are `generators`; worked: when forecasting was last paid for; rested: when the
     next search may begin; chosen: the last choice, if there was one, and whether it is announced; place: of the limits.
@@ -80,8 +80,8 @@ class Tuning:
     search, to which these belong.
     """
 
-    settings: FlowSettings = field(metadata=UNSAVED)
-    limits: Limits
+    settings: SchedulerSettings = field(metadata=UNSAVED)
+    limits: ForecastLimits
     service: ServiceTime = field(default_factory=ServiceTime)
     slots: dict[str, SlotPace] = field(default_factory=dict)
     passes: dict[str, UnderWay] = field(default_factory=dict)
@@ -99,8 +99,8 @@ class Tuning:
     usual: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     @classmethod
-    def begin(cls, settings: FlowSettings) -> Tuning:
-        return cls(settings, Limits(settings.max_rows, settings.max_requests, 0.0))
+    def begin(cls, settings: SchedulerSettings) -> BatchTuner:
+        return cls(settings, ForecastLimits(settings.max_rows, settings.max_requests, 0.0))
 
     # ------------------------------------------------------------ listening
 
@@ -181,11 +181,11 @@ class Tuning:
             # Passes of different sizes show how their time depends on it.
             trying = not learned and self.service.passes < _TRIED
             most = sum(pace.most for pace in self.slots.values()) >> (self.service.passes % 4 if trying else 0)
-            self.limits = Limits(min(self.settings.max_rows, max(1, most)), self.settings.max_requests, 0.0)
+            self.limits = ForecastLimits(min(self.settings.max_rows, max(1, most)), self.settings.max_requests, 0.0)
         if not learned or not known:
             return None
         known, generators = served_together(known, generators, shared=self.settings.routing == "least_loaded")
-        loop = standing(known, self.passes.values(), self.service, self.settings.buckets, generators, now)
+        loop = snapshot_loop(known, self.passes.values(), self.service, self.settings.buckets, generators, now)
         absences = sorted(seconds for times in loop.away for seconds in times)
         away, short = absences[len(absences) // 2], absences[len(absences) // 20]
         share = sum(loop.rows) / generators
@@ -195,7 +195,7 @@ class Tuning:
         grid = self._grid([pace.most for pace in known.values()], generators, away)
         return Search(loop, now, grid, [place for place in grid if place != self.place] + [self.place], away, usual)
 
-    def _grid(self, rows: list[int], count: int, away: float) -> dict[Place, Limits]:
+    def _grid(self, rows: list[int], count: int, away: float) -> dict[Place, ForecastLimits]:
         """All candidates, with the limits in force among them. rows: of full slots; count: generators.
 
         It counts requests, not rows: a slot may be short of a row whose episode has just ended, and a batch that waits
@@ -208,7 +208,7 @@ class Tuning:
         sizes = {min(size, slots, self.settings.max_requests) for size in sizes}
         cycle = away + self.service.of(sum(rows) / count)
         grid = {
-            (size, number): Limits(min(cap, size * largest), size, _WAITS[number] * cycle)
+            (size, number): ForecastLimits(min(cap, size * largest), size, _WAITS[number] * cycle)
             for size in sorted(sizes)
             for number in reversed(range(len(_WAITS)))
         }

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from polyrhythm.scheduler.records import Request
 
 
-class Limits(Protocol):
+class BatchLimits(Protocol):
     """Those of the settings, or (`auto`) of the present choice."""
 
     @property
@@ -37,7 +37,7 @@ class Waiting(NamedTuple):
     complete: bool
 
 
-def is_due(waiting: Waiting, limits: Limits, now: float) -> bool:
+def is_due(waiting: Waiting, limits: BatchLimits, now: float) -> bool:
     """Whether an idle generator starts a batch now (`dynamic`, `auto`)."""
     if not waiting.requests:
         return False
@@ -45,7 +45,7 @@ def is_due(waiting: Waiting, limits: Limits, now: float) -> bool:
     return full or waiting.complete or now >= due_at(waiting.oldest, limits)
 
 
-def due_at(oldest: float, limits: Limits) -> float:
+def due_at(oldest: float, limits: BatchLimits) -> float:
     """When the batch becomes due if nothing else arrives. oldest: arrival of the oldest request, infinite for none."""
     return oldest + limits.max_wait_s
 

@@ -16,7 +16,7 @@ class GeneratorState:
     """
 
     name: str
-    epoch: int
+    incarnation: int
     version: int = -1
     applying: int | None = None
     batch: Batch | None = None

@@ -9,20 +9,20 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 
-from polyrhythm.scheduler.autobatch.tuning import Tuning
+from polyrhythm.scheduler.autobatch.tuning import BatchTuner
 from polyrhythm.scheduler.codec import UNSAVED
-from polyrhythm.scheduler.inference.batching import Limits, Waiting, due_at, is_due, split_evenly
+from polyrhythm.scheduler.inference.batching import BatchLimits, Waiting, due_at, is_due, split_evenly
 from polyrhythm.scheduler.inference.generators import GeneratorState
 from polyrhythm.scheduler.inference.requests import ANY, RequestQueue
 from polyrhythm.scheduler.inference.routing import Router, next_idle
 from polyrhythm.scheduler.inference.versions import VersionLedger
 from polyrhythm.scheduler.records import Batch, BatchingChosen, RefuseRequest, Request, Serve
-from polyrhythm.scheduler.rollout.rows import Rows, SlotState
-from polyrhythm.scheduler.settings import FlowSettings
+from polyrhythm.scheduler.rollout.rows import RowRegistry, SlotState
+from polyrhythm.scheduler.settings import SchedulerSettings
 
 
 @dataclass(slots=True)
-class Dispatch:
+class BatchScheduler:
     """live: generators that hold new enough weights, by name; the others are neither waited for nor given requests.
 
     idle: live ones that could start a pass now. Every queued request belongs to a live slot. generators: those that
@@ -30,7 +30,7 @@ class Dispatch:
     which the evaluator alone serves, with its pinned weights.
     """
 
-    settings: FlowSettings = field(metadata=UNSAVED)
+    settings: SchedulerSettings = field(metadata=UNSAVED)
     queue: RequestQueue
     router: Router
     generators: dict[str, GeneratorState] = field(default_factory=dict)
@@ -39,10 +39,10 @@ class Dispatch:
     apart: dict[str, GeneratorState] = field(default_factory=dict)
     aside: list[Request] = field(default_factory=list)
     batches: int = 0
-    tuning: Tuning | None = None
+    tuning: BatchTuner | None = None
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> BatchLimits:
         """When a batch is due, at present."""
         return self.settings if self.tuning is None else self.tuning.limits
 
@@ -61,7 +61,7 @@ class Dispatch:
     def evaluator(self) -> GeneratorState | None:
         return self.find(self.settings.evaluator)
 
-    def leave(self, name: str, rows: Rows) -> list[RefuseRequest]:
+    def leave(self, name: str, rows: RowRegistry) -> list[RefuseRequest]:
         """Its batch goes back to the queue with the old arrival times; what was bound to it is anybody's.
 
         So do requests that it said it had answered, where the slot has not been heard since: the answer may have been
@@ -113,7 +113,7 @@ class Dispatch:
         if self.tuning is not None:
             self.tuning.forget(slot)
 
-    def finish(self, generator: GeneratorState, rows: Rows, now: float) -> None:
+    def finish(self, generator: GeneratorState, rows: RowRegistry, now: float) -> None:
         """The generator's pass is over and its replies are out."""
         answered = [slot for _, slot in _unanswered(generator, rows)]
         for slot in answered:
@@ -137,7 +137,7 @@ class Dispatch:
         tuning.announced = True
         return [tuning.chosen]
 
-    def serve(self, rows: Rows, now: float) -> list[Serve]:
+    def serve(self, rows: RowRegistry, now: float) -> list[Serve]:
         """Start every batch that is due; of training's and those aside, what an evaluator of both begins with first."""
         if not self.aside:
             return self._serve_training(rows, now)
@@ -156,7 +156,7 @@ class Dispatch:
             return now >= oldest + self.settings.evaluation_max_wait_s
         return priority == "first" or evaluator is None or not evaluator.was_pinned
 
-    def _serve_training(self, rows: Rows, now: float) -> list[Serve]:
+    def _serve_training(self, rows: RowRegistry, now: float) -> list[Serve]:
         idle, waiting = self.idle, self.queue.orders
         if not idle or not waiting:
             return []
@@ -222,7 +222,7 @@ class Dispatch:
         return Serve(generator.name, generator.batch)
 
 
-def _unanswered(generator: GeneratorState, rows: Rows) -> list[tuple[Request, SlotState]]:
+def _unanswered(generator: GeneratorState, rows: RowRegistry) -> list[tuple[Request, SlotState]]:
     """The requests of the pass under way whose slots still wait for them; others are gone or have gone on."""
     requests = generator.batch.requests if generator.batch else ()
     slots = [(request, rows.slots.get(request.slot)) for request in requests]
@@ -234,6 +234,6 @@ def _unanswered(generator: GeneratorState, rows: Rows) -> list[tuple[Request, Sl
     ]
 
 
-def _unconfirmed(generator: str, rows: Rows) -> list[tuple[Request, SlotState]]:
+def _unconfirmed(generator: str, rows: RowRegistry) -> list[tuple[Request, SlotState]]:
     """The requests that this generator says it has answered, of slots that have not been heard since."""
     return [(slot.asked, slot) for slot in rows.slots.values() if slot.asked and slot.answered_by == generator]

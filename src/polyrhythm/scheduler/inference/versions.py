@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.inference.generators import GeneratorState
-from polyrhythm.scheduler.settings import FlowSettings
+from polyrhythm.scheduler.settings import SchedulerSettings
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class VersionLedger:
     published: newest that generators can fetch; applied: lowest that every live generator holds (-1: none yet);
     reached: updates contained in each version from `published` on, but for those that were undone."""
 
-    settings: FlowSettings = field(metadata=UNSAVED)
+    settings: SchedulerSettings = field(metadata=UNSAVED)
     trained: int = 0
     updates: int = 0
     in_version: int = 0

@@ -40,7 +40,7 @@ class EvaluationState:
 
 
 @dataclass(slots=True)
-class Evaluations:
+class EvaluationQueue:
     """queue: evaluations asked for, the first one under way once it may begin; beside: the same for those that run
     beside training."""
 

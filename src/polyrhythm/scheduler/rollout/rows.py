@@ -49,7 +49,7 @@ class EnvBatchState:
 
 
 @dataclass(slots=True)
-class Ask:
+class IdleRows:
     """Rows of one env batch that ask for tickets, all to be started together."""
 
     env_batch: str
@@ -58,7 +58,7 @@ class Ask:
 
 
 @dataclass(slots=True)
-class Rows:
+class RowRegistry:
     """All rows of all present simulators.
 
     asks, reserved: who asks for tickets, of the rows of training and of the reserved ones. live: how many slots are,
@@ -68,8 +68,8 @@ class Rows:
 
     env_batches: dict[str, EnvBatchState] = field(default_factory=dict)
     slots: dict[str, SlotState] = field(default_factory=dict)
-    asks: deque[Ask] = field(default_factory=deque)
-    reserved: deque[Ask] = field(default_factory=deque)
+    asks: deque[IdleRows] = field(default_factory=deque)
+    reserved: deque[IdleRows] = field(default_factory=deque)
     quieted: list[str] = field(default_factory=list)
     live: int = 0
     ordinals: dict[str, int] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Rows:
         self.reserved = deque(ask for ask in self.reserved if ask.env_batch in self.env_batches)
         return gone
 
-    def next_ask(self, *, fresh: bool = False) -> Ask | None:
+    def next_ask(self, *, fresh: bool = False) -> IdleRows | None:
         """The ask to serve next, left in place. fresh: prefer one that is not parked in mid-episode."""
         unparked = (ask for ask in self.asks if not ask.parked) if fresh else ()
         return next(iter(unparked), self.asks[0] if self.asks else None)
@@ -114,7 +114,7 @@ class Rows:
         if not self.live:
             self.asks = deque(sorted(self.asks, key=lambda ask: (ask.env_batch, ask.rows[0])))
 
-    def occupy(self, ask: Ask, tickets: list[int]) -> list[tuple[SlotState, int]]:
+    def occupy(self, ask: IdleRows, tickets: list[int]) -> list[tuple[SlotState, int]]:
         """Give the first rows of `ask` these tickets; rows left over ask again when their env batch is free."""
         batch = self.env_batches[ask.env_batch]
         asks = self._asks(batch)
@@ -139,18 +139,18 @@ class Rows:
             self.quieted.append(slot.name)
         batch = self.env_batches[slot.env_batch]
         if parked:
-            self.asks.append(Ask(batch.name, [row], parked=True))
+            self.asks.append(IdleRows(batch.name, [row], parked=True))
         else:
             self._free(batch, row)
 
     def _free(self, batch: EnvBatchState, row: int) -> None:
         if batch.reset_rows:
-            self._asks(batch).append(Ask(batch.name, [row]))
+            self._asks(batch).append(IdleRows(batch.name, [row]))
             return
         batch.free.append(row)
         if len(batch.free) == len(batch.slot_of):
-            self._asks(batch).append(Ask(batch.name, sorted(batch.free)))
+            self._asks(batch).append(IdleRows(batch.name, sorted(batch.free)))
             batch.free.clear()
 
-    def _asks(self, batch: EnvBatchState) -> deque[Ask]:
+    def _asks(self, batch: EnvBatchState) -> deque[IdleRows]:
         return self.reserved if batch.reserved else self.asks

@@ -21,41 +21,41 @@ from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.records import (
     CancelRow,
     Command,
-    End,
     EvaluationDone,
     Grant,
     ReleasePayloads,
+    SampleEnd,
     SampleEvaluated,
     SampleFailed,
     SampleFinished,
     StartRows,
     Ticket,
 )
-from polyrhythm.scheduler.rollout.evaluation import Evaluations, EvaluationState
-from polyrhythm.scheduler.rollout.rows import Ask, Rows, SlotState
+from polyrhythm.scheduler.rollout.evaluation import EvaluationQueue, EvaluationState
+from polyrhythm.scheduler.rollout.rows import IdleRows, RowRegistry, SlotState
 from polyrhythm.scheduler.samples import redundancy
 from polyrhythm.scheduler.samples.admission import Admission
 from polyrhythm.scheduler.samples.buffer import SampleBuffer
 from polyrhythm.scheduler.samples.filtering import ReturnFilter
 from polyrhythm.scheduler.samples.groups import Group, Sample
-from polyrhythm.scheduler.samples.ledger import FILTERED, ROLLBACK, SURPLUS, SampleLedger, State
-from polyrhythm.scheduler.samples.selection import Selection
-from polyrhythm.scheduler.settings import FlowSettings
+from polyrhythm.scheduler.samples.ledger import FILTERED, ROLLBACK, SURPLUS, SampleLedger, SampleState
+from polyrhythm.scheduler.samples.selection import SelectionStats
+from polyrhythm.scheduler.settings import SchedulerSettings
 
 
 @dataclass(slots=True)
-class Rollout:
+class RolloutScheduler:
     """samples: every ticket not finally settled; expiries: (time, ticket, attempt) in the order of granting;
     cancelling: (ticket, attempt) → (slot, row) until the simulator answers."""
 
-    settings: FlowSettings = field(metadata=UNSAVED)
-    rows: Rows
+    settings: SchedulerSettings = field(metadata=UNSAVED)
+    rows: RowRegistry
     admission: Admission
     buffer: SampleBuffer
     ledger: SampleLedger
-    evaluations: Evaluations
+    evaluations: EvaluationQueue
     filter: ReturnFilter
-    selection: Selection = field(default_factory=Selection)
+    selection: SelectionStats = field(default_factory=SelectionStats)
     samples: dict[int, Sample] = field(default_factory=dict)
     cancelling: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
     expiries: deque[tuple[float, int, int]] = field(default_factory=deque)
@@ -85,7 +85,7 @@ class Rollout:
         return redundancy.next_ticket(self.admission, self.buffer, version) if ticket is None else ticket
 
     def _deal(
-        self, next_ticket: Callable[[], Ticket | None], next_ask: Callable[[], Ask | None], now: float
+        self, next_ticket: Callable[[], Ticket | None], next_ask: Callable[[], IdleRows | None], now: float
     ) -> list[Command]:
         """Tickets to asking rows, until either runs out."""
         grants: dict[str, list[Grant]] = {}
@@ -107,7 +107,7 @@ class Rollout:
         elif sample is None:
             self.ledger.start()
         else:
-            self.ledger.move(State.REISSUING, State.RUNNING)
+            self.ledger.move(SampleState.REISSUING, SampleState.RUNNING)
         self.samples[ticket.number] = Sample(ticket, slot=slot.name, row=row, started=now)
         if math.isfinite(self.settings.episode_deadline_s):
             self.expiries.append((now + self.settings.episode_deadline_s, ticket.number, ticket.attempt))
@@ -116,13 +116,13 @@ class Rollout:
 
     def finish(self, event: SampleFinished, now: float) -> list[Command]:
         """A sample is complete; one that was cancelled meanwhile is thrown away."""
-        sample = self._vacate(event.ticket, event.attempt, parked=event.end is End.SEGMENT)
+        sample = self._vacate(event.ticket, event.attempt, parked=event.end is SampleEnd.SEGMENT)
         if sample is None:
-            return [ReleasePayloads((event.handle,))]
+            return [ReleasePayloads((event.payload_id,))]
         if sample.ticket.evaluation:
             return self._finish_evaluation(sample, event)
-        self.ledger.move(State.RUNNING, State.BUFFERED)
-        sample.state, sample.handle, sample.oldest = State.BUFFERED, event.handle, event.oldest
+        self.ledger.move(SampleState.RUNNING, SampleState.BUFFERED)
+        sample.state, sample.payload_id, sample.oldest = SampleState.BUFFERED, event.payload_id, event.oldest
         sample.chunk_steps, sample.env_steps, sample.seconds = event.chunk_steps, event.env_steps, now - sample.started
         group = self.admission.groups[sample.ticket.group]
         group.finished += 1
@@ -133,7 +133,7 @@ class Rollout:
         """A group has all the members that it needs: the others are surplus. Keep it for the trainer, or drop it."""
         commands: list[Command] = []
         if len(group.members) > group.size:
-            for number in [n for n in group.members if self.samples[n].state is not State.BUFFERED]:
+            for number in [n for n in group.members if self.samples[n].state is not SampleState.BUFFERED]:
                 group.members.remove(number)
                 commands += self._give_up(self.samples[number], SURPLUS, now)
         if self.settings.filters:
@@ -142,7 +142,7 @@ class Rollout:
             if not kept:
                 return commands + self.drop(group, FILTERED, now)
         if group.spare:
-            redundancy.take_place(self.admission, group)
+            redundancy.promote_spare(self.admission, group)
         self.buffer.add(group)
         return commands
 
@@ -167,7 +167,7 @@ class Rollout:
             event.oldest,
             event.metrics,
         )
-        return [result, ReleasePayloads((event.handle,))]
+        return [result, ReleasePayloads((event.payload_id,))]
 
     def fail(self, event: SampleFailed, now: float) -> list[Command]:
         """The simulator gave a sample up, or answers a cancellation."""
@@ -192,7 +192,7 @@ class Rollout:
         for slot in gone:
             for number in slot.tickets.values():
                 sample = self.samples.get(number)
-                if sample is not None and sample.state is State.RUNNING and sample.slot == slot.name:
+                if sample is not None and sample.state is SampleState.RUNNING and sample.slot == slot.name:
                     commands += self._lose(sample, reason, now, blame=blame)
         return commands
 
@@ -235,7 +235,7 @@ class Rollout:
     def _running(self, number: int, attempt: int) -> Sample | None:
         """The ticket's sample while this attempt of it runs."""
         sample = self.samples.get(number)
-        current = sample is not None and sample.state is State.RUNNING and sample.ticket.attempt == attempt
+        current = sample is not None and sample.state is SampleState.RUNNING and sample.ticket.attempt == attempt
         return sample if current else None
 
     def _vacate(self, number: int, attempt: int, *, parked: bool) -> Sample | None:
@@ -247,7 +247,7 @@ class Rollout:
             return None
         sample = self.samples.get(number)
         assert sample is not None, f"ticket {number} ended but is unknown"
-        assert sample.state is State.RUNNING, f"ticket {number} ended but was {sample.state}"
+        assert sample.state is SampleState.RUNNING, f"ticket {number} ended but was {sample.state}"
         assert sample.ticket.attempt == attempt, f"ticket {number} ended its attempt {attempt}, not the present one"
         self.rows.vacate(self.rows.slots[sample.slot], sample.row, parked=parked)
         return sample
@@ -275,8 +275,8 @@ class Rollout:
                 group.members.remove(sample.ticket.number)
                 return self._give_up(sample, reason, now, off_row=True)
             return self.drop(group, reason, now, already_off_row=sample)
-        self.ledger.move(State.RUNNING, State.REISSUING)
-        sample.state = State.REISSUING
+        self.ledger.move(SampleState.RUNNING, SampleState.REISSUING)
+        sample.state = SampleState.REISSUING
         self.admission.give_back(sample, blame=blame)
         return []
 
@@ -299,13 +299,13 @@ class Rollout:
         if reason == SURPLUS:
             self.selection.note_surplus(sample, now)
         del self.samples[sample.ticket.number]
-        self.ledger.move(sample.state, State.DROPPED, reason=reason)
+        self.ledger.move(sample.state, SampleState.DROPPED, reason=reason)
         commands: list[Command] = []
         here = sample.slot in self.rows.slots  # false when its simulator went with it
-        if sample.state is State.RUNNING and not off_row and here:
+        if sample.state is SampleState.RUNNING and not off_row and here:
             commands.append(self._cancel(sample))
-        if sample.handle:
-            commands.append(ReleasePayloads((sample.handle,)))
+        if sample.payload_id:
+            commands.append(ReleasePayloads((sample.payload_id,)))
         return commands
 
 

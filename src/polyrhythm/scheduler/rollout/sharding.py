@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 from polyrhythm.scheduler.records import EnvBatchInfo, SlotInfo
 
 
-class EnvBatch(NamedTuple):
+class EnvBatchShape(NamedTuple):
     """What a user's strategy is told of an env batch, named `simulator.number`."""
 
     name: str
@@ -24,7 +24,7 @@ class EnvBatch(NamedTuple):
 ANY = "any"
 
 #: A user's strategy: (env batch, generator names) → [(rows, generator name or "any")], slot by slot.
-Strategy = Callable[[EnvBatch, Sequence[str]], Sequence[tuple[int, str | None]]]
+Strategy = Callable[[EnvBatchShape, Sequence[str]], Sequence[tuple[int, str | None]]]
 
 
 class StrategyFailure(ValueError):
@@ -76,7 +76,7 @@ def _shares(
     if strategy.partition(":")[2].isidentifier():
         function = cast(Strategy, load_function(strategy, "sharding"))
         try:
-            result = function(EnvBatch(name, rows), generators)
+            result = function(EnvBatchShape(name, rows), generators)
         except Exception as error:
             raise StrategyFailure(
                 f"sharding {strategy!r} raised {type(error).__name__}: {error}; fix it there"

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.records import Ticket
 from polyrhythm.scheduler.samples.groups import Group, Sample
-from polyrhythm.scheduler.settings import FlowSettings
+from polyrhythm.scheduler.settings import SchedulerSettings
 
 _MASK = (1 << 64) - 1
 
@@ -49,7 +49,7 @@ class Admission:
     spare: numbers of the spare groups; lacking: those of groups that may have extra members, some of which are gone.
     """
 
-    settings: FlowSettings = field(metadata=UNSAVED)
+    settings: SchedulerSettings = field(metadata=UNSAVED)
     target: int = 0
     consumed: int = 0
     next_ticket: int = 0
@@ -142,7 +142,7 @@ class Admission:
         else:
             self._settle(group.version, group.size)
 
-    def hand_over(self, group: Group, spare: Group) -> None:
+    def transfer_quota(self, group: Group, spare: Group) -> None:
         """The place reserved for `group` is now reserved for `spare`, a younger one or of the same version."""
         assert spare.spare > group.spare, f"{spare} has a place already, or {group} has none"
         assert group.version <= spare.version, f"a place never goes back from {group} to {spare}"

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.samples.admission import Admission
 from polyrhythm.scheduler.samples.groups import Group
-from polyrhythm.scheduler.settings import FlowSettings
+from polyrhythm.scheduler.settings import SchedulerSettings
 
 
 @dataclass(slots=True)
 class SampleBuffer:
     """ready: version → heap of (order of completion, group number)."""
 
-    settings: FlowSettings = field(metadata=UNSAVED)
+    settings: SchedulerSettings = field(metadata=UNSAVED)
     ready: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     samples: int = 0
     completed: int = 0

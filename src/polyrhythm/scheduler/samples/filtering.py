@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.records import Command, FilterExhausted, Halt
 from polyrhythm.scheduler.samples.groups import Group
-from polyrhythm.scheduler.settings import FlowSettings
+from polyrhythm.scheduler.settings import SchedulerSettings
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class ReturnFilter:
     """filtered: groups dropped since an update was lent; accepted: groups out of bounds that were kept, in all;
     exhausted: the run has been told that this update's groups are kept."""
 
-    settings: FlowSettings = field(metadata=UNSAVED)
+    settings: SchedulerSettings = field(metadata=UNSAVED)
     filtered: int = 0
     accepted: int = 0
     exhausted: bool = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from polyrhythm.scheduler.records import Ticket
-from polyrhythm.scheduler.samples.ledger import State
+from polyrhythm.scheduler.samples.ledger import SampleState
 
 
 @dataclass(slots=True)
@@ -21,10 +21,10 @@ class Sample:
     """
 
     ticket: Ticket
-    state: State = State.RUNNING
+    state: SampleState = SampleState.RUNNING
     slot: str = ""
     row: int = -1
-    handle: str = ""
+    payload_id: str = ""
     oldest: int = -1
     started: float = 0.0
     chunk_steps: int = 0

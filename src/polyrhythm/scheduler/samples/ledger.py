@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class State(StrEnum):
+class SampleState(StrEnum):
     """Present place of a sample. The last three are final."""
 
     RUNNING = "running"
@@ -27,12 +27,12 @@ SURPLUS, FILTERED = "surplus", "filtered"
 ROLLBACK = "rollback"
 
 #: What may follow what; anything else is a bug of ours.
-_FOLLOWS: dict[State, frozenset[State]] = {
-    State.RUNNING: frozenset({State.BUFFERED, State.REISSUING, State.DROPPED}),
-    State.REISSUING: frozenset({State.RUNNING, State.DROPPED}),
-    State.BUFFERED: frozenset({State.LENT, State.DROPPED}),
-    State.LENT: frozenset({State.TRAINED, State.BUFFERED}),
-    State.TRAINED: frozenset({State.ROLLED_BACK}),
+_FOLLOWS: dict[SampleState, frozenset[SampleState]] = {
+    SampleState.RUNNING: frozenset({SampleState.BUFFERED, SampleState.REISSUING, SampleState.DROPPED}),
+    SampleState.REISSUING: frozenset({SampleState.RUNNING, SampleState.DROPPED}),
+    SampleState.BUFFERED: frozenset({SampleState.LENT, SampleState.DROPPED}),
+    SampleState.LENT: frozenset({SampleState.TRAINED, SampleState.BUFFERED}),
+    SampleState.TRAINED: frozenset({SampleState.ROLLED_BACK}),
 }
 
 
@@ -53,10 +53,10 @@ class SampleLedger:
         self.started += 1
         self.running += 1
 
-    def move(self, source: State, target: State, count: int = 1, reason: str = "") -> None:
+    def move(self, source: SampleState, target: SampleState, count: int = 1, reason: str = "") -> None:
         assert target in _FOLLOWS[source], f"a sample cannot go from {source} to {target}"
         setattr(self, source, getattr(self, source) - count)
-        if target is State.DROPPED:
+        if target is SampleState.DROPPED:
             self.dropped[reason] = self.dropped.get(reason, 0) + count
         else:
             setattr(self, target, getattr(self, target) + count)

@@ -50,9 +50,9 @@ def next_ticket(admission: Admission, buffer: SampleBuffer, version: int) -> Tic
     return admission.add_member(admission.open(version, spare=True), version)
 
 
-def take_place(admission: Admission, group: Group) -> None:
+def promote_spare(admission: Admission, group: Group) -> None:
     """A spare group is complete: it takes the place of the oldest one that is not."""
-    admission.hand_over(
+    admission.transfer_quota(
         next(other for other in admission.groups.values() if not other.spare and not other.complete), group
     )
 
@@ -62,7 +62,7 @@ def replace_by_spare(admission: Admission, group: Group) -> None:
     able = (number for number in admission.spare if admission.groups[number].version >= group.version)
     number = min(able, default=None)
     if number is not None:
-        admission.hand_over(group, admission.groups[number])
+        admission.transfer_quota(group, admission.groups[number])
 
 
 def surplus(admission: Admission, buffer: SampleBuffer) -> list[Group]:

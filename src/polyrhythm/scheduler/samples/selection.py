@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from polyrhythm.scheduler.samples.groups import Sample
-from polyrhythm.scheduler.samples.ledger import State
+from polyrhythm.scheduler.samples.ledger import SampleState
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Lengths:
 
 
 @dataclass(slots=True)
-class Selection:
+class SelectionStats:
     """trained: of completed updates; released: surplus, but finished; cancelled: surplus, in their rows.
 
     waiting: surplus samples that were lost and not granted again, or had no row: nothing is known of them.
@@ -51,9 +51,9 @@ class Selection:
 
     def note_surplus(self, sample: Sample, now: float) -> None:
         """A sample is dropped as surplus now."""
-        if sample.state is State.BUFFERED:
+        if sample.state is SampleState.BUFFERED:
             self.released.add(sample, sample.seconds)
-        elif sample.state is State.RUNNING:
+        elif sample.state is SampleState.RUNNING:
             self.cancelled.add(sample, now - sample.started)
         else:
             self.waiting += 1

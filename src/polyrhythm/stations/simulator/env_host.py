@@ -15,7 +15,7 @@ import numpy as np
 
 from polyrhythm.envs.base import EnvBatch
 from polyrhythm.runtime.memory.arena import Arena
-from polyrhythm.runtime.messages import Reply, Start
+from polyrhythm.runtime.messages import Reply, StartRowsInBlocks
 from polyrhythm.runtime.spans import RESETTING, STEPPING, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import CancelRow, EnvBatchInfo, RefuseRequest
@@ -24,7 +24,7 @@ from polyrhythm.stations.simulator.chunk import step_chunk, whole_batch
 from polyrhythm.stations.simulator.env_metrics import EpisodeMetrics
 from polyrhythm.stations.simulator.guard import EnvFault, GuardedEnv
 from polyrhythm.stations.simulator.lanes import Lanes
-from polyrhythm.stations.simulator.slot import Pending, Slot, Source, StepSettings
+from polyrhythm.stations.simulator.slot import Pending, Slot, SlotIdentity, StepSettings
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class EnvHost:
         env: EnvBatch,
         settings: StepSettings,
         arena: Arena,
-        source: Source,
+        source: SlotIdentity,
     ) -> None:
         refuse_segments(env.spec, settings.segment_steps)
         self.env, self.info = GuardedEnv(env), info
@@ -78,7 +78,7 @@ class EnvHost:
 
     # ------------------------------------------------------------ what comes in
 
-    def start(self, start: Start) -> None:
+    def start(self, start: StartRowsInBlocks) -> None:
         """UnfitMessage: its rows cannot be started so."""
         slot = self.slots[start.command.slot]
         grants, blocks = len(start.command.grants), len(start.blocks)

@@ -28,7 +28,7 @@ def as_index(rows: NDArray[np.intp]) -> Index:
     return rows
 
 
-class Rows:
+class RowStates:
     """State of `count` rows, numbered within the slot.
 
     steps: chunk steps of the present sample, of `stride` env steps each unless they end it; before: env steps of the

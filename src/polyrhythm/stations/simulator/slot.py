@@ -20,10 +20,10 @@ from polyrhythm.runtime.messages import ACTIONS, VERSION, Reply
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import (
     CANCELLED,
-    End,
     Event,
     Grant,
     RequestArrived,
+    SampleEnd,
     SampleFailed,
     SampleFinished,
     SlotInfo,
@@ -33,7 +33,7 @@ from polyrhythm.specs.finite import ENVIRONMENT, POLICY, first_not_finite, is_fi
 from polyrhythm.stations.simulator.chunk import ChunkResult
 from polyrhythm.stations.simulator.env_metrics import EpisodeMetrics
 from polyrhythm.stations.simulator.recorder import Recorder
-from polyrhythm.stations.simulator.rows import Index, Rows, as_index
+from polyrhythm.stations.simulator.rows import Index, RowStates, as_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,11 @@ class StepSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Who a slot speaks for: its events are signed with `simulator` and `epoch`, answers to `address` reach it."""
+class SlotIdentity:
+    """Identity of a slot: `simulator` and `incarnation` sign its events, answers go to `address`."""
 
     simulator: str
-    epoch: int
+    incarnation: int
     address: str
     emit: Callable[[Event], None]
 
@@ -84,7 +84,7 @@ class Slot:
         env: EnvBatch,
         settings: StepSettings,
         arena: Arena,
-        source: Source,
+        source: SlotIdentity,
         metrics: EpisodeMetrics | None = None,
     ) -> None:
         self.name, self.first = info.slot, info.first
@@ -96,7 +96,7 @@ class Slot:
         self._max_steps, self._stride = env.spec.max_steps, settings.chunk * settings.action_repeat
         self._recorder = Recorder(info, env, arena)
         longest = settings.episode_steps(self._max_steps)
-        self._rows = Rows(info.rows, longest, self._stride, arena.layout, env.spec.tasks)
+        self._rows = RowStates(info.rows, longest, self._stride, arena.layout, env.spec.tasks)
         self._numbers = np.arange(info.first, info.first + info.rows)
         self._sequence = -1
         self._asked: NDArray[np.intp] | None = None
@@ -194,12 +194,12 @@ class Slot:
         source.emit(
             RequestArrived(
                 simulator=source.simulator,
-                epoch=source.epoch,
+                incarnation=source.incarnation,
                 slot=self.name,
                 sequence=self._sequence,
                 rows=len(state.running),
                 version=state.required,
-                handle=source.address,
+                reply_to=source.address,
                 evaluation=state.evaluating,
             )
         )
@@ -262,7 +262,13 @@ class Slot:
         if not np.count_nonzero(ended):
             return bool(nonfinite)
         for place in np.flatnonzero(ended):
-            end = End.TERMINATED if result.terminated[place] else End.TRUNCATED if over[place] else End.SEGMENT
+            end = (
+                SampleEnd.TERMINATED
+                if result.terminated[place]
+                else SampleEnd.TRUNCATED
+                if over[place]
+                else SampleEnd.SEGMENT
+            )
             self._finish(int(rows[place]), end, int(result.steps[place]))
         state.end(rows[ended].tolist())
         return True
@@ -273,35 +279,35 @@ class Slot:
         assert not len(self._asked)
         self._asked, self.answered = None, False
 
-    def _finish(self, row: int, end: End, last: int) -> None:
+    def _finish(self, row: int, end: SampleEnd, last: int) -> None:
         """Its last chunk step had `last` env steps."""
         state, arena = self._rows, self._arena
         ticket, block, steps = state.ticket(row), int(state.block[row]), int(state.steps[row])
         success, env_steps = bool(state.success[row]), (steps - 1) * self._stride + last
         self.env_steps += last - self._stride
-        handle = ""
+        payload_id = ""
         if not ticket.evaluation:
             arena.finish(
                 block,
                 steps=steps,
-                terminated=end is End.TERMINATED,
+                terminated=end is SampleEnd.TERMINATED,
                 success=success,
                 env_steps=env_steps,
                 ticket=ticket.number,
                 group=ticket.group,
                 task=int(state.task[row]),
             )
-            handle = str(block)
-        if end is End.SEGMENT:
+            payload_id = str(block)
+        if end is SampleEnd.SEGMENT:
             state.before[row] += env_steps
             state.parked[row] = self._recorder.final(block + steps * arena.layout.blocks)
         self._source.emit(
             SampleFinished(
                 simulator=self._source.simulator,
-                epoch=self._source.epoch,
+                incarnation=self._source.incarnation,
                 ticket=ticket.number,
                 attempt=ticket.attempt,
-                handle=handle,
+                payload_id=payload_id,
                 end=end,
                 chunk_steps=steps,
                 env_steps=env_steps,
@@ -309,7 +315,9 @@ class Slot:
                 newest=int(state.newest[row]),
                 success=success,
                 episode_return=float(state.returns[row]),
-                metrics=self._metrics.summarize(self.first + row) if self._metrics and end is not End.SEGMENT else (),
+                metrics=self._metrics.summarize(self.first + row)
+                if self._metrics and end is not SampleEnd.SEGMENT
+                else (),
             )
         )
 
@@ -371,4 +379,4 @@ class Slot:
 
     def _emit_failed(self, ticket: Ticket, reason: str, detail: str) -> None:
         source = self._source
-        source.emit(SampleFailed(source.simulator, source.epoch, ticket.number, ticket.attempt, reason, detail))
+        source.emit(SampleFailed(source.simulator, source.incarnation, ticket.number, ticket.attempt, reason, detail))

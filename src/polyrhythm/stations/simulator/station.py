@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterable, Sequence
 
 from polyrhythm.envs.base import EnvBatch
 from polyrhythm.runtime.memory.arena import Arena
-from polyrhythm.runtime.messages import Order, Reply, Start
+from polyrhythm.runtime.messages import Order, Reply, StartRowsInBlocks
 from polyrhythm.runtime.spans import Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import CancelRow, EnvBatchInfo, Event, RefuseRequest, SimulatorJoined
 from polyrhythm.stations.simulator.env_host import EnvHost
 from polyrhythm.stations.simulator.guard import IDLE
-from polyrhythm.stations.simulator.slot import Source, StepSettings
+from polyrhythm.stations.simulator.slot import SlotIdentity, StepSettings
 
 
 class Simulator:
-    """Hosts `batches` and signs its events with `name` and `epoch`; answers come to `address`.
+    """Hosts `batches` and signs its events with `name` and `incarnation`; answers come to `address`.
 
     Raises ValueError for a setting that one of the environments cannot do.
     """
@@ -25,26 +25,26 @@ class Simulator:
     def __init__(
         self,
         name: str,
-        epoch: int,
+        incarnation: int,
         batches: Sequence[tuple[EnvBatchInfo, EnvBatch]],
         settings: StepSettings,
         arena: Arena,
         emit: Callable[[Event], None],
         address: str = "",
     ) -> None:
-        self.name, self.epoch = name, epoch
-        source = Source(name, epoch, address, emit)
+        self.name, self.incarnation = name, incarnation
+        source = SlotIdentity(name, incarnation, address, emit)
         self.hosts = [EnvHost(info, env, settings, arena, source) for info, env in batches]
         self._by_slot = {slot: host for host in self.hosts for slot in host.slots}
         self._turns = deque(self.hosts)
 
     def joined(self) -> SimulatorJoined:
         """The event that announces it."""
-        return SimulatorJoined(self.name, self.epoch, tuple(host.info for host in self.hosts))
+        return SimulatorJoined(self.name, self.incarnation, tuple(host.info for host in self.hosts))
 
     def handle(self, command: Order) -> None:
         match command:
-            case Start():
+            case StartRowsInBlocks():
                 self._host(command.command.slot).start(command)
             case CancelRow():
                 self._host(command.slot).cancel(command)
