@@ -1,0 +1,169 @@
+"""docs/from-other-systems.md names recipe keys that exist, values that they take, and defaults that they have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
+
+import pytest
+import yaml
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from polyrhythm.config.base import models_in
+from polyrhythm.config.presets import PRESETS
+from polyrhythm.config.registry import TABLE, settings_class
+from polyrhythm.config.schema import RunConfig
+
+PAGE = Path(__file__).parents[2] / "docs" / "from-other-systems.md"
+#: Keys of a recipe that the resolved configuration does not have, and the values that they take.
+RECIPE_ONLY: dict[str, list[str]] = {"preset": list(PRESETS)}
+
+
+class Key(NamedTuple):
+    """A key as a cell writes it: `path` or `path: value`."""
+
+    path: str
+    value: str | None
+
+
+class Row(NamedTuple):
+    """A row of a table that has the columns `theirs` and `ours`. default: our default, None where the row has none."""
+
+    line: int
+    keys: tuple[Key, ...]
+    default: str | None
+
+
+def cells(line: str) -> list[str]:
+    """The cells of a table's row; `\\|` is no border."""
+    return [cell.replace("\\|", "|").strip() for cell in line.strip().strip("|").replace("\\|", "\0").split("|")]
+
+
+def code_spans(cell: str) -> list[str]:
+    """What stands between backticks."""
+    return cell.split("`")[1::2]
+
+
+def rows(text: str) -> Iterator[Row]:
+    """The rows of every table with a column `ours`; a column `our default` may follow."""
+    header: list[str] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.startswith("|"):
+            header = []
+        elif not header:
+            header = cells(line)
+        elif "ours" in header and not line.startswith("|---"):
+            row = dict(zip(header, cells(line.replace("\\|", "\0")), strict=True))
+            spans = [span.replace("\0", "|").partition(": ") for span in code_spans(row["ours"])]
+            keys = tuple(Key(path, value if colon else None) for path, colon, value in spans)
+            default = row.get("our default", "").replace("**", "")
+            yield Row(number, keys, default or None)
+
+
+ROWS = list(rows(PAGE.read_text(encoding="utf-8")))
+
+
+def sections(model: type[BaseModel], name: str, field: FieldInfo) -> list[type[BaseModel]]:
+    """The settings models that a field may hold: those of its annotation, or of the registry."""
+    if model is RunConfig and name in ("env", "policy"):
+        return [settings_class(name, kind) for kind in TABLE[name]]
+    return models_in(field.annotation)
+
+
+def holders(key: Key, types: dict[str, str]) -> list[FieldInfo]:
+    """The fields that a dotted path may mean. types: path of a section -> the type that this cell gives it."""
+    models: list[type[BaseModel]] = [RunConfig]
+    names = key.path.split(".")
+    for depth, name in enumerate(names):
+        found = [(model, model.model_fields[name]) for model in models if name in model.model_fields]
+        if depth == len(names) - 1:
+            return [field for _, field in found]
+        wanted = types.get(".".join(names[: depth + 1]))
+        models = [inner for model, field in found for inner in sections(model, name, field)]
+        models = [model for model in models if wanted is None or tag(model) == wanted]
+    return []
+
+
+def tag(model: type[BaseModel]) -> str:
+    """The value of `type` that chooses this model; empty where it has none."""
+    return str(model.model_fields["type"].default) if "type" in model.model_fields else ""
+
+
+def accepts(field: FieldInfo, text: str) -> bool:
+    """Whether the field takes this value as YAML, or a union of sections has one of this type."""
+    value = yaml.safe_load(text)
+    if value in [tag(model) for model in models_in(field.annotation)]:
+        return True
+    metadata = tuple(field.metadata)
+    annotation: Any = Annotated[field.annotation, *metadata] if metadata else field.annotation
+    try:
+        TypeAdapter(annotation).validate_python(float(value) if is_real(field, value) else value)
+    except ValidationError:
+        return False
+    return True
+
+
+def is_real(field: FieldInfo, value: Any) -> bool:
+    """A whole number given to a field of real ones, as recipes may."""
+    return type(value) is int and float in flat(field.annotation)
+
+
+def flat(annotation: Any) -> list[Any]:
+    """A type's parts, through unions and Annotated."""
+    if get_origin(annotation) is None:
+        return [annotation]
+    return [leaf for part in get_args(annotation) for leaf in flat(part)]
+
+
+def plain(field: FieldInfo) -> Any:
+    """The default as a recipe writes it; a section by its type."""
+    default = field.get_default(call_default_factory=True)
+    if isinstance(default, BaseModel):
+        return tag(type(default))
+    if isinstance(default, dict) and set(default) == {"type"}:
+        return default["type"]
+    return list(default) if isinstance(default, tuple) else default
+
+
+def types_in(row: Row) -> dict[str, str]:
+    """What the row's own cell says of the types of sections: `algorithm.loss: cispo` is that of `algorithm.loss`."""
+    return {path.removesuffix(".type"): value for path, value in row.keys if value is not None}
+
+
+def test_the_page_has_tables_of_five_systems() -> None:
+    assert len(ROWS) > 100
+    text = PAGE.read_text(encoding="utf-8")
+    assert all(f"## {name}" in text for name in ("RLinf", "verl", "ROLL", "AReaL", "TRL"))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"line {row.line}")
+def test_every_key_of_a_row_exists_and_takes_its_value(row: Row) -> None:
+    for key in row.keys:
+        if key.path in RECIPE_ONLY:
+            assert key.value in RECIPE_ONLY[key.path], key
+            continue
+        fields = holders(key, types_in(row))
+        assert fields, f"line {row.line}: there is no recipe key {key.path}"
+        if key.value is not None:
+            assert any(accepts(field, key.value) for field in fields), f"line {row.line}: {key} is refused"
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.default], ids=lambda row: f"line {row.line}")
+def test_our_defaults_are_those_of_the_schema(row: Row) -> None:
+    assert row.default is not None
+    assert row.keys, f"line {row.line}: a default, but no key of ours"
+    defaults = [plain(field) for field in holders(row.keys[-1], types_in(row))]
+    assert yaml.safe_load(row.default) in defaults, f"line {row.line}: {row.keys[-1].path} is {defaults}"
+
+
+def test_a_row_with_a_key_that_is_not_there_would_be_noticed() -> None:
+    table = "| theirs | ours | our default |\n|---|---|---|\n| `x` | `algorithm.loss: cispo`, `algorithm.loss.{}` | {} |"
+    (good,) = rows(table.format("clip_high", 0.28))
+    assert [bool(holders(key, types_in(good))) for key in good.keys] == [True, True]
+    (other,) = rows(table.format("dual_clip", "null"))  # ppo's, not cispo's
+    assert not holders(other.keys[1], types_in(other))
+    field = holders(Key("algorithm.bootstrap", None), {})[0]
+    assert [accepts(field, text) for text in ("always", "sometimes")] == [True, False]
+    assert plain(holders(Key("training.optimizer.betas", None), {})[0]) == [0.9, 0.999]
