@@ -29,16 +29,17 @@ class Key(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of a table that has the columns `theirs` and `ours`. default: our default, None where the row has none."""
+    """A row of a table that has a column `ours`. default: our default, None where the row has none; bold: marked so."""
 
     line: int
     keys: tuple[Key, ...]
     default: str | None
+    bold: bool
 
 
 def cells(line: str) -> list[str]:
-    """The cells of a table's row; `\\|` is no border."""
-    return [cell.replace("\\|", "|").strip() for cell in line.strip().strip("|").replace("\\|", "\0").split("|")]
+    """The cells of a table's row."""
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
 def code_spans(cell: str) -> list[str]:
@@ -55,11 +56,11 @@ def rows(text: str) -> Iterator[Row]:
         elif not header:
             header = cells(line)
         elif "ours" in header and not line.startswith("|---"):
-            row = dict(zip(header, cells(line.replace("\\|", "\0")), strict=True))
-            spans = [span.replace("\0", "|").partition(": ") for span in code_spans(row["ours"])]
+            row = dict(zip(header, cells(line), strict=True))
+            spans = [span.partition(": ") for span in code_spans(row["ours"])]
             keys = tuple(Key(path, value if colon else None) for path, colon, value in spans)
-            default = row.get("our default", "").replace("**", "")
-            yield Row(number, keys, default or None)
+            default = row.get("our default", "")
+            yield Row(number, keys, default.replace("**", "") or None, default.startswith("**"))
 
 
 ROWS = list(rows(PAGE.read_text(encoding="utf-8")))
@@ -154,8 +155,11 @@ def test_every_key_of_a_row_exists_and_takes_its_value(row: Row) -> None:
 def test_our_defaults_are_those_of_the_schema(row: Row) -> None:
     assert row.default is not None
     assert row.keys, f"line {row.line}: a default, but no key of ours"
-    defaults = [plain(field) for field in holders(row.keys[-1], types_in(row))]
-    assert yaml.safe_load(row.default) in defaults, f"line {row.line}: {row.keys[-1].path} is {defaults}"
+    last, default = row.keys[-1], yaml.safe_load(row.default)
+    defaults = [plain(field) for field in holders(last, types_in(row))]
+    assert default in defaults, f"line {row.line}: {last.path} is {defaults}"
+    if last.value is not None:
+        assert row.bold == (yaml.safe_load(last.value) != default), f"line {row.line}: bold means that it must be set"
 
 
 def test_a_row_with_a_key_that_is_not_there_would_be_noticed() -> None:
