@@ -163,7 +163,8 @@ def test_our_defaults_are_those_of_the_schema(row: Row) -> None:
 
 
 def test_a_row_with_a_key_that_is_not_there_would_be_noticed() -> None:
-    table = "| theirs | ours | our default |\n|---|---|---|\n| `x` | `algorithm.loss: cispo`, `algorithm.loss.{}` | {} |"
+    header = "| theirs | ours | our default |\n|---|---|---|\n"
+    table = header + "| `x` | `algorithm.loss: cispo`, `algorithm.loss.{}` | {} |"
     (good,) = rows(table.format("clip_high", 0.28))
     assert [bool(holders(key, types_in(good))) for key in good.keys] == [True, True]
     (other,) = rows(table.format("dual_clip", "null"))  # ppo's, not cispo's
