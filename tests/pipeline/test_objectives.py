@@ -9,7 +9,7 @@ import torch
 from tests.pipeline.runs import config
 
 from polyrhythm.algorithms.advantages import ADVANTAGES
-from polyrhythm.algorithms.losses import POLICY_LOSSES, Terms
+from polyrhythm.algorithms.losses import POLICY_LOSSES, LossOutput
 from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.check import check
@@ -24,7 +24,7 @@ STALE = {
 
 
 def trained(**changes):
-    """The weights after the run, and the updates' figures."""
+    """The weights after the run, and the updates' metrics."""
     checked = check(config(**changes))
     reports = []
 
@@ -72,7 +72,7 @@ def constant(entries):
 
 
 def mislabelled(entries):
-    return Terms(entries.logprob, {"mean": entries.logprob.mean()})
+    return LossOutput(entries.logprob, {"mean": entries.logprob.mean()})
 
 
 def breaking(entries):
@@ -94,11 +94,11 @@ def looking_back(samples):
 
 
 def remembering(entries):
-    return Terms(plainest(entries), {"moved": entries.logprob * 2})
+    return LossOutput(plainest(entries), {"moved": entries.logprob * 2})
 
 
 def shadowing(entries):
-    return Terms(plainest(entries), {"ratio": entries.behavior})
+    return LossOutput(plainest(entries), {"ratio": entries.behavior})
 
 
 def moody(entries):
@@ -115,7 +115,7 @@ def leaving(entries):
 
 
 def listing(entries):
-    return Terms(plainest(entries), [1.0])
+    return LossOutput(plainest(entries), [1.0])
 
 
 def wanting(entries, *, slope):
@@ -194,22 +194,22 @@ REFUSED = [
         with_loss("of_one_entry"),
         "it raised ValueError: .* returned a loss \\[\\]; one number per entry is wanted, \\[5, 1, 1\\]",
     ),
-    (with_loss("of_nothing"), "it returned NoneType; return the loss per entry, or losses.Terms"),
+    (with_loss("of_nothing"), "it returned NoneType; return the loss per entry, or losses.LossOutput"),
     (with_loss("infinite"), "its loss has NaN or infinity for ordinary entries; check the formula"),
     (with_loss("constant"), "its loss does not depend on entries.logprob; nothing would be learned"),
-    (with_loss("mislabelled"), "its figure mean is a tensor \\[\\]; a tensor"),
+    (with_loss("mislabelled"), "its metric mean is a tensor \\[\\]; a tensor"),
     (
         with_loss("breaking"),
         "it raised RuntimeError: the formula has a hole .*test_objectives.py, line \\d+.; fix it there",
     ),
-    (with_loss("looking"), "it looks at entries.proximal; set algorithm.loss.uses_proximal true"),
-    (with_advantage("looking_back"), "it looks at samples.log_ratio; set algorithm.advantage.uses_proximal true"),
-    (with_loss("remembering"), "its figure moved has a gradient; detach it"),
-    (with_loss("shadowing"), "its figure ratio has the name of one of ours; rename it"),
+    (with_loss("looking"), "it reads entries.proximal; set algorithm.loss.uses_proximal true"),
+    (with_advantage("looking_back"), "it reads samples.log_ratio; set algorithm.advantage.uses_proximal true"),
+    (with_loss("remembering"), "its metric moved has a gradient; detach it"),
+    (with_loss("shadowing"), "its metric ratio has the name of one of ours; rename it"),
     (with_loss("moody"), "the same entries gave other numbers the second time; it must be a function of them"),
     (with_loss("grabbing"), "it changes what it is given; work on a copy"),
     (with_loss("leaving"), "it raised SystemExit: 3 "),
-    (with_loss("listing"), "its figures are .1.0.; give a dict, name -> tensor"),
+    (with_loss("listing"), "its metrics are .1.0.; give a dict, name -> tensor"),
     (with_advantage("counting"), "its advantages is of torch.int64; floating-point numbers are wanted"),
     (with_advantage("no_advantage"), "its advantages is a tensor \\[2\\]; a tensor \\[5\\] is wanted"),
     (with_advantage("of_nothing"), "it returned NoneType; return the advantages, or advantages.Advantages"),
