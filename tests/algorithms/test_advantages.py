@@ -41,7 +41,7 @@ def packed(lengths: list[int], chunk: int | None, seed: int) -> AdvantageInput:
 
 
 def of_scores(scores: list[float], group: list[int]) -> AdvantageInput:
-    """Trajectories of one decision each."""
+    """Trajectories of one chunk step each."""
     rewards = torch.tensor(scores, dtype=torch.float64)
     zeros = torch.zeros_like(rewards)
     every = torch.ones(len(scores), dtype=torch.bool)
@@ -134,6 +134,25 @@ def test_reinforce_plus_plus_golden(chunk: int | None, lengths: list[int], basel
         assert got[mine][valid].tolist() == pytest.approx(wanted)
 
 
+@CHUNKS
+@LENGTHS
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+def test_reward_to_go_golden(chunk: int | None, lengths: list[int], gamma: float) -> None:
+    samples = packed(lengths, chunk, seed=10)
+    got = reinforce_plus_plus(samples, gamma=gamma, returns="to_go")
+    for mine, valid in one_by_one(samples):
+        rewards = samples.rewards[mine][valid].tolist()
+        wanted = [sum(gamma ** (k - t) * rewards[k] for k in range(t, len(rewards))) for t in range(len(rewards))]
+        assert got[mine][valid].tolist() == pytest.approx(wanted)
+
+
+def test_reward_to_go_worked_example() -> None:
+    one = of_scores([1.0, 0.0, 1.0], [0, 0, 0])._replace(trajectory=torch.zeros(3, dtype=torch.int64))
+    one = one._replace(bootstrap=torch.zeros(1), group=torch.zeros(1, dtype=torch.int64))
+    assert reinforce_plus_plus(one, gamma=0.5, returns="to_go").tolist() == [1.25, 0.5, 1.0]
+    assert reinforce_plus_plus(one, gamma=0.5).tolist() == [2.0, 2.0, 2.0]
+
+
 @pytest.mark.parametrize("name", ADVANTAGES)
 def test_masked_entries_never_matter_even_inside_a_trajectory(name: str) -> None:
     samples = packed([4, 3], 3, seed=2)
@@ -198,6 +217,7 @@ def test_bootstrap_kinds() -> None:
     terminated, truncated = torch.tensor([True, False, True, False]), torch.tensor([False, True, True, False])
     assert needs_bootstrap(terminated, truncated, "standard").tolist() == [False, True, False, False]
     assert needs_bootstrap(terminated, truncated, "always").all()
+    assert not needs_bootstrap(terminated, truncated, "never").any()
 
 
 def test_normalize_whitens_valid_entries_only() -> None:

@@ -142,7 +142,9 @@ def test_losses_of_selected_entries() -> None:
     clipped, plain = ppo(e, clip_low=0.2, clip_high=0.28).loss, ppo(e, clip_low=None, clip_high=None).loss
     assert torch.equal(clip_cov(e, clip_low=0.2, clip_high=0.28).loss, torch.where(chosen, 0.0, clipped))
     assert torch.equal(m2po(e, ratio_to="proximal").loss, torch.where(chosen, 0.0, plain))
-    assert torch.equal(m2po(e, clip_low=0.2, clip_high=0.28, ratio_to="proximal").loss, torch.where(chosen, 0.0, clipped))
+    assert torch.equal(
+        m2po(e, clip_low=0.2, clip_high=0.28, ratio_to="proximal").loss, torch.where(chosen, 0.0, clipped)
+    )
     wanted = loop(e.mask.shape, kl_cov_entry, e.logprob, e.proximal, e.advantage, chosen, 0.3)
     torch.testing.assert_close(kl_cov(e, kl_coef=0.3).loss, wanted)
 

@@ -55,7 +55,9 @@ def test_minibatches_follow_their_seed_alone() -> None:
         assert not torch.equal(torch.cat(first), torch.cat(minibatches(50, 10, other)))
 
 
-def inputs(policy: ToyPolicy, micro_batch: int = 0, version: int = 1, reference: ToyPolicy | None = None) -> TargetInputs:
+def inputs(
+    policy: ToyPolicy, micro_batch: int = 0, version: int = 1, reference: ToyPolicy | None = None
+) -> TargetInputs:
     return TargetInputs(policy, reference, version, micro_batch, CPU)
 
 

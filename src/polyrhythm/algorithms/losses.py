@@ -22,6 +22,9 @@ from polyrhythm.algorithms.divergence import log_ratio
 
 RatioTo = Literal["behavior", "proximal"]
 
+#: Difference of two float32 log-probs of the same weights, in nats, that is only rounding.
+ROUNDING = 1e-5
+
 
 class LossInput(NamedTuple):
     """What a policy loss sees; all of one shape ([N], [N,C] or [N,C,A], see `levels`), zero where mask is False.
@@ -126,10 +129,15 @@ def clip_cov(entries: LossInput, *, clip_low: float | None, clip_high: float | N
 
 
 def kl_cov(entries: LossInput, *, kl_coef: float) -> LossOutput:
-    """−rA, and for the selected entries − rA + kl_coef·|logπ_θ − logπ_prox| (Cui 2025, KL-Cov); nothing is clipped."""
+    """−rA, for the selected entries −rA + kl_coef·|logπ_θ − logπ_prox| (Cui 2025, KL-Cov); nothing is clipped.
+
+    Deviation: a difference below ROUNDING has no penalty, or rounding would set the sign of its gradient at the first
+    optimizer step of an update, where π_θ is π_prox.
+    """
     chosen = _selected(entries)
     loss = -entries.advantage * log_ratio(entries.logprob, entries.proximal).exp()
-    penalty = kl_coef * (entries.logprob - entries.proximal).abs()
+    distance = (entries.logprob - entries.proximal).abs()
+    penalty = kl_coef * torch.where(distance > ROUNDING, distance, 0.0)
     return LossOutput(torch.where(chosen, loss + penalty, loss), {"cov_kl_fraction": chosen.float()})
 
 

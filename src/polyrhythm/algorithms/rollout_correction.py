@@ -122,7 +122,7 @@ def reduce_to_level(x: Tensor, mask: Tensor, trajectory: Tensor, level: Level, b
     owner = trajectory if level == "trajectory" else torch.arange(len(x), device=x.device)
     groups = int(owner.max()) + 1
     if by == "max":
-        total = per_row.new_full((groups,), -torch.inf).index_reduce_(0, owner, per_row, "amax")
+        total = per_row.new_full((groups,), -torch.inf).scatter_reduce_(0, owner, per_row, "amax")
         total = torch.where(total.isinf(), 0.0, total)
     else:
         total = per_row.new_zeros(groups).index_add_(0, owner, per_row)

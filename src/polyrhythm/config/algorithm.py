@@ -129,6 +129,8 @@ class AlgorithmSettings(Section):
     """gae, v_trace, grpo, rloo, reinforce_plus_plus, or module:function; with settings as {type: …}."""
     normalize_advantage: Flag | None = None
     """Whiten advantages over the valid entries of an update; null for yes, but for grpo and rloo."""
+    advantage_clip: Positive | None = None
+    """Advantages are clamped to ± this after whitening (ROLL); null for no bound."""
     bootstrap: Literal["standard", "always", "never"] = "standard"
     """Where the final observation's value is added: at truncations (standard), at every end (always), or never."""
     loss: Loss = PpoLoss()

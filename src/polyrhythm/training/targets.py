@@ -55,6 +55,8 @@ def compute_targets(
     advantage = estimate.advantages
     if algorithm.whitens:
         advantage = advantages.normalize(advantage, value_mask)
+    if algorithm.advantage_clip is not None:
+        advantage = advantage.clamp(-algorithm.advantage_clip, algorithm.advantage_clip)
     mask = levels.mask(packed.valid, algorithm.logprob_level, packed.logprob.shape[-1])
     behavior = _at_level(packed.logprob, packed, algorithm)
     proximal = behavior if recomputed is None else _at_level(recomputed.logprob, packed, algorithm)
