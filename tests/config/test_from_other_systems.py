@@ -6,19 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
-import pytest
 import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from polyrhythm.config.base import models_in
+from polyrhythm.config.objective_presets import OBJECTIVE_PRESETS
 from polyrhythm.config.presets import PRESETS
 from polyrhythm.config.registry import TABLE, settings_class
 from polyrhythm.config.schema import RunConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "from-other-systems.md"
 #: Keys of a recipe that the resolved configuration does not have, and the values that they take.
-RECIPE_ONLY: dict[str, list[str]] = {"preset": list(PRESETS)}
+RECIPE_ONLY: dict[str, list[str]] = {"preset": list(PRESETS), "objective": list(OBJECTIVE_PRESETS)}
 
 
 class Key(NamedTuple):
@@ -139,36 +139,62 @@ def test_the_page_has_tables_of_five_systems() -> None:
     assert all(f"## {name}" in text for name in ("RLinf", "verl", "ROLL", "AReaL", "TRL"))
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"line {row.line}")
-def test_every_key_of_a_row_exists_and_takes_its_value(row: Row) -> None:
+def wrong_keys(row: Row) -> list[str]:
+    """What is wrong with the row's keys and their values, one sentence each."""
+    wrong = []
     for key in row.keys:
         if key.path in RECIPE_ONLY:
-            assert key.value in RECIPE_ONLY[key.path], key
+            wrong += [] if key.value in RECIPE_ONLY[key.path] else [f"line {row.line}: no {key.path} is {key.value}"]
             continue
         fields = holders(key, types_in(row))
-        assert fields, f"line {row.line}: there is no recipe key {key.path}"
-        if key.value is not None:
-            assert any(accepts(field, key.value) for field in fields), f"line {row.line}: {key} is refused"
+        if not fields:
+            wrong.append(f"line {row.line}: there is no recipe key {key.path}")
+        elif key.value is not None and not any(accepts(field, key.value) for field in fields):
+            wrong.append(f"line {row.line}: {key.path} takes no {key.value}")
+    return wrong
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.default], ids=lambda row: f"line {row.line}")
-def test_our_defaults_are_those_of_the_schema(row: Row) -> None:
-    assert row.default is not None
-    assert row.keys, f"line {row.line}: a default, but no key of ours"
+def wrong_default(row: Row) -> list[str]:
+    """What is wrong with the row's default: its value, or that it is bold where the key need not be set."""
+    if row.default is None:
+        return []
+    if not row.keys:
+        return [f"line {row.line}: a default, but no key of ours"]
     last, default = row.keys[-1], yaml.safe_load(row.default)
     defaults = [plain(field) for field in holders(last, types_in(row))]
-    assert default in defaults, f"line {row.line}: {last.path} is {defaults}"
-    if last.value is not None:
-        assert row.bold == (yaml.safe_load(last.value) != default), f"line {row.line}: bold means that it must be set"
+    if default not in defaults:
+        return [f"line {row.line}: the default of {last.path} is {defaults}"]
+    if last.value is not None and row.bold != (yaml.safe_load(last.value) != default):
+        return [f"line {row.line}: bold says that {last.path} must be set"]
+    return []
 
 
-def test_a_row_with_a_key_that_is_not_there_would_be_noticed() -> None:
+def test_every_key_exists_and_takes_its_value() -> None:
+    assert [sentence for row in ROWS for sentence in wrong_keys(row)] == []
+
+
+def test_our_defaults_are_those_of_the_schema() -> None:
+    assert [sentence for row in ROWS for sentence in wrong_default(row)] == []
+
+
+def test_every_objective_is_on_the_page() -> None:
+    named = [key.value for row in ROWS for key in row.keys if key.path == "objective"]
+    assert sorted(filter(None, named)) == sorted(OBJECTIVE_PRESETS)
+
+
+def test_a_wrong_row_is_noticed() -> None:
     header = "| theirs | ours | our default |\n|---|---|---|\n"
-    table = header + "| `x` | `algorithm.loss: cispo`, `algorithm.loss.{}` | {} |"
-    (good,) = rows(table.format("clip_high", 0.28))
-    assert [bool(holders(key, types_in(good))) for key in good.keys] == [True, True]
-    (other,) = rows(table.format("dual_clip", "null"))  # ppo's, not cispo's
-    assert not holders(other.keys[1], types_in(other))
-    field = holders(Key("algorithm.bootstrap", None), {})[0]
-    assert [accepts(field, text) for text in ("always", "sometimes")] == [True, False]
-    assert plain(holders(Key("training.optimizer.betas", None), {})[0]) == [0.9, 0.999]
+
+    def complaints(ours: str, default: str) -> list[str]:
+        (row,) = rows(f"{header}| `x` | {ours} | {default} |")
+        return wrong_keys(row) + wrong_default(row)
+
+    assert complaints("`algorithm.loss: cispo`, `algorithm.loss.clip_high`", "**0.28**") == []
+    assert complaints("`algorithm.loss: cispo`, `algorithm.loss.clip_high`", "0.2") != [], "0.2 is ppo's"
+    assert complaints("`algorithm.loss: cispo`, `algorithm.loss.dual_clip`", "") != [], "cispo has none"
+    assert complaints("`algorithm.bootstrap: always`", "**standard**") == []
+    assert complaints("`algorithm.bootstrap: always`", "standard") != [], "bold is missing"
+    assert complaints("`algorithm.bootstrap: sometimes`", "") != []
+    assert complaints("`training.optimizer.betas`", "[0.9, 0.999]") == []
+    assert complaints("`objective: rlinf_librero`", "") != []
+    assert complaints("none", "0.2") != []

@@ -35,6 +35,9 @@ _NO_CRITIC = {"coef": 0.0}
 
 #: Name → what it is (the configuration that it was read from), and the `algorithm` section.
 OBJECTIVE_PRESETS: dict[str, tuple[str, Tree]] = {
+    # RLinf/RLinf a3816b5: examples/embodiment/config/libero_{spatial,object,goal,10}_ppo_openpi.yaml and …_pi05.yaml,
+    # env/libero_*.yaml (auto_reset false). No dual clip: embodied_fsdp_actor_worker.py passes clip_ratio_c on for GR00T
+    # N1.6 and N1.7 only.
     "rlinf_libero": (
         "RLinf's PPO on LIBERO for flow policies (libero_*_ppo_openpi, _gr00t)",
         {
@@ -45,6 +48,8 @@ OBJECTIVE_PRESETS: dict[str, tuple[str, Tree]] = {
             "value": _RLINF_CRITIC,
         },
     ),
+    # RLinf/RLinf a3816b5: examples/embodiment/config/libero_*_async_ppo_*.yaml (two of them have threshold 5);
+    # rlinf/workers/actor/async_ppo_fsdp_worker.py interpolates where recompute_logprobs is false.
     "rlinf_libero_async": (
         "RLinf's asynchronous PPO on LIBERO (libero_*_async_ppo_*)",
         {
@@ -63,6 +68,8 @@ OBJECTIVE_PRESETS: dict[str, tuple[str, Tree]] = {
             "value": _RLINF_CRITIC,
         },
     ),
+    # RLinf/RLinf a3816b5: examples/embodiment/config/libero_*_grpo_openvlaoft.yaml; the synchronous worker does not whiten
+    # again. reward_level chunk gives the same: the advantage is constant over a trajectory.
     "rlinf_libero_grpo": (
         "RLinf's GRPO on LIBERO for token policies (libero_*_grpo_openvlaoft)",
         {
@@ -75,6 +82,8 @@ OBJECTIVE_PRESETS: dict[str, tuple[str, Tree]] = {
             "value": _NO_CRITIC,
         },
     ),
+    # RLinf/RLinf a3816b5: examples/embodiment/config/maniskill_ppo_openvlaoft.yaml (auto_reset true: no mask, so
+    # rlinf/algorithms/losses.py takes the mean over all entries).
     "rlinf_maniskill": (
         "RLinf's PPO on ManiSkill for token policies (maniskill_ppo_openvlaoft)",
         {
@@ -87,6 +96,8 @@ OBJECTIVE_PRESETS: dict[str, tuple[str, Tree]] = {
             "value": _RLINF_CRITIC,
         },
     ),
+    # verl-project/verl 1dda039: verl/trainer/config/_generated_ppo_trainer.yaml; clip_ratio_c is always on
+    # (verl/trainer/ppo/core_algos.py). The critic has an optimizer of its own, so its weight is 1.
     "verl_ppo": (
         "verl's defaults (trainer/config/ppo_trainer.yaml)",
         {
@@ -102,6 +113,8 @@ OBJECTIVE_PRESETS: dict[str, tuple[str, Tree]] = {
             "value": {"coef": 1.0, "clip": 0.5, "aggregation": "policy"},
         },
     ),
+    # verl-project/verl 1dda039: docs/algo/grpo.md; kl_loss_coef and kl_loss_type of verl/trainer/config/actor/actor.yaml,
+    # the cap of k3 in verl/trainer/ppo/core_algos.py.
     "verl_grpo": (
         "verl's GRPO (docs/algo/grpo.md: its defaults with adv_estimator grpo and use_kl_loss)",
         {
@@ -116,6 +129,7 @@ OBJECTIVE_PRESETS: dict[str, tuple[str, Tree]] = {
             "kl": {"coef": 0.001, "estimator": "k3", "cap": 10.0, "place": "loss"},
         },
     ),
+    # inclusionAI/AReaL 4aef98d: examples/math/gsm8k_grpo.yaml; reward_norm by group, adv_norm by batch, kl_ctl 0.
     "areal": (
         "AReaL's decoupled GRPO (examples/math/gsm8k_grpo.yaml)",
         {
@@ -129,6 +143,8 @@ OBJECTIVE_PRESETS: dict[str, tuple[str, Tree]] = {
             "value": _NO_CRITIC,
         },
     ),
+    # alibaba/ROLL 8eb27cc: examples/qwen2.5-7B-rlvr_megatron/rlvr_config_async.yaml; dual clip 1 + 2·pg_clip
+    # (roll/pipeline/rlvr/actor_worker.py), loss_agg_mode of roll/configs/base_config.py; add_token_level_kl is false.
     "roll": (
         "ROLL's asynchronous REINFORCE (examples/qwen2.5-7B-rlvr_megatron/rlvr_config_async.yaml)",
         {
@@ -144,6 +160,7 @@ OBJECTIVE_PRESETS: dict[str, tuple[str, Tree]] = {
             "value": _NO_CRITIC,
         },
     ),
+    # huggingface/trl f2cd577: trl/trainer/grpo_config.py and grpo_trainer.py; loss_type dapo, sequence_mask, clip_max 3.
     "trl_grpo": (
         "TRL's defaults (GRPOConfig, generation by vLLM)",
         {
