@@ -68,8 +68,8 @@ OBJECTIVE_PRESETS: dict[str, tuple[str, Tree]] = {
             "value": _RLINF_CRITIC,
         },
     ),
-    # RLinf/RLinf a3816b5: examples/embodiment/config/libero_*_grpo_openvlaoft.yaml; the synchronous worker does not whiten
-    # again. reward_level chunk gives the same: the advantage is constant over a trajectory.
+    # RLinf/RLinf a3816b5: examples/embodiment/config/libero_*_grpo_openvlaoft.yaml; the synchronous worker does not
+    # whiten them again. reward_level chunk gives the same: the advantage is constant over a trajectory.
     "rlinf_libero_grpo": (
         "RLinf's GRPO on LIBERO for token policies (libero_*_grpo_openvlaoft)",
         {
@@ -113,8 +113,8 @@ OBJECTIVE_PRESETS: dict[str, tuple[str, Tree]] = {
             "value": {"coef": 1.0, "clip": 0.5, "aggregation": "policy"},
         },
     ),
-    # verl-project/verl 1dda039: docs/algo/grpo.md; kl_loss_coef and kl_loss_type of verl/trainer/config/actor/actor.yaml,
-    # the cap of k3 in verl/trainer/ppo/core_algos.py.
+    # verl-project/verl 1dda039: docs/algo/grpo.md; kl_loss_coef, kl_loss_type: verl/trainer/config/actor/actor.yaml;
+    # the cap of k3: verl/trainer/ppo/core_algos.py.
     "verl_grpo": (
         "verl's GRPO (docs/algo/grpo.md: its defaults with adv_estimator grpo and use_kl_loss)",
         {
@@ -160,7 +160,7 @@ OBJECTIVE_PRESETS: dict[str, tuple[str, Tree]] = {
             "value": _NO_CRITIC,
         },
     ),
-    # huggingface/trl f2cd577: trl/trainer/grpo_config.py and grpo_trainer.py; loss_type dapo, sequence_mask, clip_max 3.
+    # huggingface/trl f2cd577: trl/trainer/grpo_config.py, grpo_trainer.py; loss_type dapo, sequence_mask, clip_max 3.
     "trl_grpo": (
         "TRL's defaults (GRPOConfig, generation by vLLM)",
         {
