@@ -10,6 +10,7 @@ from tests.training.toy import ToyPolicy, algorithm, collect
 
 from polyrhythm.algorithms.levels import RewardLevel, reward_mask
 from polyrhythm.training.batch import collate, minibatches
+from polyrhythm.training.objective import Objective
 from polyrhythm.training.targets import TargetInputs, bootstrap_values, compute_targets, estimate_advantages
 
 CPU = torch.device("cpu")
@@ -89,6 +90,9 @@ def test_bootstrap_values_are_those_of_cut_ends(micro_batch: int) -> None:
     assert got == pytest.approx([0.0, wanted[1], 0.0, wanted[3]])
     every = bootstrap_values(batch, algorithm(bootstrap="always"), inputs(policy, micro_batch))
     assert every.tolist() == pytest.approx(wanted)
+    policy.rows_seen.clear()
+    assert bootstrap_values(batch, algorithm(bootstrap="never"), inputs(policy, micro_batch)).tolist() == [0.0] * 4
+    assert not policy.rows_seen, "a truncated episode counts as terminated"
 
 
 def test_bootstrap_of_a_value_per_action_is_its_first() -> None:
@@ -98,7 +102,7 @@ def test_bootstrap_of_a_value_per_action_is_its_first() -> None:
     assert got.tolist() == pytest.approx(policy.value(batch.final_obs)[:, 0].tolist())
 
 
-def test_prepare_by_hand_for_one_cut_trajectory() -> None:
+def test_targets_by_hand_for_one_cut_trajectory() -> None:
     """Two chunk steps, λ = 1: the advantage is the discounted return with the final value, less V."""
     policy = ToyPolicy()
     batch = collate(collect(policy, (1, 2))[1:])
@@ -166,3 +170,66 @@ def test_a_penalty_in_the_reward_is_the_distance_to_the_reference() -> None:
         mine = batch.trajectory == i
         wanted = plain[mine] - 0.3 * distance[mine].flip(0).cumsum(0).flip(0).float()
         torch.testing.assert_close(targets.advantage[mine, 0, 0].float(), wanted, atol=1e-5, rtol=1e-4)
+
+
+def other_policy() -> ToyPolicy:
+    """The trainer's weights, other than those that acted."""
+    policy = ToyPolicy()
+    with torch.no_grad():
+        policy.logits.bias[::2].add_(0.5)
+    return policy
+
+
+@pytest.mark.parametrize("count_rejected", [True, False])
+def test_rejected_entries_lose_their_loss_and_by_choice_their_count(count_rejected: bool) -> None:
+    batch, policy = collate(collect(ToyPolicy())), other_policy()
+    correction = {"weight": "token", "weight_max": 1.2, "reject": "ratio", "reject_above": 1.3}
+    settings = algorithm(rollout_correction=correction | {"count_rejected": count_rejected})
+    targets, metrics = compute_targets(batch, settings, inputs(policy))
+    ratio = (targets.proximal - targets.behavior).exp()
+    valid = batch.valid.unsqueeze(-1).expand_as(ratio)
+    rejected = valid & (ratio > 1.3)
+    assert 0 < rejected.sum() < valid.sum()
+    assert targets.correction is not None
+    torch.testing.assert_close(targets.correction, torch.where(valid & ~rejected, ratio.clamp(max=1.2), 0.0))
+    counted = valid if count_rejected else valid & ~rejected
+    assert torch.equal(targets.weight, counted.float())
+    assert metrics["train/actor/rejected_fraction"] == pytest.approx(float(rejected.sum() / valid.sum()))
+    clipped = valid & (ratio > 1.2)
+    assert metrics["train/actor/correction_clip_fraction"] == pytest.approx(float(clipped.sum() / valid.sum()))
+    kept = targets.correction[valid & ~rejected]
+    assert metrics["train/actor/correction_weight"] == pytest.approx(float(kept.mean()))
+
+
+def test_without_a_correction_there_is_none() -> None:
+    targets, metrics = compute_targets(collate(collect(ToyPolicy())), algorithm(), inputs(other_policy()))
+    assert targets.correction is None
+    assert set(metrics) == {"train/critic/explained_variance"}
+
+
+def test_advantages_are_clamped_after_whitening() -> None:
+    batch, policy = collate(collect(ToyPolicy())), ToyPolicy()
+    plain = compute_targets(batch, algorithm(), inputs(policy))[0].advantage
+    clamped = compute_targets(batch, algorithm(advantage_clip=0.7), inputs(policy))[0].advantage
+    assert plain.abs().max() > 0.7
+    assert torch.equal(clamped, plain.clamp(-0.7, 0.7))
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "trajectory_mean", "episode_mean"])
+def test_the_value_loss_by_hand(aggregation: str) -> None:
+    """Trajectories of 3 and 1 chunk steps, of 5 and 1 executed actions: chunks of 2, the last cut short."""
+    batch, policy = collate([collect(ToyPolicy(), (3,))[0], collect(ToyPolicy(), (1,))[0]]), ToyPolicy(seed=3)
+    settings = algorithm(aggregation=aggregation, value={"aggregation": "policy", "clip": None, "huber": None})
+    targets, _ = compute_targets(batch, settings, inputs(policy))
+    objective = Objective(settings)
+    found = policy.evaluate(batch.obs, batch.forward_inputs)
+    loss = objective.loss(found, targets, objective.normalizers(targets), critic_only=False)
+    each = (0.5 * (found.value.detach() - targets.returns) ** 2).tolist()
+    wanted = {
+        "token_mean": sum(each) / 4,
+        "trajectory_mean": (sum(each[:3]) / 3 + each[3]) / 2,
+        "episode_mean": (2 * sum(each[:3]) / 5 + 2 * each[3] / 1) / 2,
+    }
+    assert float(loss.metrics["train/critic/value_loss"]) == pytest.approx(wanted[aggregation], rel=1e-5)
+    entropy = found.entropy.detach()[batch.valid].mean()
+    assert float(loss.metrics["train/actor/entropy_loss"]) == pytest.approx(float(entropy)), "a mean over valid entries"
