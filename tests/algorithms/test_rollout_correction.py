@@ -46,8 +46,8 @@ def test_weights_golden(level: Any, by: Any, bounds: tuple[float | None, float |
     x = combined((e.proximal - e.behavior).flatten().tolist(), mask, units(level), "sum" if by == "product" else "mean")
     raw = [math.exp(value) for value in x]
     bounded = [min(max(w, bounds[0] or 0.0), bounds[1] or math.inf) for w in raw]
-    seen = [w for w, valid in zip(bounded, mask, strict=True) if valid]
-    scale = sum(seen) / len(seen) if normalize else 1.0
+    of_unit = {unit: w for unit, w, valid in zip(units(level), bounded, mask, strict=True) if valid}
+    scale = sum(of_unit.values()) / len(of_unit) if normalize else 1.0
     wanted = [w / scale if valid else 0.0 for w, valid in zip(bounded, mask, strict=True)]
     assert got.weight.flatten().tolist() == pytest.approx(wanted)
     clipped = [valid and w != b for w, b, valid in zip(raw, bounded, mask, strict=True)]

@@ -233,3 +233,33 @@ def test_the_value_loss_by_hand(aggregation: str) -> None:
     assert float(loss.metrics["train/critic/value_loss"]) == pytest.approx(wanted[aggregation], rel=1e-5)
     entropy = found.entropy.detach()[batch.valid].mean()
     assert float(loss.metrics["train/actor/entropy_loss"]) == pytest.approx(float(entropy)), "a mean over valid entries"
+
+
+def test_the_correction_multiplies_the_policy_loss() -> None:
+    batch, policy = collate(collect(ToyPolicy())), other_policy()
+    correction = {"weight": "token", "reject": "ratio", "reject_above": 1.3}
+    settings = algorithm(rollout_correction=correction, loss="vanilla")
+    targets, _ = compute_targets(batch, settings, inputs(policy))
+    objective = Objective(settings)
+    found = policy.evaluate(batch.obs, batch.forward_inputs)
+    loss = objective.loss(found, targets, objective.normalizers(targets), critic_only=False)
+    ratio = (targets.proximal - targets.behavior).exp()
+    valid = batch.valid.unsqueeze(-1).expand_as(ratio)
+    each = torch.where(ratio <= 1.3, ratio, 0.0) * -targets.advantage * found.logprob.detach()
+    assert float(loss.metrics["train/actor/policy_loss"]) == pytest.approx(float(each[valid].mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("place", ["loss", "reward"])
+def test_the_cap_bounds_the_divergence_from_the_reference(place: str) -> None:
+    batch, policy, reference = collate(collect(ToyPolicy())), ToyPolicy(), ToyPolicy(seed=1)
+    spreads = []
+    for cap in (None, 0.01):
+        kl = {"coef": 0.3, "cap": cap, "place": place}
+        settings = algorithm(kl=kl, normalize_advantage=False, advantage="reinforce_plus_plus")
+        targets, _ = compute_targets(batch, settings, inputs(policy, reference=reference))
+        objective = Objective(settings)
+        found = policy.evaluate(batch.obs, batch.forward_inputs)
+        loss = objective.loss(found, targets, objective.normalizers(targets), critic_only=False)
+        spreads.append((float(loss.metrics["train/actor/reference_kl"]), targets.advantage.sum().item()))
+    assert spreads[1][0] <= 0.01 < spreads[0][0]
+    assert (spreads[1][1] > spreads[0][1]) == (place == "reward"), "a smaller penalty, where there is one in the reward"

@@ -54,7 +54,8 @@ def correct(  # noqa: PLR0913 (one keyword per setting)
 ) -> Correction:
     """Importance weights and rejection together; keywords as in `algorithm.rollout_correction`.
 
-    normalize: divide by the mean weight of the valid entries, after clamping and before rejection.
+    normalize: divide by the mean weight of the entries, chunk steps or trajectories (each counts once), after clamping
+    and before rejection.
     """
     kept, factor, clipped = entries.mask, entries.mask.to(entries.proximal.dtype), torch.zeros_like(entries.mask)
     if weight != "none":
@@ -64,7 +65,7 @@ def correct(  # noqa: PLR0913 (one keyword per setting)
             bounded = raw.clamp(weight_min, weight_max)
         clipped = (bounded != raw) & entries.mask
         if normalize and entries.mask.any():
-            bounded = bounded / bounded[entries.mask].mean().clamp_min(1e-8)
+            bounded = bounded / _mean_of_units(bounded, entries, weight).clamp_min(1e-8)
         factor = torch.where(entries.mask, bounded, 0.0)
     if reject != "none":
         kept = within_bounds(
@@ -129,6 +130,17 @@ def reduce_to_level(x: Tensor, mask: Tensor, trajectory: Tensor, level: Level, b
     if by == "mean":
         total = total / count.new_zeros(groups).index_add_(0, owner, count).clamp(min=1)
     return total[owner].reshape(-1, *(1,) * (x.dim() - 1)).expand_as(x)
+
+
+def _mean_of_units(weight: Tensor, entries: Entries, level: Level) -> Tensor:
+    """The mean of weights over the level's units that have a valid entry."""
+    mask = entries.mask.to(weight.dtype)
+    share = (
+        mask
+        if level == "token"
+        else mask / reduce_to_level(mask, entries.mask, entries.trajectory, level, "sum").clamp(min=1)
+    )
+    return (weight * share).sum() / share.sum()
 
 
 def _reduce_rows(x: Tensor, by: Reduction) -> Tensor:

@@ -79,7 +79,7 @@ class RolloutCorrectionSettings(Section):
     weight_max: Positive | None = None
     """Largest weight (truncated importance sampling); null for no bound."""
     normalize: Flag = False
-    """Divide the weights by their mean over the update's entries."""
+    """Divide the weights by their mean over the update, where each entry, chunk step or trajectory counts once."""
     reject: Literal["none", "ratio", "k2", "k3"] = "none"
     """What is compared with the bounds: the ratio, or an estimate of the KL divergence; none rejects nothing."""
     reject_level: Literal["token", "chunk_step", "trajectory"] = "token"

@@ -6,7 +6,7 @@ other overrides. The resolved configuration has the settings, not the name. Only
 epochs, group size and a policy's own settings (flow_noise's `logprob: mean` for RLinf's joint_logprob) stay the
 recipe's.
 
-Where ours still differs: whitening divides by n (RLinf and verl: n − 1), group returns by std + 1e-6 (TRL: 1e-4).
+Where ours still differs: whitening divides by n (theirs by n − 1), group returns by std + 1e-6 (TRL: 1e-4).
 docs/from-other-systems.md maps setting by setting.
 """
 

@@ -228,7 +228,7 @@ class KlCovLoss(LossSection):
     """The loss's name."""
     fraction: Share = 2e-4
     """Share of a mini-batch's entries that are penalised, at least one: those of the largest covariance."""
-    kl_coef: Positive = 1.0
+    kl_coef: Positive = 0.1
     """Weight of the penalty |log ratio| of these entries."""
 
 

@@ -149,7 +149,7 @@ class Learner:
         return TargetInputs(self.policy, self._reference, version, micro_batch, self._device)
 
     def _frozen(self) -> Policy:
-        """A copy of the policy that nothing trains."""
+        """A copy of the policy with its parameters frozen."""
         policy = copy.deepcopy(self.policy)
         as_module(policy).requires_grad_(requires_grad=False).eval()
         return policy
@@ -192,7 +192,7 @@ class Learner:
         return state if self._reference is None else state | {"reference": self._reference.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on exactly where `state_dict` was taken."""
+        """Restore what `state_dict` returned."""
         self._module.load_state_dict(state["policy"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.updates = int(state["updates"])
