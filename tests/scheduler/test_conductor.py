@@ -289,7 +289,7 @@ def test_a_new_generator_serves_only_once_it_holds_the_applied_version() -> None
 
 def test_failed_sample_goes_out_again_under_its_number_before_new_tickets() -> None:
     script = Script(slots=1, max_lag=5)
-    script.say(r.SampleFailed("sim", 0, 0, 1, "raised"))
+    script.say(r.SampleFailed("sim", 0, 0, 1, r.DropReason.ENVIRONMENT_RAISED))
     (start,) = script.of(r.StartRows)
     assert (start.grants[0].ticket.number, start.grants[0].ticket.attempt) == (0, 2)
 
@@ -297,16 +297,16 @@ def test_failed_sample_goes_out_again_under_its_number_before_new_tickets() -> N
 def test_after_max_attempts_the_group_is_dropped_cancelled_and_replaced() -> None:
     script = Script(slots=3, group_size=2, max_lag=1, max_attempts=1)  # limit 4: groups 0 and 1, three rows
     script.finish(1)  # group 0: ticket 1 buffered, 0 runs; the row goes to ticket 3
-    said = script.say(r.SampleFailed("sim", 0, 0, 1, "raised"))
+    said = script.say(r.SampleFailed("sim", 0, 0, 1, r.DropReason.ENVIRONMENT_RAISED))
     assert script.of(r.ReleasePayloads) == [r.ReleasePayloads(("p1",))]
     assert [g.ticket.group for c in said if isinstance(c, r.StartRows) for g in c.grants] == [2]
-    assert script.conductor.ledger.dropped == {"raised": 2}
+    assert script.conductor.ledger.dropped == {"environment raised": 2}
 
 
 def test_running_members_of_a_dropped_group_are_cancelled_and_their_rows_come_back() -> None:
     script = Script(slots=2, group_size=2, max_lag=0, max_attempts=1)
     script.ask("s1")  # waits: s0 is live too
-    script.say(r.SampleFailed("sim", 0, 0, 1, "raised"))
+    script.say(r.SampleFailed("sim", 0, 0, 1, r.DropReason.ENVIRONMENT_RAISED))
     assert script.of(r.CancelRow) == [r.CancelRow("sim", "s1", 1, 1)]
     assert [g.row for c in script.of(r.StartRows) for g in c.grants] == [0]
     script.say(r.SampleFailed("sim", 0, 1, 1, "cancelled"))
@@ -393,11 +393,11 @@ def test_a_checkpoint_of_an_earlier_trainer_is_none_of_the_present_ones() -> Non
 
 def test_too_many_dropped_samples_halt_the_run() -> None:
     script = Script(slots=1, max_attempts=1, max_dropped=0)
-    script.say(r.SampleFailed("sim", 0, 0, 1, "raised", "task reach, seed 3"))
+    script.say(r.SampleFailed("sim", 0, 0, 1, r.DropReason.ENVIRONMENT_RAISED, "task reach, seed 3"))
     (halt,) = script.of(r.Halt)
     assert halt.reason == (
-        "rollout.max_dropped = 0: 1 samples were dropped after rollout.max_attempts = 1 attempts each (1 x raised); "
-        "the last failure: raised (task reach, seed 3); correct what fails, then resume the run"
+        "rollout.max_dropped = 0: 1 samples were dropped after rollout.max_attempts = 1 attempts each "
+        "(1 x environment raised); the last failure: environment raised (task reach, seed 3); correct what fails, then resume the run"
     )
 
 
@@ -549,7 +549,7 @@ def test_evaluation_episode_that_keeps_failing_is_reported_as_dropped() -> None:
     script = Script(slots=1, target=0, max_attempts=2)
     evaluate(script)
     for attempt in (1, 2):
-        script.say(r.SampleFailed("sim", 0, -1, attempt, "raised"))
+        script.say(r.SampleFailed("sim", 0, -1, attempt, r.DropReason.ENVIRONMENT_RAISED))
     assert script.of(r.EvaluationDone) == [r.EvaluationDone("before", 0, 1)]
 
 

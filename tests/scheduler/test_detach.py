@@ -94,25 +94,25 @@ def test_being_cut_is_no_attempt(max_attempts: int) -> None:
         (grant,) = go_on(cut(script), 0, slots=1)
         assert (grant.ticket.number, grant.ticket.attempt) == (0, 1)
     for attempt in range(1, max_attempts):
-        script.say(r.SampleFailed("sim", 0, 0, attempt, "raised"))
+        script.say(r.SampleFailed("sim", 0, 0, attempt, r.DropReason.ENVIRONMENT_RAISED))
         assert script.conductor.ledger.dropped == {}
-    script.say(r.SampleFailed("sim", 0, 0, max_attempts, "raised"))
-    assert script.conductor.ledger.dropped == {"raised": 1}
+    script.say(r.SampleFailed("sim", 0, 0, max_attempts, r.DropReason.ENVIRONMENT_RAISED))
+    assert script.conductor.ledger.dropped == {"environment raised": 1}
 
 
 def test_a_run_that_halted_for_dropped_samples_may_drop_as_many_again() -> None:
     script = Script(slots=1, max_lag=0, max_attempts=1, max_dropped=1)
     for number in range(2):
-        script.say(r.SampleFailed("sim", 0, number, 1, "raised"))
+        script.say(r.SampleFailed("sim", 0, number, 1, r.DropReason.ENVIRONMENT_RAISED))
     assert script.of(r.Halt)
     (grant,) = go_on(cut(script), 0, slots=1)
     assert not script.of(r.Halt)
     assert grant.ticket.number == 2
-    script.say(r.SampleFailed("sim", 0, 2, 1, "raised"))
+    script.say(r.SampleFailed("sim", 0, 2, 1, r.DropReason.ENVIRONMENT_RAISED))
     assert not script.of(r.Halt)
-    script.say(r.SampleFailed("sim", 0, 3, 1, "raised"))
+    script.say(r.SampleFailed("sim", 0, 3, 1, r.DropReason.ENVIRONMENT_RAISED))
     assert script.of(r.Halt)
-    assert script.conductor.ledger.dropped == {"raised": 4}
+    assert script.conductor.ledger.dropped == {"environment raised": 4}
 
 
 def test_a_row_that_was_cancelled_is_not_waited_for() -> None:

@@ -24,13 +24,13 @@ from polyrhythm.scheduler.inference.routing import Router
 from polyrhythm.scheduler.inference.scheduler import BatchScheduler
 from polyrhythm.scheduler.inference.versions import VersionLedger
 from polyrhythm.scheduler.records import (
-    CANCELLED,
     ApplyWeights,
     Batch,
     BatchDone,
     BatchingChosen,
     Checkpointed,
     Command,
+    DropReason,
     Evaluate,
     Event,
     GeneratorJoined,
@@ -51,6 +51,7 @@ from polyrhythm.scheduler.records import (
     Wake,
     WeightsApplied,
     WeightsOffered,
+    drop_reason,
 )
 from polyrhythm.scheduler.rollout.evaluation import EvaluationQueue, EvaluationState
 from polyrhythm.scheduler.rollout.rows import EnvBatchState, IdleRows, RowRegistry, SlotState
@@ -92,7 +93,7 @@ _CODEC = Codec(
             Sample,
             SampleBuffer,
         ),
-        *(SampleLedger, SelectionStats, SlotState, SampleState, Ticket, VersionLedger),
+        *(DropReason, SampleLedger, SelectionStats, SlotState, SampleState, Ticket, VersionLedger),
         *(BatchingChosen, Forecast, ForecastLimits, ClosedLoop, Search, ServiceTime, SlotPace, BatchTuner),
     )
 )
@@ -119,6 +120,7 @@ class Conductor:
         self.refused = 0
         self.forgiven = 0
         self.halted = False
+        self._last_reason = DropReason.CANCELLED
         self._last_failure = ""
 
     # ------------------------------------------------------------ the two entry points
@@ -198,7 +200,7 @@ class Conductor:
             else:
                 gone += self._remove_slots(station)
                 del self.incarnations[station]
-        commands = self.rollout.abandon(gone, "resumed", 0.0, blame=False)
+        commands = self.rollout.abandon(gone, DropReason.SIMULATOR_LOST, 0.0, blame=False)
         assert not commands, "resuming drops nothing"
         self.rollout.expiries.clear()
         if self.dispatch.tuning is not None:
@@ -245,7 +247,7 @@ class Conductor:
         more = f"; {len(reasons) - 3} more reasons" if len(reasons) > 3 else ""
         last = f"; the last failure: {self._last_failure}" if self._last_failure else ""
         since, in_all = (" since the run was resumed", "in all ") if self.forgiven else ("", "")
-        if self._last_failure.startswith("policy: "):
+        if self._last_reason is DropReason.POLICY_NOT_FINITE:
             fix = (
                 "correct the policy, then resume the run; if its weights have diverged, begin another run with a lower "
                 "learning rate (init_from takes an earlier checkpoint)"
@@ -339,7 +341,7 @@ class Conductor:
             given_up = self.rollout.give_up(lost) if lost is not None and lost.version >= 0 else []
             return [*refusals, *given_up]
         else:
-            return self.rollout.abandon(self._remove_slots(event.station), "simulator lost", now)
+            return self.rollout.abandon(self._remove_slots(event.station), DropReason.SIMULATOR_LOST, now)
         return []
 
     def _remove_slots(self, simulator: str) -> list[SlotState]:
@@ -383,7 +385,8 @@ class Conductor:
         return self.rollout.finish(event, now)
 
     def _on_failed(self, event: SampleFailed, now: float) -> list[Command]:
-        if event.reason != CANCELLED:
+        if event.reason != DropReason.CANCELLED:
+            self._last_reason = drop_reason(event.reason)
             self._last_failure = f"{event.reason} ({event.detail})" if event.detail else event.reason
         return self.rollout.fail(event, now)
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.inference.versions import VersionLedger
-from polyrhythm.scheduler.records import Command, PublishWeights, ReleasePayloads, StartUpdate
+from polyrhythm.scheduler.records import Command, DropReason, PublishWeights, ReleasePayloads, StartUpdate
 from polyrhythm.scheduler.rollout.scheduler import RolloutScheduler
 from polyrhythm.scheduler.samples.groups import Group
-from polyrhythm.scheduler.samples.ledger import ROLLBACK, SampleState
+from polyrhythm.scheduler.samples.ledger import SampleState
 from polyrhythm.scheduler.settings import SchedulerSettings
 
 
@@ -122,5 +122,5 @@ class UpdateScheduler:
                 (group for group in admission.groups.values() if group.version <= late and not group.spare),
                 key=lambda group: (group.complete, -group.number),
             )
-            commands += rollout.drop(group, ROLLBACK, now)
+            commands += rollout.drop(group, DropReason.ROLLBACK, now)
         return commands

@@ -21,6 +21,7 @@ from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.records import (
     CancelRow,
     Command,
+    DropReason,
     EvaluationDone,
     Grant,
     ReleasePayloads,
@@ -30,6 +31,7 @@ from polyrhythm.scheduler.records import (
     SampleFinished,
     StartRows,
     Ticket,
+    drop_reason,
 )
 from polyrhythm.scheduler.rollout.evaluation import EvaluationQueue, EvaluationState
 from polyrhythm.scheduler.rollout.rows import IdleRows, RowRegistry, SlotState
@@ -38,7 +40,7 @@ from polyrhythm.scheduler.samples.admission import Admission
 from polyrhythm.scheduler.samples.buffer import SampleBuffer
 from polyrhythm.scheduler.samples.filtering import ReturnFilter
 from polyrhythm.scheduler.samples.groups import Group, Sample
-from polyrhythm.scheduler.samples.ledger import FILTERED, ROLLBACK, SURPLUS, SampleLedger, SampleState
+from polyrhythm.scheduler.samples.ledger import SampleLedger, SampleState
 from polyrhythm.scheduler.samples.selection import SelectionStats
 from polyrhythm.scheduler.settings import SchedulerSettings
 
@@ -135,12 +137,12 @@ class RolloutScheduler:
         if len(group.members) > group.size:
             for number in [n for n in group.members if self.samples[n].state is not SampleState.BUFFERED]:
                 group.members.remove(number)
-                commands += self._give_up(self.samples[number], SURPLUS, now)
+                commands += self._give_up(self.samples[number], DropReason.SURPLUS, now)
         if self.settings.filters:
             kept, told = self.filter.check(group)
             commands += told
             if not kept:
-                return commands + self.drop(group, FILTERED, now)
+                return commands + self.drop(group, DropReason.FILTERED, now)
         if group.spare:
             redundancy.promote_spare(self.admission, group)
         self.buffer.add(group)
@@ -149,7 +151,7 @@ class RolloutScheduler:
     def drop_surplus(self, now: float) -> list[Command]:
         """Cancel the spare groups that nobody needs any more."""
         groups = redundancy.surplus(self.admission, self.buffer)
-        return [command for group in groups for command in self.drop(group, SURPLUS, now)]
+        return [command for group in groups for command in self.drop(group, DropReason.SURPLUS, now)]
 
     def _finish_evaluation(self, sample: Sample, event: SampleFinished) -> list[Command]:
         ticket = sample.ticket
@@ -172,7 +174,7 @@ class RolloutScheduler:
     def fail(self, event: SampleFailed, now: float) -> list[Command]:
         """The simulator gave a sample up, or answers a cancellation."""
         sample = self._vacate(event.ticket, event.attempt, parked=False)
-        return [] if sample is None else self._lose(sample, event.reason, now)
+        return [] if sample is None else self._lose(sample, drop_reason(event.reason), now)
 
     def expire(self, now: float) -> list[Command]:
         """Cancel what ran past its deadline and let it go out again."""
@@ -181,10 +183,12 @@ class RolloutScheduler:
             _, number, attempt = self.expiries.popleft()
             sample = self._running(number, attempt)
             if sample is not None:
-                commands += [self._cancel(sample), *self._lose(sample, "deadline", now)]
+                commands += [self._cancel(sample), *self._lose(sample, DropReason.DEADLINE, now)]
         return commands
 
-    def abandon(self, gone: Sequence[SlotState], reason: str, now: float, *, blame: bool = True) -> list[Command]:
+    def abandon(
+        self, gone: Sequence[SlotState], reason: DropReason, now: float, *, blame: bool = True
+    ) -> list[Command]:
         """These slots went with their simulator, and all that ran in them; without blame that is no attempt."""
         names = {slot.name for slot in gone}
         self.cancelling = {key: place for key, place in self.cancelling.items() if place[0] not in names}
@@ -257,7 +261,7 @@ class RolloutScheduler:
         self.cancelling[ticket.number, ticket.attempt] = (sample.slot, sample.row)
         return CancelRow(self.rows.slots[sample.slot].simulator, sample.slot, ticket.number, ticket.attempt)
 
-    def _lose(self, sample: Sample, reason: str, now: float, *, blame: bool = True) -> list[Command]:
+    def _lose(self, sample: Sample, reason: DropReason, now: float, *, blame: bool = True) -> list[Command]:
         """A running ticket did not finish: out again, or dropped with its group when it had its attempts."""
         exhausted = blame and sample.ticket.attempt >= self.settings.max_attempts
         if sample.ticket.evaluation:
@@ -280,7 +284,9 @@ class RolloutScheduler:
         self.admission.give_back(sample, blame=blame)
         return []
 
-    def drop(self, group: Group, reason: str, now: float, already_off_row: Sample | None = None) -> list[Command]:
+    def drop(
+        self, group: Group, reason: DropReason, now: float, already_off_row: Sample | None = None
+    ) -> list[Command]:
         """Give up a group: running members are cancelled, finished ones released; a spare group takes its place, or a
         new one may."""
         commands: list[Command] = []
@@ -289,14 +295,14 @@ class RolloutScheduler:
         for number in group.members:
             sample = self.samples[number]
             commands += self._give_up(sample, reason, now, off_row=sample is already_off_row)
-        if not group.spare and reason != ROLLBACK:
+        if not group.spare and reason != DropReason.ROLLBACK:
             redundancy.replace_by_spare(self.admission, group)
         self.admission.forget(group)
         return commands
 
-    def _give_up(self, sample: Sample, reason: str, now: float, *, off_row: bool = False) -> list[Command]:
+    def _give_up(self, sample: Sample, reason: DropReason, now: float, *, off_row: bool = False) -> list[Command]:
         """Drop one sample. off_row: it ran, and has left its row."""
-        if reason == SURPLUS:
+        if reason == DropReason.SURPLUS:
             self.selection.note_surplus(sample, now)
         del self.samples[sample.ticket.number]
         self.ledger.move(sample.state, SampleState.DROPPED, reason=reason)
