@@ -92,7 +92,7 @@ def shape_settings(groups: int, size: int) -> dict[str, int]:
 def outcome(seconds: float, updates: int, conductor: Conductor) -> Outcome:
     ledger = conductor.ledger
     surplus = ledger.dropped.get("surplus", 0) / max(1, ledger.trained)
-    return Outcome(seconds / updates, surplus, conductor.choices().get("selection", {}))
+    return Outcome(seconds / updates, surplus, conductor.rollout.summary().get("selection", {}))
 
 
 @functools.cache

@@ -45,7 +45,7 @@ def run(cluster_settings: ClusterSettings) -> tuple[Cluster, dict[str, Any]]:
     cluster.run()
     watch.finish()
     ledger = conductor.ledger.as_dict()
-    return cluster, summarise(cluster.driver, ledger, cluster_settings.gpus, conductor.choices())
+    return cluster, summarise(cluster.driver, ledger, cluster_settings.gpus, conductor.rollout.summary())
 
 
 def times(cluster: Cluster, event: type) -> list[float]:

@@ -172,7 +172,7 @@ def test_two_versions_in_one_evaluation_are_seen() -> None:
             newer = [c for c in commands if isinstance(c, r.ApplyWeights) and c.version == 1]
             if newer and not self.moved:
                 self.moved = True
-                self.conductor.dispatch.generators["generator-0"].pinning = True
+                self.conductor.serving.generators.present["generator-0"].pinning = True
                 return [*commands, replace(newer[0], pinned=True)]
             return commands
 
@@ -192,7 +192,7 @@ def test_an_evaluation_whose_end_is_not_told_as_it_was_is_seen() -> None:
 def test_an_episode_that_is_nowhere_is_seen() -> None:
     class Loses(Careless):
         def change(self, commands: list[r.Command]) -> list[r.Command]:
-            evaluation = self.conductor.rollout.evaluations.aside
+            evaluation = self.conductor.rollout.evaluations.current_background
             if evaluation is not None and evaluation.running and evaluation.waiting:
                 evaluation.waiting.popleft()
             return commands
@@ -207,7 +207,7 @@ def test_training_that_is_told_otherwise_because_of_an_evaluation_is_seen() -> N
         kept: list[r.Command]
 
         def change(self, commands: list[r.Command]) -> list[r.Command]:
-            busy = self.conductor.rollout.evaluations.aside is not None
+            busy = self.conductor.rollout.evaluations.current_background is not None
             return [command for command in commands if not (busy and isinstance(command, r.StartUpdate))]
 
     cluster_settings = beside(own=True)
@@ -216,7 +216,7 @@ def test_training_that_is_told_otherwise_because_of_an_evaluation_is_seen() -> N
 
 
 def test_a_free_reserved_row_that_is_kept_waiting_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyrhythm.scheduler.rollout.scheduler.RolloutScheduler.grant_aside", lambda *_: [])
+    monkeypatch.setattr("polyrhythm.scheduler.rollout.scheduler.RolloutScheduler.grant_background", lambda *_: [])
     cluster_settings = beside(own=True)
     with pytest.raises(Violation, match="waits although the rows"):
         drive(Careless(cluster_settings.flow), cluster_settings)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from tests.oracles.evaluation_watch import EvaluationAudit, unbalanced
+from tests.oracles.evaluation_watch import EvaluationAudit, disagreeing, unbalanced
 from tests.oracles.group_watch import GroupAudit, misplaced
 from tests.oracles.shadow import TrainingOnlyConductor
 
@@ -103,7 +103,7 @@ class GuaranteeChecker:
         wrong = self._groups.note(event, commands) or self._evaluations.note(event, commands)
         if not wrong and type(event) not in (RequestArrived, BatchDone):
             wrong = misplaced(self._conductor)
-        wrong = wrong or unbalanced(self._conductor, self._evaluations)
+        wrong = wrong or unbalanced(self._conductor, self._evaluations) or disagreeing(self._conductor)
         if not wrong and self._shadow is not None:
             wrong = self._shadow.note(now, event, commands)
         if wrong:
@@ -223,7 +223,7 @@ class GuaranteeChecker:
     # ------------------------------------------------------------ batches
 
     def _check_idle(self, now: float, event: Event) -> None:
-        settings, tuning = self._settings, self._conductor.dispatch.tuning
+        settings, tuning = self._settings, self._conductor.serving.tuning
         limits = settings if tuning is None else tuning.limits
         if settings.batching == "lockstep" or settings.routing != "least_loaded":
             return

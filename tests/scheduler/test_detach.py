@@ -46,11 +46,11 @@ def test_no_station_is_left_and_nothing_is_waited_for() -> None:
     script.ask("s0")
     script.ask("s1")
     conductor = cut(script).conductor
-    assert conductor.incarnations == {}
-    assert conductor.dispatch.generators == {}
-    assert len(conductor.dispatch.queue) == 0
+    assert conductor.stations.incarnations == {}
+    assert conductor.serving.generators.present == {}
+    assert len(conductor.serving.queue) == 0
     assert conductor.rollout.rows.slots == {}
-    assert conductor.lending.trainer == ""
+    assert conductor.updates.trainer == ""
     assert conductor.deadline() == math.inf
 
 
@@ -145,16 +145,18 @@ def test_a_parked_episode_is_begun_anew() -> None:
     assert (grant.ticket.number, grant.resume) == (1, False)
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_an_evaluation_under_way_is_forgotten_since_nobody_hears_its_results(beside: bool) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_an_evaluation_under_way_is_forgotten_since_nobody_hears_its_results(background: bool) -> None:
     script = Script(slots=2, evaluator="g0")
     infos = (r.EnvBatchInfo("e", (r.SlotInfo("e/0", 0, 2),), reserved=True),)
     script.say(r.SimulatorJoined("apart", 0, infos))
-    script.say(r.Evaluate("first", tuple(r.Episode(0, 0, seed, greedy=True) for seed in range(3)), beside=beside))
-    script.say(r.WeightsApplied("g0", 0, 0, pinned=True)) if beside else [script.finish(0), script.finish(1)]
+    script.say(
+        r.Evaluate("first", tuple(r.Episode(0, 0, seed, greedy=True) for seed in range(3)), background=background)
+    )
+    script.say(r.WeightsApplied("g0", 0, 0, pinned=True)) if background else [script.finish(0), script.finish(1)]
     assert any(number < 0 for number in script.tickets)
     rollout = cut(script).conductor.rollout
-    assert (len(rollout.evaluations.queue), len(rollout.evaluations.beside)) == (0, 0)
+    assert (len(rollout.evaluations.queue), len(rollout.evaluations.background)) == (0, 0)
     assert all(number >= 0 for number in rollout.samples)
     assert all(grant.ticket.number >= 0 for grant in go_on(script, 0))
 

@@ -54,7 +54,7 @@ def simulate(settings: ClusterSettings, span: Span | None = None) -> dict[str, A
     cluster = Cluster(settings, conductor)
     cluster.driver.measures.span = span
     cluster.run()
-    return summarise(cluster.driver, conductor.ledger.as_dict(), settings.gpus, conductor.choices())
+    return summarise(cluster.driver, conductor.ledger.as_dict(), settings.gpus, conductor.rollout.summary())
 
 
 def simulate_file(path: str | Path, trace_path: str | Path | None = None) -> dict[str, Any]:

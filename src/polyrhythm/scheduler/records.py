@@ -100,7 +100,7 @@ class SlotInfo:
 class EnvBatchInfo:
     """An env batch as its simulator announces it.
 
-    reset_rows false: its episodes begin together. reserved: its rows run evaluations beside training, nothing else.
+    reset_rows false: its episodes begin together. reserved: its rows run background evaluations, nothing else.
     """
 
     name: str
@@ -325,12 +325,12 @@ class TrainUntil:
 class Evaluate:
     """Run these episodes with one version of the weights; training tickets wait meanwhile.
 
-    beside: in the reserved rows and with the evaluator's copy, so that nobody waits.
+    background: in the reserved rows and with the evaluator's second copy of the weights, so that training goes on.
     """
 
     name: str
     episodes: tuple[Episode, ...]
-    beside: bool = False
+    background: bool = False
 
 
 @dataclass(frozen=True, slots=True)

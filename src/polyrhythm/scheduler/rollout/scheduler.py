@@ -1,9 +1,8 @@
-"""Tickets on their way: granted to rows, run, finished, lost, granted again or dropped.
+"""Grants tickets to rows and follows them until their samples are buffered or dropped.
 
-Life of a ticket: running → buffered (here ends this module's care), or running → reissuing → running … → dropped with
-its group after `max_attempts` (alone, where the group has members to spare), or at any of these places dropped because
-others were first (`redundancy`) or its group is of no use (`filtering`). A row is asked back at once when its ticket
-ends, by whatever way.
+A ticket goes running → buffered, or running → reissuing → running … → dropped after `max_attempts`: with its group, or
+alone if the group has extra members. In any of these states it may also be dropped because others finished first
+(`redundancy`) or because its group is filtered (`filtering`). A row waits for a new ticket as soon as its ticket ends.
 
 Invariant: every running ticket occupies one row of a present simulator; every cancelled one occupies its row until the
 simulator answers.
@@ -16,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Any
 
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.records import (
@@ -62,50 +62,75 @@ class RolloutScheduler:
     cancelling: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
     expiries: deque[tuple[float, int, int]] = field(default_factory=deque)
 
+    @classmethod
+    def create(cls, settings: SchedulerSettings) -> RolloutScheduler:
+        return cls(
+            settings,
+            RowRegistry(),
+            Admission(settings),
+            SampleBuffer(settings),
+            SampleLedger(),
+            EvaluationQueue(),
+            ReturnFilter(settings),
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """What filtering and redundancy made of the samples; empty if neither is on.
+
+        kept_out_of_bounds: groups trained on although their mean return lies outside the filter's bounds.
+        """
+        settings, result = self.settings, dict[str, Any]()
+        if settings.filters:
+            result["kept_out_of_bounds"] = self.filter.accepted
+        if settings.extra_groups or settings.extra_members:
+            result["selection"] = self.selection.as_dict()
+        return result
+
     # ------------------------------------------------------------ granting
 
     def grant(self, version: int, now: float, *, training: bool) -> list[Command]:
-        """Give asking rows the tickets that are due at applied version `version`; no training ones in an evaluation."""
+        """Give waiting rows the tickets that are due at applied version `version`; those of an evaluation that has
+        begun, else those of training."""
         evaluation = self.evaluations.current if self.evaluations.begun else None
         if evaluation is not None:
-            self.rows.tidy()
-            return self._deal(lambda: _next_of(evaluation, version), lambda: self.rows.next_ask(fresh=True), now)
+            self.rows.sort_idle()
+            return self._deal(lambda: _next_of(evaluation, version), lambda: self.rows.next_idle(fresh=True), now)
         if not training or (self.admission.closed(version) and redundancy.is_closed(self.admission, self.buffer)):
             return []
-        self.rows.tidy()
-        return self._deal(lambda: self._next(version), self.rows.next_ask, now)
+        self.rows.sort_idle()
+        return self._deal(lambda: self._next(version), self.rows.next_idle, now)
 
-    def grant_aside(self, now: float) -> list[Command]:
-        """Give the reserved rows tickets of the evaluation beside training, once its weights are there."""
-        evaluation, asks = self.evaluations.aside, self.rows.reserved
-        if evaluation is None or evaluation.version < 0 or not asks:
+    def grant_background(self, now: float) -> list[Command]:
+        """Give the reserved rows tickets of the background evaluation, once its weights are there."""
+        evaluation, idle = self.evaluations.current_background, self.rows.reserved
+        if evaluation is None or evaluation.version < 0 or not idle:
             return []
-        return self._deal(lambda: _next_of(evaluation, evaluation.version), lambda: asks[0] if asks else None, now)
+        return self._deal(lambda: _next_of(evaluation, evaluation.version), lambda: idle[0] if idle else None, now)
 
     def _next(self, version: int) -> Ticket | None:
         ticket = self.admission.next(version, self.samples)
         return redundancy.next_ticket(self.admission, self.buffer, version) if ticket is None else ticket
 
     def _deal(
-        self, next_ticket: Callable[[], Ticket | None], next_ask: Callable[[], IdleRows | None], now: float
+        self, next_ticket: Callable[[], Ticket | None], next_idle: Callable[[], IdleRows | None], now: float
     ) -> list[Command]:
-        """Tickets to asking rows, until either runs out."""
+        """Grant tickets to waiting rows until tickets or rows run out."""
         grants: dict[str, list[Grant]] = {}
-        while (ask := next_ask()) is not None:
-            tickets = list(islice(iter(next_ticket, None), len(ask.rows)))
+        while (idle := next_idle()) is not None:
+            tickets = list(islice(iter(next_ticket, None), len(idle.rows)))
             if not tickets:
                 break
-            placed = self.rows.occupy(ask, [ticket.number for ticket in tickets])
+            placed = self.rows.occupy(idle, [ticket.number for ticket in tickets])
             for ticket, (slot, row) in zip(tickets, placed, strict=True):
                 self._run(ticket, slot, row, now)
-                resume = ask.parked and not ticket.evaluation
+                resume = idle.parked and not ticket.evaluation
                 grants.setdefault(slot.name, []).append(Grant(row, ticket, resume))
         return [StartRows(self.rows.slots[slot].simulator, slot, tuple(items)) for slot, items in grants.items()]
 
     def _run(self, ticket: Ticket, slot: SlotState, row: int, now: float) -> None:
         sample = self.samples.get(ticket.number)
         if ticket.evaluation:
-            self.evaluations.of(ticket).running += 1
+            self.evaluations.find(ticket).running += 1
         elif sample is None:
             self.ledger.start()
         else:
@@ -139,8 +164,8 @@ class RolloutScheduler:
                 group.members.remove(number)
                 commands += self._give_up(self.samples[number], DropReason.SURPLUS, now)
         if self.settings.filters:
-            kept, told = self.filter.check(group)
-            commands += told
+            kept, notices = self.filter.check(group)
+            commands += notices
             if not kept:
                 return commands + self.drop(group, DropReason.FILTERED, now)
         if group.spare:
@@ -156,7 +181,7 @@ class RolloutScheduler:
     def _finish_evaluation(self, sample: Sample, event: SampleFinished) -> list[Command]:
         ticket = sample.ticket
         del self.samples[ticket.number]
-        evaluation = self.evaluations.of(ticket)
+        evaluation = self.evaluations.find(ticket)
         evaluation.running -= 1
         evaluation.finished += 1
         result = SampleEvaluated(
@@ -220,11 +245,24 @@ class RolloutScheduler:
         done = EvaluationDone(evaluation.name, evaluation.finished, evaluation.wanted - evaluation.finished)
         return [*map(self._cancel, running), done]
 
-    def forget_evaluations(self) -> None:
-        """Whoever asked for them is gone; so are the rows that ran them."""
+    def remove_simulator(self, simulator: str, now: float) -> list[Command]:
+        """The simulator is lost, and with it all that ran in its rows."""
+        return self.abandon(self.rows.leave(simulator), DropReason.SIMULATOR_LOST, now)
+
+    def detach(self, simulators: Sequence[str]) -> None:
+        """The run was resumed without its simulators: what ran there is granted again, and this counts as no attempt.
+        Evaluations are forgotten, because whoever requested them is gone."""
+        self._forget_evaluations()
+        gone = [slot for simulator in simulators for slot in self.rows.leave(simulator)]
+        commands = self.abandon(gone, DropReason.SIMULATOR_LOST, 0.0, blame=False)
+        assert not commands, "resuming drops nothing"
+        self.expiries.clear()
+        self.cancelling.clear()
+
+    def _forget_evaluations(self) -> None:
         self.samples = {number: sample for number, sample in self.samples.items() if not sample.ticket.evaluation}
         self.evaluations.queue.clear()
-        self.evaluations.beside.clear()
+        self.evaluations.background.clear()
         self.evaluations.begun = False
 
     def next_expiry(self) -> float:
@@ -266,7 +304,7 @@ class RolloutScheduler:
         exhausted = blame and sample.ticket.attempt >= self.settings.max_attempts
         if sample.ticket.evaluation:
             del self.samples[sample.ticket.number]
-            evaluation = self.evaluations.of(sample.ticket)
+            evaluation = self.evaluations.find(sample.ticket)
             evaluation.running -= 1
             if exhausted:
                 evaluation.dropped += 1

@@ -12,12 +12,12 @@ from polyrhythm.scheduler.records import NOT_NEEDED, DropReason
 
 
 class SampleState(StrEnum):
-    """Present place of a sample. The last three are final."""
+    """Present state of a sample, by its key in `ledger.json`. The last three are final."""
 
     RUNNING = "running"
     REISSUING = "reissuing"
     BUFFERED = "buffered"
-    LENT = "lent"
+    IN_TRAINING = "lent"
     TRAINED = "trained"
     ROLLED_BACK = "rolled_back"
     DROPPED = "dropped"
@@ -27,8 +27,8 @@ class SampleState(StrEnum):
 _FOLLOWS: dict[SampleState, frozenset[SampleState]] = {
     SampleState.RUNNING: frozenset({SampleState.BUFFERED, SampleState.REISSUING, SampleState.DROPPED}),
     SampleState.REISSUING: frozenset({SampleState.RUNNING, SampleState.DROPPED}),
-    SampleState.BUFFERED: frozenset({SampleState.LENT, SampleState.DROPPED}),
-    SampleState.LENT: frozenset({SampleState.TRAINED, SampleState.BUFFERED}),
+    SampleState.BUFFERED: frozenset({SampleState.IN_TRAINING, SampleState.DROPPED}),
+    SampleState.IN_TRAINING: frozenset({SampleState.TRAINED, SampleState.BUFFERED}),
     SampleState.TRAINED: frozenset({SampleState.ROLLED_BACK}),
 }
 
