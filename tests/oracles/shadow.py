@@ -1,6 +1,6 @@
-"""A conductor of training alone, told the same events as the real one but for those of evaluations beside training.
+"""A conductor of training alone, told the same events as the real one except those of background evaluations.
 
-It must say the same, word for word: beside training, training's decisions are a function of training's events. A
+It must say the same, word for word: training's decisions are a function of training's events alone. A
 generator with a second copy of the weights is, while it works for an evaluation, at a pass that training gave nobody.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 
-from tests.oracles.evaluation_watch import EvaluationAudit
+from tests.oracles.evaluation_audit import EvaluationAudit
 
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.inference.scheduler import BatchScheduler
@@ -64,7 +64,7 @@ class Turns(BatchScheduler):
 
 
 class TrainingOnlyConductor:
-    """The conductor of training alone, beside `conductor`, which has no stations yet. book: what is beside training."""
+    """Decides for training alone, in parallel with `conductor`, which must have no stations yet."""
 
     def __init__(self, conductor: Conductor, book: EvaluationAudit) -> None:
         assert not conductor.stations.incarnations, "the conductor has stations already"
@@ -94,7 +94,7 @@ class TrainingOnlyConductor:
         alone.deadline()  # asked after every event, as it may tidy up
         alone.rollout.evaluations.tickets = self._real.rollout.evaluations.tickets
         said = [command for command in commands if not self._is_background(event, command)]
-        return "" if said == told else f"training is told {said}; without evaluations beside it, it would be {told}"
+        return "" if said == told else f"training is told {said}; without background evaluations, it would be {told}"
 
     def _of_training(self, event: Event) -> Event | None:
         """The event as training alone would hear it; None for nothing."""

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.oracles.arbitrary import arbitrary_cluster
-from tests.oracles.watch import GuaranteeChecker
+from tests.oracles.guarantees import GuaranteeChecker
 from tests.scheduler.test_conductor import Script, train_one
 
 from polyrhythm.clustersim.cluster import Cluster, Member
@@ -264,7 +264,7 @@ def test_a_run_that_is_cut_anywhere_again_and_again_and_loses_stations_reaches_i
     if rng.random() < 0.5:
         unheard = FaultPlan(station="trainer", at=rng.choice((0.0, 0.05, 0.2, 0.5)), after_reply=True)
         cluster_settings = cluster_settings.model_copy(update={"faults": (*cluster_settings.faults, unheard)})
-    conductor = Conductor(cluster_settings.flow)
+    conductor = Conductor(cluster_settings.scheduler)
     parts: list[Part] = []
     for cut in [*[True] * rng.randint(1, 3), False]:
         decider = stopping(conductor, rng) if cut else Stopping(conductor, -1)

@@ -20,9 +20,9 @@ AUTO = SchedulerSettings(64, max_lag=1e6, bound="mean", batching="auto", max_row
 
 
 def told(
-    scene: BatchingScenario, flow: SchedulerSettings = AUTO, seconds: float = 10.0
+    scene: BatchingScenario, scheduler: SchedulerSettings = AUTO, seconds: float = 10.0
 ) -> tuple[Cluster, list[BatchingChosen]]:
-    cluster = cluster_of(scene, flow, seed=0, record=True)
+    cluster = cluster_of(scene, scheduler, seed=0, record=True)
     cluster.driver.submit(TrainUntil(10**9))
     cluster.driver.run(10**9, seconds)
     commands = [command for step in cluster.driver.steps for command in step.commands]

@@ -7,8 +7,8 @@
 4. No generator that could serve idles while a batch is due (checked for `routing: least_loaded`).
 
 Beside these: groups are lent whole and within the filter's bounds, deadlines stay feasible, and redundancy stays within
-its limits (`group_watch`); evaluations keep to their rows, their generator and one version, and end
-(`evaluation_watch`); those beside training change none of its decisions (`shadow`).
+its limits (`group_audit`); evaluations keep to their rows, their generator and one version, and end
+(`evaluation_audit`); background ones change none of its decisions (`shadow`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from tests.oracles.evaluation_watch import EvaluationAudit, disagreeing, unbalanced
-from tests.oracles.group_watch import GroupAudit, misplaced
+from tests.oracles.evaluation_audit import EvaluationAudit, disagreeing, unbalanced
+from tests.oracles.group_audit import GroupAudit, misplaced
 from tests.oracles.shadow import TrainingOnlyConductor
 
 from polyrhythm.clustersim.cluster import Cluster
@@ -71,7 +71,7 @@ class GuaranteeChecker:
     def __init__(self, cluster: Cluster, conductor: Conductor) -> None:
         self._cluster = cluster
         self._conductor = conductor
-        self._settings = cluster.settings.flow
+        self._settings = cluster.settings.scheduler
         self._refused = conductor.refused
         self._latest: dict[str, RequestArrived] = {}
         self._answered: dict[str, tuple[str, Request]] = {}

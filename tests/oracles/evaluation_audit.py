@@ -1,6 +1,6 @@
-"""What `Watch` holds about evaluations: where they run, who answers them, with which weights, and that they end.
+"""What `GuaranteeChecker` checks of evaluations: where they run, who answers them, with which weights, that they end.
 
-Reserved rows run evaluations beside training and nothing else; those evaluations run nowhere else. Pinned batches hold
+Reserved rows run background evaluations and nothing else; those evaluations run nowhere else. Pinned batches hold
 all their requests and no others, and only the evaluator serves them. All episodes of an evaluation have one version.
 Nobody waits who could go on: reserved rows, the evaluator, or a generator that may take weights.
 """
@@ -129,8 +129,8 @@ def unbalanced(conductor: Conductor, book: EvaluationAudit) -> str:
         if (sum(parts), parts[1], parts[2]) != (evaluation.wanted, running, asked.finished):
             return f"{running} episodes run and {asked.finished} were told of {evaluation}"
     for slot in rollout.rows.slots.values():
-        beside = [ticket in book.tickets for ticket in slot.tickets.values()]
-        if slot.tickets and (any(beside) != slot.reserved or all(beside) != slot.reserved):
+        background = [ticket in book.tickets for ticket in slot.tickets.values()]
+        if slot.tickets and (any(background) != slot.reserved or all(background) != slot.reserved):
             return f"reserved slots are {sorted(book.reserved)}, but there is {slot}"
     return _waiting(conductor)
 
