@@ -1,6 +1,8 @@
 """Measure a part of the system, beside what it is held against. Minutes are of two cores.
 
 conductor   CPU time per request, by the number of slots
+ceiling     CPU of the main process per chunk step, and its sockets, by the number of env batches, with stations that
+            compute nothing (15 minutes)
 roundtrip   from an observation to its action through processes
 throughput  whole runs beside a plain loop; memory of sixteen simulators
 weights     a model over the weights bus, beside bare copies
@@ -28,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.cli import show
-from polyrhythm.cli.numbers import count
+from polyrhythm.cli.numbers import count, positive
 
 #: Parts of `learning`: the time to the same success, and tasks whose curves are compared; the last one if asked for.
 PARTS = ("wall_clock", "cartpole", "drawer", "reach")
@@ -39,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="overlap: the scene, such as rows=4")
     parser.add_argument("--slots", type=_counts, metavar="N,N", help="conductor: numbers of slots")
     parser.add_argument("--rows", type=_counts, metavar="N,N", help="throughput: numbers of rows")
+    parser.add_argument("--env-batches", type=_counts, metavar="N,N", help="ceiling: numbers of env batches")
+    parser.add_argument("--processes", type=_counts, metavar="N,N", help="ceiling: numbers of simulator processes")
+    parser.add_argument("--seconds", type=positive, metavar="S", help="ceiling: length of a turn (5)")
     parser.add_argument("--steps", type=count, metavar="N", help="roundtrip: round trips of a turn")
     parser.add_argument("--megabytes", type=count, metavar="N", help="weights: size of the model")
     parser.add_argument(
@@ -55,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repeats",
         type=count,
         metavar="N",
-        help="interleaved turns (5; update: 7; metaworld, overlap, fidelity, peers: 3), seeds of learning's "
+        help="interleaved turns (5; update: 7; ceiling, metaworld, overlap, fidelity, peers: 3), seeds of learning's "
         "wall_clock and of batching (3)",
     )
     parser.add_argument(
@@ -82,14 +87,14 @@ def _refuse_others(benchmark: str, given: Mapping[str, Any], takes: Iterable[str
     """Raise ConfigError if something is given that the benchmark does not take."""
     from polyrhythm.errors import ConfigError
 
-    options = [f"--{name}" for name in takes if name != "settings"] + ["--json"]
+    options = [f"--{name.replace('_', '-')}" for name in takes if name != "settings"] + ["--json"]
     for name in given:
         if name == "settings" and name not in takes:
             said = " ".join(given[name])
             raise ConfigError(f"{said}: bench {benchmark} has no scene to change; leave it out")
         if name not in takes:
             raise ConfigError(
-                f"--{name}: bench {benchmark} has no such option, only {', '.join(options)}; leave it out"
+                f"--{name.replace('_', '-')}: bench {benchmark} has no such option, only {', '.join(options)}; leave it out"
             )
 
 
@@ -125,6 +130,17 @@ def _conductor(slots: Sequence[int] = (16, 64, 256, 1024, 4096)) -> dict[str, An
     from polyrhythm_bench.cases import conductor as bench_conductor
 
     return bench_conductor.run(slots)
+
+
+def _ceiling(
+    env_batches: Sequence[int] = (16, 64, 256, 1024, 2048, 4096),
+    processes: Sequence[int] = (2, 8),
+    seconds: float = 5.0,
+    repeats: int = 3,
+) -> dict[str, Any]:
+    from polyrhythm_bench.cases import ceiling
+
+    return ceiling.run(env_batches, processes, seconds, repeats)
 
 
 def _roundtrip(steps: int = 1000, repeats: int = 5) -> dict[str, Any]:
@@ -218,6 +234,7 @@ def _peers(repeats: int = 3, only: Sequence[str] = (), environments: Path | None
 
 _BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "conductor": _conductor,
+    "ceiling": _ceiling,
     "roundtrip": _roundtrip,
     "throughput": _throughput,
     "weights": _weights,
