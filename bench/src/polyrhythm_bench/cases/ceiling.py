@@ -14,6 +14,7 @@ import errno
 import logging
 import math
 import os
+import re
 import resource
 import time
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,7 @@ ENV_BATCHES, PROCESSES = (16, 64, 256, 1024, 2048, 4096), (2, 8)
 LIMIT_US, LIMIT_ENV_BATCHES, LIMIT_PROCESSES = 40.0, 2048, 8
 #: Chunk steps of each env batch before what is measured, and env steps of the longest episode.
 _WARM_UP_STEPS, _EPISODE_STEPS = 4, 50
+_ZMQ_SOCKETS = zmq.Context.instance().get(zmq.MAX_SOCKETS)
 _TOO_MANY = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 
 
@@ -71,10 +73,10 @@ def run(
                 continue
             try:
                 turns[size].append(measure(*size, seconds, turn))
-            except (OSError, zmq.ZMQError, PolyrhythmError) as error:
-                if not _is_out_of_descriptors(error):
+            except (OSError, zmq.ZMQError, RuntimeError, PolyrhythmError) as error:
+                if not is_limit(error):
                     raise
-                refused[size] = f"not possible under a limit of {_descriptor_limit()} descriptors: {error}"
+                refused[size] = _refusal(error)
             log.info("turn %d, %d env batches in %d processes: %s", turn + 1, *size, turns[size][-1:] or refused[size])
     found = [summarise(size, turns[size], refused.get(size, "")) for size in sizes]
     measured = {entry["env_batches"]: entry for entry in found if entry["processes"] == max(processes)}
@@ -276,7 +278,14 @@ def _descriptor_limit() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def _is_out_of_descriptors(error: BaseException) -> bool:
+def _refusal(error: BaseException) -> str:
+    """Why a size was not measured, in one line."""
+    found = re.search(r"Too many open files|can't start new thread", str(error))
+    what = found[0] if found else str(error)
+    return f"{what}: at most {_descriptor_limit():,} descriptors a process, {_ZMQ_SOCKETS:,} sockets a ZeroMQ context"
+
+
+def is_limit(error: BaseException) -> bool:
     """Whether a limit on descriptors, sockets or threads was reached, here or in a station that says so."""
     if getattr(error, "errno", None) in _TOO_MANY:
         return True

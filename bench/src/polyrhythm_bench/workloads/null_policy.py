@@ -47,5 +47,5 @@ class NullPolicy(nn.Module):
     def value(self, obs: Observations) -> Tensor:
         return torch.zeros(len(next(iter(obs.values()))))
 
-    def sft_loss(self, obs: Observations, actions: Tensor) -> Tensor:
+    def sft_loss(self, obs: Observations, actions: Tensor) -> Tensor:  # noqa: ARG002
         return (0 * self.nothing).sum()
