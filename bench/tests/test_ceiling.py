@@ -13,7 +13,8 @@ import torch
 from tests.process.runs import children, orphaned_folders
 
 from polyrhythm_bench.cases import ceiling
-from polyrhythm_bench.cases.ceiling import Usage, Window, summarise
+from polyrhythm_bench.cases.ceiling import summarise
+from polyrhythm_bench.harness.main_process import Usage, Window
 from polyrhythm_bench.workloads.null_env import NullEnvSettings
 from polyrhythm_bench.workloads.null_policy import NullSettings
 

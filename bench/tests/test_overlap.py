@@ -67,7 +67,8 @@ def test_a_live_update_sleeps_once():
 
 def test_figures_are_medians_beside_limit_bound_and_lock_step():
     def cost(seconds):
-        return VersionCost(seconds, 16 / seconds, 16, 0.5, 0.25, 0.0, {}, {})
+        cpu_s_by = {"main": seconds / 100, "generator-0": seconds / 25}
+        return VersionCost(seconds, 16 / seconds, 16, 0.5, 0.25, 0.0, cpu_s_by, {})
 
     turns = {mode: [cost(0.2), cost(0.4), cost(0.3)] for mode in MODES}
     turns["full_async"] = [cost(0.1), cost(0.1), cost(0.15)]
@@ -78,6 +79,10 @@ def test_figures_are_medians_beside_limit_bound_and_lock_step():
     assert full["speedup"] == pytest.approx(2.0), "2, 4 and 2 in the three turns"
     assert full["fraction_of_bound"] == pytest.approx(160 / scene.bound(SMALL))
     assert found["within_limits"]
+    assert full["cpu_ms_per_transition"] == pytest.approx(1e3 * 0.1 / 20 / 16), "0.31 ms in two turns of three"
+    assert full["main_us_per_chunk_step"] == pytest.approx(1e6 * 0.1 / 100 / 16)
+    assert found["within_cpu_limit"]
+    assert found["modes"]["lockstep"]["cpu_ms_per_transition"] > overlap.CPU_MS_LIMIT
     assert (found["bare"], found["bare_fraction_of_limit"]) == (160.0, 1.0)
     assert found["fraction_of_bare"] == pytest.approx(0.8), "0.8, 1.0 and 0.71 in the three turns"
 

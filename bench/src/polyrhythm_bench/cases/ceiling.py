@@ -11,31 +11,20 @@ take most of them; what main could direct if they did not is 1 / (CPU of its loo
 from __future__ import annotations
 
 import errno
+import gc
 import logging
-import math
-import os
 import re
 import resource
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-import psutil
 import zmq
 
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, PolyrhythmError
-from polyrhythm.pipeline.build import Pipeline
-from polyrhythm.pipeline.observers.totals import RunTotals
-from polyrhythm.pipeline.run_loop import Interrupted
-from polyrhythm.runtime.local import LocalLauncher
-from polyrhythm.runtime.messages import Report
-from polyrhythm.scheduler import records
-from polyrhythm_bench.harness import resources
+from polyrhythm_bench.harness.main_process import MainProcessTimer, Window
 from polyrhythm_bench.harness.running import running
 
 log = logging.getLogger(__name__)
@@ -94,31 +83,6 @@ def run(
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What one process holds: file descriptors, those of them that are sockets, and threads."""
-
-    descriptors: int
-    sockets: int
-    threads: int
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Counts of one turn, over `seconds`. CPU in seconds: of the main process, of its loop's thread alone, of all
-    processes of the run, of everything else on the machine. batches: forward passes."""
-
-    seconds: float
-    chunk_steps: int
-    batches: int
-    main_cpu_s: float
-    loop_cpu_s: float
-    cpu_s: float
-    others_cpu_s: float
-    main: Usage
-    simulator: Usage
-
-
 def summarise(size: tuple[int, int], windows: Sequence[Window], refused: str) -> dict[str, Any]:
     """One entry of the result: medians over the windows; or why there are none, in `not_measured`.
 
@@ -173,104 +137,9 @@ def config(env_batches: int, simulators: int, seed: int = 0) -> RunConfig:
 
 def measure(env_batches: int, simulators: int, seconds: float, seed: int = 0) -> Window:
     """One turn. Errors are those of `running`; RunHalted: a station was lost."""
+    gc.collect()  # the turn before has left memory that only the collector finds, and descriptors with it
     with running(config(env_batches, simulators, seed), validated=False) as pipeline:
-        stopwatch = Stopwatch(pipeline, _WARM_UP_STEPS * env_batches, seconds)
-        return stopwatch.measure()
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Counters at one moment, all in seconds or counts since some beginning."""
-
-    at: float
-    chunk_steps: int
-    batches: int
-    main_cpu_s: float
-    loop_cpu_s: float
-    cpu_s: float
-    machine_cpu_s: float
-
-
-class Stopwatch:
-    """Reads the counters after `warm_up` chunk steps and `seconds` later, then ends the run.
-
-    The loop asks it between two events whether to stop, so that nothing is measured in the middle of one.
-    """
-
-    def __init__(self, pipeline: Pipeline, warm_up: int, seconds: float) -> None:
-        assert isinstance(pipeline.launcher, LocalLauncher), "the processes are told apart by their ids"
-        self._loop, self._pids = pipeline.loop, pipeline.launcher.processes()
-        self._warm_up, self._seconds = warm_up, seconds
-        self._totals, self._chunk_steps, self._batches = RunTotals(), 0, 0
-        self._begin: Reading | None = None
-        self._until = math.inf
-
-    def measure(self) -> Window:
-        """Train until the time is over. RunHalted: a station was lost meanwhile."""
-        self._loop.observers.append(self)
-        self._loop.stop = self._is_over
-        try:
-            self._loop.train_until(1_000_000)
-        except Interrupted:
-            pass
-        self._totals.refuse_faults()
-        begin, end = self._begin, self._read()
-        assert begin is not None
-        cpu_s = end.cpu_s - begin.cpu_s
-        return Window(
-            seconds=end.at - begin.at,
-            chunk_steps=end.chunk_steps - begin.chunk_steps,
-            batches=end.batches - begin.batches,
-            main_cpu_s=end.main_cpu_s - begin.main_cpu_s,
-            loop_cpu_s=end.loop_cpu_s - begin.loop_cpu_s,
-            cpu_s=cpu_s,
-            others_cpu_s=max(0.0, end.machine_cpu_s - begin.machine_cpu_s - cpu_s),
-            main=usage(os.getpid()),
-            simulator=usage(self._pids["simulator-0"]),
-        )
-
-    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
-        self._totals.on_decision(now, event, commands)
-        if isinstance(event, records.RequestArrived):
-            self._chunk_steps += event.rows
-        elif isinstance(event, records.BatchDone):
-            self._batches += 1
-
-    def on_report(self, now: float, report: Report) -> None:
-        pass
-
-    def _is_over(self) -> bool:
-        if self._begin is None and self._chunk_steps >= self._warm_up:
-            self._begin = self._read()
-            self._until = self._begin.at + self._seconds
-        return time.monotonic() >= self._until
-
-    def _read(self) -> Reading:
-        own, stations = time.process_time(), _cpu_s(self._pids)
-        return Reading(
-            at=time.monotonic(),
-            chunk_steps=self._chunk_steps,
-            batches=self._batches,
-            main_cpu_s=own,
-            loop_cpu_s=time.thread_time(),
-            cpu_s=own + stations,
-            machine_cpu_s=resources.machine_cpu_s(),
-        )
-
-
-def _cpu_s(pids: Mapping[str, int]) -> float:
-    return sum(resources.cpu_s_of(psutil.Process(pid)) for pid in pids.values())
-
-
-def usage(pid: int) -> Usage:
-    """What the process holds at this moment (Linux)."""
-    links = []
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            links.append(os.readlink(link))
-        except FileNotFoundError:  # closed meanwhile
-            continue
-    return Usage(len(links), sum(link.startswith("socket:") for link in links), psutil.Process(pid).num_threads())
+        return MainProcessTimer(pipeline, _WARM_UP_STEPS * env_batches, seconds).measure()
 
 
 def _descriptor_limit() -> int:

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 #: What full asynchrony is to reach: of the limit, and over lock-step.
 LIMIT, SPEEDUP = 0.95, 2.0
+#: CPU milliseconds of all processes per transition, at most, in the usual scene.
+CPU_MS_LIMIT = 0.5
 _LOCKSTEP = {"type": "lockstep"}
 
 
@@ -82,7 +84,8 @@ def figures(
 
     transitions_per_s; simulated (the mode's own, on the virtual clock); fraction_of_simulated, fraction_of_limit,
     fraction_of_bound; speedup over lock-step in the same turn; lag_mean; cores_busy; others_cores (of everything else
-    on the machine meanwhile); rates_by_turn.
+    on the machine meanwhile); cpu_ms_per_transition of all processes; main_us_per_chunk_step, CPU of the main process
+    (a chunk here is one action); rates_by_turn. `within_cpu_limit`: full asynchrony's CPU is at most `CPU_MS_LIMIT`.
     """
     most = scenes.bound(scene)
     rates = {mode: [scene.transitions / cost.seconds_per_version for cost in own] for mode, own in turns.items()}
@@ -99,6 +102,8 @@ def figures(
             "lag_mean": median(cost.lag_mean for cost in turns[mode]),
             "cores_busy": median(cost.cores_busy for cost in turns[mode]),
             "others_cores": median(cost.others_cores for cost in turns[mode]),
+            "cpu_ms_per_transition": median(cost.cpu_ms_per_transition for cost in turns[mode]),
+            "main_us_per_chunk_step": median(cost.main_us_per_transition for cost in turns[mode]),
             "rates_by_turn": own,
         }
     full = modes["full_async"]
@@ -110,5 +115,6 @@ def figures(
         "bare_fraction_of_limit": median(bare) / limit,
         "fraction_of_bare": median(own / other for own, other in zip(rates["full_async"], bare, strict=True)),
         "within_limits": reached,
+        "within_cpu_limit": full["cpu_ms_per_transition"] <= CPU_MS_LIMIT,
         "modes": modes,
     }

@@ -93,9 +93,8 @@ def _refuse_others(benchmark: str, given: Mapping[str, Any], takes: Iterable[str
             said = " ".join(given[name])
             raise ConfigError(f"{said}: bench {benchmark} has no scene to change; leave it out")
         if name not in takes:
-            raise ConfigError(
-                f"--{name.replace('_', '-')}: bench {benchmark} has no such option, only {', '.join(options)}; leave it out"
-            )
+            option, known = name.replace("_", "-"), ", ".join(options)
+            raise ConfigError(f"--{option}: bench {benchmark} has no such option, only {known}; leave it out")
 
 
 def words(result: dict[str, Any]) -> str:

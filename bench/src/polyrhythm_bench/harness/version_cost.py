@@ -61,6 +61,16 @@ class VersionCost:
         """CPU seconds of all processes together."""
         return sum(self.cpu_s_by.values())
 
+    @property
+    def cpu_ms_per_transition(self) -> float:
+        """CPU milliseconds of all processes together for one env step of one row."""
+        return 1e3 * self.cpu_s_per_version / self.transitions_per_version
+
+    @property
+    def main_us_per_transition(self) -> float:
+        """CPU microseconds of the main process for the same; per chunk step where chunks have one action."""
+        return 1e6 * self.cpu_s_by["main"] / self.transitions_per_version
+
 
 @dataclass(frozen=True, slots=True)
 class Mark:

@@ -39,7 +39,7 @@ class NullPolicy(nn.Module):
         actions = self._actions.expand(len(noise_key), -1, -1)
         return Act(actions, actions, self._value.expand(len(noise_key)), {})
 
-    def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
+    def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:  # noqa: ARG002
         rows = len(next(iter(obs.values())))
         entries = (0 * self.nothing).expand(rows, 1, self.action_dim)
         return Evaluation(entries, (0 * self.nothing).expand(rows), entries)
