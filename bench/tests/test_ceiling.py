@@ -14,7 +14,7 @@ from tests.process.runs import children, orphaned_folders
 
 from polyrhythm_bench.cases import ceiling
 from polyrhythm_bench.cases.ceiling import summarise
-from polyrhythm_bench.harness.main_process import Usage, Window
+from polyrhythm_bench.harness.main_process import ProcessUsage, Window
 from polyrhythm_bench.workloads.null_env import NullEnvSettings
 from polyrhythm_bench.workloads.null_policy import NullSettings
 
@@ -56,7 +56,7 @@ def test_sixteen_env_batches_in_two_processes(capsys):
 
 
 def window(chunk_steps, main_cpu_s):
-    usage = Usage(descriptors=10, sockets=4, threads=3)
+    usage = ProcessUsage(descriptors=10, sockets=4, threads=3)
     return Window(2.0, chunk_steps, 10, main_cpu_s, 0.5 * main_cpu_s, 4 * main_cpu_s, 0.2, usage, usage)
 
 

@@ -19,7 +19,7 @@ from polyrhythm.scheduler import records
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 from polyrhythm_bench.chaos import run as chaos_run
 from polyrhythm_bench.chaos.fault_injector import FaultInjector
-from polyrhythm_bench.chaos.faults import Fault, Kind, Planned, plan, totals
+from polyrhythm_bench.chaos.faults import Fault, Kind, PlannedFault, plan, totals
 from polyrhythm_bench.chaos.load import LEAST, CpuContention, of_processes
 from polyrhythm_bench.chaos.run import chaos, chaos_config
 from polyrhythm_bench.chaos.throughput_window import WINDOW_S, ThroughputWindow
@@ -148,7 +148,7 @@ def watch(*faults, ledger=None, load=None):
     """A watch, without its thread, under which these faults were applied at 10 s, when 100 rows/s were usual."""
     load = load or CpuContention(alone, 2)
     seen = FaultInjector(SimpleNamespace(processes=dict), ledger or SampleLedger(), load, lambda: 0.0, 1.0)
-    seen.faults += [Fault(Planned(kind, station, 1.0, 1.0), 10.0, 100.0) for kind, station in faults]
+    seen.faults += [Fault(PlannedFault(kind, station, 1.0, 1.0), 10.0, 100.0) for kind, station in faults]
     return seen
 
 
@@ -187,7 +187,7 @@ def test_what_others_take_counts_once_the_run_works_again():
 def test_a_loss_that_nobody_caused_is_a_violation_and_so_is_an_imbalance():
     seen = watch((Kind.KILL, "g"))
     seen.on_decision(11.0, records.StationLost("s", 0, "was ended by SIGSEGV"), [])
-    assert seen.violations == ["s was lost, though nobody had touched it: it was ended by SIGSEGV"]
+    assert seen.violations == ["s was lost, though no fault was applied to it: it was ended by SIGSEGV"]
     ledger = SampleLedger(started=3, running=2)
     seen = watch(ledger=ledger)
     for _ in range(2):
@@ -209,18 +209,18 @@ def test_a_loss_that_nobody_caused_is_a_violation_and_so_is_an_imbalance():
     ],
 )
 def test_what_of_a_fault_went_wrong(kind, times, words):
-    fault = Fault(Planned(kind, "g", 1.0, 1.0), 10.0, 100.0, **times)
+    fault = Fault(PlannedFault(kind, "g", 1.0, 1.0), 10.0, 100.0, **times)
     complaints = list(fault.complaints())
     assert len(complaints) == len(words)
     assert all(word in complaint for word, complaint in zip(words, complaints, strict=True))
 
 
 def test_totals_by_kind():
+    killed = PlannedFault(Kind.KILL, "g", 1.0, 0.0)
     made = [
-        Fault(Planned(Kind.KILL, "g", 1.0, 0.0), 10.0, 1.0, noticed_at=10.5, over_at=12.0, recovered_at=10.0 + after)
-        for after in (3.0, 5.0, 16.0)
+        Fault(killed, 10.0, 1.0, noticed_at=10.5, over_at=12.0, recovered_at=10.0 + after) for after in (3.0, 5.0, 16.0)
     ]
-    made.append(Fault(Planned(Kind.SLOW, "t", 1.0, 1.0), 10.0, 1.0, over_at=11.0))
+    made.append(Fault(PlannedFault(Kind.SLOW, "t", 1.0, 1.0), 10.0, 1.0, over_at=11.0))
     found = totals([fault.as_dict(10.0) for fault in made])
     assert (found["faults"], found["recovered_within_15_s"]) == (4, 2)
     assert found["by_kind"]["kill"]["recovered_s"] == {"p50": 5.0, "max": 16.0}
@@ -292,7 +292,7 @@ def disturbed(folder, kills, seed, warm_up_s, **changes):
 
 
 def test_a_killed_simulator(tmp_path, monkeypatch, any_pace):
-    monkeypatch.setattr(chaos_run, "plan", lambda *_: [Planned(Kind.KILL, "simulator-0", 0.5, 0.0)])
+    monkeypatch.setattr(chaos_run, "plan", lambda *_: [PlannedFault(Kind.KILL, "simulator-0", 0.5, 0.0)])
     result = disturbed(tmp_path, 1, 0, 0.5, rollout={"rows": 4})
     (fault,) = result["faults"]
     assert (fault["station"], fault["kind"]) == ("simulator-0", "kill")

@@ -1,21 +1,24 @@
-"""Measure a part of the system, beside what it is held against. Minutes are of two cores.
+"""Measure a part of the system beside a reference. Minutes are on two cores.
 
-conductor   CPU time per request, by the number of slots
-ceiling     CPU of the main process per chunk step, and its sockets, by the number of env batches, with stations that
-            compute nothing (15 minutes)
-roundtrip   from an observation to its action through processes
+conductor   CPU time of the conductor per request, by number of slots
+ceiling     CPU time of the main process per chunk step, with stations that compute nothing, by number of env batches;
+            its sockets and descriptors (10 minutes)
+roundtrip   time from an observation to its action through processes
 throughput  whole runs beside a plain loop; memory of sixteen simulators
-weights     a model over the weights bus, beside bare copies
-update      one update of the learner beside the same maths by hand
-metaworld   the quickstart in lock-step and with each kind of asynchrony: seconds per version (10 minutes; metaworld)
+weights     time to move a model over the weights bus, beside bare copies
+update      one update of the learner beside a plain torch loop
+metaworld   the quickstart in lock-step and with each kind of asynchrony: seconds per version (10 minutes; needs the
+            metaworld extra)
 learning    lock-step against full asynchrony: areas under learning curves, and time to the same success where every
             stage sleeps (20 minutes; the tasks drawer and reach need the metaworld extra)
-algorithms  every policy loss under growing staleness: areas under learning curves (an hour; drawer needs metaworld)
-overlap     stages that sleep, in four modes, beside the limit; NAME=VALUE words change the scene: env_batches rows
-            simulators generators sim_latency infer_latency train_latency episode_steps max_lag seed
+algorithms  every policy loss under growing staleness: areas under learning curves (an hour; the task drawer needs the
+            metaworld extra)
+overlap     stages that sleep, in four modes, beside the limit; CPU time per transition. NAME=VALUE words change the
+            scene: env_batches rows simulators generators sim_latency infer_latency train_latency episode_steps max_lag
+            seed
 fidelity    ten such scenes, live and simulated (half an hour)
-batching    auto against the best fixed batching of a grid, simulated (half an hour)
-papers      tables of the RL-VLA3 and ROLL Flash papers beside what the simulated cluster says (a quarter of an hour)
+batching    batching auto beside the best fixed batching of a grid, simulated (half an hour)
+papers      tables of the RL-VLA3 and ROLL Flash papers beside the simulated cluster (a quarter of an hour)
 peers       Sample Factory, TorchRL, Stable-Baselines3 and a plain loop on the workloads of overlap and throughput;
             makes an environment for each, which takes a package index and 5 GB (40 minutes)
 """
@@ -77,13 +80,13 @@ def run(arguments: argparse.Namespace) -> int:
     benchmark = _BENCHMARKS[arguments.name]
     given = {name: value for name, value in vars(arguments).items() if name not in ("name", "json")}
     given = {name: value for name, value in given.items() if value not in (None, [])}
-    _refuse_others(arguments.name, given, inspect.signature(benchmark).parameters)
+    _check_options(arguments.name, given, inspect.signature(benchmark).parameters)
     result = benchmark(**given)
     print(json.dumps(result, indent=2) if arguments.json else words(result))
     return 0
 
 
-def _refuse_others(benchmark: str, given: Mapping[str, Any], takes: Iterable[str]) -> None:
+def _check_options(benchmark: str, given: Mapping[str, Any], takes: Iterable[str]) -> None:
     """Raise ConfigError if something is given that the benchmark does not take."""
     from polyrhythm.errors import ConfigError
 
@@ -101,7 +104,7 @@ def words(result: dict[str, Any]) -> str:
     """The result for people: a table of its `modes`, if it has any, under a line for each of its other entries.
 
     An entry that is a list of records is a table of its own. Each of its `parts` follows under its name. Lists of lists
-    (curves) are for programs and figures only.
+    (curves) are for programs and plots only.
     """
     tables = {name: value for name, value in result.items() if _is_table(value)}
     plain = {name: value for name, value in result.items() if name not in ("modes", "parts", *tables)}
@@ -176,9 +179,9 @@ def _learning(tasks: Sequence[str] = PARTS[:-1], seeds: int = 8, repeats: int = 
     from polyrhythm_bench.cases import learning, wall_clock
     from polyrhythm_bench.harness import trainings
 
-    _refuse_unknown("--tasks", tasks, PARTS)
+    _check_names("--tasks", tasks, PARTS)
     chosen = {name: task for name, task in learning.TASKS.items() if name in tasks}
-    trainings.refuse(chosen, learning.MODES)
+    trainings.check_tasks(chosen, learning.MODES)
     found = {"wall_clock": wall_clock.run(repeats)} if "wall_clock" in tasks else {}
     return {"parts": found | (learning.run(chosen, seeds) if chosen else {})}
 
@@ -186,12 +189,12 @@ def _learning(tasks: Sequence[str] = PARTS[:-1], seeds: int = 8, repeats: int = 
 def _algorithms(tasks: Sequence[str] = (), seeds: int = 5, only: Sequence[str] = ()) -> dict[str, Any]:
     from polyrhythm_bench.cases import algorithms
 
-    _refuse_unknown("--tasks", tasks, tuple(algorithms.TASKS))
-    _refuse_unknown("--only", only, tuple(algorithms.OBJECTIVES))
+    _check_names("--tasks", tasks, tuple(algorithms.TASKS))
+    _check_names("--only", only, tuple(algorithms.OBJECTIVES))
     return {"parts": algorithms.run({name: algorithms.TASKS[name] for name in tasks or algorithms.TASKS}, seeds, only)}
 
 
-def _refuse_unknown(option: str, names: Sequence[str], known: Sequence[str]) -> None:
+def _check_names(option: str, names: Sequence[str], known: Sequence[str]) -> None:
     """Raise ConfigError if one of the names is not known."""
     from polyrhythm.errors import ConfigError
 
@@ -202,9 +205,9 @@ def _refuse_unknown(option: str, names: Sequence[str], known: Sequence[str]) -> 
 
 def _overlap(settings: Sequence[str] = (), versions: int = 12, repeats: int = 3) -> dict[str, Any]:
     from polyrhythm_bench.cases import overlap
-    from polyrhythm_bench.workloads.scene import scene_of
+    from polyrhythm_bench.workloads.scene import parse_scene
 
-    return overlap.run(scene_of(settings), versions, repeats)
+    return overlap.run(parse_scene(settings), versions, repeats)
 
 
 def _fidelity(versions: int = 8, repeats: int = 3) -> dict[str, Any]:

@@ -29,7 +29,7 @@ _ENDLESS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ProcessUsage:
     """What one process holds: file descriptors, those of them that are sockets, and threads."""
 
     descriptors: int
@@ -49,8 +49,8 @@ class Window:
     loop_cpu_s: float
     cpu_s: float
     others_cpu_s: float
-    main: Usage
-    simulator: Usage
+    main: ProcessUsage
+    simulator: ProcessUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ class MainProcessTimer:
             loop_cpu_s=end.loop_cpu_s - begin.loop_cpu_s,
             cpu_s=cpu_s,
             others_cpu_s=max(0.0, end.machine_cpu_s - begin.machine_cpu_s - cpu_s),
-            main=usage(os.getpid()),
-            simulator=usage(self._pids["simulator-0"]),
+            main=usage_of(os.getpid()),
+            simulator=usage_of(self._pids["simulator-0"]),
         )
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
@@ -135,7 +135,7 @@ def _cpu_s(pids: Mapping[str, int]) -> float:
     return sum(resources.cpu_s_of(psutil.Process(pid)) for pid in pids.values())
 
 
-def usage(pid: int) -> Usage:
+def usage_of(pid: int) -> ProcessUsage:
     """What the process holds at this moment (Linux)."""
     links = []
     for link in Path(f"/proc/{pid}/fd").iterdir():
@@ -143,4 +143,5 @@ def usage(pid: int) -> Usage:
             links.append(os.fspath(link.readlink()))
         except FileNotFoundError:  # closed meanwhile
             continue
-    return Usage(len(links), sum(link.startswith("socket:") for link in links), psutil.Process(pid).num_threads())
+    sockets = sum(link.startswith("socket:") for link in links)
+    return ProcessUsage(len(links), sockets, psutil.Process(pid).num_threads())

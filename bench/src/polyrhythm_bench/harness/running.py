@@ -1,4 +1,4 @@
-"""A run of real stations for the time of a measurement; nothing of it is kept."""
+"""A run of real stations in a temporary folder, for the time of a measurement."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from polyrhythm.pipeline.validation.check import validate_run
 
 @contextmanager
 def running(config: RunConfig, *, validated: bool = True) -> Iterator[Pipeline]:
-    """The configuration's pipeline, started, in a folder that goes with it.
+    """The configuration's pipeline, started, in a temporary folder.
 
-    validated: `validate_run` comes first; not for a policy that is no policy, such as one that never samples. Errors
-    are those of `validate_run` and `build_pipeline`.
+    validated: call `validate_run` first; False for a policy that it would refuse, such as one that never samples.
+    Errors are those of `validate_run` and `build_pipeline`.
     """
     policy = validate_run(config).policy if validated else None
     with (
