@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.process.runs import children, orphaned_folders
 
+from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm_bench.cases import ceiling
 from polyrhythm_bench.cases.ceiling import summarise
 from polyrhythm_bench.harness.main_process import ProcessUsage, Window
@@ -95,3 +96,12 @@ def test_a_size_beyond_the_descriptor_limit_is_reported_and_no_crash():
 )
 def test_only_a_limit_of_the_machine_excuses_a_size(error, is_limit):
     assert ceiling.is_limit(error) is is_limit
+
+
+def test_a_lost_station_ends_a_turn_but_not_the_benchmark():
+    refused = ceiling._reason(RunHalted("simulator-0 was lost while it was measured (was killed); measure again"))
+    assert refused.startswith("simulator-0 was lost")
+    with pytest.raises(ConfigError):
+        ceiling._reason(ConfigError("a setting is wrong"))
+    found = summarise((64, 8), [window(1000, 0.1)], refused)
+    assert (found["us_per_chunk_step"], found["not_measured"]) == (pytest.approx(100), refused)

@@ -23,7 +23,7 @@ import zmq
 
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.errors import ConfigError, PolyrhythmError
+from polyrhythm.errors import ConfigError, PolyrhythmError, RunHalted
 from polyrhythm_bench.harness.main_process import MainProcessTimer, Window
 from polyrhythm_bench.harness.running import running
 
@@ -58,15 +58,14 @@ def run(
     refused: dict[tuple[int, int], str] = {}
     for turn in range(repeats):
         for size in sizes:
-            if size in refused:
-                continue
+            if size in refused and not turns[size]:
+                continue  # it would fail again
             try:
                 turns[size].append(measure(*size, seconds, turn))
             except (OSError, zmq.ZMQError, RuntimeError, PolyrhythmError) as error:
-                if not is_limit(error):
-                    raise
-                refused[size] = _refusal(error)
-            log.info("turn %d, %d env batches in %d processes: %s", turn + 1, *size, turns[size][-1:] or refused[size])
+                refused[size] = _reason(error)
+            said = refused[size] if len(turns[size]) <= turn else f"{turns[size][-1].main_us:.1f} us per chunk step"
+            log.info("turn %d, %d env batches in %d processes: %s", turn + 1, *size, said)
     found = [summarise(size, turns[size], refused.get(size, "")) for size in sizes]
     measured = {entry["env_batches"]: entry for entry in found if entry["processes"] == max(processes)}
     goal = next((e for e in found if (e["env_batches"], e["processes"]) == (LIMIT_ENV_BATCHES, LIMIT_PROCESSES)), {})
@@ -84,7 +83,7 @@ def run(
 
 
 def summarise(size: tuple[int, int], windows: Sequence[Window], refused: str) -> dict[str, Any]:
-    """One entry of the result: medians over the windows; or why there are none, in `not_measured`.
+    """One entry of the result: medians over the windows. not_measured: why turns are missing, or all of them.
 
     us_per_chunk_step: CPU of the main process; loop_us: of its loop, without ZeroMQ's threads; saturates_at: chunk
     steps per second at which the loop alone fills a core; chunk_steps_per_s: as reached beside all stations; main_busy:
@@ -94,7 +93,7 @@ def summarise(size: tuple[int, int], windows: Sequence[Window], refused: str) ->
     entry: dict[str, Any] = {"env_batches": size[0], "processes": size[1]}
     if not windows:
         return {**entry, "not_measured": refused}
-    us = [1e6 * w.main_cpu_s / w.chunk_steps for w in windows]
+    us = [window.main_us for window in windows]
     loop_us = median(1e6 * w.loop_cpu_s / w.chunk_steps for w in windows)
     last = windows[-1]
     return {
@@ -113,6 +112,7 @@ def summarise(size: tuple[int, int], windows: Sequence[Window], refused: str) ->
         "descriptors_simulator": last.simulator.descriptors,
         "sockets_simulator": last.simulator.sockets,
         "threads_simulator": last.simulator.threads,
+        **({"not_measured": refused} if refused else {}),
         "us_by_turn": us,
     }
 
@@ -131,6 +131,8 @@ def config(env_batches: int, simulators: int, seed: int = 0) -> RunConfig:
             "freshness": {"max_lag": 2.0, "on_update": "continue"},
             "training": {"versions": 1_000_000, "mini_batch_samples": env_batches},
             "algorithm": {"proximal": "behavior"},
+            # Thousands of threads on few cores: a late heartbeat is not a lost station here.
+            "supervision": {"heartbeat_s": 120.0},
         }
     )
 
@@ -147,11 +149,16 @@ def _descriptor_limit() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def _refusal(error: BaseException) -> str:
-    """Why a size was not measured, in one line."""
-    found = re.search(r"Too many open files|can't start new thread", str(error))
-    what = found[0] if found else str(error)
-    return f"{what}: at most {_descriptor_limit():,} descriptors a process, {_ZMQ_SOCKETS:,} sockets a ZeroMQ context"
+def _reason(error: BaseException) -> str:
+    """Why a turn was not measured, in one line. Raises the error again if neither a limit of the machine nor a lost
+    station is the reason."""
+    if is_limit(error):
+        found = re.search(r"Too many open files|can't start new thread", str(error))
+        what = found[0] if found else str(error)
+        return f"{what}: at most {_descriptor_limit():,} descriptors a process, {_ZMQ_SOCKETS:,} sockets a ZeroMQ context"
+    if isinstance(error, RunHalted):
+        return str(error)
+    raise error
 
 
 def is_limit(error: BaseException) -> bool:

@@ -52,6 +52,11 @@ class Window:
     main: ProcessUsage
     simulator: ProcessUsage
 
+    @property
+    def main_us(self) -> float:
+        """CPU microseconds of the main process per chunk step."""
+        return 1e6 * self.main_cpu_s / self.chunk_steps
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -86,7 +91,7 @@ class MainProcessTimer:
         self._loop.stop = self._is_over
         with suppress(Interrupted):
             self._loop.train_until(_ENDLESS)
-        self._totals.refuse_faults()
+        self._totals.refuse_faults()  # before processes are looked for that may be gone
         begin, end = self._begin, self._read()
         assert begin is not None
         cpu_s = end.cpu_s - begin.cpu_s
@@ -113,6 +118,8 @@ class MainProcessTimer:
         pass
 
     def _is_over(self) -> bool:
+        if self._totals.faults:
+            return True
         if self._begin is None and self._chunk_steps >= self._warm_up:
             self._begin = self._read()
             self._until = self._begin.at + self._seconds
