@@ -119,7 +119,7 @@ def test_a_fit_finds_the_costs_of_rows_that_were_simulated() -> None:
 
 
 def test_latencies_below_zero_are_zero() -> None:
-    law = turns.Clipped(10.0, 10.0)
+    law = turns.ClippedNormal(10.0, 10.0)
     assert law.mean == pytest.approx(10.833, abs=0.001)
     point = next(point for point in DATA.latencies if point.deviation_s == 10)
     together, alone = (turns.rollout_s(point, 32, 4, together=each, rollouts=2) for each in (True, False))

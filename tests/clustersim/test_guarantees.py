@@ -25,7 +25,6 @@ from polyrhythm.scheduler.records import (
     StartRows,
     StartUpdate,
 )
-from polyrhythm_bench.cases.conductor import run as bench
 
 BUSY = settings(
     scheduler={"batch_size": 8, "max_lag": 2.0, "on_update": "continue", "max_rows": 4, "max_wait_s": 0.004},
@@ -175,14 +174,3 @@ def test_a_replay_names_the_first_decision_that_differs() -> None:
     assert difference is not None
     assert isinstance(difference.event, RequestArrived | BatchDone)
     assert "decided   Serve" in str(difference)
-
-
-def test_the_benchmark_charges_every_request_and_says_whether_it_is_within_the_limit() -> None:
-    result = bench((16, 24))
-    assert [size["slots"] for size in result["sizes"]] == [16, 24]
-    for size in result["sizes"]:
-        assert 0 < size["p50_us"] <= size["p99_us"]
-        assert size["requests"] > 100
-        mean = 1e6 * size["events"] / size["events_per_s"] / size["requests"]
-        assert size["mean_us"] == pytest.approx(mean)
-    assert result["p50_us"] == max(size["p50_us"] for size in result["sizes"])
