@@ -16,13 +16,13 @@ def loop(
     away: list[list[float]], base: float, per_row: float = 0.0, *, generators: int = 1, rows: int = 1
 ) -> ClosedLoop:
     waiting = [(0.0, slot) for slot in range(len(away))]
-    return ClosedLoop([rows] * len(away), away, generators, base, per_row, waiting, [])
+    return ClosedLoop([rows] * len(away), away, generators, base, per_row, waiting=waiting)
 
 
 def forecast(of: ClosedLoop, limits: ForecastLimits, *, together: bool = True) -> float:
     slots = len(of.rows)
     play = Forecast(of, limits, 4 * slots, 20 * slots, together)
-    play.run(1_000_000)
+    play.advance(1_000_000)
     return play.rate
 
 
@@ -41,7 +41,7 @@ def test_two_groups_that_never_wait_stay_two() -> None:
     """Why the forecast begins with the present: served at once, those in the queue never meet those in the pass."""
     of = loop([[0.010]] * 4, 0.030)
     of.waiting[:] = [(-0.020, 2), (-0.020, 3)]
-    of.calls[:] = [(0.010, -1, (0, 1))]
+    of.passes[:] = [(0.010, (0, 1))]
     limits = ForecastLimits(10**6, 10**6, 0.010)
     assert forecast(of, limits) == pytest.approx(4 / 0.040)
     assert forecast(of, limits, together=False) == pytest.approx(4 / 0.060)
@@ -53,9 +53,9 @@ def test_slices_give_the_same_as_one_run() -> None:
     away = [[rng.expovariate(100.0) for _ in range(16)] for _ in range(8)]
     of = loop(away, 0.010, 0.001, generators=2)
     whole, sliced = (Forecast(of, ForecastLimits(4, 10**6, 0.002), 16, 160, together=True) for _ in range(2))
-    whole.run(10_000)
+    whole.advance(10_000)
     while not sliced.rate:
-        sliced.run(3)
+        sliced.advance(3)
     assert sliced.rate == whole.rate
 
 

@@ -14,9 +14,12 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, cast
 
+from polyrhythm.scheduler.autobatch.candidates import Candidate
 from polyrhythm.scheduler.autobatch.forecast import ClosedLoop, Forecast, ForecastLimits
-from polyrhythm.scheduler.autobatch.timing import ServiceTime, SlotPace
-from polyrhythm.scheduler.autobatch.tuning import BatchTuner, Search
+from polyrhythm.scheduler.autobatch.rates import MeasuredRate, RateMeter
+from polyrhythm.scheduler.autobatch.search import OperatingPoint, Search
+from polyrhythm.scheduler.autobatch.timing import ClusterTiming, PassTimeModel, RunningPass, SlotTiming
+from polyrhythm.scheduler.autobatch.tuning import BatchTuner
 from polyrhythm.scheduler.codec import Codec
 from polyrhythm.scheduler.inference.generators import GeneratorState
 from polyrhythm.scheduler.inference.requests import Key, Pool, RequestQueue, by_arrival
@@ -93,7 +96,8 @@ _CODEC = Codec(
             SampleBuffer,
         ),
         *(SampleLedger, SelectionStats, SlotState, SampleState, Ticket, VersionLedger),
-        *(BatchingChosen, Forecast, ForecastLimits, ClosedLoop, Search, ServiceTime, SlotPace, BatchTuner),
+        *(BatchTuner, BatchingChosen, Candidate, ClosedLoop, ClusterTiming, Forecast, ForecastLimits, MeasuredRate),
+        *(OperatingPoint, PassTimeModel, RateMeter, RunningPass, Search, SlotTiming),
     )
 )
 
@@ -161,7 +165,7 @@ class Conductor:
     def told(self) -> dict[str, Any]:
         """For a run's summary. groups: `choices`; batching: what `auto` has chosen last, and why, where it has."""
         tuning = self.dispatch.tuning
-        chosen = {"batching": asdict(tuning.chosen)} if tuning is not None and tuning.chosen is not None else {}
+        chosen = {"batching": asdict(tuning.choice)} if tuning is not None and tuning.choice is not None else {}
         return {"groups": self.choices(), **chosen}
 
     # ------------------------------------------------------------ saving
@@ -202,7 +206,7 @@ class Conductor:
         assert not commands, "resuming drops nothing"
         self.rollout.expiries.clear()
         if self.dispatch.tuning is not None:
-            self.dispatch.tuning.restart()
+            self.dispatch.tuning.restart_clock()
         self.rollout.cancelling.clear()
 
     # ------------------------------------------------------------ deciding

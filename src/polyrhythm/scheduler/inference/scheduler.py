@@ -71,7 +71,7 @@ class BatchScheduler:
         generator = self.apart.pop(name) if name in self.apart else self.generators.pop(name)
         self.idle.pop(name, None)
         if self.tuning is not None:
-            self.tuning.left(name)
+            self.tuning.remove_generator(name)
         self.live = [other for other in self.live if other != name]
         self.queue.move_all(name, ANY)
         self.router.forget_generator(name)
@@ -89,7 +89,7 @@ class BatchScheduler:
     def hear(self, request: Request, slot: SlotState, now: float) -> None:
         """A request that arrived now."""
         if self.tuning is not None and not slot.reserved:
-            self.tuning.asked(request, now)
+            self.tuning.on_request(request, now)
         self.enqueue(request, slot)
 
     def enqueue(self, request: Request, slot: SlotState) -> None:
@@ -111,7 +111,7 @@ class BatchScheduler:
         self.remove(slot)
         self.router.forget_slot(slot)
         if self.tuning is not None:
-            self.tuning.forget(slot)
+            self.tuning.remove_slot(slot)
 
     def finish(self, generator: GeneratorState, rows: RowRegistry, now: float) -> None:
         """The generator's pass is over and its replies are out."""
@@ -119,7 +119,7 @@ class BatchScheduler:
         for slot in answered:
             slot.request, slot.answered_by = None, generator.name
         if self.tuning is not None and generator.batch is not None and not generator.batch.pinned:
-            self.tuning.finished(generator.name, [slot.name for slot in answered], now, len(self.live))
+            self.tuning.on_pass_finished(generator.name, [slot.name for slot in answered], now, len(self.live))
         generator.batch = None
         if generator.name in self.live:
             self.idle[generator.name] = None
@@ -131,11 +131,8 @@ class BatchScheduler:
 
     def announce(self) -> list[BatchingChosen]:
         """What was just chosen, once."""
-        tuning = self.tuning
-        if tuning is None or tuning.announced or tuning.chosen is None:
-            return []
-        tuning.announced = True
-        return [tuning.chosen]
+        choice = None if self.tuning is None else self.tuning.take_announcement()
+        return [] if choice is None else [choice]
 
     def serve(self, rows: RowRegistry, now: float) -> list[Serve]:
         """Start every batch that is due; of training's and those aside, what an evaluator of both begins with first."""
@@ -185,7 +182,7 @@ class BatchScheduler:
         limits = self.limits
         serve = self._start(generator, self.queue.take((ANY, generator.name), limits.max_rows, limits.max_requests))
         if self.tuning is not None:
-            self.tuning.started(generator.name, serve.batch.requests, now)
+            self.tuning.on_pass_started(generator.name, serve.batch.requests, now)
         return serve
 
     def deadline(self) -> float:
