@@ -21,6 +21,7 @@ from polyrhythm.config.load import merge
 from polyrhythm.errors import RunHalted, StartError
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.evaluation.standalone import evaluate
+from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
 from polyrhythm.pipeline.run_loop import Interrupted
 from polyrhythm.pipeline.validation.check import validate_run
@@ -159,16 +160,15 @@ def test_a_generator_killed_the_moment_it_has_answered_strands_no_slot(tmp_path)
     pipeline = build_pipeline(config(SINGLE, **changes), folder=tmp_path, record=True)
     killed = []
 
-    class Killer:
+    class Killer(Observer):
+        hears = (records.BatchDone,)
+
         def on_decision(self, now, event, commands):
             if isinstance(event, records.BatchDone) and len(killed) < 2 and event.batch in (20, 60):
                 killed.append(event.batch)
                 os.kill(pipeline.launcher.processes()["generator-0"], signal.SIGKILL)
 
-        def on_report(self, now, report):
-            pass
-
-    pipeline.loop.observers.append(Killer())
+    pipeline.loop.add_observers(Killer())
     try:
         pipeline.loop.train_until(6)
     finally:

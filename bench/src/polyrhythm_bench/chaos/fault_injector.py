@@ -17,9 +17,9 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
-from polyrhythm.runtime.messages import Report
+from polyrhythm.pipeline.observers.base import ALL_RECORDS, Observer
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 from polyrhythm_bench.chaos.faults import RECOVERY_S, Fault, Kind, Planned
@@ -42,11 +42,13 @@ class Processes(Protocol):
         ...
 
 
-class FaultInjector:
+class FaultInjector(Observer):
     """An observer, and the thread that disturbs what it observes. faults: those applied; over: set after the last.
 
     violations: what nobody can see afterwards, in words: a ledger that did not balance, a loss that nobody caused.
     """
+
+    hears: ClassVar[tuple[type, ...]] = ALL_RECORDS
 
     def __init__(
         self,
@@ -96,9 +98,6 @@ class FaultInjector:
             if self.pace.take(now, self._calm_since):
                 self._load.keep()
                 self._changed.notify_all()
-
-    def on_report(self, now: float, report: Report) -> None:
-        pass
 
     def _hear(self, now: float, event: records.Event) -> None:
         match event:

@@ -107,14 +107,13 @@ class _Disturbed:
     def run(self) -> None:
         """Start, disturb, end in good order, compare."""
         loop, config = self._pipeline.loop, self._config
-        lags = LagHistogram()
-        loop.observers += [self.book, self.watch, lags]
+        lags, saver = LagHistogram(), None
+        loop.add_observers(self.book, self.watch, lags)
         loop.stop = self.watch.over.is_set
         try:
             loop.start()
-            loop.observers.append(
-                RunCheckpointer(self._folder / STATES, self._pipeline, config.checkpoint, lags, None, loop.clock())
-            )
+            saver = RunCheckpointer(self._folder / STATES, self._pipeline, config.checkpoint, lags, None, loop.clock())
+            loop.add_observers(saver)
             stations = list(self._launcher.processes())
             self.watch.start(plan(*self._plan, stations, config.supervision.heartbeat_s))
             loop.train_until(config.training.versions)
@@ -123,6 +122,8 @@ class _Disturbed:
                 self.violations.append(f"the update under way did not end in {config.supervision.update_s:g} s")
         except PolyrhythmError as error:
             self.violations.append(f"the run ended: {error}")
+        if saver is not None:
+            saver.wait()
         ledger = loop.conductor.ledger
         self.book.settle(ledger, may_roll_back=config.checkpoint.every_versions > 1)
         kept = {sample.payload_id for sample in loop.conductor.rollout.samples.values() if sample.payload_id}
