@@ -72,12 +72,24 @@ def orphaned_folders() -> list[Path]:
     return found
 
 
+#: Starts the rest of the command as a shell starts what runs in its background.
+WITHOUT_SIGINT = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
 @contextmanager
-def command(folder: Path, base: dict[str, Any] = ASYNCHRONOUS, **changes: Any) -> Iterator[subprocess.Popen[str]]:
-    """`polyrhythm train` of this recipe in a process of its own, in its own session as under a terminal."""
+def command(
+    folder: Path, base: dict[str, Any] = ASYNCHRONOUS, *, background: bool = False, **changes: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """`polyrhythm train` of this recipe in a process of its own. background: SIGINT is ignored when it starts."""
     recipe = folder / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(merge(base, changes)))
     words = [sys.executable, "-m", "polyrhythm", "train", str(recipe), "--out", str(folder / "run")]
+    if background:
+        words = [sys.executable, "-c", WITHOUT_SIGINT, *words]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     output = (folder / "output").open("a+")
     process = subprocess.Popen(words, stdout=output, stderr=output, env=environment, text=True, cwd=folder)

@@ -58,7 +58,7 @@ def test_the_first_signal_finishes_the_update_saves_and_stops(number, tmp_path):
         os.kill(process.pid, number)
         assert process.wait(20) == 130
         assert gone(stations, 1.0)
-    assert "stopping in good order" in output(tmp_path)
+    assert "shutting down; send it again to stop now" in output(tmp_path)
     assert IN_GOOD_ORDER.search(output(tmp_path))
     assert list((tmp_path / "run" / "checkpoints").glob("run-*/run.json"))
     assert not orphaned_folders()
@@ -74,6 +74,18 @@ def test_a_terminals_or_job_managers_signal_to_every_process_is_mains_affair(num
             os.kill(pid, number)
         assert process.wait(20) == 130
     assert "starting it again" not in output(tmp_path)
+    assert IN_GOOD_ORDER.search(output(tmp_path))
+
+
+def test_a_run_in_a_shells_background_ignores_sigint_and_stops_in_order_at_sigterm(tmp_path):
+    with command(tmp_path, background=True, **LONG) as process:
+        wait_for_updates(tmp_path, 2, process)
+        os.kill(process.pid, signal.SIGINT)
+        wait_for_updates(tmp_path, 5, process)
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(20) == 130
+    assert "SIGTERM: shutting down" in output(tmp_path)
+    assert "SIGINT" not in output(tmp_path)
     assert IN_GOOD_ORDER.search(output(tmp_path))
 
 

@@ -65,7 +65,7 @@ def train(
     """
     refuse_misplaced(folder)
     callbacks = callbacks or Callbacks()
-    with lock_run_folder(folder), Interrupts().listening() as interrupts:
+    with lock_run_folder(folder), Interrupts().handle_signals() as interrupts:
         progress = PhaseJournal(folder, live.phase if live else None)
         saved = take_up(checked, folder, progress)
         with MetricsWriter(folder) as metrics, TraceWriter(_new_path(folder / "trace.json")) as trace:
@@ -120,12 +120,12 @@ def _phases(
         if saved is None:
             run.start()
         if saved is None and progress.result("rl") is None:  # else the weights before training are not there any more
-            with interrupts.asked_politely():
+            with interrupts.defer_first():
                 run.evaluations.evaluate(pipeline, "before")
         if training:
             run.learn(trace, saved, interrupts)
         if config.training.versions:
-            with interrupts.asked_politely():
+            with interrupts.defer_first():
                 run.evaluations.evaluate(pipeline, "after")
             progress.commit("best", run.evaluations.best())
     finally:
@@ -179,13 +179,13 @@ class _Run:
             self.start()
             saver.start(loop.clock())
         try:
-            with interrupts.asked_politely(), progress.phase("rl"):
+            with interrupts.defer_first(), progress.phase("rl"):
                 if self._live is not None:
                     self._live.train(self._updates, episodes, saver.account, lags, self.evaluations.after_s())
                 loop.train_until(config.training.versions)
             saver.save()  # a run that is extended goes on from here
             totals = saver.totals()
-            with interrupts.asked_politely():
+            with interrupts.defer_first():
                 self.evaluations.finish(beside)
         except (Interrupted, OrderlyHalt):
             ended = wind_down(loop, config.shutdown_s)
