@@ -9,11 +9,13 @@ from contextlib import closing
 from dataclasses import dataclass
 
 import pytest
+import torch
 import zmq
 from tests.process.runs import LOCKSTEP, children, config, orphaned_folders
 
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.evaluation.episodes import held_out
+from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.local import LocalLauncher
 from polyrhythm.runtime.memory.arena import ArenaLayout
@@ -221,3 +223,34 @@ def test_a_users_function_that_raises_ends_the_run_with_its_traceback(launcher, 
         pipeline.loop.train_until(4)
     assert any(entry.path.name == "test_launchers.py" and entry.name == "__call__" for entry in raised.traceback)
     assert not children()
+
+
+@pytest.mark.parametrize("launcher", ["inline", "local"])
+def test_updates_that_skip_every_step_are_published_all_the_same(launcher, tmp_path):
+    changes = {
+        "launcher": launcher,
+        "policy": {"type": "tests.process.policies:DisagreeingSettings"},
+        "algorithm": {"early_stop_ratio": 1.5, "proximal": "behavior"},
+    }
+    stopped = EarlyStops()
+    with closing(build_pipeline(config(**changes), folder=tmp_path)) as pipeline:
+        first = pipeline.weights.read()[1]
+        pipeline.loop.add_observers(stopped)
+        pipeline.loop.train_until(4)
+        conductor = pipeline.loop.conductor
+        version, weights = pipeline.weights.read()
+        states = [pipeline.states.updates(path) for path in pipeline.states.paths()]
+    assert stopped.shares == [1.0] * 4, "each update skipped all its steps"
+    assert (version, conductor.versions.applied, conductor.ledger.trained) == (4, 4, 32)
+    assert states == [3, 4]
+    assert all(torch.equal(weights[name], first[name]) for name in first)
+
+
+class EarlyStops(Observer):
+    """Share of steps that each update skipped."""
+
+    def __init__(self):
+        self.shares = []
+
+    def on_report(self, now, report):
+        self.shares.append(report.values["train/actor/early_stopped"])
