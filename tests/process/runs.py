@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,10 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.runtime.memory.shared_folder import shared_root
 
 ROOT = Path(__file__).parents[2]
+
+#: Seconds after which what a test waits for counts as missing. Long, as other programs may have the machine; a test
+#: that passes does not wait for it.
+PATIENCE_S = 300.0
 
 ASYNCHRONOUS: dict[str, Any] = {
     "name": "process",
@@ -102,19 +106,32 @@ def command(
         output.close()
 
 
-def wait_for_updates(folder: Path, updates: int, process: subprocess.Popen[str], seconds: float = 60.0) -> None:
+def wait_for_updates(folder: Path, updates: int, process: subprocess.Popen[str]) -> None:
     """Until the run has written the metrics of so many updates."""
     file = folder / "run" / "metrics.jsonl"
-    until = time.monotonic() + seconds
+
+    def found() -> bool:
+        return file.is_file() and file.read_text().count("train/actor/policy_loss") >= updates
+
+    _wait_for(found, f"{updates} updates", folder, process)
+
+
+def wait_for_output(folder: Path, text: str, process: subprocess.Popen[str]) -> None:
+    """Until the run has said this."""
+    _wait_for(lambda: text in (folder / "output").read_text(), repr(text), folder, process)
+
+
+def _wait_for(found: Callable[[], bool], what: str, folder: Path, process: subprocess.Popen[str]) -> None:
+    until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
-        assert process.poll() is None, (folder / "output").read_text()
-        if file.is_file() and file.read_text().count("train/actor/policy_loss") >= updates:
+        if found():
             return
+        assert process.poll() is None, (folder / "output").read_text()
         time.sleep(0.05)
-    raise AssertionError(f"no {updates} updates within {seconds} s: {(folder / 'output').read_text()}")
+    raise AssertionError(f"no {what} within {PATIENCE_S} s: {(folder / 'output').read_text()}")
 
 
-def gone(pids: list[int], seconds: float = 5.0) -> bool:
+def gone(pids: list[int], seconds: float = PATIENCE_S) -> bool:
     """Whether all these processes end within so many seconds."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:

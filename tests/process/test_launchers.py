@@ -142,7 +142,7 @@ class Sits:
     """A station with nothing to do."""
 
     def __init__(self, name, incarnation):
-        self.name, self.incarnation = name, incarnation
+        self.name, self.incarnation, self.asked = name, incarnation, 0
 
     def joined(self):
         return records.TrainerJoined(self.name, self.incarnation, 0)
@@ -157,10 +157,11 @@ class Sits:
         return "", 0.0
 
     def outstanding(self):
-        return []
+        self.asked += 1
+        return [f"{self.name} sits"]
 
     def statistics(self):
-        return {}
+        return {"asked": float(self.asked)}
 
     def close(self):
         pass
@@ -195,6 +196,20 @@ def test_an_event_that_has_come_is_found_at_once_whatever_came_before_it(tmp_pat
         assert launcher.receive(0.0) == records.UpdateDone("t", 0, 7)
         assert launcher.receive(0.0) is None
         outbox.close()
+
+
+def test_what_is_not_finished_is_asked_for_by_a_stall_report_alone(tmp_path):
+    layout = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
+    jobs = [(Sitting("t"), Resources()), (Sitting("u"), Resources())]
+    launcher = LocalLauncher(jobs, layout, 64, config().supervision, tmp_path)
+    with closing(launcher):
+        launcher.start()
+        for _ in range(3):
+            statistics = launcher.statistics()  # each asks for a heartbeat
+        assert [counts["asked"] for counts in statistics.values()] == [0.0, 0.0]
+        assert launcher.outstanding() == ["t sits", "u sits"]
+        statistics = launcher.statistics()
+        assert [counts["asked"] for counts in statistics.values()] == [1.0, 1.0]
 
 
 class Urgency:
