@@ -12,6 +12,7 @@ from polyrhythm.algorithms.advantages import ADVANTAGES
 from polyrhythm.algorithms.losses import POLICY_LOSSES, LossOutput
 from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.validation.check import validate_run
 
 HERE = "tests.pipeline.test_objectives"
@@ -28,16 +29,13 @@ def trained(**changes):
     checked = validate_run(config(**changes))
     reports = []
 
-    class Reports:
-        def on_decision(self, now, event, commands):
-            pass
-
+    class Reports(Observer):
         def on_report(self, now, report):
             if report.topic == "update":
                 reports.append(report.values)
 
     with closing(build_pipeline(checked.config, checked.policy)) as pipeline:
-        pipeline.loop.observers.append(Reports())
+        pipeline.loop.add_observers(Reports())
         pipeline.loop.train_until(checked.config.training.versions)
         weights = {name: x.clone() for name, x in pipeline.weights.read()[1].items()}
     return weights, reports

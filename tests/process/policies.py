@@ -53,6 +53,23 @@ def _slowed(policy: Any, method: str, seconds: float) -> Any:
     return policy
 
 
+class DisagreeingSettings(CategoricalSettings):
+    """A categorical policy whose log-probs for the loss are 1 lower than those that it acted with."""
+
+    type: Literal["tests.process.policies:DisagreeingSettings"] = "tests.process.policies:DisagreeingSettings"  # type: ignore[assignment]
+
+    def build(self, env_spec: Any, seed: int) -> Any:
+        policy = super().build(env_spec, seed)
+        evaluate = policy.evaluate
+
+        def lower(obs: Any, forward_inputs: Any) -> Any:
+            found = evaluate(obs, forward_inputs)
+            return type(found)(found.logprob - 1.0, *found[1:])
+
+        policy.evaluate = lower  # type: ignore[method-assign]
+        return policy
+
+
 class HeavySettings(CategoricalSettings):
     """A categorical policy whose answer for each row has a megabyte of forward inputs."""
 

@@ -14,6 +14,7 @@ from tests.runtime.strangers import WAYS, Stranger
 from tests.runtime.test_wire import MESSAGES
 
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
+from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.runtime.local import LocalLauncher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Reply, Report, StartRowsInBlocks
@@ -104,8 +105,10 @@ def _is_order(content: bytes) -> bool:
         return False
 
 
-class Attack:
+class Attack(Observer):
     """Begins at the first update; the strangers stay until the end."""
+
+    hears = (r.UpdateDone,)
 
     def __init__(self, pipeline: Pipeline, act) -> None:
         self.stack, self._act, self._launcher = ExitStack(), act, pipeline.launcher
@@ -115,16 +118,13 @@ class Attack:
             self._act(self._launcher, self._launcher._sockets.keys, self.stack)
             self._act = None
 
-    def on_report(self, now, report):
-        pass
-
 
 @pytest.mark.parametrize("act", [attack_without_keys, attack_with_keys])
 def test_a_run_over_tcp_trains_on_among_hostile_processes(act, tmp_path):
     pipeline = build_pipeline(config(**TCP, **SINGLE), folder=tmp_path, record=True)
     attack, reports = Attack(pipeline, act), []
     attack.on_report = lambda now, report: reports.append(report)
-    pipeline.loop.observers.append(attack)
+    pipeline.loop.add_observers(attack)
     with attack.stack:
         try:
             pipeline.loop.train_until(12)

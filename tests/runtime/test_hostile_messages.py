@@ -67,7 +67,7 @@ class Obeying:
         self._sockets = Sockets("ipc", str(folder), None, self.drops.stranger, wire.LARGEST)
         self.station = station
         self._actor = StationThread(
-            "a", lambda: station, self._sockets, self.drops, layout, self._connect, lambda: None, threading.Event()
+            "a", lambda: station, self._sockets, self.drops, layout, self._connect, lambda _: None, threading.Event()
         )
 
     def _connect(self, message: wire.Connect) -> None:

@@ -150,6 +150,35 @@ def test_a_publication_overlaps_the_next_update_up_to_its_first_change_of_weight
     stand.trainer.close()
 
 
+def test_an_update_whose_steps_are_all_skipped_waits_for_the_publication_before_it(tmp_path):
+    """What is saved before a publication is of the update that is published, whatever the next update does."""
+    policy = ToyPolicy(seed=9)  # not the one that acted, so every ratio is out of bounds
+    bus = SlowBus(policy.state_dict())
+    settings = algorithm(early_stop_ratio=1.05, proximal="behavior")
+    stand = Stand(TrainerStates(str(tmp_path)), bus=bus, policy=policy, overlap=True, settings=settings)
+    before = weights(policy)
+    stand.trainer.handle(PublishWeights("t", 0))
+    stand.trainer.handle(LEND)
+    assert stand.trainer.work()
+    assert bus.begun.wait(10)
+    update = threading.Thread(target=stand.do)
+    update.start()
+    while stand.trainer.doing()[0] != "update" and update.is_alive():
+        pass
+    update.join(0.2)
+    assert stand.said == [Checkpointed("t", 0, 0)], "the update does not end while the weights are being copied"
+    assert stand.learner.updates == 0
+    bus.go_on.set()
+    update.join()
+    saved, published, report, done = stand.said
+    assert (saved, published, done) == (Checkpointed("t", 0, 0), Published("t", 0, 0), UpdateDone("t", 0, 0))
+    assert report.values["train/actor/early_stopped"] == 1.0
+    assert same(weights(policy), before)
+    stand.do(PublishWeights("t", 1))
+    stand.trainer.close()
+    assert stand.said[-2:] == [Checkpointed("t", 0, 1), Published("t", 0, 1)]
+
+
 class BrokenBus(WeightsBus):
     def publish(self, version, state):
         raise OSError("no memory")

@@ -43,7 +43,7 @@ class CheckpointSettings(Section):
     every_versions: Count = 1
     """The trainer's state is saved before every so many publications; a lost trainer goes back to the last."""
     run_every_s: NotNegative = 60.0
-    """Seconds after which the whole run is saved, trainer's state and waiting samples included; at first sooner."""
+    """Seconds between two saves of the whole run, trainer's state and waiting samples included; the run goes on."""
     keep_last: Count = 2
     """So many saved runs, and states of the trainer, stay: the newest."""
     keep_best: Count = 1

@@ -26,7 +26,7 @@ from polyrhythm.pipeline.build import Pipeline, build_pipeline, run_seats
 from polyrhythm.pipeline.callbacks import Callbacks, StopTraining, UpdatesHeard
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.manager import EvaluationManager
-from polyrhythm.pipeline.observers.idle import IdleMeter
+from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, ProgressLogger, UpdateMetrics
 from polyrhythm.pipeline.observers.mismatch import MismatchWarning, mismatch_limit
@@ -66,7 +66,7 @@ def train(
     """
     refuse_misplaced(folder)
     callbacks = callbacks or Callbacks()
-    with lock_run_folder(folder), Interrupts().listening() as interrupts:
+    with lock_run_folder(folder), Interrupts().handle_signals() as interrupts:
         progress = PhaseJournal(folder, live.phase if live else None)
         saved = take_up(checked, folder, progress)
         with MetricsWriter(folder) as metrics, TraceWriter(_new_path(folder / "trace.json")) as trace:
@@ -115,18 +115,18 @@ def _phases(
     try:
         if live:
             live.watch(pipeline)
-        pipeline.loop.observers.append(MismatchWarning(mismatch_limit(config.algorithm, policy)))
+        pipeline.loop.add_observers(MismatchWarning(mismatch_limit(config.algorithm, policy)))
         run = _Run(config, folder, pipeline, progress, metrics, spec.tasks, live, callbacks)
         pipeline.loop.stop = lambda: interrupts.requested() or callbacks.deliver()
         if saved is None:
             run.start()
         if saved is None and progress.result("rl") is None:  # else the weights before training are not there any more
-            with interrupts.asked_politely():
+            with interrupts.defer_first():
                 run.evaluations.evaluate(pipeline, "before")
         if training:
             run.learn(trace, saved, interrupts)
         if config.training.versions:
-            with interrupts.asked_politely():
+            with interrupts.defer_first():
                 run.evaluations.evaluate(pipeline, "after")
             progress.commit("best", run.evaluations.best())
     finally:
@@ -172,7 +172,7 @@ class _Run:
         What ends it between two events, the user or the conductor, leaves a run that is saved and can be resumed.
         """
         config, pipeline, progress = self._config, self._pipeline, self._progress
-        loop, launcher, watching = pipeline.loop, pipeline.launcher, list(pipeline.loop.observers)
+        loop, launcher, before = pipeline.loop, pipeline.launcher, pipeline.loop.observers
         episodes, lags, saver, timeline, beside = self._observe(trace, saved)
         if saved is None:
             saver.save()  # from here on policy.pt changes, so a run that is cut short goes on from a saved one
@@ -180,13 +180,13 @@ class _Run:
             self.start()
             saver.start(loop.clock())
         try:
-            with interrupts.asked_politely(), progress.phase("rl"):
+            with interrupts.defer_first(), progress.phase("rl"):
                 if self._live is not None:
                     self._live.train(self._updates, episodes, saver.account, lags, self.evaluations.after_s())
                 loop.train_until(config.training.versions)
             saver.save()  # a run that is extended goes on from here
             totals = saver.totals()
-            with interrupts.asked_politely():
+            with interrupts.defer_first():
                 self.evaluations.finish(beside)
         except (Interrupted, OrderlyHalt):
             ended = wind_down(loop, config.shutdown_s)
@@ -196,8 +196,9 @@ class _Run:
         finally:
             timeline.finish(loop.clock())
             beside.close()
+            saver.wait()
             self._save_published()
-        loop.observers[:] = watching
+        loop.remove_observers(*(observer for observer in loop.observers if observer not in before))
         lags.check_bound(config.freshness.max_lag, config.freshness.bound, clean=not saver.account.faults)
         ledger = self._balanced()
         _warn_of_dropped(ledger)
@@ -210,19 +211,19 @@ class _Run:
         config, pipeline, loop = self._config, self._pipeline, self._pipeline.loop
         began, launcher = loop.clock(), pipeline.launcher
         lags, episodes = LagHistogram(saved.counts["lags"] if saved else None), EpisodeTracker(len(self._tasks))
-        saver = RunCheckpointer(self._folder / STATES, pipeline, config.checkpoint, lags, saved, began)
-        stations, tempo, timeline = (
-            StationActivity(launcher),
-            IdleMeter(loop.conductor, began),
-            TraceObserver(trace, launcher, began),
+        saver = RunCheckpointer(
+            *(self._folder / STATES, pipeline, config.checkpoint, lags, saved, began),
+            deadline_s=config.supervision.update_s,
         )
-        sources = (loop.conductor.ledger, episodes, saver.account, stations, tempo)
+        idle, passes = IdleMeter(loop.conductor, began), PassMeter(loop.conductor.settings.buckets)
+        stations, timeline = StationActivity(launcher), TraceObserver(trace, launcher, began)
+        sources = (loop.conductor.ledger, episodes, saver.account, stations, (idle, passes))
         metrics = UpdateMetrics(self._metrics, *sources, began=self._progress.began, now=began)
         heard = UpdatesHeard(metrics, self._callbacks)
         beside = self.evaluations.beside(pipeline, saved.version if saved else None)
-        loop.observers += [*(episodes, tempo, metrics, heard, lags, stations, timeline), beside, saver]
+        loop.add_observers(episodes, idle, passes, metrics, heard, lags, stations, timeline, beside, saver)
         if self._live is None:
-            loop.observers.append(ProgressLogger(self._updates, episodes, began))
+            loop.add_observers(ProgressLogger(self._updates, episodes, began))
         return _TrainingObservers(episodes, lags, saver, timeline, beside)
 
     @property

@@ -298,7 +298,11 @@ class LocalLauncher:
         return self._crew.progress
 
     def outstanding(self) -> list[str]:
-        """What is waiting, in words, for a stall report."""
+        """What the stations have not finished, in words, for a stall report: asks them and waits."""
+        self._crew.ask_outstanding()
+        until = self.clock() + _ANSWER_S
+        while not self._crew.all_answered and self.clock() < until:
+            self._wait(_DRAIN_S)
         return self._crew.outstanding()
 
     def current_call(self, station: str) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import psutil
@@ -73,14 +73,12 @@ def chaos(checked: ValidatedRun, folder: Path, faults: int, seed: int, warm_up_s
         version = prepare_initial_policy(checked, folder, progress, metrics)
     before = _children()
     limit_s = config.supervision.start_s + warm_up_s + faults * 2 * RECOVERY_S
-    with _limited(limit_s) as overdue:
+    with _limited(limit_s):
         pipeline = build_pipeline(config, policy, folder, version=version, start=False)
         chaos_run = _ChaosRun(config, folder, pipeline, faults, seed, warm_up_s)
         try:
             chaos_run.run()
-        except KeyboardInterrupt:
-            if not overdue.is_set():
-                raise
+        except _Overdue:
             chaos_run.violations.append(f"the run hung: it did not end within {limit_s:.0f} s")
         finally:
             chaos_run.injector.end()
@@ -107,14 +105,13 @@ class _ChaosRun:
     def run(self) -> None:
         """Start, inject the faults, stop, and compare the audit with the ledger."""
         loop, config = self._pipeline.loop, self._config
-        lags = LagHistogram()
-        loop.observers += [self.audit, self.injector, lags]
+        lags, saver = LagHistogram(), None
+        loop.add_observers(self.audit, self.injector, lags)
         loop.stop = self.injector.over.is_set
         try:
             loop.start()
-            loop.observers.append(
-                RunCheckpointer(self._folder / STATES, self._pipeline, config.checkpoint, lags, None, loop.clock())
-            )
+            saver = RunCheckpointer(self._folder / STATES, self._pipeline, config.checkpoint, lags, None, loop.clock())
+            loop.add_observers(saver)
             stations = list(self._launcher.processes())
             self.injector.start(plan(*self._plan, stations, config.supervision.heartbeat_s))
             loop.train_until(config.training.versions)
@@ -123,6 +120,8 @@ class _ChaosRun:
                 self.violations.append(f"the update under way did not end in {config.supervision.update_s:g} s")
         except PolyrhythmError as error:
             self.violations.append(f"the run ended: {error}")
+        if saver is not None:
+            saver.wait()
         ledger = loop.conductor.ledger
         self.audit.settle(ledger, may_roll_back=config.checkpoint.every_versions > 1)
         kept = {sample.payload_id for sample in loop.conductor.rollout.samples.values() if sample.payload_id}
@@ -151,23 +150,28 @@ class _ChaosRun:
         }
 
 
+class _Overdue(BaseException):
+    """The time is over. Not an Exception, so that nothing on the way catches it."""
+
+
 @contextmanager
-def _limited(seconds: float) -> Iterator[threading.Event]:
-    """Interrupt this process's main thread, wherever it waits, when the time is over; then the event is set."""
-    overdue = threading.Event()
+def _limited(seconds: float) -> Iterator[None]:
+    """Raise _Overdue in the main thread, wherever it waits, when the time is over.
 
-    def interrupt() -> None:
+    By an alarm, which works where SIGINT is ignored, as in a shell's background.
+    """
+
+    def end(_number: int, _frame: FrameType | None) -> None:
         log.error("chaos: the run did not end within %.0f s", seconds)
-        overdue.set()
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        raise _Overdue
 
-    timer = threading.Timer(seconds, interrupt)
-    timer.daemon = True
-    timer.start()
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        yield overdue
+        yield
     finally:
-        timer.cancel()
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _children() -> set[int]:

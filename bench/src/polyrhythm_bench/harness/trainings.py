@@ -135,7 +135,7 @@ def train(config: RunConfig, *, may_halt: bool = False) -> dict[str, Any]:
     checked = validate_run(config)
     training, lags, halted = EpisodeOutcomes(), LagHistogram(), ""
     with closing(build_pipeline(checked.config, checked.policy)) as pipeline:
-        pipeline.loop.observers += [training, lags]
+        pipeline.loop.add_observers(training, lags)
         began = time.monotonic()
         try:
             pipeline.loop.train_until(config.training.versions)

@@ -144,7 +144,7 @@ class StationProcess:
         joined = wire.encode(records.merge_joined([part.joined() for part in self._parts]))
         self._send(wire.Hello(posting.station, posting.incarnation, inboxes, joined))
 
-    def _beat(self) -> None:
+    def _beat(self, outstanding: bool = False) -> None:
         """Say that it lives, and what the part that has been busy longest is doing; before that, what it has done."""
         self._tell_spans()
         posting, now = self._posting, time.monotonic()
@@ -157,7 +157,7 @@ class StationProcess:
                 counts[name] = counts.get(name, 0) + count
         counts["busy_s"] = sum(part.busy_s for part in self._parts) / len(self._parts)
         counts |= self._drops.statistics()
-        waiting = tuple(line for station in stations for line in station.outstanding())
+        waiting = tuple(line for station in stations for line in station.outstanding()) if outstanding else None
         units = sum(part.units for part in self._parts)
         self._send(wire.Heartbeat(posting.station, posting.incarnation, doing, now - since, units, waiting, counts))
 

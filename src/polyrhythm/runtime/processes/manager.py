@@ -52,6 +52,8 @@ class ProcessManager:
         self._failures = FailureTracker()
         self._measuring = False
         self._parts: dict[str, int] = {}
+        self._asked: list[str] = []
+        self._outstanding: dict[str, tuple[str, ...]] = {}
         self._past: dict[str, Counter[str]] = {name: Counter() for name in self._jobs}
 
     # ------------------------------------------------------------ come and go
@@ -202,12 +204,26 @@ class ProcessManager:
         if beat.doing or not process.vigil.present or before is None or beat.units != before.units:
             self.progress += 1
         process.heartbeat = beat
+        if beat.outstanding is not None:
+            self._outstanding[beat.station] = beat.outstanding
         process.vigil.hear(now, beat.doing, beat.for_s)
 
+    def ask_outstanding(self) -> None:
+        """Have all stations that are ready say what they have not finished."""
+        self._outstanding = {}
+        self._asked = [name for name, process in self.processes.items() if process.vigil.present]
+        for name in self._asked:
+            self.tell(name, wire.Ping(outstanding=True))
+
+    @property
+    def all_answered(self) -> bool:
+        """Whether all that were asked have said it."""
+        return all(name in self._outstanding for name in self._asked)
+
     def outstanding(self) -> list[str]:
-        """What is waiting, in words."""
-        beats = [process.heartbeat for process in self.processes.values() if process.heartbeat is not None]
-        return [line for beat in beats for line in beat.outstanding]
+        """What those that were asked have not finished, in words."""
+        answers = self._outstanding
+        return [line for name in self._asked for line in answers.get(name, (f"{name} does not answer",))]
 
     def current_call(self, station: str, now: float) -> str:
         """What the station is at, in words; "" between two units of work."""

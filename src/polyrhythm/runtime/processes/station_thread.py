@@ -33,7 +33,7 @@ class StationThread:
         drops: DropCounter,
         layout: ArenaLayout,
         connect: Callable[[Connect], None],
-        beat: Callable[[], None],
+        beat: Callable[[bool], None],
         news: threading.Event,
     ) -> None:
         self.address, self.endpoint = address, ""
@@ -100,8 +100,8 @@ class StationThread:
             match message:
                 case Stop():
                     return False
-                case Ping():
-                    self._beat()
+                case Ping(outstanding=outstanding):
+                    self._beat(outstanding)
                 case MeasureSpans(on):
                     self.spans.on = on
                 case Connect():

@@ -30,14 +30,16 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A station lives. doing: its unit of work under way, for `for_s` seconds; "" between two units."""
+    """A station lives. doing: its unit of work under way, for `for_s` seconds; "" between two units. outstanding: what
+    it has not finished, in words; None unless a `Ping` asked for it.
+    """
 
     station: str
     incarnation: int
     doing: str
     for_s: float
     units: int
-    outstanding: tuple[str, ...]
+    outstanding: tuple[str, ...] | None
     statistics: Mapping[str, float]
 
 
@@ -61,7 +63,9 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Send a heartbeat now."""
+    """Send a heartbeat now. outstanding: with what is not finished, which a stall report tells."""
+
+    outstanding: bool = False
 
 
 @dataclass(frozen=True, slots=True)
