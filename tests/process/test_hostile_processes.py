@@ -39,8 +39,8 @@ FICTION = [
 
 def inboxes(launcher: LocalLauncher) -> dict[str, str]:
     """Every inbox of the run, by address."""
-    stations = [process.endpoints for process in launcher._crew.processes.values()]
-    return {"main": launcher._inbox.endpoint} | {a: where for each in stations for a, where in each.items()}
+    stations = {process.address: process.endpoint for process in launcher._crew.processes.values()}
+    return {"main": launcher._inbox.endpoint} | stations
 
 
 def lies(layout: ArenaLayout) -> Iterator[bytes]:
@@ -62,8 +62,8 @@ def lies(layout: ArenaLayout) -> Iterator[bytes]:
         *(r.WeightsApplied("generator-0", 0, 10**6), r.StationLost("trainer", 0, ""), r.TrainerJoined("trainer", 9, 0)),
         *(wire.Heartbeat("trainer", 0, "update", lasted, 1, (), {}) for lasted in (-1.0, 1e9, float("nan"))),
         wire.Heartbeat("trainer", 0, "", 0.0, 1, (), {"busy_s": float("nan")}),
-        *(wire.Hello("trainer", 0, {"t": "tcp://127.0.0.1:9"}, b""), wire.Failed("trainer", 7, "", True)),
-        wire.Hello("trainer", 0, {"t": "?"}, wire.encode(r.TrainerJoined("trainer", 0, 0))),
+        *(wire.Hello("trainer", 0, "tcp://127.0.0.1:9", ("t",), b""), wire.Failed("trainer", 7, "", True)),
+        wire.Hello("trainer", 0, "?", ("t",), wire.encode(r.TrainerJoined("trainer", 0, 0))),
         *(Report("trainer", 0, "update", step, figures) for step in range(12)),
         *(Report("trainer", 0, "update", step, {}) for step in range(12)),
         *(StartRowsInBlocks(r.StartRows("simulator-0", slot, (r.Grant(row, ticket),)), (0,)) for row in (-1, 999)),

@@ -176,7 +176,7 @@ def test_released_payloads_are_free():
 def test_replies_reports_and_counters():
     launcher, _, (a, first, second), _ = hosted(a=(2, ()), slots=("s.0/0", "s.1/0"))
     reply = Reply("s.s.1/0", "s.1/0", 1, np.zeros(1, LAYOUT.answer_dtype))
-    a.host.links.reply(reply)
+    a.host.links.reply([reply])
     assert (first.heard, second.heard) == ([], [reply])
     a.host.links.report(Report("a", 0, "update", 1, {"x": 1.0}))
     assert [report.step for report in launcher.reports()] == [1]

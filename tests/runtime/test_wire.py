@@ -33,7 +33,7 @@ MESSAGES = [
     *(r.StartUpdate("t", 4, 2, (7, 8), ("5", "0"), (1, 2)), r.PublishWeights("t", 3)),
     StartRowsInBlocks(r.StartRows("s", "e/0", (r.Grant(0, TICKET), r.Grant(3, TICKET, resume=True))), (5, 1)),
     *(SaveTrainer("t"), Report("t", 1, "update", 4, {"train/loss": 0.5, "x": float("inf")})),
-    *(wire.Hello("s", 1, {"s.1.0": "ipc:///x/y"}, b"\x00\xff"), wire.Connect("s.1.0", ""), wire.Ping(), wire.Stop()),
+    *(wire.Hello("s", 1, "ipc:///x/y", ("s.1.0",), b"\x00\xff"), wire.Connect("s.1", ""), wire.Ping(), wire.Stop()),
     *(Spans("s", 1, (Span("e/0", "stepping", 1.5, 2.25, 7, 2),), 3), wire.MeasureSpans(True)),
     *(wire.Heartbeat("s", 1, "step", 2.5, 30, ("e/0 waits",), {"busy_s": 1.5}), wire.Failed("s", 1, "why", True)),
 ]

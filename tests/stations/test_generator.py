@@ -55,7 +55,9 @@ class Stand:
         self.rng = np.random.default_rng(0)
         self.arena.obs["x"][:] = self.rng.normal(size=(45, 3))
         links = Channels(
-            self.said.append, lambda reply: self.said.append((reply, reply.answers.copy())), self.said.append
+            self.said.append,
+            lambda replies: self.said.extend((reply, reply.answers.copy()) for reply in replies),
+            self.said.append,
         )
         self.generator = Generator("g", 0, served or policy(2), self.arena, self.weights, links, buckets=buckets)
         self.weights.publish(0, self.policy.state_dict())

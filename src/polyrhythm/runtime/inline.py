@@ -67,8 +67,9 @@ class InlineLauncher:
     def _report(self, report: Report) -> None:
         self._reports.append(report)
 
-    def _deliver(self, reply: Reply) -> None:
-        self._by_slot[reply.slot].deliver(reply)  # type: ignore[attr-defined]
+    def _deliver(self, replies: Sequence[Reply]) -> None:
+        for reply in replies:
+            self._by_slot[reply.slot].deliver(reply)  # type: ignore[attr-defined]
 
     def send(self, command: records.Command | SaveTrainer) -> None:
         """Hand a command to the station that it addresses; `ReleasePayloads` goes to the pool of blocks."""

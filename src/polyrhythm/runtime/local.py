@@ -1,7 +1,7 @@
 """The launcher `local`: each station in a process of its own on this machine, watched and replaced.
 
     main's inbox  ← events, reports, heartbeats of all stations
-    each part's inbox ← commands from main, answers from generators
+    each station's inbox ← commands from main, replies from generators; each names the part that it is for
 
 A station that ends, falls silent or exceeds a deadline is killed and reaped; what it had sent before is heard, then
 `StationLost`; then the next incarnation starts.
@@ -180,11 +180,17 @@ class LocalLauncher:
         return content is not None
 
     def _hear(self, content: bytes) -> None:
-        """One message. What is not from a station that is present, or cannot be true, is dropped."""
+        """What has come: what is not from a station that is present, or cannot be true, is dropped."""
         try:
-            self._believe(wire.decode(content))
+            messages = wire.unframe(content)
         except UnfitMessage as unfit:
             self._drops.drop(unfit.kind, str(unfit))
+            return
+        for _, message in messages:
+            try:
+                self._believe(wire.decode(message))
+            except UnfitMessage as unfit:
+                self._drops.drop(unfit.kind, str(unfit))
 
     def _believe(self, message: object) -> None:
         """UnfitMessage: it cannot be true; then nothing has changed."""
@@ -224,9 +230,9 @@ class LocalLauncher:
         joined = wire.decode(hello.joined)
         if not isinstance(joined, Joined) or sender_of(joined) != (hello.station, hello.incarnation):
             raise UnfitMessage("impossible", f"{hello.station} greets with the announcement {joined}")
-        if process.vigil.present or not all(map(self._sockets.could_be, hello.inboxes.values())):
-            raise UnfitMessage("impossible", f"{hello.station} greets again, or from elsewhere: {hello.inboxes}")
-        self._expected.join(joined, hello.inboxes.keys())
+        if process.vigil.present or not self._sockets.could_be(hello.endpoint):
+            raise UnfitMessage("impossible", f"{hello.station} greets again, or from elsewhere: {hello.endpoint}")
+        self._expected.join(joined, hello.addresses)
         self._crew.welcome(hello, joined, self.clock())
         self._events.append(joined)
 

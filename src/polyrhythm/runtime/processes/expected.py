@@ -74,7 +74,7 @@ class ExpectedEvents:
             station.updates = joined.updates if before is None else before.updates
         wrong = self._why_not(name, station, before)
         if len(addresses) != parts:
-            wrong = f"it has {len(addresses)} inboxes for {parts} parts"
+            wrong = f"it has {len(addresses)} addresses for {parts} parts"
         if wrong:
             raise UnfitMessage("impossible", f"the announcement of {name} ({type(joined).__name__}): {wrong}")
         self._stations[name] = station

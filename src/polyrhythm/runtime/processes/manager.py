@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from polyrhythm.errors import RunHalted
@@ -88,27 +88,25 @@ class ProcessManager:
     def welcome(self, hello: wire.Hello, joined: Joined, now: float) -> None:
         """A station stands ready: know its parts and tell the generators where its slots are."""
         process = self.processes[hello.station]
-        process.greet(self._sockets, hello.inboxes, joined)
+        process.greet(self._sockets, hello, joined)
         process.vigil.hear(now, "", 0.0)
         if self._measuring:
             process.tell_all(wire.MeasureSpans(True))  # before its first command
         if isinstance(joined, records.SimulatorJoined):
             for part, info in enumerate(joined.batches):
                 self._parts |= {slot.slot: part for slot in info.slots}
-            self._tell_generators(hello.inboxes)
+            self._tell_generators(wire.Connect(process.address, process.endpoint))
         elif isinstance(joined, records.GeneratorJoined):
             for simulator in self._present(records.SimulatorJoined):
-                for address, where in simulator.endpoints.items():
-                    process.tell(wire.Connect(address, where))
+                process.tell(wire.Connect(simulator.address, simulator.endpoint))
 
     def _present(self, kind: type) -> list[ChildProcess]:
         """The processes that announced themselves so and can be told something."""
         return [p for p in self.processes.values() if p.reachable and isinstance(p.joined, kind)]
 
-    def _tell_generators(self, inboxes: Mapping[str, str]) -> None:
+    def _tell_generators(self, message: wire.Connect) -> None:
         for generator in self._present(records.GeneratorJoined):
-            for address, where in inboxes.items():
-                generator.tell(wire.Connect(address, where))
+            generator.tell(message)
 
     def measure_spans(self, on: bool) -> None:
         """Have all stations, the later ones included, say what they do, or no longer."""
@@ -131,7 +129,7 @@ class ProcessManager:
         if process.heartbeat is not None:
             self._past[process.station].update(process.heartbeat.statistics)
         if isinstance(process.joined, records.SimulatorJoined):
-            self._tell_generators(dict.fromkeys(process.endpoints, ""))
+            self._tell_generators(wire.Connect(process.address, ""))
 
     def judge(self, process: ChildProcess, reason: str, now: float) -> str | RunHalted:
         """What becomes of a station that was dismissed: another start, in words, or the end of the run."""

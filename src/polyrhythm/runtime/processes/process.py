@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
 from polyrhythm.errors import RunHalted
+from polyrhythm.runtime.messages import process_address
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.supervision import LivenessMonitor
 from polyrhythm.runtime.transport import wire
@@ -27,18 +27,19 @@ _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal
 
 
 class ChildProcess:
-    """A started process. joined, endpoints: its announcement and its parts' inboxes, once it stands ready; ended: here,
+    """A started process. joined, endpoint, addresses: its announcement, inbox and parts, once it is ready; ended: here,
     by `end`; killed: by somebody else, before that."""
 
     def __init__(self, posting: ChildSpec, log_file: Path, now: float) -> None:
         self.station, self.incarnation = posting.station, posting.incarnation
         self.vigil = LivenessMonitor(began=now)
-        self.endpoints: Mapping[str, str] = {}
+        self.endpoint = ""
+        self.addresses: tuple[str, ...] = ()
         self.joined: records.Event | None = None
         self.heartbeat: wire.Heartbeat | None = None
         self.last_words: wire.Failed | None = None
         self.ended = self.killed = False
-        self._parts: list[Outbox] = []
+        self._outbox: Outbox | None = None
         self._log_file = log_file
         with log_file.open("ab") as log:  # a resumed run writes on
             self._popen = _start(posting, log)
@@ -54,21 +55,29 @@ class ChildProcess:
     @property
     def reachable(self) -> bool:
         """It stands ready, and has not been ended here."""
-        return bool(self._parts)
+        return self._outbox is not None
 
-    def greet(self, sockets: Sockets, inboxes: Mapping[str, str], joined: records.Event) -> None:
-        """It stands ready: open lines to its parts."""
-        self.endpoints, self.joined = inboxes, joined
-        self._parts = [sockets.outbox(endpoint) for endpoint in inboxes.values()]
+    def greet(self, sockets: Sockets, hello: wire.Hello, joined: records.Event) -> None:
+        """It is ready: connect to its inbox."""
+        self.endpoint, self.addresses, self.joined = hello.endpoint, hello.addresses, joined
+        self._outbox = sockets.outbox(hello.endpoint)
         self.vigil.present = True
+
+    @property
+    def address(self) -> str:
+        """The name of its inbox."""
+        return process_address(self.station, self.incarnation)
 
     def tell(self, message: wire.Message, part: int = 0) -> None:
         """Send to one of its parts, in their order."""
-        self._parts[part].send(wire.encode(message))
+        assert self._outbox is not None, f"{self.station} is not ready"
+        self._outbox.send(wire.frame([(part, wire.encode(message))]))
 
     def tell_all(self, message: wire.Message) -> None:
-        for part in range(len(self._parts)):
-            self.tell(message, part)
+        """Send to all of its parts, if it is ready."""
+        if self._outbox is not None:
+            content = wire.encode(message)
+            self._outbox.send(wire.frame([(part, content) for part in range(len(self.addresses))]))
 
     def how_it_ended(self) -> str:
         """The exit in words; "" while it runs."""
@@ -100,9 +109,9 @@ class ChildProcess:
     def end(self) -> None:
         """Kill it and reap it; afterwards it writes nowhere. RunHalted: the kernel does not let it go."""
         self.ended = True
-        for outbox in self._parts:
-            outbox.close()
-        self._parts = []
+        if self._outbox is not None:
+            self._outbox.close()
+            self._outbox = None
         status = self._popen.poll()
         if status is not None:
             self.killed = -status in _FROM_OUTSIDE
