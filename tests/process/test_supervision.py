@@ -25,7 +25,7 @@ from polyrhythm.pipeline.persistence.checkpoints import save_policy
 from polyrhythm.pipeline.run_loop import Interrupted
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.runtime.factories import Resources
-from polyrhythm.runtime.local import LocalLauncher
+from polyrhythm.runtime.launcher import build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.scheduler import records
 
@@ -256,8 +256,8 @@ def test_a_station_that_is_killed_again_and_again_while_it_starts_does_not_end_t
     def kill(pipeline):
         at_update(2, lambda _: None)(pipeline)
         while len(killed) < 5:
-            process = pipeline.launcher._crew.processes["simulator-0"]
-            if process.pid not in killed and (not killed or not process.vigil.present):
+            process = pipeline.launcher.hosting._manager.processes["simulator-0"]
+            if process.pid not in killed and (not killed or not process.monitor.present):
                 killed.append(process.pid)
                 os.kill(process.pid, signal.SIGKILL)
             time.sleep(0.002)
@@ -281,7 +281,7 @@ class Lacking:
 
 def test_a_package_that_a_station_lacks_ends_the_run_at_the_first_start(tmp_path):
     layout = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
-    launcher = LocalLauncher([(Lacking("hands"), Resources())], layout, 64, config().supervision, tmp_path)
+    launcher = build_local_launcher([(Lacking("hands"), Resources())], layout, 64, config().supervision, tmp_path)
     with closing(launcher), pytest.raises(RunHalted, match=r"hands: ImportError: No module named 'robot_hands'"):
         launcher.start()
     assert [path.name for path in tmp_path.iterdir()] == ["hands.0.log"]

@@ -60,7 +60,7 @@ class Obeying:
     """A part of a station that hears what it is given, in this thread; and what it drops."""
 
     def __init__(self, station: Any, layout: ArenaLayout) -> None:
-        self.drops, self.connected = DropCounter("test"), 0
+        self.drops, self.connected, self.refused = DropCounter("test"), 0, 0
         self.station = station
         self._part = StationThread("a", lambda: station, PartQueue(), self.drops, layout, self)
 
@@ -70,6 +70,9 @@ class Obeying:
     def beat(self) -> None: ...
 
     collect = flush = notify = beat
+
+    def refuse(self, command: bytes, why: str) -> None:
+        self.refused += 1
 
     def hear(self, content: bytes) -> bool:
         return self._part._obey(self.station, content)

@@ -137,7 +137,7 @@ class Trainer:
 
     def _train(self, command: StartUpdate, begin: float) -> None:
         if self._steps is None:
-            samples = [self._arena.trajectory(int(payload_id)) for payload_id in command.payload_ids]
+            samples = [self._arena.read(payload_id) for payload_id in command.payload_ids]
             self._figures = _describe(samples, command)
             self._steps = self._learner.update(
                 samples,

@@ -25,8 +25,7 @@ import psutil
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.observers.totals import RunTotals
-from polyrhythm.pipeline.run_loop import Launcher
-from polyrhythm.runtime.local import LocalLauncher
+from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
 from polyrhythm_bench.harness import resources
@@ -102,7 +101,7 @@ class VersionTimer:
     """An observer: marks of all versions, lags of all samples lent, readings at the two versions `read_at`."""
 
     def __init__(self, launcher: Launcher, read_at: tuple[int, int]) -> None:
-        assert isinstance(launcher, LocalLauncher), "the processes are told apart by their ids"
+        assert launcher.folder is not None, "the processes are told apart by their ids"
         self.account = RunTotals()
         self._launcher, self._read_at = launcher, read_at
         self._marks: dict[int, Mark] = {}

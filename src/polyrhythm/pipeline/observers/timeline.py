@@ -20,8 +20,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from polyrhythm.observe import TraceWriter
-from polyrhythm.pipeline.run_loop import Launcher
 from polyrhythm.runtime import spans as kinds
+from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.messages import Report
 from polyrhythm.runtime.spans import Span
 from polyrhythm.scheduler import records

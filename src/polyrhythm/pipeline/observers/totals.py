@@ -7,7 +7,7 @@ from typing import Any
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.observe import Activity
-from polyrhythm.pipeline.run_loop import Launcher
+from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
 

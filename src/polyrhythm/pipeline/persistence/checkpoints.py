@@ -199,7 +199,7 @@ def save_run(
     arrays: dict[str, NDArray[Any]] = {}
     for sample in conductor.rollout.samples.values():
         if sample.payload_id:
-            arrays |= _flat(sample.payload_id, arena.trajectory(int(sample.payload_id)))
+            arrays |= _flat(sample.payload_id, arena.read(sample.payload_id))
     with (part / _SAMPLES).open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
     state, versions = states.paths()[-1], conductor.versions

@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 _BEAT_S = 0.5
 _LINGER_S = 2.0
+#: Characters of a refusal that main is told.
+_SAID = 300
 _PR_SET_PDEATHSIG = 1
 
 
@@ -110,10 +112,10 @@ class StationProcess:
         """
         try:
             self._parts = self._open()
+            for part in self._parts:
+                part.start()
         except Exception as error:  # noqa: BLE001 - main is told
             return self._leave(error)
-        for part in self._parts:
-            part.start()
         announced = False
         while not all(part.over.is_set() for part in self._parts):
             if self._failed() is not None or os.getppid() != self._spec.parent:
@@ -147,6 +149,10 @@ class StationProcess:
         else:
             time.sleep(_LINGER_S / 10)  # a part hangs, so the last words get a moment instead of a confirmation
         return 1 if error is not None else 0
+
+    def refuse(self, command: bytes, why: str) -> None:
+        """Tell main that a command cannot be obeyed."""
+        self._outgoing.send(wire.Refused(self._spec.station, self._spec.incarnation, command, why[:_SAID]))
 
     def _announce(self) -> None:
         spec = self._spec

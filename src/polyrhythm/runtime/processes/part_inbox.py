@@ -61,11 +61,12 @@ class OwnInbox:
         self._waiting: deque[Content] = deque()
 
     def receive(self, seconds: float = 0.0) -> Content | None:
-        if not self._waiting:
+        while not self._waiting:
             content = self._reader.inbox.receive(seconds)
-            if content is not None:
-                self._waiting.extend(message for _, message in self._reader.messages(content))
-        return self._waiting.popleft() if self._waiting else None
+            if content is None:
+                return None
+            self._waiting.extend(message for _, message in self._reader.messages(content))
+        return self._waiting.popleft()
 
     def close(self) -> None:
         self._reader.inbox.close()

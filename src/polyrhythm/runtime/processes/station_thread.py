@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import ORDERS, Reply, Station
+from polyrhythm.runtime.messages import ORDERS, Order, Reply, Station
 from polyrhythm.runtime.processes.part_inbox import PartInbox
 from polyrhythm.runtime.spans import SpanLog
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
@@ -33,6 +33,10 @@ class PartHost(Protocol):
         ...
 
     def flush(self) -> None: ...
+
+    def refuse(self, command: bytes, why: str) -> None:
+        """Tell main that a command cannot be obeyed."""
+        ...
 
     def notify(self) -> None:
         """A part is ready, or has ended."""
@@ -128,9 +132,17 @@ class StationThread:
                 case Reply() if hasattr(station, "deliver"):
                     station.deliver(message)
                 case _ if isinstance(message, ORDERS):
-                    station.handle(message)
+                    self._order(station, message, content)
                 case _:
                     raise UnfitMessage("misdirected", f"{type(message).__name__} is not for {station.name}")
         except UnfitMessage as unfit:
             self._drops.drop(unfit.kind, str(unfit))
         return True
+
+    def _order(self, station: Station, command: Order, content: Content) -> None:
+        """Hand a command to the station. Main is told of one that is refused: if it did send it, it waits for it."""
+        try:
+            station.handle(command)
+        except UnfitMessage as unfit:
+            self._host.refuse(bytes(content), str(unfit))
+            raise

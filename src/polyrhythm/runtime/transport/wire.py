@@ -69,6 +69,16 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """A station cannot obey a command, encoded as it came; why: what is wrong with it."""
+
+    station: str
+    incarnation: int
+    command: bytes
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ping:
     """Send a heartbeat now."""
 
@@ -96,7 +106,7 @@ class ReplyHead:
 
 Message = (
     records.Event | records.Command | StartRowsInBlocks | SaveTrainer | Report | Spans
-    | Hello | Heartbeat | Connect | Failed | Ping | MeasureSpans | Stop
+    | Hello | Heartbeat | Connect | Failed | Refused | Ping | MeasureSpans | Stop
 )  # fmt: skip
 
 #: The order is the protocol: every process of a run has the same code.
@@ -119,6 +129,7 @@ _TYPES: tuple[type, ...] = (
         Spans,
         MeasureSpans,
         ReplyHead,
+        Refused,
     ),
 )
 _TAGS = {kind: bytes([tag]) for tag, kind in enumerate(_TYPES)}
