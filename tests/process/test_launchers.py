@@ -151,10 +151,10 @@ class Sits:
     def work(self):
         return False
 
-    def doing(self):
+    def current_call(self):
         return "", 0.0
 
-    def outstanding(self):
+    def pending_work(self):
         return []
 
     def statistics(self):

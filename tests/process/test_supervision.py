@@ -225,7 +225,7 @@ def test_a_trainer_that_goes_back_to_an_older_state_rolls_back_what_it_had_train
 
 
 def test_a_station_that_cannot_start_ends_the_run_with_what_it_said(tmp_path):
-    with pytest.raises(RunHalted, match=r"simulator-0 failed 3 times in a row before it stood ready.*status 7"):
+    with pytest.raises(RunHalted, match=r"simulator-0 failed 3 times in a row before it was ready.*status 7"):
         run(tmp_path, env={**ENV, "call": "build", "fault": "exit"})
     assert not children()
     assert not orphaned_folders()
@@ -323,7 +323,7 @@ def test_too_many_failures_end_the_run_with_the_reason(tmp_path):
 
 def test_a_start_that_takes_too_long_is_an_error_in_time(tmp_path):
     begin = time.monotonic()
-    with pytest.raises(RunHalted, match="did not stand ready within 1 s"):
+    with pytest.raises(RunHalted, match="was not ready within 1 s"):
         run(tmp_path, env={**ENV, "call": "build", "fault": "hang"}, supervision={"start_s": 1.0})
     assert time.monotonic() - begin < 30
 

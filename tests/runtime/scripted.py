@@ -57,10 +57,10 @@ class Scripted:
     def spans(self, begin: float, end: float) -> Sequence[Any]:
         return ()
 
-    def doing(self) -> tuple[str, float]:
+    def current_call(self) -> tuple[str, float]:
         return self._doing
 
-    def outstanding(self) -> list[str]:
+    def pending_work(self) -> list[str]:
         return [f"{self.name} has {len(self._todo)} to do"] if self._todo else []
 
     def statistics(self) -> dict[str, float]:

@@ -61,7 +61,7 @@ class Worker:
             self.host.links.emit(WeightsApplied(self.name, 0, self.units))
         return True
 
-    def outstanding(self):
+    def pending_work(self):
         return [f"{self.slot or self.name} has {self.units} units left"]
 
     def statistics(self):

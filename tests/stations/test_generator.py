@@ -149,7 +149,7 @@ def test_weights_change_whole_and_between_passes():
     request = stand.request("a", 0, 1)
     stand.generator.handle(ApplyWeights("g", 1))
     stand.generator.handle(Serve("g", Batch(9, "g", (request,))))
-    assert stand.generator.outstanding() == ["g has ApplyWeights to do", "g has Serve to do"]
+    assert stand.generator.pending_work() == ["g has ApplyWeights to do", "g has Serve to do"]
     assert stand.generator.work()
     assert stand.said == [WeightsApplied("g", 0, 1)]
     assert stand.generator.work()

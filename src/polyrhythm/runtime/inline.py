@@ -130,7 +130,7 @@ class InlineHosting:
 
     def pending_work(self) -> list[str]:
         """What stations have not finished, in words, for a stall report."""
-        return [line for part in self._parts for line in part.station.outstanding()]
+        return [line for part in self._parts for line in part.station.pending_work()]
 
     def current_call(self, station: str) -> str:  # noqa: ARG002
         """Nothing: whoever asks has this thread, so no station is at work."""

@@ -199,7 +199,7 @@ class LocalHosting:
                 self._events.append(message)  # type: ignore[arg-type]
 
     def _greet(self, hello: wire.Hello) -> None:
-        """A station stands ready. UnfitMessage: it has said so before, or what it says of itself cannot be."""
+        """A station is ready. UnfitMessage: it has said so before, or its announcement cannot be true."""
         process = self._manager.processes[hello.station]
         if process.ended:
             return  # it came too late, its successor is about to start

@@ -101,13 +101,13 @@ class Station(Protocol):
         """The event that announces it."""
         ...
 
-    def doing(self) -> tuple[str, float]:
-        """What the present unit of work is in (`step`, `pass`, …), and since when by `time.monotonic`; ("", 0): idle.
+    def current_call(self) -> tuple[str, float]:
+        """The call under way (`step`, `pass`, …) and since when by `time.monotonic`; ("", 0) between units of work.
 
         Asked by another thread."""
         ...
 
-    def outstanding(self) -> list[str]:
+    def pending_work(self) -> list[str]:
         """What it has not finished, in words, for a stall report."""
         ...
 

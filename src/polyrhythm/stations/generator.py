@@ -166,10 +166,10 @@ class Generator:
         buffer.gather(self._arena)
         return buffer
 
-    def doing(self) -> tuple[str, float]:
+    def current_call(self) -> tuple[str, float]:
         return self._doing
 
-    def outstanding(self) -> list[str]:
+    def pending_work(self) -> list[str]:
         return [f"{self.name} has {type(command).__name__} to do" for command in list(self._todo)]
 
     def statistics(self) -> dict[str, float]:

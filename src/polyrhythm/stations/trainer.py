@@ -183,10 +183,10 @@ class Trainer:
             self._publication_span = Span(self.name, PUBLISH, *self._publication.lasted, self._publication.version)
             self._publication = None
 
-    def doing(self) -> tuple[str, float]:
+    def current_call(self) -> tuple[str, float]:
         return self._doing
 
-    def outstanding(self) -> list[str]:
+    def pending_work(self) -> list[str]:
         return [f"{self.name} has {type(command).__name__} to do" for command in list(self._todo)]
 
     def statistics(self) -> dict[str, float]:

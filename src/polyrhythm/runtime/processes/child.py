@@ -51,7 +51,7 @@ class ChildSpec:
     incarnation: int
     kind: str
     content: bytes
-    seat: Resources
+    resources: Resources
     layout: ArenaLayout
     folder: str
     main: str
@@ -84,7 +84,7 @@ class StationProcess:
         arena = Arena(spec.layout, memoryview(open_segment(folder, "arena")))
         weights = memoryview(open_segment(folder, "weights"))
         channels = Channels(self._outgoing.say, self._outgoing.reply, self._outgoing.say)
-        context = StationContext(arena, weights, channels, spec.seat.device, overlap=True)
+        context = StationContext(arena, weights, channels, spec.resources.device, overlap=True)
         parts = unpack(spec.kind, spec.content).parts(context, spec.incarnation)
         inboxes = self._open_inbox(len(parts))
         return [
@@ -165,7 +165,7 @@ class StationProcess:
         self._tell_spans()
         spec, now = self._spec, time.monotonic()
         stations = [part.station for part in self._parts if part.station is not None]
-        under_way = [work for station in stations if (work := station.doing())[0]]
+        under_way = [work for station in stations if (work := station.current_call())[0]]
         doing, since = min(under_way, key=lambda work: work[1], default=("", now))
         counts: dict[str, float] = {}
         for station in stations:
@@ -173,7 +173,7 @@ class StationProcess:
                 counts[name] = counts.get(name, 0) + count
         counts["busy_s"] = sum(part.busy_s for part in self._parts) / len(self._parts)
         counts |= self._drops.statistics()
-        waiting = tuple(line for station in stations for line in station.outstanding())
+        waiting = tuple(line for station in stations for line in station.pending_work())
         units = sum(part.units for part in self._parts)
         self._outgoing.send(wire.Heartbeat(spec.station, spec.incarnation, doing, now - since, units, waiting, counts))
 

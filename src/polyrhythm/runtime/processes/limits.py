@@ -29,8 +29,8 @@ def check_limits(parts: Sequence[int]) -> None:
     if allowed != resource.RLIM_INFINITY and files > allowed:
         raise StartError(
             f"rollout.simulators, rollout.generators: {len(parts)} station processes need {files} file descriptors "
-            f"in the main process, {allowed} are allowed; raise the limit (ulimit -n {files}), or use fewer simulators with "
-            "more env batches each"
+            f"in the main process, {allowed} are allowed; raise the limit (ulimit -n {files}), or use fewer simulators "
+            "with more env batches each"
         )
     threads = sum(parts) + _OWN_THREADS * (len(parts) + 1)
     left = min(_user_threads(), cgroup_threads(Path("/proc/self/cgroup").read_text(), Path("/sys/fs/cgroup")))

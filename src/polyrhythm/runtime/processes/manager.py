@@ -49,7 +49,7 @@ class ProcessManager:
     ) -> None:
         self.processes: dict[str, ChildProcess] = {}
         self.progress = self.updates = 0
-        self._jobs = {job.name: (job, seat) for job, seat in jobs}
+        self._jobs = {job.name: (job, resources) for job, resources in jobs}
         self._layout, self._sockets, self._main = layout, sockets, main
         self._limits, self._logs, self._spawn_child = limits, logs, spawn
         self._failures = FailureTracker()
@@ -65,14 +65,14 @@ class ProcessManager:
             self._spawn(name, 0, now)
 
     def _spawn(self, name: str, incarnation: int, now: float) -> None:
-        job, seat = self._jobs[name]
+        job, resources = self._jobs[name]
         kind, content = pack(job)
         spec = ChildSpec(
             station=name,
             incarnation=incarnation,
             kind=kind,
             content=content,
-            seat=seat,
+            resources=resources,
             layout=self._layout,
             folder=self._sockets.folder,
             main=self._main,
@@ -214,7 +214,7 @@ class ProcessManager:
     def pending_work(self) -> list[str]:
         """What stations have not finished, in words."""
         beats = [process.heartbeat for process in self.processes.values() if process.heartbeat is not None]
-        return [line for beat in beats for line in beat.outstanding]
+        return [line for beat in beats for line in beat.pending_work]
 
     def current_call(self, station: str, now: float) -> str:
         """What the station is at, in words; "" between two units of work."""

@@ -73,7 +73,7 @@ class ChildProcess:
 
     @property
     def reachable(self) -> bool:
-        """It stands ready, and has not been ended here."""
+        """It is ready, and has not been killed here."""
         return self._outbox is not None
 
     def greet(self, sockets: Sockets, hello: wire.Hello, joined: Joined) -> None:
@@ -140,7 +140,7 @@ class ChildProcess:
 
 def start_child(spec: ChildSpec, log: IO[bytes]) -> subprocess.Popen[bytes]:
     """Start the station's process: `python -m polyrhythm.runtime.processes.child`, with its spec on standard input."""
-    threads = str(spec.seat.threads)
+    threads = str(spec.resources.threads)
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "OMP_NUM_THREADS": threads,

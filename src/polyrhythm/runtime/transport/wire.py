@@ -39,14 +39,14 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A station lives. doing: its unit of work under way, for `for_s` seconds; "" between two units."""
+    """A station lives. doing: its call under way, for `for_s` seconds; "" between two units of work."""
 
     station: str
     incarnation: int
     doing: str
     for_s: float
     units: int
-    outstanding: tuple[str, ...]
+    pending_work: tuple[str, ...]
     statistics: Mapping[str, float]
 
 
