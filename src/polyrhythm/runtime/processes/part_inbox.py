@@ -12,10 +12,8 @@ from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-import zmq
-
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
-from polyrhythm.runtime.transport.sockets import Inbox
+from polyrhythm.runtime.transport.sockets import Inbox, SocketsClosed
 from polyrhythm.runtime.transport.wire import Content, unframe
 
 #: Longest wait of the reading thread; nothing depends on it.
@@ -103,7 +101,7 @@ class InboxThread:
         self._thread.start()
 
     def _run(self) -> None:
-        """Consumes: frames. Waits for: one. Unblocked by: one, or the end of the ZeroMQ context, which ends the thread.
+        """Consumes: frames. Waits for: one. Unblocked by: one, or the closing of the sockets, which ends the thread.
         Produces: the messages in them, each in its part's queue."""
         reader, queues = self._reader, self._queues
         try:
@@ -112,7 +110,7 @@ class InboxThread:
                 if content is not None:
                     for part, message in reader.messages(content):
                         queues[part].put(message)
-        except zmq.ContextTerminated:
+        except SocketsClosed:
             pass
         except BaseException as error:  # noqa: BLE001 - the process ends with it
             self.error = error
