@@ -20,7 +20,7 @@ from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, ProgressLogger, UpdateMetrics
 from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
-from polyrhythm.runtime.inline import InlineLauncher
+from polyrhythm.runtime.launcher import build_inline_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler.conductor import Conductor
@@ -56,7 +56,7 @@ def test_an_update_that_a_lost_trainer_takes_with_it_is_written_once(tmp_path):
     account, ledger = RunTotals(), SampleLedger()
     with MetricsWriter(tmp_path, tensorboard=False) as writer:
         writer.log(0, {"evaluation/greedy/rate": 0.5}, time_s=0)
-        stations = StationActivity(InlineLauncher([], ArenaLayout(1, 1, 1, {}, {}, {}), 0))
+        stations = StationActivity(build_inline_launcher([], ArenaLayout(1, 1, 1, {}, {}, {}), 0))
         sources = (ledger, EpisodeTracker(tasks=1), account, stations)
         idle = IdleMeter(Conductor(SchedulerSettings(batch_size=1)), 0.0)
         metrics = UpdateMetrics(writer, *sources, (idle, PassMeter(())), began=0.0, now=0.0)

@@ -19,7 +19,7 @@ from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.runtime.factories import Resources
-from polyrhythm.runtime.local import LocalLauncher
+from polyrhythm.runtime.launcher import build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Report
 from polyrhythm.runtime.transport import wire
@@ -155,10 +155,10 @@ class Sits:
     def work(self):
         return False
 
-    def doing(self):
+    def current_call(self):
         return "", 0.0
 
-    def outstanding(self):
+    def pending_work(self):
         self.asked += 1
         return [f"{self.name} sits"]
 
@@ -182,12 +182,12 @@ class Sitting:
 def test_an_event_that_has_come_is_found_at_once_whatever_came_before_it(tmp_path):
     """A late main process asks for it with no time to wait; heartbeats and reports must not hide it."""
     layout = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
-    launcher = LocalLauncher([(Sitting("t"), Resources())], layout, 64, config().supervision, tmp_path)
+    launcher = build_local_launcher([(Sitting("t"), Resources())], layout, 64, config().supervision, tmp_path)
     with closing(launcher), zmq.Context() as context:
         for event in launcher.start():
             assert event == records.TrainerJoined("t", 0, 0)
         launcher.send(records.StartUpdate("t", 7, 0, (0,), ("0",)))
-        outbox = Outbox(context, launcher._inbox.endpoint)
+        outbox = Outbox(context, launcher.hosting._inbox.endpoint)
         for message in (
             *[wire.Heartbeat("t", 0, "", 0.0, number, (), {}) for number in range(5)],
             Report("t", 0, "update", 7, {}),
@@ -221,7 +221,7 @@ def test_what_is_not_finished_is_asked_for_by_a_stall_report_alone(tmp_path):
         for _ in range(3):
             statistics = launcher.statistics()  # each asks for a heartbeat
         assert [counts["asked"] for counts in statistics.values()] == [0.0, 0.0]
-        assert launcher.outstanding() == ["t sits", "u sits"]
+        assert launcher.pending_work() == ["t sits", "u sits"]
         statistics = launcher.statistics()
         assert [counts["asked"] for counts in statistics.values()] == [1.0, 1.0]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from polyrhythm.runtime.factories import Resources
-from polyrhythm.runtime.inline import InlineLauncher
+from polyrhythm.runtime.launcher import build_inline_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Reply, Report, SaveTrainer, StartRowsInBlocks
 from polyrhythm.scheduler.records import (
@@ -61,7 +61,7 @@ class Worker:
             self.host.links.emit(WeightsApplied(self.name, 0, self.units))
         return True
 
-    def outstanding(self):
+    def pending_work(self):
         return [f"{self.slot or self.name} has {self.units} units left"]
 
     def statistics(self):
@@ -97,7 +97,7 @@ def hosted(*, clock=None, slots=(), **units):
     jobs = [Workers(name, diary, *given) for name, given in units.items()]
     jobs += [Workers("s", diary, 1, slots=slots)] if slots else []
     seats = [(job, Resources()) for job in jobs]
-    launcher = InlineLauncher(seats, LAYOUT, 64, **({"clock": clock} if clock else {}))
+    launcher = build_inline_launcher(seats, LAYOUT, 64, **({"clock": clock} if clock else {}))
     joined = launcher.start()
     return launcher, diary, [worker for job in jobs for worker in job.made], joined
 
@@ -176,7 +176,7 @@ def test_released_payloads_are_free():
 def test_replies_reports_and_counters():
     launcher, _, (a, first, second), _ = hosted(a=(2, ()), slots=("s.0/0", "s.1/0"))
     reply = Reply("s.s.1/0", "s.1/0", 1, np.zeros(1, LAYOUT.answer_dtype))
-    a.host.links.reply(reply)
+    a.host.links.reply([reply])
     assert (first.heard, second.heard) == ([], [reply])
     a.host.links.report(Report("a", 0, "update", 1, {"x": 1.0}))
     assert [report.step for report in launcher.reports()] == [1]
@@ -186,6 +186,6 @@ def test_replies_reports_and_counters():
     assert statistics["a"]["busy_s"] > 0
     assert statistics["a"]["units"] == 0
     assert statistics["s"]["env_steps"] == 6.0, "of both parts"
-    assert launcher.outstanding() == ["a has 0 units left", "s.0/0 has 0 units left", "s.1/0 has 0 units left"]
+    assert launcher.pending_work() == ["a has 0 units left", "s.0/0 has 0 units left", "s.1/0 has 0 units left"]
     launcher.close()
     assert all(worker.closed for worker in (a, first, second))

@@ -55,7 +55,9 @@ class Stand:
         self.rng = np.random.default_rng(0)
         self.arena.obs["x"][:] = self.rng.normal(size=(45, 3))
         links = Channels(
-            self.said.append, lambda reply: self.said.append((reply, reply.answers.copy())), self.said.append
+            self.said.append,
+            lambda replies: self.said.extend((reply, reply.answers.copy()) for reply in replies),
+            self.said.append,
         )
         self.generator = Generator("g", 0, served or policy(2), self.arena, self.weights, links, buckets=buckets)
         self.weights.publish(0, self.policy.state_dict())
@@ -147,7 +149,7 @@ def test_weights_change_whole_and_between_passes():
     request = stand.request("a", 0, 1)
     stand.generator.handle(ApplyWeights("g", 1))
     stand.generator.handle(Serve("g", Batch(9, "g", (request,))))
-    assert stand.generator.outstanding() == ["g has ApplyWeights to do", "g has Serve to do"]
+    assert stand.generator.pending_work() == ["g has ApplyWeights to do", "g has Serve to do"]
     assert stand.generator.work()
     assert stand.said == [WeightsApplied("g", 0, 1)]
     assert stand.generator.work()

@@ -198,7 +198,7 @@ def test_closing_in_the_middle_of_an_update_leaves_it_uncounted():
     stand = Stand()
     stand.trainer.handle(LEND)
     assert stand.trainer.work()
-    assert stand.trainer.outstanding() == ["t has StartUpdate to do"]
+    assert stand.trainer.pending_work() == ["t has StartUpdate to do"]
     stand.trainer.close()
     assert stand.learner.updates == 0
 

@@ -20,7 +20,7 @@ class SupervisionSettings(Section):
     heartbeat_s: Positive = 20.0
     """Seconds without a heartbeat (a stopped process; a call that lets no other thread run)."""
     start_s: Positive = 300.0
-    """Seconds for a process to stand ready."""
+    """Seconds until a process must be ready."""
     reset_s: Positive = 180.0
     """Seconds for one reset of an environment."""
     step_s: Positive = 60.0
@@ -32,7 +32,7 @@ class SupervisionSettings(Section):
     max_failures: Whole = 100
     """Failures of stations that a run survives; fewer if one fails time and again in the same way."""
     max_start_failures: Whole = 2
-    """The same for one station in a row before it stands ready; one that somebody else killed does not count here."""
+    """The same for one station in a row before it is ready; one that somebody else killed does not count here."""
     forgive_s: Positive = 600.0
     """Failures count no more after so many seconds without one, if an update was done meanwhile."""
 

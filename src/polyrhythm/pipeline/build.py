@@ -21,12 +21,11 @@ from polyrhythm.pipeline.observers.failures import SampleFailureLog
 from polyrhythm.pipeline.observers.metrics import check_metrics
 from polyrhythm.pipeline.observers.totals import EVALUATION
 from polyrhythm.pipeline.persistence.checkpoints import STATES, SavedRun
-from polyrhythm.pipeline.run_loop import Launcher, RunLoop
+from polyrhythm.pipeline.run_loop import RunLoop
 from polyrhythm.pipeline.seats import Kind, assign_seats, describe_seat, list_unused_devices
 from polyrhythm.policies.base import Policy, PolicySettings
 from polyrhythm.runtime.factories import Resources, StationFactory
-from polyrhythm.runtime.inline import InlineLauncher
-from polyrhythm.runtime.local import LocalLauncher
+from polyrhythm.runtime.launcher import Launcher, build_inline_launcher, build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.tensors import count_devices, use_one_thread
 from polyrhythm.runtime.memory.weights import WeightsBus, bus_nbytes
@@ -298,7 +297,7 @@ def _restore(saved: SavedRun, settings: SchedulerSettings, launcher: Launcher, v
         for sample in rollout.samples.values():
             sample.payload_id = places[sample.payload_id] if sample.payload_id else ""
         for payload_id, trajectory in saved.samples.items():
-            launcher.arena.store(int(places[payload_id]), trajectory)
+            launcher.payloads.put(places[payload_id], trajectory)
     except (LookupError, TypeError, ValueError) as error:
         raise RunFolderError(
             f"{saved.trainer.parent} cannot be resumed: its samples do not fit policy and environment "
@@ -325,10 +324,12 @@ def _launcher(
     folder: Path | None,
 ) -> Launcher:
     if config.launcher == "inline":
-        return InlineLauncher(jobs, layout, weights_nbytes)
+        return build_inline_launcher(jobs, layout, weights_nbytes)
     assert folder is not None, "processes write their logs to a folder"
     transport, logs = config.data_plane.transport, folder / LOGS
-    return LocalLauncher(jobs, layout, weights_nbytes, config.supervision, logs, transport, check_report=check_metrics)
+    return build_local_launcher(
+        jobs, layout, weights_nbytes, config.supervision, logs, transport, check_report=check_metrics
+    )
 
 
 def _jobs(

@@ -14,66 +14,18 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.pipeline.observers.base import Observer, ObserverTable
 from polyrhythm.pipeline.stall_report import describe_stall
-from polyrhythm.runtime.memory.arena import Arena
-from polyrhythm.runtime.memory.blocks import BlockPool
-from polyrhythm.runtime.messages import Report, SaveTrainer, Spans
+from polyrhythm.runtime.launcher import Launcher
+from polyrhythm.runtime.messages import SaveTrainer
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.conductor import Conductor
 
 log = logging.getLogger(__name__)
 
 
-class Launcher(Protocol):
-    """What the loop needs of a launcher."""
-
-    weights_memory: memoryview
-    arena: Arena
-    pool: BlockPool
-
-    def start(self) -> list[records.Event]: ...
-
-    def send(self, command: records.Command | SaveTrainer) -> None: ...
-
-    def receive(self, timeout: float) -> records.Event | None: ...
-
-    def reports(self) -> list[Report]: ...
-
-    def measure_spans(self, on: bool) -> None:
-        """Whether stations, those that are still to come included, say what they do."""
-        ...
-
-    def take_spans(self) -> list[Spans]:
-        """What they said since the last call; all until now if `statistics` was called before."""
-        ...
-
-    def work_done(self) -> int:
-        """Units of work that stations have done so far, those without an event included."""
-        ...
-
-    def outstanding(self) -> list[str]: ...
-
-    def current_call(self, station: str) -> str:
-        """What the station is at, and for how long, in words; "" between two units of work."""
-        ...
-
-    def statistics(self) -> dict[str, dict[str, float]]:
-        """Each station's counters, as fresh as they can be had: it may ask and wait."""
-        ...
-
-    def latest(self) -> dict[str, dict[str, float]]:
-        """The same as last heard: cheap, asks nobody."""
-        ...
-
-    def dropped(self) -> dict[str, int]:
-        """Messages that were dropped so far, by kind."""
-        ...
-
-    def close(self) -> None: ...
 
 
 #: Longest wait for an event, after which `RunLoop.stop` is asked again.
@@ -237,7 +189,7 @@ class RunLoop:
             elif self.launcher.work_done() != worked:
                 quiet_since, worked = self.clock(), self.launcher.work_done()
             elif not timer and self.clock() >= quiet_since + self._stall_s:
-                raise RunHalted(describe_stall(self.conductor, self._stall_s, self.launcher.outstanding()))
+                raise RunHalted(describe_stall(self.conductor, self._stall_s, self.launcher.pending_work()))
 
     def _finished(self, done: Callable[[records.Command], bool]) -> bool:
         if not self._inbox:

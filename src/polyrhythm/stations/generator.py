@@ -140,11 +140,12 @@ class Generator:
                 raise RunHalted(f"{self.label}: act gave {wrong}; correct act")
             buffer.answer(act, version)
         self._computed = time.monotonic()
-        first = 0
+        replies, first = [], 0
         for request in batch.requests:
             stop = first + request.rows
-            self._links.reply(Reply(request.reply_to, request.slot, request.sequence, buffer.answers[first:stop]))
+            replies.append(Reply(request.reply_to, request.slot, request.sequence, buffer.answers[first:stop]))
             first = stop
+        self._links.reply(replies)
         self._passes += 1
         self._rows += first
         self._padding += len(buffer.answers) - first
@@ -165,10 +166,10 @@ class Generator:
         buffer.gather(self._arena)
         return buffer
 
-    def doing(self) -> tuple[str, float]:
+    def current_call(self) -> tuple[str, float]:
         return self._doing
 
-    def outstanding(self) -> list[str]:
+    def pending_work(self) -> list[str]:
         return [f"{self.name} has {type(command).__name__} to do" for command in list(self._todo)]
 
     def statistics(self) -> dict[str, float]:

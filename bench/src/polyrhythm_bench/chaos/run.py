@@ -26,7 +26,6 @@ from polyrhythm.pipeline.persistence.saver import RunCheckpointer
 from polyrhythm.pipeline.run_loop import Interrupted
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.initial_policy import prepare_initial_policy
-from polyrhythm.runtime.local import LocalLauncher
 from polyrhythm_bench.chaos.fault_injector import FaultInjector
 from polyrhythm_bench.chaos.faults import RECOVERY_S, plan, totals
 from polyrhythm_bench.chaos.load import of_processes
@@ -93,7 +92,7 @@ class _ChaosRun:
         self, config: RunConfig, folder: Path, pipeline: Pipeline, faults: int, seed: int, warm_up_s: float
     ) -> None:
         launcher, loop = pipeline.launcher, pipeline.loop
-        assert isinstance(launcher, LocalLauncher), "only processes can be killed"
+        assert launcher.folder is not None, "only processes can be killed"
         freshness = config.freshness
         self._config, self._folder, self._pipeline, self._began = config, folder, pipeline, loop.clock()
         self._launcher, self._plan = launcher, (seed, faults)
@@ -182,7 +181,7 @@ def _remains(pipeline: Pipeline, before: set[int]) -> Iterator[str]:
     """Processes and files that a closed run left behind, in words."""
     if processes := _children() - before:
         yield f"{len(processes)} processes are left: {sorted(processes)}"
-    assert isinstance(pipeline.launcher, LocalLauncher)
-    if pipeline.launcher.folder.exists():
-        names = sorted(path.name for path in pipeline.launcher.folder.iterdir())
-        yield f"shared memory and sockets are left in {pipeline.launcher.folder}: {', '.join(names)}"
+    folder = pipeline.launcher.folder
+    if folder is not None and folder.exists():
+        names = sorted(path.name for path in folder.iterdir())
+        yield f"shared memory and sockets are left in {folder}: {', '.join(names)}"

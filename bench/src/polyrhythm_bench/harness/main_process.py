@@ -21,7 +21,6 @@ from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.observers.totals import RunTotals
 from polyrhythm.pipeline.run_loop import Interrupted
-from polyrhythm.runtime.local import LocalLauncher
 from polyrhythm.scheduler import records
 from polyrhythm_bench.harness import resources
 
@@ -81,7 +80,7 @@ class MainProcessTimer(Observer):
     hears: ClassVar[tuple[type, ...]] = (*RunTotals.hears, records.RequestArrived, records.BatchDone)
 
     def __init__(self, pipeline: Pipeline, warm_up: int, seconds: float) -> None:
-        assert isinstance(pipeline.launcher, LocalLauncher), "the processes are told apart by their ids"
+        assert pipeline.launcher.folder is not None, "the processes are told apart by their ids"
         self._loop, self._pids = pipeline.loop, pipeline.launcher.processes()
         self._warm_up, self._seconds = warm_up, seconds
         self._totals, self._chunk_steps, self._batches = RunTotals(), 0, 0

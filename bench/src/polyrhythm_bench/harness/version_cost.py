@@ -27,8 +27,7 @@ import psutil
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.observers.totals import RunTotals
-from polyrhythm.pipeline.run_loop import Launcher
-from polyrhythm.runtime.local import LocalLauncher
+from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.scheduler import records
 from polyrhythm_bench.harness import resources
 from polyrhythm_bench.harness.running import running
@@ -115,7 +114,7 @@ class VersionTimer(Observer):
     hears: ClassVar[tuple[type, ...]] = (*RunTotals.hears, records.Published, records.StartUpdate)
 
     def __init__(self, launcher: Launcher, read_at: tuple[int, int]) -> None:
-        assert isinstance(launcher, LocalLauncher), "the processes are told apart by their ids"
+        assert launcher.folder is not None, "the processes are told apart by their ids"
         self.totals = RunTotals()
         self._launcher, self._read_at = launcher, read_at
         self._marks: dict[int, Mark] = {}

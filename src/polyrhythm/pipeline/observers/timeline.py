@@ -22,8 +22,8 @@ from typing import ClassVar
 
 from polyrhythm.observe import TraceWriter
 from polyrhythm.pipeline.observers.base import Observer
-from polyrhythm.pipeline.run_loop import Launcher
 from polyrhythm.runtime import spans as kinds
+from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.spans import Span
 from polyrhythm.scheduler import records
 

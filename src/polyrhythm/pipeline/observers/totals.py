@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from polyrhythm.errors import RunHalted
 from polyrhythm.observe import Activity
 from polyrhythm.pipeline.observers.base import Observer
-from polyrhythm.pipeline.run_loop import Launcher
+from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.scheduler import records
 
 #: How the names of stations end that serve evaluations alone.

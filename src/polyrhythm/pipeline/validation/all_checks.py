@@ -18,6 +18,7 @@ from polyrhythm.pipeline.validation.check import (
     check_build,
     check_learning,
     check_memory,
+    check_processes,
     check_rollout,
     check_start,
     installed_env,
@@ -107,6 +108,7 @@ def _training(config: RunConfig, spec: EnvSpec, policy: Policy) -> Iterator[Exam
         "training",
         {
             "objective": lambda: check_learning(config, spec, policy, trainer=True),
+            "files and threads": lambda: check_processes(config, spec),
             "shared memory": lambda: check_memory(config, spec, policy),
             "first weights": lambda: check_start(config, spec, policy),
         },

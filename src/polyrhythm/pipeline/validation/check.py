@@ -29,6 +29,7 @@ from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.conformance import check_attributes
 from polyrhythm.runtime.memory.shared_folder import refuse_shortage, remove_orphans
 from polyrhythm.runtime.memory.weights import bus_nbytes
+from polyrhythm.runtime.processes.limits import check_limits
 from polyrhythm.scheduler.records import EnvBatchInfo, Request
 from polyrhythm.scheduler.user_functions import load_function
 from polyrhythm.specs import EnvSpec
@@ -57,6 +58,7 @@ def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
     learns = trainer and config.training.versions > 0
     try_on(rows, _kind(config.policy), policy, spec, learns=learns)
     check_learning(config, spec, policy, trainer=trainer)
+    check_processes(config, spec, trainer=trainer)
     check_memory(config, spec, policy, trainer=trainer)
     check_start(config, spec, policy, trainer=trainer)
     return ValidatedRun(config, spec, policy)
@@ -94,6 +96,14 @@ def check_build(config: RunConfig, spec: EnvSpec) -> Policy:
     except ContractViolation as violation:
         raise ConfigError(f"{what}: {violation}") from violation
     return policy
+
+
+def check_processes(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -> None:
+    """Raise StartError unless this machine's limits allow the run's files and threads."""
+    if config.launcher == "local":
+        infos = env_batch_infos(config, spec, trainer=trainer)
+        evaluator = trainer and config.evaluation.reserved_rows > 0 and config.evaluation.weights == "own_generator"
+        check_limits([*map(len, infos), *[1] * (config.rollout.generators + evaluator + trainer)])
 
 
 def check_memory(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: bool = True) -> None:
