@@ -204,7 +204,7 @@ def test_the_process_of_a_station_has_the_environment_of_its_seat(tmp_path):
     layout = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
     seats = {"t": Resources("cuda:1", 3, {"CUDA_VISIBLE_DEVICES": "1"}), "u": Resources()}
     jobs = [(Sitting(name), seat) for name, seat in seats.items()]
-    launcher = LocalLauncher(jobs, layout, 64, config().supervision, tmp_path)
+    launcher = build_local_launcher(jobs, layout, 64, config().supervision, tmp_path)
     with closing(launcher):
         launcher.start()
         found = {name: psutil.Process(pid).environ() for name, pid in launcher.processes().items()}
@@ -215,7 +215,7 @@ def test_the_process_of_a_station_has_the_environment_of_its_seat(tmp_path):
 def test_what_is_not_finished_is_asked_for_by_a_stall_report_alone(tmp_path):
     layout = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
     jobs = [(Sitting("t"), Resources()), (Sitting("u"), Resources())]
-    launcher = LocalLauncher(jobs, layout, 64, config().supervision, tmp_path)
+    launcher = build_local_launcher(jobs, layout, 64, config().supervision, tmp_path)
     with closing(launcher):
         launcher.start()
         for _ in range(3):

@@ -67,7 +67,7 @@ class Obeying:
     def connect(self, message: wire.Connect) -> None:
         self.connected += 1
 
-    def beat(self) -> None: ...
+    def beat(self, *, pending_work: bool = False) -> None: ...
 
     collect = flush = notify = beat
 
