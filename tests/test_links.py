@@ -46,7 +46,8 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=_id)
 def test_files_of_the_checkout_that_a_page_names_exist(page: Path) -> None:
     named = set(_PATH.findall(page.read_text(encoding="utf-8")))
-    assert [path for path in sorted(named) if not any(ROOT.glob(path))] == []
+    bases = (ROOT, page.parent)
+    assert [path for path in sorted(named) if not any(any(base.glob(path)) for base in bases)] == []
 
 
 def test_the_journey_names_files_of_the_package() -> None:
