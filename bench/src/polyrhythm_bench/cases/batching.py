@@ -88,8 +88,8 @@ def compare(scene: BatchingScenario, seeds: int = 3) -> dict[str, Any]:
     best = max(fixed, key=lambda limits: fixed[limits])
     heard: list[BatchingChosen] = []
     buckets = powers(scene.total_rows) if scene.padded else ()
-    flow = SchedulerSettings(**_LIMITLESS, batching="auto", max_rows=FOREVER, buckets=buckets)
-    auto = _mean(scene, flow, seeds, heard)
+    scheduler = SchedulerSettings(**_LIMITLESS, batching="auto", max_rows=FOREVER, buckets=buckets)
+    auto = _mean(scene, scheduler, seeds, heard)
     return {
         "scene": scene.name(),
         "auto": auto,
@@ -119,6 +119,6 @@ def _grid(scene: BatchingScenario) -> Iterator[tuple[int, float]]:
 
 
 def _mean(
-    scene: BatchingScenario, flow: SchedulerSettings, seeds: int, heard: list[BatchingChosen] | None = None
+    scene: BatchingScenario, scheduler: SchedulerSettings, seeds: int, heard: list[BatchingChosen] | None = None
 ) -> float:
-    return fmean(rate(scene, flow, seed, "long", heard) for seed in range(seeds))
+    return fmean(rate(scene, scheduler, seed, "long", heard) for seed in range(seeds))

@@ -67,7 +67,9 @@ def cluster_of(slots: int) -> ClusterSettings:
     return ClusterSettings.model_validate(
         {
             "versions": max(2, 2048 // rows),
-            "flow": SchedulerSettings(batch_size=max(16, rows // 2), sync_interval=2, max_rows=_ROWS_PER_GENERATOR),
+            "scheduler": SchedulerSettings(
+                batch_size=max(16, rows // 2), sync_interval=2, max_rows=_ROWS_PER_GENERATOR
+            ),
             "simulators": [
                 {
                     "count": slots // env_batches,
@@ -89,7 +91,7 @@ def _measure(slots: int) -> dict[str, Any]:
     cluster = Cluster(settings, record=True)
     cluster.run()
     trace = cluster.driver.steps
-    spent = _time(Conductor(settings.flow), trace)
+    spent = _time(Conductor(settings.scheduler), trace)
     per_request = _charge(trace, spent)
     cuts = statistics.quantiles(per_request, n=100)
     return {

@@ -43,7 +43,7 @@ def rollout_s(latency: Latency, batch: int, turns: int, *, together: bool, rollo
         {
             "seed": seed,
             "versions": rollouts,
-            "flow": {
+            "scheduler": {
                 "batch_size": batch,
                 "max_lag": 0,
                 "on_update": "drain",

@@ -187,7 +187,7 @@ def cluster(
         {
             "seed": scene.seed,
             "versions": versions,
-            "flow": {
+            "scheduler": {
                 "batch_size": scene.samples,
                 "seed": scene.seed,
                 "batching": batching["type"],
