@@ -113,7 +113,7 @@ def test_a_generator_survives_hostile_messages(tmp_path: Path) -> None:
 
 def test_a_trainer_survives_hostile_messages(tmp_path: Path) -> None:
     stand = TrainerStand()
-    names = {"trainer": ["t"], "update": [0], "tickets": [[0, 1]], "payload_ids": [["0", "1"]]}
+    names = {"trainer": ["t"], "update": [0], "tickets": [[0, 1]]}
     with closing(Obeying(stand.trainer, stand.arena.layout, tmp_path)) as obeying:
         attack(obeying, 4, names, lambda number: stand.trainer.work())
         stand.said.clear()
