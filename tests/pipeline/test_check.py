@@ -112,7 +112,7 @@ class UnpluggedSettings(WholeSettings):
 
     type: Literal["tests.pipeline.test_check:UnpluggedSettings"] = "tests.pipeline.test_check:UnpluggedSettings"
 
-    def validate_run(self):
+    def check(self):
         raise ConfigError("the robot is not plugged in; plug it in")
 
 

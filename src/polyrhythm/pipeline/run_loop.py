@@ -179,13 +179,13 @@ class RunLoop:
         when the run is resumed.
         """
         self._held = (records.StartUpdate, records.StartRows)
-        begin, lending = self.clock(), self.conductor.lending
+        begin, updates = self.clock(), self.conductor.updates
         until, say_at = begin + seconds, begin + _SAID_S
-        update = self.conductor.versions.updates + bool(lending.lent)
+        update = self.conductor.versions.updates + bool(updates.in_training)
         asked = False
         while self.clock() < until:
-            if not asked and lending.trainer and self.conductor.versions.updates == update:
-                self.launcher.send(SaveTrainer(lending.trainer))
+            if not asked and updates.trainer and self.conductor.versions.updates == update:
+                self.launcher.send(SaveTrainer(updates.trainer))
                 asked = True
             event = self.launcher.receive(max(0.0, min(until, say_at) - self.clock()))
             if event is not None:
@@ -200,9 +200,9 @@ class RunLoop:
 
     def _last_work(self) -> str:
         """What a run that winds down waits for."""
-        lending = self.conductor.lending
-        what = "the update under way" if lending.lent else "the trainer's state to be saved"
-        call = self.launcher.current_call(lending.trainer) if lending.trainer else "being started"
+        updates = self.conductor.updates
+        what = "the update under way" if updates.in_training else "the trainer's state to be saved"
+        call = self.launcher.current_call(updates.trainer) if updates.trainer else "being started"
         return f"{what} (trainer: {call})" if call else what
 
     def _run(self, done: Callable[[records.Command], bool]) -> None:

@@ -11,14 +11,14 @@ def describe_stall(conductor: Conductor, stall_s: float, slots: Sequence[str]) -
     """One sentence. stall_s: seconds in which nothing happened; slots: what the stations have not finished."""
     generators = [
         f"{state.name} (weights {state.version}, {'busy' if state.busy else 'idle'})"
-        for state in conductor.dispatch.generators.values()
+        for state in conductor.serving.generators.present.values()
     ]
     versions = conductor.versions
     parts = [
         f"nothing has happened for {stall_s:g} s",
-        f"{len(conductor.dispatch.queue)} requests wait for generators {', '.join(generators) or '(none)'}",
+        f"{len(conductor.serving.queue)} requests wait for generators {', '.join(generators) or '(none)'}",
         f"versions: trained {versions.trained}, published {versions.published}, applied {versions.applied}",
-        f"trainer: {conductor.lending.trainer or 'none'}, {len(conductor.lending.lent)} groups lent",
+        f"trainer: {conductor.updates.trainer or 'none'}, {len(conductor.updates.in_training)} groups lent",
         f"samples: {conductor.ledger.as_dict()}",
         *_describe_evaluations(conductor),
         f"slots: {'; '.join(slots) or 'none is live'}",
@@ -27,13 +27,15 @@ def describe_stall(conductor: Conductor, stall_s: float, slots: Sequence[str]) -
 
 
 def _describe_evaluations(conductor: Conductor) -> list[str]:
-    evaluations, evaluator = conductor.rollout.evaluations, conductor.dispatch.evaluator
+    evaluations, evaluator = conductor.rollout.evaluations, conductor.serving.generators.evaluator
     found = [
         f"evaluation {e.name}: {len(e.waiting)} episodes wait, {e.running} run"
-        for e in (evaluations.current, evaluations.aside)
+        for e in (evaluations.current, evaluations.current_background)
         if e is not None
     ]
-    if evaluations.aside is not None:
+    if evaluations.current_background is not None:
         state = "is not there" if evaluator is None else f"has weights {evaluator.pinned} for it"
-        found.append(f"{conductor.settings.evaluator} {state}, {len(conductor.dispatch.aside)} requests wait for it")
+        found.append(
+            f"{conductor.settings.evaluator} {state}, {len(conductor.serving.background)} requests wait for it"
+        )
     return found
