@@ -137,9 +137,9 @@ def watchers(conductor):
 def test_an_observer_finds_the_same_as_if_it_were_told_everything(seed):
     """Over simulated runs with faults: `hears` leaves out nothing that matters."""
     own = arbitrary_cluster(random.Random(seed), redundant=seed % 4 == 0)
-    cluster = Cluster(own, Conductor(own.flow), record=True)
+    cluster = Cluster(own, Conductor(own.scheduler), record=True)
     cluster.run()
-    conductor = Conductor(own.flow)
+    conductor = Conductor(own.scheduler)
     some, others = watchers(conductor), watchers(conductor)
     table = ObserverTable(list(some))
     for step in cluster.driver.steps:

@@ -111,7 +111,7 @@ def test_a_generator_survives_hostile_messages() -> None:
 
 def test_a_trainer_survives_hostile_messages() -> None:
     stand = TrainerStand()
-    names = {"trainer": ["t"], "update": [0], "tickets": [[0, 1]], "handles": [["0", "1"]]}
+    names = {"trainer": ["t"], "update": [0], "tickets": [[0, 1]], "payload_ids": [["0", "1"]]}
     obeying = Obeying(stand.trainer, stand.arena.layout)
     attack(obeying, 4, names, lambda number: stand.trainer.work())
     stand.said.clear()

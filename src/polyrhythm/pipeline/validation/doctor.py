@@ -18,6 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from polyrhythm.errors import PolyrhythmError
+
 RECIPE = "quickstart"
 #: Bytes of memory that the quickstart's processes take (1.1 GB measured on 2 cores), and some to spare.
 MEMORY_BYTES = 1_500_000_000
@@ -60,7 +62,7 @@ def examine() -> Iterator[Finding]:
     for name, check in checks.items():
         try:
             yield check()._replace(name=name)
-        except (ImportError, OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
+        except (PolyrhythmError, ImportError, OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
             fix = "make setup" if isinstance(error, ImportError) else ""
             yield Finding(name, "missing", f"{type(error).__name__}: {error}", fix)
 
