@@ -96,7 +96,7 @@ class Conductor:
     def summary(self) -> dict[str, Any]:
         """For a run's summary. groups: `RolloutScheduler.summary`; batching: the last choice of `auto`, if any."""
         tuning = self.serving.tuning
-        chosen = {"batching": asdict(tuning.chosen)} if tuning is not None and tuning.chosen is not None else {}
+        chosen = {"batching": asdict(tuning.choice)} if tuning is not None and tuning.choice is not None else {}
         return {"groups": self.rollout.summary(), **chosen}
 
     # ------------------------------------------------------------ saving
@@ -139,7 +139,7 @@ class Conductor:
         self.stations.incarnations.clear()
         self.rollout.detach(simulators)
         if self.serving.tuning is not None:
-            self.serving.tuning.restart()
+            self.serving.tuning.restart_clock()
 
     # ------------------------------------------------------------ deciding
 
