@@ -232,11 +232,11 @@ REFUSED = [
     (IMITATE, r"demonstrations = set: .*set demonstrations and supervised to null"),
     (
         {"placement": {"trainer": {"device": "cuda:99"}}},
-        r"placement.trainer.device = cuda:99: torch sees \d+ CUDA devices here; use cpu",
+        r"placement.trainer.devices = 99: torch sees \d+ CUDA devices here; use cpu",
     ),
     (
-        {"placement": {"generators": {"device": "cuda:99"}}},
-        r"placement.generators.device = cuda:99: torch sees \d+ CUDA devices here; use cpu",
+        {"placement": {"generators": {"devices": "98-99"}}},
+        r"placement.generators.devices = 98-99: torch sees \d+ CUDA devices here; use cpu",
     ),
 ]
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
 
+import psutil
 import pytest
 import zmq
 from tests.process.runs import LOCKSTEP, children, config, orphaned_folders
@@ -193,6 +195,18 @@ def test_an_event_that_has_come_is_found_at_once_whatever_came_before_it(tmp_pat
         assert launcher.receive(0.0) == records.UpdateDone("t", 0, 7)
         assert launcher.receive(0.0) is None
         outbox.close()
+
+
+def test_the_process_of_a_station_has_the_environment_of_its_seat(tmp_path):
+    layout = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
+    seats = {"t": Resources("cuda:1", 3, {"CUDA_VISIBLE_DEVICES": "1"}), "u": Resources()}
+    jobs = [(Sitting(name), seat) for name, seat in seats.items()]
+    launcher = LocalLauncher(jobs, layout, 64, config().supervision, tmp_path)
+    with closing(launcher):
+        launcher.start()
+        found = {name: psutil.Process(pid).environ() for name, pid in launcher.processes().items()}
+    assert (found["t"]["CUDA_VISIBLE_DEVICES"], found["t"]["OMP_NUM_THREADS"]) == ("1", "3")
+    assert found["u"].get("CUDA_VISIBLE_DEVICES") == os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 class Urgency:

@@ -1,39 +1,10 @@
-"""Settings of the machinery: where stations run, when one is given up, what is kept for a resumed run."""
+"""Settings of processes and files: transport, supervision, checkpoints."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from polyrhythm.config.base import Count, NotNegative, Positive, Section, Whole
-
-Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
-
-
-class SeatSettings(Section):
-    """Where the stations of one kind work."""
-
-    threads: Count = 1
-    """Threads per operation (OMP_NUM_THREADS) of each such process."""
-
-
-class TensorSeatSettings(SeatSettings):
-    """Where stations that compute with tensors work."""
-
-    device: Device = "cpu"
-    """cpu, cuda, or cuda:N."""
-
-
-class PlacementSettings(Section):
-    """Threads and devices, by kind of station. An inline run has one process, so only its devices count."""
-
-    simulators: SeatSettings = SeatSettings()
-    """The simulators."""
-    generators: TensorSeatSettings = TensorSeatSettings()
-    """The generators."""
-    trainer: TensorSeatSettings = TensorSeatSettings()
-    """The trainer."""
 
 
 class DataPlaneSettings(Section):

@@ -22,12 +22,13 @@ from polyrhythm.pipeline.observers.metrics import check_metrics
 from polyrhythm.pipeline.observers.totals import EVALUATION
 from polyrhythm.pipeline.persistence.checkpoints import STATES, SavedRun
 from polyrhythm.pipeline.run_loop import Launcher, RunLoop
+from polyrhythm.pipeline.seats import Kind, assign_seats, describe_seat, list_unused_devices
 from polyrhythm.policies.base import Policy, PolicySettings
 from polyrhythm.runtime.factories import Resources, StationFactory
 from polyrhythm.runtime.inline import InlineLauncher
 from polyrhythm.runtime.local import LocalLauncher
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.memory.tensors import use_one_thread
+from polyrhythm.runtime.memory.tensors import count_devices, use_one_thread
 from polyrhythm.runtime.memory.weights import WeightsBus, bus_nbytes
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import EnvBatchInfo, Episode, SampleEvaluated, WeightsOffered
@@ -143,6 +144,31 @@ def generator_names(config: RunConfig) -> list[str]:
     return [f"generator-{index}" for index in range(config.rollout.generators)]
 
 
+def station_names(config: RunConfig, *, trainer: bool = True) -> dict[Kind, list[str]]:
+    """The names of all stations by kind, those for evaluation beside training last. trainer: whether there is one."""
+    simulators, generators = (
+        [f"simulator-{index}" for index in range(config.rollout.simulators)],
+        generator_names(config),
+    )
+    if trainer and config.evaluation.reserved_rows:
+        simulators.append(_EVALUATION_SIMULATOR)
+        if _evaluator(config) not in generators:
+            generators.append(_evaluator(config))
+    return {"simulators": simulators, "generators": generators, "trainer": ["trainer"] * trainer}
+
+
+def run_seats(config: RunConfig, *, trainer: bool = True) -> dict[str, Resources]:
+    """The seat of every station of the run on this machine. ConfigError: `placement` asks for what is not there."""
+    names = station_names(config, trainer=trainer)
+    seats = assign_seats(config.placement, names, count_devices(), os.environ)
+    if config.launcher == "inline" and any(seats[name].environment for name in names["simulators"]):
+        raise ConfigError(
+            "placement.simulators.devices: with launcher = inline a simulator has no process of its own that could be "
+            "bound to a device; set placement.simulators.devices to cpu, or launcher to local"
+        )
+    return seats
+
+
 def env_batch_infos(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -> list[list[EnvBatchInfo]]:
     """Per simulator, its env batches cut into slots; last, where there is a trainer, the rows reserved for evaluation.
 
@@ -217,7 +243,12 @@ def build_pipeline(
     last = config.training.versions
     states = TrainerStates(str(folder / STATES), kept.every_versions, kept.keep_last, last) if folder else None
     buckets = bucket_sizes(config, infos)
-    jobs = _jobs(config, spec, infos, policy, states, buckets, trainer=trainer)
+    seats = run_seats(config, trainer=trainer)
+    for name, seat in seats.items():
+        log.info("%s: %s", name, describe_seat(seat))
+    for sentence in list_unused_devices(config.placement, station_names(config, trainer=trainer)):
+        log.warning(sentence)
+    jobs = [(job, seats[job.name]) for job in _jobs(config, spec, infos, policy, states, buckets, trainer=trainer)]
     layout = arena_layout(config, spec, infos, policy, trainer=trainer)
     launcher = _launcher(config, jobs, layout, bus_nbytes(policy.state_dict()), folder)
     try:
@@ -309,23 +340,21 @@ def _jobs(
     buckets: tuple[int, ...],
     *,
     trainer: bool,
-) -> list[tuple[StationFactory, Resources]]:
+) -> list[StationFactory]:
     """Simulators, generators and the trainer, in this order."""
-    seats, step = config.placement, step_settings(config, policy)
+    step = step_settings(config, policy)
     env = config.env.model_dump(mode="json")
     own = PolicyFactory(config.policy.model_dump(mode="json"), spec, config.seed)
-    seat = Resources(threads=seats.simulators.threads)
-    jobs: list[tuple[StationFactory, Resources]] = []
+    jobs: list[StationFactory] = []
     for batches in infos:
         name, rows = batches[0].name.rpartition(".")[0], sum(slot.rows for slot in batches[0].slots)
-        jobs.append((SimulatorFactory(name, env, spec, rows, tuple(batches), step), seat))
-    seat = Resources(seats.generators.device, seats.generators.threads)
+        jobs.append(SimulatorFactory(name, env, spec, rows, tuple(batches), step))
     evaluator = _evaluator(config) if trainer else ""
     for name in generator_names(config):
         evaluates: Literal["no", "too"] = "too" if name == evaluator else "no"
-        jobs += [(GeneratorFactory(name, own, evaluates, buckets), seat)]
+        jobs.append(GeneratorFactory(name, own, evaluates, buckets))
     if evaluator == _EVALUATION_GENERATOR:
-        jobs.append((GeneratorFactory(evaluator, own, "only", buckets), seat))
+        jobs.append(GeneratorFactory(evaluator, own, "only", buckets))
     if trainer:
         job = TrainerFactory(
             "trainer",
@@ -335,5 +364,5 @@ def _jobs(
             total_updates=config.training.versions * config.freshness.sync_interval,
             states=states,
         )
-        jobs.append((job, Resources(seats.trainer.device, seats.trainer.threads)))
+        jobs.append(job)
     return jobs

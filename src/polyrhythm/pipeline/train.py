@@ -22,7 +22,7 @@ from polyrhythm.files import atomic_write
 from polyrhythm.observe import MetricsWriter, TraceWriter
 from polyrhythm.observe.report import write_report
 from polyrhythm.observe.run_folder import lock_run_folder
-from polyrhythm.pipeline.build import Pipeline, build_pipeline
+from polyrhythm.pipeline.build import Pipeline, build_pipeline, run_seats
 from polyrhythm.pipeline.callbacks import Callbacks, StopTraining, UpdatesHeard
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.manager import EvaluationManager
@@ -42,6 +42,7 @@ from polyrhythm.pipeline.persistence.phases import SUMMARY_FILE, PhaseJournal
 from polyrhythm.pipeline.persistence.resume import refuse_misplaced, take_up
 from polyrhythm.pipeline.persistence.saver import RunCheckpointer
 from polyrhythm.pipeline.run_loop import Interrupted, OrderlyHalt, RunLoop
+from polyrhythm.pipeline.seats import describe_seats
 from polyrhythm.pipeline.signals import Interrupts
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.initial_policy import prepare_initial_policy
@@ -82,7 +83,7 @@ def train(
                 _tell_the_rest(callbacks)
                 raise KeyboardInterrupt
             raise callbacks.ended
-        summary = _summarise(folder, progress)
+        summary = _summarise(checked.config, folder, progress)
         _report(folder)
     if callbacks.deliver() and not isinstance(callbacks.ended, StopTraining):
         assert callbacks.ended is not None
@@ -260,13 +261,14 @@ def _warn_of_dropped(ledger: SampleLedger) -> None:
         )
 
 
-def _summarise(folder: Path, progress: PhaseJournal) -> dict[str, Any]:
+def _summarise(config: RunConfig, folder: Path, progress: PhaseJournal) -> dict[str, Any]:
     """Put the phases' results together, in the files that others read."""
     rl = progress.result("rl") or {}
     summary: dict[str, Any] = {}
     for part in ("evaluation_before", "rl", "evaluation_after", "best"):
         summary |= progress.result(part) or {}
     summary["wall_s"] = progress.summary()
+    summary["seats"] = describe_seats(run_seats(config))
     _write_json(folder / "ledger.json", rl.get("ledger", {}))
     _write_json(folder / SUMMARY_FILE, summary)
     return summary

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -19,10 +19,11 @@ from polyrhythm.runtime.messages import Channels, Station
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Where a station works: device of its tensors, threads per operation."""
+    """Where a station works: device (cpu or cuda:N), threads per operation, variables of its process's environment."""
 
     device: str = "cpu"
     threads: int = 1
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import ContractViolation, Finding, run_checks
 from polyrhythm.envs.watched import Arrays
 from polyrhythm.errors import PolyrhythmError
-from polyrhythm.pipeline.build import env_settings, policy_settings
+from polyrhythm.pipeline.build import env_settings, policy_settings, run_seats
+from polyrhythm.pipeline.seats import group_seats
 from polyrhythm.pipeline.validation.check import (
     check_build,
-    check_devices,
     check_learning,
     check_memory,
     check_rollout,
@@ -43,7 +43,7 @@ def examine(config: RunConfig) -> Iterator[Examined]:
     def keep(name: str, make: Callable[[], Any]) -> None:
         given[name] = make()
 
-    yield from _told("recipe", {"devices": lambda: check_devices(config)})
+    yield from _told("recipe", {"devices": lambda: group_seats(run_seats(config))})
     yield from _told(
         "recipe", {"environment's spec": lambda: keep("spec", lambda: try_spec(config, installed_env(config)))}
     )
@@ -117,11 +117,11 @@ def _told(part: str, checks: Mapping[str, Callable[[], object]]) -> Iterator[Exa
     """Checks that raise a PolyrhythmError, as findings."""
     for name, check in checks.items():
         try:
-            check()
+            said = check()
         except PolyrhythmError as error:
             yield Examined(part, _failed(name, error))
         else:
-            yield Examined(part, Finding(name, "ok", ""))
+            yield Examined(part, Finding(name, "ok", said if isinstance(said, str) else ""))
 
 
 def _failed(name: str, error: PolyrhythmError) -> Finding:

@@ -20,7 +20,7 @@ from polyrhythm.conformance import ContractViolation, own_place, raised
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.pipeline.array_specs import arena_layout, blank, bucket_sizes
-from polyrhythm.pipeline.build import env_batch_infos, env_settings, flow_settings, policy_settings
+from polyrhythm.pipeline.build import env_batch_infos, env_settings, flow_settings, policy_settings, run_seats
 from polyrhythm.pipeline.validation.custom_objective import dry_run_objective, try_on
 from polyrhythm.pipeline.validation.env_trial import try_env
 from polyrhythm.pipeline.warm_start.demos import has_expert
@@ -134,15 +134,8 @@ def refuse_swapping(spec: EnvSpec) -> None:
 
 
 def check_devices(config: RunConfig) -> None:
-    seats = {"generators": config.placement.generators, "trainer": config.placement.trainer}
-    for name, seat in seats.items():
-        kind, _, index = seat.device.partition(":")
-        there = torch.cuda.device_count() if kind == "cuda" else 1
-        if int(index or 0) >= there:
-            raise ConfigError(
-                f"placement.{name}.device = {seat.device}: torch sees {there} CUDA devices here; use cpu, "
-                "or a torch that has CUDA"
-            )
+    """Raise ConfigError unless every station has a seat on this machine."""
+    run_seats(config)
 
 
 @contextmanager

@@ -81,3 +81,8 @@ def _padded(tensor: Tensor) -> int:
 def use_one_thread() -> None:
     """One thread per operation: small policies are no faster with more, and far slower where cores are shared."""
     torch.set_num_threads(1)
+
+
+def count_devices() -> int:
+    """CUDA devices that torch sees on this machine, as CUDA_VISIBLE_DEVICES leaves them."""
+    return torch.cuda.device_count()

@@ -124,6 +124,7 @@ def _start(posting: ChildSpec, log: IO[bytes]) -> subprocess.Popen[bytes]:
         "OPENBLAS_NUM_THREADS": threads,
         "PYTHONUNBUFFERED": "1",
     }
+    environment |= posting.seat.environment
     command = [sys.executable, "-m", "polyrhythm.runtime.processes.child", posting.station]  # the name is for `ps`
     # A session of its own: what a terminal sends to main's group is main's affair from the first moment.
     popen = subprocess.Popen(  # noqa: S603
