@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from polyrhythm.scheduler.autobatch.candidates import WAIT_CYCLES, Candidate, build_grid
-from polyrhythm.scheduler.autobatch.forecast import BatchLimits, ClosedLoop
+from polyrhythm.scheduler.autobatch.forecast import ClosedLoop
 from polyrhythm.scheduler.autobatch.rates import RateMeter
 from polyrhythm.scheduler.autobatch.search import OperatingPoint, Search
 from polyrhythm.scheduler.autobatch.snapshot import select_group
 from polyrhythm.scheduler.autobatch.timing import SlotTiming
-from polyrhythm.scheduler.settings import SchedulerSettings
+from polyrhythm.scheduler.settings import BatchLimits, SchedulerSettings
 
 POINT = OperatingPoint(0.030, 0.010, 8.0)
 ALONE, ALL, HALF = Candidate(1, 0), Candidate(8, 7), Candidate(4, 7)

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from polyrhythm.clustersim.scenario import BatchingScenario, rate
-from polyrhythm.scheduler.autobatch.forecast import BatchLimits, ClosedLoop, Forecast
-from polyrhythm.scheduler.settings import SchedulerSettings
+from polyrhythm.scheduler.autobatch.forecast import ClosedLoop, Forecast
+from polyrhythm.scheduler.settings import BatchLimits, SchedulerSettings
 from polyrhythm.specs.distributions import parse_distribution
 
 

@@ -10,11 +10,10 @@ from tests.oracles.replay import first_difference
 
 from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.clustersim.scenario import BatchingScenario, cluster_of
-from polyrhythm.scheduler.autobatch.forecast import BatchLimits
 from polyrhythm.scheduler.autobatch.tuning import BatchTuner
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import BatchingChosen, Request, Serve, TrainUntil
-from polyrhythm.scheduler.settings import SchedulerSettings
+from polyrhythm.scheduler.settings import BatchLimits, SchedulerSettings
 
 AUTO = SchedulerSettings(64, max_lag=1e6, bound="mean", batching="auto", max_rows=64)
 
