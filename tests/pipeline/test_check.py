@@ -17,6 +17,7 @@ from polyrhythm.cli.main import main
 from polyrhythm.errors import ConfigError, RunHalted, StartError
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.policies.form import describe
 from polyrhythm.policies.gaussian import GaussianPolicy, GaussianSettings
 from polyrhythm.specs import ArraySpec
 
@@ -68,7 +69,10 @@ class NoCriticSettings(GaussianSettings):
 
     type: Literal["tests.pipeline.test_check:NoCriticSettings"] = "tests.pipeline.test_check:NoCriticSettings"
 
-    def build(self, env_spec, seed):
+    def form(self, env_spec):
+        return describe(lambda _role: NoCritic(self, env_spec), super().form(env_spec).answers)
+
+    def build(self, env_spec, *, seed, device, role):
         return NoCritic(self, env_spec)
 
 
@@ -90,7 +94,10 @@ class PerActionSettings(GaussianSettings):
 
     type: Literal["tests.pipeline.test_check:PerActionSettings"] = "tests.pipeline.test_check:PerActionSettings"
 
-    def build(self, env_spec, seed):
+    def form(self, env_spec):
+        return replace(super().form(env_spec), value="action")
+
+    def build(self, env_spec, *, seed, device, role):
         return PerAction(self, env_spec)
 
 

@@ -21,11 +21,11 @@ SPEC = RUN.env.spec()  # type: ignore[attr-defined]
 
 def jobs() -> list[StationFactory]:
     policy = PolicyFactory(RUN.policy.model_dump(mode="json"), SPEC, 3)
-    built: Policy = RUN.policy.build(SPEC, 3)  # type: ignore[attr-defined]
+    built: Policy = RUN.policy.build(SPEC, seed=3, device="cpu", role="train")  # type: ignore[attr-defined]
     infos = env_batch_infos(RUN, SPEC)[0]
     algorithm, training = (section.model_dump(mode="json") for section in (RUN.algorithm, RUN.training))
     return [
-        SimulatorFactory("s", RUN.env.model_dump(mode="json"), SPEC, 6, tuple(infos), step_settings(RUN, built)),
+        SimulatorFactory("s", RUN.env.model_dump(mode="json"), SPEC, 6, tuple(infos), step_settings(RUN, built.chunk)),
         GeneratorFactory("g", policy),
         TrainerFactory("t", policy, algorithm, training, 6, TrainerStates("folder", 2)),
         TrainerFactory("t", policy, algorithm, training, 6, None),

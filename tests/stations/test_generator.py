@@ -9,7 +9,7 @@ import torch
 from polyrhythm.pipeline.array_specs import answer_specs, shown
 from polyrhythm.policies.categorical import CategoricalPolicy, CategoricalSettings
 from polyrhythm.runtime.memory.arena import ArenaLayout, RequestView, in_memory
-from polyrhythm.runtime.memory.weights import bus_in_memory
+from polyrhythm.runtime.memory.weights import InlineWeights
 from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION, Channels
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import (
@@ -30,7 +30,7 @@ SLOTS = {"a": 3, "b": 2, "c": 4}
 
 
 def policy(seed):
-    return CategoricalSettings().build(SPEC, seed)
+    return CategoricalSettings().build(SPEC, seed=seed, device="cpu", role="train")
 
 
 class Shapes(CategoricalPolicy):
@@ -50,8 +50,8 @@ class Stand:
 
     def __init__(self, served=None, buckets=()):
         self.policy, self.said = policy(1), []
-        layout = ArenaLayout(9, 4, 1, shown(SPEC), answer_specs(self.policy, SPEC), SLOTS)
-        self.arena, self.weights = in_memory(layout), bus_in_memory(self.policy.state_dict())
+        layout = ArenaLayout(9, 4, 1, shown(SPEC), answer_specs(CategoricalSettings().form(SPEC), SPEC), SLOTS)
+        self.arena, self.weights = in_memory(layout), InlineWeights(layout_of(self.policy))
         self.rng = np.random.default_rng(0)
         self.arena.obs["x"][:] = self.rng.normal(size=(45, 3))
         links = Channels(
@@ -94,7 +94,7 @@ class Stand:
 def test_it_announces_itself_without_weights():
     layout = Stand().arena.layout
     generator = Generator(
-        "g", 4, policy(2), in_memory(layout), bus_in_memory(policy(2).state_dict()), Channels(*[print] * 3)
+        "g", 4, policy(2), in_memory(layout), InlineWeights(layout_of(policy(2))), Channels(*[print] * 3)
     )
     assert generator.joined() == GeneratorJoined("g", 4, -1)
 

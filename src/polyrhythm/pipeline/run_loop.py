@@ -19,6 +19,7 @@ from typing import Protocol
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.blocks import BlockPool
+from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.runtime.messages import Report, SaveTrainer, Spans
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.conductor import Conductor
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 class Launcher(Protocol):
     """What the loop needs of a launcher."""
 
-    weights_memory: memoryview
+    weights: Weights
     arena: Arena
     pool: BlockPool
 

@@ -13,9 +13,11 @@ from collections.abc import Callable, Sequence
 from polyrhythm.runtime.factories import Resources, StationContext, StationFactory
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, in_memory
 from polyrhythm.runtime.memory.blocks import BlockPool
+from polyrhythm.runtime.memory.weights import InlineWeights
 from polyrhythm.runtime.messages import Channels, Reply, Report, SaveTrainer, Spans, StartRowsInBlocks, Station
 from polyrhythm.runtime.spans import SpanLog
 from polyrhythm.scheduler import records
+from polyrhythm.specs import WeightsLayout
 
 
 class InlineLauncher:
@@ -25,13 +27,13 @@ class InlineLauncher:
         self,
         jobs: Sequence[tuple[StationFactory, Resources]],
         layout: ArenaLayout,
-        weights_nbytes: int,
+        weights: WeightsLayout,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clock, self.layout = clock, layout
         self.pool = BlockPool(layout.blocks)
         self.arena: Arena = in_memory(layout)
-        self.weights_memory = memoryview(bytearray(weights_nbytes))
+        self.weights = InlineWeights(weights)
         self._jobs = list(jobs)
         self._work_done = 0
         self._parts: list[_Part] = []
@@ -47,7 +49,7 @@ class InlineLauncher:
         links = Channels(self._events.append, self._deliver, self._report)
         joined = []
         for job, seat in self._jobs:
-            host = StationContext(self.arena, self.weights_memory, links, seat.device)
+            host = StationContext(self.arena, lambda: self.weights, links, seat.device)
             parts = [_Part(job.name, make()) for _, make in job.parts(host, incarnation=0)]
             announcements = [part.station.joined() for part in parts]
             for part, announcement in zip(parts, announcements, strict=True):

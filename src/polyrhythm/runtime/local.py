@@ -27,6 +27,7 @@ from polyrhythm.runtime.factories import Resources, StationFactory
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
 from polyrhythm.runtime.memory.blocks import BlockPool
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
+from polyrhythm.runtime.memory.weights import SharedWeights, shared_nbytes
 from polyrhythm.runtime.messages import Report, SaveTrainer, Spans, StartRowsInBlocks, sender_of
 from polyrhythm.runtime.processes.expected import ExpectedEvents, Joined
 from polyrhythm.runtime.processes.manager import ProcessManager
@@ -37,6 +38,7 @@ from polyrhythm.runtime.transport.authentication import make_keys
 from polyrhythm.runtime.transport.drops import DROPPED, DropCounter, UnfitMessage
 from polyrhythm.runtime.transport.sockets import Sockets, Transport
 from polyrhythm.scheduler import records
+from polyrhythm.specs import WeightsLayout
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +49,7 @@ _DRAIN_S, _LONGEST_DRAIN_S, _ANSWER_S = 0.05, 0.5, 2.0
 
 
 class LocalLauncher:
-    """Hosts `jobs`, each in its seat. The arena and the bus (of `weights_nbytes`) lie in shared memory.
+    """Hosts `jobs`, each in its seat. The arena and the published weights lie in shared memory.
 
     folder: where memory and sockets lie, until `close`. check_report: raises ValueError for figures that the observers
     do not know. StartError: there is too little memory, an address cannot be had, or strangers could not be kept out;
@@ -58,7 +60,7 @@ class LocalLauncher:
         self,
         jobs: Sequence[tuple[StationFactory, Resources]],
         layout: ArenaLayout,
-        weights_nbytes: int,
+        weights: WeightsLayout,
         limits: SupervisionLimits,
         logs: Path,
         transport: Transport = "ipc",
@@ -67,7 +69,7 @@ class LocalLauncher:
     ) -> None:
         keys = make_keys() if transport == "tcp" else None
         self.clock, self.layout = clock, layout
-        self._memory = SharedRunFolder({"arena": layout.nbytes, "weights": weights_nbytes})
+        self._memory = SharedRunFolder({"arena": layout.nbytes, "weights": shared_nbytes(weights)})
         self.folder = self._memory.folder
         self._drops, self._expected, self._check_report = DropCounter("main"), ExpectedEvents(layout), check_report
         self._said: set[tuple[str, str]] = set()
@@ -79,10 +81,11 @@ class LocalLauncher:
             undo.pop_all()
         self.pool = BlockPool(layout.blocks)
         self.arena = Arena(layout, memoryview(self._memory.segment("arena")))
-        self.weights_memory = memoryview(self._memory.segment("weights"))
+        self.weights = SharedWeights(weights, memoryview(self._memory.segment("weights")), self.folder)
         self._crew = ProcessManager(
             jobs,
             layout,
+            weights,
             self._sockets,
             main=self._inbox.endpoint,
             limits=limits,

@@ -19,6 +19,6 @@ def running(config: RunConfig) -> Iterator[Pipeline]:
     checked = validate_run(config)
     with (
         tempfile.TemporaryDirectory(prefix="polyrhythm-") as folder,
-        closing(build_pipeline(checked.config, checked.policy, Path(folder))) as pipeline,
+        closing(build_pipeline(checked.config, folder=Path(folder))) as pipeline,
     ):
         yield pipeline

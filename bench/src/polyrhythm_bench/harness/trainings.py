@@ -136,7 +136,7 @@ def train(config: RunConfig, *, may_halt: bool = False) -> dict[str, Any]:
     """
     checked = validate_run(config)
     training, lags, halted = Training(), LagHistogram(), ""
-    with closing(build_pipeline(checked.config, checked.policy)) as pipeline:
+    with closing(build_pipeline(checked.config)) as pipeline:
         pipeline.loop.observers += [training, lags]
         began = time.monotonic()
         try:

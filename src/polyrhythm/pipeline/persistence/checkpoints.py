@@ -34,7 +34,7 @@ from polyrhythm.config.yaml_text import read
 from polyrhythm.errors import RunFolderError
 from polyrhythm.pipeline.persistence.phases import CONFIG_FILE
 from polyrhythm.runtime.memory.arena import Arena
-from polyrhythm.runtime.memory.weights import WeightsBus
+from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.specs import EnvSpec, Trajectory
 from polyrhythm.specs.plain import as_plain, from_plain
@@ -183,7 +183,7 @@ class SavedRun:
 
 
 def save_run(
-    folder: Path, conductor: Conductor, arena: Arena, weights: WeightsBus, states: TrainerStates, counts: dict[str, Any]
+    folder: Path, conductor: Conductor, arena: Arena, weights: Weights, states: TrainerStates, counts: dict[str, Any]
 ) -> Path:
     """Write the run into `folder`, beside older ones of which the newest stay, as many as of `states`; its path.
 

@@ -15,6 +15,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,6 +31,10 @@ from polyrhythm.runtime.transport.authentication import RunKeys
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
 from polyrhythm.runtime.transport.sockets import Outbox, Sockets, Transport
 from polyrhythm.scheduler import records
+from polyrhythm.specs import WeightsLayout
+
+if TYPE_CHECKING:
+    from polyrhythm.runtime.memory.weights import Weights
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +54,7 @@ class ChildSpec:
     content: bytes
     seat: Resources
     layout: ArenaLayout
+    weights: WeightsLayout
     folder: str
     main: str
     transport: Transport
@@ -74,9 +80,8 @@ class StationProcess:
         posting = self._posting
         folder = Path(posting.folder)
         arena = Arena(posting.layout, memoryview(open_segment(folder, "arena")))
-        weights = memoryview(open_segment(folder, "weights"))
         links = Channels(self._emit, self._reply, self._report)
-        host = StationContext(arena, weights, links, posting.seat.device, overlap=True)
+        host = StationContext(arena, lambda: self._open_weights(folder), links, posting.seat.device, overlap=True)
         job = unpack(posting.kind, posting.content)
         return [
             StationThread(
@@ -91,6 +96,13 @@ class StationProcess:
             )
             for address, make in job.parts(host, posting.incarnation)
         ]
+
+    def _open_weights(self, folder: Path) -> Weights:
+        """This process's end of the weights channel. ValueError: the layout is damaged."""
+        from polyrhythm.runtime.memory.weights import SharedWeights  # torch, which simulators do not need
+
+        self._posting.weights.verify()
+        return SharedWeights(self._posting.weights, memoryview(open_segment(folder, "weights")), folder)
 
     def run(self) -> int:
         """Work until told to stop, or until a part fails; the exit status.

@@ -21,6 +21,7 @@ from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.runtime.transport.sockets import Sockets
 from polyrhythm.scheduler import records
+from polyrhythm.specs import WeightsLayout
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ class ProcessManager:
         self,
         jobs: Sequence[tuple[StationFactory, Resources]],
         layout: ArenaLayout,
+        weights: WeightsLayout,
         sockets: Sockets,
         *,
         main: str,
@@ -47,7 +49,7 @@ class ProcessManager:
         self.processes: dict[str, ChildProcess] = {}
         self.progress = self.updates = 0
         self._jobs = {job.name: (job, seat) for job, seat in jobs}
-        self._layout, self._sockets, self._main = layout, sockets, main
+        self._layout, self._weights, self._sockets, self._main = layout, weights, sockets, main
         self._limits, self._logs = limits, logs
         self._failures = FailureTracker()
         self._measuring = False
@@ -71,6 +73,7 @@ class ProcessManager:
             content=content,
             seat=seat,
             layout=self._layout,
+            weights=self._weights,
             folder=self._sockets.folder,
             main=self._main,
             transport=self._sockets.transport,
