@@ -35,9 +35,9 @@ class BoundedSettings(Section):
     """Units of the hidden layer of each network."""
 
     def form(self, env_spec: EnvSpec) -> PolicyForm:
-        """What one row's forward_inputs are is declared; all other shapes come from the module, built without memory."""
+        """Declares one row of forward_inputs; all other shapes come from the module, built without memory."""
         answers = {"unit": ArraySpec((1, env_spec.action.dim), "float32")}
-        return describe(lambda role: self.make(env_spec), answers)
+        return describe(lambda _role: self.make(env_spec), answers)
 
     def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> BoundedPolicy:
         with seeded(seed):  # equal seeds give equal parameters, and the global random state stays as it was

@@ -9,6 +9,7 @@ import pytest
 import torch
 from examples.own_policy.bounded import BoundedSettings
 from pydantic import BaseModel
+from tests.built import built
 from torch import Tensor
 
 from polyrhythm.conformance import Note, run_checks
@@ -35,7 +36,7 @@ class Case:
     spec: EnvSpec
 
     def build(self, seed: int = 0) -> Policy:
-        return self.settings.build(self.spec, seed=seed, device="cpu", role="train")
+        return built(self.settings, self.spec, seed)
 
     def observations(self) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(11)

@@ -21,6 +21,7 @@ from polyrhythm.runtime.messages import Report
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.sockets import Outbox
 from polyrhythm.scheduler import records
+from polyrhythm.specs import WeightsLayout
 
 LAUNCHERS = {
     "inline": {"launcher": "inline"},
@@ -177,7 +178,9 @@ class Sitting:
 def test_an_event_that_has_come_is_found_at_once_whatever_came_before_it(tmp_path):
     """A late main process asks for it with no time to wait; heartbeats and reports must not hide it."""
     layout = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
-    launcher = LocalLauncher([(Sitting("t"), Resources())], layout, 64, config().supervision, tmp_path)
+    launcher = LocalLauncher(
+        [(Sitting("t"), Resources())], layout, WeightsLayout.of({}), config().supervision, tmp_path
+    )
     with closing(launcher), zmq.Context() as context:
         for event in launcher.start():
             assert event == records.TrainerJoined("t", 0, 0)

@@ -30,7 +30,9 @@ log = logging.getLogger(__name__)
 class Launcher(Protocol):
     """What the loop needs of a launcher."""
 
-    weights: Weights
+    @property
+    def weights(self) -> Weights: ...
+
     arena: Arena
     pool: BlockPool
 

@@ -35,7 +35,13 @@ _TAKEN = {
 
 
 def try_on(
-    observations: Mapping[str, NDArray[Any]], kind: str, policy: Policy, form: PolicyForm, spec: EnvSpec, *, learns: bool
+    observations: Mapping[str, NDArray[Any]],
+    kind: str,
+    policy: Policy,
+    form: PolicyForm,
+    spec: EnvSpec,
+    *,
+    learns: bool,
 ) -> None:
     """Raise ConfigError unless the policy keeps its contract on these rows of the environment, and is as `form` says.
 

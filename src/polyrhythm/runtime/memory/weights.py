@@ -177,4 +177,3 @@ def check_fit(layout: WeightsLayout, state: State, *, convertible: bool) -> None
             f"weights do not fit the policy: {name} is {found.get(name, 'missing')}, "
             f"the layout has {layout.published[name]}"
         )
-
