@@ -85,6 +85,7 @@ FORM_CHANGES: dict[str, dict[str, Any]] = {
     "form: answers": {"answers": {"raw": ArraySpec((1, 1), "float64")}},
     "form: value": {"value": "action"},
     "form: chunk": {"chunk": 7},
+    "form: parameters": {"parameters": 1},
     "form: published": {"published": {"actor": WeightSpec((2, 2), "bfloat16")}},
 }
 

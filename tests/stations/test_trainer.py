@@ -10,6 +10,7 @@ import torch
 from tests.runtime.arenas import holding
 from tests.training.toy import ToyPolicy, algorithm, collect, same, training, weights
 
+from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.weights import InlineWeights
 from polyrhythm.runtime.messages import Channels, SaveTrainer
 from polyrhythm.runtime.transport.drops import UnfitMessage
@@ -80,11 +81,11 @@ def test_weights_are_published_after_the_update_before_them_and_do_not_move_on()
     stand.do(PublishWeights("t", 0), LEND, PublishWeights("t", 1))
     assert stand.said[0] == Published("t", 0, 0)
     assert stand.said[-1] == Published("t", 0, 1)
-    assert stand.channel.versions() == (0, 1)
+    assert [stand.channel.read(version)[0] for version in (0, 1)] == [0, 1]
     module = ToyPolicy(seed=9)
-    assert stand.channel.apply(0, module) == 0
+    assert Receiver(stand.channel, module).apply(0) == 0
     assert same(weights(module), before)
-    assert stand.channel.apply(1, module) == 1
+    assert Receiver(stand.channel, module).apply(1) == 1
     assert same(weights(module), weights(stand.policy))
     assert not same(weights(module), before)
 

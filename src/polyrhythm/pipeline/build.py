@@ -118,7 +118,7 @@ def flow_settings(config: RunConfig, spec: EnvSpec, buckets: tuple[int, ...] = (
         on_max_filtered=groups.on_max_filtered,
         extra_groups=groups.extra_groups,
         extra_members=groups.extra_members,
-        evaluator=_evaluator(config),
+        evaluator=evaluator_name(config),
         evaluator_only=config.evaluation.weights == "own_generator",
         evaluation_priority=config.evaluation.priority,
         evaluation_max_wait_s=config.evaluation.max_wait_s,
@@ -136,7 +136,7 @@ def flow_settings(config: RunConfig, spec: EnvSpec, buckets: tuple[int, ...] = (
     )
 
 
-def _evaluator(config: RunConfig) -> str:
+def evaluator_name(config: RunConfig) -> str:
     """The generator that has the weights for evaluation beside training; "" for none."""
     if not config.evaluation.reserved_rows:
         return ""
@@ -336,7 +336,7 @@ def _jobs(
         name, rows = batches[0].name.rpartition(".")[0], sum(slot.rows for slot in batches[0].slots)
         jobs.append((SimulatorFactory(name, env, spec, rows, tuple(batches), step), seat))
     seat = Resources(seats.generators.device, seats.generators.threads)
-    evaluator = _evaluator(config) if any(info.reserved for own_infos in infos for info in own_infos) else ""
+    evaluator = evaluator_name(config) if any(info.reserved for own_infos in infos for info in own_infos) else ""
     for name in generator_names(config):
         evaluates: Literal["no", "too"] = "too" if name == evaluator else "no"
         jobs += [(GeneratorFactory(name, own, evaluates, buckets), seat)]

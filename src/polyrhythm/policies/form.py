@@ -62,6 +62,19 @@ _FLOAT = frozenset(getattr(Tensor, name) for name in ("div", "__truediv__", "__r
 _BOOL = frozenset(getattr(Tensor, name) for name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "ne"))
 
 
+def _empty(*shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+#: Tensors of given shapes, by the numbers that they are called with.
+_FACTORIES: dict[Any, Callable[..., Tensor]] = {
+    torch.rand: _empty,
+    torch.randn: _empty,
+    torch.linspace: lambda _start, _end, steps: _empty(steps),
+    torch.arange: lambda *ends: _empty(len(range(*ends)), dtype=torch.int64),
+}
+
+
 class _ShapesOnly(TorchFunctionMode):
     """Does the arithmetic of constructors on the meta device by shapes and dtypes alone.
 
@@ -77,16 +90,20 @@ class _ShapesOnly(TorchFunctionMode):
             return _elementwise(func, *args)
         if func is torch.stack and args[0][0].is_meta:
             return _stacked(*args, **(kwargs or {}))
-        if func in (torch.rand, torch.randn) and not kwargs:
-            return torch.empty(*args, device="meta")
-        if func is torch.linspace and len(args) == 3 and not kwargs:
-            return torch.empty(args[2], device="meta")
+        if func in _FACTORIES and not kwargs and _takes(func, args):
+            return _FACTORIES[func](*args)
         return func(*args, **(kwargs or {}))
 
 
 def _only_fills(func: Any) -> bool:
     """Whether it writes values into its first argument and returns that."""
     return func in _FILLS or getattr(func, "__module__", "") == "torch.nn.init"
+
+
+def _takes(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether the factory's arguments are of the plain kind that `_FACTORIES` knows."""
+    kinds = (int, float) if func is torch.linspace else (int,)
+    return all(type(x) in kinds for x in args) and (func is not torch.linspace or len(args) == 3)
 
 
 def _elementwise(func: Any, left: Tensor, right: Any) -> Tensor:

@@ -27,7 +27,6 @@ from polyrhythm.runtime.factories import Resources, StationFactory
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
 from polyrhythm.runtime.memory.blocks import BlockPool
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
-from polyrhythm.runtime.memory.weights import SharedWeights, shared_nbytes
 from polyrhythm.runtime.messages import Report, SaveTrainer, Spans, StartRowsInBlocks, sender_of
 from polyrhythm.runtime.processes.expected import ExpectedEvents, Joined
 from polyrhythm.runtime.processes.manager import ProcessManager
@@ -67,6 +66,8 @@ class LocalLauncher:
         clock: Callable[[], float] = time.monotonic,
         check_report: Callable[[Mapping[str, float]], None] = lambda _: None,
     ) -> None:
+        from polyrhythm.runtime.memory.weights import SharedWeights, shared_nbytes  # torch
+
         keys = make_keys() if transport == "tcp" else None
         self.clock, self.layout = clock, layout
         self._memory = SharedRunFolder({"arena": layout.nbytes, "weights": shared_nbytes(weights)})
