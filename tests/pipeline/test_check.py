@@ -119,7 +119,7 @@ class UnpluggedSettings(WholeSettings):
 
     type: Literal["tests.pipeline.test_check:UnpluggedSettings"] = "tests.pipeline.test_check:UnpluggedSettings"
 
-    def validate_run(self):
+    def check(self):
         raise ConfigError("the robot is not plugged in; plug it in")
 
 
@@ -159,7 +159,10 @@ REFUSED = [
     ),
     ({"env": {"type": "tests.pipeline.test_check:UnpluggedSettings"}}, r"the robot is not plugged in; plug it in"),
     ({"env": MUTE}, r"env.type = .*Mute: its settings need spec"),
-    ({"policy": MUTE}, r"policy.type = .*Mute: its settings have no form\(\) and build\(\); write form\(self, env_spec\)"),
+    (
+        {"policy": MUTE},
+        r"policy.type = .*Mute: its settings have no form\(\) and build\(\); write form\(self, env_spec\)",
+    ),
     ({"policy": {"type": "gaussian"}}, r"policy.type = 'gaussian' .*use policy.type = 'categorical'"),
     ({"policy": {"type": "tiny_vla"}}, r"policy.type = .*tiny_vla"),
     ({"rollout": {"sharding": "os:nothing"}}, r"rollout.sharding = os:nothing: .*name an importable"),

@@ -1,4 +1,4 @@
-"""A declared form: made without memory, random numbers or torch's compiler, and refused where it is not the module's."""
+"""A declared form: made without memory, random numbers or torch's compiler; refused where the module is not so."""
 
 from __future__ import annotations
 
@@ -83,7 +83,9 @@ class Reader(torch.nn.Module):
 
 
 def test_a_constructor_that_reads_values_is_told_so():
-    with pytest.raises(ValueError, match=r"form\(\): the policy's constructor reads values of tensors \(.*; compute th"):
+    with pytest.raises(
+        ValueError, match=r"form\(\): the policy's constructor reads values of tensors \(.*; comp"
+    ):
         describe(Reader, {})
 
 
@@ -124,8 +126,14 @@ class Half(Old):
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        (Old(), r"policy.type = mine:Old: its settings have no form\(\); write form\(self, env_spec\) -> PolicyForm and "),
-        (Half(), r"policy.type = mine:Old: its build\(\) does not take device, role; write form.* docs/own-policies.md"),
+        (
+            Old(),
+            r"policy.type = mine:Old: its settings have no form\(\); write form\(self, env_spec\) -> ",
+        ),
+        (
+            Half(),
+            r"policy.type = mine:Old: its build\(\) does not take device, role; write form.*own-policies.md",
+        ),
     ],
 )
 def test_policies_for_the_contract_of_an_earlier_version_are_told_what_to_write(section, said):

@@ -1,4 +1,4 @@
-"""From a configuration to stations that stand ready: the one place where all parts meet."""
+"""Builds all stations of a run from its configuration."""
 
 from __future__ import annotations
 
@@ -275,8 +275,8 @@ def _restore(saved: SavedRun, settings: SchedulerSettings, launcher: Launcher, v
         conductor = Conductor.restore(settings, saved.conductor)
     except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(
-            f"{saved.trainer.parent} cannot be resumed: a run of this version of polyrhythm is wanted, this one does "
-            f"not fit ({type(error).__name__}: {error}); resume it with the version that began it, or start anew"
+            f"{saved.trainer.parent} cannot be resumed: it was saved by another version of polyrhythm "
+            f"({type(error).__name__}: {error}); resume it with that version, or begin a run with its weights (init_from)"
         ) from error
     conductor.detach()
     rollout = conductor.rollout
