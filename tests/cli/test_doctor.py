@@ -30,7 +30,7 @@ def test_where_all_is_there_a_frame_is_drawn_and_the_status_is_0(
     states = {check["name"]: check["state"] for check in told["checks"]}
     assert {"python", "packages", "torch", "cores", "memory", "shared memory", "processes", "messages"} <= states.keys()
     drawn = [check for check in told["checks"] if check["name"].startswith("rendering")]
-    assert "a frame of door-close-v3 in" in drawn[0]["said"]
+    assert "a frame of door-close-v3 in" in drawn[0]["detail"]
 
 
 def test_a_backend_that_cannot_draw_is_missing_with_one_command(
@@ -41,8 +41,8 @@ def test_a_backend_that_cannot_draw_is_missing_with_one_command(
     monkeypatch.delenv("DISPLAY", raising=False)
     finding = doctor._rendering("glfw", needed=True)
     assert finding.state == "missing"
-    assert finding.said.startswith("no frame of door-close-v3: ")
-    assert finding.mend == "unset MUJOCO_GL"
+    assert finding.detail.startswith("no frame of door-close-v3: ")
+    assert finding.fix == "unset MUJOCO_GL"
     assert doctor._rendering("glfw", needed=False).state == "note"
     assert next(iter(doctor._backends().items())) == ("glfw", True)
 
@@ -51,15 +51,15 @@ def test_what_dead_runs_left_is_removed() -> None:
     folder = Path(tempfile.mkdtemp(prefix=f"polyrhythm-{os.getuid()}-", dir=shared_root()))
     (folder / "owner").write_text("1")
     found = doctor._leftovers()
-    assert found.said.startswith("removed the shared memory of ")
+    assert found.detail.startswith("removed the shared memory of ")
     assert not folder.exists()
-    assert doctor._leftovers().said == "no shared memory of dead runs"
+    assert doctor._leftovers().detail == "no shared memory of dead runs"
 
 
 def test_threads_beyond_the_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "9999")
     assert doctor._cores().state == "note"
-    assert doctor._cores().mend == "export OMP_NUM_THREADS=1"
+    assert doctor._cores().fix == "export OMP_NUM_THREADS=1"
 
 
 def test_the_first_checks_need_no_simulator() -> None:
@@ -91,7 +91,7 @@ def test_without_any_package_each_check_says_what_is_missing() -> None:
     assert {name for name, finding in found.items() if finding["state"] == "missing"} == {
         *("torch", "memory", "shared memory", "messages")
     }
-    assert all(found[name]["mend"] == "make setup" for name in ("torch", "memory", "shared memory", "messages"))
+    assert all(found[name]["fix"] == "make setup" for name in ("torch", "memory", "shared memory", "messages"))
 
 
 def test_a_finding_is_one_aligned_line_and_what_to_run() -> None:

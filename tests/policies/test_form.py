@@ -83,9 +83,7 @@ class Reader(torch.nn.Module):
 
 
 def test_a_constructor_that_reads_values_is_told_so():
-    with pytest.raises(
-        ValueError, match=r"form\(\): the policy's constructor reads values of tensors \(.*; comp"
-    ):
+    with pytest.raises(ValueError, match=r"form\(\): the policy's constructor reads values of tensors \(.*; comp"):
         describe(Reader, {})
 
 

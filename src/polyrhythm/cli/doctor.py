@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(line(finding), flush=True)
     missing = [finding.name for finding in findings if finding.state == "missing"]
     if arguments.json:
-        print(json.dumps({"ready": not missing, "checks": [finding._asdict() for finding in findings]}, indent=2))
+        print(json.dumps({"ready": not missing, "checks": [finding.as_json() for finding in findings]}, indent=2))
     else:
         print(f"missing: {', '.join(missing)}" if missing else "all that the quickstart needs is here")
     return 1 if missing else 0
@@ -35,5 +35,5 @@ def run(arguments: argparse.Namespace) -> int:
 
 def line(finding: Finding) -> str:
     """`ok       python            3.11.7, …`, and below what to run, if anything."""
-    mend = f"\n{'':27}run: {finding.mend}" if finding.mend else ""
-    return f"{finding.state:9}{finding.name:18}{finding.said}{mend}"
+    fix = f"\n{'':27}run: {finding.fix}" if finding.fix else ""
+    return f"{finding.state:9}{finding.name:18}{finding.detail}{fix}"

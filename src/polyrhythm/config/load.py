@@ -1,4 +1,4 @@
-"""Recipes: YAML with `extends` and `preset`, deep merge, `section.key=value` overrides, one clear error.
+"""Recipes: YAML with `extends`, `preset` and `objective`, deep merge, `section.key=value` overrides, one clear error.
 
 A recipe says only what differs. Merging goes section by section; a section that changes its `type` replaces the
 whole of the inherited one, since another type's keys mean nothing to it. Lists are replaced.
@@ -14,6 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from polyrhythm.config.explain import explain
+from polyrhythm.config.objective_presets import objective_preset
 from polyrhythm.config.objects import plain
 from polyrhythm.config.presets import preset
 from polyrhythm.config.recipes import find_recipe
@@ -46,11 +47,13 @@ def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str 
 
 
 def _lay(base: Tree, change: Tree, origin: str) -> Tree:
-    """`base`, the preset that `change` names, and `change` itself, one over the other."""
-    if "preset" not in change:
-        return merge(base, change)
-    name = change["preset"]
-    return merge(merge(base, preset(name, origin)), {key: value for key, value in change.items() if key != "preset"})
+    """`base`, the preset and the objective that `change` names, and `change` itself, one over the other."""
+    own = {key: value for key, value in change.items() if key not in ("preset", "objective")}
+    if "preset" in change:
+        base = merge(base, preset(change["preset"], origin))
+    if "objective" in change:  # a whole section: what was inherited would mix two objectives
+        base = base | {"algorithm": objective_preset(change["objective"], origin)}
+    return merge(base, own)
 
 
 def validate(tree: Tree, origin: str = "") -> RunConfig:

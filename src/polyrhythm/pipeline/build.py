@@ -276,7 +276,7 @@ def _restore(saved: SavedRun, settings: SchedulerSettings, launcher: Launcher, v
     except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(
             f"{saved.trainer.parent} cannot be resumed: it was saved by another version of polyrhythm "
-            f"({type(error).__name__}: {error}); resume it with that version, or begin a run with its weights (init_from)"
+            f"({type(error).__name__}: {error}); resume it with that version, or begin another run"
         ) from error
     conductor.detach()
     rollout = conductor.rollout

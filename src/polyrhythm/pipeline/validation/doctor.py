@@ -30,12 +30,16 @@ _RENDER_S, _START_S, _MESSAGE_S = 120.0, 60.0, 5.0
 
 
 class Finding(NamedTuple):
-    """missing: the quickstart cannot run so; note: it can. mend: the command that helps, "" for none."""
+    """missing: the quickstart cannot run so; note: it can. fix: the command that helps, "" for none."""
 
     name: str
     state: Literal["ok", "note", "missing"]
-    said: str
-    mend: str = ""
+    detail: str
+    fix: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        """The fields by name. `said` and `mend` are older names of `detail` and `fix`, kept for scripts."""
+        return {**self._asdict(), "said": self.detail, "mend": self.fix}
 
 
 def examine() -> Iterator[Finding]:
@@ -57,16 +61,17 @@ def examine() -> Iterator[Finding]:
         try:
             yield check()._replace(name=name)
         except (ImportError, OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
-            mend = "make setup" if isinstance(error, ImportError) else ""
-            yield Finding(name, "missing", f"{type(error).__name__}: {error}", mend)
+            fix = "make setup" if isinstance(error, ImportError) else ""
+            yield Finding(name, "missing", f"{type(error).__name__}: {error}", fix)
 
 
 def _python() -> Finding:
     wanted = ".".join(map(str, _PYTHON))
-    said = f"{platform.python_version()}, {sys.executable}"
+    detail = f"{platform.python_version()}, {sys.executable}"
     if sys.version_info >= _PYTHON:
-        return Finding("", "ok", said)
-    return Finding("", "missing", f"{said}; {wanted} or newer is needed", f"make PYTHON=/path/to/python{wanted} setup")
+        return Finding("", "ok", detail)
+    fix = f"make PYTHON=/path/to/python{wanted} setup"
+    return Finding("", "missing", f"{detail}; {wanted} or newer is needed", fix)
 
 
 def _packages() -> Finding:
@@ -112,22 +117,23 @@ def _torch() -> Finding:
 def _cores() -> Finding:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = os.environ.get("OMP_NUM_THREADS", "")
-    said = f"{cores} to use, OMP_NUM_THREADS {threads or 'not set'}"
+    detail = f"{cores} to use, OMP_NUM_THREADS {threads or 'not set'}"
     if threads.isdecimal() and int(threads) > cores:
-        return Finding("", "note", f"{said}: more threads than cores are many times slower", "export OMP_NUM_THREADS=1")
+        detail = f"{detail}: more threads than cores are many times slower"
+        return Finding("", "note", detail, "export OMP_NUM_THREADS=1")
     if cores < 2:
-        return Finding("", "note", f"{said}; with one, simulation and training take turns")
-    return Finding("", "ok", said)
+        return Finding("", "note", f"{detail}; with one, simulation and training take turns")
+    return Finding("", "ok", detail)
 
 
 def _memory() -> Finding:
     import psutil
 
     free, limit = psutil.virtual_memory().available, _container_limit()
-    said = f"{_gigabytes(min(free, limit or free))} free, the quickstart takes about {_gigabytes(MEMORY_BYTES)}"
+    detail = f"{_gigabytes(min(free, limit or free))} free, the quickstart takes about {_gigabytes(MEMORY_BYTES)}"
     if min(free, limit or free) < MEMORY_BYTES:
-        return Finding("", "missing", f"{said}; end other programs, or use fewer rows (rollout.rows)")
-    return Finding("", "ok", said)
+        return Finding("", "missing", f"{detail}; end other programs, or use fewer rows (rollout.rows)")
+    return Finding("", "ok", detail)
 
 
 def _container_limit() -> int | None:
@@ -165,11 +171,11 @@ def _shared_memory() -> Finding:
     wanted = sum(shared_sizes(config, spec, policy_settings(config).form(spec)).values())
     root = shared_root()
     free = shutil.disk_usage(root).free
-    said = f"{_gigabytes(free)} free in {root}, the quickstart takes {wanted / 1e6:.0f} MB"
+    detail = f"{_gigabytes(free)} free in {root}, the quickstart takes {wanted / 1e6:.0f} MB"
     if free >= wanted:
-        return Finding("", "ok", said)
+        return Finding("", "ok", detail)
     remount = f"mount -o remount,size={-(-wanted // 10**9) * 2}G {root}"
-    return Finding("", "missing", f"{said}; in a container: --shm-size", f"{_as_root()}{remount}")
+    return Finding("", "missing", f"{detail}; in a container: --shm-size", f"{_as_root()}{remount}")
 
 
 def _processes() -> Finding:
@@ -234,19 +240,19 @@ def _rendering(backend: str, *, needed: bool) -> Finding:
             env={**os.environ, "MUJOCO_GL": backend, "PYTHONPATH": path},
         )
     except subprocess.TimeoutExpired:
-        return Finding("", bad, f"no frame of {_TASK} within {_RENDER_S:.0f} s", _render_mend(backend))
+        return Finding("", bad, f"no frame of {_TASK} within {_RENDER_S:.0f} s", _render_fix(backend))
     if done.returncode:
         why = _last(done.stderr).partition("; run:")[0]
-        mend = "make setup" if "No module named" in why else _render_mend(backend)
-        return Finding("", bad, f"no frame of {_TASK}: {why}", mend)
-    said = json.loads(done.stdout.splitlines()[-1])
-    if said["shades"] < 2:
-        return Finding("", bad, f"a frame of {_TASK} is blank", _render_mend(backend))
+        fix = "make setup" if "No module named" in why else _render_fix(backend)
+        return Finding("", bad, f"no frame of {_TASK}: {why}", fix)
+    drawn = json.loads(done.stdout.splitlines()[-1])
+    if drawn["shades"] < 2:
+        return Finding("", bad, f"a frame of {_TASK} is blank", _render_fix(backend))
     used = "" if needed else "; not used here"
-    return Finding("", "ok", f"a frame of {_TASK} in {said['frame_ms']:.0f} ms{used}")
+    return Finding("", "ok", f"a frame of {_TASK} in {drawn['frame_ms']:.0f} ms{used}")
 
 
-def _render_mend(backend: str) -> str:
+def _render_fix(backend: str) -> str:
     """The one command that lets the quickstart draw without a screen."""
     if backend not in ("osmesa", "egl"):
         return "unset MUJOCO_GL"
@@ -262,7 +268,7 @@ def _as_root() -> str:
 def _last(text: str) -> str:
     """The last line that says something, before what Python adds when it tidies up."""
     lines = [line.strip() for line in text.partition("Exception ignored")[0].splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "it printed nothing"
 
 
 def _gigabytes(size: float) -> str:

@@ -230,7 +230,7 @@ def _how_it_ended(what: str, call: str, limit: float, popen: subprocess.Popen[by
     log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_BYTES))
     text = log.read().decode("utf-8", errors="replace")
     threads = text.rpartition("Timeout (")[2].split("\n\n")
-    ours = next((thread for thread in threads if "env_trial_job.py" in thread), "")
+    ours = next((thread for thread in threads if "env_trial_process.py" in thread), "")
     dumped = re.findall(r'^  File "(.+)", line (\d+) in ', ours, re.MULTILINE)
     try:
         status = popen.wait(_GRACE_S)
