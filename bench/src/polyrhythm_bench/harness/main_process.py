@@ -1,7 +1,7 @@
 """What the main process costs in a run of real processes: CPU, descriptors and sockets, over a window of some seconds.
 
-start ─ warm-up, in chunk steps ─┬── seconds ──┬ end of the run
-                                 A             B        A, B: the counters of all processes are read
+    start ─ warm-up, in chunk steps ─┬── seconds ──┬ end of the run
+                                     A             B        A, B: the counters of all processes are read
 """
 
 from __future__ import annotations
