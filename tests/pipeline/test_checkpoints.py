@@ -14,6 +14,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
+from tests.built import built
 from tests.pipeline.runs import config
 
 from polyrhythm.config.load import merge
@@ -412,7 +413,7 @@ def test_what_a_run_has_counted_goes_on_counting(tmp_path):
 
 def test_the_policy_alone_is_saved_with_its_settings_and_version(tmp_path):
     settings = config()
-    policy = settings.policy.build(settings.env.spec(), 3)
+    policy = built(settings.policy, settings.env.spec(), 3)
     save_policy(policy.state_dict(), settings, tmp_path / "policy.pt", 7)
     for path in (tmp_path, tmp_path / "policy.pt"):
         found, weights, version = load_policy(path)

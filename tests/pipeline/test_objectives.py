@@ -34,7 +34,7 @@ def trained(**changes):
             if report.topic == "update":
                 reports.append(report.values)
 
-    with closing(build_pipeline(checked.config, checked.policy)) as pipeline:
+    with closing(build_pipeline(checked.config)) as pipeline:
         pipeline.loop.add_observers(Reports())
         pipeline.loop.train_until(checked.config.training.versions)
         weights = {name: x.clone() for name, x in pipeline.weights.read()[1].items()}
@@ -254,7 +254,7 @@ def test_one_that_says_it_looks_at_the_proximal_policy_is_given_it():
 def test_a_loss_that_raises_at_run_time_ends_the_run_and_is_named(launcher, tmp_path, caplog):
     checked = validate_run(config(**with_loss("breaking_later"), launcher=launcher))
     with (
-        closing(build_pipeline(checked.config, checked.policy, tmp_path)) as pipeline,
+        closing(build_pipeline(checked.config, folder=tmp_path)) as pipeline,
         pytest.raises((RuntimeError, RunHalted), match="the formula has a hole") as failure,
     ):
         pipeline.loop.train_until(1)
@@ -266,7 +266,7 @@ def test_a_loss_that_raises_at_run_time_ends_the_run_and_is_named(launcher, tmp_
 def test_a_loss_whose_shape_changes_later_ends_the_run():
     checked = validate_run(config(**with_loss("shrinking")))
     with (
-        closing(build_pipeline(checked.config, checked.policy)) as pipeline,
+        closing(build_pipeline(checked.config)) as pipeline,
         pytest.raises(ValueError, match=r"shrinking returned a loss \[\]; return one number per entry, \[\d+, 1, 1\]"),
     ):
         pipeline.loop.train_until(1)

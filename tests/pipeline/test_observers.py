@@ -48,6 +48,7 @@ from polyrhythm.scheduler.records import (
 from polyrhythm.scheduler.rollout.sharding import shard
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 from polyrhythm.scheduler.settings import SchedulerSettings
+from polyrhythm.specs import WeightsLayout
 
 REPORT = Report("trainer", 0, "update", 0, {"staleness/lag_mean": 0.5})
 
@@ -56,7 +57,7 @@ def test_an_update_that_a_lost_trainer_takes_with_it_is_written_once(tmp_path):
     account, ledger = RunTotals(), SampleLedger()
     with MetricsWriter(tmp_path, tensorboard=False) as writer:
         writer.log(0, {"evaluation/greedy/rate": 0.5}, time_s=0)
-        stations = StationActivity(build_inline_launcher([], ArenaLayout(1, 1, 1, {}, {}, {}), 0))
+        stations = StationActivity(build_inline_launcher([], ArenaLayout(1, 1, 1, {}, {}, {}), WeightsLayout.of({})))
         sources = (ledger, EpisodeTracker(tasks=1), account, stations)
         idle = IdleMeter(Conductor(SchedulerSettings(batch_size=1)), 0.0)
         metrics = UpdateMetrics(writer, *sources, (idle, PassMeter(())), began=0.0, now=0.0)

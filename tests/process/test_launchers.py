@@ -25,6 +25,7 @@ from polyrhythm.runtime.messages import Report
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.sockets import Outbox
 from polyrhythm.scheduler import records
+from polyrhythm.specs import WeightsLayout
 
 LAUNCHERS = {
     "inline": {"launcher": "inline"},
@@ -182,7 +183,9 @@ class Sitting:
 def test_an_event_that_has_come_is_found_at_once_whatever_came_before_it(tmp_path):
     """A late main process asks for it with no time to wait; heartbeats and reports must not hide it."""
     layout = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
-    launcher = build_local_launcher([(Sitting("t"), Resources())], layout, 64, config().supervision, tmp_path)
+    launcher = build_local_launcher(
+        [(Sitting("t"), Resources())], layout, WeightsLayout.of({}), config().supervision, tmp_path
+    )
     with closing(launcher), zmq.Context() as context:
         for event in launcher.start():
             assert event == records.TrainerJoined("t", 0, 0)
@@ -204,7 +207,7 @@ def test_the_process_of_a_station_has_the_environment_of_its_seat(tmp_path):
     layout = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
     seats = {"t": Resources("cuda:1", 3, {"CUDA_VISIBLE_DEVICES": "1"}), "u": Resources()}
     jobs = [(Sitting(name), seat) for name, seat in seats.items()]
-    launcher = build_local_launcher(jobs, layout, 64, config().supervision, tmp_path)
+    launcher = build_local_launcher(jobs, layout, WeightsLayout.of({}), config().supervision, tmp_path)
     with closing(launcher):
         launcher.start()
         found = {name: psutil.Process(pid).environ() for name, pid in launcher.processes().items()}
@@ -215,7 +218,7 @@ def test_the_process_of_a_station_has_the_environment_of_its_seat(tmp_path):
 def test_what_is_not_finished_is_asked_for_by_a_stall_report_alone(tmp_path):
     layout = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
     jobs = [(Sitting("t"), Resources()), (Sitting("u"), Resources())]
-    launcher = build_local_launcher(jobs, layout, 64, config().supervision, tmp_path)
+    launcher = build_local_launcher(jobs, layout, WeightsLayout.of({}), config().supervision, tmp_path)
     with closing(launcher):
         launcher.start()
         for _ in range(3):

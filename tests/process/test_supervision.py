@@ -30,6 +30,7 @@ from polyrhythm.runtime.launcher import build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.records import DropReason
+from polyrhythm.specs import WeightsLayout
 
 ENV = {"type": "tests.process.settings:FaultySettings", "id": "CartPole-v1", "max_steps": 40}
 EVERYBODY = ["simulator-0", "simulator-1", "generator-0", "generator-1", "trainer"]
@@ -280,7 +281,9 @@ class Lacking:
 
 def test_a_package_that_a_station_lacks_ends_the_run_at_the_first_start(tmp_path):
     layout = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
-    launcher = build_local_launcher([(Lacking("hands"), Resources())], layout, 64, config().supervision, tmp_path)
+    launcher = build_local_launcher(
+        [(Lacking("hands"), Resources())], layout, WeightsLayout.of({}), config().supervision, tmp_path
+    )
     with closing(launcher), pytest.raises(RunHalted, match=r"hands: ImportError: No module named 'robot_hands'"):
         launcher.start()
     assert [path.name for path in tmp_path.iterdir()] == ["hands.0.log"]

@@ -28,7 +28,7 @@ from polyrhythm.scheduler.records import (
     Ticket,
     WeightsApplied,
 )
-from polyrhythm.specs import ArraySpec
+from polyrhythm.specs import ArraySpec, WeightsLayout
 
 LAYOUT = ArenaLayout(4, 2, 1, {"x": ArraySpec((3,), "float32")}, {"value": ArraySpec((), "float32")}, {"s.0/0": 2})
 
@@ -97,7 +97,7 @@ def hosted(*, clock=None, slots=(), **units):
     jobs = [Workers(name, diary, *given) for name, given in units.items()]
     jobs += [Workers("s", diary, 1, slots=slots)] if slots else []
     seats = [(job, Resources()) for job in jobs]
-    launcher = build_inline_launcher(seats, LAYOUT, 64, **({"clock": clock} if clock else {}))
+    launcher = build_inline_launcher(seats, LAYOUT, WeightsLayout.of({}), **({"clock": clock} if clock else {}))
     joined = launcher.start()
     return launcher, diary, [worker for job in jobs for worker in job.made], joined
 
@@ -132,7 +132,7 @@ def test_all_parts_of_a_station_announce_themselves_as_one_in_the_order_of_the_j
     assert joined == [GeneratorJoined("a", 0), SimulatorJoined("s", 0, infos)]
     launcher.arena.obs["x"][0] = 7
     assert all(np.shares_memory(worker.host.arena.obs["x"], launcher.arena.obs["x"]) for worker in workers)
-    assert all(worker.host.weights.nbytes == 64 for worker in workers)
+    assert all(worker.host.weights() is launcher.weights for worker in workers)
 
 
 def test_commands_go_to_the_station_or_the_slot_that_they_name():

@@ -111,7 +111,8 @@ def _phases(
     (progress, interrupts), (metrics, trace) = course, writers
     version = saved.version if saved else prepare_initial_policy(checked, folder, progress, metrics)
     training = config.training.versions > 0 and progress.result("rl") is None
-    pipeline = build_pipeline(config, policy, folder, saved=saved, version=version, trainer=training, start=False)
+    initial = folder / POLICY_FILE if training else policy
+    pipeline = build_pipeline(config, initial, folder, saved=saved, version=version, trainer=training, start=False)
     try:
         if live:
             live.watch(pipeline)

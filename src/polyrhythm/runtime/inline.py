@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from polyrhythm.runtime.factories import Resources, StationContext, StationFactory
 from polyrhythm.runtime.hosting import Joined
@@ -16,6 +17,9 @@ from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.messages import Channels, Order, Reply, Report, Spans, Station
 from polyrhythm.runtime.spans import SpanLog
 from polyrhythm.scheduler import records
+
+if TYPE_CHECKING:
+    from polyrhythm.runtime.memory.weights import Weights
 
 
 class InlineHosting:
@@ -25,7 +29,7 @@ class InlineHosting:
         self,
         jobs: Sequence[tuple[StationFactory, Resources]],
         arena: Arena,
-        weights: memoryview,
+        weights: Weights,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock, self._arena, self._weights = clock, arena, weights
@@ -44,7 +48,7 @@ class InlineHosting:
         channels = Channels(self._events.append, self._deliver, self._reports.append)
         joined: list[Joined] = []
         for job, resources in self._jobs:
-            context = StationContext(self._arena, self._weights, channels, resources.device)
+            context = StationContext(self._arena, lambda: self._weights, channels, resources.device)
             parts = [_Part(job.name, make()) for _, make in job.parts(context, incarnation=0)]
             announcements = [part.station.joined() for part in parts]
             for part, announcement in zip(parts, announcements, strict=True):

@@ -1,6 +1,6 @@
 """Carries the conductor's commands to stations and their events back, and gives out the blocks that samples lie in.
 
-A launcher is a `Hosting` (where stations live), `Payloads` (where their samples live) and the memory of the weights.
+A launcher is a `Hosting` (where stations live), `Payloads` (where their samples live) and a weights channel.
 
 Invariant: no block is given out while a station that may write to it lives. A station's blocks are freed by its
 `StationLost`, which the hosting returns only when nothing of the station is left.
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from polyrhythm.runtime.factories import Resources, StationFactory
 from polyrhythm.runtime.hosting import Hosting, Joined
@@ -24,23 +25,27 @@ from polyrhythm.runtime.messages import Report, SaveTrainer, Spans, StartRowsInB
 from polyrhythm.runtime.processes.supervision import SupervisionLimits
 from polyrhythm.runtime.transport.sockets import Transport
 from polyrhythm.scheduler import records
+from polyrhythm.specs import WeightsLayout
+
+if TYPE_CHECKING:
+    from polyrhythm.runtime.memory.weights import Weights
 
 Jobs = Sequence[tuple[StationFactory, Resources]]
 
 
 class Launcher:
-    """Joins `hosting` and `payloads`. weights_memory: of the weights bus; folder: what all of it shares, if anything;
-    it is removed by `close`."""
+    """Joins `hosting` and `payloads`. weights: main's end of the weights channel; folder: what all of it shares, if
+    anything; it is removed by `close`."""
 
     def __init__(
         self,
         hosting: Hosting,
         payloads: Payloads,
-        weights_memory: memoryview,
+        weights: Weights,
         clock: Callable[[], float] = time.monotonic,
         folder: SharedRunFolder | None = None,
     ) -> None:
-        self.hosting, self.payloads, self.weights_memory, self.clock = hosting, payloads, weights_memory, clock
+        self.hosting, self.payloads, self.weights, self.clock = hosting, payloads, weights, clock
         self.layout, self.arena, self.pool = payloads.layout, payloads.arena, payloads.pool
         self._folder = folder
 
@@ -120,18 +125,19 @@ class Launcher:
 
 
 def build_inline_launcher(
-    jobs: Jobs, layout: ArenaLayout, weights_nbytes: int, clock: Callable[[], float] = time.monotonic
+    jobs: Jobs, layout: ArenaLayout, weights: WeightsLayout, clock: Callable[[], float] = time.monotonic
 ) -> Launcher:
     """The launcher `inline`: all stations in this thread, all memory in this process."""
-    payloads = ArenaPayloads.in_memory(layout)
-    weights = memoryview(bytearray(weights_nbytes))
-    return Launcher(InlineHosting(jobs, payloads.arena, weights, clock), payloads, weights, clock)
+    from polyrhythm.runtime.memory.weights import InlineWeights  # torch
+
+    payloads, channel = ArenaPayloads.in_memory(layout), InlineWeights(weights)
+    return Launcher(InlineHosting(jobs, payloads.arena, channel, clock), payloads, channel, clock)
 
 
 def build_local_launcher(
     jobs: Jobs,
     layout: ArenaLayout,
-    weights_nbytes: int,
+    weights: WeightsLayout,
     limits: SupervisionLimits,
     logs: Path,
     transport: Transport = "ipc",
@@ -142,13 +148,15 @@ def build_local_launcher(
     check_report: raises ValueError for metrics that the observers do not know. StartError: there is too little memory,
     an address is taken, or strangers could not be kept out; then nothing has been started.
     """
+    from polyrhythm.runtime.memory.weights import SharedWeights, shared_nbytes  # torch
+
     with ExitStack() as undo:
-        folder = SharedRunFolder({"arena": layout.nbytes, "weights": weights_nbytes})
+        folder = SharedRunFolder({"arena": layout.nbytes, "weights": shared_nbytes(weights)})
         undo.callback(folder.remove)
         payloads = ArenaPayloads(layout, memoryview(folder.segment("arena")))
-        weights = memoryview(folder.segment("weights"))
+        channel = SharedWeights(weights, memoryview(folder.segment("weights")), folder.folder)
         hosting = LocalHosting(
-            jobs, layout, folder.folder, limits, logs, transport=transport, check_report=check_report
+            jobs, layout, folder.folder, weights, limits, logs, transport=transport, check_report=check_report
         )
         undo.pop_all()
-    return Launcher(hosting, payloads, weights, folder=folder)
+    return Launcher(hosting, payloads, channel, folder=folder)

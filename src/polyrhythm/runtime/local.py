@@ -37,6 +37,7 @@ from polyrhythm.runtime.transport.authentication import make_keys
 from polyrhythm.runtime.transport.drops import DROPPED, DropCounter, UnfitMessage
 from polyrhythm.runtime.transport.sockets import Sockets, Transport
 from polyrhythm.scheduler import records
+from polyrhythm.specs import WeightsLayout
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +56,12 @@ class LocalHosting:
     address is taken, or strangers could not be kept out; then nothing has been started.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what every process is told
         self,
         jobs: Sequence[tuple[StationFactory, Resources]],
         layout: ArenaLayout,
         folder: Path,
+        weights: WeightsLayout,
         limits: SupervisionLimits,
         logs: Path,
         *,
@@ -77,7 +79,7 @@ class LocalHosting:
             self._inbox = self._sockets.inbox("main")
             undo.pop_all()
         self._manager = ProcessManager(
-            jobs, layout, self._sockets, main=self._inbox.endpoint, limits=limits, logs=logs, spawn=spawn
+            jobs, layout, weights, self._sockets, main=self._inbox.endpoint, limits=limits, logs=logs, spawn=spawn
         )
         self._replacements = Replacements(self._manager)
         self._known: dict[str, int] = {}

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from polyrhythm.policies.base import as_module
 from polyrhythm.runtime.memory.arena import FAR, Arena
-from polyrhythm.runtime.memory.weights import WeightsBus
+from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.runtime.messages import Channels, Order, Report, SaveTrainer
 from polyrhythm.runtime.spans import PUBLISH, SAVE, UPDATE, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
@@ -51,7 +51,7 @@ class Trainer:
         incarnation: int,
         learner: Learner,
         arena: Arena,
-        weights: WeightsBus,
+        weights: Weights,
         links: Channels,
         saver: Saver | None = None,
         *,

@@ -180,7 +180,7 @@ def time_to_goal(config: RunConfig, goal: Goal) -> dict[str, Any]:
 def _run(config: RunConfig, observers: Sequence[Any], goal: Goal, folder: Path | None) -> float:
     """Train until the goal; the seconds that it took. RunHalted: the last version came first."""
     checked = validate_run(config)
-    with closing(build_pipeline(checked.config, checked.policy, folder)) as pipeline:
+    with closing(build_pipeline(checked.config, folder=folder)) as pipeline:
         loop = pipeline.loop
         loop.add_observers(*observers, goal)
         loop.stop = lambda: goal.reached

@@ -20,7 +20,7 @@ from polyrhythm.observe import MetricsWriter
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.observers.metrics import LagHistogram
 from polyrhythm.pipeline.observers.ticket_audit import TicketAudit
-from polyrhythm.pipeline.persistence.checkpoints import STATES
+from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE, STATES
 from polyrhythm.pipeline.persistence.phases import CONFIG_FILE, PhaseJournal
 from polyrhythm.pipeline.persistence.saver import RunCheckpointer
 from polyrhythm.pipeline.run_loop import Interrupted
@@ -65,7 +65,7 @@ def chaos(checked: ValidatedRun, folder: Path, faults: int, seed: int, warm_up_s
 
     {faults: one entry each; totals: over all of them, with the pace, the ledger, the lags and every violation}.
     """
-    config, _, policy = checked
+    config = checked.config
     progress = PhaseJournal(folder)
     save_config(config, folder / CONFIG_FILE)
     with MetricsWriter(folder) as metrics:
@@ -73,7 +73,7 @@ def chaos(checked: ValidatedRun, folder: Path, faults: int, seed: int, warm_up_s
     before = _children()
     limit_s = config.supervision.start_s + warm_up_s + faults * 2 * RECOVERY_S
     with _limited(limit_s):
-        pipeline = build_pipeline(config, policy, folder, version=version, start=False)
+        pipeline = build_pipeline(config, folder / POLICY_FILE, folder, version=version, start=False)
         chaos_run = _ChaosRun(config, folder, pipeline, faults, seed, warm_up_s)
         try:
             chaos_run.run()

@@ -134,7 +134,7 @@ def train(config: RunConfig, *, may_halt: bool = False) -> dict[str, Any]:
     """
     checked = validate_run(config)
     training, lags, halted = EpisodeOutcomes(), LagHistogram(), ""
-    with closing(build_pipeline(checked.config, checked.policy)) as pipeline:
+    with closing(build_pipeline(checked.config)) as pipeline:
         pipeline.loop.add_observers(training, lags)
         began = time.monotonic()
         try:

@@ -53,7 +53,7 @@ class BackgroundEvaluator(Observer):
     def memory(self) -> str:
         """What they cost in memory, in words."""
         evaluation = self._config.evaluation
-        copy = f"{self._pipeline.weights.nbytes / 1e6:.3g} MB of weights"
+        copy = f"{self._pipeline.weights.layout.nbytes / 1e6:.3g} MB of weights"
         rows = f"{evaluation.reserved_rows} rows in a simulator of their own"
         return {
             "pause": "no memory, training waits",

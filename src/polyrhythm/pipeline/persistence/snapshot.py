@@ -36,7 +36,7 @@ from polyrhythm.pipeline.persistence.checkpoints import (
 from polyrhythm.pipeline.persistence.handover import SampleHandover
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.blocks import BlockPool
-from polyrhythm.runtime.memory.weights import WeightsBus
+from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.specs import Trajectory
 from polyrhythm.stations.trainer_factory import TrainerStates
@@ -62,7 +62,7 @@ class RunSnapshot:
 def take_snapshot(
     folder: Path,
     conductor: Conductor,
-    memory: tuple[Arena, BlockPool, WeightsBus],
+    memory: tuple[Arena, BlockPool, Weights],
     states: TrainerStates,
     counts: dict[str, Any],
 ) -> RunSnapshot:

@@ -170,7 +170,7 @@ def _shared_memory() -> Finding:
 
     config = load_config(RECIPE)
     spec = env_settings(config).spec()
-    wanted = sum(shared_sizes(config, spec, policy_settings(config).build(spec, config.seed)).values())
+    wanted = sum(shared_sizes(config, spec, policy_settings(config).form(spec)).values())
     root = shared_root()
     free = shutil.disk_usage(root).free
     detail = f"{_gigabytes(free)} free in {root}, the quickstart takes {wanted / 1e6:.0f} MB"

@@ -14,7 +14,9 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -32,6 +34,10 @@ from polyrhythm.runtime.transport.authentication import RunKeys
 from polyrhythm.runtime.transport.drops import DropCounter
 from polyrhythm.runtime.transport.sockets import Sockets, Transport
 from polyrhythm.scheduler import records
+from polyrhythm.specs import WeightsLayout
+
+if TYPE_CHECKING:
+    from polyrhythm.runtime.memory.weights import Weights
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +59,7 @@ class ChildSpec:
     content: bytes
     resources: Resources
     layout: ArenaLayout
+    weights: WeightsLayout
     folder: str
     main: str
     transport: Transport
@@ -82,8 +89,8 @@ class StationProcess:
         spec = self._spec
         folder = Path(spec.folder)
         arena = Arena(spec.layout, memoryview(open_segment(folder, "arena")))
-        weights = memoryview(open_segment(folder, "weights"))
         channels = Channels(self._outgoing.say, self._outgoing.reply, self._outgoing.say)
+        weights = partial(self._open_weights, folder)
         context = StationContext(arena, weights, channels, spec.resources.device, overlap=True)
         parts = unpack(spec.kind, spec.content).parts(context, spec.incarnation)
         inboxes = self._open_inbox(len(parts))
@@ -103,6 +110,13 @@ class StationProcess:
         self._reading = InboxThread(reader, queues, self.notify)
         self._reading.start()
         return [*queues]
+
+    def _open_weights(self, folder: Path) -> Weights:
+        """This process's end of the weights channel. ValueError: the layout is damaged."""
+        from polyrhythm.runtime.memory.weights import SharedWeights  # torch, which simulators do not need
+
+        self._spec.weights.verify()
+        return SharedWeights(self._spec.weights, memoryview(open_segment(folder, "weights")), folder)
 
     def run(self) -> int:
         """Work until told to stop, or until a part fails; the exit status.

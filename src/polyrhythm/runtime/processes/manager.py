@@ -21,6 +21,7 @@ from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.runtime.transport.sockets import Sockets
 from polyrhythm.scheduler import records
+from polyrhythm.specs import WeightsLayout
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class ProcessManager:
         self,
         jobs: Sequence[tuple[StationFactory, Resources]],
         layout: ArenaLayout,
+        weights: WeightsLayout,
         sockets: Sockets,
         *,
         main: str,
@@ -50,7 +52,7 @@ class ProcessManager:
         self.processes: dict[str, ChildProcess] = {}
         self.progress = self.updates = 0
         self._jobs = {job.name: (job, resources) for job, resources in jobs}
-        self._layout, self._sockets, self._main = layout, sockets, main
+        self._layout, self._weights, self._sockets, self._main = layout, weights, sockets, main
         self._limits, self._logs, self._spawn_child = limits, logs, spawn
         self._failures = FailureTracker()
         self._measuring = False
@@ -76,6 +78,7 @@ class ProcessManager:
             content=content,
             resources=resources,
             layout=self._layout,
+            weights=self._weights,
             folder=self._sockets.folder,
             main=self._main,
             transport=self._sockets.transport,
