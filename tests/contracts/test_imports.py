@@ -155,7 +155,7 @@ def test_sockets_are_known_where_processes_talk() -> None:
 
 @pytest.mark.parametrize("name", ["memory/blocks", "processes/supervision"])
 def test_what_a_launcher_decides_is_decided_without_io(name: str) -> None:
-    standard = {"__future__", "collections.abc", "dataclasses", "heapq", "math", "typing"}
+    standard = {"__future__", "collections", "collections.abc", "dataclasses", "heapq", "math", "typing"}
     assert set(_imports(PACKAGE / "runtime" / f"{name}.py")) <= {*standard, "polyrhythm.scheduler.records"}
 
 
