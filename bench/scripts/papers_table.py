@@ -1,7 +1,7 @@
 """The page bench/results/papers.md, from the result of `polyrhythm bench papers --json`.
 
-    polyrhythm bench papers --json > papers.json
-    python bench/scripts/papers_table.py papers.json [--out bench/results/papers.md]
+polyrhythm bench papers --json > papers.json
+python bench/scripts/papers_table.py papers.json [--out bench/results/papers.md]
 """
 
 from __future__ import annotations

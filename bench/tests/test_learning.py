@@ -143,9 +143,10 @@ def test_an_environment_sleeps_before_each_step_and_is_itself_otherwise():
 def test_a_policy_sleeps_by_forward_pass_and_by_evaluated_step():
     spec = SlowEnvSettings(type="x", env=CARTPOLE_ENV, step_ms=0).spec()
     settings = SlowPolicySettings(type="x", policy={"type": "categorical"}, act="10ms", evaluate="0ms+0.5ms")
-    bare, built, slept = CategoricalSettings().build(spec, 3), settings.build(spec, 3), []
+    bare, slow_one = (one.build(spec, seed=3, device="cpu", role="train") for one in (CategoricalSettings(), settings))
+    slept = []
     costs = parse_cost(settings.act), parse_cost(settings.evaluate)
-    slow = SlowPolicy(built.inner, *costs, slept.append, lambda: 5.0)
+    slow = SlowPolicy(slow_one.inner, *costs, slept.append, lambda: 5.0)
     obs = {"state": torch.rand(4, 4)}
     greedy, keys = torch.zeros(4, dtype=torch.bool), torch.arange(4)
     act, wanted = slow.act(obs, greedy, keys), bare.act(obs, greedy, keys)

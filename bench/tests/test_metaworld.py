@@ -158,7 +158,7 @@ def cheap(tmp_path):
 def test_the_policy_stays_as_it_is(cheap, settings, stays):
     config, _, policy = validate_run(load_config(cheap, [*settings, "launcher=inline", "freshness.max_lag=0"]))
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
-    with closing(build_pipeline(config, policy)) as pipeline:
+    with closing(build_pipeline(config)) as pipeline:
         pipeline.loop.train_until(2)
         version, after = pipeline.weights.read()
     assert version == 2

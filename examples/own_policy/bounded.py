@@ -17,8 +17,9 @@ from torch.nn import functional
 from polyrhythm.config.base import Count, Section
 from polyrhythm.policies import noise
 from polyrhythm.policies.base import Act, Evaluation, Observations
+from polyrhythm.policies.form import PolicyForm, Role, describe
 from polyrhythm.policies.mlp import FlatObservation, seeded
-from polyrhythm.specs import EnvSpec
+from polyrhythm.specs import ArraySpec, EnvSpec
 
 #: Units stay that far from 0 and 1, where the density's logarithm has no end.
 EDGE = 1e-6
@@ -33,11 +34,19 @@ class BoundedSettings(Section):
     hidden: Count = 32
     """Units of the hidden layer of each network."""
 
-    def build(self, env_spec: EnvSpec, seed: int) -> BoundedPolicy:
+    def form(self, env_spec: EnvSpec) -> PolicyForm:
+        """Declares one row of forward_inputs; all other shapes come from the module, built without memory."""
+        answers = {"unit": ArraySpec((1, env_spec.action.dim), "float32")}
+        return describe(lambda _role: self.make(env_spec), answers)
+
+    def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> BoundedPolicy:
+        with seeded(seed):  # equal seeds give equal parameters, and the global random state stays as it was
+            return self.make(env_spec).to(device)
+
+    def make(self, env_spec: EnvSpec) -> BoundedPolicy:
         if env_spec.action.kind != "continuous":
             raise ValueError("policy.type = bounded: it needs continuous actions")
-        with seeded(seed):  # equal seeds give equal parameters, and nobody else's random numbers are used
-            return BoundedPolicy(env_spec, self.hidden)
+        return BoundedPolicy(env_spec, self.hidden)
 
 
 class BoundedPolicy(nn.Module):

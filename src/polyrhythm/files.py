@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-#: What the system says when it has no room: a full disk, a full quota.
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+#: What the system says when it has no room: a full disk, a full quota, a limit on the size of files.
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 #: And where it does not let us: no permission, a read-only disk, a folder in a file's place or a file in a folder's.
 NOT_ALLOWED = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY}
@@ -29,6 +29,17 @@ def trouble(error: OSError) -> str:
 
 
 @contextmanager
+def name_in_errors(path: Path) -> Iterator[None]:
+    """An OSError of this block that names no file, as that of a write does not, names `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """The path to write to in `path`'s stead, `<path>.part`, which takes its name when the block ends well.
 
@@ -36,7 +47,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
     """
     unfinished = path.with_name(path.name + ".part")
     try:
-        yield unfinished
+        with name_in_errors(path):
+            yield unfinished
         unfinished.replace(path)
     except BaseException:
         unfinished.unlink(missing_ok=True)

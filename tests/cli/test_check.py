@@ -47,6 +47,13 @@ def test_what_fails_is_told_with_its_fix(words, failed, capsys):
     assert all(check["detail"] and check["fix"] for check in found.values())
 
 
+def test_the_seats_of_all_stations_are_told(capsys):
+    assert main(["check", "cartpole", "rollout.generators=2", "placement.generators.threads=2"]) == 0
+    assert "generator-0, generator-1: cpu, 2 threads" in " ".join(capsys.readouterr().out.split())
+    assert main(["check", "cartpole", "placement.trainer.threads=2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["seats"]["trainer"] == {"device": "cpu", "threads": 2}
+
+
 def test_a_policy_is_not_checked_without_observations(capsys):
     words = ["check", "latency", "launcher=inline", WALK % "reset raises", "policy=gaussian"]
     assert main(words) == 1

@@ -301,8 +301,11 @@ from polyrhythm.policies.categorical import CategoricalSettings
 class Settings(CategoricalSettings):
     type: Literal["our_policy:Settings"] = "our_policy:Settings"
 
-    def build(self, env_spec, seed):
-        return CategoricalSettings(type="categorical", hidden=WIDTH).build(env_spec, seed)
+    def form(self, env_spec):
+        return CategoricalSettings(type="categorical", hidden=WIDTH).form(env_spec)
+
+    def build(self, env_spec, **how):
+        return CategoricalSettings(type="categorical", hidden=WIDTH).build(env_spec, **how)
 """
 
 

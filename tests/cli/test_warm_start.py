@@ -25,6 +25,7 @@ from polyrhythm.config.load import load_config, merge
 from polyrhythm.observe.run_folder import lock_run_folder
 from polyrhythm.pipeline.persistence.checkpoints import STATES, load_policy, save_policy
 from polyrhythm.policies.base import Evaluation, Observations
+from polyrhythm.policies.form import Role
 from polyrhythm.policies.gaussian import GaussianPolicy, GaussianSettings
 from polyrhythm.specs import EnvSpec
 from polyrhythm.training.demonstrations import Demonstrations
@@ -74,7 +75,7 @@ class ImitatorSettings(GaussianSettings):
 
     type: str = "tests.cli.test_warm_start:ImitatorSettings"  # type: ignore[assignment]
 
-    def build(self, env_spec: EnvSpec, seed: int) -> Imitator:
+    def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> Imitator:
         return Imitator(self, env_spec)
 
 

@@ -116,14 +116,30 @@ def test_defaults_are_asynchronous_and_bounded() -> None:
 def test_a_run_has_processes_of_its_own_on_the_cpu_and_begins_anew() -> None:
     config = validate(BASE)
     assert (config.launcher, config.resume, config.data_plane.transport) == ("local", "never", "ipc")
-    assert (config.placement.generators.device, config.placement.trainer.device) == ("cpu", "cpu")
+    kinds = (config.placement.simulators, config.placement.generators, config.placement.trainer)
+    assert (config.placement.preset, [kind.devices for kind in kinds]) == (None, [None] * 3), "None: the CPU"
     assert config.checkpoint.every_versions == 1, "weights that were seen can always be gone back to"
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0", "cuda:12"])
-def test_devices_have_torchs_names(device: str) -> None:
+@pytest.mark.parametrize(("device", "devices"), [("cpu", "cpu"), ("cuda", "0"), ("cuda:0", "0"), ("cuda:12", "12")])
+def test_the_key_for_a_single_device_means_a_list_of_one(device: str, devices: str) -> None:
     config = validate(merge(BASE, {"placement": {"trainer": {"device": device}}}))
-    assert config.placement.trainer.device == device
+    assert config.placement.trainer.devices == devices
+
+
+@pytest.mark.parametrize(
+    ("given", "devices"),
+    [("cpu", "cpu"), ("all", "all"), ("0-3", "0-3"), ("0, 2,4", "0,2,4"), (3, "3"), ([0, 2], "0,2"), (None, None)],
+)
+def test_devices_are_words_or_ids_and_are_saved_as_text(given: Any, devices: str | None) -> None:
+    config = validate(merge(BASE, {"placement": {"generators": {"devices": given}}}))
+    assert config.placement.generators.devices == devices
+    assert validate(config.model_dump(mode="json")).placement == config.placement
+
+
+def test_placement_is_short_for_its_preset_and_other_keys_lie_over_it() -> None:
+    config = validate(merge(merge(BASE, {"placement": "hybrid"}), {"placement": {"generators": {"threads": 2}}}))
+    assert (config.placement.preset, config.placement.generators.threads) == ("hybrid", 2)
 
 
 def test_lockstep_is_a_setting() -> None:
@@ -179,8 +195,16 @@ def test_config_is_frozen() -> None:
         ({"name": "a/b"}, ["name = 'a/b'"]),
         ({"launcher": "inlin"}, ["launcher = 'inlin'", "did you mean inline?"]),
         ({"shutdown_s": -1}, ["shutdown_s = -1", "at least 0"]),
-        ({"placement": {"trainer": {"device": "gpu"}}}, ["placement.trainer.device = 'gpu'", "cuda"]),
-        ({"placement": {"simulators": {"device": "cuda"}}}, ["placement.simulators.device = 'cuda'", "no such key"]),
+        (
+            {"placement": {"trainer": {"device": "gpu"}}},
+            ["placement.trainer.device = 'gpu'", "cuda:N", "or device ids"],
+        ),
+        ({"placement": {"trainer": {"devices": "cuda:1"}}}, ["placement.trainer.devices = 'cuda:1'", "write 1"]),
+        ({"placement": {"trainer": {"device": "cpu", "devices": 1}}}, ["trainer.device = 'cpu'", "set devices = cpu"]),
+        ({"placement": {"simulators": {"devices": "3-1"}}}, ["placement.simulators.devices = '3-1'", "goes down"]),
+        ({"placement": {"simulators": {"devices": [0, 0]}}}, ["placement.simulators.devices = [0, 0]", "named twice"]),
+        ({"placement": {"simulators": {"devices": "0-99999"}}}, ["devices = '0-99999'", "device ids such as"]),
+        ({"placement": "hybird"}, ["placement.preset = 'hybird'", "did you mean hybrid?"]),
         ({"placement": {"generators": {"threads": 0}}}, ["placement.generators.threads = 0", "at least 1"]),
         ({"data_plane": {"transport": "ipx"}}, ["data_plane.transport = 'ipx'", "did you mean ipc?"]),
         ({"supervision": {"step_s": 0}}, ["supervision.step_s = 0", "more than 0"]),

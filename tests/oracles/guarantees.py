@@ -1,4 +1,4 @@
-"""Holds the guarantees against a running simulation, from events and commands alone.
+"""Checks the guarantees of a running simulation, from events and commands alone.
 
 1. A request is answered exactly once, or its slot is told why not: it leaves the queue by `Serve` or `RefuseRequest`,
    is served again only after its generator was lost, and none is left when nothing moves.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
 
+from polyrhythm.policies.form import describe
 from polyrhythm.policies.gaussian import GaussianPolicy, GaussianSettings
+from polyrhythm.specs import ArraySpec, WeightSpec
 
 
 class Broken(GaussianPolicy):
@@ -78,6 +81,15 @@ CHANGES: dict[str, Any] = {
 }
 
 
+FORM_CHANGES: dict[str, dict[str, Any]] = {
+    "form: answers": {"answers": {"raw": ArraySpec((1, 1), "float64")}},
+    "form: value": {"value": "action"},
+    "form: chunk": {"chunk": 7},
+    "form: parameters": {"parameters": 1},
+    "form: published": {"published": {"actor": WeightSpec((2, 2), "bfloat16")}},
+}
+
+
 def _with_gradient(value: Any) -> Any:
     """Also where gradients are switched off."""
     with torch.enable_grad():
@@ -91,7 +103,12 @@ class BrokenSettings(GaussianSettings):
     needs: ClassVar = ()
     defect: str = ""
 
-    def build(self, env_spec: Any, seed: int) -> Any:
+    def form(self, env_spec: Any) -> Any:
+        wanted = super().form(env_spec)
+        changes = FORM_CHANGES.get(self.defect)
+        return replace(describe(lambda _role: Broken(self, env_spec), wanted.answers), **(changes or {}))
+
+    def build(self, env_spec: Any, *, seed: int, device: str, role: Any) -> Any:
         if self.defect == "build raises":
             return [][seed]
         if self.defect == "no module":

@@ -33,7 +33,7 @@ def test_a_live_run_is_counted_and_looked_at():
     account, stations = RunTotals(), StationActivity(pipeline.launcher)
     looks = []
     stations.activity.take = lambda now, counters: looks.append(counters)
-    pipeline.loop.observers += [account, stations]
+    pipeline.loop.add_observers(account, stations)
     pipeline.loop.train_until(2)
     pipeline.close()
     finished = [d.event.env_steps for d in pipeline.loop.trace if isinstance(d.event, SampleFinished)]

@@ -6,7 +6,7 @@ import json
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.best import BEST_FILE, BestCheckpoints
 from polyrhythm.pipeline.evaluation.episodes import held_out, tally
+from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.persistence.checkpoints import STATES, load_policy, save_policy
 from polyrhythm.pipeline.run_loop import RunLoop
 from polyrhythm.pipeline.train import train
@@ -92,8 +93,10 @@ def test_an_evaluation_gets_what_its_version_alone_earns(weights: str, tmp_path:
     )
 
 
-class Saboteur:
+class Saboteur(Observer):
     """Once, after some episodes of an evaluation: the generator is lost, and back at once."""
+
+    hears: ClassVar[tuple[type, ...]] = (r.SampleEvaluated,)
 
     def __init__(self, loop: RunLoop) -> None:
         self._loop, self._done = loop, False
@@ -103,9 +106,6 @@ class Saboteur:
             self._loop.submit_later(r.StationLost("generator-0", 0, "lost"))
             self._loop.submit_later(r.GeneratorJoined("generator-0", 0))
             self._done = True
-
-    def on_report(self, now: float, report: object) -> None:
-        pass
 
 
 @pytest.mark.parametrize("weights", WAYS)
@@ -128,7 +128,7 @@ def test_an_evaluation_that_is_given_up_is_no_result_and_the_next_one_is(
         episodes,
         lambda version, results: told.append((version, {result.version for result in results})),
     )
-    pipeline.loop.observers += [beside, Saboteur(pipeline.loop)]
+    pipeline.loop.add_observers(beside, Saboteur(pipeline.loop))
     pipeline.loop.train_until(8)
     if beside.under_way:
         beside.finish()

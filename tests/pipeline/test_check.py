@@ -17,6 +17,7 @@ from polyrhythm.cli.main import main
 from polyrhythm.errors import ConfigError, RunHalted, StartError
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.policies.form import describe
 from polyrhythm.policies.gaussian import GaussianPolicy, GaussianSettings
 from polyrhythm.specs import ArraySpec
 
@@ -68,7 +69,10 @@ class NoCriticSettings(GaussianSettings):
 
     type: Literal["tests.pipeline.test_check:NoCriticSettings"] = "tests.pipeline.test_check:NoCriticSettings"
 
-    def build(self, env_spec, seed):
+    def form(self, env_spec):
+        return describe(lambda _role: NoCritic(self, env_spec), super().form(env_spec).answers)
+
+    def build(self, env_spec, *, seed, device, role):
         return NoCritic(self, env_spec)
 
 
@@ -90,7 +94,10 @@ class PerActionSettings(GaussianSettings):
 
     type: Literal["tests.pipeline.test_check:PerActionSettings"] = "tests.pipeline.test_check:PerActionSettings"
 
-    def build(self, env_spec, seed):
+    def form(self, env_spec):
+        return replace(super().form(env_spec), value="action")
+
+    def build(self, env_spec, *, seed, device, role):
         return PerAction(self, env_spec)
 
 
@@ -152,7 +159,10 @@ REFUSED = [
     ),
     ({"env": {"type": "tests.pipeline.test_check:UnpluggedSettings"}}, r"the robot is not plugged in; plug it in"),
     ({"env": MUTE}, r"env.type = .*Mute: its settings need spec"),
-    ({"policy": MUTE}, r"policy.type = .*Mute: its settings need build"),
+    (
+        {"policy": MUTE},
+        r"policy.type = .*Mute: its settings have no form\(\) and build\(\); write form\(self, env_spec\)",
+    ),
     ({"policy": {"type": "gaussian"}}, r"policy.type = 'gaussian' .*use policy.type = 'categorical'"),
     ({"policy": {"type": "tiny_vla"}}, r"policy.type = .*tiny_vla"),
     ({"rollout": {"sharding": "os:nothing"}}, r"rollout.sharding = os:nothing: .*name an importable"),
@@ -232,11 +242,11 @@ REFUSED = [
     (IMITATE, r"demonstrations = set: .*set demonstrations and supervised to null"),
     (
         {"placement": {"trainer": {"device": "cuda:99"}}},
-        r"placement.trainer.device = cuda:99: torch sees \d+ CUDA devices here; use cpu",
+        r"placement.trainer.devices = 99: torch sees \d+ CUDA devices here; use cpu",
     ),
     (
-        {"placement": {"generators": {"device": "cuda:99"}}},
-        r"placement.generators.device = cuda:99: torch sees \d+ CUDA devices here; use cpu",
+        {"placement": {"generators": {"devices": "98-99"}}},
+        r"placement.generators.devices = 98-99: torch sees \d+ CUDA devices here; use cpu",
     ),
 ]
 

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import json
+import logging
+import resource
+import subprocess
+import sys
+import threading
+from copy import deepcopy
 from dataclasses import fields
 
 import numpy as np
 import pytest
 import torch
+from tests.built import built
 from tests.pipeline.runs import config
 
+from polyrhythm.config.load import merge
 from polyrhythm.errors import RunFolderError
 from polyrhythm.pipeline.build import STATES, build_pipeline
+from polyrhythm.pipeline.evaluation.episodes import held_out
+from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.observers.metrics import LagHistogram
-from polyrhythm.pipeline.persistence.checkpoints import load_policy, load_run, save_policy, save_run, saved_runs
+from polyrhythm.pipeline.persistence.checkpoints import load_policy, load_run, save_policy, saved_runs
+from polyrhythm.pipeline.persistence.handover import SampleHandover
 from polyrhythm.pipeline.persistence.saver import RunCheckpointer
+from polyrhythm.pipeline.persistence.snapshot import take_snapshot, write_snapshot
 from polyrhythm.pipeline.run_loop import Interrupted
 from polyrhythm.scheduler.records import Checkpointed, StartUpdate, UpdateDone
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.checkpoint import load_state, save_state
 
-COUNTS = {"lags": {"0": 3}, "wall_s": 1.5}
+COUNTS = {"lags": {"0": 3}, "wall_s": 1.5, "busy_s": {}}
 ASYNCHRONOUS = {
     "rollout": {"sharding": "even:2", "generators": 2, "segment_steps": 8},
     "batching": {"type": "dynamic", "max_rows": 4, "max_wait_ms": 1},
@@ -38,9 +50,13 @@ def stopped(folder, stop, changes=ASYNCHRONOUS):
     return pipeline
 
 
+def snapshot_of(folder, pipeline):
+    memory = (pipeline.launcher.arena, pipeline.launcher.pool, pipeline.weights)
+    return take_snapshot(folder / STATES, pipeline.loop.conductor, memory, pipeline.states, COUNTS)
+
+
 def save(folder, pipeline):
-    launcher = pipeline.launcher
-    return save_run(folder / STATES, pipeline.loop.conductor, launcher.arena, pipeline.weights, pipeline.states, COUNTS)
+    return write_snapshot(snapshot_of(folder, pipeline), pipeline.states.keep)
 
 
 def waiting(conductor):
@@ -221,8 +237,153 @@ def test_a_run_is_saved_when_the_trainers_state_is_as_old_as_the_conductor(tmp_p
     saver = RunCheckpointer(tmp_path / STATES, pipeline, settings.checkpoint, LagHistogram(), None, 100.0)
     for now, updates in ((104.0, 0), (105.0, 1), (106.0, 0), (110.0, 0), (111.0, 0)):
         saver.on_decision(now, Checkpointed("trainer", 0, updates), [])
+        saver.wait()
     assert conductor.versions.updates == 0
     assert [path.name for path in saved_runs(tmp_path / STATES)] == ["run-000000", "run-000001"]
+    pipeline.close()
+
+
+class Gate:
+    """Writes a snapshot, as a slow disk does, once it is opened. begun, over: snapshots; samples: as they were when the
+    first was taken."""
+
+    def __init__(self, pipeline):
+        self.begun, self.over, self.opened = [], [], threading.Event()
+        self._arena, self.samples = pipeline.launcher.arena, {}
+
+    def __call__(self, snapshot, keep):
+        self.begun.append(snapshot)
+        assert self.opened.wait(60.0)
+        self.over.append(write_snapshot(snapshot, keep))
+        return self.over[-1]
+
+    def note(self, conductor):
+        """Copy, in main's thread, what a save that begins now has to hold."""
+        self.samples = {
+            payload_id: deepcopy(self._arena.trajectory(int(payload_id))) for payload_id in waiting(conductor)
+        }
+
+
+def test_decisions_go_on_while_a_run_is_written_and_what_is_written_is_of_one_moment(tmp_path):
+    changes = {"training": {"versions": 6}, "freshness": {"max_lag": 4.0}, "checkpoint": {"run_every_s": 0.0}}
+    settings = config(**merge({**ASYNCHRONOUS, "freshness": {}}, changes))
+    pipeline = build_pipeline(settings, folder=tmp_path)
+    loop, gate = pipeline.loop, Gate(pipeline)
+    saver = RunCheckpointer(tmp_path / STATES, pipeline, settings.checkpoint, LagHistogram(), None, 0.0, write=gate)
+
+    class SavesOnce(Observer):
+        """Passes on the first moment at which a run can be saved that has finished samples."""
+
+        hears = (Checkpointed,)
+
+        def on_decision(self, now, event, commands):
+            due = event.updates == loop.conductor.versions.updates and waiting(loop.conductor)
+            if due and not gate.begun:
+                gate.note(loop.conductor)
+                gate.at = loop.conductor.save()
+                saver.on_decision(now, event, commands)
+
+    loop.add_observers(SavesOnce())
+    loop.train_until(6)
+    assert loop.conductor.versions.applied == 6, "versions go on, and the save is not written yet"
+    assert (len(gate.begun), gate.over) == (1, [])
+    released = gate.samples.keys() - set(pipeline.launcher.pool.finished())
+    assert released, "the conductor has given blocks back that are not written yet"
+    assert saved_runs(tmp_path / STATES) == []
+    gate.opened.set()
+    saver.wait()
+    saved = load_run(saved_runs(tmp_path / STATES)[-1])
+    assert saved.conductor == json.loads(json.dumps(gate.at))
+    assert saved.samples.keys() == gate.samples.keys()
+    for payload_id, sample in saved.samples.items():
+        assert_same_sample(sample, gate.samples[payload_id])
+    pipeline.close()
+
+
+def test_a_block_that_is_needed_is_copied_first(tmp_path):
+    pipeline = stopped(tmp_path, in_the_second_version)
+    arena = pipeline.launcher.arena
+    payload_ids = sorted(waiting(pipeline.loop.conductor))
+    wanted = {payload_id: deepcopy(arena.trajectory(int(payload_id))) for payload_id in payload_ids}
+    handover = SampleHandover(arena, payload_ids)
+    reading = handover.samples()
+    found = [next(reading)]
+    for payload_id in payload_ids:
+        assert handover.is_pending(int(payload_id)) is (payload_id != payload_ids[0])
+        handover.copy_now(int(payload_id))
+        arena.rewards[arena.layout.block(int(payload_id), 1)] = 99.0  # the next sample's
+        assert not handover.is_pending(int(payload_id))
+    found += reading
+    assert [payload_id for payload_id, _ in found] == payload_ids
+    for payload_id, sample in found:
+        assert_same_sample(sample, wanted[payload_id])
+
+
+def test_the_next_save_begins_when_the_one_before_is_written(tmp_path):
+    settings = config(**ASYNCHRONOUS, checkpoint={"run_every_s": 5.0})
+    pipeline = build_pipeline(settings, folder=tmp_path)
+    gate = Gate(pipeline)
+    saver = RunCheckpointer(tmp_path / STATES, pipeline, settings.checkpoint, LagHistogram(), None, 100.0, write=gate)
+    for now in (105.0, 110.0, 115.0):
+        saver.on_decision(now, Checkpointed("trainer", 0, 0), [])
+    assert len(gate.begun) == 1
+    gate.opened.set()
+    saver.wait()
+    saver.on_decision(116.0, Checkpointed("trainer", 0, 0), [])
+    saver.wait()
+    assert len(gate.over) == 2, "it was due, and did not wait for another five seconds"
+    pipeline.close()
+
+
+def test_a_save_that_does_not_end_is_said_once_and_nobody_waits_for_it(tmp_path, caplog):
+    settings = config(**ASYNCHRONOUS)
+    pipeline = build_pipeline(settings, folder=tmp_path)
+    gate = Gate(pipeline)
+    saver = RunCheckpointer(
+        *(tmp_path / STATES, pipeline, settings.checkpoint, LagHistogram(), None, 0.0), deadline_s=0.0, write=gate
+    )
+    saver.on_decision(100.0, Checkpointed("trainer", 0, 0), [])
+    for now in (101.0, 102.0):
+        saver.on_tick(now)
+    assert caplog.text.count("run-000000.part is still being written after 0 s; the run goes on") == 1
+    saver.save()
+    assert "run-000000.part is not written after" in caplog.text
+    gate.opened.set()
+    while not gate.over:
+        saver.wait()
+    pipeline.close()
+
+
+def test_a_run_that_cannot_be_written_is_said_and_the_one_before_stays(tmp_path, caplog):
+    """A real limit of the system on the size of a file, in a process of its own."""
+    code = """
+import pathlib, sys
+from tests.pipeline.test_checkpoints import limited
+limited(pathlib.Path(sys.argv[1]))
+"""
+    pipeline = stopped(tmp_path, in_the_second_version)
+    before = save(tmp_path, pipeline)
+    pipeline.close()
+    found = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    folder = tmp_path / STATES
+    assert f"the run cannot be saved in {folder}: " in found.stderr
+    assert "run-000001.part" in found.stderr
+    assert saved_runs(folder) == [before]
+    assert not list(folder.glob("*.part"))
+    assert load_run(before).samples
+
+
+def limited(folder):
+    """Go on with the run in the folder, and save it."""
+    logging.basicConfig()
+    settings = config(**ASYNCHRONOUS)
+    saved = load_run(saved_runs(folder / STATES)[-1])
+    pipeline = build_pipeline(settings, folder=folder, saved=saved)
+    saver = RunCheckpointer(folder / STATES, pipeline, settings.checkpoint, LagHistogram(), saved, 0.0)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, 2_000))
+    saver.save()
+    pipeline.loop.evaluate("after", held_out(3, 1, 1, greedy=True))
     pipeline.close()
 
 
@@ -232,7 +393,7 @@ def test_what_a_run_has_counted_goes_on_counting(tmp_path):
     saver = RunCheckpointer(
         tmp_path / STATES, pipeline, settings.checkpoint, LagHistogram({"1": 4}), None, pipeline.loop.clock()
     )
-    pipeline.loop.observers.append(saver)
+    pipeline.loop.add_observers(saver)
     pipeline.loop.train_until(1)
     saver.save()
     pipeline.close()
@@ -240,9 +401,9 @@ def test_what_a_run_has_counted_goes_on_counting(tmp_path):
     assert saved.counts["lags"] == {"1": 4}
     again = build_pipeline(settings, folder=tmp_path, saved=saved)
     later = RunCheckpointer(tmp_path / STATES, again, settings.checkpoint, LagHistogram(), saved, again.loop.clock())
-    again.loop.observers.append(later)
+    again.loop.add_observers(later)
     again.loop.train_until(2)
-    before, after = saved.counts, later._counts()
+    before, after = saved.counts, later._counts(again.launcher.statistics())
     assert after["account"]["transitions"] > before["account"]["transitions"] > 0
     assert after["wall_s"] > before["wall_s"] > 0
     assert after["busy_s"].keys() == before["busy_s"].keys() == {"simulator-0", "generator-0", "trainer"}
@@ -252,7 +413,7 @@ def test_what_a_run_has_counted_goes_on_counting(tmp_path):
 
 def test_the_policy_alone_is_saved_with_its_settings_and_version(tmp_path):
     settings = config()
-    policy = settings.policy.build(settings.env.spec(), 3)
+    policy = built(settings.policy, settings.env.spec(), 3)
     save_policy(policy.state_dict(), settings, tmp_path / "policy.pt", 7)
     for path in (tmp_path, tmp_path / "policy.pt"):
         found, weights, version = load_policy(path)

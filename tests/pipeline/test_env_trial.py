@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from typing import Any, Literal
 
 import numpy as np
@@ -48,11 +47,9 @@ def test_what_an_environment_raises_names_its_line(launcher, defect, said):
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize(("call", "limit"), [("spec", "start_s"), ("reset", "reset_s")])
 def test_an_environment_that_hangs_is_reported_with_its_line(call, limit, launcher):
-    began = time.monotonic()
     said = rf"{call} has not returned within 0.3 s {HERE}; fix it there, or raise supervision.{limit}"
     with pytest.raises(ConfigError, match=f"^env.type = {KIND}: {said}"):
         validate_run(walk(f"{call} hangs", launcher, supervision={limit: 0.3}))
-    assert time.monotonic() - began < 15.0
 
 
 @pytest.mark.parametrize(("defect", "call"), [("spec fatal", "spec"), ("fatal", "build")])

@@ -16,6 +16,7 @@ from polyrhythm.errors import RunHalted
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.persistence.checkpoints import load_policy
+from polyrhythm.scheduler.records import DropReason
 
 HERE = "tests.pipeline.test_finite"
 DIVERGING = "tests.process.settings:DivergingSettings"
@@ -64,7 +65,9 @@ def test_episodes_that_diverge_cost_their_attempts_and_nothing_else(changes, cap
     assert set(failures.counts) == {REWARD, SHOWN}
     assert sum(ledger.dropped.values()) > 0
     if not changes:
-        assert {reason: 3 * count for reason, count in ledger.dropped.items()} == dict(failures.counts)
+        assert {reason: 3 * count for reason, count in ledger.dropped.items()} == {
+            "environment not finite": sum(failures.counts.values())
+        }
     told = f"a sample failed: env.type = {DIVERGING}: reward is not finite (task "
     (line,) = (line for line in caplog.messages if told in line)
     seed = int(line.partition("seed ")[2].partition(",")[0])
@@ -85,7 +88,7 @@ def test_a_policy_that_slips_now_and_then_is_blamed_row_by_row(field, caplog):
         pipeline.loop.train_until(2)
         ledger = pipeline.loop.conductor.ledger
     kind = f"policy: {field} is not finite"
-    assert pipeline.failures.counts[kind] == 3 * ledger.dropped[kind] > 0
+    assert pipeline.failures.counts[kind] == 3 * ledger.dropped[DropReason.POLICY_NOT_FINITE] > 0
     assert (ledger.imbalance, ledger.trained) == (0, 20)
     assert f"policy.type = {name}: {field} is not finite (task" in caplog.text
     assert re.search(r"env step \d+, weights of version [01]\)", caplog.text)
@@ -95,7 +98,7 @@ def test_a_policy_that_is_never_finite_ends_the_run_with_its_name_and_version():
     settings = config(policy=slippery(every=1), rollout={"max_dropped": 4, "max_attempts": 2})
     reason = (
         r"rollout.max_dropped = 4: [56] samples were dropped after rollout.max_attempts = 2 attempts each "
-        r"\([56] x policy: logprob is not finite\); the last failure: policy: logprob is not finite "
+        r"\([56] x policy not finite\); the last failure: policy: logprob is not finite "
         r"\(task .*, seed \d+, env step 0, weights of version 0\); correct the policy, then resume the run; "
         r"if its weights have diverged, begin another run with a lower learning rate"
     )
@@ -156,7 +159,7 @@ def test_a_run_that_too_many_failures_ended_goes_on_as_one_that_was_never_ended(
     whole = Recipe(tmp_path / "whole", env=diverging())
     assert whole.train() == 0
     weights, ledger, steps = whole.result()
-    assert ledger["dropped"].keys() == {REWARD, SHOWN}
+    assert ledger["dropped"].keys() == {"environment not finite"}
     cut = Recipe(tmp_path / "cut", env=diverging(), rollout={"max_dropped": 5})
     status, parts = cut.train("shutdown_s=60"), 1
     assert status == 2

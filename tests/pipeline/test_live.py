@@ -47,7 +47,7 @@ def test_a_run_is_told_from_its_evaluation_to_its_last_update():
     live.train(6, episodes, account, lags, after_s=100.0)
     said = live._collect(pipeline.loop.clock())
     assert (said.done, said.of, said.left_s) == (0, 6, None)
-    pipeline.loop.observers += [episodes, account, lags]
+    pipeline.loop.add_observers(episodes, account, lags)
     pipeline.loop.train_until(2)
     live.on_decision(pipeline.loop.clock(), StationLost("generator-1", 0, "died"), [])
     said = live._collect(pipeline.loop.clock())

@@ -18,7 +18,7 @@ from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.run_loop import Interrupted, RunLoop
 from polyrhythm.pipeline.train import wind_down
-from polyrhythm.runtime.inline import InlineLauncher
+from polyrhythm.runtime.launcher import build_inline_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import (
@@ -37,6 +37,7 @@ from polyrhythm.scheduler.records import (
 )
 from polyrhythm.scheduler.rollout.sharding import shard
 from polyrhythm.scheduler.settings import SchedulerSettings
+from polyrhythm.specs import WeightsLayout
 
 ASYNCHRONOUS = {
     "rollout": {"sharding": "even:2", "generators": 2, "routing": "least_loaded", "segment_steps": 8},
@@ -124,7 +125,7 @@ def test_an_environment_that_always_raises_ends_the_run_with_the_reason(caplog):
 
 def test_a_run_that_nothing_can_move_says_who_waits_for_what():
     pipeline = build_pipeline(config())
-    empty = InlineLauncher([], ArenaLayout(1, 1, 1, {}, {}, {}), 0)
+    empty = build_inline_launcher([], ArenaLayout(1, 1, 1, {}, {}, {}), WeightsLayout.of({}))
     stuck = RunLoop(Conductor(pipeline.loop.conductor.settings), empty, time.monotonic, stall_s=0.05)
     with pytest.raises(RunHalted, match=r"nothing has happened.*\(none\).*trained 0, published -1.*trainer: none"):
         stuck.train_until(1)
@@ -151,7 +152,7 @@ class Silent:
     def work_done(self):
         return 0
 
-    def outstanding(self):
+    def pending_work(self):
         return ["e/0 is silent"]
 
 

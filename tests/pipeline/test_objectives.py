@@ -12,6 +12,7 @@ from polyrhythm.algorithms.advantages import ADVANTAGES
 from polyrhythm.algorithms.losses import POLICY_LOSSES, LossOutput
 from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.validation.check import validate_run
 
 HERE = "tests.pipeline.test_objectives"
@@ -28,16 +29,13 @@ def trained(**changes):
     checked = validate_run(config(**changes))
     reports = []
 
-    class Reports:
-        def on_decision(self, now, event, commands):
-            pass
-
+    class Reports(Observer):
         def on_report(self, now, report):
             if report.topic == "update":
                 reports.append(report.values)
 
-    with closing(build_pipeline(checked.config, checked.policy)) as pipeline:
-        pipeline.loop.observers.append(Reports())
+    with closing(build_pipeline(checked.config)) as pipeline:
+        pipeline.loop.add_observers(Reports())
         pipeline.loop.train_until(checked.config.training.versions)
         weights = {name: x.clone() for name, x in pipeline.weights.read()[1].items()}
     return weights, reports
@@ -256,7 +254,7 @@ def test_one_that_says_it_looks_at_the_proximal_policy_is_given_it():
 def test_a_loss_that_raises_at_run_time_ends_the_run_and_is_named(launcher, tmp_path, caplog):
     checked = validate_run(config(**with_loss("breaking_later"), launcher=launcher))
     with (
-        closing(build_pipeline(checked.config, checked.policy, tmp_path)) as pipeline,
+        closing(build_pipeline(checked.config, folder=tmp_path)) as pipeline,
         pytest.raises((RuntimeError, RunHalted), match="the formula has a hole") as failure,
     ):
         pipeline.loop.train_until(1)
@@ -268,7 +266,7 @@ def test_a_loss_that_raises_at_run_time_ends_the_run_and_is_named(launcher, tmp_
 def test_a_loss_whose_shape_changes_later_ends_the_run():
     checked = validate_run(config(**with_loss("shrinking")))
     with (
-        closing(build_pipeline(checked.config, checked.policy)) as pipeline,
+        closing(build_pipeline(checked.config)) as pipeline,
         pytest.raises(ValueError, match=r"shrinking returned a loss \[\]; return one number per entry, \[\d+, 1, 1\]"),
     ):
         pipeline.loop.train_until(1)

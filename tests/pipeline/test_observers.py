@@ -17,10 +17,10 @@ from polyrhythm.config.load import merge
 from polyrhythm.observe import MetricsWriter
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.evaluation.episodes import held_out
-from polyrhythm.pipeline.observers.idle import IdleMeter
+from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, ProgressLogger, UpdateMetrics
 from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
-from polyrhythm.runtime.inline import InlineLauncher
+from polyrhythm.runtime.launcher import build_inline_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler.conductor import Conductor
@@ -48,6 +48,7 @@ from polyrhythm.scheduler.records import (
 from polyrhythm.scheduler.rollout.sharding import shard
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 from polyrhythm.scheduler.settings import SchedulerSettings
+from polyrhythm.specs import WeightsLayout
 
 REPORT = Report("trainer", 0, "update", 0, {"staleness/lag_mean": 0.5})
 
@@ -56,9 +57,10 @@ def test_an_update_that_a_lost_trainer_takes_with_it_is_written_once(tmp_path):
     account, ledger = RunTotals(), SampleLedger()
     with MetricsWriter(tmp_path, tensorboard=False) as writer:
         writer.log(0, {"evaluation/greedy/rate": 0.5}, time_s=0)
-        stations = StationActivity(InlineLauncher([], ArenaLayout(1, 1, 1, {}, {}, {}), 0))
-        tempo = IdleMeter(Conductor(SchedulerSettings(batch_size=1)), 0.0)
-        metrics = UpdateMetrics(writer, ledger, EpisodeTracker(tasks=1), account, stations, tempo, began=0.0, now=0.0)
+        stations = StationActivity(build_inline_launcher([], ArenaLayout(1, 1, 1, {}, {}, {}), WeightsLayout.of({})))
+        sources = (ledger, EpisodeTracker(tasks=1), account, stations)
+        idle = IdleMeter(Conductor(SchedulerSettings(batch_size=1)), 0.0)
+        metrics = UpdateMetrics(writer, *sources, (idle, PassMeter(())), began=0.0, now=0.0)
         metrics.on_decision(0.0, TrainerJoined("trainer", 0, 0), [])
         for step, now in ((0, 1.0), (1, 2.0), (2, 3.0)):
             metrics.on_report(now, Report("trainer", 0, "update", step, {"train/actor/lr": now}))
@@ -162,7 +164,7 @@ def test_a_live_run_in_segments_reports_whole_episodes():
     """In CartPole an episode's return is its length; nearly all are longer than a segment of 8."""
     episodes = Kept(tasks=1)
     pipeline = build_pipeline(config(**ASYNCHRONOUS), record=True)
-    pipeline.loop.observers.append(episodes)
+    pipeline.loop.add_observers(episodes)
     pipeline.loop.evaluate("before", held_out(5, 1, 1, greedy=True))
     pipeline.loop.train_until(2)
     ended = [episode for episode, _ in episodes._ended]
@@ -234,19 +236,18 @@ def test_idle_times_are_those_of_the_decisions():
 
 
 def test_how_full_passes_were():
-    conductor = Conductor(SchedulerSettings(batch_size=2, buckets=(4,)))
-    tempo = IdleMeter(conductor, 0.0)
+    passes = PassMeter(buckets=(4,))
 
     def serve(*rows, evaluation=False):
         requests = tuple(Request("e", "s", 0, count, 0, "h", 0.0, evaluation=evaluation) for count in rows)
         return Serve("g", Batch(0, "g", requests))
 
-    tempo.on_decision(1.0, Wake(), [serve(1, 2), serve(1), serve(4, evaluation=True)])
-    tempo.on_decision(2.0, Wake(), [serve(4)])
-    found = tempo.take(3.0)
+    passes.on_decision(1.0, Wake(), [serve(1, 2), serve(1), serve(4, evaluation=True)])
+    passes.on_decision(2.0, Wake(), [serve(4)])
+    found = passes.take()
     assert found["rollouter/batch_rows"] == pytest.approx(8 / 3)
     assert found["rollouter/padding_ratio"] == pytest.approx(1 - 8 / 12)
-    assert "rollouter/batch_rows" not in tempo.take(4.0)
+    assert passes.take() == {}
 
 
 def test_a_lag_counts_when_it_was_trained_not_when_it_was_lent():

@@ -48,7 +48,7 @@ def test_what_is_played_is_what_the_evaluation_counts(greedy: bool, step_rows: b
     pipeline = build_pipeline(run, policy, trainer=False)
     counted = pipeline.evaluate("evaluation", episodes)
     pipeline.close()
-    played = play(LampSettings(step_rows=step_rows), policy, episodes, step_settings(run, policy), 3, 4)
+    played = play(LampSettings(step_rows=step_rows), policy, episodes, step_settings(run, policy.chunk), 3, 4)
     for task in range(2):
         own = sorted(one.episode_return for one in played if one.episode.task == task)
         theirs = sorted(one.episode_return for one in counted if one.task == task)
@@ -75,7 +75,7 @@ def test_rows_that_the_batch_draws_are_shown_too() -> None:
     run = _lamp(pictures="drawn")
     _, _, policy = validate_run(run, trainer=False)
     (played,) = play(
-        LampSettings(pictures="drawn"), policy, held_out(1, 5, 2, greedy=True), step_settings(run, policy), 9, 4
+        LampSettings(pictures="drawn"), policy, held_out(1, 5, 2, greedy=True), step_settings(run, policy.chunk), 9, 4
     )
     lit = [(picture[0, :, 0] == 255).sum() for picture in played.pictures]
     assert lit[0] in range(6, 16, 2), "two columns for each push that is left"
@@ -86,7 +86,7 @@ def test_rows_that_the_batch_draws_are_shown_too() -> None:
 def test_where_only_the_runs_own_rows_can_be_built_the_same_is_played(wanted: int, step_rows: bool) -> None:
     run = _lamp(step_rows=step_rows)
     _, _, policy = validate_run(run, trainer=False)
-    episodes, step = held_out(wanted, 5, 2, greedy=True), step_settings(run, policy)
+    episodes, step = held_out(wanted, 5, 2, greedy=True), step_settings(run, policy.chunk)
     free, bound = (
         play(LampSettings(step_rows=step_rows, only_rows=only), policy, episodes, step, 3, 4) for only in (0, 4)
     )
@@ -100,7 +100,7 @@ def test_a_batch_that_cannot_be_built_to_be_seen_names_its_line() -> None:
     _, _, policy = validate_run(run, trainer=False)
     said = r"env.type = tests.*: build raised ValueError: 3 rows or none \(.*pictures.py, line \d+\); fix it there"
     with pytest.raises(ConfigError, match=said):
-        play(LampSettings(only_rows=3), policy, held_out(2, 5, 2, greedy=True), step_settings(run, policy), 3, 4)
+        play(LampSettings(only_rows=3), policy, held_out(2, 5, 2, greedy=True), step_settings(run, policy.chunk), 3, 4)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.built import built
 from tests.pipeline.runs import config
 
 from polyrhythm.config.load import save_config
@@ -236,7 +237,7 @@ def test_only_what_can_be_a_warm_start_is_taken_for_one(
     (folder / "metrics.jsonl").write_text(metrics)
     if version is not None:
         run = config()
-        weights = run.policy.build(run.env.spec(), 0).state_dict()  # type: ignore[attr-defined]
+        weights = built(run.policy, run.env.spec()).state_dict()  # type: ignore[attr-defined]
         save_policy(weights, run, folder / "policy.pt", version)
     assert command_of(folder) == command
 

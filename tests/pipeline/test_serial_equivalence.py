@@ -8,6 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from tests.built import built
 from tests.pipeline.runs import ROWS, config
 
 from polyrhythm.pipeline.build import build_pipeline
@@ -83,7 +84,7 @@ def plain_loop(settings):
     envs = [gymnasium.make("CartPole-v1", max_episode_steps=-1).unwrapped for _ in range(ROWS)]
     max_steps = settings.env.max_steps
     spec = settings.env.spec()
-    policy = settings.policy.build(spec, settings.seed)
+    policy = settings.policy.build(spec, seed=settings.seed, device="cpu", role="train")
     versions = settings.training.versions
     learner = Learner(policy, settings.algorithm, settings.training, total_updates=versions, seed=settings.seed)
     next_ticket = 0
@@ -142,7 +143,7 @@ def test_lockstep_is_the_plain_loop_bit_for_bit(lockstep):
     wanted = plain_loop(config()).state_dict()
     version, found = lockstep.weights.read()
     assert version == 3
-    start = config().policy.build(config().env.spec(), 3).state_dict()
+    start = built(config().policy, config().env.spec(), 3).state_dict()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     assert any(not torch.equal(start[name], wanted[name]) for name in wanted)
 

@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from tests.built import built
 from tests.pipeline.runs import config
 from torch import Tensor
 
@@ -34,13 +35,13 @@ SPEC = EnvSpec(
 
 def _saved(path: Path, run: RunConfig) -> Path:
     spec = run.env.spec()  # type: ignore[attr-defined]
-    policy = run.policy.build(spec, 7)  # type: ignore[attr-defined]
+    policy = built(run.policy, spec, 7)  # type: ignore[attr-defined]
     save_policy(policy.state_dict(), run, path, 5, spec)
     return path
 
 
 def _vla() -> StandalonePolicy:
-    return StandalonePolicy(TinyVlaSettings(width=16, layers=1, heads=2).build(SPEC, 0), SPEC, 1, 0)
+    return StandalonePolicy(built(TinyVlaSettings(width=16, layers=1, heads=2), SPEC), SPEC, 1, 0)
 
 
 def _obs(*rows: int, seed: int = 0) -> dict[str, Any]:
@@ -160,7 +161,7 @@ from polyrhythm.config.load import validate
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
 training = {"versions": 1, "mini_batch_samples": 4, "minibatch_steps": 4}
 run = validate({"name": "p", "env": {"type": "point:PointSettings"}, "policy": "gaussian", "training": training})
-weights = run.policy.build(run.env.spec(), 0).state_dict()
+weights = run.policy.build(run.env.spec(), seed=0, device="cpu", role="train").state_dict()
 save_policy(weights, run, Path("with.pt"), 0, run.env.spec())
 save_policy(weights, run, Path("without.pt"), 0)
 """

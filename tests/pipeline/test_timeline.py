@@ -14,7 +14,7 @@ from tests.runtime.mutations import mutations
 
 from polyrhythm.observe import TraceWriter
 from polyrhythm.pipeline.observers.timeline import TraceObserver
-from polyrhythm.runtime.inline import InlineLauncher
+from polyrhythm.runtime.launcher import build_inline_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Spans
 from polyrhythm.runtime.processes.expected import ExpectedEvents
@@ -31,11 +31,11 @@ SERVED = Span("s.0/0", "in_batch", 12.0, 13.0, 0)
 PASS = Span("g", "pass", 12.0, 13.5, 3)
 
 
-class Telling(InlineLauncher):
+class Telling:
     """A launcher without stations that tells what a test gives it."""
 
     def __init__(self) -> None:
-        super().__init__([], ArenaLayout(1, 1, 1, {}, {}, {}), 0)
+        self.statistics = build_inline_launcher([], ArenaLayout(1, 1, 1, {}, {}, {}), 0).statistics
         self.said: list[Spans] = []
         self.measuring: list[bool] = []
 
@@ -68,7 +68,7 @@ def drawn(
             timeline.on_decision(now, records.Wake(), commands)
         for number, spans in enumerate(told):
             launcher.said.append(Spans("a", 0, tuple(spans), 0))
-            timeline.on_decision(15.0 + number, records.Wake(), [])
+            timeline.on_tick(15.0 + number)
         timeline.finish(20.0 + len(told))
     assert launcher.measuring == [True, False]
     return sorted((bar for bar in bars(path) if bar[0].startswith("s.")), key=lambda bar: bar[2])
@@ -124,7 +124,7 @@ def test_a_lost_simulator_numbers_its_requests_anew(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "trace.json") as trace:
         timeline = TraceObserver(trace, launcher, BEGAN)
         launcher.said.append(Spans("g", 0, (SERVED,), 0))
-        timeline.on_decision(13.5, records.Wake(), [])
+        timeline.on_tick(13.5)
         timeline.on_decision(13.6, records.StationLost("s", 0, "ended by SIGKILL"), [])
         launcher.said.append(Spans("s", 1, (WAIT._replace(begin=15.0, end=16.0),), 0))
         timeline.finish(17.0)
@@ -136,7 +136,7 @@ def test_what_is_missing_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     with TraceWriter(tmp_path / "trace.json") as trace:
         timeline = TraceObserver(trace, launcher, BEGAN)
         launcher.said.append(Spans("s", 0, (STEP,), 41))
-        timeline.on_decision(15.5, records.Wake(), [])
+        timeline.on_tick(15.5)
     ((lane, mark, at, _),) = bars(tmp_path / "trace.json", "i")
     assert (lane, mark, at) == ("s", "41 spans of s before this are missing", 5.5)
     assert "41 spans of s are missing" in caplog.text
@@ -148,7 +148,7 @@ def test_it_ends_where_viewers_have_enough_and_nothing_is_measured_any_more(tmp_
         timeline = TraceObserver(trace, launcher, BEGAN, limit=3)
         for now in range(11, 16):
             launcher.said.append(Spans("s", 0, 2 * (STEP,), 0))
-            timeline.on_decision(float(now), records.Wake(), [])
+            timeline.on_tick(float(now))
         timeline.finish(20.0)
     assert launcher.measuring == [True, False]
     assert len(bars(tmp_path / "trace.json")) == 3
@@ -216,7 +216,7 @@ def test_mutated_spans_never_harm_the_timeline(tmp_path: Path) -> None:
                 continue
             launcher.said.append(said)
             believed += 1
-            timeline.on_decision(now, records.Wake(), [])
+            timeline.on_tick(now)
         timeline.finish(99999.0)
     assert believed > 100
     assert all(begin <= end for _, _, begin, end in bars(tmp_path / "trace.json"))

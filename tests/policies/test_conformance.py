@@ -9,6 +9,7 @@ import pytest
 import torch
 from examples.own_policy.bounded import BoundedSettings
 from pydantic import BaseModel
+from tests.built import built
 from torch import Tensor
 
 from polyrhythm.conformance import Note, run_checks
@@ -35,7 +36,7 @@ class Case:
     spec: EnvSpec
 
     def build(self, seed: int = 0) -> Policy:
-        return self.settings.build(self.spec, seed)
+        return built(self.settings, self.spec, seed)
 
     def observations(self) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(11)
@@ -80,9 +81,9 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 def test_every_check_passes_without_a_note(case: Case) -> None:
     learns = case not in [CASES[name] for name in WITHOUT_GRADIENT]
-    checks = conformance.policy_checks(case.build, case.observations(), case.spec, learns=learns, imitates=True)
+    checks = conformance.policy_checks(case.settings, case.observations(), case.spec, learns=learns, imitates=True)
     assert [finding for finding in run_checks(checks) if finding.state != "ok"] == []
-    assert len(checks) == 10 + learns
+    assert len(checks) == 11 + learns
 
 
 def test_the_trial_before_a_run_passes_with_two_rows_and_with_one(case: Case) -> None:

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from pydantic import ValidationError
+from tests.built import built
 
 from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.policies.flow_methods import FlowNoiseSettings
@@ -36,7 +37,9 @@ def picture_obs(n: int) -> dict[str, torch.Tensor]:
 
 
 def test_gaussian_clips_the_action_and_keeps_the_draw() -> None:
-    policy = GaussianSettings(init_log_std=2.0).build(EnvSpec(STATE, CONTINUOUS, TASKS, 50), 0)
+    policy = GaussianSettings(init_log_std=2.0).build(
+        EnvSpec(STATE, CONTINUOUS, TASKS, 50), seed=0, device="cpu", role="train"
+    )
     obs = {"state": torch.zeros(200, 3)}
     act = policy.act(obs, torch.zeros(200, dtype=torch.bool), torch.arange(200))
     raw = act.forward_inputs["raw"]
@@ -49,7 +52,9 @@ def test_gaussian_clips_the_action_and_keeps_the_draw() -> None:
 
 def test_flat_observations_leave_out_instruction_and_scale_bytes() -> None:
     arrays = {"b": ArraySpec((2,), "uint8"), "a": ArraySpec((1,), "float32")}
-    policy = CategoricalSettings(progress=True).build(EnvSpec(arrays, DISCRETE, TASKS, 50), 0)
+    policy = CategoricalSettings(progress=True).build(
+        EnvSpec(arrays, DISCRETE, TASKS, 50), seed=0, device="cpu", role="train"
+    )
     obs = {
         "b": torch.tensor([[0, 255]], dtype=torch.uint8),
         "a": torch.tensor([[7.0]]),
@@ -60,7 +65,7 @@ def test_flat_observations_leave_out_instruction_and_scale_bytes() -> None:
 
 
 def test_tiny_vla_acts_in_bin_centres_of_the_environment() -> None:
-    policy = TinyVlaSettings(head=BinsSettings(bins=4)).build(PICTURE_SPEC, 0)
+    policy = built(TinyVlaSettings(head=BinsSettings(bins=4)), PICTURE_SPEC)
     act = policy.act(picture_obs(64), torch.zeros(64, dtype=torch.bool), torch.arange(64))
     assert sorted(act.actions[..., 0].unique().tolist()) == [-0.75, -0.25, 0.25, 0.75]
     assert sorted(act.actions[..., 1].unique().tolist()) == [0.5, 1.5, 2.5, 3.5]
@@ -68,7 +73,9 @@ def test_tiny_vla_acts_in_bin_centres_of_the_environment() -> None:
 
 
 def test_tiny_vla_labels_are_soft_and_centred() -> None:
-    policy = TinyVlaSettings(head=BinsSettings(bins=4, label_sigma=0.01)).build(PICTURE_SPEC, 0)
+    policy = TinyVlaSettings(head=BinsSettings(bins=4, label_sigma=0.01)).build(
+        PICTURE_SPEC, seed=0, device="cpu", role="train"
+    )
     obs = picture_obs(5)
     act = policy.act(obs, torch.zeros(5, dtype=torch.bool), torch.arange(5))
     sharp = policy.sft_loss(obs, act.actions)
@@ -83,12 +90,15 @@ def test_tiny_vla_is_tiny(head: BinsSettings | FlowMatchingSettings) -> None:
         TASKS,
         100,
     )
-    assert sum(p.numel() for p in TinyVlaSettings(head=head).build(spec, 0).parameters()) < 150_000
+    assert sum(p.numel() for p in built(TinyVlaSettings(head=head), spec).parameters()) < 150_000
 
 
 def test_weights_move_to_an_environment_with_other_instructions() -> None:
     more = EnvSpec(PICTURE, CONTINUOUS, (*TASKS, Task("open", "open the window")), 50)
-    first, second = TinyVlaSettings().build(PICTURE_SPEC, 0), TinyVlaSettings().build(more, 1)
+    first, second = (
+        built(TinyVlaSettings(), PICTURE_SPEC),
+        built(TinyVlaSettings(), more, 1),
+    )
     second.load_state_dict(first.state_dict())
     obs = picture_obs(3)
     torch.testing.assert_close(value_of(first, obs, 1), value_of(second, obs, 1))
@@ -140,7 +150,7 @@ def test_sentences_that_do_not_fit(tasks: tuple[Task, ...], words: int, vocabula
 )
 def test_environments_that_do_not_fit(settings: object, spec: EnvSpec, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        settings.build(spec, 0)
+        built(settings, spec)
 
 
 def test_settings_that_do_not_fit() -> None:

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from tests.built import built
 from torch import Tensor, nn
 
 from polyrhythm.policies.flow_methods import FlowNoiseSettings, FlowSdeSettings, OdeSettings
@@ -28,7 +29,7 @@ METHODS = (OdeSettings(), FlowSdeSettings(noise=2.0), FlowNoiseSettings())
 
 
 def flow(method: FlowMethod) -> TinyVla:
-    return TinyVlaSettings(head=FlowMatchingSettings(method=method)).build(SPEC, 0)
+    return built(TinyVlaSettings(head=FlowMatchingSettings(method=method)), SPEC)
 
 
 def observations(n: int) -> dict[str, Tensor]:
@@ -51,7 +52,7 @@ def test_a_seed_draws_the_bins_head_last() -> None:
         nn.init.normal_(bins.weight, std=0.02)
         nn.init.zeros_(bins.bias)
     expected = [*trunk.parameters(), *bins.parameters(), *critic.parameters()]
-    policy = TinyVlaSettings().build(SPEC, 7)
+    policy = built(TinyVlaSettings(), SPEC, 7)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(policy.parameters(), expected, strict=True))
 
 
@@ -112,7 +113,12 @@ def test_the_flow_learns_two_modes_where_a_mean_would_be_between_them() -> None:
 
 def test_learned_noise_is_as_wide_as_what_the_demonstrations_leave_open() -> None:
     """The first entry is anywhere, the second always the same; the noise goes to the data in thirds of what is left."""
-    policy, n = TinyVlaSettings(head=FlowMatchingSettings(steps=3, method=FlowNoiseSettings())).build(SPEC, 0), 64
+    policy, n = (
+        TinyVlaSettings(head=FlowMatchingSettings(steps=3, method=FlowNoiseSettings())).build(
+            SPEC, seed=0, device="cpu", role="train"
+        ),
+        64,
+    )
     obs = {name: x[:1].expand(n, *x.shape[1:]) for name, x in observations(2).items()}
     anywhere = torch.linspace(-1.0, 1.0, n).view(-1, 1, 1)
     actions = torch.cat((anywhere, torch.full_like(anywhere, 3.0)), dim=2).expand(n, 2, 2)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel
 
 from polyrhythm.policies.categorical import CategoricalSettings
+from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.gaussian import GaussianSettings
+from polyrhythm.specs import ArraySpec
 
 
 class SlowSettings(CategoricalSettings):
@@ -19,8 +22,8 @@ class SlowSettings(CategoricalSettings):
     type: Literal["tests.process.policies:SlowSettings"] = "tests.process.policies:SlowSettings"  # type: ignore[assignment]
     seconds: float = 1.0
 
-    def build(self, env_spec: Any, seed: int) -> Any:
-        policy = super().build(env_spec, seed)
+    def build(self, env_spec: Any, *, seed: int, device: str, role: Any) -> Any:
+        policy = super().build(env_spec, seed=seed, device=device, role=role)
         evaluate = policy.evaluate
 
         def slowly(obs: Any, forward_inputs: Any) -> Any:
@@ -37,8 +40,8 @@ class SlowlyPublishedSettings(CategoricalSettings):
     type: Literal["tests.process.policies:SlowlyPublishedSettings"] = "tests.process.policies:SlowlyPublishedSettings"  # type: ignore[assignment]
     seconds: float = 0.3
 
-    def build(self, env_spec: Any, seed: int) -> Any:
-        return _slowed(super().build(env_spec, seed), "state_dict", self.seconds)
+    def build(self, env_spec: Any, *, seed: int, device: str, role: Any) -> Any:
+        return _slowed(super().build(env_spec, seed=seed, device=device, role=role), "state_dict", self.seconds)
 
 
 def _slowed(policy: Any, method: str, seconds: float) -> Any:
@@ -53,13 +56,34 @@ def _slowed(policy: Any, method: str, seconds: float) -> Any:
     return policy
 
 
+class DisagreeingSettings(CategoricalSettings):
+    """A categorical policy whose log-probs for the loss are 1 lower than those that it acted with."""
+
+    type: Literal["tests.process.policies:DisagreeingSettings"] = "tests.process.policies:DisagreeingSettings"  # type: ignore[assignment]
+
+    def build(self, env_spec: Any, seed: int) -> Any:
+        policy = super().build(env_spec, seed)
+        evaluate = policy.evaluate
+
+        def lower(obs: Any, forward_inputs: Any) -> Any:
+            found = evaluate(obs, forward_inputs)
+            return type(found)(found.logprob - 1.0, *found[1:])
+
+        policy.evaluate = lower  # type: ignore[method-assign]
+        return policy
+
+
 class HeavySettings(CategoricalSettings):
     """A categorical policy whose answer for each row has a megabyte of forward inputs."""
 
     type: Literal["tests.process.policies:HeavySettings"] = "tests.process.policies:HeavySettings"  # type: ignore[assignment]
 
-    def build(self, env_spec: Any, seed: int) -> Any:
-        policy = super().build(env_spec, seed)
+    def form(self, env_spec: Any) -> PolicyForm:
+        form = super().form(env_spec)
+        return replace(form, answers={**form.answers, "ballast": ArraySpec((250_000,), "float32")})
+
+    def build(self, env_spec: Any, *, seed: int, device: str, role: Any) -> Any:
+        policy = super().build(env_spec, seed=seed, device=device, role=role)
         act = policy.act
 
         def heavily(*arguments: Any) -> Any:
@@ -79,8 +103,8 @@ class Slips(BaseModel):
     every: int = 40
     extra: bool = False
 
-    def build(self, env_spec: Any, seed: int) -> Any:
-        policy = super().build(env_spec, seed)  # type: ignore[misc]
+    def build(self, env_spec: Any, *, seed: int, device: str, role: Any) -> Any:
+        policy = super().build(env_spec, seed=seed, device=device, role=role)  # type: ignore[misc]
         act = policy.act
 
         def slips(obs: Any, greedy: Any, noise_key: Any) -> Any:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,10 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.runtime.memory.shared_folder import shared_root
 
 ROOT = Path(__file__).parents[2]
+
+#: Seconds after which what a test waits for counts as missing. Long, as other programs may have the machine; a test
+#: that passes does not wait for it.
+PATIENCE_S = 300.0
 
 ASYNCHRONOUS: dict[str, Any] = {
     "name": "process",
@@ -72,12 +76,24 @@ def orphaned_folders() -> list[Path]:
     return found
 
 
+#: Starts the rest of the command as a shell starts what runs in its background.
+WITHOUT_SIGINT = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
 @contextmanager
-def command(folder: Path, base: dict[str, Any] = ASYNCHRONOUS, **changes: Any) -> Iterator[subprocess.Popen[str]]:
-    """`polyrhythm train` of this recipe in a process of its own, in its own session as under a terminal."""
+def command(
+    folder: Path, base: dict[str, Any] = ASYNCHRONOUS, *, background: bool = False, **changes: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """`polyrhythm train` of this recipe in a process of its own. background: SIGINT is ignored when it starts."""
     recipe = folder / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(merge(base, changes)))
     words = [sys.executable, "-m", "polyrhythm", "train", str(recipe), "--out", str(folder / "run")]
+    if background:
+        words = [sys.executable, "-c", WITHOUT_SIGINT, *words]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     output = (folder / "output").open("a+")
     process = subprocess.Popen(words, stdout=output, stderr=output, env=environment, text=True, cwd=folder)
@@ -90,19 +106,32 @@ def command(folder: Path, base: dict[str, Any] = ASYNCHRONOUS, **changes: Any) -
         output.close()
 
 
-def wait_for_updates(folder: Path, updates: int, process: subprocess.Popen[str], seconds: float = 60.0) -> None:
+def wait_for_updates(folder: Path, updates: int, process: subprocess.Popen[str]) -> None:
     """Until the run has written the metrics of so many updates."""
     file = folder / "run" / "metrics.jsonl"
-    until = time.monotonic() + seconds
+
+    def found() -> bool:
+        return file.is_file() and file.read_text().count("train/actor/policy_loss") >= updates
+
+    _wait_for(found, f"{updates} updates", folder, process)
+
+
+def wait_for_output(folder: Path, text: str, process: subprocess.Popen[str]) -> None:
+    """Until the run has said this."""
+    _wait_for(lambda: text in (folder / "output").read_text(), repr(text), folder, process)
+
+
+def _wait_for(found: Callable[[], bool], what: str, folder: Path, process: subprocess.Popen[str]) -> None:
+    until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
-        assert process.poll() is None, (folder / "output").read_text()
-        if file.is_file() and file.read_text().count("train/actor/policy_loss") >= updates:
+        if found():
             return
+        assert process.poll() is None, (folder / "output").read_text()
         time.sleep(0.05)
-    raise AssertionError(f"no {updates} updates within {seconds} s: {(folder / 'output').read_text()}")
+    raise AssertionError(f"no {what} within {PATIENCE_S} s: {(folder / 'output').read_text()}")
 
 
-def gone(pids: list[int], seconds: float = 5.0) -> bool:
+def gone(pids: list[int], seconds: float = PATIENCE_S) -> bool:
     """Whether all these processes end within so many seconds."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:

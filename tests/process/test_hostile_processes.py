@@ -14,7 +14,8 @@ from tests.runtime.strangers import WAYS, Stranger
 from tests.runtime.test_wire import MESSAGES
 
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
-from polyrhythm.runtime.local import LocalLauncher
+from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Reply, Report, StartRowsInBlocks
 from polyrhythm.runtime.transport import wire
@@ -37,10 +38,10 @@ FICTION = [
 ]
 
 
-def inboxes(launcher: LocalLauncher) -> dict[str, str]:
+def inboxes(launcher: Launcher) -> dict[str, str]:
     """Every inbox of the run, by address."""
-    stations = [process.endpoints for process in launcher._crew.processes.values()]
-    return {"main": launcher._inbox.endpoint} | {a: where for each in stations for a, where in each.items()}
+    stations = {process.address: process.endpoint for process in launcher.hosting._manager.processes.values()}
+    return {"main": launcher.hosting._inbox.endpoint} | stations
 
 
 def lies(layout: ArenaLayout) -> Iterator[bytes]:
@@ -62,8 +63,8 @@ def lies(layout: ArenaLayout) -> Iterator[bytes]:
         *(r.WeightsApplied("generator-0", 0, 10**6), r.StationLost("trainer", 0, ""), r.TrainerJoined("trainer", 9, 0)),
         *(wire.Heartbeat("trainer", 0, "update", lasted, 1, (), {}) for lasted in (-1.0, 1e9, float("nan"))),
         wire.Heartbeat("trainer", 0, "", 0.0, 1, (), {"busy_s": float("nan")}),
-        *(wire.Hello("trainer", 0, {"t": "tcp://127.0.0.1:9"}, b""), wire.Failed("trainer", 7, "", True)),
-        wire.Hello("trainer", 0, {"t": "?"}, wire.encode(r.TrainerJoined("trainer", 0, 0))),
+        *(wire.Hello("trainer", 0, "tcp://127.0.0.1:9", ("t",), b""), wire.Failed("trainer", 7, "", True)),
+        wire.Hello("trainer", 0, "?", ("t",), wire.encode(r.TrainerJoined("trainer", 0, 0))),
         *(Report("trainer", 0, "update", step, figures) for step in range(12)),
         *(Report("trainer", 0, "update", step, {}) for step in range(12)),
         *(StartRowsInBlocks(r.StartRows("simulator-0", slot, (r.Grant(row, ticket),)), (0,)) for row in (-1, 999)),
@@ -81,13 +82,13 @@ def lies(layout: ArenaLayout) -> Iterator[bytes]:
     yield from ORDERS[:2]
 
 
-def attack_without_keys(launcher: LocalLauncher, keys: RunKeys, stack: ExitStack) -> None:
+def attack_without_keys(launcher: Launcher, keys: RunKeys, stack: ExitStack) -> None:
     for endpoint in inboxes(launcher).values():
         for way in WAYS:
             stack.enter_context(closing(Stranger(way, endpoint, keys))).say(ORDERS)
 
 
-def attack_with_keys(launcher: LocalLauncher, keys: RunKeys, stack: ExitStack) -> None:
+def attack_with_keys(launcher: Launcher, keys: RunKeys, stack: ExitStack) -> None:
     sockets = stack.enter_context(closing(Sockets("tcp", str(launcher.folder), keys, lambda: None, wire.LARGEST)))
     contents = [content for content in mutations(FICTION, 600, 6, {}) if not _is_order(content)]
     for endpoint in inboxes(launcher).values():
@@ -104,19 +105,18 @@ def _is_order(content: bytes) -> bool:
         return False
 
 
-class Attack:
+class Attack(Observer):
     """Begins at the first update; the strangers stay until the end."""
+
+    hears = (r.UpdateDone,)
 
     def __init__(self, pipeline: Pipeline, act) -> None:
         self.stack, self._act, self._launcher = ExitStack(), act, pipeline.launcher
 
     def on_decision(self, now, event, commands):
         if self._act is not None and isinstance(event, r.UpdateDone):
-            self._act(self._launcher, self._launcher._sockets.keys, self.stack)
+            self._act(self._launcher, self._launcher.hosting._sockets.keys, self.stack)
             self._act = None
-
-    def on_report(self, now, report):
-        pass
 
 
 @pytest.mark.parametrize("act", [attack_without_keys, attack_with_keys])
@@ -124,11 +124,11 @@ def test_a_run_over_tcp_trains_on_among_hostile_processes(act, tmp_path):
     pipeline = build_pipeline(config(**TCP, **SINGLE), folder=tmp_path, record=True)
     attack, reports = Attack(pipeline, act), []
     attack.on_report = lambda now, report: reports.append(report)
-    pipeline.loop.observers.append(attack)
+    pipeline.loop.add_observers(attack)
     with attack.stack:
         try:
             pipeline.loop.train_until(12)
-            keys, addresses = pipeline.launcher._sockets.keys, inboxes(pipeline.launcher)
+            keys, addresses = pipeline.launcher.hosting._sockets.keys, inboxes(pipeline.launcher)
             shown = "".join(part for child in children() for part in (*child.cmdline(), *child.environ().values()))
             pipeline.launcher.statistics()  # the stations' counters, fresh
             told, dropped = pipeline.launcher.latest(), pipeline.launcher.dropped()

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
 
+import psutil
 import pytest
+import torch
 import zmq
 from tests.process.runs import LOCKSTEP, children, config, orphaned_folders
 
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.evaluation.episodes import held_out
+from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.runtime.factories import Resources
-from polyrhythm.runtime.local import LocalLauncher
+from polyrhythm.runtime.launcher import build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Report
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.sockets import Outbox
 from polyrhythm.scheduler import records
+from polyrhythm.specs import WeightsLayout
 
 LAUNCHERS = {
     "inline": {"launcher": "inline"},
@@ -140,7 +145,7 @@ class Sits:
     """A station with nothing to do."""
 
     def __init__(self, name, incarnation):
-        self.name, self.incarnation = name, incarnation
+        self.name, self.incarnation, self.asked = name, incarnation, 0
 
     def joined(self):
         return records.TrainerJoined(self.name, self.incarnation, 0)
@@ -151,14 +156,15 @@ class Sits:
     def work(self):
         return False
 
-    def doing(self):
+    def current_call(self):
         return "", 0.0
 
-    def outstanding(self):
-        return []
+    def pending_work(self):
+        self.asked += 1
+        return [f"{self.name} sits"]
 
     def statistics(self):
-        return {}
+        return {"asked": float(self.asked)}
 
     def close(self):
         pass
@@ -177,12 +183,14 @@ class Sitting:
 def test_an_event_that_has_come_is_found_at_once_whatever_came_before_it(tmp_path):
     """A late main process asks for it with no time to wait; heartbeats and reports must not hide it."""
     layout = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
-    launcher = LocalLauncher([(Sitting("t"), Resources())], layout, 64, config().supervision, tmp_path)
+    launcher = build_local_launcher(
+        [(Sitting("t"), Resources())], layout, WeightsLayout.of({}), config().supervision, tmp_path
+    )
     with closing(launcher), zmq.Context() as context:
         for event in launcher.start():
             assert event == records.TrainerJoined("t", 0, 0)
         launcher.send(records.StartUpdate("t", 7, 0, (0,), ("0",)))
-        outbox = Outbox(context, launcher._inbox.endpoint)
+        outbox = Outbox(context, launcher.hosting._inbox.endpoint)
         for message in (
             *[wire.Heartbeat("t", 0, "", 0.0, number, (), {}) for number in range(5)],
             Report("t", 0, "update", 7, {}),
@@ -193,6 +201,32 @@ def test_an_event_that_has_come_is_found_at_once_whatever_came_before_it(tmp_pat
         assert launcher.receive(0.0) == records.UpdateDone("t", 0, 7)
         assert launcher.receive(0.0) is None
         outbox.close()
+
+
+def test_the_process_of_a_station_has_the_environment_of_its_seat(tmp_path):
+    layout = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
+    seats = {"t": Resources("cuda:1", 3, {"CUDA_VISIBLE_DEVICES": "1"}), "u": Resources()}
+    jobs = [(Sitting(name), seat) for name, seat in seats.items()]
+    launcher = build_local_launcher(jobs, layout, WeightsLayout.of({}), config().supervision, tmp_path)
+    with closing(launcher):
+        launcher.start()
+        found = {name: psutil.Process(pid).environ() for name, pid in launcher.processes().items()}
+    assert (found["t"]["CUDA_VISIBLE_DEVICES"], found["t"]["OMP_NUM_THREADS"]) == ("1", "3")
+    assert found["u"].get("CUDA_VISIBLE_DEVICES") == os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def test_what_is_not_finished_is_asked_for_by_a_stall_report_alone(tmp_path):
+    layout = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
+    jobs = [(Sitting("t"), Resources()), (Sitting("u"), Resources())]
+    launcher = build_local_launcher(jobs, layout, WeightsLayout.of({}), config().supervision, tmp_path)
+    with closing(launcher):
+        launcher.start()
+        for _ in range(3):
+            statistics = launcher.statistics()  # each asks for a heartbeat
+        assert [counts.get("asked", 0.0) for counts in statistics.values()] == [0.0, 0.0]
+        assert launcher.pending_work() == ["t sits", "u sits"]
+        statistics = launcher.statistics()
+        assert [counts["asked"] for counts in statistics.values()] == [1.0, 1.0]
 
 
 class Urgency:
@@ -221,3 +255,34 @@ def test_a_users_function_that_raises_ends_the_run_with_its_traceback(launcher, 
         pipeline.loop.train_until(4)
     assert any(entry.path.name == "test_launchers.py" and entry.name == "__call__" for entry in raised.traceback)
     assert not children()
+
+
+@pytest.mark.parametrize("launcher", ["inline", "local"])
+def test_updates_that_skip_every_step_are_published_all_the_same(launcher, tmp_path):
+    changes = {
+        "launcher": launcher,
+        "policy": {"type": "tests.process.policies:DisagreeingSettings"},
+        "algorithm": {"early_stop_ratio": 1.5, "proximal": "behavior"},
+    }
+    stopped = EarlyStops()
+    with closing(build_pipeline(config(**changes), folder=tmp_path)) as pipeline:
+        first = pipeline.weights.read()[1]
+        pipeline.loop.add_observers(stopped)
+        pipeline.loop.train_until(4)
+        conductor = pipeline.loop.conductor
+        version, weights = pipeline.weights.read()
+        states = [pipeline.states.updates(path) for path in pipeline.states.paths()]
+    assert stopped.shares == [1.0] * 4, "each update skipped all its steps"
+    assert (version, conductor.versions.applied, conductor.ledger.trained) == (4, 4, 32)
+    assert states == [3, 4]
+    assert all(torch.equal(weights[name], first[name]) for name in first)
+
+
+class EarlyStops(Observer):
+    """Share of steps that each update skipped."""
+
+    def __init__(self):
+        self.shares = []
+
+    def on_report(self, now, report):
+        self.shares.append(report.values["train/actor/early_stopped"])

@@ -31,7 +31,7 @@ def traced(request, tmp_path_factory):
     try:
         with TraceWriter(folder / "trace.json") as writer:
             timeline = TraceObserver(writer, launcher, loop.clock())
-            loop.observers.append(timeline)
+            loop.add_observers(timeline)
             loop.train_until(3)
             before, statistics = None, launcher.statistics()
             while statistics != before:  # nobody gives them anything to do any more

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import msgspec
@@ -81,16 +82,16 @@ def _replace(rng: random.Random, content: bytes, names: Mapping[str, Sequence[An
         if rng.random() < 0.1 and isinstance(holder, dict):
             del holder[key]
         else:
-            holder[key] = rng.choice(_EVIL)
+            holder[key] = deepcopy(rng.choice(_EVIL))
     elif isinstance(fields, dict):
-        fields[rng.choice(("x", "incarnation", ""))] = rng.choice(_EVIL)
+        fields[rng.choice(("x", "incarnation", ""))] = deepcopy(rng.choice(_EVIL))
     return content[:1] + msgspec.msgpack.encode(fields)
 
 
 def _fill_in(rng: random.Random, value: Any, names: Mapping[str, Sequence[Any]]) -> None:
     for holder, key in list(_spots(value)):
         if key in names:
-            holder[key] = rng.choice(names[key])
+            holder[key] = deepcopy(rng.choice(names[key]))  # it may be damaged in its turn
 
 
 def _spots(value: Any) -> Iterator[tuple[Any, Any]]:

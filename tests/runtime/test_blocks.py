@@ -57,6 +57,50 @@ def test_a_block_goes_from_the_simulator_to_the_conductor_and_is_free_again() ->
     assert pool.describe() == "3 blocks free, 0 being written, 0 finished"
 
 
+class Reader:
+    """Copies a block when it is told to, and notes whether main had to tell it."""
+
+    def __init__(self, *pending: int) -> None:
+        self.pending, self.copied_now = set(pending), list[int]()
+
+    def is_pending(self, block: int) -> bool:
+        return block in self.pending
+
+    def copy_now(self, block: int) -> None:
+        if block in self.pending:
+            self.pending.remove(block)
+            self.copied_now.append(block)
+
+
+def test_a_released_block_is_given_out_only_after_its_reader_has_copied_it() -> None:
+    pool = BlockPool(3)
+    for number, block in enumerate(pool.assign(start(0, 1, 2))):
+        pool.hear(finished(number, str(block)))
+    reader = Reader(0, 1, 2)
+    pool.hand_over(reader)
+    reader.pending.discard(0)
+    pool.release(("0", "1", "2"))
+    assert pool.describe() == "3 blocks free, 0 being written, 0 finished"
+    assert pool.assign(start(3)) == [0], "the one that is copied goes first"
+    assert reader.copied_now == []
+    reader.pending.discard(1)
+    assert sorted(pool.assign(start(4, 5))) == [1, 2]
+    assert reader.copied_now == [2], "1 had been copied meanwhile"
+    assert not reader.pending
+
+
+def test_what_an_earlier_reader_holds_is_free_when_the_next_one_comes() -> None:
+    pool = BlockPool(2)
+    for number, block in enumerate(pool.assign(start(0, 1))):
+        pool.hear(finished(number, str(block)))
+    first = Reader(0)
+    pool.hand_over(first)
+    pool.release(("0",))
+    pool.hand_over(Reader(1))
+    assert first.copied_now == [0]
+    assert pool.assign(start(2)) == [0]
+
+
 def test_an_evaluations_block_is_free_when_its_episode_ends() -> None:
     pool = BlockPool(1)
     pool.assign(start(-1))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,10 +18,10 @@ from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.blocks import BlockPool
 from polyrhythm.runtime.messages import Reply, Report, StartRowsInBlocks
 from polyrhythm.runtime.processes.expected import ExpectedEvents
+from polyrhythm.runtime.processes.part_inbox import PartQueue
 from polyrhythm.runtime.processes.station_thread import StationThread
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
-from polyrhythm.runtime.transport.sockets import Sockets
 from polyrhythm.scheduler import records as r
 
 CONTENTS = [*map(wire.encode, MESSAGES), wire.encode_reply(reply(3))]
@@ -62,22 +59,23 @@ def test_a_message_that_is_too_large_is_not_looked_at() -> None:
 class Obeying:
     """A part of a station that hears what it is given, in this thread; and what it drops."""
 
-    def __init__(self, station: Any, layout: ArenaLayout, folder: Path) -> None:
-        self.drops, self.connected = DropCounter("test"), 0
-        self._sockets = Sockets("ipc", str(folder), None, self.drops.stranger, wire.LARGEST)
+    def __init__(self, station: Any, layout: ArenaLayout) -> None:
+        self.drops, self.connected, self.refused = DropCounter("test"), 0, 0
         self.station = station
-        self._actor = StationThread(
-            "a", lambda: station, self._sockets, self.drops, layout, self._connect, lambda: None, threading.Event()
-        )
+        self._part = StationThread("a", lambda: station, PartQueue(), self.drops, layout, self)
 
-    def _connect(self, message: wire.Connect) -> None:
+    def connect(self, message: wire.Connect) -> None:
         self.connected += 1
 
-    def hear(self, content: bytes) -> bool:
-        return self._actor._obey(self.station, content)
+    def beat(self, *, pending_work: bool = False) -> None: ...
 
-    def close(self) -> None:
-        self._sockets.close()
+    collect = flush = notify = beat
+
+    def refuse(self, command: bytes, why: str) -> None:
+        self.refused += 1
+
+    def hear(self, content: bytes) -> bool:
+        return self._part._obey(self.station, content)
 
 
 def attack(obeying: Obeying, seed: int, names: dict[str, Any], between: Callable[[int], None]) -> None:
@@ -91,49 +89,49 @@ def attack(obeying: Obeying, seed: int, names: dict[str, Any], between: Callable
     assert sum(dropped.values()) > COUNT // 8
 
 
-def test_a_simulator_survives_hostile_messages(tmp_path: Path) -> None:
+def test_a_simulator_survives_hostile_messages() -> None:
     bench = Bench(4, blocks=8)
     names = {"simulator": ["s"], "slot": ["e/0"], "handle": ["s.0.0"], "ticket": [1, 2], "sequence": [0, 1, 2]}
-    with closing(Obeying(bench.simulator, bench.arena.layout, tmp_path)) as obeying:
-        bench.pool.hear = lambda event: None  # type: ignore[method-assign]  # some messages are grants of nobody
-        bench.start((0, ticket(0, 9)), (1, ticket(1, 9)))
-        attack(obeying, 2, names, lambda number: bench.simulator.work())
-        assert {type(event) for event in bench.events} >= {r.RequestArrived, r.SampleFailed}
+    obeying = Obeying(bench.simulator, bench.arena.layout)
+    bench.pool.hear = lambda event: None  # type: ignore[method-assign]  # some messages are grants of nobody
+    bench.start((0, ticket(0, 9)), (1, ticket(1, 9)))
+    attack(obeying, 2, names, lambda number: bench.simulator.work())
+    assert {type(event) for event in bench.events} >= {r.RequestArrived, r.SampleFailed}
 
 
-def test_a_generator_survives_hostile_messages(tmp_path: Path) -> None:
+def test_a_generator_survives_hostile_messages() -> None:
     stand = GeneratorStand()
     names = {"generator": ["g"], "slot": ["a", "b", "c"], "rows": [1, 2, 3], "version": [0], "pinned": [False]}
-    with closing(Obeying(stand.generator, stand.arena.layout, tmp_path)) as obeying:
-        attack(obeying, 3, names, lambda number: stand.generator.work())
-        assert {type(said) for said in stand.said if not isinstance(said, tuple)} == {r.BatchDone, r.WeightsApplied}
-        assert obeying.connected
-        assert len(stand.serve(stand.request("a", 7, 30, 31))) == 1
+    obeying = Obeying(stand.generator, stand.arena.layout)
+    attack(obeying, 3, names, lambda number: stand.generator.work())
+    assert {type(said) for said in stand.said if not isinstance(said, tuple)} == {r.BatchDone, r.WeightsApplied}
+    assert obeying.connected
+    assert len(stand.serve(stand.request("a", 7, 30, 31))) == 1
 
 
-def test_a_trainer_survives_hostile_messages(tmp_path: Path) -> None:
+def test_a_trainer_survives_hostile_messages() -> None:
     stand = TrainerStand()
-    names = {"trainer": ["t"], "update": [0], "tickets": [[0, 1]], "handles": [["0", "1"]]}
-    with closing(Obeying(stand.trainer, stand.arena.layout, tmp_path)) as obeying:
-        attack(obeying, 4, names, lambda number: stand.trainer.work())
-        stand.said.clear()
-        assert obeying.hear(wire.encode(LEND))
-        while stand.trainer.work():
-            pass
-        assert [type(said) for said in stand.said] == [Report, r.UpdateDone]
+    names = {"trainer": ["t"], "update": [0], "tickets": [[0, 1]], "payload_ids": [["0", "1"]]}
+    obeying = Obeying(stand.trainer, stand.arena.layout)
+    attack(obeying, 4, names, lambda number: stand.trainer.work())
+    stand.said.clear()
+    assert obeying.hear(wire.encode(LEND))
+    while stand.trainer.work():
+        pass
+    assert [type(said) for said in stand.said] == [Report, r.UpdateDone]
 
 
 @pytest.mark.parametrize("wrong", [1, 3])
-def test_an_answer_of_another_size_is_dropped_and_the_right_one_still_counts(wrong: int, tmp_path: Path) -> None:
+def test_an_answer_of_another_size_is_dropped_and_the_right_one_still_counts(wrong: int) -> None:
     bench = Bench(2)
-    with closing(Obeying(bench.simulator, bench.arena.layout, tmp_path)) as obeying:
-        bench.start((0, ticket(0, 2)), (1, ticket(1, 2)))
-        (request,) = bench.run()
-        dtype = bench.arena.layout.answer_dtype
-        assert obeying.hear(wire.encode_reply(Reply("s.0.0", "e/0", request.sequence, np.zeros(wrong, dtype))))
-        assert obeying.drops.counts() == {"impossible": 1}
-        assert obeying.hear(wire.encode_reply(Reply("s.0.0", "e/0", request.sequence, np.zeros(2, dtype))))
-        assert [type(event) for event in bench.run()] == [r.RequestArrived]
+    obeying = Obeying(bench.simulator, bench.arena.layout)
+    bench.start((0, ticket(0, 2)), (1, ticket(1, 2)))
+    (request,) = bench.run()
+    dtype = bench.arena.layout.answer_dtype
+    assert obeying.hear(wire.encode_reply(Reply("s.0.0", "e/0", request.sequence, np.zeros(wrong, dtype))))
+    assert obeying.drops.counts() == {"impossible": 1}
+    assert obeying.hear(wire.encode_reply(Reply("s.0.0", "e/0", request.sequence, np.zeros(2, dtype))))
+    assert [type(event) for event in bench.run()] == [r.RequestArrived]
 
 
 # ---------------------------------------------------------------- who hears
@@ -237,7 +235,7 @@ def test_a_report_of_no_update_under_way_is_refused(report: tuple[str, str, int]
     ("joined", "inboxes", "words"),
     [
         (r.SimulatorJoined("s", 1, ()), 1, "0 slots; before it had 2"),
-        (r.SimulatorJoined("s", 1, (INFO,)), 2, "it has 2 inboxes for 1 parts"),
+        (r.SimulatorJoined("s", 1, (INFO,)), 2, "it has 2 addresses for 1 parts"),
         (r.SimulatorJoined("u", 0, (r.EnvBatchInfo("e", (r.SlotInfo("e/0", 0, 5),)),)), 1, "5 rows; the run's has 4"),
         (r.SimulatorJoined("u", 0, (r.EnvBatchInfo("e", (r.SlotInfo("e/7", 0, 4),)),)), 1, "4 rows; the run's has 0"),
         (r.SimulatorJoined("u", 0, (r.EnvBatchInfo("e", (r.SlotInfo("e/1", 0, 2),)),)), 1, "slot e/1 is s's"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from polyrhythm.runtime.factories import Resources
-from polyrhythm.runtime.inline import InlineLauncher
+from polyrhythm.runtime.launcher import build_inline_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Reply, Report, SaveTrainer, StartRowsInBlocks
 from polyrhythm.scheduler.records import (
@@ -28,7 +28,7 @@ from polyrhythm.scheduler.records import (
     Ticket,
     WeightsApplied,
 )
-from polyrhythm.specs import ArraySpec
+from polyrhythm.specs import ArraySpec, WeightsLayout
 
 LAYOUT = ArenaLayout(4, 2, 1, {"x": ArraySpec((3,), "float32")}, {"value": ArraySpec((), "float32")}, {"s.0/0": 2})
 
@@ -61,7 +61,7 @@ class Worker:
             self.host.links.emit(WeightsApplied(self.name, 0, self.units))
         return True
 
-    def outstanding(self):
+    def pending_work(self):
         return [f"{self.slot or self.name} has {self.units} units left"]
 
     def statistics(self):
@@ -97,7 +97,7 @@ def hosted(*, clock=None, slots=(), **units):
     jobs = [Workers(name, diary, *given) for name, given in units.items()]
     jobs += [Workers("s", diary, 1, slots=slots)] if slots else []
     seats = [(job, Resources()) for job in jobs]
-    launcher = InlineLauncher(seats, LAYOUT, 64, **({"clock": clock} if clock else {}))
+    launcher = build_inline_launcher(seats, LAYOUT, WeightsLayout.of({}), **({"clock": clock} if clock else {}))
     joined = launcher.start()
     return launcher, diary, [worker for job in jobs for worker in job.made], joined
 
@@ -132,7 +132,7 @@ def test_all_parts_of_a_station_announce_themselves_as_one_in_the_order_of_the_j
     assert joined == [GeneratorJoined("a", 0), SimulatorJoined("s", 0, infos)]
     launcher.arena.obs["x"][0] = 7
     assert all(np.shares_memory(worker.host.arena.obs["x"], launcher.arena.obs["x"]) for worker in workers)
-    assert all(worker.host.weights.nbytes == 64 for worker in workers)
+    assert all(worker.host.weights() is launcher.weights for worker in workers)
 
 
 def test_commands_go_to_the_station_or_the_slot_that_they_name():
@@ -176,7 +176,7 @@ def test_released_payloads_are_free():
 def test_replies_reports_and_counters():
     launcher, _, (a, first, second), _ = hosted(a=(2, ()), slots=("s.0/0", "s.1/0"))
     reply = Reply("s.s.1/0", "s.1/0", 1, np.zeros(1, LAYOUT.answer_dtype))
-    a.host.links.reply(reply)
+    a.host.links.reply([reply])
     assert (first.heard, second.heard) == ([], [reply])
     a.host.links.report(Report("a", 0, "update", 1, {"x": 1.0}))
     assert [report.step for report in launcher.reports()] == [1]
@@ -186,6 +186,6 @@ def test_replies_reports_and_counters():
     assert statistics["a"]["busy_s"] > 0
     assert statistics["a"]["units"] == 0
     assert statistics["s"]["env_steps"] == 6.0, "of both parts"
-    assert launcher.outstanding() == ["a has 0 units left", "s.0/0 has 0 units left", "s.1/0 has 0 units left"]
+    assert launcher.pending_work() == ["a has 0 units left", "s.0/0 has 0 units left", "s.1/0 has 0 units left"]
     launcher.close()
     assert all(worker.closed for worker in (a, first, second))

@@ -7,10 +7,11 @@ from tests.pipeline.runs import config
 
 from polyrhythm.pipeline.array_specs import step_settings
 from polyrhythm.pipeline.build import env_batch_infos
-from polyrhythm.policies.base import Policy
 from polyrhythm.runtime.factories import StationContext, StationFactory, pack, unpack
 from polyrhythm.runtime.memory.arena import ArenaLayout, in_memory
+from polyrhythm.runtime.memory.weights import InlineWeights
 from polyrhythm.runtime.messages import Channels
+from polyrhythm.specs import WeightsLayout
 from polyrhythm.stations.generator_factory import GeneratorFactory, PolicyFactory
 from polyrhythm.stations.simulator_factory import SimulatorFactory
 from polyrhythm.stations.trainer_factory import TrainerFactory, TrainerStates
@@ -21,11 +22,10 @@ SPEC = RUN.env.spec()  # type: ignore[attr-defined]
 
 def jobs() -> list[StationFactory]:
     policy = PolicyFactory(RUN.policy.model_dump(mode="json"), SPEC, 3)
-    built: Policy = RUN.policy.build(SPEC, 3)  # type: ignore[attr-defined]
     infos = env_batch_infos(RUN, SPEC)[0]
     algorithm, training = (section.model_dump(mode="json") for section in (RUN.algorithm, RUN.training))
     return [
-        SimulatorFactory("s", RUN.env.model_dump(mode="json"), SPEC, 6, tuple(infos), step_settings(RUN, built)),
+        SimulatorFactory("s", RUN.env.model_dump(mode="json"), SPEC, 6, tuple(infos), step_settings(RUN, 1)),
         GeneratorFactory("g", policy),
         TrainerFactory("t", policy, algorithm, training, 6, TrainerStates("folder", 2)),
         TrainerFactory("t", policy, algorithm, training, 6, None),
@@ -41,5 +41,5 @@ def test_a_job_comes_out_as_it_was_packed(job: StationFactory) -> None:
 
 def test_a_simulator_has_a_part_for_each_env_batch_with_an_address_of_its_own() -> None:
     simulator, layout = jobs()[0], ArenaLayout(1, 1, 1, {}, {}, {})
-    host = StationContext(in_memory(layout), memoryview(b""), Channels(print, print, print))
+    host = StationContext(in_memory(layout), lambda: InlineWeights(WeightsLayout.of({})), Channels(print, print, print))
     assert [address for address, _ in simulator.parts(host, incarnation=4)] == ["s.4.0", "s.4.1"]

@@ -77,6 +77,20 @@ def test_too_little_memory_is_refused_with_what_is_wanted_and_free(tmp_path: Pat
     refuse_shortage({"arena": 4096}, tmp_path)
 
 
+def test_without_shared_memory_a_run_is_refused_and_a_folder_can_be_named(tmp_path: Path) -> None:
+    missing = tmp_path / "shm"
+    words = (
+        rf"^shared memory: {missing} is no folder, 3\.0 MB are wanted there; mount it \(docker: --shm-size\), set "
+        r"launcher=inline, or name another folder by POLYRHYTHM_SHARED_MEMORY"
+    )
+    with pytest.raises(StartError, match=words):
+        shared_root({"arena": 1_000_000, "weights": 2_000_000}, missing, {})
+    assert shared_root({}, missing, {"POLYRHYTHM_SHARED_MEMORY": str(tmp_path)}) == tmp_path
+    assert shared_root({}, tmp_path, {}) == tmp_path
+    with pytest.raises(StartError, match=rf"^POLYRHYTHM_SHARED_MEMORY = {missing} is no folder; name a folder that"):
+        shared_root(None, tmp_path, {"POLYRHYTHM_SHARED_MEMORY": str(missing)})
+
+
 def test_a_folder_that_cannot_be_filled_is_named_and_not_left(tmp_path: Path) -> None:
     before = set(Path("/proc/self/fd").iterdir())
     with pytest.raises(StartError, match=r"the folder .* cannot be filled \(No such file or directory\); make room in"):

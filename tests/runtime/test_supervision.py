@@ -15,7 +15,7 @@ LIMITS = SupervisionSettings(
 
 
 def present(doing: str = "", for_s: float = 0.0) -> LivenessMonitor:
-    """Began at 0 s, stood ready, and was last heard at 1000 s."""
+    """Began at 0 s, was ready, and was last heard at 1000 s."""
     vigil = LivenessMonitor(began=0.0, present=True)
     vigil.hear(1000.0, doing, for_s)
     return vigil
@@ -52,7 +52,7 @@ def test_a_start_has_its_own_limit_and_heartbeats_do_not_extend_it() -> None:
     vigil.hear(390.0, "reset", 1.0)
     assert vigil.deadline(LIMITS) == 400.0
     assert vigil.complaint(399.9, LIMITS) == ""
-    assert vigil.complaint(400.0, LIMITS) == "did not stand ready within 300 s (supervision.start_s)"
+    assert vigil.complaint(400.0, LIMITS) == "was not ready within 300 s (supervision.start_s)"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_unit_that_ends_is_forgotten() -> None:
     assert vigil.complaint(1019.0, LIMITS) == ""
 
 
-STARTS = "a failed 3 times in a row before it stood ready, 2 are allowed (supervision.max_start_failures)"
+STARTS = "a failed 3 times in a row before it was ready, 2 are allowed (supervision.max_start_failures)"
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ STARTS = "a failed 3 times in a row before it stood ready, 2 are allowed (superv
     ],
 )
 def test_when_failures_end_a_run(story: list[str], verdict: str) -> None:
-    """`a+`: station a failed after it had stood ready; `a-`: before; `ak`: somebody killed it before."""
+    """`a+`: station a failed after it had been ready; `a-`: before; `ak`: somebody killed it before."""
     failures = FailureTracker()
     said = ""
     for station, how in story:

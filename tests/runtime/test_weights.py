@@ -1,206 +1,173 @@
-"""The weights bus, whatever happens to its writer, and the tensors on it."""
+"""Weights in shared memory, whatever happens to the writer and in whatever order a processor stores; and the layout."""
 
 from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+from contextlib import contextmanager
+from itertools import permutations
 
 import numpy as np
 import pytest
 import torch
+from tests.conformance.weights import Module, layout_of, state
 
-from polyrhythm.runtime.memory.tensors import apply_state, as_array, as_tensors, nbytes_of, snapshot, tensors_over
-from polyrhythm.runtime.memory.weights import WeightsBus, bus_in_memory, bus_nbytes
+from polyrhythm.runtime.memory.receiver import Receiver
+from polyrhythm.runtime.memory.tensors import apply_state, as_array, as_tensors, copy_into, tensors_over
+from polyrhythm.runtime.memory.weights import SharedWeights, shared_nbytes
+from polyrhythm.specs import WeightsLayout, WeightSpec
+from polyrhythm.specs.weights import weight_specs
 
-
-class Module(torch.nn.Module):
-    """A matrix, a number, and a counter; all the same value, so that a torn copy is seen."""
-
-    def __init__(self, value=0):
-        super().__init__()
-        self.a = torch.nn.Parameter(torch.full((2, 3), float(value)))
-        self.b = torch.nn.Parameter(torch.tensor(float(value)))
-        self.register_buffer("n", torch.tensor(value))
-
-    def values(self):
-        return sorted({float(x) for tensor in self.state_dict().values() for x in tensor.flatten()})
+LAYOUT = layout_of(Module())
 
 
-def state(value):
-    return Module(value).state_dict()
+class Busy(Exception):
+    """Whoever waits for the lock would wait."""
 
 
-class SlowReader(WeightsBus):
-    """While it copies, the writer goes on: `plan` is the tensors that it still looks at before that, and what happens.
+class Impatient(SharedWeights):
+    """Raises Busy instead of waiting for a buffer."""
 
-    `apply` looks at every tensor before it copies the first, `read` copies at once.
-    """
-
-    plan = (0, None)
-
-    def __init__(self, like, memory):
-        super().__init__(like, memory)
-        self._buffers = [Watched(buffer, self.look) for buffer in self._buffers]
-
-    def look(self):
-        left, happen = self.plan
-        self.plan = (left - 1, happen)
-        if left == 0 and happen is not None:
-            happen()
+    @contextmanager
+    def _locked(self, index, *, exclusive):
+        file = os.open(self._files[index], os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Busy from None
+        else:
+            yield
+        finally:
+            os.close(file)
 
 
-class Watched(dict):
-    def __init__(self, tensors, look):
-        super().__init__(tensors)
-        self._look = look
+class Lockless(SharedWeights):
+    """A reader that takes no lock: what the order of stores does to it shows that the interleavings are adverse."""
 
-    def items(self):
-        for pair in super().items():
-            self._look()
-            yield pair
+    @contextmanager
+    def _locked(self, index, *, exclusive):
+        yield
 
 
-def buses(reader=WeightsBus):
-    """A writer's and a reader's bus over the same memory."""
-    memory = bytearray(bus_nbytes(state(0)))
-    return WeightsBus(state(0), memory), reader(state(0), memoryview(memory))
+def ends(folder, reader):
+    memory = bytearray(shared_nbytes(LAYOUT))
+    return SharedWeights(LAYOUT, memory, folder), reader(LAYOUT, memoryview(memory), folder)
 
 
-def test_new_memory_is_an_empty_bus():
-    bus = bus_in_memory(state(0))
-    assert bus.newest == -1
-    assert bus.versions() == (-1, -1)
-    with pytest.raises(AssertionError, match="nothing was published"):
-        bus.read()
+def seen(reader, version):
+    """Version and values that a module gets; None if it would wait."""
+    module = Module(99)
+    try:
+        found = Receiver(reader, module).apply(version)
+    except Busy:
+        return None
+    return found, module.values()
 
 
-def test_the_two_newest_versions_can_be_applied():
-    writer, reader = buses()
-    for version in (0, 1, 2):
-        writer.publish(version, state(version))
-    assert reader.newest == 2
-    for version in (1, 2):
-        module = Module(9)
-        assert reader.apply(version, module) == version
-        assert module.values() == [version]
-    module = Module(9)
-    assert reader.apply(0, module) == 2, "an overwritten version gives the newest instead, under its own number"
-    assert module.values() == [2]
-    number, found = reader.read()
-    assert (number, found["a"][0, 0]) == (2, 2)
+def in_every_order(folder, reader):
+    """What a reader sees between any two stores of a publication of version 2 over version 0, in every order in which
+    a processor may make them visible between lock and unlock."""
+    names = ["empty", "a", "b", "n", "full"]
+    for order in permutations(names):
+        if order.index("full") < order.index("empty"):
+            continue  # every processor keeps the order of stores to one place
+        writer, other = ends(folder, reader)
+        writer.publish(0, state(0))
+        writer.publish(1, state(1))
+        with writer._locked(0, exclusive=True):
+            for store in order:
+                match store:
+                    case "empty":
+                        writer._stored[0] = 0
+                    case "full":
+                        writer._stored[0] = 3
+                    case name:
+                        writer._buffers[0][name].fill_(2)
+                yield from (seen(other, version) for version in (0, 1, 2))
+        yield seen(other, 2)
 
 
-def test_a_published_version_does_not_follow_the_trainer_nor_a_copy_the_bus():
-    bus, live = bus_in_memory(state(1)), Module(1)
-    bus.publish(0, live.state_dict())
-    _, copy = bus.read()
-    with torch.no_grad():
-        live.a.add_(1)
-    bus.publish(1, live.state_dict())
-    bus.publish(2, live.state_dict())
-    assert copy["a"].eq(1).all()
+def test_no_order_of_stores_gives_a_reader_a_mix_of_versions(tmp_path):
+    whole = {(version, (float(version),)) for version in (0, 1, 2)}
+    found = [one for one in in_every_order(tmp_path, Impatient) if one is not None]
+    assert len(found) > 100
+    assert {(version, tuple(values)) for version, values in found} <= whole
+    assert (2, [2.0]) in found
 
 
-def test_weights_that_are_there_are_not_copied_again():
-    bus, module = bus_in_memory(state(0)), Module(5)
-    bus.publish(3, state(3))
-    assert bus.apply(3, module, present=3) == 3
-    assert module.values() == [5]
-    assert bus.apply(2, module, present=3) == 3
-    assert module.values() == [5]
+def test_a_reader_without_the_lock_would_see_mixed_versions(tmp_path):
+    found = [(version, values) for version, values in in_every_order(tmp_path, Lockless)]
+    assert any(len(values) > 1 for _, values in found)
 
 
-def test_a_reader_that_is_overtaken_gets_a_newer_version_whole():
-    writer, reader = buses(SlowReader)
+def test_a_buffer_that_is_being_read_is_not_overwritten(tmp_path):
+    memory = bytearray(shared_nbytes(LAYOUT))
+    writer, reader = Impatient(LAYOUT, memory, tmp_path), SharedWeights(LAYOUT, memoryview(memory), tmp_path)
     writer.publish(0, state(0))
     writer.publish(1, state(1))
-    module = Module(9)
-
-    def overtake():
-        assert module.values() == [0, 9], "one tensor is copied"
+    with reader._reading(0) as (found, tensors):
+        with pytest.raises(Busy):
+            writer.publish(2, state(2))
+        assert (found, float(tensors["b"])) == (0, 0.0)
+        assert writer.versions() == (0, 1)
+    with reader._reading(1):
         writer.publish(2, state(2))
-
-    reader.plan = (4, overtake)
-    assert reader.apply(0, module) == 2
-    assert module.values() == [2]
-    reader.plan = (1, lambda: [writer.publish(version, state(version)) for version in (4, 5)])
-    number, found = reader.read()
-    assert number == 5
-    assert {float(x) for tensor in found.values() for x in tensor.flatten()} == {5}
+    assert writer.versions() == (2, 1)
 
 
-def test_a_reader_in_the_middle_of_the_other_buffer_is_not_disturbed():
-    writer, reader = buses(SlowReader)
-    writer.publish(0, state(0))
-    writer.publish(1, state(1))
-    reader.plan = (4, lambda: writer.publish(2, state(2)))
-    module = Module(9)
-    assert reader.apply(1, module) == 1
-    assert writer.newest == 2
-    assert module.values() == [1]
+class Killed(Exception):
+    pass
 
 
-def unfinished(bus, version):
-    """Begin to publish, and die after the first tensor."""
-
-    class Killed(Exception):
-        pass
+def die_in_the_middle(weights, version):
+    """Begin to publish, and die after the first tensor: the kernel then releases the lock."""
 
     class Dying(dict):
-        def items(self):
-            first, *_ = super().items()
-            yield first
-            raise Killed
+        def __getitem__(self, name):
+            if name == "b" and weights.versions()[0] * weights.versions()[1] < 0:
+                raise Killed
+            return super().__getitem__(name)
 
     with pytest.raises(Killed):
-        bus.publish(version, Dying(state(version)))
+        weights.publish(version, Dying(state(version)))
 
 
-def test_a_writer_that_dies_in_the_middle_leaves_the_newest_whole():
-    writer, reader = buses()
+def test_a_writer_that_dies_in_the_middle_leaves_the_newest_whole(tmp_path):
+    writer, reader = ends(tmp_path, SharedWeights)
     for version in (0, 1):
         writer.publish(version, state(version))
-    unfinished(writer, 2)
+    die_in_the_middle(writer, 2)
     assert reader.versions() == (-1, 1)
-    for wanted in (0, 1):
-        module = Module(9)
-        assert reader.apply(wanted, module) == 1
-        assert module.values() == [1]
-    assert reader.read()[0] == 1
-    successor = WeightsBus(state(0), writer._stored.base)
+    assert seen(reader, 0) == seen(reader, 1) == (1, [1])
+    successor = SharedWeights(LAYOUT, writer._stored.base, tmp_path)
     successor.publish(2, state(7))
     assert reader.versions() == (2, 1)
+    assert seen(reader, 2) == (2, [7])
 
 
-def test_a_version_that_nobody_heard_of_is_replaced_and_the_one_before_it_stays():
-    writer, reader = buses()
-    for version in (3, 4, 5):
-        writer.publish(version, state(version))
-    writer.publish(5, state(8))  # the writer of the first 5 died before it said so
-    assert sorted(reader.versions()) == [4, 5]
-    for wanted, value in ((4, 4), (5, 8)):
-        module = Module(9)
-        assert reader.apply(wanted, module) == wanted
-        assert module.values() == [value]
-
-
-def test_a_successor_that_dies_while_it_replaces_leaves_the_version_before_it():
-    writer, reader = buses()
+def test_a_successor_that_dies_while_it_replaces_leaves_the_version_before_it(tmp_path):
+    writer, reader = ends(tmp_path, SharedWeights)
     for version in (4, 5):
         writer.publish(version, state(version))
-    unfinished(writer, 5)
+    die_in_the_middle(writer, 5)
     assert reader.newest == 4
-    module = Module(9)
-    assert reader.apply(5, module) == 4
-    assert module.values() == [4]
+    assert seen(reader, 5) == (4, [4])
 
 
-def test_weights_of_another_form_are_refused_and_what_is_there_stays():
-    bus, module = bus_in_memory(state(0)), Module(9)
-    bus.publish(0, state(0))
-    for wrong in ({**state(1), "a": torch.zeros(3, 2)}, {**state(1), "c": torch.zeros(1)}, {"a": torch.zeros(2, 3)}):
-        with pytest.raises(ValueError, match="do not fit the policy"):
-            bus.publish(1, wrong)
-    assert bus.newest == 0
-    assert bus.apply(0, module) == 0
-    assert module.values() == [0]
+def test_a_layout_with_another_content_than_its_checksum_is_refused():
+    layout = WeightsLayout.of({"a": WeightSpec((2, 3), "float32"), "b": WeightSpec((), "bfloat16")})
+    layout.verify()
+    for change in (
+        {"nbytes": layout.nbytes + 64},
+        {"tensors": layout.tensors[:1]},
+        {"tensors": (layout.tensors[0], dataclasses.replace(layout.tensors[1], offset=128))},
+        {"tensors": (dataclasses.replace(layout.tensors[0], spec=WeightSpec((2, 3), "int32")), layout.tensors[1])},
+    ):
+        with pytest.raises(ValueError, match=r"its checksum is .* start every process from the same version"):
+            dataclasses.replace(layout, **change).verify()
+    with pytest.raises(ValueError, match="dtype = 'float33': unknown; use one of float64"):
+        WeightSpec((1,), "float33")
 
 
 def test_weights_are_applied_whole_or_not_at_all():
@@ -223,10 +190,10 @@ def test_tensors_over_memory_have_any_shape_and_share_no_byte(dtype):
         "cube": torch.ones(3, 5, 7, dtype=dtype),
         "last": torch.ones(2, dtype=dtype),
     }
-    memory = bytearray(nbytes_of(like))
-    found = tensors_over(like, memoryview(memory))
-    snapshot(like, found)
-    again = tensors_over(like, memoryview(memory))
+    layout = WeightsLayout.of(weight_specs(like))
+    memory = bytearray(layout.nbytes)
+    copy_into(tensors_over(layout, memoryview(memory)), like)
+    again = tensors_over(layout, memoryview(memory))
     for name, tensor in like.items():
         assert (again[name].dtype, again[name].shape) == (dtype, tensor.shape)
         assert torch.equal(again[name], tensor)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from polyrhythm.runtime.messages import ACTIONS, VERSION, Reply, Report, SaveTrainer, Spans, StartRowsInBlocks
 from polyrhythm.runtime.spans import Span
 from polyrhythm.runtime.transport import wire
+from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler import records as r
 
 TICKET = r.Ticket(7, 3, 1, 2, 2**62, 2**63 - 1, 4, attempt=2, greedy=True, evaluation="before")
@@ -33,9 +34,12 @@ MESSAGES = [
     *(r.StartUpdate("t", 4, 2, (7, 8), ("5", "0"), (1, 2)), r.PublishWeights("t", 3)),
     StartRowsInBlocks(r.StartRows("s", "e/0", (r.Grant(0, TICKET), r.Grant(3, TICKET, resume=True))), (5, 1)),
     *(SaveTrainer("t"), Report("t", 1, "update", 4, {"train/loss": 0.5, "x": float("inf")})),
-    *(wire.Hello("s", 1, {"s.1.0": "ipc:///x/y"}, b"\x00\xff"), wire.Connect("s.1.0", ""), wire.Ping(), wire.Stop()),
+    *(wire.Hello("s", 1, "ipc:///x/y", ("s.1.0",), b"\x00\xff"), wire.Connect("s.1", ""), wire.Stop()),
+    *(wire.Ping(), wire.Ping(pending_work=True)),
     *(Spans("s", 1, (Span("e/0", "stepping", 1.5, 2.25, 7, 2),), 3), wire.MeasureSpans(True)),
+    *(wire.Heartbeat("s", 1, "", 0.0, 30, None, {}), wire.Ping(pending_work=True)),
     *(wire.Heartbeat("s", 1, "step", 2.5, 30, ("e/0 waits",), {"busy_s": 1.5}), wire.Failed("s", 1, "why", True)),
+    wire.Refused("s", 1, b"\x07\xff", "why"),
 ]
 DTYPE = np.dtype([(ACTIONS, "float32", (2, 3)), ("forward_inputs.k", "uint8"), (VERSION, "int64")], align=True)
 
@@ -125,3 +129,55 @@ def test_a_damaged_reply_is_a_value_error() -> None:
 def test_a_pickle_is_no_message() -> None:
     with pytest.raises(ValueError, match="cannot be decoded"):
         wire.decode(pickle.dumps(MESSAGES[0]))
+
+
+FRAMED = [(3, MESSAGES[1]), (0, MESSAGES[4]), (65_000, wire.Ping()), (3, MESSAGES[2])]
+
+
+def framed() -> bytes:
+    return wire.frame([(part, wire.encode(message)) for part, message in FRAMED])
+
+
+def test_a_frame_keeps_its_messages_their_parts_and_their_order() -> None:
+    assert [(part, wire.decode(content)) for part, content in wire.unframe(framed())] == FRAMED
+
+
+def test_a_message_for_the_first_part_alone_needs_no_frame() -> None:
+    content = wire.encode(MESSAGES[0])
+    assert wire.frame([(0, content)]) == content
+    assert list(wire.unframe(content)) == [(0, content)]
+    assert [part for part, _ in wire.unframe(wire.frame([(1, content)]))] == [1]
+
+
+def test_replies_in_a_frame_are_used_where_they_lie() -> None:
+    content = wire.frame([(part, wire.encode_reply(reply(rows))) for part, rows in ((5, 1), (2, 4), (9, 3))])
+    for (part, message), (sent, rows) in zip(wire.unframe(content), ((5, 1), (2, 4), (9, 3)), strict=True):
+        found = wire.decode(message, DTYPE)
+        assert isinstance(found, Reply)
+        assert part == sent
+        assert found.answers.flags.aligned
+        assert np.shares_memory(found.answers, np.frombuffer(content, np.uint8)), "nothing is copied again"
+        assert np.array_equal(found.answers, reply(rows).answers)
+
+
+def test_a_damaged_frame_is_unfit_and_a_frame_in_a_frame_no_message() -> None:
+    whole = framed()
+    for content in (*(whole[:length] for length in range(1, len(whole))), whole + bytes(16), whole[:5] + b"\xff" * 40):
+        with pytest.raises(UnfitMessage, match="a frame of"):
+            wire.unframe(content)
+    ((_, inner),) = wire.unframe(wire.frame([(1, whole)]))
+    with pytest.raises(UnfitMessage, match="cannot be decoded"):
+        wire.decode(inner)
+    with pytest.raises(UnfitMessage, match="at most 16 are expected") as raised:
+        wire.unframe(whole, 16)
+    assert raised.value.kind == "too_large"
+
+
+@given(st.binary())
+def test_any_bytes_are_a_frame_or_a_value_error(content: bytes) -> None:
+    for given_content in (content, b"\xff" + content):
+        try:
+            found = list(wire.unframe(given_content))
+        except ValueError:
+            continue
+        assert sum(len(message) for _, message in found) <= len(given_content)

@@ -10,11 +10,10 @@ from tests.oracles.replay import first_difference
 
 from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.clustersim.scenario import BatchingScenario, cluster_of
-from polyrhythm.scheduler.autobatch.forecast import ForecastLimits
 from polyrhythm.scheduler.autobatch.tuning import BatchTuner
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import BatchingChosen, Request, Serve, TrainUntil
-from polyrhythm.scheduler.settings import SchedulerSettings
+from polyrhythm.scheduler.settings import BatchLimits, SchedulerSettings
 
 AUTO = SchedulerSettings(64, max_lag=1e6, bound="mean", batching="auto", max_rows=64)
 
@@ -31,14 +30,14 @@ def told(
 
 def test_before_anything_is_known_passes_of_different_sizes_are_tried_and_none_waits() -> None:
     tuning = BatchTuner.begin(AUTO)
-    assert tuning.limits == ForecastLimits(64, 1_000_000, 0.0)
+    assert tuning.limits == BatchLimits(64, 1_000_000, 0.0)
     requests = [Request(f"s{slot}", "sim", 1, 2, 0, "", 0.0) for slot in range(8)]
     tried = []
     for turn in range(12):
         for request in requests:
-            tuning.asked(request, turn + 0.5)
-        tuning.started("g0", requests, turn + 0.5)
-        tuning.finished("g0", [request.slot for request in requests], turn + 0.6, 1)
+            tuning.on_request(request, turn + 0.5)
+        tuning.on_pass_started("g0", requests, turn + 0.5)
+        tuning.on_pass_finished("g0", [request.slot for request in requests], turn + 0.6, 1)
         tried.append(tuning.limits.max_rows)
         assert tuning.limits.max_wait_s == 0.0
     assert {16, 8, 4, 2} <= set(tried)
@@ -98,12 +97,12 @@ def test_a_resumed_run_keeps_what_was_learned_and_begins_its_clock_anew() -> Non
     assert isinstance(conductor, Conductor)
     before = conductor.serving.tuning
     assert before is not None
-    limits, seconds = before.limits, before.service.seconds
+    limits, seconds = before.limits, before.timing.pass_time.mean_s
     conductor.detach()
     tuning = conductor.serving.tuning
     assert tuning is before
-    assert (tuning.limits, tuning.service.seconds) == (limits, seconds)
-    assert (tuning.slots, tuning.passes, tuning.search, tuning.rested) == ({}, {}, None, 0.0)
+    assert (tuning.limits, tuning.timing.pass_time.mean_s) == (limits, seconds)
+    assert (tuning.timing.slots, tuning.timing.running, tuning.search, tuning.next_search_at) == ({}, {}, None, 0.0)
 
 
 def test_others_than_auto_learn_nothing_and_say_nothing() -> None:
@@ -132,11 +131,11 @@ def played(tuning: BatchTuner, turns: int, *, overtaking: bool = False, bound: b
                 for slot in range(8)
             ]
             for request in [] if overtaking and turn else own:
-                tuning.asked(request, turn + 0.1)
-            tuning.started(generator, own, turn + 0.1)
+                tuning.on_request(request, turn + 0.1)
+            tuning.on_pass_started(generator, own, turn + 0.1)
             for request in own if overtaking else []:
-                tuning.asked(request, turn + 0.9)  # answered, and back before the report that it was
-            tuning.finished(generator, [] if overtaking else [request.slot for request in own], turn + 0.9, 2)
+                tuning.on_request(request, turn + 0.9)  # answered, and back before the report that it was
+            tuning.on_pass_finished(generator, [] if overtaking else [request.slot for request in own], turn + 0.9, 2)
 
 
 @pytest.mark.parametrize(("bound", "slots", "generators"), [(False, 16, 2), (True, 8, 1)])
@@ -151,23 +150,23 @@ def test_answers_that_overtake_the_report_are_learned_from_too() -> None:
     tuning = BatchTuner.begin(AUTO)
     played(tuning, 20, overtaking=True)
     assert tuning.search is not None
-    assert all(set(pace.away) == {0.0} for pace in tuning.slots.values())
+    assert all(set(slot.absences_s) == {0.0} for slot in tuning.timing.slots.values())
 
 
 def test_nothing_is_forecast_from_the_few_slots_that_are_back_first() -> None:
     tuning = BatchTuner.begin(AUTO)
     played(tuning, 20)
-    for slot in list(tuning.slots):
-        tuning.forget(slot)
-    tuning.restart()
+    for slot in list(tuning.timing.slots):
+        tuning.remove_slot(slot)
+    tuning.restart_clock()
     fresh = [Request(f"n{slot}", "sim", 0, 1, 0, "", 0.0) for slot in range(16)]
     for request in fresh:
-        tuning.asked(request, 30.0)
+        tuning.on_request(request, 30.0)
     for turn in range(4):
-        tuning.started("g0", fresh[:3], 31.0 + turn)
-        tuning.finished("g0", [request.slot for request in fresh[:3]], 31.2 + turn, 2)
+        tuning.on_pass_started("g0", fresh[:3], 31.0 + turn)
+        tuning.on_pass_finished("g0", [request.slot for request in fresh[:3]], 31.2 + turn, 2)
         for request in fresh[:3]:
-            tuning.asked(request, 31.5 + turn)
+            tuning.on_request(request, 31.5 + turn)
     assert tuning.search is None, "three of sixteen slots are known"
 
 
@@ -177,9 +176,9 @@ def test_another_number_of_generators_ends_a_search_for_the_old_one() -> None:
     before = tuning.search
     assert before is not None
     request = Request("s0.0", "sim", 99, 1, 0, "", 0.0)
-    tuning.asked(request, 21.0)
-    tuning.started("g0", [request], 21.0)
-    tuning.finished("g0", ["s0.0"], 21.1, 1)
+    tuning.on_request(request, 21.0)
+    tuning.on_pass_started("g0", [request], 21.0)
+    tuning.on_pass_finished("g0", ["s0.0"], 21.1, 1)
     assert tuning.search is not before
     assert tuning.search is not None
     assert tuning.search.loop.generators == 1

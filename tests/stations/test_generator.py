@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.built import built
 
 from polyrhythm.pipeline.array_specs import answer_specs, shown
 from polyrhythm.policies.categorical import CategoricalPolicy, CategoricalSettings
 from polyrhythm.runtime.memory.arena import ArenaLayout, RequestView, in_memory
-from polyrhythm.runtime.memory.weights import bus_in_memory
+from polyrhythm.runtime.memory.weights import InlineWeights
 from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION, Channels
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import (
@@ -22,7 +23,8 @@ from polyrhythm.scheduler.records import (
     Serve,
     WeightsApplied,
 )
-from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
+from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task, WeightsLayout
+from polyrhythm.specs.weights import weight_specs
 from polyrhythm.stations.generator import Generator
 
 SPEC = EnvSpec({"x": ArraySpec((3,), "float32")}, ActionSpec("discrete", 1, choices=4), (Task("t", "t"),), 10)
@@ -30,7 +32,11 @@ SLOTS = {"a": 3, "b": 2, "c": 4}
 
 
 def policy(seed):
-    return CategoricalSettings().build(SPEC, seed)
+    return built(CategoricalSettings(), SPEC, seed)
+
+
+def inline_weights(module):
+    return InlineWeights(WeightsLayout.of(weight_specs(module.state_dict())))
 
 
 class Shapes(CategoricalPolicy):
@@ -50,12 +56,14 @@ class Stand:
 
     def __init__(self, served=None, buckets=()):
         self.policy, self.said = policy(1), []
-        layout = ArenaLayout(9, 4, 1, shown(SPEC), answer_specs(self.policy, SPEC), SLOTS)
-        self.arena, self.weights = in_memory(layout), bus_in_memory(self.policy.state_dict())
+        layout = ArenaLayout(9, 4, 1, shown(SPEC), answer_specs(CategoricalSettings().form(SPEC), SPEC), SLOTS)
+        self.arena, self.weights = in_memory(layout), inline_weights(self.policy)
         self.rng = np.random.default_rng(0)
         self.arena.obs["x"][:] = self.rng.normal(size=(45, 3))
         links = Channels(
-            self.said.append, lambda reply: self.said.append((reply, reply.answers.copy())), self.said.append
+            self.said.append,
+            lambda replies: self.said.extend((reply, reply.answers.copy()) for reply in replies),
+            self.said.append,
         )
         self.generator = Generator("g", 0, served or policy(2), self.arena, self.weights, links, buckets=buckets)
         self.weights.publish(0, self.policy.state_dict())
@@ -93,9 +101,7 @@ class Stand:
 
 def test_it_announces_itself_without_weights():
     layout = Stand().arena.layout
-    generator = Generator(
-        "g", 4, policy(2), in_memory(layout), bus_in_memory(policy(2).state_dict()), Channels(*[print] * 3)
-    )
+    generator = Generator("g", 4, policy(2), in_memory(layout), inline_weights(policy(2)), Channels(*[print] * 3))
     assert generator.joined() == GeneratorJoined("g", 4, -1)
 
 
@@ -147,7 +153,7 @@ def test_weights_change_whole_and_between_passes():
     request = stand.request("a", 0, 1)
     stand.generator.handle(ApplyWeights("g", 1))
     stand.generator.handle(Serve("g", Batch(9, "g", (request,))))
-    assert stand.generator.outstanding() == ["g has ApplyWeights to do", "g has Serve to do"]
+    assert stand.generator.pending_work() == ["g has ApplyWeights to do", "g has Serve to do"]
     assert stand.generator.work()
     assert stand.said == [WeightsApplied("g", 0, 1)]
     assert stand.generator.work()

@@ -10,7 +10,8 @@ import torch
 from tests.runtime.arenas import holding
 from tests.training.toy import ToyPolicy, algorithm, collect, same, training, weights
 
-from polyrhythm.runtime.memory.weights import WeightsBus, bus_in_memory, bus_nbytes
+from polyrhythm.runtime.memory.receiver import Receiver
+from polyrhythm.runtime.memory.weights import InlineWeights
 from polyrhythm.runtime.messages import Channels, SaveTrainer
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import (
@@ -22,6 +23,8 @@ from polyrhythm.scheduler.records import (
     TrainerJoined,
     UpdateDone,
 )
+from polyrhythm.specs import WeightsLayout
+from polyrhythm.specs.weights import weight_specs
 from polyrhythm.stations.trainer import Trainer
 from polyrhythm.stations.trainer_factory import TrainerStates
 from polyrhythm.training.checkpoint import load_state
@@ -30,17 +33,21 @@ from polyrhythm.training.learner import Learner
 LEND = StartUpdate("t", 0, 2, (0, 1, 2), ("0", "1", "2"), (0, 0, 0))
 
 
+def layout_of(policy):
+    return WeightsLayout.of(weight_specs(policy.state_dict()))
+
+
 class Stand:
     """A trainer with everything that it says; an update of it has 2 epochs of 3 mini-batches."""
 
-    def __init__(self, states=None, bus=None, policy=None, *, overlap=False, settings=None):
+    def __init__(self, states=None, channel=None, policy=None, *, overlap=False, settings=None):
         self.policy, self.said = policy or ToyPolicy(), []
         self.arena = holding(collect(ToyPolicy(), lengths=(3, 4, 2)))
-        self.bus = bus or bus_in_memory(self.policy.state_dict())
+        self.channel = channel or InlineWeights(layout_of(self.policy))
         train = training(epochs=2, minibatch_steps=3)
         self.learner = Learner(self.policy, settings or algorithm(), train, total_updates=4, seed=0)
         links = Channels(self.said.append, print, self.said.append)
-        self.trainer = Trainer("t", 0, self.learner, self.arena, self.bus, links, states, overlap=overlap)
+        self.trainer = Trainer("t", 0, self.learner, self.arena, self.channel, links, states, overlap=overlap)
 
     def do(self, *commands):
         for command in commands:
@@ -74,11 +81,11 @@ def test_weights_are_published_after_the_update_before_them_and_do_not_move_on()
     stand.do(PublishWeights("t", 0), LEND, PublishWeights("t", 1))
     assert stand.said[0] == Published("t", 0, 0)
     assert stand.said[-1] == Published("t", 0, 1)
-    assert stand.bus.versions() == (0, 1)
+    assert [stand.channel.read(version)[0] for version in (0, 1)] == [0, 1]
     module = ToyPolicy(seed=9)
-    assert stand.bus.apply(0, module) == 0
+    assert Receiver(stand.channel, module).apply(0) == 0
     assert same(weights(module), before)
-    assert stand.bus.apply(1, module) == 1
+    assert Receiver(stand.channel, module).apply(1) == 1
     assert same(weights(module), weights(stand.policy))
     assert not same(weights(module), before)
 
@@ -101,11 +108,11 @@ def test_a_save_that_is_asked_for_waits_for_the_update_before_it(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["trainer-00000001.pt"]
 
 
-class SlowBus(WeightsBus):
+class SlowWeights(InlineWeights):
     """Its publication waits until the test lets it go on."""
 
-    def __init__(self, like):
-        super().__init__(like, bytearray(bus_nbytes(like)))
+    def __init__(self, policy):
+        super().__init__(layout_of(policy))
         self.begun, self.go_on = threading.Event(), threading.Event()
 
     def publish(self, version, state):
@@ -128,29 +135,58 @@ class Watched(ToyPolicy):
 
 def test_a_publication_overlaps_the_next_update_up_to_its_first_change_of_weights():
     policy = Watched()
-    bus = SlowBus(policy.state_dict())
-    stand = Stand(bus=bus, policy=policy, overlap=True)
+    channel = SlowWeights(policy)
+    stand = Stand(channel=channel, policy=policy, overlap=True)
     before = weights(policy)
     stand.trainer.handle(PublishWeights("t", 0))
     stand.trainer.handle(LEND)
     assert stand.trainer.work()
-    assert bus.begun.wait(10)
+    assert channel.begun.wait(10)
     step = threading.Thread(target=stand.trainer.work)
     step.start()
     assert policy.asked.wait(10), "the update's first forward pass runs while the weights are being copied"
     assert same(weights(stand.policy), before)
     assert stand.said == []
-    bus.go_on.set()
+    channel.go_on.set()
     step.join()
     assert stand.said == [Published("t", 0, 0)]
-    assert same(bus.read()[1], before), "what is published is whole, and of before the step"
+    assert same(channel.read()[1], before), "what is published is whole, and of before the step"
     assert not same(weights(stand.policy), before)
     stand.do()
     assert stand.said[-1] == UpdateDone("t", 0, 0)
     stand.trainer.close()
 
 
-class BrokenBus(WeightsBus):
+def test_an_update_whose_steps_are_all_skipped_waits_for_the_publication_before_it(tmp_path):
+    """What is saved before a publication is of the update that is published, whatever the next update does."""
+    policy = ToyPolicy(seed=9)  # not the one that acted, so every ratio is out of bounds
+    channel = SlowWeights(policy)
+    settings = algorithm(early_stop_ratio=1.05, proximal="behavior")
+    stand = Stand(TrainerStates(str(tmp_path)), channel=channel, policy=policy, overlap=True, settings=settings)
+    before = weights(policy)
+    stand.trainer.handle(PublishWeights("t", 0))
+    stand.trainer.handle(LEND)
+    assert stand.trainer.work()
+    assert channel.begun.wait(10)
+    update = threading.Thread(target=stand.do)
+    update.start()
+    while stand.trainer.doing()[0] != "update" and update.is_alive():
+        pass
+    update.join(0.2)
+    assert stand.said == [Checkpointed("t", 0, 0)], "the update does not end while the weights are being copied"
+    assert stand.learner.updates == 0
+    channel.go_on.set()
+    update.join()
+    saved, published, report, done = stand.said
+    assert (saved, published, done) == (Checkpointed("t", 0, 0), Published("t", 0, 0), UpdateDone("t", 0, 0))
+    assert report.values["train/actor/early_stopped"] == 1.0
+    assert same(weights(policy), before)
+    stand.do(PublishWeights("t", 1))
+    stand.trainer.close()
+    assert stand.said[-2:] == [Checkpointed("t", 0, 1), Published("t", 0, 1)]
+
+
+class BrokenWeights(InlineWeights):
     def publish(self, version, state):
         raise OSError("no memory")
 
@@ -158,8 +194,7 @@ class BrokenBus(WeightsBus):
 @pytest.mark.parametrize("overlap", [False, True])
 def test_what_goes_wrong_in_a_publication_is_raised_where_the_station_works(overlap):
     policy = ToyPolicy()
-    like = policy.state_dict()
-    stand = Stand(bus=BrokenBus(like, bytearray(bus_nbytes(like))), overlap=overlap)
+    stand = Stand(channel=BrokenWeights(layout_of(policy)), overlap=overlap)
     with pytest.raises(OSError, match="no memory"):
         stand.do(PublishWeights("t", 0), LEND)
     assert stand.said == []
@@ -169,7 +204,7 @@ def test_closing_in_the_middle_of_an_update_leaves_it_uncounted():
     stand = Stand()
     stand.trainer.handle(LEND)
     assert stand.trainer.work()
-    assert stand.trainer.outstanding() == ["t has StartUpdate to do"]
+    assert stand.trainer.pending_work() == ["t has StartUpdate to do"]
     stand.trainer.close()
     assert stand.learner.updates == 0
 

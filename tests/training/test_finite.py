@@ -78,6 +78,23 @@ def test_one_bad_step_among_others_is_left_out_of_the_means_too() -> None:
     assert broken.halt == ""
 
 
+@pytest.mark.parametrize("setting", ["halt", "skip"])
+def test_a_bad_step_is_skipped_at_its_own_moment_and_the_next_one_changes_weights(setting: str) -> None:
+    broken = learner(own_loss("infinite_above", above=1.5), minibatch_steps=3, on_nonfinite_gradient=setting)
+    steps, changed = broken.update([copy.deepcopy(t) for t in collect(ToyPolicy())], 0), []
+    while True:
+        before = weights(broken.policy)  # type: ignore[arg-type]
+        try:
+            next(steps)
+        except StopIteration:
+            break
+        assert all(x.isfinite().all() for x in weights(broken.policy).values())  # type: ignore[arg-type]
+        changed.append(not same(weights(broken.policy), before))  # type: ignore[arg-type]
+    assert len(changed) == 5
+    assert changed.count(False) == 1
+    assert bool(broken.halt) == (setting == "halt")
+
+
 def test_halt_is_one_sentence_that_names_setting_update_culprit_and_what_to_do(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

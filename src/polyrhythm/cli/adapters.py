@@ -27,14 +27,14 @@ def show(kind: Literal["env", "policy"], arguments: argparse.Namespace) -> int:
 
     if not arguments.type:
         found = adapters(kind)
-        print(json.dumps([_plain(one) for one in found], indent=2) if arguments.json else "\n".join(map(brief, found)))
+        print(json.dumps([plain(one) for one in found], indent=2) if arguments.json else "\n".join(map(brief, found)))
         return 0
     section = expand(arguments.type)
     one = adapter(kind, section["type"])
     spec = offered(kind, section, one)
     if arguments.json:
         shown = {"spec": as_plain(spec)} if not isinstance(spec, str) else {}
-        print(json.dumps([_plain(one) | shown], indent=2))
+        print(json.dumps([plain(one) | shown], indent=2))
     else:
         print("\n".join([detailed(one), *spec_lines(spec)]))
     return 0
@@ -114,7 +114,8 @@ def detailed(one: Adapter) -> str:
     return "\n".join(lines)
 
 
-def _plain(one: Adapter) -> dict[str, object]:
+def plain(one: Adapter) -> dict[str, object]:
+    """An adapter as JSON takes it."""
     return {
         **one._asdict(),
         "needs": [need._asdict() for need in one.needs],

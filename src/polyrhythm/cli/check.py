@@ -12,8 +12,10 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from polyrhythm.cli.recipe_words import add_recipe
+from polyrhythm.errors import ConfigError
 
 if TYPE_CHECKING:
+    from polyrhythm.config.schema import RunConfig
     from polyrhythm.conformance import Finding
     from polyrhythm.pipeline.validation.all_checks import Examined
 
@@ -45,10 +47,21 @@ def run(arguments: argparse.Namespace) -> int:
     failed = [f"{part}: {finding.name}" for part, finding in found if finding.state == "failed"]
     if arguments.json:
         checks = [{"part": part, **finding._asdict()} for part, finding in found]
-        print(json.dumps({"ready": not failed, "checks": checks}, indent=2))
+        print(json.dumps({"ready": not failed, "seats": _seats(config), "checks": checks}, indent=2))
     else:
         print(f"\n{len(failed)} of {len(found)} checks failed: {', '.join(failed)}" if failed else _ready(found))
     return 1 if failed else 0
+
+
+def _seats(config: RunConfig) -> dict[str, dict[str, str | int]] | None:
+    """Device and threads of every station; None where `placement` asks for what is not there."""
+    from polyrhythm.pipeline.build import run_seats
+    from polyrhythm.pipeline.seats import describe_seats
+
+    try:
+        return describe_seats(run_seats(config))
+    except ConfigError:
+        return None
 
 
 def line(finding: Finding, *, color: bool = False, encoding: str | None = "utf-8") -> str:

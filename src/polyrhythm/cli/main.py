@@ -67,7 +67,7 @@ def main(words: Sequence[str]) -> int:
     keep_freed_memory()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     try:
-        with Interrupts().listening():  # a termination, too, goes through whatever cleans up
+        with Interrupts().handle_signals():  # a termination, too, goes through whatever cleans up
             status = _dispatch(words)
         sys.stdout.flush()
         return status

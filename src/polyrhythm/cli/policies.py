@@ -1,15 +1,95 @@
-"""What policies there are, what each needs of this machine; with TYPE: its settings, their defaults and meaning."""
+"""What policies there are, what each needs of this machine; with TYPE: its settings, their defaults and meaning.
+
+With --recipe also its form in that recipe's environment and the memory that each station needs; nothing is built.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
+from typing import TYPE_CHECKING, Any
 
 from polyrhythm.cli import adapters
+
+if TYPE_CHECKING:
+    from polyrhythm.policies.form import PolicyForm
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     adapters.add_type(parser)
+    parser.add_argument("--recipe", help="show its form and memory in this recipe (one of ours, or a YAML file)")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="section.key=value", help="settings that differ from the recipe"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return adapters.show("policy", arguments)
+    from polyrhythm.errors import ConfigError
+
+    if not arguments.recipe:
+        if arguments.overrides:
+            raise ConfigError(f"{arguments.overrides[0]}: settings need a recipe; add --recipe NAME")
+        return adapters.show("policy", arguments)
+    if not arguments.type:
+        raise ConfigError(f"--recipe = {arguments.recipe}: no policy is named; write polyrhythm policies TYPE --recipe")
+    return _show_form(arguments)
+
+
+def _show_form(arguments: argparse.Namespace) -> int:
+    from polyrhythm.config.catalog import adapter
+    from polyrhythm.config.load import load_config
+    from polyrhythm.config.registry import expand
+    from polyrhythm.pipeline.build import env_settings
+    from polyrhythm.pipeline.memory_estimate import memory_by_station
+    from polyrhythm.pipeline.validation.check import check_form
+
+    section = expand(arguments.type)
+    config = load_config(arguments.recipe, arguments.overrides)
+    if getattr(config.policy, "type", "") != section["type"]:
+        config = load_config(arguments.recipe, [f"policy={json.dumps(section)}", *arguments.overrides])
+    spec = env_settings(config).spec()
+    form = check_form(config, spec)
+    memory = memory_by_station(config, spec, form)
+    if arguments.json:
+        one = adapters.plain(adapter("policy", section["type"]))
+        print(json.dumps([one | {"form": plain_form(form), "memory": memory}], indent=2))
+    else:
+        print("\n".join([*form_lines(form), "", *memory_lines(memory)]))
+    return 0
+
+
+def plain_form(form: PolicyForm) -> dict[str, Any]:
+    """The form as JSON takes it."""
+    from dataclasses import asdict
+
+    return asdict(form)
+
+
+def form_lines(form: PolicyForm) -> list[str]:
+    """The form in words: a line per array and per published tensor."""
+    size = sum(spec.nbytes for spec in form.published.values())
+    lines = [
+        f"chunk of {form.chunk} actions of {form.action_dim} entries, one value per {form.value}",
+        f"{form.parameters:,} parameters, {form.trainable:,} of them trainable",
+        "forward_inputs of one row",
+        *(f"  {name}  {array.dtype} {list(array.shape)}" for name, array in form.answers.items()),
+        f"published weights, {_bytes(size)} in {len(form.published)} tensors",
+    ]
+    return lines + [f"  {name}  {spec}" for name, spec in form.published.items()]
+
+
+def memory_lines(memory: dict[str, dict[str, int]]) -> list[str]:
+    """`trainer          3.2 MB   weights 0.8 MB, gradients 0.8 MB, optimizer 1.6 MB`, a line per station."""
+    width = max(map(len, memory))
+    lines = ["memory by station (without activations, simulators and interpreters)"]
+    for name, parts in memory.items():
+        told = ", ".join(f"{part} {_bytes(size)}" for part, size in parts.items())
+        lines.append(f"  {name:{width}}  {_bytes(sum(parts.values())):>9}   {told}")
+    return lines
+
+
+def _bytes(size: int) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
+        if size >= scale:
+            return f"{size / scale:.2f} {unit}"
+    return f"{size / 1e3:.1f} kB"

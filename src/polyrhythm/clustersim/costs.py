@@ -1,6 +1,6 @@
-"""How long a simulated station works, and how long an episode is.
+"""Cost models: the time a simulated station works, and the length of an episode.
 
-A cost is a law of durations plus a time per unit of work (a row, a transition):
+A cost is a distribution of durations plus a time per unit of work (a row, a transition):
 
 | text | meaning for n units |
 |---|---|
@@ -8,7 +8,7 @@ A cost is a law of durations plus a time per unit of work (a row, a transition):
 | `10ms+0.1ms` | 10 ms + n · 0.1 ms |
 | `lognormal:10ms:0.8+0.1ms` | a draw of mean 10 ms, plus n · 0.1 ms |
 
-A count is a whole number, or a law whose unit is `steps`: `lognormal:40steps:0.4`, rounded, at least 1.
+A count is a whole number, or a distribution whose unit is `steps`: `lognormal:40steps:0.4`, rounded, at least 1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _AFFINE = re.compile(r"(.*[^+\s])\s*\+\s*([\d.]+\s*[a-z]+)")
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """`base` seconds (a law) plus `per_unit` seconds for each unit of work."""
+    """`base` seconds (a distribution) plus `per_unit` seconds for each unit of work."""
 
     base: Distribution
     per_unit: float = 0.0
@@ -43,7 +43,7 @@ FREE = Cost(Constant(0.0))
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """A whole number of at least 1, drawn from `law` (whose seconds stand for steps)."""
+    """A whole number of at least 1, drawn from the distribution `law` (whose seconds stand for steps)."""
 
     law: Distribution
 

@@ -1,4 +1,4 @@
-"""From a cluster file to a summary: what `polyrhythm simulate` does."""
+"""`polyrhythm simulate`: reads a cluster file, runs the simulation, returns its summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a simulation counts while it runs; `summary.summarise` turns it into figures."""
+"""Counters and time integrals of a running simulation; `summary.summarise` turns them into metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Span = Callable[[str, str, float, float], None]
 
 
 class Busy:
-    """Utilisation (guarantee 9) over all stations of one kind; those that are dead offer nothing."""
+    """Utilisation (guarantee 9) over all stations of one kind; dead stations are not counted."""
 
     __slots__ = ("begin", "end", "meter", "slots")
 

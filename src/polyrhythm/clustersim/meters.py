@@ -1,6 +1,6 @@
-"""Time integrals: what queue lengths and waiting times are read from (utilisation has its own, in `observe`).
+"""Time integrals of queue lengths and of waiting times (for utilisation see `observe`).
 
-Nothing is inferred from counts: every change of a level is entered at the time it happens.
+Invariant: every change of a level is entered at the time it happens; nothing is inferred from counts.
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ FOREVER = 10**9
 
 @dataclass(frozen=True, slots=True)
 class BatchingScenario:
-    """step: law of a slot's chunk step; serve: of a pass, by rows; later_step, later_serve: what they change to.
+    """step: distribution of a slot's chunk-step time; serve: of a pass, by rows; later_step, later_serve: what they
+    change to.
 
     padded: passes are padded to powers of two, and take as long as these.
     """

@@ -1,4 +1,4 @@
-"""The figures of one simulated run, as plain JSON-able data.
+"""Summary of a simulated run: its metrics as plain JSON-able data.
 
 Times are seconds of virtual time. Waiting is by cause, in seconds summed over the slots (generators, the trainer), and
 the shares of each kind add up to 1.
@@ -16,7 +16,7 @@ from polyrhythm.clustersim.meters import Causes
 def summarise(
     driver: Driver, ledger: dict[str, Any], gpus: float = 0.0, groups: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Summary of what `driver` did until now. ledger: the conductor's; groups: its `choices`."""
+    """Summary of what `driver` did until now. ledger: the conductor's; groups: its `RolloutScheduler.summary`."""
     now, measures = driver.clock.now, driver.measures
     return {
         "virtual_s": now,

@@ -1,39 +1,10 @@
-"""Settings of the machinery: where stations run, when one is given up, what is kept for a resumed run."""
+"""Settings of processes and files: transport, supervision, checkpoints."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from polyrhythm.config.base import Count, NotNegative, Positive, Section, Whole
-
-Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
-
-
-class SeatSettings(Section):
-    """Where the stations of one kind work."""
-
-    threads: Count = 1
-    """Threads per operation (OMP_NUM_THREADS) of each such process."""
-
-
-class TensorSeatSettings(SeatSettings):
-    """Where stations that compute with tensors work."""
-
-    device: Device = "cpu"
-    """cpu, cuda, or cuda:N."""
-
-
-class PlacementSettings(Section):
-    """Threads and devices, by kind of station. An inline run has one process, so only its devices count."""
-
-    simulators: SeatSettings = SeatSettings()
-    """The simulators."""
-    generators: TensorSeatSettings = TensorSeatSettings()
-    """The generators."""
-    trainer: TensorSeatSettings = TensorSeatSettings()
-    """The trainer."""
 
 
 class DataPlaneSettings(Section):
@@ -49,7 +20,7 @@ class SupervisionSettings(Section):
     heartbeat_s: Positive = 20.0
     """Seconds without a heartbeat (a stopped process; a call that lets no other thread run)."""
     start_s: Positive = 300.0
-    """Seconds for a process to stand ready."""
+    """Seconds until a process must be ready."""
     reset_s: Positive = 180.0
     """Seconds for one reset of an environment."""
     step_s: Positive = 60.0
@@ -61,7 +32,7 @@ class SupervisionSettings(Section):
     max_failures: Whole = 100
     """Failures of stations that a run survives; fewer if one fails time and again in the same way."""
     max_start_failures: Whole = 2
-    """The same for one station in a row before it stands ready; one that somebody else killed does not count here."""
+    """The same for one station in a row before it is ready; one that somebody else killed does not count here."""
     forgive_s: Positive = 600.0
     """Failures count no more after so many seconds without one, if an update was done meanwhile."""
 
@@ -72,7 +43,7 @@ class CheckpointSettings(Section):
     every_versions: Count = 1
     """The trainer's state is saved before every so many publications; a lost trainer goes back to the last."""
     run_every_s: NotNegative = 60.0
-    """Seconds after which the whole run is saved, trainer's state and waiting samples included; at first sooner."""
+    """Seconds between two saves of the whole run, trainer's state and waiting samples included; the run goes on."""
     keep_last: Count = 2
     """So many saved runs, and states of the trainer, stay: the newest."""
     keep_best: Count = 1

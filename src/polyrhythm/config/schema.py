@@ -17,6 +17,7 @@ from polyrhythm.config.learning import (
     SupervisedSettings,
     TrainingSettings,
 )
+from polyrhythm.config.placement import PlacementSettings
 from polyrhythm.config.registry import resolve
 from polyrhythm.config.rollout import (
     Batching,
@@ -29,7 +30,6 @@ from polyrhythm.config.rollout import (
 from polyrhythm.config.running import (
     CheckpointSettings,
     DataPlaneSettings,
-    PlacementSettings,
     SupervisionSettings,
 )
 
@@ -78,7 +78,7 @@ class RunConfig(Section):
     evaluation: EvaluationSettings = EvaluationSettings()
     """Episodes on held-out seeds before and after training."""
     placement: PlacementSettings = PlacementSettings()
-    """Threads and devices of the stations."""
+    """Devices and threads of the stations."""
     data_plane: DataPlaneSettings = DataPlaneSettings()
     """Messages between processes."""
     supervision: SupervisionSettings = SupervisionSettings()

@@ -12,9 +12,10 @@ import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from polyrhythm.files import atomic_write
+from polyrhythm.observe.log_file import LogFile, warn_of_loss
 
 if TYPE_CHECKING:
     from tensorboard.summary import Writer
@@ -63,15 +64,16 @@ GROUPS: Mapping[str, str] = {
 class MetricsWriter:
     """Appends to `<folder>/metrics.jsonl` and, if asked, to `<folder>/tensorboard`.
 
-    Each line is flushed as it is written: updates are seconds apart, and a run that is killed keeps its last one.
-    TensorBoard is flushed when `flush_s` seconds of the given times have passed. A resumed run appends.
+    Each line is written at once: updates are seconds apart, and a run that is killed keeps its last one. TensorBoard is
+    flushed when `flush_s` seconds of the given times have passed. A resumed run appends. What cannot be written, as on
+    a full disk, is lost with one warning; OSError: the files cannot be opened.
     """
 
     def __init__(self, folder: Path, tensorboard: bool = True, flush_s: float = 10.0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._tensorboard = _tensorboard_writer(folder / "tensorboard") if tensorboard else None
         self._folder, self._flush_s, self._flushed_s = folder, flush_s, 0.0
-        self._lines: IO[str] = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        self._lines = LogFile(folder / "metrics.jsonl")
 
     def log(self, step: int, values: Mapping[str, float], time_s: float) -> None:
         """Record scalars of one step. time_s: seconds since the run began. A number that is not finite becomes null."""
@@ -80,25 +82,44 @@ class MetricsWriter:
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         line = json.dumps({"step": step, "time_s": round(time_s, 3), **finite}, allow_nan=False)
         self._lines.write(line + "\n")
-        self._lines.flush()
         if self._tensorboard:
-            for name, value in numbers.items():
-                self._tensorboard.add_scalar(name, value, step)
-            if time_s - self._flushed_s >= self._flush_s:
-                self._tensorboard.flush()
-                self._flushed_s = time_s
+            try:
+                self._draw(self._tensorboard, step, numbers, time_s)
+            except OSError as error:
+                self._give_up_tensorboard(error)
+
+    def _draw(self, board: Writer, step: int, numbers: Mapping[str, float], time_s: float) -> None:
+        for name, value in numbers.items():
+            board.add_scalar(name, value, step)
+        if time_s - self._flushed_s >= self._flush_s:
+            board.flush()
+            self._flushed_s = time_s
+
+    def _give_up_tensorboard(self, error: OSError) -> None:
+        """Its writer cannot go on after an error; metrics.jsonl has the same numbers."""
+        warn_of_loss(self._folder / "tensorboard", error)
+        self._tensorboard = None
 
     def rewind(self, step: int) -> None:
         """Forget the lines of updates from `step` on, which are done again: the trainer was lost and came back."""
         self._lines.close()
-        rewind(self._folder, step)
-        self._lines = (self._folder / "metrics.jsonl").open("a", encoding="utf-8")
+        path, failed = self._folder / "metrics.jsonl", self._lines.failed
+        try:
+            rewind(self._folder, step)
+        except OSError as error:
+            warn_of_loss(path, error, again=failed)
+            failed = True
+        self._lines = LogFile(path)
+        self._lines.failed = failed
 
     def close(self) -> None:
         """Flush and close both files; a second call does nothing."""
         self._lines.close()
         if self._tensorboard:
-            self._tensorboard.close()
+            try:
+                self._tensorboard.close()
+            except OSError as error:
+                self._give_up_tensorboard(error)
             self._tensorboard = None
 
     def __enter__(self) -> Self:

@@ -13,16 +13,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from polyrhythm.observe.log_file import LogFile
+
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class TraceWriter:
-    """Writes events as they come; `close` ends the array. Order of events does not matter to the viewers."""
+    """Writes events as they come; `close` ends the array. Order of events does not matter to the viewers.
+
+    Where the file cannot be written any more, as on a full disk, the timeline ends with one warning.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("w", encoding="utf-8")
+        self._file = LogFile(path, anew=True, buffered=True)
         self._file.write("[")
+        self._file.flush()
         self._first = True
         self._processes: dict[str, int] = {}
         self._threads: dict[tuple[str, str], int] = {}
@@ -54,6 +60,7 @@ class TraceWriter:
     def close(self) -> None:
         """End the array; a second call does nothing."""
         if not self._file.closed:
+            self._file.flush()
             self._file.write("\n]\n")
             self._file.close()
 
@@ -86,6 +93,8 @@ class TraceWriter:
         self._write({"ph": "M", "pid": pid, "tid": tid, "name": f"{kind}_sort_index", "args": order})
 
     def _write(self, event: Mapping[str, Any]) -> None:
+        if self._file.failed:
+            return
         self._file.write(("\n" if self._first else ",\n") + _encode(event))
         self._first = False
 

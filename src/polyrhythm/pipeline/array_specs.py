@@ -1,4 +1,7 @@
-"""What passes between stations, by its form: what a policy is shown, what it answers, and the arena that holds both."""
+"""The arrays that pass between stations: what a policy is shown, what it answers, and the arena that holds both.
+
+All of it follows from the configuration, the environment's spec and the policy's form; no policy is built for it.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,9 @@ import torch
 from polyrhythm.config.rollout import LimitedBatching
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
-from polyrhythm.policies.base import Policy
+from polyrhythm.policies.form import PolicyForm
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.blocks import blocks_needed
-from polyrhythm.runtime.memory.tensors import as_array
 from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE
 from polyrhythm.scheduler.padding import powers
 from polyrhythm.scheduler.records import EnvBatchInfo
@@ -25,11 +27,11 @@ def arena_layout(
     config: RunConfig,
     spec: EnvSpec,
     infos: Sequence[Sequence[EnvBatchInfo]],
-    policy: Policy,
+    form: PolicyForm,
     *,
     trainer: bool = True,
 ) -> ArenaLayout:
-    """What lies in the arena; without a trainer no finished sample waits.
+    """The arrays of the arena; without a trainer no finished sample waits.
 
     Redundant tickets need room of their own: the samples of spare groups wait beside those that admission counts.
     """
@@ -44,10 +46,10 @@ def arena_layout(
     blocks = needed if trainer else rows
     return ArenaLayout(
         blocks=blocks,
-        steps=step_settings(config, policy).sample_steps(spec.max_steps),
-        chunk=policy.chunk,
+        steps=step_settings(config, form.chunk).sample_steps(spec.max_steps),
+        chunk=form.chunk,
         obs=shown(spec),
-        answers=answer_specs(policy, spec),
+        answers=answer_specs(form, spec),
         slots=slots,
     )
 
@@ -58,23 +60,24 @@ def shown(spec: EnvSpec) -> dict[str, ArraySpec]:
 
 
 def blank(spec: EnvSpec) -> dict[str, torch.Tensor]:
-    """One row of nothing, to ask a policy for the form of its answers."""
+    """One row of zeros, for the trial of a policy."""
     return {name: torch.from_numpy(np.zeros((1, *a.shape), a.dtype)) for name, a in shown(spec).items()}
 
 
-def answer_specs(policy: Policy, spec: EnvSpec) -> dict[str, ArraySpec]:
+def answer_specs(form: PolicyForm, spec: EnvSpec) -> dict[str, ArraySpec]:
     """The arrays of one row's answer, by the names of `runtime.messages`."""
-    with torch.inference_mode():
-        act = policy.act(blank(spec), torch.zeros(1, dtype=torch.bool), torch.zeros(1, dtype=torch.int64))
-    tensors = {ACTIONS: act.actions, LOGPROB: act.logprob, VALUE: act.value}
-    tensors |= {FORWARD_INPUTS + name: tensor for name, tensor in act.forward_inputs.items()}
-    arrays = {name: as_array(tensor) for name, tensor in tensors.items()}
-    return {name: ArraySpec(array.shape[1:], array.dtype.name) for name, array in arrays.items()}
+    shape = (form.chunk, form.action_dim)
+    fixed = {
+        ACTIONS: ArraySpec(shape, spec.action.dtype),
+        LOGPROB: ArraySpec(shape, "float32"),
+        VALUE: ArraySpec((form.chunk,) if form.value == "action" else (), "float32"),
+    }
+    return fixed | {FORWARD_INPUTS + name: array for name, array in form.answers.items()}
 
 
-def step_settings(config: RunConfig, policy: Policy) -> StepSettings:
+def step_settings(config: RunConfig, chunk: int) -> StepSettings:
     rollout = config.rollout
-    return StepSettings(policy.chunk, rollout.action_repeat, rollout.segment_steps, rollout.join == "all")
+    return StepSettings(chunk, rollout.action_repeat, rollout.segment_steps, rollout.join == "all")
 
 
 def bucket_sizes(config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""From a configuration to stations that stand ready: the one place where all parts meet."""
+"""Builds all stations of a run from its configuration."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
+
+import torch
+from torch import Tensor
 
 from polyrhythm.config.rollout import DynamicBatching, LimitedBatching
 from polyrhythm.config.schema import RunConfig
@@ -21,23 +24,24 @@ from polyrhythm.pipeline.observers.failures import SampleFailureLog
 from polyrhythm.pipeline.observers.metrics import check_metrics
 from polyrhythm.pipeline.observers.totals import EVALUATION
 from polyrhythm.pipeline.persistence.checkpoints import STATES, SavedRun
-from polyrhythm.pipeline.run_loop import Launcher, RunLoop
-from polyrhythm.policies.base import Policy, PolicySettings
+from polyrhythm.pipeline.run_loop import RunLoop
+from polyrhythm.pipeline.seats import Kind, assign_seats, describe_seat, list_unused_devices
+from polyrhythm.policies.base import Policy, PolicySettings, as_settings
 from polyrhythm.runtime.factories import Resources, StationFactory
-from polyrhythm.runtime.inline import InlineLauncher
-from polyrhythm.runtime.local import LocalLauncher
+from polyrhythm.runtime.launcher import Launcher, build_inline_launcher, build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.memory.tensors import use_one_thread
-from polyrhythm.runtime.memory.weights import WeightsBus, bus_nbytes
+from polyrhythm.runtime.memory.tensors import count_devices, use_one_thread
+from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import EnvBatchInfo, Episode, SampleEvaluated, WeightsOffered
 from polyrhythm.scheduler.rollout.sharding import StrategyFailure, shard
 from polyrhythm.scheduler.settings import SchedulerSettings
-from polyrhythm.specs import EnvSpec
+from polyrhythm.specs import EnvSpec, WeightsLayout
 from polyrhythm.specs.finite import ENVIRONMENT, POLICY
 from polyrhythm.stations.generator_factory import GeneratorFactory, PolicyFactory
 from polyrhythm.stations.simulator_factory import SimulatorFactory
 from polyrhythm.stations.trainer_factory import TrainerFactory, TrainerStates
+from polyrhythm.training.checkpoint import load_state
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +58,7 @@ class Pipeline:
 
     loop: RunLoop
     launcher: Launcher
-    weights: WeightsBus
+    weights: Weights
     states: TrainerStates | None
     failures: SampleFailureLog
     spec: EnvSpec
@@ -83,11 +87,11 @@ def env_settings(config: RunConfig) -> EnvSettings:
 
 
 def policy_settings(config: RunConfig) -> PolicySettings:
-    """The policy's section as what it must be. ConfigError if a class of the user's own is not."""
-    if not isinstance(config.policy, PolicySettings):
-        kind = getattr(config.policy, "type", "")
-        raise ConfigError(f"policy.type = {kind}: its settings need build(env_spec, seed)")
-    return config.policy
+    """The policy's section. ConfigError if a class of the user's own lacks a part of the contract."""
+    try:
+        return as_settings(config.policy)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def flow_settings(config: RunConfig, spec: EnvSpec, buckets: tuple[int, ...] = ()) -> SchedulerSettings:
@@ -114,7 +118,7 @@ def flow_settings(config: RunConfig, spec: EnvSpec, buckets: tuple[int, ...] = (
         on_max_filtered=groups.on_max_filtered,
         extra_groups=groups.extra_groups,
         extra_members=groups.extra_members,
-        evaluator=_evaluator(config),
+        evaluator=evaluator_name(config),
         evaluator_only=config.evaluation.weights == "own_generator",
         evaluation_priority=config.evaluation.priority,
         evaluation_max_wait_s=config.evaluation.max_wait_s,
@@ -132,7 +136,7 @@ def flow_settings(config: RunConfig, spec: EnvSpec, buckets: tuple[int, ...] = (
     )
 
 
-def _evaluator(config: RunConfig) -> str:
+def evaluator_name(config: RunConfig) -> str:
     """The generator that has the weights for evaluation beside training; "" for none."""
     if not config.evaluation.reserved_rows:
         return ""
@@ -141,6 +145,31 @@ def _evaluator(config: RunConfig) -> str:
 
 def generator_names(config: RunConfig) -> list[str]:
     return [f"generator-{index}" for index in range(config.rollout.generators)]
+
+
+def station_names(config: RunConfig, *, trainer: bool = True) -> dict[Kind, list[str]]:
+    """The names of all stations by kind, those for evaluation beside training last. trainer: whether there is one."""
+    simulators, generators = (
+        [f"simulator-{index}" for index in range(config.rollout.simulators)],
+        generator_names(config),
+    )
+    if trainer and config.evaluation.reserved_rows:
+        simulators.append(_EVALUATION_SIMULATOR)
+        if evaluator_name(config) not in generators:
+            generators.append(evaluator_name(config))
+    return {"simulators": simulators, "generators": generators, "trainer": ["trainer"] * trainer}
+
+
+def run_seats(config: RunConfig, *, trainer: bool = True) -> dict[str, Resources]:
+    """The seat of every station of the run on this machine. ConfigError: `placement` asks for what is not there."""
+    names = station_names(config, trainer=trainer)
+    seats = assign_seats(config.placement, names, count_devices(), os.environ)
+    if config.launcher == "inline" and any(seats[name].environment for name in names["simulators"]):
+        raise ConfigError(
+            "placement.simulators.devices: with launcher = inline a simulator has no process of its own that could be "
+            "bound to a device; set placement.simulators.devices to cpu, or launcher to local"
+        )
+    return seats
 
 
 def env_batch_infos(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -> list[list[EnvBatchInfo]]:
@@ -193,7 +222,7 @@ def _check_join(config: RunConfig, spec: EnvSpec) -> None:
 
 def build_pipeline(
     config: RunConfig,
-    policy: Policy | None = None,
+    initial: Policy | Path | None = None,
     folder: Path | None = None,
     *,
     saved: SavedRun | None = None,
@@ -204,32 +233,44 @@ def build_pipeline(
 ) -> Pipeline:
     """Build a run's parts, and start them all if `start`. The configuration has passed `pipeline.validation.check`.
 
-    policy: holds the weights to begin with, as `version`; else those of the seed. folder: where logs and the trainer's
-    states go; launcher local needs one. saved: the run to go on with. trainer: whether there is one.
+    initial: the weights to begin with, as `version`, else those of the seed; with a trainer a policy file, which it
+    reads and publishes. folder: where logs and the trainer's states go; launcher local needs one. saved: the run to go
+    on with. trainer: whether there is one.
     record: keep every decision in `loop.trace`. StartError, RunHalted: the stations cannot be started.
     """
     if "OMP_NUM_THREADS" not in os.environ:
         use_one_thread()
     spec = env_settings(config).spec()
     infos = env_batch_infos(config, spec, trainer=trainer)
-    policy = policy_settings(config).build(spec, config.seed) if policy is None else policy
+    settings = policy_settings(config)
+    form = settings.form(spec)
     kept = config.checkpoint
     last = config.training.versions
     states = TrainerStates(str(folder / STATES), kept.every_versions, kept.keep_last, last) if folder else None
     buckets = bucket_sizes(config, infos)
-    jobs = _jobs(config, spec, infos, policy, states, buckets, trainer=trainer)
-    layout = arena_layout(config, spec, infos, policy, trainer=trainer)
-    launcher = _launcher(config, jobs, layout, bus_nbytes(policy.state_dict()), folder)
+    jobs = _jobs(config, spec, infos, form.chunk, buckets)
+    if trainer:
+        assert not isinstance(initial, torch.nn.Module), "the trainer reads its first weights from a file"
+        jobs.append(_trainer_job(config, spec, states, str(initial or ""), version))
+    seats = run_seats(config, trainer=trainer)
+    for name, seat in seats.items():
+        log.info("%s: %s", name, describe_seat(seat))
+    for sentence in list_unused_devices(config.placement, station_names(config, trainer=trainer)):
+        log.warning(sentence)
+    layout = arena_layout(config, spec, infos, form, trainer=trainer)
+    seated = [(job, seats[job.name]) for job in jobs]
+    launcher = _launcher(config, seated, layout, WeightsLayout.of(form.published), folder)
+    weights = launcher.weights
     try:
-        weights = WeightsBus(policy.state_dict(), launcher.weights_memory)
         conductor = Conductor(flow_settings(config, spec, buckets))
-        state = policy.state_dict()
         if states is not None and trainer:
             states.reset(saved.trainer if saved else None)
         if saved is not None:
             conductor = _restore(saved, conductor.settings, launcher, last)
-            version, state = saved.version, saved.policy
-        weights.publish(version, state)
+            version = saved.version
+            weights.publish(version, saved.policy)
+        elif not trainer:
+            weights.publish(version, _state(initial, settings, spec, config.seed))
         failures = SampleFailureLog(
             folder / LOGS if folder and config.launcher != "inline" else None, _culprits(config)
         )
@@ -241,6 +282,15 @@ def build_pipeline(
         launcher.close()
         raise
     return Pipeline(loop, launcher, weights, states, failures, spec)
+
+
+def _state(initial: Policy | Path | None, settings: PolicySettings, spec: EnvSpec, seed: int) -> Mapping[str, Tensor]:
+    """The weights of a run without a trainer, which main publishes."""
+    if isinstance(initial, Path):
+        state: Mapping[str, Tensor] = load_state(initial)["policy"]
+        return state
+    policy = initial if initial is not None else settings.build(spec, seed=seed, device="cpu", role="train")
+    return policy.state_dict()
 
 
 def _culprits(config: RunConfig) -> dict[str, str]:
@@ -256,8 +306,8 @@ def _restore(saved: SavedRun, settings: SchedulerSettings, launcher: Launcher, v
         conductor = Conductor.restore(settings, saved.conductor)
     except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(
-            f"{saved.trainer.parent} cannot be resumed: a run of this version of polyrhythm is wanted, this one does "
-            f"not fit ({type(error).__name__}: {error}); resume it with the version that began it, or start anew"
+            f"{saved.trainer.parent} cannot be resumed: it was saved by another version of polyrhythm "
+            f"({type(error).__name__}: {error}); resume it with that version, or begin another run"
         ) from error
     conductor.detach()
     rollout = conductor.rollout
@@ -267,7 +317,7 @@ def _restore(saved: SavedRun, settings: SchedulerSettings, launcher: Launcher, v
         for sample in rollout.samples.values():
             sample.payload_id = places[sample.payload_id] if sample.payload_id else ""
         for payload_id, trajectory in saved.samples.items():
-            launcher.arena.store(int(places[payload_id]), trajectory)
+            launcher.payloads.put(places[payload_id], trajectory)
     except (LookupError, TypeError, ValueError) as error:
         raise RunFolderError(
             f"{saved.trainer.parent} cannot be resumed: its samples do not fit policy and environment "
@@ -290,50 +340,55 @@ def _launcher(
     config: RunConfig,
     jobs: Sequence[tuple[StationFactory, Resources]],
     layout: ArenaLayout,
-    weights_nbytes: int,
+    weights: WeightsLayout,
     folder: Path | None,
 ) -> Launcher:
     if config.launcher == "inline":
-        return InlineLauncher(jobs, layout, weights_nbytes)
+        return build_inline_launcher(jobs, layout, weights)
     assert folder is not None, "processes write their logs to a folder"
     transport, logs = config.data_plane.transport, folder / LOGS
-    return LocalLauncher(jobs, layout, weights_nbytes, config.supervision, logs, transport, check_report=check_metrics)
+    return build_local_launcher(jobs, layout, weights, config.supervision, logs, transport, check_report=check_metrics)
 
 
 def _jobs(
     config: RunConfig,
     spec: EnvSpec,
     infos: Sequence[Sequence[EnvBatchInfo]],
-    policy: Policy,
-    states: TrainerStates | None,
+    chunk: int,
     buckets: tuple[int, ...],
-    *,
-    trainer: bool,
-) -> list[tuple[StationFactory, Resources]]:
-    """Simulators, generators and the trainer, in this order."""
-    seats, step = config.placement, step_settings(config, policy)
+) -> list[StationFactory]:
+    """Simulators and generators, in this order."""
+    step = step_settings(config, chunk)
     env = config.env.model_dump(mode="json")
-    own = PolicyFactory(config.policy.model_dump(mode="json"), spec, config.seed)
-    seat = Resources(threads=seats.simulators.threads)
-    jobs: list[tuple[StationFactory, Resources]] = []
+    own = _policy_factory(config, spec)
+    jobs: list[StationFactory] = []
     for batches in infos:
         name, rows = batches[0].name.rpartition(".")[0], sum(slot.rows for slot in batches[0].slots)
-        jobs.append((SimulatorFactory(name, env, spec, rows, tuple(batches), step), seat))
-    seat = Resources(seats.generators.device, seats.generators.threads)
-    evaluator = _evaluator(config) if trainer else ""
+        jobs.append(SimulatorFactory(name, env, spec, rows, tuple(batches), step))
+    evaluator = evaluator_name(config) if any(info.reserved for own_infos in infos for info in own_infos) else ""
     for name in generator_names(config):
         evaluates: Literal["no", "too"] = "too" if name == evaluator else "no"
-        jobs += [(GeneratorFactory(name, own, evaluates, buckets), seat)]
+        jobs.append(GeneratorFactory(name, own, evaluates, buckets))
     if evaluator == _EVALUATION_GENERATOR:
-        jobs.append((GeneratorFactory(evaluator, own, "only", buckets), seat))
-    if trainer:
-        job = TrainerFactory(
-            "trainer",
-            own,
-            config.algorithm.model_dump(mode="json"),
-            config.training.model_dump(mode="json"),
-            total_updates=config.training.versions * config.freshness.sync_interval,
-            states=states,
-        )
-        jobs.append((job, Resources(seats.trainer.device, seats.trainer.threads)))
+        jobs.append(GeneratorFactory(evaluator, own, "only", buckets))
     return jobs
+
+
+def _trainer_job(
+    config: RunConfig, spec: EnvSpec, states: TrainerStates | None, initial: str, version: int
+) -> StationFactory:
+    """The trainer, which begins with the policy file `initial` ("": the seed's weights) and publishes `version`."""
+    return TrainerFactory(
+        "trainer",
+        _policy_factory(config, spec),
+        config.algorithm.model_dump(mode="json"),
+        config.training.model_dump(mode="json"),
+        total_updates=config.training.versions * config.freshness.sync_interval,
+        states=states,
+        initial=initial,
+        version=version,
+    )
+
+
+def _policy_factory(config: RunConfig, spec: EnvSpec) -> PolicyFactory:
+    return PolicyFactory(config.policy.model_dump(mode="json"), spec, config.seed)

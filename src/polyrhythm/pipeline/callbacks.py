@@ -7,13 +7,13 @@ the run in good order, saved so that it can go on: StopTraining quietly, anythin
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
+from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.observers.metrics import UpdateMetrics
 from polyrhythm.runtime.messages import Report
-from polyrhythm.scheduler import records
 
 
 class StopTraining(Exception):
@@ -100,14 +100,11 @@ class Callbacks:
         return self.ended is not None
 
 
-class UpdatesHeard:
+class UpdatesHeard(Observer):
     """An observer that passes on what `metrics` made of an update's report; it must be told after that one."""
 
     def __init__(self, metrics: UpdateMetrics, callbacks: Callbacks) -> None:
         self._metrics, self._callbacks = metrics, callbacks
-
-    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
-        pass
 
     def on_report(self, now: float, report: Report) -> None:  # noqa: ARG002
         self._callbacks.on_update(self._metrics.latest)

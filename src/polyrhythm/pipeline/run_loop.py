@@ -14,72 +14,18 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.runtime.memory.arena import Arena
-from polyrhythm.runtime.memory.blocks import BlockPool
-from polyrhythm.runtime.messages import Report, SaveTrainer, Spans
+from polyrhythm.pipeline.observers.base import Observer, ObserverTable
+from polyrhythm.pipeline.stall_report import describe_stall
+from polyrhythm.runtime.launcher import Launcher
+from polyrhythm.runtime.messages import SaveTrainer
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.conductor import Conductor
 
 log = logging.getLogger(__name__)
 
 
-class Launcher(Protocol):
-    """What the loop needs of a launcher."""
-
-    weights_memory: memoryview
-    arena: Arena
-    pool: BlockPool
-
-    def start(self) -> list[records.Event]: ...
-
-    def send(self, command: records.Command | SaveTrainer) -> None: ...
-
-    def receive(self, timeout: float) -> records.Event | None: ...
-
-    def reports(self) -> list[Report]: ...
-
-    def measure_spans(self, on: bool) -> None:
-        """Whether stations, those that are still to come included, say what they do."""
-        ...
-
-    def take_spans(self) -> list[Spans]:
-        """What they said since the last call; all until now if `statistics` was called before."""
-        ...
-
-    def work_done(self) -> int:
-        """Units of work that stations have done so far, those without an event included."""
-        ...
-
-    def outstanding(self) -> list[str]: ...
-
-    def current_call(self, station: str) -> str:
-        """What the station is at, and for how long, in words; "" between two units of work."""
-        ...
-
-    def statistics(self) -> dict[str, dict[str, float]]:
-        """Each station's counters, as fresh as they can be had: it may ask and wait."""
-        ...
-
-    def latest(self) -> dict[str, dict[str, float]]:
-        """The same as last heard: cheap, asks nobody."""
-        ...
-
-    def dropped(self) -> dict[str, int]:
-        """Messages that were dropped so far, by kind."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class Observer(Protocol):
-    """Someone who watches; neither call may change anything, but ask for something by `RunLoop.submit_later`."""
-
-    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None: ...
-
-    def on_report(self, now: float, report: Report) -> None: ...
 
 
 #: Longest wait for an event, after which `RunLoop.stop` is asked again.
@@ -106,9 +52,9 @@ class Interrupted(Exception):
 class RunLoop:
     """Drives one conductor and one launcher.
 
-    observers: told of every decision and report, in order. stall_s: seconds without any event, report or unit of work,
-    and without a deadline to wait for, after which the run is declared stuck. stop: asked between two events; true
-    ends what the loop is at with `Interrupted`. trace: every decision, if `record`.
+    observers: called in this order, with reports and with the decisions that they hear. stall_s: seconds without any
+    event, report or unit of work, and without a deadline to wait for, after which the run is declared stuck. stop:
+    asked between two events; true ends what the loop is at with `Interrupted`. trace: every decision, if `record`.
     """
 
     def __init__(
@@ -122,13 +68,26 @@ class RunLoop:
         record: bool = False,
     ) -> None:
         self.conductor, self.launcher, self.clock = conductor, launcher, clock
-        self.observers = list(observers)
+        self._observers = ObserverTable(observers)
         self.stop: Callable[[], bool] = lambda: False
         self.trace: list[records.Decision] = []
         self._record, self._stall_s = record, stall_s
         self._asked: deque[records.Event] = deque()
         self._inbox: list[records.Command] = []
         self._held: tuple[type, ...] = ()
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """Those that watch, in the order in which they are called."""
+        return self._observers.observers
+
+    def add_observers(self, *observers: Observer) -> None:
+        """Have these watch from now on, after those that do already."""
+        self._observers.add(*observers)
+
+    def remove_observers(self, *observers: Observer) -> None:
+        """Have these watch no more."""
+        self._observers.remove(*observers)
 
     def start(self) -> None:
         """Start all stations and let them join. A resumed run goes on at once, so observers are there before."""
@@ -230,7 +189,7 @@ class RunLoop:
             elif self.launcher.work_done() != worked:
                 quiet_since, worked = self.clock(), self.launcher.work_done()
             elif not timer and self.clock() >= quiet_since + self._stall_s:
-                raise RunHalted(self._stalled())
+                raise RunHalted(describe_stall(self.conductor, self._stall_s, self.launcher.pending_work()))
 
     def _finished(self, done: Callable[[records.Command], bool]) -> bool:
         if not self._inbox:
@@ -260,47 +219,13 @@ class RunLoop:
                 self._inbox.append(command)
             elif not isinstance(command, self._held):
                 self.launcher.send(command)
-        for observer in self.observers:
-            observer.on_decision(now, event, commands)
+        self._observers.decide(now, event, commands)
         return bool(commands)
 
     def _pass_reports(self) -> bool:
         reports = self.launcher.reports()
+        now = self.clock()
         for report in reports:
-            for observer in self.observers:
-                observer.on_report(self.clock(), report)
+            self._observers.report(now, report)
+        self._observers.tick(now)
         return bool(reports)
-
-    def _evaluating(self) -> list[str]:
-        """What an evaluation waits for."""
-        conductor = self.conductor
-        evaluations, evaluator = conductor.rollout.evaluations, conductor.serving.generators.evaluator
-        found = [
-            f"evaluation {e.name}: {len(e.waiting)} episodes wait, {e.running} run"
-            for e in (evaluations.current, evaluations.current_background)
-            if e is not None
-        ]
-        if evaluations.current_background is not None:
-            held = "is not there" if evaluator is None else f"has weights {evaluator.pinned} for it"
-            waiting = len(conductor.serving.background)
-            found.append(f"{conductor.settings.evaluator} {held}, {waiting} requests wait for it")
-        return found
-
-    def _stalled(self) -> str:
-        """Who waits for what."""
-        conductor = self.conductor
-        generators = [
-            f"{state.name} (weights {state.version}, {'busy' if state.busy else 'idle'})"
-            for state in conductor.serving.generators.present.values()
-        ]
-        versions = conductor.versions
-        parts = [
-            f"nothing has happened for {self._stall_s:g} s",
-            f"{len(conductor.serving.queue)} requests wait for generators {', '.join(generators) or '(none)'}",
-            f"versions: trained {versions.trained}, published {versions.published}, applied {versions.applied}",
-            f"trainer: {conductor.updates.trainer or 'none'}, {len(conductor.updates.in_training)} groups lent",
-            f"samples: {conductor.ledger.as_dict()}",
-            *self._evaluating(),
-            f"slots: {'; '.join(self.launcher.outstanding()) or 'none is live'}",
-        ]
-        return "; ".join(parts) + ". Please report this with the run folder"

@@ -1,6 +1,8 @@
-"""Ctrl-C, SIGTERM and a terminal that is closed: the first asks the run to stop in good order, the second stops it now.
+"""Ctrl-C (SIGINT), SIGTERM and a closed terminal (SIGHUP): the first ends the run in order, the second ends it at once.
 
-Only the main process listens; stations ignore these signals, though a terminal sends them to all.
+Only the main process handles them; stations ignore them, though a terminal sends them to all. A signal that was
+ignored when the program was started stays ignored: a script's shell starts `polyrhythm train … &` without SIGINT, so
+that Ctrl-C ends only what runs in front, and `nohup` starts it without SIGHUP. SIGTERM still ends such a run in order.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ from types import FrameType
 
 log = logging.getLogger(__name__)
 
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 class Interrupts:
-    """Counts signals. `patient`: the run will ask `requested` soon, so the first signal is only noted."""
+    """Handles the signals that stop a run. `deferring`: the run asks `requested` soon, so the first is only noted."""
 
     def __init__(self) -> None:
-        self.patient = False
+        self.deferring = False
         self._noted = False
 
     def requested(self) -> bool:
@@ -27,14 +31,12 @@ class Interrupts:
         return self._noted
 
     @contextmanager
-    def listening(self) -> Iterator[Interrupts]:
-        """Listen within this block (in the main thread; elsewhere there is nothing to listen to)."""
+    def handle_signals(self) -> Iterator[Interrupts]:
+        """Handle them within this block, if this is the main thread: no other one can."""
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup has it
-            numbers.append(signal.SIGHUP)
+        numbers = [number for number in _STOPPING if signal.getsignal(number) != signal.SIG_IGN]
         before = {number: signal.signal(number, self._note) for number in numbers}
         try:
             yield self
@@ -43,17 +45,17 @@ class Interrupts:
                 signal.signal(number, handler)
 
     @contextmanager
-    def asked_politely(self) -> Iterator[None]:
-        """Within this block the first signal waits to be asked for."""
-        self.patient = True
+    def defer_first(self) -> Iterator[None]:
+        """Within this block the first signal only makes `requested` true."""
+        self.deferring = True
         try:
             yield
         finally:
-            self.patient = False
+            self.deferring = False
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        if self.patient and not self._noted:
+        if self.deferring and not self._noted:
             self._noted = True
-            log.info("%s: stopping in good order; once more stops at once", signal.Signals(number).name)
+            log.info("%s: shutting down; send it again to stop now", signal.Signals(number).name)
             return
         raise KeyboardInterrupt

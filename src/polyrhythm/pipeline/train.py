@@ -22,11 +22,11 @@ from polyrhythm.files import atomic_write
 from polyrhythm.observe import MetricsWriter, TraceWriter
 from polyrhythm.observe.report import write_report
 from polyrhythm.observe.run_folder import lock_run_folder
-from polyrhythm.pipeline.build import Pipeline, build_pipeline
+from polyrhythm.pipeline.build import Pipeline, build_pipeline, run_seats
 from polyrhythm.pipeline.callbacks import Callbacks, StopTraining, UpdatesHeard
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.manager import EvaluationManager
-from polyrhythm.pipeline.observers.idle import IdleMeter
+from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, ProgressLogger, UpdateMetrics
 from polyrhythm.pipeline.observers.mismatch import MismatchWarning, mismatch_limit
@@ -42,6 +42,7 @@ from polyrhythm.pipeline.persistence.phases import SUMMARY_FILE, PhaseJournal
 from polyrhythm.pipeline.persistence.resume import refuse_misplaced, take_up
 from polyrhythm.pipeline.persistence.saver import RunCheckpointer
 from polyrhythm.pipeline.run_loop import Interrupted, OrderlyHalt, RunLoop
+from polyrhythm.pipeline.seats import describe_seats
 from polyrhythm.pipeline.signals import Interrupts
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.initial_policy import prepare_initial_policy
@@ -65,7 +66,7 @@ def train(
     """
     refuse_misplaced(folder)
     callbacks = callbacks or Callbacks()
-    with lock_run_folder(folder), Interrupts().listening() as interrupts:
+    with lock_run_folder(folder), Interrupts().handle_signals() as interrupts:
         progress = PhaseJournal(folder, live.phase if live else None)
         saved = take_up(checked, folder, progress)
         with MetricsWriter(folder) as metrics, TraceWriter(_new_path(folder / "trace.json")) as trace:
@@ -82,7 +83,7 @@ def train(
                 _tell_the_rest(callbacks)
                 raise KeyboardInterrupt
             raise callbacks.ended
-        summary = _summarise(folder, progress)
+        summary = _summarise(checked.config, folder, progress)
         _report(folder)
     if callbacks.deliver() and not isinstance(callbacks.ended, StopTraining):
         assert callbacks.ended is not None
@@ -110,22 +111,23 @@ def _phases(
     (progress, interrupts), (metrics, trace) = course, writers
     version = saved.version if saved else prepare_initial_policy(checked, folder, progress, metrics)
     training = config.training.versions > 0 and progress.result("rl") is None
-    pipeline = build_pipeline(config, policy, folder, saved=saved, version=version, trainer=training, start=False)
+    initial = folder / POLICY_FILE if training else policy
+    pipeline = build_pipeline(config, initial, folder, saved=saved, version=version, trainer=training, start=False)
     try:
         if live:
             live.watch(pipeline)
-        pipeline.loop.observers.append(MismatchWarning(mismatch_limit(config.algorithm, policy)))
+        pipeline.loop.add_observers(MismatchWarning(mismatch_limit(config.algorithm, policy)))
         run = _Run(config, folder, pipeline, progress, metrics, spec.tasks, live, callbacks)
         pipeline.loop.stop = lambda: interrupts.requested() or callbacks.deliver()
         if saved is None:
             run.start()
         if saved is None and progress.result("rl") is None:  # else the weights before training are not there any more
-            with interrupts.asked_politely():
+            with interrupts.defer_first():
                 run.evaluations.evaluate(pipeline, "before")
         if training:
             run.learn(trace, saved, interrupts)
         if config.training.versions:
-            with interrupts.asked_politely():
+            with interrupts.defer_first():
                 run.evaluations.evaluate(pipeline, "after")
             progress.commit("best", run.evaluations.best())
     finally:
@@ -171,7 +173,7 @@ class _Run:
         What ends it between two events, the user or the conductor, leaves a run that is saved and can be resumed.
         """
         config, pipeline, progress = self._config, self._pipeline, self._progress
-        loop, launcher, watching = pipeline.loop, pipeline.launcher, list(pipeline.loop.observers)
+        loop, launcher, before = pipeline.loop, pipeline.launcher, pipeline.loop.observers
         episodes, lags, saver, timeline, beside = self._observe(trace, saved)
         if saved is None:
             saver.save()  # from here on policy.pt changes, so a run that is cut short goes on from a saved one
@@ -179,13 +181,13 @@ class _Run:
             self.start()
             saver.start(loop.clock())
         try:
-            with interrupts.asked_politely(), progress.phase("rl"):
+            with interrupts.defer_first(), progress.phase("rl"):
                 if self._live is not None:
                     self._live.train(self._updates, episodes, saver.account, lags, self.evaluations.after_s())
                 loop.train_until(config.training.versions)
             saver.save()  # a run that is extended goes on from here
             totals = saver.totals()
-            with interrupts.asked_politely():
+            with interrupts.defer_first():
                 self.evaluations.finish(beside)
         except (Interrupted, OrderlyHalt):
             ended = wind_down(loop, config.shutdown_s)
@@ -195,8 +197,9 @@ class _Run:
         finally:
             timeline.finish(loop.clock())
             beside.close()
+            saver.wait()
             self._save_published()
-        loop.observers[:] = watching
+        loop.remove_observers(*(observer for observer in loop.observers if observer not in before))
         lags.check_bound(config.freshness.max_lag, config.freshness.bound, clean=not saver.account.faults)
         ledger = self._balanced()
         _warn_of_dropped(ledger)
@@ -209,19 +212,19 @@ class _Run:
         config, pipeline, loop = self._config, self._pipeline, self._pipeline.loop
         began, launcher = loop.clock(), pipeline.launcher
         lags, episodes = LagHistogram(saved.counts["lags"] if saved else None), EpisodeTracker(len(self._tasks))
-        saver = RunCheckpointer(self._folder / STATES, pipeline, config.checkpoint, lags, saved, began)
-        stations, tempo, timeline = (
-            StationActivity(launcher),
-            IdleMeter(loop.conductor, began),
-            TraceObserver(trace, launcher, began),
+        saver = RunCheckpointer(
+            *(self._folder / STATES, pipeline, config.checkpoint, lags, saved, began),
+            deadline_s=config.supervision.update_s,
         )
-        sources = (loop.conductor.ledger, episodes, saver.account, stations, tempo)
+        idle, passes = IdleMeter(loop.conductor, began), PassMeter(loop.conductor.settings.buckets)
+        stations, timeline = StationActivity(launcher), TraceObserver(trace, launcher, began)
+        sources = (loop.conductor.ledger, episodes, saver.account, stations, (idle, passes))
         metrics = UpdateMetrics(self._metrics, *sources, began=self._progress.began, now=began)
         heard = UpdatesHeard(metrics, self._callbacks)
         beside = self.evaluations.beside(pipeline, saved.version if saved else None)
-        loop.observers += [*(episodes, tempo, metrics, heard, lags, stations, timeline), beside, saver]
+        loop.add_observers(episodes, idle, passes, metrics, heard, lags, stations, timeline, beside, saver)
         if self._live is None:
-            loop.observers.append(ProgressLogger(self._updates, episodes, began))
+            loop.add_observers(ProgressLogger(self._updates, episodes, began))
         return _TrainingObservers(episodes, lags, saver, timeline, beside)
 
     @property
@@ -260,13 +263,14 @@ def _warn_of_dropped(ledger: SampleLedger) -> None:
         )
 
 
-def _summarise(folder: Path, progress: PhaseJournal) -> dict[str, Any]:
+def _summarise(config: RunConfig, folder: Path, progress: PhaseJournal) -> dict[str, Any]:
     """Put the phases' results together, in the files that others read."""
     rl = progress.result("rl") or {}
     summary: dict[str, Any] = {}
     for part in ("evaluation_before", "rl", "evaluation_after", "best"):
         summary |= progress.result(part) or {}
     summary["wall_s"] = progress.summary()
+    summary["seats"] = describe_seats(run_seats(config))
     _write_json(folder / "ledger.json", rl.get("ledger", {}))
     _write_json(folder / SUMMARY_FILE, summary)
     return summary

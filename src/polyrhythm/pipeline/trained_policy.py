@@ -24,7 +24,7 @@ from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.pipeline.array_specs import blank
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.persistence.checkpoints import SavedPolicy, read_policy
-from polyrhythm.policies.base import Policy, PolicySettings, as_module
+from polyrhythm.policies.base import Policy, PolicySettings, as_module, as_settings
 from polyrhythm.runtime.memory.tensors import apply_state, as_array, as_tensors
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec
 from polyrhythm.specs.hashing import mix, mix_array
@@ -146,7 +146,7 @@ def load_standalone(path: Path, device: str = "cpu") -> StandalonePolicy:
             f"{saved.file} is not of this version of polyrhythm ({type(error).__name__}: {error}); load it with the "
             "version that wrote it"
         ) from error
-    policy = settings.build(spec, seed)
+    policy = settings.build(spec, seed=seed, device=device, role="act")
     try:
         apply_state(as_module(policy), saved.weights)
     except ValueError as error:
@@ -161,9 +161,10 @@ def _settings(saved: SavedPolicy) -> PolicySettings:
         raise ConfigError(*explain(error.error, error.model, "policy"), origin=str(saved.file)) from None
     except InvalidSetting as error:
         raise ConfigError(f"policy.{error}", origin=str(saved.file)) from None
-    if not isinstance(settings, PolicySettings):
-        raise ConfigError(f"policy.type = {saved.config['policy']['type']}: its settings need build(env_spec, seed)")
-    return settings
+    try:
+        return as_settings(settings)
+    except ValueError as error:
+        raise ConfigError(str(error), origin=str(saved.file)) from error
 
 
 def _spec_of_env(saved: SavedPolicy) -> EnvSpec:

@@ -1,12 +1,13 @@
 """The contract of a policy: one interface for token, flow-matching, Gaussian and categorical heads.
 
-A policy's file declares a pydantic settings model with a `type` literal that is a `PolicySettings`; what it builds is
-an `nn.Module`. Randomness in `act` comes from `noise_key` alone. `policies.conformance` holds all of it as
-checks; a part of them precedes every run.
+A policy's file declares a pydantic settings model with a `type` literal that is a `PolicySettings`: it declares the
+policy's form (`policies.form`) without building it, and builds an `nn.Module`. Randomness in `act` comes from
+`noise_key` alone. `policies.conformance` checks all of it; some of these checks precede every run.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -14,6 +15,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from polyrhythm.policies.form import PolicyForm, Role
 from polyrhythm.specs import EnvSpec
 
 Observations = Mapping[str, Tensor]
@@ -73,20 +75,49 @@ class Policy(Protocol):
 
 @runtime_checkable
 class PolicySettings(Protocol):
-    """What the settings model of a policy offers beside its fields."""
+    """What the settings model of a policy offers beside its fields. ValueError: policy and environment do not fit."""
 
-    def build(self, env_spec: EnvSpec, seed: int) -> Policy:
-        """A policy for this environment, its parameters a function of `seed`. ValueError: they do not go together."""
+    def form(self, env_spec: EnvSpec) -> PolicyForm:
+        """Shapes, dtypes and sizes of the policy for this environment, without weights (`policies.form.describe`)."""
+        ...
+
+    def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> Policy:
+        """The policy on `device`, its parameters a function of `seed` alone.
+
+        role: "act" in a generator, where its state_dict holds what `form` publishes in the dtypes declared there;
+        "train" in the trainer, whose state_dict holds tensors of the same names and shapes.
+        """
         ...
 
 
+#: What a settings model lacks that has only the `build(env_spec, seed)` of earlier versions.
+_TODAY = (
+    "write form(self, env_spec) -> PolicyForm and build(self, env_spec, *, seed, device, role) -> Policy, "
+    "as docs/own-policies.md shows"
+)
+
+
+def as_settings(section: object) -> PolicySettings:
+    """The section as policy settings. ValueError: it lacks `form` or `build`, or `build` is of an earlier version."""
+    kind = getattr(section, "type", type(section).__name__)
+    if not isinstance(section, PolicySettings):
+        lacking = " and ".join(f"{name}()" for name in ("form", "build") if not hasattr(section, name))
+        raise ValueError(f"policy.type = {kind}: its settings have no {lacking}; {_TODAY}")
+    taken = inspect.signature(section.build).parameters.values()
+    any_keyword = any(p.kind is p.VAR_KEYWORD for p in taken)
+    lacking = ", ".join(sorted({"seed", "device", "role"} - {p.name for p in taken}))
+    if lacking and not any_keyword:
+        raise ValueError(f"policy.type = {kind}: its build() does not take {lacking}; {_TODAY}")
+    return section
+
+
 def named(value: Any) -> Any:
-    """A section given by its type's name alone has its defaults."""
+    """The type's name alone stands for the section with its defaults."""
     return {"type": value} if isinstance(value, str) else value
 
 
 def type_or(default: str) -> Callable[[Any], Any]:
-    """For a union of sections: which one is meant by its `type`, where a section without one means `default`."""
+    """A discriminator for a union of sections: the section's `type`, or `default` where it has none."""
 
     def type_of(value: Any) -> Any:
         if isinstance(value, BaseModel):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from polyrhythm.conformance import ContractViolation, violation_of
-from polyrhythm.policies.base import Act, Evaluation, Observations, Policy
+from polyrhythm.policies.base import Act, Evaluation, Observations, Policy, as_module
 from polyrhythm.specs import EnvSpec
 
 Build = Callable[[int], Policy]
@@ -39,6 +42,34 @@ def check_module(policy: object) -> None:
         raise ContractViolation(
             f"build gave a {type(policy).__name__}", "return a torch.nn.Module with act, evaluate, value"
         )
+
+
+@contextmanager
+def in_trial(policy: Policy) -> Iterator[None]:
+    """Eval mode, and the global generators given back as they were. ContractViolation if a weight or buffer was
+    written."""
+    module = as_module(policy)
+    modes = {part: part.training for part in module.modules()}
+    before, python, array = _writes(module), random.getstate(), np.random.get_state()
+    module.eval()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+        random.setstate(python)
+        np.random.set_state(array)
+    if changed := [name for name, writes in _writes(module).items() if before.get(name) != writes]:
+        raise ContractViolation(
+            f"act, evaluate or value changes {changed[0]} of the policy", "in eval mode they must leave its state alone"
+        )
+
+
+def _writes(module: nn.Module) -> dict[str, tuple[int, int]]:
+    """Where each tensor of the state lies, and how often it has been written to."""
+    state: Mapping[str, Tensor] = module.state_dict(keep_vars=True)
+    return {name: (tensor.data_ptr(), tensor._version) for name, tensor in state.items()}
 
 
 def sample(policy: Policy, obs: Observations, first_key: int = 0, *, greedy: bool = False) -> Act:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from polyrhythm.policies import distributions, noise
 from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations
+from polyrhythm.policies.form import PolicyForm, Role, describe
 from polyrhythm.policies.mlp import Activation, FlatObservation, Mlp, seeded
-from polyrhythm.specs import EnvSpec
+from polyrhythm.specs import ArraySpec, EnvSpec
 
 
 class CategoricalSettings(BaseModel):
@@ -34,10 +35,14 @@ class CategoricalSettings(BaseModel):
     progress: bool = False
     """Show the networks the share of the episode that has passed."""
 
-    def build(self, env_spec: EnvSpec, seed: int) -> CategoricalPolicy:
-        """The policy for this environment, its parameters a function of `seed`."""
+    def form(self, env_spec: EnvSpec) -> PolicyForm:
+        answers = {"tokens": ArraySpec((self.chunk, env_spec.action.dim), "int64")}
+        return describe(lambda _role: CategoricalPolicy(self, env_spec), answers)
+
+    def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> CategoricalPolicy:  # noqa: ARG002
+        """The same module for both roles, initialised on the CPU so that the seed decides on every device."""
         with seeded(seed):
-            return CategoricalPolicy(self, env_spec)
+            return CategoricalPolicy(self, env_spec).to(device)
 
 
 class CategoricalPolicy(nn.Module):

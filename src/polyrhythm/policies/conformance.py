@@ -8,16 +8,12 @@ the fix. All of them want the module in eval mode, on the device of the observat
 from __future__ import annotations
 
 import copy
-import random
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from polyrhythm.conformance import Check, ContractViolation, Note
-from polyrhythm.policies.base import Observations, Policy, as_module
+from polyrhythm.policies.base import Observations, Policy, PolicySettings, as_module
 from polyrhythm.policies.calls import (
     Build,
     act_with,
@@ -30,6 +26,7 @@ from polyrhythm.policies.calls import (
     check_tensor,
     evaluate_act,
     first_unlike,
+    in_trial,
     is_count,
     kind_of,
     logprob_limit,
@@ -39,6 +36,8 @@ from polyrhythm.policies.calls import (
     take_rows,
     value_limit,
 )
+from polyrhythm.policies.form import Role
+from polyrhythm.policies.form_checks import check_form
 from polyrhythm.specs import EnvSpec
 
 #: Calls with other keys before a policy counts as one that ignores its key.
@@ -68,14 +67,22 @@ def try_policy(policy: Policy, obs: Observations, spec: EnvSpec, *, learns: bool
 
 
 def policy_checks(
-    build: Build, obs: Observations, spec: EnvSpec, *, learns: bool = True, imitates: bool = False
+    settings: PolicySettings, obs: Observations, spec: EnvSpec, *, learns: bool = True, imitates: bool = False
 ) -> dict[str, Check]:
-    """All checks by name. learns: from rewards, so that log-probs need a gradient; imitates: `sft_loss` is needed."""
+    """All checks by name, of the policy that trains; "form" compares both roles with the declared form.
+
+    learns: from rewards, so that log-probs need a gradient; imitates: `sft_loss` is needed.
+    """
+
+    def build(seed: int, role: Role = "train") -> Policy:
+        return settings.build(spec, seed=seed, device="cpu", role=role)
+
     policy = built(build)
     as_module(policy).eval()
     checks: dict[str, Check] = {
         "attributes": lambda: check_attributes(policy, spec),
         "act": lambda: check_act(policy, obs, spec),
+        "form": lambda: check_form(called("form", settings.form, spec), build, obs),
         "evaluate agrees with act": lambda: check_evaluate(policy, obs),
         "value agrees with act": lambda: check_value(policy, obs),
         "noise by key alone": lambda: check_noise(policy, obs),
@@ -94,34 +101,6 @@ def policy_checks(
 def _alone(policy: Policy, check: Check) -> str:
     with in_trial(policy):
         return check()
-
-
-@contextmanager
-def in_trial(policy: Policy) -> Iterator[None]:
-    """Eval mode, and the global generators given back as they were. ContractViolation if a weight or buffer was
-    written."""
-    module = as_module(policy)
-    modes = {part: part.training for part in module.modules()}
-    before, python, array = _writes(module), random.getstate(), np.random.get_state()
-    module.eval()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
-        random.setstate(python)
-        np.random.set_state(array)
-    if changed := [name for name, writes in _writes(module).items() if before.get(name) != writes]:
-        raise ContractViolation(
-            f"act, evaluate or value changes {changed[0]} of the policy", "in eval mode they must leave its state alone"
-        )
-
-
-def _writes(module: nn.Module) -> dict[str, tuple[int, int]]:
-    """Where each tensor of the state lies, and how often it has been written to."""
-    state: Mapping[str, Tensor] = module.state_dict(keep_vars=True)
-    return {name: (tensor.data_ptr(), tensor._version) for name, tensor in state.items()}
 
 
 def check_attributes(policy: Policy, spec: EnvSpec) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from polyrhythm.policies import distributions, flow_matching, noise
 from polyrhythm.policies.base import SETTINGS
+from polyrhythm.specs import ArraySpec
 
 _START, _STEPS, _INDEX = 1, 2, 3
 #: How far above its bound fitted noise stays.
@@ -50,6 +51,10 @@ class OdeSettings(BaseModel):
     type: Literal["ode"] = "ode"
     """The method's name."""
 
+    def answers(self, steps: int, shape: tuple[int, int]) -> dict[str, ArraySpec]:  # noqa: ARG002
+        """forward_inputs of one row, for actions of this shape (C, A)."""
+        return {"start": ArraySpec(shape, "float32")}
+
     def build(self, steps: int) -> Ode:
         """With K steps."""
         return Ode(steps)
@@ -64,6 +69,10 @@ class FlowSdeSettings(BaseModel):
     """The method's name."""
     noise: float = Field(0.5, gt=0.0)
     """Strength a: the noisy step from time t has a std of a·√(t/(1 − t)/K), in units of half the action range."""
+
+    def answers(self, steps: int, shape: tuple[int, int]) -> dict[str, ArraySpec]:  # noqa: ARG002
+        """forward_inputs of one row, for actions of this shape (C, A)."""
+        return {"step": ArraySpec((), "int64"), **dict.fromkeys(("before", "after"), ArraySpec(shape, "float32"))}
 
     def build(self, steps: int) -> FlowSde:
         """With K steps."""
@@ -91,6 +100,10 @@ class FlowNoiseSettings(BaseModel):
                 f"policy.head.method.min_std = {self.min_std} is not below max_std = {self.max_std}: lower it"
             )
         return self
+
+    def answers(self, steps: int, shape: tuple[int, int]) -> dict[str, ArraySpec]:
+        """forward_inputs of one row, for actions of this shape (C, A)."""
+        return {"chain": ArraySpec((steps + 1, *shape), "float32")}
 
     def build(self, steps: int) -> FlowNoise:
         """With K steps."""

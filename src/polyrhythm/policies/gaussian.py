@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from polyrhythm.policies import distributions, noise
 from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations
+from polyrhythm.policies.form import PolicyForm, Role, describe
 from polyrhythm.policies.mlp import Activation, FlatObservation, Mlp, seeded
-from polyrhythm.specs import ActionSpec, EnvSpec
+from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec
 
 
 class GaussianSettings(BaseModel):
@@ -37,10 +38,14 @@ class GaussianSettings(BaseModel):
     progress: bool = False
     """Show the networks the share of the episode that has passed."""
 
-    def build(self, env_spec: EnvSpec, seed: int) -> GaussianPolicy:
-        """The policy for this environment, its parameters a function of `seed`."""
+    def form(self, env_spec: EnvSpec) -> PolicyForm:
+        answers = {"raw": ArraySpec((self.chunk, env_spec.action.dim), "float32")}
+        return describe(lambda _role: GaussianPolicy(self, env_spec), answers)
+
+    def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> GaussianPolicy:  # noqa: ARG002
+        """The same module for both roles, initialised on the CPU so that the seed decides on every device."""
         with seeded(seed):
-            return GaussianPolicy(self, env_spec)
+            return GaussianPolicy(self, env_spec).to(device)
 
 
 class GaussianPolicy(nn.Module):

@@ -1,4 +1,5 @@
-"""Where stations live and how they are reached: launchers, messages, payloads, weights bus.
+"""Where stations live and how they are reached: launchers, messages, payloads, published weights.
 
-`runtime.memory.tensors` alone imports torch; `runtime.ray` alone imports ray. Nothing here decides anything.
+`runtime.memory.tensors` and `runtime.memory.receiver` alone import torch; `runtime.ray` alone imports ray. Nothing
+here decides anything.
 """

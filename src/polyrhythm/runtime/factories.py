@@ -8,29 +8,34 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.messages import Channels, Station
 
+if TYPE_CHECKING:
+    from polyrhythm.runtime.memory.weights import Weights
+
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Where a station works: device of its tensors, threads per operation."""
+    """Where a station works: device (cpu or cuda:N), threads per operation, variables of its process's environment."""
 
     device: str = "cpu"
     threads: int = 1
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class StationContext:
-    """What a process offers to its station. weights: the memory of the weights bus; overlap: threads may be used."""
+    """What a process offers to its station. weights: opens this process's end of the weights channel, which imports
+    torch; overlap: threads may be used."""
 
     arena: Arena
-    weights: memoryview
+    weights: Callable[[], Weights]
     links: Channels
     device: str = "cpu"
     overlap: bool = False

@@ -1,4 +1,4 @@
-"""The launcher `inline`: all stations in this process and thread, taking turns.
+"""Hosts all stations in this process and thread (`launcher: inline`), taking turns.
 
 Training and rollout interleave at the grain of one unit of work, in an order that depends on the commands alone,
 so a lock-step run is reproducible bit for bit. Nothing here runs unless `receive` is called.
@@ -9,29 +9,30 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from polyrhythm.runtime.factories import Resources, StationContext, StationFactory
-from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, in_memory
-from polyrhythm.runtime.memory.blocks import BlockPool
-from polyrhythm.runtime.messages import Channels, Reply, Report, SaveTrainer, Spans, StartRowsInBlocks, Station
+from polyrhythm.runtime.hosting import Joined
+from polyrhythm.runtime.memory.arena import Arena
+from polyrhythm.runtime.messages import Channels, Order, Reply, Report, Spans, Station
 from polyrhythm.runtime.spans import SpanLog
 from polyrhythm.scheduler import records
 
+if TYPE_CHECKING:
+    from polyrhythm.runtime.memory.weights import Weights
 
-class InlineLauncher:
-    """Hosts stations, carries their events, answers and reports, and measures how long each was busy."""
+
+class InlineHosting:
+    """Hosts the stations of `jobs`, and measures how long each was busy. arena, weights: the memory that they share."""
 
     def __init__(
         self,
         jobs: Sequence[tuple[StationFactory, Resources]],
-        layout: ArenaLayout,
-        weights_nbytes: int,
+        arena: Arena,
+        weights: Weights,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.clock, self.layout = clock, layout
-        self.pool = BlockPool(layout.blocks)
-        self.arena: Arena = in_memory(layout)
-        self.weights_memory = memoryview(bytearray(weights_nbytes))
+        self._clock, self._arena, self._weights = clock, arena, weights
         self._jobs = list(jobs)
         self._work_done = 0
         self._parts: list[_Part] = []
@@ -40,19 +41,21 @@ class InlineLauncher:
         self._turns: deque[_Part] = deque()
         self._events: deque[records.Event] = deque()
         self._reports: list[Report] = []
-        self._measuring = False
+        self._measuring = self._closed = False
 
-    def start(self) -> list[records.Event]:
+    def start(self) -> list[Joined]:
         """Make all stations; their announcements, in the order of the jobs."""
-        links = Channels(self._events.append, self._deliver, self._report)
-        joined = []
-        for job, seat in self._jobs:
-            host = StationContext(self.arena, self.weights_memory, links, seat.device)
-            parts = [_Part(job.name, make()) for _, make in job.parts(host, incarnation=0)]
+        channels = Channels(self._events.append, self._deliver, self._reports.append)
+        joined: list[Joined] = []
+        for job, resources in self._jobs:
+            context = StationContext(self._arena, lambda: self._weights, channels, resources.device)
+            parts = [_Part(job.name, make()) for _, make in job.parts(context, incarnation=0)]
             announcements = [part.station.joined() for part in parts]
             for part, announcement in zip(parts, announcements, strict=True):
                 self._host(part, announcement)
-            joined.append(records.merge_joined(announcements))
+            together = records.merge_joined(announcements)
+            assert isinstance(together, Joined)
+            joined.append(together)
         return joined
 
     def _host(self, part: _Part, joined: records.Event) -> None:
@@ -64,30 +67,16 @@ class InlineLauncher:
         if isinstance(joined, records.SimulatorJoined):
             self._by_slot |= {slot.slot: part.station for info in joined.batches for slot in info.slots}
 
-    def _report(self, report: Report) -> None:
-        self._reports.append(report)
+    def _deliver(self, replies: Sequence[Reply]) -> None:
+        for reply in replies:
+            self._by_slot[reply.slot].deliver(reply)  # type: ignore[attr-defined]
 
-    def _deliver(self, reply: Reply) -> None:
-        self._by_slot[reply.slot].deliver(reply)  # type: ignore[attr-defined]
+    def reaches(self, station: str) -> bool:  # noqa: ARG002
+        """Always: a station that raises ends the run."""
+        return True
 
-    def send(self, command: records.Command | SaveTrainer) -> None:
-        """Hand a command to the station that it addresses; `ReleasePayloads` goes to the pool of blocks."""
-        match command:
-            case records.Serve(generator=station):  # first, being most of all
-                self._by_name[station].handle(command)
-            case records.ReleasePayloads(payload_ids):
-                self.pool.release(payload_ids)
-            case records.StartRows(slot=slot):
-                self._by_slot[slot].handle(StartRowsInBlocks(command, tuple(self.pool.assign(command))))
-            case records.CancelRow(slot=slot) | records.RefuseRequest(slot=slot):
-                self._by_slot[slot].handle(command)
-            case (
-                records.ApplyWeights(generator=station) | records.StartUpdate(trainer=station)
-                | records.PublishWeights(trainer=station) | SaveTrainer(trainer=station)
-            ):  # fmt: skip
-                self._by_name[station].handle(command)
-            case _:
-                raise TypeError(f"{type(command).__name__} is not for a station")
+    def send(self, station: str, command: Order, slot: str = "") -> None:
+        (self._by_slot[slot] if slot else self._by_name[station]).handle(command)
 
     def receive(self, timeout: float) -> records.Event | None:
         """The next event, or None after `timeout` seconds.
@@ -97,16 +86,12 @@ class InlineLauncher:
         """
         events = self._events
         if not events:
-            self._work(self.clock() + timeout)
-            if not events:
-                return None
-        event = events.popleft()
-        self.pool.hear(event)
-        return event
+            self._work(self._clock() + timeout)
+        return events.popleft() if events else None
 
     def _work(self, until: float) -> None:
         """Give turns until there is an event, or until the time is over."""
-        idle, events, turns, clock = 0, self._events, self._turns, self.clock
+        idle, events, turns, clock = 0, self._events, self._turns, self._clock
         now = clock()
         while idle < len(turns):
             part = turns[0]
@@ -128,7 +113,8 @@ class InlineLauncher:
 
     def reports(self) -> list[Report]:
         """The reports since the last call, oldest first."""
-        reports, self._reports = self._reports, []
+        reports = list(self._reports)
+        self._reports.clear()
         return reports
 
     def measure_spans(self, on: bool) -> None:
@@ -146,9 +132,9 @@ class InlineLauncher:
         """Units of work done so far, over all stations."""
         return self._work_done
 
-    def outstanding(self) -> list[str]:
-        """What is waiting, in words, for a stall report."""
-        return [line for part in self._parts for line in part.station.outstanding()]
+    def pending_work(self) -> list[str]:
+        """What stations have not finished, in words, for a stall report."""
+        return [line for part in self._parts for line in part.station.pending_work()]
 
     def current_call(self, station: str) -> str:  # noqa: ARG002
         """Nothing: whoever asks has this thread, so no station is at work."""
@@ -171,8 +157,14 @@ class InlineLauncher:
         """None: here nothing is sent."""
         return {}
 
+    def processes(self) -> dict[str, int]:
+        """None: stations live in this process."""
+        return {}
+
     def close(self) -> None:
-        for part in self._parts:
+        """Close all stations; a second call does nothing."""
+        closed, self._closed = self._closed, True
+        for part in self._parts if not closed else ():
             part.station.close()
 
 

@@ -1,16 +1,16 @@
-"""The launcher `local`: each station in a process of its own on this machine, watched and replaced.
+"""Hosts each station in a process of its own on this machine (`launcher: local`), watched and replaced.
 
     main's inbox  ← events, reports, heartbeats of all stations
-    each part's inbox ← commands from main, answers from generators
+    each station's inbox ← commands from main, replies from generators; each names the part that it is for
 
-A station that ends, falls silent or exceeds a deadline is killed and reaped; what it had sent before is heard, then
-`StationLost`; then the next incarnation starts.
+A station that ends, falls silent, exceeds a deadline or refuses a command is killed and reaped; what it had sent before
+is received, then `StationLost`; then the next incarnation starts. Other stations are heard meanwhile.
 
 A message that cannot be decoded, comes from nobody who is present, or answers nothing that was asked is dropped,
 counted by kind, and warned about once. It ends neither the run nor a station.
 
 Invariants: an event is passed on only if its station's present incarnation sent it; a command reaches only the
-incarnation that the conductor knows; no block is given out while a process that may write to it lives.
+incarnation that the conductor knows; `StationLost` comes when its process has been reaped.
 """
 
 from __future__ import annotations
@@ -24,126 +24,99 @@ from pathlib import Path
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import Resources, StationFactory
-from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
-from polyrhythm.runtime.memory.blocks import BlockPool
-from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
-from polyrhythm.runtime.messages import Report, SaveTrainer, Spans, StartRowsInBlocks, sender_of
-from polyrhythm.runtime.processes.expected import ExpectedEvents, Joined
+from polyrhythm.runtime.hosting import Joined
+from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.messages import ORDERS, Order, Report, Spans, sender_of
+from polyrhythm.runtime.processes.expected import ExpectedEvents
 from polyrhythm.runtime.processes.manager import ProcessManager
-from polyrhythm.runtime.processes.process import ChildProcess
+from polyrhythm.runtime.processes.process import ChildProcess, Spawn, start_child
+from polyrhythm.runtime.processes.replacement import Replacements
 from polyrhythm.runtime.processes.supervision import SupervisionLimits
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import make_keys
 from polyrhythm.runtime.transport.drops import DROPPED, DropCounter, UnfitMessage
 from polyrhythm.runtime.transport.sockets import Sockets, Transport
 from polyrhythm.scheduler import records
+from polyrhythm.specs import WeightsLayout
 
 log = logging.getLogger(__name__)
 
 #: Seconds between two looks at the processes and their deadlines.
 _LOOK_S = 0.25
-#: How long dead stations' last messages are waited for, at most so long while others talk on; and counters asked for.
-_DRAIN_S, _LONGEST_DRAIN_S, _ANSWER_S = 0.05, 0.5, 2.0
+#: The same while a station is being replaced.
+_STEP_S = 0.02
+#: How long stations are waited for that were asked for their counters.
+_ANSWER_S = 2.0
 
 
-class LocalLauncher:
-    """Hosts `jobs`, each in its seat. The arena and the bus (of `weights_nbytes`) lie in shared memory.
+class LocalHosting:
+    """Hosts the stations of `jobs`, each with its resources. folder: of the run, with its memory and its sockets.
 
-    folder: where memory and sockets lie, until `close`. check_report: raises ValueError for figures that the observers
-    do not know. StartError: there is too little memory, an address cannot be had, or strangers could not be kept out;
-    then nothing has been started.
+    check_report: raises ValueError for metrics that the observers do not know. spawn: starts a process. StartError: an
+    address is taken, or strangers could not be kept out; then nothing has been started.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what every process is told
         self,
         jobs: Sequence[tuple[StationFactory, Resources]],
         layout: ArenaLayout,
-        weights_nbytes: int,
+        folder: Path,
+        weights: WeightsLayout,
         limits: SupervisionLimits,
         logs: Path,
+        *,
         transport: Transport = "ipc",
-        clock: Callable[[], float] = time.monotonic,
         check_report: Callable[[Mapping[str, float]], None] = lambda _: None,
+        spawn: Spawn = start_child,
     ) -> None:
         keys = make_keys() if transport == "tcp" else None
-        self.clock, self.layout = clock, layout
-        self._memory = SharedRunFolder({"arena": layout.nbytes, "weights": weights_nbytes})
-        self.folder = self._memory.folder
-        self._drops, self._expected, self._check_report = DropCounter("main"), ExpectedEvents(layout), check_report
+        self._check_report = check_report
+        self._drops, self._expected = DropCounter("main"), ExpectedEvents(layout)
         self._said: set[tuple[str, str]] = set()
         with ExitStack() as undo:
-            undo.callback(self._memory.remove)
-            self._sockets = Sockets(transport, str(self.folder), keys, self._drops.stranger, wire.LARGEST)
+            self._sockets = Sockets(transport, str(folder), keys, self._drops.stranger, wire.LARGEST)
             undo.callback(self._sockets.close)
             self._inbox = self._sockets.inbox("main")
             undo.pop_all()
-        self.pool = BlockPool(layout.blocks)
-        self.arena = Arena(layout, memoryview(self._memory.segment("arena")))
-        self.weights_memory = memoryview(self._memory.segment("weights"))
-        self._crew = ProcessManager(
-            jobs,
-            layout,
-            self._sockets,
-            main=self._inbox.endpoint,
-            limits=limits,
-            logs=logs,
+        self._manager = ProcessManager(
+            jobs, layout, weights, self._sockets, main=self._inbox.endpoint, limits=limits, logs=logs, spawn=spawn
         )
+        self._replacements = Replacements(self._manager)
         self._known: dict[str, int] = {}
         self._events: deque[records.Event] = deque()
         self._reports: list[Report] = []
         self._spans: list[Spans] = []
-        self._looked = clock()
+        self._looked = time.monotonic()
 
-    def start(self) -> list[records.Event]:
-        """Start all stations and wait until each stands ready; their announcements, in the order of the jobs.
+    def start(self) -> list[Joined]:
+        """Start all stations and wait until each is ready; their announcements, in the order of the jobs.
 
         RunHalted: one of them cannot be started.
         """
-        self._crew.start(self.clock())
-        while not self._crew.complete:
+        self._manager.start(time.monotonic())
+        while not self._manager.complete:
             self._wait(_LOOK_S)
         self._events.clear()
-        processes = self._crew.processes
+        processes = self._manager.processes
         self._known = {name: process.incarnation for name, process in processes.items()}
         return [process.joined for process in processes.values() if process.joined is not None]
 
     def processes(self) -> dict[str, int]:
         """The process id of each station."""
-        return {name: process.pid for name, process in self._crew.processes.items()}
+        return {name: process.pid for name, process in self._manager.processes.items()}
 
     # ------------------------------------------------------------ what goes out
 
-    def send(self, command: records.Command | SaveTrainer) -> None:
-        """Hand a command to the station that it addresses. One that is just being replaced gets none: what it was to
-        do comes back with its `StationLost`."""
-        match command:
-            case records.ReleasePayloads(payload_ids):
-                self.pool.release(payload_ids)
-            case records.StartRows(simulator=station, slot=slot):
-                if self._reaches(station):
-                    self._tell(station, StartRowsInBlocks(command, tuple(self.pool.assign(command))), slot)
-            case records.CancelRow(simulator=station, slot=slot) | records.RefuseRequest(simulator=station, slot=slot):
-                self._tell(station, command, slot)
-            case records.Serve(generator=station) | records.ApplyWeights(generator=station):
-                self._tell(station, command)
-            case (
-                records.StartUpdate(trainer=station)
-                | records.PublishWeights(trainer=station)
-                | SaveTrainer(trainer=station)
-            ):
-                self._tell(station, command)
-            case _:
-                raise TypeError(f"{type(command).__name__} is not for a station")
+    def reaches(self, station: str) -> bool:
+        """Whether the conductor knows the present incarnation, and it is not being replaced."""
+        process = self._manager.processes[station]
+        return process.reachable and self._known.get(station) == process.incarnation
 
-    def _tell(self, station: str, message: wire.Message, slot: str = "") -> None:
-        if self._reaches(station):
-            self._expected.note(message)
-            self._crew.tell(station, message, slot)
-
-    def _reaches(self, station: str) -> bool:
-        """Whether the conductor knows the present incarnation."""
-        process = self._crew.processes[station]
-        return process.vigil.present and self._known.get(station) == process.incarnation
+    def send(self, station: str, command: Order, slot: str = "") -> None:
+        """Send a command to the station, or to its part that has the slot, if it `reaches` it."""
+        if self.reaches(station):
+            self._expected.note(command)
+            self._manager.tell(station, command, slot)
 
     # ------------------------------------------------------------ what comes in
 
@@ -153,9 +126,9 @@ class LocalLauncher:
         Consumes: messages to main, ends of processes. Waits for: either, or the next deadline of a station.
         Unblocked by: these. Produces: an event. RunHalted: failures end the run.
         """
-        until = self.clock() + timeout
+        until = time.monotonic() + timeout
         while not self._events:
-            rest = until - self.clock()
+            rest = until - time.monotonic()
             heard = self._wait(min(max(rest, 0.0), _LOOK_S))
             if rest <= 0 and not heard:
                 break
@@ -171,35 +144,47 @@ class LocalLauncher:
         return event
 
     def _wait(self, seconds: float) -> bool:
-        """Take what has come; if nothing has, wait for it. Looks after the stations now and then. True if it came."""
-        content = self._inbox.receive(seconds)
+        """Receive what has come, or wait for it; look after the stations now and then. True if something came."""
+        look_s = _STEP_S if self._replacements else _LOOK_S
+        content = self._inbox.receive(min(seconds, look_s))
         if content is not None:
             self._hear(content)
-        if self.clock() >= self._looked + _LOOK_S:
-            self._look_after()
+        now = time.monotonic()
+        if content is None:
+            self._replacements.note_empty_inbox(now)
+        if now >= self._looked + look_s:
+            self._look_after(now)
         return content is not None
 
     def _hear(self, content: bytes) -> None:
-        """One message. What is not from a station that is present, or cannot be true, is dropped."""
+        """What has come: what is not from a station that is present, or cannot be true, is dropped."""
         try:
-            self._believe(wire.decode(content))
+            messages = wire.unframe(content)
         except UnfitMessage as unfit:
             self._drops.drop(unfit.kind, str(unfit))
+            return
+        for _, message in messages:
+            try:
+                self._believe(wire.decode(message))
+            except UnfitMessage as unfit:
+                self._drops.drop(unfit.kind, str(unfit))
 
     def _believe(self, message: object) -> None:
         """UnfitMessage: it cannot be true; then nothing has changed."""
         sender = sender_of(message)
         if sender is None:
             raise UnfitMessage("misdirected", f"{type(message).__name__} is not for the main process")
-        self._crew.check_sender(*sender)
+        self._manager.check_sender(*sender)
         match message:
             case wire.Heartbeat():
-                self._crew.hear(message, self.clock())
+                self._manager.hear(message, time.monotonic())
                 self._note_drops(message)
             case wire.Hello():
                 self._greet(message)
             case wire.Failed(station=station):
-                self._crew.processes[station].last_words = message
+                self._manager.processes[station].last_words = message
+            case wire.Refused():
+                self._note_refusal(message)
             case Report(values=values):
                 self._expected.check_report(message)
                 try:
@@ -208,26 +193,25 @@ class LocalLauncher:
                     raise UnfitMessage("impossible", str(error)) from error
                 self._reports.append(message)
             case Spans():
-                self._expected.check_spans(message, self.clock())
+                self._expected.check_spans(message, time.monotonic())
                 self._spans.append(message)
             case _:
                 self._expected.accept(message)
-                self._crew.updates += isinstance(message, records.UpdateDone)
-                self.pool.hear(message)  # type: ignore[arg-type]
+                self._manager.updates += isinstance(message, records.UpdateDone)
                 self._events.append(message)  # type: ignore[arg-type]
 
     def _greet(self, hello: wire.Hello) -> None:
-        """A station stands ready. UnfitMessage: it has said so before, or what it says of itself cannot be."""
-        process = self._crew.processes[hello.station]
+        """A station is ready. UnfitMessage: it has said so before, or its announcement cannot be true."""
+        process = self._manager.processes[hello.station]
         if process.ended:
             return  # it came too late, its successor is about to start
         joined = wire.decode(hello.joined)
         if not isinstance(joined, Joined) or sender_of(joined) != (hello.station, hello.incarnation):
             raise UnfitMessage("impossible", f"{hello.station} greets with the announcement {joined}")
-        if process.vigil.present or not all(map(self._sockets.could_be, hello.inboxes.values())):
-            raise UnfitMessage("impossible", f"{hello.station} greets again, or from elsewhere: {hello.inboxes}")
-        self._expected.join(joined, hello.inboxes.keys())
-        self._crew.welcome(hello, joined, self.clock())
+        if process.monitor.present or not self._sockets.could_be(hello.endpoint):
+            raise UnfitMessage("impossible", f"{hello.station} greets again, or from elsewhere: {hello.endpoint}")
+        self._expected.join(joined, hello.addresses)
+        self._manager.welcome(hello, joined, time.monotonic())
         self._events.append(joined)
 
     def _note_drops(self, beat: wire.Heartbeat) -> None:
@@ -237,39 +221,31 @@ class LocalLauncher:
                 self._said.add((beat.station, name))
                 log.warning("%s dropped a message (%s); its log says why", beat.station, name.removeprefix(DROPPED))
 
+    def _note_refusal(self, refused: wire.Refused) -> None:
+        """A station cannot obey a command: it is replaced if main did send it. UnfitMessage: main did not."""
+        command = wire.decode(refused.command)
+        if not isinstance(command, ORDERS) or not self._expected.is_due(command):
+            raise UnfitMessage("impossible", f"{refused.station} refuses {command}, which nobody has sent")
+        self._manager.processes[refused.station].refusal = f"refused {type(command).__name__}: {refused.why}"
+
     # ------------------------------------------------------------ supervision
 
-    def _look_after(self) -> None:
-        """Replace every station that has ended or is to be given up."""
-        self._looked = self.clock()
-        self._crew.progress += not self._crew.complete
-        suspects = self._crew.suspects(self._looked)
-        if not suspects:
-            return
-        self._drain()  # what they said last; and it may have been we who did not listen
-        complaints = [(process, self._crew.complaint(process, self.clock())) for process in suspects]
-        lost = [(process, reason) for process, reason in complaints if reason]
-        for process, _ in lost:
-            self._crew.dismiss(process)
-        self._drain()
+    def _look_after(self, now: float) -> None:
+        """Advance the replacement of every station that has ended or is given up."""
+        self._looked = now
+        self._manager.progress += not self._manager.complete
+        lost = self._replacements.advance(now)
         fates = [self._lose(process, reason) for process, reason in lost]
         for fate in fates:
             if isinstance(fate, RunHalted):
                 raise fate
         for process, _ in lost:
-            self._crew.start_next(process, self.clock())
-
-    def _drain(self) -> None:
-        """Hear what has been sent, the last messages of processes that have just ended included."""
-        until = self.clock() + _LONGEST_DRAIN_S
-        while self.clock() < until and (content := self._inbox.receive(_DRAIN_S)) is not None:
-            self._hear(content)
+            self._manager.start_next(process, now)
 
     def _lose(self, process: ChildProcess, reason: str) -> str | RunHalted:
-        """A station that was dismissed is lost: say so, and what becomes of it."""
-        name, fate = process.station, self._crew.judge(process, reason, self.clock())
-        self.pool.lose(name)
-        if process.vigil.present:
+        """A station is lost: say so, and what becomes of it."""
+        name, fate = process.station, self._manager.judge(process, reason, time.monotonic())
+        if process.monitor.present:
             self._events.append(records.StationLost(name, process.incarnation, reason))
         if isinstance(fate, RunHalted) and process.last_words is not None and process.last_words.fatal:
             return fate  # its own sentence is all that there is to say
@@ -286,7 +262,7 @@ class LocalLauncher:
 
     def measure_spans(self, on: bool) -> None:
         """Whether stations, those that are still to come included, say what they do."""
-        self._crew.measure_spans(on)
+        self._manager.measure_spans(on)
 
     def take_spans(self) -> list[Spans]:
         """What stations said that they did since the last call; after `statistics`, all until then."""
@@ -295,30 +271,34 @@ class LocalLauncher:
 
     def work_done(self) -> int:
         """Rises while a station does its work or is being started (each such wait has a deadline of its own)."""
-        return self._crew.progress
+        return self._manager.progress
 
-    def outstanding(self) -> list[str]:
-        """What is waiting, in words, for a stall report."""
-        return self._crew.outstanding()
+    def pending_work(self) -> list[str]:
+        """What stations have not finished, in words, for a stall report: asks them and waits."""
+        self._manager.ask_pending_work()
+        until = time.monotonic() + _ANSWER_S
+        while not self._manager.all_answered and time.monotonic() < until:
+            self._wait(_LOOK_S)
+        return self._manager.pending_work()
 
     def current_call(self, station: str) -> str:
         """What the station is at, and for how long, in words; "" between two units of work."""
-        return self._crew.current_call(station, self.clock())
+        return self._manager.current_call(station, time.monotonic())
 
     def statistics(self) -> dict[str, dict[str, float]]:
         """Each station's counters with `busy_s`, over all its incarnations; as fresh as they can be had."""
-        processes = self._crew.processes
-        asked = {name: process.heartbeat for name, process in processes.items() if process.vigil.present}
+        processes = self._manager.processes
+        asked = {name: process.heartbeat for name, process in processes.items() if process.reachable}
         for name in asked:
-            self._crew.tell(name, wire.Ping())
-        until = self.clock() + _ANSWER_S
-        while any(processes[name].heartbeat is before for name, before in asked.items()) and self.clock() < until:
-            self._wait(_DRAIN_S)
+            self._manager.tell(name, wire.Ping())
+        until = time.monotonic() + _ANSWER_S
+        while any(processes[name].heartbeat is before for name, before in asked.items()) and time.monotonic() < until:
+            self._wait(_LOOK_S)
         return self.latest()
 
     def latest(self) -> dict[str, dict[str, float]]:
         """The same as last heard, by the stations' heartbeats."""
-        return self._crew.statistics()
+        return self._manager.statistics()
 
     def dropped(self) -> dict[str, int]:
         """Messages that were dropped so far, by kind, here and in all stations as last heard."""
@@ -332,10 +312,7 @@ class LocalLauncher:
         if self._sockets.closed:
             return
         try:
-            self._crew.close()
+            self._manager.close()
         finally:
-            try:
-                self._inbox.close()
-                self._sockets.close()
-            finally:
-                self._memory.remove()
+            self._inbox.close()
+            self._sockets.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,13 +17,15 @@ LOGPROB = "logprob"
 VALUE = "value"
 FORWARD_INPUTS = "forward_inputs."
 VERSION = "version"
+#: Longer numbers name no part of a process.
+_DIGITS = 7
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
     """A generator's answer to one request: records [n] (`ArenaLayout.answer_dtype`) for its n active rows, in order.
 
-    handle: the request's, which is the address of whoever asked; sequence: the request's, so that a late answer is
+    reply_to: the address of the part that asked (`part_address`); sequence: the request's, so that a late answer is
     recognised. The records may be overwritten after `deliver` returns.
     """
 
@@ -99,13 +101,13 @@ class Station(Protocol):
         """The event that announces it."""
         ...
 
-    def doing(self) -> tuple[str, float]:
-        """What the present unit of work is in (`step`, `pass`, …), and since when by `time.monotonic`; ("", 0): idle.
+    def current_call(self) -> tuple[str, float]:
+        """The call under way (`step`, `pass`, …) and since when by `time.monotonic`; ("", 0) between units of work.
 
         Asked by another thread."""
         ...
 
-    def outstanding(self) -> list[str]:
+    def pending_work(self) -> list[str]:
         """What it has not finished, in words, for a stall report."""
         ...
 
@@ -120,11 +122,30 @@ class Station(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """How a station speaks: events to the conductor, answers to slots, reports to observers."""
+    """How a station speaks: events to the conductor, the replies of one batch to slots, reports to observers.
+
+    What a station's thread says in one unit of work is sent at the end of that unit, in one message to each process.
+    """
 
     emit: Callable[[records.Event], None]
-    reply: Callable[[Reply], None]
+    reply: Callable[[Sequence[Reply]], None]
     report: Callable[[Report], None]
+
+
+def process_address(station: str, incarnation: int) -> str:
+    """The name of a station process's inbox."""
+    return f"{station}.{incarnation}"
+
+
+def part_address(process: str, part: int) -> str:
+    """Where a part of the process with this address gets its replies."""
+    return f"{process}.{part}"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Process and part of a `part_address`; the part is -1 if it is none."""
+    process, _, part = address.rpartition(".")
+    return process, int(part) if part.isascii() and part.isdigit() and len(part) < _DIGITS else -1
 
 
 def sender_of(message: object) -> tuple[str, int] | None:

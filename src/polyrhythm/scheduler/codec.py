@@ -1,4 +1,4 @@
-"""Records and component states as plain JSON-able data, and back.
+"""Codec: records and component states as plain JSON-able data, and back.
 
 Used for saving the conductor, for event traces and for messages. Encoded forms: a dataclass is
 `{"$": "Name", field: …}`, a tuple `{"()": […]}`, a dict `{"{}": [[k, v], …]}`, an

@@ -96,7 +96,7 @@ class Conductor:
     def summary(self) -> dict[str, Any]:
         """For a run's summary. groups: `RolloutScheduler.summary`; batching: the last choice of `auto`, if any."""
         tuning = self.serving.tuning
-        chosen = {"batching": asdict(tuning.chosen)} if tuning is not None and tuning.chosen is not None else {}
+        chosen = {"batching": asdict(tuning.choice)} if tuning is not None and tuning.choice is not None else {}
         return {"groups": self.rollout.summary(), **chosen}
 
     # ------------------------------------------------------------ saving
@@ -139,7 +139,7 @@ class Conductor:
         self.stations.incarnations.clear()
         self.rollout.detach(simulators)
         if self.serving.tuning is not None:
-            self.serving.tuning.restart()
+            self.serving.tuning.restart_clock()
 
     # ------------------------------------------------------------ deciding
 
@@ -154,13 +154,14 @@ class Conductor:
         commands += rollout.settle_evaluation()
         if rollout.admission.spare:
             commands += rollout.drop_surplus(now)
-        commands += self.serving.weights.settle(
-            self.serving.generators,
-            versions,
-            changed=weights_changed,
-            quiet=not rollout.ledger.running,
-            pinned=evaluations.begun,
-        )
+        if weights_changed or versions.waiting:
+            commands += self.serving.weights.settle(
+                self.serving.generators,
+                versions,
+                changed=weights_changed,
+                quiet=not rollout.ledger.running,
+                pinned=evaluations.begun,
+            )
         ready = versions.applied >= 0 and not versions.waiting and not rollout.ledger.running
         if ready and evaluations.current and not evaluations.begun:
             rollout.begin_evaluation()
@@ -176,7 +177,8 @@ class Conductor:
         if self.announced < target <= min(versions.trained, versions.applied):
             self.announced = target
             commands.append(TargetReached(target))
-        self._tell_live_slots()
+        if rollout.rows.changed:
+            self._tell_live_slots()
         return commands
 
     def _tell_live_slots(self) -> list[Command]:

@@ -1,4 +1,4 @@
-"""Row counts that passes are padded to: the same arithmetic for who pads them and who forecasts them."""
+"""Row counts that passes are padded to; generators and forecasts share this arithmetic."""
 
 from __future__ import annotations
 

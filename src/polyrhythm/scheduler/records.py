@@ -1,7 +1,7 @@
-"""What the conductor hears (events), says (commands), and the nouns both are made of.
+"""Records: events (to the conductor), commands (from it), and the data that both contain.
 
-All records are immutable plain data. A payload appears only as a handle: a string whose meaning belongs to
-the launcher. `incarnation` is the incarnation of the sending station; an event of an older incarnation is refused.
+All records are immutable plain data. A payload appears only as its id, a string that the launcher interprets.
+`incarnation` is that of the sending station; an event of an older incarnation is refused.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One episode wanted by an evaluation."""
+    """One episode of an evaluation."""
 
     task: int
     instruction: int
@@ -200,7 +200,7 @@ def merge_joined(parts: Sequence[SimulatorJoined | GeneratorJoined | TrainerJoin
 
 @dataclass(frozen=True, slots=True)
 class StationLost:
-    """A station died or is given up; whatever still arrives from this incarnation is refused."""
+    """A station died or was given up; later events of this incarnation are refused."""
 
     station: str
     incarnation: int
@@ -231,9 +231,9 @@ class BatchDone:
 
 @dataclass(frozen=True, slots=True)
 class SampleFinished:
-    """A row's episode or segment is complete and lies at `handle`.
+    """A row's episode or segment is complete and its data is the payload `payload_id`.
 
-    handle: "" for an evaluation's, whose trajectory is not kept. oldest, newest: behaviour versions in it.
+    payload_id: "" for an evaluation's, whose trajectory is not kept. oldest, newest: behaviour versions in it.
     metrics: (name, number) of the whole episode by the environment's own metrics, once it ended.
     After `SampleEnd.SEGMENT` the row is parked in mid-episode and asks for a continuation; otherwise it is free.
     """
@@ -271,7 +271,7 @@ class SampleFailed:
 
 @dataclass(frozen=True, slots=True)
 class UpdateDone:
-    """The update is trained. halt: why the run must not go on behind it, in words; "" if it may."""
+    """The update is trained. halt: why the run must stop after it, in words; "" if it may go on."""
 
     trainer: str
     incarnation: int
@@ -309,7 +309,7 @@ class Checkpointed:
 
 @dataclass(frozen=True, slots=True)
 class WeightsOffered:
-    """The run itself has put weights of `version` where generators find them: initial or restored ones."""
+    """The run offers weights of `version` to the generators: initial or restored ones."""
 
     version: int
 
@@ -323,7 +323,7 @@ class TrainUntil:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Run these episodes with one version of the weights; training tickets wait meanwhile.
+    """Run these episodes with one version of the weights; training pauses meanwhile unless `background`.
 
     background: in the reserved rows and with the evaluator's second copy of the weights, so that training goes on.
     """
@@ -335,7 +335,7 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """The deadline passed."""
+    """The conductor's deadline has passed."""
 
 
 Event = (
@@ -428,7 +428,7 @@ class PublishWeights:
 
 @dataclass(frozen=True, slots=True)
 class ReleasePayloads:
-    """Nobody needs these payloads any more."""
+    """These payloads can be freed."""
 
     payload_ids: tuple[str, ...]
 
@@ -449,7 +449,7 @@ class SampleEvaluated:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationDone:
-    """finished + dropped are all the episodes that were asked for."""
+    """An evaluation ended; finished + dropped = number of its episodes."""
 
     name: str
     finished: int
@@ -472,9 +472,9 @@ class FilterExhausted:
 
 @dataclass(frozen=True, slots=True)
 class BatchingChosen:
-    """From now on a batch is due at max_rows or max_requests, or once the oldest request has waited max_wait_s.
+    """`batching: auto` chose these limits (`BatchLimits`), in force from now on.
 
-    reason: what was learned and what is expected, in words.
+    reason: what was measured and what is expected, in words.
     """
 
     max_rows: int
@@ -510,7 +510,7 @@ Command = (
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One entry of an event trace: what the conductor heard, when, and what it said."""
+    """One entry of an event trace: an event, its time and the commands that it caused."""
 
     now: float
     event: Event

@@ -1,4 +1,4 @@
-"""The conductor's settings, checked once, with every count in samples."""
+"""Settings of the scheduler, validated once; every count is in samples, every time in seconds."""
 
 from __future__ import annotations
 

@@ -5,5 +5,18 @@ Standard library and numpy only.
 
 from polyrhythm.specs.spaces import INSTRUCTION, PROGRESS, ActionSpec, Aggregate, ArraySpec, EnvSpec, Task
 from polyrhythm.specs.trajectory import Trajectory
+from polyrhythm.specs.weights import PlacedTensor, WeightsLayout, WeightSpec
 
-__all__ = ["INSTRUCTION", "PROGRESS", "ActionSpec", "Aggregate", "ArraySpec", "EnvSpec", "Task", "Trajectory"]
+__all__ = [
+    "INSTRUCTION",
+    "PROGRESS",
+    "ActionSpec",
+    "Aggregate",
+    "ArraySpec",
+    "EnvSpec",
+    "PlacedTensor",
+    "Task",
+    "Trajectory",
+    "WeightSpec",
+    "WeightsLayout",
+]

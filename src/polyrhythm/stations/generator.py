@@ -6,6 +6,7 @@ answered completely before `BatchDone`.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ import torch
 from polyrhythm.errors import RunHalted
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.memory.arena import Arena
-from polyrhythm.runtime.memory.weights import WeightsBus
+from polyrhythm.runtime.memory.receiver import Receiver
+from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.runtime.messages import Channels, Order, Reply
 from polyrhythm.runtime.spans import APPLY, IN_BATCH, PASS, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
@@ -40,16 +42,20 @@ class Generator:
         incarnation: int,
         policy: Policy,
         arena: Arena,
-        weights: WeightsBus,
+        weights: Weights,
         links: Channels,
         pinned: Policy | None = None,
         buckets: tuple[int, ...] = (),
     ) -> None:
         self.name, self.incarnation, self.version = name, incarnation, -1
         self._policy, self._module = policy, as_module(policy).eval()
+        self._receiver = Receiver(weights, self._module)
         self._pinned, self._pinned_version = pinned, -1
+        self._pinned_receiver = Receiver(weights, as_module(pinned).eval()) if pinned is not None else None
         self._arena, self._weights, self._links = arena, weights, links
         self._todo: deque[Serve | ApplyWeights] = deque()
+        self._on_cpu = next(self._module.parameters()).is_cpu
+        self._staging: threading.Thread | None = None
         self._doing = IDLE
         self._done: Serve | ApplyWeights | None = None  # in the last unit of work
         self._computed = 0.0
@@ -107,7 +113,23 @@ class Generator:
         else:
             self._apply(command)
         self._doing, self._done = IDLE, command
+        self._stage_ahead()
         return True
+
+    def _stage_ahead(self) -> None:
+        """On another device than the CPU, where weights lie in host memory: copy a version that was published there in
+        a thread, while passes go on. On the CPU a second copy would gain nothing."""
+        newest, receiver = self._weights.newest, self._receiver
+        idle = self._staging is None or not self._staging.is_alive()
+        if self._on_cpu or not idle or newest <= max(receiver.version, receiver.staged):
+            return
+        self._staging = threading.Thread(target=receiver.stage, args=(newest,), name="staging", daemon=True)
+        self._staging.start()
+
+    def _wait_for_staging(self) -> None:
+        if self._staging is not None:
+            self._staging.join()
+            self._staging = None
 
     def spans(self, begin: float, end: float) -> Iterator[Span]:
         """What the last unit of work was. A request is in the batch until its actions are computed."""
@@ -121,10 +143,11 @@ class Generator:
 
     def _apply(self, command: ApplyWeights) -> None:
         if command.pinned:
-            module = as_module(self._evaluated()).eval()
-            version = self._pinned_version = self._weights.apply(command.version, module, self._pinned_version)
+            assert self._pinned_receiver is not None, f"{self.name} does not evaluate"
+            version = self._pinned_version = self._pinned_receiver.apply(command.version)
         else:
-            version = self.version = self._weights.apply(command.version, self._module, self.version)
+            self._wait_for_staging()
+            version = self.version = self._receiver.apply(command.version)
         self._links.emit(WeightsApplied(self.name, self.incarnation, version, command.pinned))
 
     def _evaluated(self) -> Policy:
@@ -140,11 +163,12 @@ class Generator:
                 raise RunHalted(f"{self.label}: act gave {wrong}; correct act")
             buffer.answer(act, version)
         self._computed = time.monotonic()
-        first = 0
+        replies, first = [], 0
         for request in batch.requests:
             stop = first + request.rows
-            self._links.reply(Reply(request.reply_to, request.slot, request.sequence, buffer.answers[first:stop]))
+            replies.append(Reply(request.reply_to, request.slot, request.sequence, buffer.answers[first:stop]))
             first = stop
+        self._links.reply(replies)
         self._passes += 1
         self._rows += first
         self._padding += len(buffer.answers) - first
@@ -165,10 +189,10 @@ class Generator:
         buffer.gather(self._arena)
         return buffer
 
-    def doing(self) -> tuple[str, float]:
+    def current_call(self) -> tuple[str, float]:
         return self._doing
 
-    def outstanding(self) -> list[str]:
+    def pending_work(self) -> list[str]:
         return [f"{self.name} has {type(command).__name__} to do" for command in list(self._todo)]
 
     def statistics(self) -> dict[str, float]:
@@ -176,4 +200,5 @@ class Generator:
         return {"passes": float(self._passes), "rows": float(self._rows), "padding": float(self._padding)}
 
     def close(self) -> None:
+        self._wait_for_staging()
         self._buffers.clear()

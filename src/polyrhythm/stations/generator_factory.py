@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from polyrhythm.config.registry import resolve
-from polyrhythm.policies.base import Policy, PolicySettings, as_module
+from polyrhythm.errors import RunHalted
+from polyrhythm.policies.base import Policy, as_module, as_settings
+from polyrhythm.policies.form import Role
 from polyrhythm.runtime.factories import StationContext
-from polyrhythm.runtime.memory.weights import WeightsBus
 from polyrhythm.runtime.messages import Station
-from polyrhythm.specs import EnvSpec
+from polyrhythm.specs import EnvSpec, WeightsLayout
+from polyrhythm.specs.weights import first_misfit, weight_specs
 from polyrhythm.stations.generator import Generator
 
 
@@ -23,17 +25,28 @@ class PolicyFactory:
     spec: EnvSpec
     seed: int
 
-    def build(self, device: str) -> Policy:
-        settings = resolve("policy", self.settings)
-        assert isinstance(settings, PolicySettings), "checked before the start"
-        policy = settings.build(self.spec, self.seed)
-        as_module(policy).to(device)
+    @property
+    def label(self) -> str:
+        """What an error calls the policy."""
+        return f"policy.type = {self.settings['type']}"
+
+    def build(self, device: str, role: Role, layout: WeightsLayout) -> Policy:
+        """The policy on this device. RunHalted: it does not fit the layout of the run's published weights."""
+        policy = as_settings(resolve("policy", self.settings)).build(
+            self.spec, seed=self.seed, device=device, role=role
+        )
+        found = weight_specs(as_module(policy).state_dict())
+        if name := first_misfit(layout.published, found, convertible=role == "train"):
+            raise RunHalted(
+                f"{self.label}: build(role={role!r}) has {name} as {found.get(name, 'nothing')}, form() publishes "
+                f"{layout.published[name]}; make both the same (`polyrhythm check` compares them)"
+            )
         return policy
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratorFactory:
-    """A generator with its own copy of the policy; its weights come from the bus.
+    """A generator with its own copy of the policy; its weights come over the weights channel.
 
     evaluates: beside training, with a second copy where it serves training too. buckets: rows that passes are padded
     to.
@@ -46,13 +59,14 @@ class GeneratorFactory:
 
     def parts(self, host: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         def make() -> Station:
-            policy = self.policy.build(host.device)
-            weights = WeightsBus(as_module(policy).state_dict(), host.weights)
+            weights = host.weights()
+            policy = self.policy.build(host.device, "act", weights.layout)
             pinned = None
             if self.evaluates != "no":
-                pinned = self.policy.build(host.device) if self.evaluates == "too" else policy
+                own = self.evaluates == "too"
+                pinned = self.policy.build(host.device, "act", weights.layout) if own else policy
             generator = Generator(self.name, incarnation, policy, host.arena, weights, host.links, pinned, self.buckets)
-            generator.label = f"policy.type = {self.policy.settings['type']}"
+            generator.label = self.policy.label
             return generator
 
         return [(f"{self.name}.{incarnation}", make)]

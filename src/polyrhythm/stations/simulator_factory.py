@@ -10,7 +10,7 @@ from polyrhythm.config.registry import resolve
 from polyrhythm.envs.base import EnvBatch, EnvSettings
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import StationContext
-from polyrhythm.runtime.messages import Station
+from polyrhythm.runtime.messages import Station, part_address, process_address
 from polyrhythm.scheduler.records import EnvBatchInfo
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.simulator.slot import StepSettings
@@ -38,7 +38,8 @@ class SimulatorFactory:
             _refuse_other(env, self.spec, self.rows)
             return Simulator(self.name, incarnation, [(info, env)], self.step, host.arena, host.links.emit, address)
 
-        addresses = [f"{self.name}.{incarnation}.{index}" for index in range(len(self.batches))]
+        process = process_address(self.name, incarnation)
+        addresses = [part_address(process, part) for part in range(len(self.batches))]
         return [
             (address, lambda info=info, address=address: make(info, address))  # type: ignore[misc]
             for info, address in zip(self.batches, addresses, strict=True)

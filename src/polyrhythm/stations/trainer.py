@@ -18,7 +18,7 @@ from typing import Protocol
 
 from polyrhythm.policies.base import as_module
 from polyrhythm.runtime.memory.arena import FAR, Arena
-from polyrhythm.runtime.memory.weights import WeightsBus
+from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.runtime.messages import Channels, Order, Report, SaveTrainer
 from polyrhythm.runtime.spans import PUBLISH, SAVE, UPDATE, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
@@ -51,7 +51,7 @@ class Trainer:
         incarnation: int,
         learner: Learner,
         arena: Arena,
-        weights: WeightsBus,
+        weights: Weights,
         links: Channels,
         saver: Saver | None = None,
         *,
@@ -137,7 +137,7 @@ class Trainer:
 
     def _train(self, command: StartUpdate, begin: float) -> None:
         if self._steps is None:
-            samples = [self._arena.trajectory(int(payload_id)) for payload_id in command.payload_ids]
+            samples = [self._arena.read(payload_id) for payload_id in command.payload_ids]
             self._figures = _describe(samples, command)
             self._steps = self._learner.update(
                 samples,
@@ -183,10 +183,10 @@ class Trainer:
             self._publication_span = Span(self.name, PUBLISH, *self._publication.lasted, self._publication.version)
             self._publication = None
 
-    def doing(self) -> tuple[str, float]:
+    def current_call(self) -> tuple[str, float]:
         return self._doing
 
-    def outstanding(self) -> list[str]:
+    def pending_work(self) -> list[str]:
         return [f"{self.name} has {type(command).__name__} to do" for command in list(self._todo)]
 
     def statistics(self) -> dict[str, float]:

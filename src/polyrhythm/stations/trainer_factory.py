@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 from polyrhythm.config.algorithm import AlgorithmSettings
 from polyrhythm.config.learning import TrainingSettings
 from polyrhythm.errors import RunFolderError
-from polyrhythm.policies.base import as_module
+from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.factories import StationContext
-from polyrhythm.runtime.memory.weights import WeightsBus
+from polyrhythm.runtime.memory.tensors import apply_state
 from polyrhythm.runtime.messages import Station
 from polyrhythm.stations.generator_factory import PolicyFactory
 from polyrhythm.stations.trainer import Trainer
@@ -80,7 +80,8 @@ class TrainerStates:
 
 @dataclass(frozen=True, slots=True)
 class TrainerFactory:
-    """A trainer that begins with its newest saved state; the first one with the weights on the bus, which it saves.
+    """A trainer that begins with its newest saved state. The first one begins with the weights of the policy file
+    `initial` ("": those of the seed), saves them, and publishes them as `version` unless something is published.
 
     algorithm, training: these sections of the configuration as plain data.
     """
@@ -91,10 +92,13 @@ class TrainerFactory:
     training: dict[str, Any]
     total_updates: int
     states: TrainerStates | None
+    initial: str = ""
+    version: int = 0
 
     def parts(self, host: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         def make() -> Station:
-            policy = self.policy.build(host.device)
+            weights = host.weights()
+            policy = self.policy.build(host.device, "train", weights.layout)
             learner = Learner(
                 policy,
                 AlgorithmSettings.model_validate(self.algorithm),
@@ -102,19 +106,27 @@ class TrainerFactory:
                 total_updates=self.total_updates,
                 seed=self.policy.seed,
             )
-            weights = WeightsBus(as_module(policy).state_dict(), host.weights)
             saved = self.states.paths() if self.states else []
             if saved:
                 self._resume(learner, saved[-1])
             else:
-                weights.apply(weights.newest, as_module(policy))
+                if self.initial:
+                    self._load_initial(policy)
                 if self.states:
                     self.states.save(learner)
+            if weights.newest < 0:
+                weights.publish(self.version, as_module(policy).state_dict())
             return Trainer(
                 self.name, incarnation, learner, host.arena, weights, host.links, self.states, overlap=host.overlap
             )
 
         return [(f"{self.name}.{incarnation}", make)]
+
+    def _load_initial(self, policy: Policy) -> None:
+        try:
+            apply_state(as_module(policy), load_state(Path(self.initial))["policy"])
+        except (KeyError, ValueError) as error:
+            raise RunFolderError(f"{self.initial}: {error}; begin another run") from error
 
     @staticmethod
     def _resume(learner: Learner, path: Path) -> None:

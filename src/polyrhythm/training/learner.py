@@ -89,9 +89,10 @@ class Learner:
         optimizer steps that were not skipped (interpolation_error: of the first, where the recomputed proximal policy
         is the one that is trained). own_weights: all trajectories were made by the weights that this update begins
         with; then mismatch_kl is the divergence of the log-probs of the first optimizer step from those of the
-        generators, 0 but for rounding. before_step is called before the weights change. Closing the generator early
-        leaves the weights of the last step done and `updates` as it was. A step whose gradient is not finite is skipped
-        and the update completed; `halt` names the cause, unless training.on_nonfinite_gradient is skip.
+        generators, 0 but for rounding. before_step is called before the weights change, and before the update counts
+        even if no step changed them. Closing the generator early leaves the weights of the last step done and `updates`
+        as it was. A step whose gradient is not finite is skipped and the update completed; `halt` names the cause,
+        unless training.on_nonfinite_gradient is skip.
         """
         training = self._training
         self._module.eval()  # dropout would make the ratio differ from 1 before the first step
@@ -112,6 +113,8 @@ class Learner:
                 rows.append(torch.stack(list(step_metrics.values())))
                 norms.append(norm)
                 yield
+        if before_step is not None:
+            before_step()  # whoever reads weights and state is done with them before the update counts
         table = make_step_table(names, rows, norms)
         metrics = table.means()
         self._note_skipped(update_index, table, packed, batch, version)

@@ -155,7 +155,8 @@ def _reason(error: BaseException) -> str:
     if is_limit(error):
         found = re.search(r"Too many open files|can't start new thread", str(error))
         what = found[0] if found else str(error)
-        return f"{what}: at most {_descriptor_limit():,} descriptors a process, {_ZMQ_SOCKETS:,} sockets a ZeroMQ context"
+        limit = f"{_descriptor_limit():,} descriptors a process, {_ZMQ_SOCKETS:,} sockets a ZeroMQ context"
+        return f"{what}: at most {limit}"
     if isinstance(error, RunHalted):
         return str(error)
     raise error

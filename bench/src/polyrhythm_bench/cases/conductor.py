@@ -1,9 +1,12 @@
-"""CPU time of the conductor per request, by number of slots.
+"""CPU time of the conductor per request, from few slots to many, and while a version waits to be applied (drain).
 
 A simulated cluster of the given size runs once and its events are recorded; then a fresh conductor takes the same
 events while its CPU time is measured, without stations or queues. A request is charged with
 everything it causes: its arrival, its share of its batch's report, the samples that its step ended and the tickets
 granted in their place; what belongs to no request (updates, publications, joining) is spread over all.
+
+While a version waits, requests and reports of batches are timed alone, by the number of generators: with the same
+slots, a request must not cost more because there are more generators.
 """
 
 from __future__ import annotations
@@ -35,13 +38,15 @@ LIMIT_US = 50.0
 _ROWS = 4
 _ROWS_PER_GENERATOR = 64
 _CALIBRATIONS = 1001
+_DRAIN_SLOTS = 128
 
 
-def run(slots: Sequence[int] = (16, 64, 256, 1024, 4096)) -> dict[str, Any]:
-    """Measure each number of slots.
+def run(slots: Sequence[int] = (16, 64, 256, 1024, 4096), generators: Sequence[int] = (1, 4, 16, 64)) -> dict[str, Any]:
+    """Measure each number of slots, and the drain with each number of generators.
 
     Returns `sizes` (one entry per number of slots: requests, events, events_per_s, p50_us, p99_us, mean_us), the worst
-    `p50_us` and `p99_us` over them, and whether they stay within the limit and grow no faster than log of the slots.
+    `p50_us` and `p99_us` over them, and whether they stay within the limit and grow no faster than log of the slots;
+    `drain` (one entry per number of generators: see `_measure_drain`).
     """
     sizes = [_measure(count) for count in sorted(slots)]
     first, last = sizes[0], sizes[-1]
@@ -57,6 +62,7 @@ def run(slots: Sequence[int] = (16, 64, 256, 1024, 4096)) -> dict[str, Any]:
         "log_growth": log_growth,
         "within_log": growth <= log_growth,
         "sizes": sizes,
+        "drain": [_measure_drain(count) for count in generators],
     }
 
 
@@ -103,6 +109,57 @@ def _measure(slots: int) -> dict[str, Any]:
         "p99_us": cuts[98] * 1e-3,
         "mean_us": statistics.fmean(per_request) * 1e-3,
     }
+
+
+def drain_cluster(generators: int) -> ClusterSettings:
+    """128 slots of one row and so many generators, which wait for the end of all episodes to take a new version."""
+    return ClusterSettings.model_validate(
+        {
+            "versions": 12,
+            "scheduler": SchedulerSettings(batch_size=_DRAIN_SLOTS, max_lag=1.0, on_update="drain", max_rows=4),
+            "simulators": [
+                {
+                    "env_batches": _DRAIN_SLOTS,
+                    "step": "lognormal:10ms:0.8",
+                    "steps": "lognormal:20steps:0.6",
+                }
+            ],
+            "generators": [{"count": generators, "serve": "1ms", "apply": "5ms"}],
+            "trainer": {"update": "20ms", "publish": "5ms"},
+        }
+    )
+
+
+def _measure_drain(generators: int) -> dict[str, Any]:
+    """Requests that arrived while a version waited, and the CPU of a request and its share of its batch's report: then
+    (waiting_us) and otherwise (else_us)."""
+    settings = drain_cluster(generators)
+    cluster = Cluster(settings, record=True)
+    cluster.run()
+    trace = cluster.driver.steps
+    waiting = _waiting(Conductor(settings.scheduler), trace)
+    spent = _time(Conductor(settings.scheduler), trace)
+    cost, count = {True: 0, False: 0}, {True: 0, False: 0}
+    for step, then, nanoseconds in zip(trace, waiting, spent, strict=True):
+        if isinstance(step.event, RequestArrived | BatchDone):
+            cost[then] += nanoseconds
+            count[then] += isinstance(step.event, RequestArrived)
+    return {
+        "generators": generators,
+        "requests": count[True],
+        "waiting_us": cost[True] / count[True] * 1e-3,
+        "else_us": cost[False] / max(1, count[False]) * 1e-3,
+    }
+
+
+def _waiting(conductor: Conductor, trace: Sequence[Decision]) -> list[bool]:
+    """Of each event, whether a version waited to be applied before it."""
+    found = []
+    for step in trace:
+        found.append(conductor.versions.waiting)
+        conductor.handle(step.event, step.now)
+        conductor.deadline()
+    return found
 
 
 def _time(conductor: Conductor, trace: Sequence[Decision]) -> list[int]:

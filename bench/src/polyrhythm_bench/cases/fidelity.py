@@ -17,10 +17,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import Any
+from typing import Any, ClassVar
 
 from polyrhythm.clustersim.costs import parse_cost
-from polyrhythm.runtime.messages import Report
+from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.scheduler import records
 from polyrhythm.specs.distributions import parse_distribution
 from polyrhythm_bench.cases import overlap
@@ -133,15 +133,22 @@ def calibrate(scene: StageScenario) -> StageOverhead:
     scene = scene.settled()
     stopwatch = Stopwatch()
     with running(scenes.live(scene, "full_async", _AT_ONCE, _VERSIONS)) as pipeline:
-        pipeline.loop.observers.append(stopwatch)
+        pipeline.loop.add_observers(stopwatch)
         pipeline.loop.train_until(_VERSIONS)
     infer, step = parse_cost(scene.infer_latency), parse_distribution(scene.sim_latency)
     longer = fmean(seconds - infer.mean(rows) for seconds, rows in stopwatch.passes)
     return StageOverhead(longer, fmean(stopwatch.steps) - step.mean)
 
 
-class Stopwatch:
+class Stopwatch(Observer):
     """An observer. passes: seconds and rows of each; steps: seconds of each that did not begin an episode."""
+
+    hears: ClassVar[tuple[type, ...]] = (
+        records.BatchDone,
+        records.RequestArrived,
+        records.Serve,
+        records.StartRows,
+    )
 
     def __init__(self) -> None:
         self.passes: list[tuple[float, int]] = []
@@ -161,6 +168,3 @@ class Stopwatch:
                 self._served[command.batch.number] = (now, command.batch)
             elif isinstance(command, records.StartRows):
                 self._answered.pop(command.slot, None)
-
-    def on_report(self, now: float, report: Report) -> None:
-        pass

@@ -129,7 +129,7 @@ def _pipeline(rows: int, launcher: str) -> Iterator[Answer]:
     checked = validate_run(config(rows, launcher))
     with tempfile.TemporaryDirectory(prefix="polyrhythm-") as folder:
         own = Path(folder) if launcher == "local" else None
-        with closing(build_pipeline(checked.config, checked.policy, own)) as pipeline:
+        with closing(build_pipeline(checked.config, folder=own)) as pipeline:
             loop = pipeline.loop
 
             def training_s() -> float:

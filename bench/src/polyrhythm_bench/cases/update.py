@@ -81,7 +81,7 @@ def run(repeats: int = 7) -> dict[str, Any]:
 def without_recomputing(case: UpdateCase, repeats: int) -> dict[str, float]:
     """interpolate, none (an objective that looks at no proximal policy): seconds over those of recompute, medians of
     the ratios turn by turn; epochs, of which each costs a forward and a backward pass."""
-    policy, trajectories = case.policy.build(case.spec, 0), collect(case)
+    policy, trajectories = case.policy.build(case.spec, seed=0, device="cpu", role="train"), collect(case)
     ways = {"recompute": {}, "interpolate": {"proximal": "interpolate"}, "none": {"loss": "tis"}}
     turns: list[dict[str, float]] = []
     for _ in range(repeats + 1):
@@ -100,7 +100,7 @@ def _seconds(update: Update, trajectories: Sequence[Trajectory]) -> float:
 
 def measure(case: UpdateCase, repeats: int) -> dict[str, Any]:
     """One case, turn by turn."""
-    policy = case.policy.build(case.spec, 0)
+    policy = case.policy.build(case.spec, seed=0, device="cpu", role="train")
     trajectories = collect(case)
     turns = []
     for turn in range(repeats + 1):
@@ -211,7 +211,7 @@ def _gae(trajectories: Sequence[Trajectory], ends: Sequence[float]) -> tuple[Ten
 
 def collect(case: UpdateCase) -> list[Trajectory]:
     """Trajectories of random observations and rewards, acted by slightly other weights; every second one is cut."""
-    rng, policy = np.random.default_rng(0), case.policy.build(case.spec, 1)
+    rng, policy = np.random.default_rng(0), case.policy.build(case.spec, seed=1, device="cpu", role="train")
     return [_trajectory(rng, policy, case, number) for number in range(case.trajectories)]
 
 

@@ -23,12 +23,13 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, ClassVar
 
 from polyrhythm.config.load import load_config, validate
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunHalted
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.observers.metrics import LagHistogram
 from polyrhythm.pipeline.observers.totals import RunTotals
 from polyrhythm.pipeline.run_loop import Interrupted
@@ -126,8 +127,10 @@ def slowed(config: RunConfig, evaluate_ms: float, step_ms: float = STEP_MS, act_
     return validate(tree)
 
 
-class StageTotals:
+class StageTotals(Observer):
     """An observer: forward passes, chunk steps of finished samples, seconds of updates and their number."""
+
+    hears: ClassVar[tuple[type, ...]] = (records.SampleFinished, records.BatchDone)
 
     def __init__(self) -> None:
         self.passes = self.chunk_steps = self.updates = 0
@@ -177,9 +180,9 @@ def time_to_goal(config: RunConfig, goal: Goal) -> dict[str, Any]:
 def _run(config: RunConfig, observers: Sequence[Any], goal: Goal, folder: Path | None) -> float:
     """Train until the goal; the seconds that it took. RunHalted: the last version came first."""
     checked = validate_run(config)
-    with closing(build_pipeline(checked.config, checked.policy, folder)) as pipeline:
+    with closing(build_pipeline(checked.config, folder=folder)) as pipeline:
         loop = pipeline.loop
-        loop.observers += [*observers, goal]
+        loop.add_observers(*observers, goal)
         loop.stop = lambda: goal.reached
         began = loop.clock()
         try:

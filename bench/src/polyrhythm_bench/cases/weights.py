@@ -1,8 +1,8 @@
-"""Time to move weights from one process to another over the weights bus, beside the bare copies that it needs.
+"""Time to move weights from one process to another through shared memory, beside the bare copies that it needs.
 
-The bus: this process publishes a model (a copy into shared memory), another applies it (a copy out of it), timed each
-where it happens. Bare: the same bytes copied by torch into the same kind of memory here, and out of it there, tensor
-by tensor. Both take turns, after one to touch all pages.
+The channel: this process publishes a model (a copy into shared memory), another applies it (a copy out of it), timed
+each where it happens. Bare: the same bytes copied by torch into the same kind of memory here, and out of it there,
+tensor by tensor. Both take turns, after one to touch all pages.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from typing import Any
 
 import torch
 
+from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder, open_segment
-from polyrhythm.runtime.memory.tensors import nbytes_of, tensors_over
-from polyrhythm.runtime.memory.weights import WeightsBus, bus_nbytes
+from polyrhythm.runtime.memory.tensors import tensors_over
+from polyrhythm.runtime.memory.weights import SharedWeights, shared_nbytes
+from polyrhythm.specs import WeightsLayout
+from polyrhythm.specs.weights import weight_specs
 from polyrhythm_bench.harness.worker import Answer, Worker
 
 #: Largest ratio to the bare copies that the design allows.
@@ -32,14 +35,15 @@ def run(megabytes: int = 500, repeats: int = 7) -> dict[str, Any]:
     Returns `publish_ms`, `apply_ms`, `bare_ms` (both copies), medians; `ratio`, the median of the ratios turn by turn.
     """
     state = _model(megabytes).state_dict()
-    memory = SharedRunFolder({"weights": bus_nbytes(state), "bare": nbytes_of(state)})
+    layout = _layout(state)
+    memory = SharedRunFolder({"weights": shared_nbytes(layout), "bare": layout.nbytes})
     try:
-        bus = WeightsBus(state, memoryview(memory.segment("weights")))
-        bare = tensors_over(state, memoryview(memory.segment("bare")))
+        weights = SharedWeights(layout, memoryview(memory.segment("weights")), memory.folder)
+        bare = tensors_over(layout, memoryview(memory.segment("bare")))
         turns = []
         with Worker(f"{__name__}:reader", folder=str(memory.folder), megabytes=megabytes) as reader:
             for version in range(repeats + 1):
-                publish = _seconds(lambda v=version: bus.publish(v, state))  # type: ignore[misc]
+                publish = _seconds(lambda v=version: weights.publish(v, state))  # type: ignore[misc]
                 apply = reader.ask(version=version)
                 write = _seconds(lambda: _copy(state, bare))
                 turns.append((publish, apply, write + reader.ask(version=-1)))
@@ -63,13 +67,15 @@ def reader(folder: str, megabytes: int) -> Iterator[Answer]:
     """Applies `version`, or copies the bare bytes for -1: seconds."""
     model = _model(megabytes)
     state = model.state_dict()
-    bus = WeightsBus(state, memoryview(open_segment(Path(folder), "weights")))
-    bare = tensors_over(state, memoryview(open_segment(Path(folder), "bare")))
+    layout = _layout(state)
+    weights = SharedWeights(layout, memoryview(open_segment(Path(folder), "weights")), Path(folder))
+    receiver = Receiver(weights, model)
+    bare = tensors_over(layout, memoryview(open_segment(Path(folder), "bare")))
 
     def answer(version: int) -> float:
         if version < 0:
             return _seconds(lambda: _copy(bare, state))
-        return _seconds(lambda: bus.apply(version, model))
+        return _seconds(lambda: receiver.apply(version))
 
     yield answer
 
@@ -77,6 +83,10 @@ def reader(folder: str, megabytes: int) -> Iterator[Answer]:
 def _model(megabytes: int) -> torch.nn.Module:
     width = max(1, round((megabytes * 1e6 / 4 / _LAYERS) ** 0.5))
     return torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(_LAYERS)))
+
+
+def _layout(state: dict[str, torch.Tensor]) -> WeightsLayout:
+    return WeightsLayout.of(weight_specs(state))
 
 
 def _copy(source: dict[str, torch.Tensor], into: dict[str, torch.Tensor]) -> None:

@@ -17,9 +17,9 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
-from polyrhythm.runtime.messages import Report
+from polyrhythm.pipeline.observers.base import ALL_RECORDS, Observer
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 from polyrhythm_bench.chaos.faults import RECOVERY_S, Fault, Kind, PlannedFault
@@ -42,11 +42,13 @@ class Processes(Protocol):
         ...
 
 
-class FaultInjector:
+class FaultInjector(Observer):
     """An observer of a run, with a thread that disturbs it. faults: those applied; over: set after the last.
 
     violations: in words, those that only an observer sees: a ledger that did not balance, a loss that no fault caused.
     """
+
+    hears: ClassVar[tuple[type, ...]] = ALL_RECORDS
 
     def __init__(
         self,
@@ -96,9 +98,6 @@ class FaultInjector:
             if self.pace.take(now, self._calm_since):
                 self._load.keep()
                 self._changed.notify_all()
-
-    def on_report(self, now: float, report: Report) -> None:
-        pass
 
     def _hear(self, now: float, event: records.Event) -> None:
         match event:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import psutil
@@ -20,13 +20,12 @@ from polyrhythm.observe import MetricsWriter
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.observers.metrics import LagHistogram
 from polyrhythm.pipeline.observers.ticket_audit import TicketAudit
-from polyrhythm.pipeline.persistence.checkpoints import STATES
+from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE, STATES
 from polyrhythm.pipeline.persistence.phases import CONFIG_FILE, PhaseJournal
 from polyrhythm.pipeline.persistence.saver import RunCheckpointer
 from polyrhythm.pipeline.run_loop import Interrupted
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.initial_policy import prepare_initial_policy
-from polyrhythm.runtime.local import LocalLauncher
 from polyrhythm_bench.chaos.fault_injector import FaultInjector
 from polyrhythm_bench.chaos.faults import RECOVERY_S, plan, totals
 from polyrhythm_bench.chaos.load import of_processes
@@ -66,21 +65,19 @@ def chaos(checked: ValidatedRun, folder: Path, faults: int, seed: int, warm_up_s
 
     {faults: one entry each; totals: over all of them, with the pace, the ledger, the lags and every violation}.
     """
-    config, _, policy = checked
+    config = checked.config
     progress = PhaseJournal(folder)
     save_config(config, folder / CONFIG_FILE)
     with MetricsWriter(folder) as metrics:
         version = prepare_initial_policy(checked, folder, progress, metrics)
     before = _children()
     limit_s = config.supervision.start_s + warm_up_s + faults * 2 * RECOVERY_S
-    with _limited(limit_s) as overdue:
-        pipeline = build_pipeline(config, policy, folder, version=version, start=False)
+    with _limited(limit_s):
+        pipeline = build_pipeline(config, folder / POLICY_FILE, folder, version=version, start=False)
         chaos_run = _ChaosRun(config, folder, pipeline, faults, seed, warm_up_s)
         try:
             chaos_run.run()
-        except KeyboardInterrupt:
-            if not overdue.is_set():
-                raise
+        except _Overdue:
             chaos_run.violations.append(f"the run hung: it did not end within {limit_s:.0f} s")
         finally:
             chaos_run.injector.end()
@@ -95,7 +92,7 @@ class _ChaosRun:
         self, config: RunConfig, folder: Path, pipeline: Pipeline, faults: int, seed: int, warm_up_s: float
     ) -> None:
         launcher, loop = pipeline.launcher, pipeline.loop
-        assert isinstance(launcher, LocalLauncher), "only processes can be killed"
+        assert launcher.folder is not None, "only processes can be killed"
         freshness = config.freshness
         self._config, self._folder, self._pipeline, self._began = config, folder, pipeline, loop.clock()
         self._launcher, self._plan = launcher, (seed, faults)
@@ -107,14 +104,13 @@ class _ChaosRun:
     def run(self) -> None:
         """Start, inject the faults, stop, and compare the audit with the ledger."""
         loop, config = self._pipeline.loop, self._config
-        lags = LagHistogram()
-        loop.observers += [self.audit, self.injector, lags]
+        lags, saver = LagHistogram(), None
+        loop.add_observers(self.audit, self.injector, lags)
         loop.stop = self.injector.over.is_set
         try:
             loop.start()
-            loop.observers.append(
-                RunCheckpointer(self._folder / STATES, self._pipeline, config.checkpoint, lags, None, loop.clock())
-            )
+            saver = RunCheckpointer(self._folder / STATES, self._pipeline, config.checkpoint, lags, None, loop.clock())
+            loop.add_observers(saver)
             stations = list(self._launcher.processes())
             self.injector.start(plan(*self._plan, stations, config.supervision.heartbeat_s))
             loop.train_until(config.training.versions)
@@ -123,6 +119,8 @@ class _ChaosRun:
                 self.violations.append(f"the update under way did not end in {config.supervision.update_s:g} s")
         except PolyrhythmError as error:
             self.violations.append(f"the run ended: {error}")
+        if saver is not None:
+            saver.wait()
         ledger = loop.conductor.ledger
         self.audit.settle(ledger, may_roll_back=config.checkpoint.every_versions > 1)
         kept = {sample.payload_id for sample in loop.conductor.rollout.samples.values() if sample.payload_id}
@@ -151,23 +149,28 @@ class _ChaosRun:
         }
 
 
+class _Overdue(BaseException):
+    """The time is over. Not an Exception, so that nothing on the way catches it."""
+
+
 @contextmanager
-def _limited(seconds: float) -> Iterator[threading.Event]:
-    """Interrupt this process's main thread, wherever it waits, when the time is over; then the event is set."""
-    overdue = threading.Event()
+def _limited(seconds: float) -> Iterator[None]:
+    """Raise _Overdue in the main thread, wherever it waits, when the time is over.
 
-    def interrupt() -> None:
+    By an alarm, which works where SIGINT is ignored, as in a shell's background.
+    """
+
+    def end(_number: int, _frame: FrameType | None) -> None:
         log.error("chaos: the run did not end within %.0f s", seconds)
-        overdue.set()
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        raise _Overdue
 
-    timer = threading.Timer(seconds, interrupt)
-    timer.daemon = True
-    timer.start()
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        yield overdue
+        yield
     finally:
-        timer.cancel()
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _children() -> set[int]:
@@ -178,7 +181,7 @@ def _remains(pipeline: Pipeline, before: set[int]) -> Iterator[str]:
     """Processes and files that a closed run left behind, in words."""
     if processes := _children() - before:
         yield f"{len(processes)} processes are left: {sorted(processes)}"
-    assert isinstance(pipeline.launcher, LocalLauncher)
-    if pipeline.launcher.folder.exists():
-        names = sorted(path.name for path in pipeline.launcher.folder.iterdir())
-        yield f"shared memory and sockets are left in {pipeline.launcher.folder}: {', '.join(names)}"
+    folder = pipeline.launcher.folder
+    if folder is not None and folder.exists():
+        names = sorted(path.name for path in folder.iterdir())
+        yield f"shared memory and sockets are left in {folder}: {', '.join(names)}"

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from statistics import fmean
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from polyrhythm.runtime.messages import Report
+from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.scheduler import records
 
 
@@ -29,8 +29,10 @@ class EpisodeOutcome(NamedTuple):
     success: bool
 
 
-class EpisodeOutcomes:
+class EpisodeOutcomes(Observer):
     """An observer: the outcome of each training episode, by ticket. Evaluations do not count."""
+
+    hears: ClassVar[tuple[type, ...]] = (records.SampleFinished,)
 
     def __init__(self) -> None:
         self.by_ticket: dict[int, EpisodeOutcome] = {}
@@ -40,20 +42,19 @@ class EpisodeOutcomes:
             assert event.end is not records.SampleEnd.SEGMENT, "a sample is a whole episode"
             self.by_ticket[event.ticket] = EpisodeOutcome(event.episode_return, event.success)
 
-    def on_report(self, now: float, report: Report) -> None:
-        pass
-
     @property
     def in_order(self) -> list[EpisodeOutcome]:
         """In the order of their tickets."""
         return [self.by_ticket[ticket] for ticket in sorted(self.by_ticket)]
 
 
-class Goal:
+class Goal(Observer):
     """An observer: `reached` once the last `episodes` training episodes that ended have a mean return of `least`.
 
     at: when that was, on the loop's clock; ended: how many had ended by then.
     """
+
+    hears: ClassVar[tuple[type, ...]] = (records.SampleFinished,)
 
     def __init__(self, least: float, episodes: int) -> None:
         self.least, self.at, self.ended = least, 0.0, 0
@@ -70,9 +71,6 @@ class Goal:
         self._returns.append(event.episode_return)
         if len(self._returns) == self._returns.maxlen and fmean(self._returns) >= self.least:
             self.at = now
-
-    def on_report(self, now: float, report: Report) -> None:
-        pass
 
 
 def curve(values: Sequence[float], window: int) -> list[float]:

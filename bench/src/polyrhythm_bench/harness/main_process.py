@@ -1,7 +1,7 @@
 """What the main process costs in a run of real processes: CPU, descriptors and sockets, over a window of some seconds.
 
-    start ─ warm-up, in chunk steps ─┬── seconds ──┬ end of the run
-                                     A             B        A, B: the counters of all processes are read
+start ─ warm-up, in chunk steps ─┬── seconds ──┬ end of the run
+                                 A             B        A, B: the counters of all processes are read
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 
 from polyrhythm.pipeline.build import Pipeline
+from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.observers.totals import RunTotals
 from polyrhythm.pipeline.run_loop import Interrupted
-from polyrhythm.runtime.local import LocalLauncher
-from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
 from polyrhythm_bench.harness import resources
 
@@ -71,14 +71,16 @@ class Reading:
     machine_cpu_s: float
 
 
-class MainProcessTimer:
+class MainProcessTimer(Observer):
     """Reads the counters after `warm_up` chunk steps and `seconds` later, then ends the run.
 
     The loop asks it between two events whether to stop, so that nothing is measured in the middle of one.
     """
 
+    hears: ClassVar[tuple[type, ...]] = (*RunTotals.hears, records.RequestArrived, records.BatchDone)
+
     def __init__(self, pipeline: Pipeline, warm_up: int, seconds: float) -> None:
-        assert isinstance(pipeline.launcher, LocalLauncher), "the processes are told apart by their ids"
+        assert pipeline.launcher.folder is not None, "the processes are told apart by their ids"
         self._loop, self._pids = pipeline.loop, pipeline.launcher.processes()
         self._warm_up, self._seconds = warm_up, seconds
         self._totals, self._chunk_steps, self._batches = RunTotals(), 0, 0
@@ -87,7 +89,7 @@ class MainProcessTimer:
 
     def measure(self) -> Window:
         """Train until the time is over. RunHalted: a station was lost meanwhile."""
-        self._loop.observers.append(self)
+        self._loop.add_observers(self)
         self._loop.stop = self._is_over
         with suppress(Interrupted):
             self._loop.train_until(_ENDLESS)
@@ -113,9 +115,6 @@ class MainProcessTimer:
             self._chunk_steps += event.rows
         elif isinstance(event, records.BatchDone):
             self._batches += 1
-
-    def on_report(self, now: float, report: Report) -> None:
-        pass
 
     def _is_over(self) -> bool:
         if self._totals.faults:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from polyrhythm.pipeline.array_specs import answer_specs, shown
-from polyrhythm.pipeline.build import env_settings
+from polyrhythm.pipeline.build import env_settings, policy_settings
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE
 from polyrhythm.specs import INSTRUCTION, PROGRESS, Trajectory
@@ -52,7 +52,7 @@ class PlainLoop:
         self._random = np.random.default_rng(config.seed)
         self._every, self._greedy = np.arange(rows), torch.zeros(rows, dtype=torch.bool)
         self._obs = {name: np.zeros((steps + 1, rows, *a.shape), a.dtype) for name, a in shown(spec).items()}
-        answers = answer_specs(policy, spec)
+        answers = answer_specs(policy_settings(config).form(spec), spec)
         self._answers = {name: np.zeros((steps, rows, *a.shape), a.dtype) for name, a in answers.items()}
         self._rewards = np.zeros((steps, rows, 1), np.float32)
         self._valid = np.zeros((steps, rows, 1), bool)

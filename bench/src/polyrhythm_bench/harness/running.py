@@ -19,9 +19,10 @@ def running(config: RunConfig, *, validated: bool = True) -> Iterator[Pipeline]:
     validated: call `validate_run` first; False for a policy that it would refuse, such as one that never samples.
     Errors are those of `validate_run` and `build_pipeline`.
     """
-    policy = validate_run(config).policy if validated else None
+    if validated:
+        validate_run(config)
     with (
         tempfile.TemporaryDirectory(prefix="polyrhythm-") as folder,
-        closing(build_pipeline(config, policy, Path(folder))) as pipeline,
+        closing(build_pipeline(config, folder=Path(folder))) as pipeline,
     ):
         yield pipeline

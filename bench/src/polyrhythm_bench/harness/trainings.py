@@ -134,8 +134,8 @@ def train(config: RunConfig, *, may_halt: bool = False) -> dict[str, Any]:
     """
     checked = validate_run(config)
     training, lags, halted = EpisodeOutcomes(), LagHistogram(), ""
-    with closing(build_pipeline(checked.config, checked.policy)) as pipeline:
-        pipeline.loop.observers += [training, lags]
+    with closing(build_pipeline(checked.config)) as pipeline:
+        pipeline.loop.add_observers(training, lags)
         began = time.monotonic()
         try:
             pipeline.loop.train_until(config.training.versions)

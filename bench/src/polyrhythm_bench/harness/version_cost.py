@@ -20,14 +20,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import ClassVar
 
 import psutil
 
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.observers.totals import RunTotals
-from polyrhythm.pipeline.run_loop import Launcher
-from polyrhythm.runtime.local import LocalLauncher
-from polyrhythm.runtime.messages import Report
+from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.scheduler import records
 from polyrhythm_bench.harness import resources
 from polyrhythm_bench.harness.running import running
@@ -102,17 +102,19 @@ def measure(config: RunConfig, versions: int) -> VersionCost:
     last = _FIRST + versions
     with running(config) as pipeline:
         timer = VersionTimer(pipeline.launcher, (_FIRST - 1, last))
-        pipeline.loop.observers.append(timer)
+        pipeline.loop.add_observers(timer)
         pipeline.loop.train_until(last + math.ceil(config.freshness.max_lag))
     timer.totals.refuse_faults()
     return timer.cost(_FIRST, last)
 
 
-class VersionTimer:
+class VersionTimer(Observer):
     """An observer: marks of all versions, lags of all samples lent, readings at the two versions `read_at`."""
 
+    hears: ClassVar[tuple[type, ...]] = (*RunTotals.hears, records.Published, records.StartUpdate)
+
     def __init__(self, launcher: Launcher, read_at: tuple[int, int]) -> None:
-        assert isinstance(launcher, LocalLauncher), "the processes are told apart by their ids"
+        assert launcher.folder is not None, "the processes are told apart by their ids"
         self.totals = RunTotals()
         self._launcher, self._read_at = launcher, read_at
         self._marks: dict[int, Mark] = {}
@@ -128,9 +130,6 @@ class VersionTimer:
             self._marks[event.version] = Mark(event.version, now, self.totals.transitions)
             if event.version in self._read_at:
                 self._readings[event.version] = self._read(event.version)
-
-    def on_report(self, now: float, report: Report) -> None:
-        pass
 
     def _read(self, version: int) -> Reading:
         busy_s = {name: counts.get("busy_s", 0.0) for name, counts in self._launcher.statistics().items()}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.observers.totals import RunTotals
 from polyrhythm.pipeline.validation.check import validate_run
-from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
 from polyrhythm_bench.cases import throughput
 from polyrhythm_bench.harness.plain_loop import PlainLoop
@@ -75,13 +75,15 @@ def _sleeping(scene: StageScenario, meter: Meter, batching: dict[str, Any]) -> N
     tree["checkpoint"]["every_versions"] = _NEVER
     totals = RunTotals()
     with running(validate(tree)) as pipeline:
-        pipeline.loop.observers += [totals, TransitionCount(meter)]
+        pipeline.loop.add_observers(totals, TransitionCount(meter))
         pipeline.loop.train_until(last)
     totals.refuse_faults()
 
 
-class TransitionCount:
+class TransitionCount(Observer):
     """An observer: an update is done when its version is published."""
+
+    hears: ClassVar[tuple[type, ...]] = (records.Published,)
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
@@ -89,9 +91,6 @@ class TransitionCount:
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         if isinstance(event, records.Published) and not self._meter.over:
             self._meter.updated()
-
-    def on_report(self, now: float, report: Report) -> None:
-        pass
 
 
 if __name__ == "__main__":

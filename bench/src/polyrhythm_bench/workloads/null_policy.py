@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 
 from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations
+from polyrhythm.policies.form import PolicyForm, Role, describe
 from polyrhythm.specs import EnvSpec
 
 
@@ -20,13 +21,15 @@ class NullSettings(BaseModel):
     type: str
     """This class as module:Class."""
 
-    def build(self, env_spec: EnvSpec, seed: int) -> NullPolicy:  # noqa: ARG002 (the contract's)
-        return NullPolicy(env_spec.action.dim)
+    def form(self, env_spec: EnvSpec) -> PolicyForm:
+        return describe(lambda _role: NullPolicy(env_spec.action.dim), {})
+
+    def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> NullPolicy:  # noqa: ARG002
+        return NullPolicy(env_spec.action.dim).to(device)
 
 
 class NullPolicy(nn.Module):
-    """Actions, log-probs and values are zero; its one parameter has a gradient, always zero, so that it can be trained.
-    """
+    """Actions, log-probs and values are zero; its one parameter has a gradient of zero, so that it can be trained."""
 
     def __init__(self, action_dim: int) -> None:
         super().__init__()

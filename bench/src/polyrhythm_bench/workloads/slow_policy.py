@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, BeforeValidator, SerializeAsAny, field_validator
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 
 from polyrhythm.clustersim.costs import Cost, parse_cost
 from polyrhythm.config.registry import resolve
-from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations, Policy, PolicySettings, as_module
+from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations, Policy, as_module, as_settings
+from polyrhythm.policies.form import PolicyForm, Role
 from polyrhythm.specs import EnvSpec
 
 
@@ -41,9 +43,12 @@ class SlowPolicySettings(BaseModel):
         parse_cost(cost)
         return cost
 
-    def build(self, env_spec: EnvSpec, seed: int) -> SlowPolicy:
-        assert isinstance(self.policy, PolicySettings)
-        inner = self.policy.build(env_spec, seed)
+    def form(self, env_spec: EnvSpec) -> PolicyForm:
+        inner = as_settings(self.policy).form(env_spec)
+        return replace(inner, published={f"inner.{name}": spec for name, spec in inner.published.items()})
+
+    def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> SlowPolicy:
+        inner = as_settings(self.policy).build(env_spec, seed=seed, device=device, role=role)
         return SlowPolicy(inner, parse_cost(self.act), parse_cost(self.evaluate))
 
 

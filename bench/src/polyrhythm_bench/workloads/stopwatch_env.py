@@ -1,5 +1,4 @@
-"""An environment that shows one large image and times how long it waits for the action. It imports no torch.
-"""
+"""An environment that shows one large image and times how long it waits for the action. It imports no torch."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class VirtualSlot:
 
     active: rows of the request that is out, or of the step that runs; ready: rows that join the next request;
     joining: granted rows that must still reset; resetting: those that do now.
-    outstanding: handle of the request that is out, or empty; in_batch: a generator has it;
+    outstanding: id of the unanswered request, or empty; in_batch: a generator has it;
     answer: version of the reply that waits for its step, or -1; running: the unit of work on the thread, or empty.
     cancelled: attempts (ticket, attempt) to give up as soon as the thread is through with them.
     """

@@ -1,4 +1,4 @@
-"""What all simulated stations have in common."""
+"""The base of all simulated stations: messages, devices, and the end of a life."""
 
 from __future__ import annotations
 

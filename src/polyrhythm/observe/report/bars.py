@@ -52,7 +52,8 @@ def timeline(run: Run) -> Figure | None:
     more = f" {left_out} more slots are left out." if left_out else ""
     sentence = (
         f"{window.end - window.start:.2g} seconds of training, from second {window.start:.3g} on, as the stations "
-        f"measured them. High bars are work; thin bars say what a slot waits for.{more}"
+        f"measured them. A slot is a group of environment rows that ask for actions together; a ticket is the right to "
+        f"run one episode, or one segment of it. High bars are work; thin bars say what a slot waits for.{more}"
     )
     picture = svg.picture("Timeline of the stations", _WIDTH, y + 42, parts)
     return Figure("Timeline of the stations", sentence, keys, [picture])

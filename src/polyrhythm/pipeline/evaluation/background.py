@@ -6,12 +6,13 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.evaluation.best import BestCheckpoints
+from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
-from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
 
 log = logging.getLogger(__name__)
@@ -20,11 +21,17 @@ log = logging.getLogger(__name__)
 Told = Callable[[int, Sequence[records.SampleEvaluated]], None]
 
 
-class BackgroundEvaluator:
+class BackgroundEvaluator(Observer):
     """An observer that asks for an evaluation every `evaluation.every` versions (0: never), one at a time.
 
     episodes: of each; told: hears what a whole one came to, when its weights are in the place that `best` has for them.
     """
+
+    hears: ClassVar[tuple[type, ...]] = (
+        # Those that can raise the applied version, the first of a run or of a part of it included.
+        *(records.WeightsApplied, records.GeneratorJoined, records.StationLost, records.TrainUntil),
+        *(records.StartRows, records.SampleEvaluated, records.EvaluationDone),
+    )
 
     def __init__(
         self,
@@ -46,7 +53,7 @@ class BackgroundEvaluator:
     def memory(self) -> str:
         """What they cost in memory, in words."""
         evaluation = self._config.evaluation
-        copy = f"{self._pipeline.weights.nbytes / 1e6:.3g} MB of weights"
+        copy = f"{self._pipeline.weights.layout.nbytes / 1e6:.3g} MB of weights"
         rows = f"{evaluation.reserved_rows} rows in a simulator of their own"
         return {
             "pause": "no memory, training waits",
@@ -78,9 +85,6 @@ class BackgroundEvaluator:
         versions, last = self._pipeline.loop.conductor.versions, self._config.training.versions
         if not self._name and self._next <= versions.applied < last:
             self._ask(versions.applied)
-
-    def on_report(self, now: float, report: Report) -> None:
-        pass
 
     def _hear(self, event: records.Event, commands: Sequence[records.Command]) -> None:
         if isinstance(event, records.WeightsApplied) and event.pinned:

@@ -89,7 +89,9 @@ def evaluate(
 
 def _play(config: RunConfig, policy: Policy, episodes: Sequence[Episode]) -> list[Played]:
     """The episodes with their pictures. Before those of the evaluation: what is missing is known at once."""
-    return play(env_settings(config), policy, episodes, step_settings(config, policy), _PICTURES, config.rollout.rows)
+    return play(
+        env_settings(config), policy, episodes, step_settings(config, policy.chunk), _PICTURES, config.rollout.rows
+    )
 
 
 def _clips(played: Sequence[Played], spec: EnvSpec, *, measured: bool) -> list[Clip]:

@@ -6,7 +6,9 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
+from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.runtime.messages import Report
 from polyrhythm.runtime.processes.manager import log_file
 from polyrhythm.scheduler import records
@@ -17,12 +19,14 @@ log = logging.getLogger(__name__)
 _SKIPPED = "train/actor/skipped_steps"
 
 
-class SampleFailureLog:
+class SampleFailureLog(Observer):
     """Warns at the first failure of each kind (who and what, or call and error's type), the tenth, and so on.
 
     logs: where the stations' logs with the tracebacks are; None where the stations log here. types: the setting that
     names a culprit (`specs.finite`), by culprit. counts: failures by kind; last: the last one, in words.
     """
+
+    hears: ClassVar[tuple[type, ...]] = (records.SampleFailed,)
 
     def __init__(self, logs: Path | None, types: Mapping[str, str] | None = None) -> None:
         self._logs, self._types = logs, types or {}

@@ -4,24 +4,31 @@ same for every launcher."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
-from polyrhythm.runtime.messages import Report
+from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.padding import padded
 
 
-class IdleMeter:
+class IdleMeter(Observer):
     """Integrates over time how many rows hold a ticket, and whether the trainer trains or publishes, from `now` on.
-    Counts training's passes.
+
+    It hears whatever can change one of these numbers, so the integral is exact though most decisions pass it by.
     """
+
+    hears: ClassVar[tuple[type, ...]] = (
+        *(records.SimulatorJoined, records.GeneratorJoined, records.TrainerJoined, records.StationLost),
+        *(records.SampleFinished, records.SampleFailed, records.UpdateDone, records.Published),
+        *(records.StartRows, records.CancelRow, records.StartUpdate, records.PublishWeights),
+    )
 
     def __init__(self, conductor: Conductor, now: float) -> None:
         self._conductor, self._now, self._began = conductor, now, now
         self._rows, self._running = self._rows_there(), 0
         self._training = self._publishing = False
         self._row_s = self._running_s = self._trainer_s = 0.0
-        self._passes = self._served = self._padded = 0
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
         self._pass_time(now)
@@ -32,11 +39,6 @@ class IdleMeter:
             self._rows = self._rows_there()
         self._running = self._conductor.ledger.running
         self._training = bool(self._conductor.updates.in_training)
-        for command in commands:
-            if isinstance(command, records.Serve) and not command.batch.requests[0].evaluation:
-                rows = sum(request.rows for request in command.batch.requests)
-                self._passes, self._served = self._passes + 1, self._served + rows
-                self._padded += padded(rows, self._conductor.settings.buckets)
 
     def _rows_there(self) -> int:
         batches = self._conductor.rollout.rows.env_batches.values()
@@ -48,23 +50,43 @@ class IdleMeter:
         self._running_s += passed * self._running
         self._trainer_s += passed * (self._training or self._publishing)
 
-    def on_report(self, now: float, report: Report) -> None:
-        pass
-
     def take(self, now: float) -> dict[str, float]:
-        """Since the last call: `rollouter/idle_ratio`, `trainer/idle_ratio`, 0..1; `rollouter/batch_rows`, the mean of
-        the passes that began, without their padding, and `rollouter/padding_ratio`, 0..1, if any did.
-        """
+        """Since the last call: `rollouter/idle_ratio` and `trainer/idle_ratio`, 0..1."""
         self._pass_time(now)
         seconds = max(now - self._began, 1e-9)
         rollouter = 1.0 - self._running_s / self._row_s if self._row_s else 0.0
-        found = {
+        self._began, trainer_s = now, self._trainer_s
+        self._row_s, self._running_s, self._trainer_s = 0.0, 0.0, 0.0
+        return {
             "rollouter/idle_ratio": min(1.0, max(0.0, rollouter)),
-            "trainer/idle_ratio": min(1.0, max(0.0, 1.0 - self._trainer_s / seconds)),
+            "trainer/idle_ratio": min(1.0, max(0.0, 1.0 - trainer_s / seconds)),
         }
-        if self._passes:
-            found["rollouter/batch_rows"] = self._served / self._passes
-            found["rollouter/padding_ratio"] = 1.0 - self._served / self._padded
-        self._began, self._row_s, self._running_s, self._trainer_s = now, 0.0, 0.0, 0.0
-        self._passes = self._served = self._padded = 0
+
+
+class PassMeter(Observer):
+    """Counts training's forward passes, their rows, and the rows to which `buckets` pad them."""
+
+    hears: ClassVar[tuple[type, ...]] = (records.Serve,)
+
+    def __init__(self, buckets: Sequence[int]) -> None:
+        self._buckets = tuple(buckets)
+        self._passes = self._rows = self._padded = 0
+
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+        for command in commands:
+            if isinstance(command, records.Serve) and not command.batch.requests[0].evaluation:
+                rows = sum(request.rows for request in command.batch.requests)
+                self._passes, self._rows = self._passes + 1, self._rows + rows
+                self._padded += padded(rows, self._buckets)
+
+    def take(self) -> dict[str, float]:
+        """Of the passes that began since the last call: `rollouter/batch_rows`, their mean without padding, and
+        `rollouter/padding_ratio`, 0..1; empty if none began."""
+        if not self._passes:
+            return {}
+        found = {
+            "rollouter/batch_rows": self._rows / self._passes,
+            "rollouter/padding_ratio": 1.0 - self._rows / self._padded,
+        }
+        self._passes = self._rows = self._padded = 0
         return found

@@ -14,11 +14,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TextIO
+from typing import ClassVar, TextIO
 
 from polyrhythm.observe.live import Status, block
 from polyrhythm.observe.terminal import Terminal
 from polyrhythm.pipeline.build import Pipeline
+from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram
 from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
 from polyrhythm.runtime.messages import Report
@@ -51,8 +52,11 @@ class _Training:
     after_s: float
 
 
-class LiveDisplay:
+class LiveDisplay(Observer):
     """Watches a run from its first phase to its last; `draw` gets the lines. began: when the run did, by `clock`."""
+
+    hears: ClassVar[tuple[type, ...]] = (records.Evaluate, records.StationLost, records.SampleEvaluated)
+    tick_s: ClassVar[float] = _DRAW_S
 
     def __init__(self, terminal: Terminal, clock: Callable[[], float] = time.monotonic) -> None:
         self._terminal, self._clock = terminal, clock
@@ -65,7 +69,6 @@ class LiveDisplay:
         self._marks: deque[tuple[float, int]] = deque(maxlen=_PACE)
         self._done = self._of = self._faults = 0
         self._lag = 0.0
-        self._due = 0.0
 
     # ------------------------------------------------------------ what it is told
 
@@ -81,7 +84,7 @@ class LiveDisplay:
     def watch(self, pipeline: Pipeline) -> None:
         """Watch the stations of a run from now on."""
         self._pipeline, self._stations = pipeline, StationActivity(pipeline.launcher)
-        pipeline.loop.observers.append(self)
+        pipeline.loop.add_observers(self)
 
     def train(
         self, updates: int, episodes: EpisodeTracker, account: RunTotals, lags: LagHistogram, after_s: float
@@ -105,11 +108,11 @@ class LiveDisplay:
         if ended and self._training is None:
             self._done += ended
             self._mark(now)
+
+    def on_tick(self, now: float) -> None:
         assert self._stations is not None
-        self._stations.on_decision(now, event, commands)
-        if now >= self._due:
-            self._due = now + _DRAW_S
-            self._status = self._collect(now)
+        self._stations.on_tick(now)
+        self._status = self._collect(now)
 
     def on_report(self, now: float, report: Report) -> None:
         if report.topic == "update" and self._training is not None:

@@ -8,13 +8,14 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar
 
 from polyrhythm.errors import RunDistrusted
 from polyrhythm.observe import MetricsWriter, live
 from polyrhythm.observe.metrics import check_names
 from polyrhythm.pipeline.evaluation.episodes import mean_metrics
-from polyrhythm.pipeline.observers.idle import IdleMeter
+from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
@@ -36,7 +37,7 @@ class _Episode:
     metrics: Sequence[tuple[str, float]] = ()
 
 
-class EpisodeTracker:
+class EpisodeTracker(Observer):
     """The training episodes that ended, whole ones: segments of one episode are put together again.
 
     figures: at an update's report, of the episodes that ended since the one before: env/episodes, env/return,
@@ -44,6 +45,11 @@ class EpisodeTracker:
     own metrics. Empty if none ended. recent: success and return of the last ones. It must be told before those who
     read it.
     """
+
+    hears: ClassVar[tuple[type, ...]] = (
+        *(records.SampleFinished, records.SampleFailed, records.StationLost),
+        *(records.StartRows, records.CancelRow),
+    )
 
     def __init__(self, tasks: int) -> None:
         self.figures: dict[str, float] = {}
@@ -112,12 +118,14 @@ def check_metrics(values: Mapping[str, float]) -> None:
         raise ValueError("a report without staleness/lag_mean")
 
 
-class UpdateMetrics:
+class UpdateMetrics(Observer):
     """Writes the figures of each update, and beside them what the other observers have.
 
     An update that a lost trainer takes with it is written anew. began: when the run did; now: when its training does.
     latest: the last line, `step` and `time_s` included.
     """
+
+    hears: ClassVar[tuple[type, ...]] = (records.TrainerJoined,)
 
     def __init__(
         self,
@@ -126,14 +134,14 @@ class UpdateMetrics:
         episodes: EpisodeTracker,
         account: RunTotals,
         stations: StationActivity,
-        tempo: IdleMeter,
+        meters: tuple[IdleMeter, PassMeter],
         *,
         began: float,
         now: float,
     ) -> None:
         self.latest: dict[str, float] = {}
         self._writer, self._ledger, self._episodes = writer, ledger, episodes
-        self._account, self._stations, self._tempo = account, stations, tempo
+        self._account, self._stations, (self._idle, self._passes) = account, stations, meters
         self._began, self._last, self._transitions = began, now, account.transitions
         self._updates = 0
 
@@ -152,7 +160,7 @@ class UpdateMetrics:
         values["throughput/transitions_per_s"] = (transitions - self._transitions) / max(now - self._last, 1e-9)
         self._last, self._transitions = now, transitions
         utilisation = self._stations.activity.utilisation()
-        values |= self._tempo.take(now) | self._stations.seconds()
+        values |= self._idle.take(now) | self._passes.take() | self._stations.seconds()
         values |= {f"stations/utilisation/{name}": share for name, share in utilisation.items()}
         values["stations/faults"] = len(self._account.faults)
         values["transport/dropped_messages"] = self._stations.dropped()
@@ -160,8 +168,10 @@ class UpdateMetrics:
         self.latest = {"step": report.step, "time_s": now - self._began, **values}
 
 
-class LagHistogram:
+class LagHistogram(Observer):
     """How far behind the trainer each sample was that it trained on. `counts`: lag → samples."""
+
+    hears: ClassVar[tuple[type, ...]] = (records.UpdateDone, records.StartUpdate)
 
     def __init__(self, counts: Mapping[str, int] | None = None) -> None:
         """counts: those of an earlier part of the run, as `summary` gave them."""
@@ -174,9 +184,6 @@ class LagHistogram:
         for command in commands:
             if isinstance(command, records.StartUpdate):  # again, if the trainer was lost meanwhile
                 self._lent = [command.version - oldest for oldest in command.oldest]
-
-    def on_report(self, now: float, report: Report) -> None:
-        pass
 
     def check_bound(self, max_lag: float, bound: str, *, clean: bool) -> None:
         """Raise RunDistrusted if the samples were older than `freshness` allows; a mean is only kept without faults."""
@@ -196,14 +203,11 @@ class LagHistogram:
         return {"mean": mean, "max": max(self.counts, default=0), "counts": counts}
 
 
-class ProgressLogger:
+class ProgressLogger(Observer):
     """Says in the log how far the run is and how its `episodes` went, every `every_s` seconds at most."""
 
     def __init__(self, updates: int, episodes: EpisodeTracker, now: float, every_s: float = 5.0) -> None:
         self._updates, self._episodes, self._every_s, self._said = updates, episodes, every_s, now
-
-    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
-        pass
 
     def on_report(self, now: float, report: Report) -> None:
         if now - self._said < self._every_s and report.step + 1 < self._updates:

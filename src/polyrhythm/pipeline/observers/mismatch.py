@@ -7,12 +7,11 @@ keeps state between calls, another device or precision, weights that did not arr
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 from polyrhythm.config.algorithm import AlgorithmSettings
+from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.policies.base import Policy
 from polyrhythm.runtime.messages import Report
-from polyrhythm.scheduler import records
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +29,11 @@ def mismatch_limit(algorithm: AlgorithmSettings, policy: Policy) -> float:
     return max(_ROUNDING, policy.tolerance * summed[algorithm.logprob_level]) ** 2 / 2
 
 
-class MismatchWarning:
+class MismatchWarning(Observer):
     """Warns once, at the first update whose mismatch_kl is above the limit."""
 
     def __init__(self, limit: float) -> None:
         self._limit, self._warned = limit, False
-
-    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
-        pass
 
     def on_report(self, now: float, report: Report) -> None:  # noqa: ARG002
         found = report.values.get(_METRIC, 0.0)

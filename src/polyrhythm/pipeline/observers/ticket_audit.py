@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 
@@ -47,8 +48,14 @@ class Entry:
     update: int = -1
 
 
-class TicketAudit:
+class TicketAudit(Observer):
     """An observer. max_lag, bound: the promise about lags."""
+
+    hears: ClassVar[tuple[type, ...]] = (
+        *(records.SampleFinished, records.SampleFailed, records.StationLost),
+        *(records.UpdateDone, records.TrainerJoined),
+        *(records.StartRows, records.CancelRow, records.StartUpdate),
+    )
 
     def __init__(self, max_lag: float, bound: Literal["sample", "mean"]) -> None:
         self._said: list[str] = []
@@ -72,9 +79,6 @@ class TicketAudit:
                     self._lose(ticket, attempt)
                 case records.StartUpdate():
                     self._lend(command)
-
-    def on_report(self, now: float, report: object) -> None:
-        pass
 
     # ------------------------------------------------------------ events
 

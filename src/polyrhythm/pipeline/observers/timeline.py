@@ -18,18 +18,21 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
+from typing import ClassVar
 
 from polyrhythm.observe import TraceWriter
-from polyrhythm.pipeline.run_loop import Launcher
+from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.runtime import spans as kinds
-from polyrhythm.runtime.messages import Report
+from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.spans import Span
 from polyrhythm.scheduler import records
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks for spans, and most of them that are written at once, so that no decision waits for long.
-_LOOK_S, _AT_ONCE = 0.25, 16
+#: Seconds between two looks for new spans, and between two times that some of them are written.
+_LOOK_S, _WRITE_S = 0.25, 0.02
+#: Spans written at a time: so many, or this share of a longer backlog, so that no event waits for long.
+_AT_ONCE, _SHARE = 32, 16
 #: Spans come twice a second: what has not come for so long does not come.
 _LATEST_S = 5.0
 
@@ -38,12 +41,15 @@ _PROCESSES = {kinds.PASS: "generators", kinds.APPLY: "generators"} | dict.fromke
 )
 
 
-class TraceObserver:
+class TraceObserver(Observer):
     """Has the stations of `launcher` measure what they do and writes it as bars, from the time `began` on.
 
     It ends after `limit` bars, with a mark that says so, and the stations measure no more: viewers do not like more.
     Where a station had no room for what it measured, a mark says how much is missing.
     """
+
+    hears: ClassVar[tuple[type, ...]] = (records.StationLost, records.StartRows, records.BatchingChosen)
+    tick_s: ClassVar[float] = _WRITE_S
 
     def __init__(self, writer: TraceWriter, launcher: Launcher, began: float, limit: int = 100_000) -> None:
         self._writer, self._launcher, self._began, self._left = writer, launcher, began, limit
@@ -54,9 +60,6 @@ class TraceObserver:
         self._granted: dict[str, deque[float]] = {}
         self._unit_began: dict[str, float] = {}
         launcher.measure_spans(True)
-
-    def on_report(self, now: float, report: Report) -> None:
-        pass
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
         if self._left <= 0:
@@ -71,11 +74,15 @@ class TraceObserver:
                 case records.BatchingChosen(max_requests=max_requests, max_wait_s=max_wait_s, reason=reason):
                     name = f"up to {max_requests} requests, {1000.0 * max_wait_s:.3g} ms"
                     self._mark("generators", "batching", name, now, {"reason": reason})
+
+    def on_tick(self, now: float) -> None:
+        if self._left <= 0:
+            return
         if now >= self._looked + _LOOK_S:
             if not self._spans:  # all that had come at the last look has its place
                 self._give_up(self._looked - _LATEST_S)
             self._take(now)
-        self._place(_AT_ONCE)
+        self._place(max(_AT_ONCE, len(self._spans) // _SHARE))
         if self._left <= 0:
             self._end(now)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.observe import Activity
-from polyrhythm.pipeline.run_loop import Launcher
-from polyrhythm.runtime.messages import Report
+from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.scheduler import records
 
 #: How the names of stations end that serve evaluations alone.
@@ -17,12 +17,14 @@ EVALUATION = "-evaluation"
 _LOOK_S = 0.5
 
 
-class RunTotals:
+class RunTotals(Observer):
     """Counts that go on over an interruption. transitions: of all finished samples, evaluations left out; faults: each
     station that was lost.
 
     A fault is {station, reason, transitions: so far when it happened}.
     """
+
+    hears: ClassVar[tuple[type, ...]] = (records.SampleFinished, records.StationLost)
 
     def __init__(self, counts: Mapping[str, Any] | None = None) -> None:
         """counts: those of an earlier part of the run, as `as_dict` gave them."""
@@ -36,9 +38,6 @@ class RunTotals:
             case records.StationLost(station=station, reason=reason):
                 self.faults.append({"station": station, "reason": reason, "transitions": self.transitions})
 
-    def on_report(self, now: float, report: Report) -> None:
-        pass
-
     def refuse_faults(self) -> None:
         """Raise RunHalted if a station was lost: what was measured meanwhile says nothing."""
         if self.faults:
@@ -50,22 +49,19 @@ class RunTotals:
         return {"transitions": self.transitions, "faults": list(self.faults)}
 
 
-class StationActivity:
+class StationActivity(Observer):
     """Looks at the stations' counters as they lie there; `activity` says what they did in the last seconds."""
+
+    tick_s: ClassVar[float] = _LOOK_S
 
     def __init__(self, launcher: Launcher) -> None:
         self.activity = Activity()
-        self._launcher, self._due = launcher, 0.0
+        self._launcher = launcher
         self._seconds = self._totals(launcher.latest())
 
-    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
-        if now >= self._due:
-            counters = self._launcher.latest()
-            self.activity.take(now, {name: _of_training(name, counts) for name, counts in counters.items()})
-            self._due = now + _LOOK_S
-
-    def on_report(self, now: float, report: Report) -> None:
-        pass
+    def on_tick(self, now: float) -> None:
+        counters = self._launcher.latest()
+        self.activity.take(now, {name: _of_training(name, counts) for name, counts in counters.items()})
 
     def seconds(self) -> dict[str, float]:
         """`time/env/step` and `time/rollout/forward`, as far as it has been told, since the last call."""

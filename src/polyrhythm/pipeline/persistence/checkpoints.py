@@ -1,4 +1,4 @@
-"""The weights of a run in a file, and the whole run in a folder: written whole or not at all.
+"""The weights of a run in a file, and saved runs: where they are, and how they are read.
 
     policy.pt                       the newest whole weights
     checkpoints/run-<number>/       the run as it was at some moment; the highest number is the newest
@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
-import shutil
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +31,6 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.yaml_text import read
 from polyrhythm.errors import RunFolderError
 from polyrhythm.pipeline.persistence.phases import CONFIG_FILE
-from polyrhythm.runtime.memory.arena import Arena
-from polyrhythm.runtime.memory.weights import WeightsBus
-from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.specs import EnvSpec, Trajectory
 from polyrhythm.specs.plain import as_plain, from_plain
 from polyrhythm.stations.trainer_factory import TrainerStates
@@ -48,8 +43,13 @@ POLICY_FILE = "policy.pt"
 #: Where in a run folder the trainer's states and the saved runs are.
 STATES = "checkpoints"
 
-_RUN, _SAMPLES, _TRAINER, _PUBLISHED = "run.json", "samples.npz", "trainer.pt", "published.pt"
-_NAME, _DAMAGED, _CHECKSUM = re.compile(r"run-(\d+)"), ".damaged", "crc32"
+#: The files of a saved run.
+RUN_FILE, SAMPLES_FILE, TRAINER_FILE, PUBLISHED_FILE = "run.json", "samples.npz", "trainer.pt", "published.pt"
+#: Ends of the names of folders that hold no whole run.
+DAMAGED, PART = ".damaged", ".part"
+#: Key of the checksum in run.json.
+CHECKSUM = "crc32"
+_NAME = re.compile(r"run-(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def read_policy(path: Path) -> SavedPolicy:
 
     A run folder's are its newest: a run that was killed has saved its trainer and itself after its last policy.pt.
     """
-    if (path / _RUN).is_file():
+    if (path / RUN_FILE).is_file():
         return _with_weights(_beside(path), *_saved_policy(path))
     if path.is_file() and path.match(TrainerStates.pattern):
         beside = _beside(path)
@@ -153,9 +153,9 @@ def _load_file(file: Path) -> SavedPolicy:
 def _saved_policy(path: Path) -> tuple[dict[str, Any], int]:
     """The published weights of a saved run, and their version."""
     try:
-        version = int(_read_run(path / _RUN)["version"])
-        file = path / _PUBLISHED
-        return load_state(file if file.exists() else path / _TRAINER)["policy"], version
+        version = int(_read_run(path / RUN_FILE)["version"])
+        file = path / PUBLISHED_FILE
+        return load_state(file if file.exists() else path / TRAINER_FILE)["policy"], version
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunFolderError(f"{path} cannot be read as a checkpoint ({error}); name another") from error
 
@@ -182,47 +182,15 @@ class SavedRun:
     policy: dict[str, Tensor]
 
 
-def save_run(
-    folder: Path, conductor: Conductor, arena: Arena, weights: WeightsBus, states: TrainerStates, counts: dict[str, Any]
-) -> Path:
-    """Write the run into `folder`, beside older ones of which the newest stay, as many as of `states`; its path.
-
-    The trainer's newest state goes with it. Updates that it lacks are rolled back when the run is resumed.
-    """
-    runs = saved_runs(folder)
-    names = (_NAME.fullmatch(path.name.removesuffix(_DAMAGED)) for path in folder.glob("run-*"))
-    taken = [int(name[1]) for name in names if name]
-    whole = folder / f"run-{max(taken, default=-1) + 1:06d}"
-    part = whole.with_name(whole.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    arrays: dict[str, NDArray[Any]] = {}
-    for sample in conductor.rollout.samples.values():
-        if sample.payload_id:
-            arrays |= _flat(sample.payload_id, arena.trajectory(int(sample.payload_id)))
-    with (part / _SAMPLES).open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
-    state, versions = states.paths()[-1], conductor.versions
-    os.link(state, part / _TRAINER)  # a state is replaced, never changed
-    version = versions.trained
-    if versions.in_version or states.updates(state) != versions.updates:
-        version, published = weights.read(versions.published)  # a newer one there may be of updates that were undone
-        save_state({"policy": published}, part / _PUBLISHED)
-    content = {"conductor": conductor.save(), "counts": counts, "version": version}
-    content |= {_CHECKSUM: _checksum(content)}
-    (part / _RUN).write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
-    for path in part.iterdir():
-        _sync(path)
-    part.replace(whole)
-    _sync(folder)
-    for old in runs[: max(0, len(runs) + 1 - states.keep)]:
-        shutil.rmtree(old)
-    return whole
-
-
 def saved_runs(folder: Path) -> list[Path]:
     """The whole runs in a checkpoint folder, oldest first; what else somebody has put there is none."""
     return sorted(path for path in folder.glob("run-*") if _NAME.fullmatch(path.name) and path.is_dir())
+
+
+def next_run(folder: Path) -> Path:
+    """The path of the run that is saved next: its number is above all others', damaged ones included."""
+    names = (_NAME.fullmatch(path.name.removesuffix(DAMAGED)) for path in folder.glob("run-*"))
+    return folder / f"run-{max((int(name[1]) for name in names if name), default=-1) + 1:06d}"
 
 
 def newest_run(folder: Path) -> SavedRun | None:
@@ -239,7 +207,7 @@ def newest_run(folder: Path) -> SavedRun | None:
             continue
         for other, problem in damaged:
             log.warning("%s; it is put aside, and %s is taken", problem, path.name)
-            other.replace(other.with_name(other.name + _DAMAGED))
+            other.replace(other.with_name(other.name + DAMAGED))
         return saved
     if damaged:
         raise RunFolderError(
@@ -249,9 +217,9 @@ def newest_run(folder: Path) -> SavedRun | None:
     return None
 
 
-def _checksum(content: Mapping[str, Any]) -> int:
+def checksum_of(content: Mapping[str, Any]) -> int:
     """Of a run.json, but for the checksum in it."""
-    rest = {key: value for key, value in content.items() if key != _CHECKSUM}
+    rest = {key: value for key, value in content.items() if key != CHECKSUM}
     return zlib.crc32(json.dumps(rest, allow_nan=False).encode())
 
 
@@ -260,20 +228,20 @@ def _read_run(path: Path) -> dict[str, Any]:
     content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} holds {type(content).__name__}")
-    if content.get(_CHECKSUM, _checksum(content)) != _checksum(content):
+    if content.get(CHECKSUM, checksum_of(content)) != checksum_of(content):
         raise ValueError(f"{path.name} was changed")
     return content
 
 
 def load_run(path: Path) -> SavedRun:
-    """What `save_run` wrote. RunFolderError: something of it is missing or damaged."""
+    """What `persistence.snapshot` wrote. RunFolderError: something of it is missing or damaged."""
     try:
-        content = _read_run(path / _RUN)
-        with (path / _SAMPLES).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        content = _read_run(path / RUN_FILE)
+        with (path / SAMPLES_FILE).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             samples = _unflat(arrays)
         conductor, counts, version = content["conductor"], content["counts"], int(content["version"])
-        trainer = load_state(path / _TRAINER)
-        published = load_state(path / _PUBLISHED) if (path / _PUBLISHED).exists() else trainer
+        trainer = load_state(path / TRAINER_FILE)
+        published = load_state(path / PUBLISHED_FILE) if (path / PUBLISHED_FILE).exists() else trainer
         updates, policy = int(trainer["updates"]), published["policy"]
     except Exception as error:  # whatever a reader makes of bytes that nobody wrote
         # What a file's own reader advises, to name another file, fits no part of a saved run.
@@ -281,19 +249,7 @@ def load_run(path: Path) -> SavedRun:
             str(error).rpartition("; ")[0] if isinstance(error, RunFolderError) else f"{type(error).__name__}: {error}"
         )
         raise RunFolderError(f"{path.name} is damaged: {why}") from error
-    return SavedRun(conductor, counts, samples, path / _TRAINER, updates, version, policy)
-
-
-def _flat(payload_id: str, trajectory: Trajectory) -> dict[str, NDArray[Any]]:
-    """The trajectory's arrays by `<handle>/<field>` or `<handle>/<field>/<name>`."""
-    arrays: dict[str, NDArray[Any]] = {}
-    for part in fields(trajectory):
-        value = getattr(trajectory, part.name)
-        if isinstance(value, dict):
-            arrays |= {f"{payload_id}/{part.name}/{name}": array for name, array in value.items()}
-        else:
-            arrays[f"{payload_id}/{part.name}"] = np.asarray(value)
-    return arrays
+    return SavedRun(conductor, counts, samples, path / TRAINER_FILE, updates, version, policy)
 
 
 def _unflat(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Trajectory]:
@@ -309,12 +265,3 @@ def _unflat(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Trajectory]:
 
 
 _SCALARS = frozenset({"terminated", "truncated", "success", "env_steps", "ticket", "group", "task"})
-
-
-def _sync(path: Path) -> None:
-    """To the disk, so that a power cut leaves it whole."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,32 +1,37 @@
-"""Saves the whole run now and then, and counts what it has done over all its parts."""
+"""Saves the whole run now and then while it goes on, and counts what it has done over all its parts."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from polyrhythm.config.running import CheckpointSettings
 from polyrhythm.files import trouble
 from polyrhythm.pipeline.build import Pipeline
+from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.observers.metrics import LagHistogram
 from polyrhythm.pipeline.observers.totals import RunTotals
-from polyrhythm.pipeline.persistence.checkpoints import SavedRun, save_run
-from polyrhythm.runtime.messages import Report
+from polyrhythm.pipeline.persistence.checkpoints import SavedRun
+from polyrhythm.pipeline.persistence.snapshot import RunSnapshot, take_snapshot, write_snapshot
 from polyrhythm.scheduler import records
 
 log = logging.getLogger(__name__)
 
-#: A run that has just begun is saved sooner: after so many seconds, then twice as many, up to `run_every_s`.
-_FIRST_S = 5.0
 
+class RunCheckpointer(Observer):
+    """Saves the run every `settings.run_every_s` seconds: at the next moment at which the trainer's saved state is
+    exactly as old as the conductor. No save begins while another is being written.
 
-class RunCheckpointer:
-    """An observer. A trainer's state that is safe, and exactly as old as the conductor, is the moment to save all.
-
-    account: of all parts of the run.
+    account: of all parts of the run. deadline_s: of a save that is not written after so long the log warns, and nobody
+    waits for it any longer. write: writes a snapshot and keeps as many saved runs as it is told; returns its path.
     """
+
+    hears: ClassVar[tuple[type, ...]] = (*RunTotals.hears, records.Checkpointed)
+    tick_s: ClassVar[float] = 1.0
 
     def __init__(
         self,
@@ -36,59 +41,78 @@ class RunCheckpointer:
         lags: LagHistogram,
         saved: SavedRun | None,
         now: float,
+        *,
+        deadline_s: float = 900.0,
+        write: Callable[[RunSnapshot, int], Path] = write_snapshot,
     ) -> None:
         self._folder, self._pipeline, self._settings, self._lags = folder, pipeline, settings, lags
         self._before: dict[str, Any] = saved.counts if saved else {"wall_s": 0.0, "busy_s": {}}
         self.account = RunTotals(self._before.get("account"))
-        self._began = now
-        self._every_s = min(_FIRST_S, settings.run_every_s)
-        self._next = now + self._every_s
+        self._began, self._next = now, now + settings.run_every_s
+        self._deadline_s, self._write = deadline_s, write
+        self._writing: _Writing | None = None
         # A saved run has not started yet: its stations begin to count at zero.
         self._at_start = {} if saved else pipeline.launcher.statistics()
 
     def start(self, now: float) -> None:
-        """The stations of a saved run stand: its time goes on from now, as a new one's does from its first moment."""
+        """The stations of a saved run are ready: its time goes on from now, as a new one's does from its begin."""
         self._began = now
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
         self.account.on_decision(now, event, commands)
-        conductor = self._pipeline.loop.conductor
-        if (
-            isinstance(event, records.Checkpointed)
-            and event.updates == conductor.versions.updates
-            and now >= self._next
-        ):
-            begin = self._pipeline.loop.clock()
-            self.save(logging.DEBUG)
-            took = self._pipeline.loop.clock() - begin
-            # Nothing is scheduled meanwhile, so saving takes a tenth of the time at most.
-            self._every_s = min(2 * self._every_s, self._settings.run_every_s)
-            self._next = now + max(self._every_s, 10 * took)
+        if not isinstance(event, records.Checkpointed) or now < self._next:
+            return
+        if event.updates == self._pipeline.loop.conductor.versions.updates and self._under_way() is None:
+            self._next = now + self._settings.run_every_s
+            self._begin(self._pipeline.launcher.latest(), logging.DEBUG)
 
-    def on_report(self, now: float, report: Report) -> None:
-        pass
+    def on_tick(self, now: float) -> None:  # noqa: ARG002
+        writing = self._under_way()
+        if writing is not None and not writing.late and writing.lasted_s > self._deadline_s:
+            writing.late = True
+            said = "%s is still being written after %g s; the run goes on, but is not saved again until that ends"
+            log.warning(said, writing.part, self._deadline_s)
 
     def save(self, level: int = logging.INFO) -> None:
-        """Save the run as it is now, and say so at this level.
+        """Save the run as it is now, wait until that is written, and say so at this level.
 
-        If that is impossible the log says so, the one before stays, the run goes on.
+        If that is impossible the log says so, the saved run before it stays, and the run goes on.
         """
-        pipeline = self._pipeline
-        assert pipeline.states is not None
-        loop = pipeline.loop
-        try:
-            path = save_run(
-                self._folder, loop.conductor, pipeline.launcher.arena, pipeline.weights, pipeline.states, self._counts()
-            )
-        except OSError as error:
-            why = trouble(error) or f"{error.strerror}; make room there"
-            log.error("the run cannot be saved in %s: %s", self._folder, why)
-        else:
-            log.log(level, "saved the run: %s", path)
+        self.wait()
+        if self._under_way() is None:
+            self._begin(self._pipeline.launcher.statistics(), level)
+            self.wait()
 
-    def _counts(self) -> dict[str, Any]:
+    def wait(self) -> None:
+        """Wait until nothing is being written; after the deadline the log says that it is given up."""
+        if self._writing is not None:
+            self._writing.join(self._deadline_s)
+        if (writing := self._under_way()) is not None:
+            said = "%s is not written after %g s and is given up; the saved run before it stays"
+            log.error(said, writing.part, writing.lasted_s)
+
+    def _under_way(self) -> _Writing | None:
+        """What is being written now."""
+        if self._writing is not None and self._writing.is_over():
+            self._writing = None
+        return self._writing
+
+    def _begin(self, statistics: Mapping[str, Mapping[str, float]], level: int) -> None:
+        """Take a snapshot and let a thread write it."""
+        pipeline = self._pipeline
+        states, launcher, counts = pipeline.states, pipeline.launcher, self._counts(statistics)
+        assert states is not None
+        memory = (launcher.arena, launcher.pool, pipeline.weights)
+        try:
+            snapshot = take_snapshot(self._folder, pipeline.loop.conductor, memory, states, counts)
+        except OSError as error:
+            _warn_not_saved(self._folder, error)
+        else:
+            self._writing = _Writing(lambda: self._write(snapshot, states.keep), snapshot.part, level)
+
+    def _counts(self, statistics: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Seconds, and busy seconds by station, of all parts of the run."""
-        statistics, before = self._pipeline.launcher.statistics(), self._before
+        before = self._before
         busy: dict[str, float] = dict(before["busy_s"])
         for name, counts in statistics.items():
             earlier = self._at_start.get(name, {})
@@ -103,11 +127,56 @@ class RunCheckpointer:
 
     def totals(self) -> dict[str, Any]:
         """transitions_per_s (of finished samples), utilisation by station, faults, the stations' own counters."""
-        counts = self._counts()
+        statistics = self._pipeline.launcher.statistics()
+        counts = self._counts(statistics)
         wall_s = counts["wall_s"]
         return {
             "transitions_per_s": self.account.transitions / wall_s,
             "utilisation": {name: busy / wall_s for name, busy in counts["busy_s"].items()},
             "faults": self.account.faults,
-            "stations": self._pipeline.launcher.statistics(),
+            "stations": statistics,
         }
+
+
+class _Writing:
+    """A thread that writes one snapshot to the folder `part`. late: the log has said that it takes too long."""
+
+    def __init__(self, write: Callable[[], Path], part: Path, level: int) -> None:
+        self.part, self.late = part, False
+        self._write, self._level = write, level
+        self._bug: Exception | None = None
+        self._began = time.monotonic()
+        # A daemon: a file system that never answers must not keep the process.
+        self._thread = threading.Thread(target=self._run, name="run-checkpointer", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        """Consumes: the snapshot. Waits for: the disk. Unblocked by: it. Produces: a saved run, or a warning."""
+        try:
+            log.log(self._level, "saved the run: %s", self._write())
+        except OSError as error:
+            _warn_not_saved(self.part.parent, error)
+        except Exception as error:  # noqa: BLE001 - raised again by `is_over`
+            self._bug = error
+
+    @property
+    def lasted_s(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self._began
+
+    def join(self, seconds: float) -> None:
+        """Wait until it is over, but no longer than so many seconds."""
+        self._thread.join(seconds)
+
+    def is_over(self) -> bool:
+        """Whether it has ended; raises what nobody expected in it."""
+        if self._thread.is_alive():
+            return False
+        if self._bug is not None:
+            raise self._bug
+        return True
+
+
+def _warn_not_saved(folder: Path, error: OSError) -> None:
+    """What it costs is time: the saved run before this one is whole, and another try comes."""
+    log.warning("the run cannot be saved in %s: %s", folder, trouble(error) or f"{error.strerror}; make room there")

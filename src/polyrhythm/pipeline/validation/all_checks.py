@@ -12,12 +12,14 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import ContractViolation, Finding, run_checks
 from polyrhythm.envs.watched import Arrays
 from polyrhythm.errors import PolyrhythmError
-from polyrhythm.pipeline.build import env_settings, policy_settings
+from polyrhythm.pipeline.build import env_settings, policy_settings, run_seats
+from polyrhythm.pipeline.seats import group_seats
 from polyrhythm.pipeline.validation.check import (
     check_build,
-    check_devices,
+    check_form,
     check_learning,
     check_memory,
+    check_processes,
     check_rollout,
     check_start,
     installed_env,
@@ -26,6 +28,7 @@ from polyrhythm.pipeline.validation.custom_objective import as_shown
 from polyrhythm.pipeline.validation.env_trial import try_contract, try_spec
 from polyrhythm.policies.base import Policy
 from polyrhythm.policies.conformance import policy_checks
+from polyrhythm.policies.form import PolicyForm
 from polyrhythm.specs import EnvSpec
 
 
@@ -43,7 +46,7 @@ def examine(config: RunConfig) -> Iterator[Examined]:
     def keep(name: str, make: Callable[[], Any]) -> None:
         given[name] = make()
 
-    yield from _told("recipe", {"devices": lambda: check_devices(config)})
+    yield from _told("recipe", {"devices": lambda: group_seats(run_seats(config))})
     yield from _told(
         "recipe", {"environment's spec": lambda: keep("spec", lambda: try_spec(config, installed_env(config)))}
     )
@@ -52,9 +55,11 @@ def examine(config: RunConfig) -> Iterator[Examined]:
     spec: EnvSpec = given["spec"]
     yield from _told("recipe", {"rows and batches": lambda: check_rollout(config, spec)})
     yield from _told("recipe", {"policy's build": lambda: keep("policy", lambda: check_build(config, spec))})
+    if "policy" in given:
+        yield from _told("recipe", {"policy's form": lambda: keep("form", lambda: check_form(config, spec))})
     rows: Arrays = {}
     yield from _environment(config, rows)
-    if "policy" not in given:
+    if "form" not in given:
         return
     if not rows:
         said = "not checked: it is tried on observations of the environment, and there are none"
@@ -65,7 +70,7 @@ def examine(config: RunConfig) -> Iterator[Examined]:
         passed &= examined.finding.state != "failed"
         yield examined
     if passed:
-        yield from _training(config, spec, given["policy"])
+        yield from _training(config, spec, given["policy"], given["form"])
 
 
 def _environment(config: RunConfig, rows: Arrays) -> Iterator[Examined]:
@@ -88,7 +93,7 @@ def _policy(config: RunConfig, spec: EnvSpec, rows: Arrays) -> Iterator[Examined
     settings = policy_settings(config)
     try:
         checks = policy_checks(
-            lambda seed: settings.build(spec, seed),
+            settings,
             as_shown(rows, spec),
             spec,
             learns=config.training.versions > 0,
@@ -101,13 +106,14 @@ def _policy(config: RunConfig, spec: EnvSpec, rows: Arrays) -> Iterator[Examined
         yield Examined("policy", finding)
 
 
-def _training(config: RunConfig, spec: EnvSpec, policy: Policy) -> Iterator[Examined]:
+def _training(config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm) -> Iterator[Examined]:
     """What takes a policy that keeps its contract."""
     yield from _told(
         "training",
         {
-            "objective": lambda: check_learning(config, spec, policy, trainer=True),
-            "shared memory": lambda: check_memory(config, spec, policy),
+            "objective": lambda: check_learning(config, spec, policy, form, trainer=True),
+            "files and threads": lambda: check_processes(config, spec),
+            "shared memory": lambda: check_memory(config, spec, form),
             "first weights": lambda: check_start(config, spec, policy),
         },
     )
@@ -117,11 +123,11 @@ def _told(part: str, checks: Mapping[str, Callable[[], object]]) -> Iterator[Exa
     """Checks that raise a PolyrhythmError, as findings."""
     for name, check in checks.items():
         try:
-            check()
+            said = check()
         except PolyrhythmError as error:
             yield Examined(part, _failed(name, error))
         else:
-            yield Examined(part, Finding(name, "ok", ""))
+            yield Examined(part, Finding(name, "ok", said if isinstance(said, str) else ""))
 
 
 def _failed(name: str, error: PolyrhythmError) -> Finding:

@@ -20,18 +20,20 @@ from polyrhythm.conformance import ContractViolation, own_place, raised
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.pipeline.array_specs import arena_layout, blank, bucket_sizes
-from polyrhythm.pipeline.build import env_batch_infos, env_settings, flow_settings, policy_settings
+from polyrhythm.pipeline.build import env_batch_infos, env_settings, flow_settings, policy_settings, run_seats
 from polyrhythm.pipeline.validation.custom_objective import dry_run_objective, try_on
 from polyrhythm.pipeline.validation.env_trial import try_env
 from polyrhythm.pipeline.warm_start.demos import has_expert
 from polyrhythm.pipeline.warm_start.init_from import load_init_weights
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.conformance import check_attributes
+from polyrhythm.policies.form import PolicyForm
 from polyrhythm.runtime.memory.shared_folder import refuse_shortage, remove_orphans
-from polyrhythm.runtime.memory.weights import bus_nbytes
+from polyrhythm.runtime.memory.weights import shared_nbytes
+from polyrhythm.runtime.processes.limits import check_limits
 from polyrhythm.scheduler.records import EnvBatchInfo, Request
 from polyrhythm.scheduler.user_functions import load_function
-from polyrhythm.specs import EnvSpec
+from polyrhythm.specs import EnvSpec, WeightsLayout
 from polyrhythm.stations.simulator.env_host import refuse_segments
 from polyrhythm.training.optim import adamw
 
@@ -54,10 +56,12 @@ def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
     spec, rows = try_env(config, installed_env(config))
     check_rollout(config, spec)
     policy = check_build(config, spec)
+    form = check_form(config, spec)
     learns = trainer and config.training.versions > 0
-    try_on(rows, _kind(config.policy), policy, spec, learns=learns)
-    check_learning(config, spec, policy, trainer=trainer)
-    check_memory(config, spec, policy, trainer=trainer)
+    try_on(rows, _kind(config.policy), policy, form, spec, learns=learns)
+    check_learning(config, spec, policy, form, trainer=trainer)
+    check_processes(config, spec, trainer=trainer)
+    check_memory(config, spec, form, trainer=trainer)
     check_start(config, spec, policy, trainer=trainer)
     return ValidatedRun(config, spec, policy)
 
@@ -84,11 +88,11 @@ def check_rollout(config: RunConfig, spec: EnvSpec) -> None:
 
 
 def check_build(config: RunConfig, spec: EnvSpec) -> Policy:
-    """The policy with its initial weights, a module with the attributes of its contract."""
+    """The policy as the trainer builds it, with the seed's weights; a module with the attributes of its contract."""
     what = f"policy.type = {_kind(config.policy)}"
     settings = policy_settings(config)
     with _naming(what, "its build()"):
-        policy = settings.build(spec, config.seed)
+        policy = settings.build(spec, seed=config.seed, device="cpu", role="train")
     try:
         check_attributes(policy, spec)
     except ContractViolation as violation:
@@ -96,11 +100,31 @@ def check_build(config: RunConfig, spec: EnvSpec) -> Policy:
     return policy
 
 
-def check_memory(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: bool = True) -> None:
+def check_form(config: RunConfig, spec: EnvSpec) -> PolicyForm:
+    """The policy's declared form."""
+    with _naming(f"policy.type = {_kind(config.policy)}", "its form()"):
+        form = policy_settings(config).form(spec)
+    if not isinstance(form, PolicyForm):
+        raise ConfigError(
+            f"policy.type = {_kind(config.policy)}: form() gave a {type(form).__name__}; "
+            "return a PolicyForm (polyrhythm.policies.form.describe makes one)"
+        )
+    return form
+
+
+def check_processes(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -> None:
+    """Raise StartError unless this machine's limits allow the run's files and threads."""
+    if config.launcher == "local":
+        infos = env_batch_infos(config, spec, trainer=trainer)
+        evaluator = trainer and config.evaluation.reserved_rows > 0 and config.evaluation.weights == "own_generator"
+        check_limits([*map(len, infos), *[1] * (config.rollout.generators + evaluator + trainer)])
+
+
+def check_memory(config: RunConfig, spec: EnvSpec, form: PolicyForm, *, trainer: bool = True) -> None:
     """Raise StartError unless the run's shared memory fits; that of dead runs is removed first."""
     if config.launcher == "local":
         remove_orphans()
-        refuse_shortage(shared_sizes(config, spec, policy, trainer=trainer))
+        refuse_shortage(shared_sizes(config, spec, form, trainer=trainer))
 
 
 def check_start(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: bool = True) -> None:
@@ -117,11 +141,11 @@ def _kind(section: object) -> str:
     return getattr(section, "type", "")
 
 
-def shared_sizes(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: bool = True) -> dict[str, int]:
+def shared_sizes(config: RunConfig, spec: EnvSpec, form: PolicyForm, *, trainer: bool = True) -> dict[str, int]:
     """Bytes of shared memory that the run reserves, by segment."""
     infos = env_batch_infos(config, spec, trainer=trainer)
-    layout = arena_layout(config, spec, infos, policy, trainer=trainer)
-    return {"arena": layout.nbytes, "weights": bus_nbytes(policy.state_dict())}
+    layout = arena_layout(config, spec, infos, form, trainer=trainer)
+    return {"arena": layout.nbytes, "weights": shared_nbytes(WeightsLayout.of(form.published))}
 
 
 def refuse_swapping(spec: EnvSpec) -> None:
@@ -134,15 +158,8 @@ def refuse_swapping(spec: EnvSpec) -> None:
 
 
 def check_devices(config: RunConfig) -> None:
-    seats = {"generators": config.placement.generators, "trainer": config.placement.trainer}
-    for name, seat in seats.items():
-        kind, _, index = seat.device.partition(":")
-        there = torch.cuda.device_count() if kind == "cuda" else 1
-        if int(index or 0) >= there:
-            raise ConfigError(
-                f"placement.{name}.device = {seat.device}: torch sees {there} CUDA devices here; use cpu, "
-                "or a torch that has CUDA"
-            )
+    """Raise ConfigError unless every station has a seat on this machine."""
+    run_seats(config)
 
 
 @contextmanager
@@ -164,9 +181,9 @@ def _naming(what: str, call: str = "") -> Iterator[None]:
         raise ConfigError(f"{what}: {call} {raised(error)}; fix it there") from error
 
 
-def check_learning(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: bool) -> None:
-    """What the objective and the policy want of each other."""
-    _check_value(config, spec, policy)
+def check_learning(config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm, *, trainer: bool) -> None:
+    """Raise ConfigError where objective and policy do not fit each other."""
+    _check_value(config, form)
     if trainer and config.training.versions:
         _check_trainable(config, spec, policy)
         rates = config.training.optimizer
@@ -175,11 +192,9 @@ def check_learning(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer:
         dry_run_objective(config.algorithm, policy)
 
 
-def _check_value(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
-    """The policy's value per chunk or per action, against what `reward_level` needs; asked with one blank row."""
-    with torch.no_grad():
-        value = policy.value(blank(spec))
-    given, wanted = "chunk" if value.dim() == 1 else "action", config.algorithm.reward_level
+def _check_value(config: RunConfig, form: PolicyForm) -> None:
+    """The policy's value per chunk or per action, against what `reward_level` needs."""
+    given, wanted = form.value, config.algorithm.reward_level
     if given != wanted:
         raise ConfigError(
             f"algorithm.reward_level = {wanted}: the policy {_kind(config.policy)} gives one value per "

@@ -17,8 +17,10 @@ from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.objectives import OwnFunction
 from polyrhythm.conformance import ContractViolation, raised
 from polyrhythm.errors import ConfigError
-from polyrhythm.policies.base import Policy
+from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.conformance import try_policy
+from polyrhythm.policies.form import PolicyForm
+from polyrhythm.policies.form_checks import check_answers, check_published
 from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec
 from polyrhythm.training.choose import advantage_estimate, policy_loss
 
@@ -32,11 +34,24 @@ _TAKEN = {
 }
 
 
-def try_on(observations: Mapping[str, NDArray[Any]], kind: str, policy: Policy, spec: EnvSpec, *, learns: bool) -> None:
-    """Raise ConfigError unless the policy keeps its contract on these rows of the environment. kind: its type; learns:
-    from rewards."""
+def try_on(
+    observations: Mapping[str, NDArray[Any]],
+    kind: str,
+    policy: Policy,
+    form: PolicyForm,
+    spec: EnvSpec,
+    *,
+    learns: bool,
+) -> None:
+    """Raise ConfigError unless the policy keeps its contract on these rows of the environment, and is as `form` says.
+
+    kind: its type; learns: from rewards.
+    """
+    obs = as_shown(observations, spec)
     try:
-        try_policy(policy, as_shown(observations, spec), spec, learns=learns)
+        try_policy(policy, obs, spec, learns=learns)
+        check_answers(form, policy, obs)
+        check_published(form, as_module(policy), "train")
     except ContractViolation as violation:
         raise ConfigError(f"policy.type = {kind}: {violation}") from violation
 

@@ -18,6 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from polyrhythm.errors import PolyrhythmError
+
 RECIPE = "quickstart"
 #: Bytes of memory that the quickstart's processes take (1.1 GB measured on 2 cores), and some to spare.
 MEMORY_BYTES = 1_500_000_000
@@ -60,7 +62,7 @@ def examine() -> Iterator[Finding]:
     for name, check in checks.items():
         try:
             yield check()._replace(name=name)
-        except (ImportError, OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
+        except (PolyrhythmError, ImportError, OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
             fix = "make setup" if isinstance(error, ImportError) else ""
             yield Finding(name, "missing", f"{type(error).__name__}: {error}", fix)
 
@@ -168,7 +170,7 @@ def _shared_memory() -> Finding:
 
     config = load_config(RECIPE)
     spec = env_settings(config).spec()
-    wanted = sum(shared_sizes(config, spec, policy_settings(config).build(spec, config.seed)).values())
+    wanted = sum(shared_sizes(config, spec, policy_settings(config).form(spec)).values())
     root = shared_root()
     free = shutil.disk_usage(root).free
     detail = f"{_gigabytes(free)} free in {root}, the quickstart takes {wanted / 1e6:.0f} MB"

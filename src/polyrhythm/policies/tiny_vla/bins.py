@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from polyrhythm.policies import distributions, noise
 from polyrhythm.policies.base import SETTINGS
 from polyrhythm.policies.tiny_vla.head import HeadAct, HeadEvaluation
+from polyrhythm.specs import ArraySpec
 
 
 class BinsSettings(BaseModel):
@@ -28,6 +29,10 @@ class BinsSettings(BaseModel):
     greedy: Literal["mean", "mode"] = "mean"
     """Greedy action of an entry: the bin nearest to its expectation, or the likeliest bin. Reinforcement learning makes
     neighbouring bins uneven, so the likeliest one can be far from where most of the probability lies."""
+
+    def answers(self, chunk: int, action_dim: int) -> dict[str, ArraySpec]:
+        """The head's forward_inputs of one row."""
+        return {"tokens": ArraySpec((chunk, action_dim), "int64")}
 
     def build(self, width: int, chunk: int, action_dim: int) -> BinsHead:
         """A head on features of this width."""

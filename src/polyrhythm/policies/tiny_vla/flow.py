@@ -20,6 +20,7 @@ from polyrhythm.policies import flow_matching, noise
 from polyrhythm.policies.base import SETTINGS, named, type_or
 from polyrhythm.policies.flow_methods import FlowNoise, FlowNoiseSettings, FlowSdeSettings, Network, OdeSettings
 from polyrhythm.policies.tiny_vla.head import HeadAct, HeadEvaluation
+from polyrhythm.specs import ArraySpec
 
 _FREQUENCIES = 8
 #: Pairs of time and noise for each action of a supervised step; the trunk, which costs most, is shared by them.
@@ -47,6 +48,10 @@ class FlowMatchingSettings(BaseModel):
     """Units per hidden layer of the network."""
     method: FlowMethod = Field({"type": "flow_noise"}, validate_default=True)
     """Where noise enters, by type: flow_noise (all steps, learned), flow_sde (one per row), ode (none: not for RL)."""
+
+    def answers(self, chunk: int, action_dim: int) -> dict[str, ArraySpec]:
+        """The method's forward_inputs of one row."""
+        return self.method.answers(self.steps, (chunk, action_dim))
 
     def build(self, width: int, chunk: int, action_dim: int) -> FlowMatchingHead:
         """A head on features of this width."""

@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, mode
 from torch import Tensor, nn
 
 from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations, named, type_or
+from polyrhythm.policies.form import PolicyForm, Role, describe
 from polyrhythm.policies.gaussian import continuous_bounds
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.policies.tiny_vla.bins import BinsSettings
@@ -68,10 +69,14 @@ class TinyVlaSettings(BaseModel):
             )
         return self
 
-    def build(self, env_spec: EnvSpec, seed: int) -> TinyVla:
-        """The policy for this environment, its parameters a function of `seed`."""
+    def form(self, env_spec: EnvSpec) -> PolicyForm:
+        answers = self.head.answers(self.chunk, env_spec.action.dim)
+        return describe(lambda _role: TinyVla(self, env_spec), answers)
+
+    def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> TinyVla:  # noqa: ARG002
+        """The same module for both roles, initialised on the CPU so that the seed decides on every device."""
         with seeded(seed):
-            return TinyVla(self, env_spec)
+            return TinyVla(self, env_spec).to(device)
 
 
 class TinyVla(nn.Module):

@@ -29,7 +29,7 @@ def word_ids(sentence: str, vocabulary: int) -> list[int]:
 
 
 def word_table(tasks: Sequence[Task], words: int, vocabulary: int) -> Tensor:
-    """Word ids of each task's instruction: int64 [tasks, words], padded with `PADDING`.
+    """Word ids of each task's instruction: int64 [tasks, words] on the CPU, padded with `PADDING`.
 
     Refuses a sentence that does not fit, and two sentences that the hash makes one.
     """
@@ -38,7 +38,7 @@ def word_table(tasks: Sequence[Task], words: int, vocabulary: int) -> Tensor:
             "policy: the environment has no tasks, so no instruction to read: give EnvSpec.tasks at least one"
         )
     rows: dict[tuple[int, ...], str] = {}
-    table = torch.full((len(tasks), words), PADDING, dtype=torch.int64)
+    table = torch.full((len(tasks), words), PADDING, dtype=torch.int64, device="cpu")
     for index, task in enumerate(tasks):
         ids = word_ids(task.instruction, vocabulary)
         if not 0 < len(ids) <= words:
@@ -53,5 +53,5 @@ def word_table(tasks: Sequence[Task], words: int, vocabulary: int) -> Tensor:
                 f"policy.vocabulary = {vocabulary}: {sentence!r} and {rows[tuple(ids)]!r} get the same word ids: "
                 "choose another size"
             )
-        table[index, : len(ids)] = torch.tensor(ids)
+        table[index, : len(ids)] = torch.tensor(ids, device="cpu")
     return table

@@ -1,1 +1,1 @@
-"""Shared memory of a run: the arena of samples and the weights bus."""
+"""Memory of a run: the arena of samples and the channel of published weights."""

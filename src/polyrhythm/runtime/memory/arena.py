@@ -32,7 +32,7 @@ FAR = 2**63
 
 _ALIGNMENT = 64
 
-#: Longer handles name no block.
+#: Longer numbers name no block.
 _DIGITS = 19
 #: A block's head, what a sample tells beside its arrays.
 _HEAD = ("steps", "terminated", "success", "env_steps", "ticket", "group", "task")
@@ -135,10 +135,24 @@ class Arena:
         """Write the block's head: the sample is complete."""
         self.head[block] = [head[name] for name in _HEAD]
 
-    def holds(self, payload_id: str, ticket: int) -> bool:
-        """Whether the finished sample of this ticket lies at the handle."""
+    def block_of(self, payload_id: str) -> int:
+        """The block that a payload id names. LookupError: it names none of this host."""
         number = int(payload_id) if payload_id.isascii() and payload_id.isdigit() and len(payload_id) < _DIGITS else -1
         if not 0 <= number < self.layout.blocks:
+            host, _, _ = payload_id.rpartition("/")
+            where = f"it lies on host {host}, which this process cannot read" if host else "there is no such block"
+            raise LookupError(f"payload {payload_id!r}: {where}")
+        return number
+
+    def read(self, payload_id: str) -> Trajectory:
+        """The finished sample of this payload id, in place: valid until it is released. LookupError: it is not here."""
+        return self.trajectory(self.block_of(payload_id))
+
+    def holds(self, payload_id: str, ticket: int) -> bool:
+        """Whether the finished sample of this ticket lies there."""
+        try:
+            number = self.block_of(payload_id)
+        except LookupError:
             return False
         steps, _, _, _, held, _, _ = self.head[number].tolist()
         return bool(0 < steps <= self.layout.steps and held == ticket)

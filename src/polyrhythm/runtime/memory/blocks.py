@@ -6,14 +6,19 @@ Only the conductor frees a finished block; a failed attempt frees its own. A los
 process is gone, which `lose` takes for granted. As many blocks as rows and as admission lets wait are enough
 (`blocks_needed`), so no ticket ever waits for one.
 
-Invariant: a block is in exactly one of the three states.
+While a run is saved, a reader in another thread copies the finished blocks. One that is released before its turn is
+held, and is given out last: then it is copied on the spot.
+
+Invariant: a block is in exactly one of the three states, or held; a block that is given out will not be read any more.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from polyrhythm.scheduler import records
 
@@ -31,6 +36,18 @@ def blocks_needed(
     return rows + ahead + extra_groups * (group_size - 1)
 
 
+class BlockReader(Protocol):
+    """Copies finished blocks in a thread of its own."""
+
+    def is_pending(self, block: int) -> bool:
+        """Whether it has yet to copy this block."""
+        ...
+
+    def copy_now(self, block: int) -> None:
+        """Copy the block if it is pending; when this returns the block may be overwritten."""
+        ...
+
+
 class BlockPool:
     """The owners of `count` blocks."""
 
@@ -38,9 +55,13 @@ class BlockPool:
         self._free = list(range(count))  # a heap: rows that start together get blocks side by side, where it can be
         self._writing: dict[tuple[int, int], tuple[int, str]] = {}
         self._finished: set[int] = set()
+        self._held: deque[int] = deque()  # released, but the reader may have yet to copy them
+        self._reader: BlockReader | None = None
 
     def assign(self, command: records.StartRows) -> list[int]:
         """A block for each grant, in order."""
+        while self._held and len(self._free) < len(command.grants):
+            self._free_held()
         assert len(self._free) >= len(command.grants), f"no free block: {self.describe()}"
         blocks = []
         for grant in command.grants:
@@ -72,8 +93,24 @@ class BlockPool:
         """Free finished blocks. The empty handle is an evaluation's: its block is free already."""
         for payload_id in payload_ids:
             if payload_id:
-                self._finished.remove(int(payload_id))
-                heapq.heappush(self._free, int(payload_id))
+                block = int(payload_id)
+                self._finished.remove(block)
+                if self._reader is not None and self._reader.is_pending(block):
+                    self._held.append(block)
+                else:
+                    heapq.heappush(self._free, block)
+
+    def hand_over(self, reader: BlockReader) -> None:
+        """Let `reader` copy the finished blocks while the run goes on. An earlier one has copied all of its own."""
+        while self._held:
+            self._free_held()
+        self._reader = reader
+
+    def _free_held(self) -> None:
+        assert self._reader is not None, "blocks are held for a reader"
+        block = self._held.popleft()
+        self._reader.copy_now(block)
+        heapq.heappush(self._free, block)
 
     def restore(self, payload_ids: Sequence[str]) -> None:
         """These blocks hold finished samples (of a resumed run)."""
@@ -85,4 +122,5 @@ class BlockPool:
         return tuple(str(block) for block in sorted(self._finished))
 
     def describe(self) -> str:
-        return f"{len(self._free)} blocks free, {len(self._writing)} being written, {len(self._finished)} finished"
+        free = len(self._free) + len(self._held)
+        return f"{free} blocks free, {len(self._writing)} being written, {len(self._finished)} finished"

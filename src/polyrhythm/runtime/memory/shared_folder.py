@@ -4,7 +4,8 @@
 
 The kernel drops the lock with its holder, however that ends, so whoever gets it knows that the run is over: or, while
 no process id is in it, that the run is just about to lock it.
-Where there is no /dev/shm, the folder for temporary files serves.
+Where there is no /dev/shm a run refuses to start. POLYRHYTHM_SHARED_MEMORY names another folder; one on a disk works,
+but everything that stations exchange is then written to that disk.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import mmap
 import os
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,14 +25,26 @@ from polyrhythm.errors import StartError
 log = logging.getLogger(__name__)
 
 _SHARED = Path("/dev/shm")  # noqa: S108 - the kernel's shared memory is meant
+_VARIABLE = "POLYRHYTHM_SHARED_MEMORY"
 _LOCK = "owner"
 #: Seconds after which a folder that was never locked is a dead run's.
 _YOUNG_S = 60.0
 
 
-def shared_root() -> Path:
-    """Where runs keep their shared memory."""
-    return _SHARED if _SHARED.is_dir() and os.access(_SHARED, os.W_OK) else Path(tempfile.gettempdir())
+def shared_root(
+    sizes: Mapping[str, int] | None = None, shared: Path = _SHARED, environment: Mapping[str, str] = os.environ
+) -> Path:
+    """The folder where runs keep their shared memory. StartError: there is none; the text has the sum of `sizes`."""
+    chosen = environment.get(_VARIABLE)
+    root = Path(chosen) if chosen else shared
+    if root.is_dir() and os.access(root, os.W_OK):
+        return root
+    wanted = f", {_megabytes(sum(sizes.values()))} are wanted there" if sizes else ""
+    name = f"{_VARIABLE} = {root}" if chosen else f"shared memory: {root}"
+    fix = f"mount it (docker: --shm-size), set launcher=inline, or name another folder by {_VARIABLE} (a disk is slow)"
+    if chosen:
+        fix = f"name a folder that can be written to, or unset {_VARIABLE}"
+    raise StartError(f"{name} is {'not writable' if root.is_dir() else 'no folder'}{wanted}; {fix}")
 
 
 class SharedRunFolder:
@@ -42,7 +54,7 @@ class SharedRunFolder:
     """
 
     def __init__(self, sizes: Mapping[str, int], root: Path | None = None) -> None:
-        root = root or shared_root()
+        root = root or shared_root(sizes)
         remove_orphans(root)
         refuse_shortage(sizes, root)
         self.folder = root / f"{_prefix()}{secrets.token_hex(4)}"
@@ -79,7 +91,7 @@ def open_segment(folder: Path, name: str) -> mmap.mmap:
 
 
 def remove_orphans(root: Path | None = None) -> list[Path]:
-    """Remove this user's folders whose runs are over; what was removed."""
+    """Remove this user's folders whose runs are over; what was removed. StartError: there is no shared memory."""
     removed = []
     for folder in sorted((root or shared_root()).glob(f"{_prefix()}*")):
         if _is_orphan(folder):
@@ -114,7 +126,7 @@ def _is_old(folder: Path) -> bool:
 
 def refuse_shortage(sizes: Mapping[str, int], root: Path | None = None) -> None:
     """Raise StartError if segments of these sizes, in bytes by name, cannot be had."""
-    root = root or shared_root()
+    root = root or shared_root(sizes)
     wanted, free = sum(sizes.values()), shutil.disk_usage(root).free
     if wanted > free:
         parts = ", ".join(f"{name} {_megabytes(size)}" for name, size in sizes.items())

@@ -1,18 +1,20 @@
-"""The one module of `runtime` that imports torch: arrays to tensors and back, weights in given memory."""
+"""Arrays to tensors and back, weights in given memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polyrhythm.specs.weights import WeightsLayout
+
 State = Mapping[str, Tensor]
 Module = torch.nn.Module
 
-_ALIGNMENT = 64
 _BFLOAT16 = torch.bfloat16
 
 
@@ -31,27 +33,27 @@ def as_array(tensor: Tensor) -> NDArray[Any]:
     return array
 
 
-def nbytes_of(state: State) -> int:
-    """Memory that `tensors_over` needs for tensors like these."""
-    return sum(_padded(tensor) for tensor in state.values())
-
-
-def tensors_over(like: State, memory: memoryview) -> dict[str, Tensor]:
-    """Tensors with the names, shapes and dtypes of `like`, whose data is `memory`; nothing is copied."""
-    found, offset = {}, 0
-    for name, tensor in like.items():
-        data = torch.frombuffer(memory, dtype=tensor.dtype, count=max(tensor.numel(), 1), offset=offset)
-        found[name] = data[: tensor.numel()].view(tensor.shape)
-        offset += _padded(tensor)
+def tensors_over(layout: WeightsLayout, memory: memoryview) -> dict[str, Tensor]:
+    """The layout's tensors, whose data is `memory`; nothing is copied."""
+    found = {}
+    for placed in layout.tensors:
+        dtype, shape = getattr(torch, placed.spec.dtype), placed.spec.shape
+        data = torch.frombuffer(memory, dtype=dtype, count=max(prod(shape), 1), offset=placed.offset)
+        found[placed.name] = data[: prod(shape)].view(shape)
     return found
 
 
-def snapshot(state: State, into: State) -> None:
-    """Copy the tensors into those of the same names. ValueError if names or shapes differ; then nothing is copied."""
-    _refuse_unlike(into, state)
+def to_dtype(tensor: Tensor, dtype: str) -> Tensor:
+    """A copy without gradient, in the dtype of this name, on the same device."""
+    return tensor.detach().to(getattr(torch, dtype), copy=True)
+
+
+def copy_into(into: State, state: State) -> None:
+    """Copy the tensors that both have in place, converting dtypes."""
     with torch.no_grad():
-        for name, tensor in state.items():
-            into[name].copy_(tensor)
+        for name, tensor in into.items():
+            if name in state:
+                tensor.copy_(state[name])
 
 
 def apply_state(module: Module, state: State) -> None:
@@ -59,10 +61,12 @@ def apply_state(module: Module, state: State) -> None:
 
     Raises ValueError if names or shapes differ; then nothing has been changed.
     """
-    snapshot(state, module.state_dict())
+    own = module.state_dict()
+    _check_same_names(own, state)
+    copy_into(own, state)
 
 
-def _refuse_unlike(own: State, state: State) -> None:
+def _check_same_names(own: State, state: State) -> None:
     if own.keys() != state.keys():
         odd = sorted(own.keys() ^ state.keys())
         raise ValueError(f"weights do not fit the policy: {odd[0]} (and {len(odd) - 1} more) is on one side only")
@@ -73,11 +77,11 @@ def _refuse_unlike(own: State, state: State) -> None:
             )
 
 
-def _padded(tensor: Tensor) -> int:
-    """Bytes of the tensor's data, one element at least, up to the next alignment."""
-    return -(-max(tensor.numel(), 1) * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
-
-
 def use_one_thread() -> None:
     """One thread per operation: small policies are no faster with more, and far slower where cores are shared."""
     torch.set_num_threads(1)
+
+
+def count_devices() -> int:
+    """CUDA devices that torch sees on this machine, as CUDA_VISIBLE_DEVICES leaves them."""
+    return torch.cuda.device_count()

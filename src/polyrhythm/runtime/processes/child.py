@@ -1,4 +1,4 @@
-"""Where a station's process starts: `python -m polyrhythm.runtime.processes.child`, its posting on standard input.
+"""Where a station's process starts: `python -m polyrhythm.runtime.processes.child`, its spec on standard input.
 
 The main thread sends heartbeats and watches the parts; each part works in a thread of its own. SIGINT, SIGTERM and
 SIGHUP are main's affair and ignored here. The process dies with its parent, whatever ended that.
@@ -14,7 +14,9 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,18 +25,26 @@ from polyrhythm.runtime.factories import Resources, StationContext, unpack
 from polyrhythm.runtime.memory.allocator import keep_freed_memory
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
 from polyrhythm.runtime.memory.shared_folder import open_segment
-from polyrhythm.runtime.messages import Channels, Reply, Report, Spans
+from polyrhythm.runtime.messages import Channels, Spans, process_address
+from polyrhythm.runtime.processes.outgoing import Outgoing
+from polyrhythm.runtime.processes.part_inbox import FrameReader, InboxThread, OwnInbox, PartInbox, PartQueue
 from polyrhythm.runtime.processes.station_thread import StationThread
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import RunKeys
-from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
-from polyrhythm.runtime.transport.sockets import Outbox, Sockets, Transport
+from polyrhythm.runtime.transport.drops import DropCounter
+from polyrhythm.runtime.transport.sockets import Sockets, Transport
 from polyrhythm.scheduler import records
+from polyrhythm.specs import WeightsLayout
+
+if TYPE_CHECKING:
+    from polyrhythm.runtime.memory.weights import Weights
 
 log = logging.getLogger(__name__)
 
 _BEAT_S = 0.5
 _LINGER_S = 2.0
+#: Characters of a refusal that main is told.
+_SAID = 300
 _PR_SET_PDEATHSIG = 1
 
 
@@ -47,8 +57,9 @@ class ChildSpec:
     incarnation: int
     kind: str
     content: bytes
-    seat: Resources
+    resources: Resources
     layout: ArenaLayout
+    weights: WeightsLayout
     folder: str
     main: str
     transport: Transport
@@ -57,99 +68,118 @@ class ChildSpec:
 
 
 class StationProcess:
-    """One station's process: its parts, and its lines to main and to the slots."""
+    """One station's process: its inbox, its parts, and what it says."""
 
-    def __init__(self, posting: ChildSpec) -> None:
-        self._posting = posting
-        self._drops = DropCounter(posting.station)
-        largest = wire.largest_message(posting.layout)
-        self._sockets = Sockets(posting.transport, posting.folder, posting.keys, self._drops.stranger, largest)
-        self._main = self._sockets.outbox(posting.main)
-        self._slots: dict[str, Outbox] = {}
+    def __init__(self, spec: ChildSpec) -> None:
+        self._spec = spec
+        self._drops = DropCounter(spec.station)
+        self._largest = wire.largest_message(spec.layout)
+        self._sockets = Sockets(spec.transport, spec.folder, spec.keys, self._drops.stranger, self._largest)
+        self._outgoing = Outgoing(self._sockets, spec.main)
         self._news, self._telling = threading.Event(), threading.Lock()
         self._parts: list[StationThread] = []
+        self._reading: InboxThread | None = None
+        self._endpoint = ""
+        self.connect, self.beat = self._outgoing.connect, self._beat
+        self.collect, self.flush = self._outgoing.collect, self._outgoing.flush
+        self.notify = self._news.set
 
     def _open(self) -> list[StationThread]:
-        """The parts of the job, in the memory that the run shares."""
-        posting = self._posting
-        folder = Path(posting.folder)
-        arena = Arena(posting.layout, memoryview(open_segment(folder, "arena")))
-        weights = memoryview(open_segment(folder, "weights"))
-        links = Channels(self._emit, self._reply, self._report)
-        host = StationContext(arena, weights, links, posting.seat.device, overlap=True)
-        job = unpack(posting.kind, posting.content)
+        """The parts of the station, in the memory that the run shares."""
+        spec = self._spec
+        folder = Path(spec.folder)
+        arena = Arena(spec.layout, memoryview(open_segment(folder, "arena")))
+        channels = Channels(self._outgoing.say, self._outgoing.reply, self._outgoing.say)
+        weights = partial(self._open_weights, folder)
+        context = StationContext(arena, weights, channels, spec.resources.device, overlap=True)
+        parts = unpack(spec.kind, spec.content).parts(context, spec.incarnation)
+        inboxes = self._open_inbox(len(parts))
         return [
-            StationThread(
-                address,
-                make,
-                self._sockets,
-                self._drops,
-                posting.layout,
-                self._connect,
-                self._beat,
-                self._news,
-            )
-            for address, make in job.parts(host, posting.incarnation)
+            StationThread(address, make, inbox, self._drops, spec.layout, self)
+            for (address, make), inbox in zip(parts, inboxes, strict=True)
         ]
+
+    def _open_inbox(self, parts: int) -> list[PartInbox]:
+        """The inbox of the process, as each part sees it."""
+        inbox = self._sockets.inbox(process_address(self._spec.station, self._spec.incarnation))
+        self._endpoint = inbox.endpoint
+        reader = FrameReader(inbox, self._drops, self._largest, parts)
+        if parts == 1:
+            return [OwnInbox(reader)]
+        queues = [PartQueue() for _ in range(parts)]
+        self._reading = InboxThread(reader, queues, self.notify)
+        self._reading.start()
+        return [*queues]
+
+    def _open_weights(self, folder: Path) -> Weights:
+        """This process's end of the weights channel. ValueError: the layout is damaged."""
+        from polyrhythm.runtime.memory.weights import SharedWeights  # torch, which simulators do not need
+
+        self._spec.weights.verify()
+        return SharedWeights(self._spec.weights, memoryview(open_segment(folder, "weights")), folder)
 
     def run(self) -> int:
         """Work until told to stop, or until a part fails; the exit status.
 
-        Consumes: nothing itself. Waits for: news of a part. Unblocked by: some, or `_BEAT_S`. Produces: heartbeats, a
-        greeting, and last words.
+        Consumes: nothing itself. Waits for: news of a part. Unblocked by: some, or `_BEAT_S`. Produces: heartbeats, the
+        station's announcement, and its last words.
         """
         try:
             self._parts = self._open()
+            for part in self._parts:
+                part.start()
         except Exception as error:  # noqa: BLE001 - main is told
             return self._leave(error)
-        for part in self._parts:
-            part.start()
-        greeted = False
+        announced = False
         while not all(part.over.is_set() for part in self._parts):
-            if self._failed() is not None or os.getppid() != self._posting.parent:
+            if self._failed() is not None or os.getppid() != self._spec.parent:
                 break
-            if not greeted and all(part.ready.is_set() and part.error is None for part in self._parts):
-                self._greet()
-                greeted = True
+            if not announced and all(part.ready.is_set() and part.error is None for part in self._parts):
+                self._announce()
+                announced = True
             self._beat()
             self._news.wait(_BEAT_S)
             self._news.clear()
         return self._leave(self._failed())
 
     def _failed(self) -> BaseException | None:
-        """What ended a part, if anything did."""
-        return next((part.error for part in self._parts if part.error is not None), None)
+        """What ended a part or the reading of the inbox, if anything did."""
+        errors = [part.error for part in self._parts]
+        errors += [self._reading.error] if self._reading is not None else []
+        return next((error for error in errors if error is not None), None)
 
     def _leave(self, error: BaseException | None) -> int:
-        posting = self._posting
+        spec = self._spec
         if error is not None:
-            log.error("%s ends", posting.station, exc_info=error)
+            log.error("%s ends", spec.station, exc_info=error)
             fatal = isinstance(error, PolyrhythmError | ImportError)
             said = str(error) if isinstance(error, PolyrhythmError) else f"{type(error).__name__}: {error}"
-            self._send(wire.Failed(posting.station, posting.incarnation, said, fatal))
+            self._outgoing.send(wire.Failed(spec.station, spec.incarnation, said, fatal))
         else:
             self._beat()
-        self._main.close(_LINGER_S)
-        for outbox in self._slots.values():
-            outbox.close()
+        self._outgoing.close(_LINGER_S)
         if all(part.over.is_set() for part in self._parts):
             self._sockets.close(unsent=True)
         else:
             time.sleep(_LINGER_S / 10)  # a part hangs, so the last words get a moment instead of a confirmation
         return 1 if error is not None else 0
 
-    def _greet(self) -> None:
-        posting = self._posting
-        inboxes = {part.address: part.endpoint for part in self._parts}
-        joined = wire.encode(records.merge_joined([part.joined() for part in self._parts]))
-        self._send(wire.Hello(posting.station, posting.incarnation, inboxes, joined))
+    def refuse(self, command: bytes, why: str) -> None:
+        """Tell main that a command cannot be obeyed."""
+        self._outgoing.send(wire.Refused(self._spec.station, self._spec.incarnation, command, why[:_SAID]))
 
-    def _beat(self) -> None:
+    def _announce(self) -> None:
+        spec = self._spec
+        addresses = tuple(part.address for part in self._parts)
+        joined = wire.encode(records.merge_joined([part.joined() for part in self._parts]))
+        self._outgoing.send(wire.Hello(spec.station, spec.incarnation, self._endpoint, addresses, joined))
+
+    def _beat(self, *, pending_work: bool = False) -> None:
         """Say that it lives, and what the part that has been busy longest is doing; before that, what it has done."""
         self._tell_spans()
-        posting, now = self._posting, time.monotonic()
+        spec, now = self._spec, time.monotonic()
         stations = [part.station for part in self._parts if part.station is not None]
-        under_way = [work for station in stations if (work := station.doing())[0]]
+        under_way = [work for station in stations if (work := station.current_call())[0]]
         doing, since = min(under_way, key=lambda work: work[1], default=("", now))
         counts: dict[str, float] = {}
         for station in stations:
@@ -157,43 +187,16 @@ class StationProcess:
                 counts[name] = counts.get(name, 0) + count
         counts["busy_s"] = sum(part.busy_s for part in self._parts) / len(self._parts)
         counts |= self._drops.statistics()
-        waiting = tuple(line for station in stations for line in station.outstanding())
+        waiting = tuple(line for station in stations for line in station.pending_work()) if pending_work else None
         units = sum(part.units for part in self._parts)
-        self._send(wire.Heartbeat(posting.station, posting.incarnation, doing, now - since, units, waiting, counts))
+        self._outgoing.send(wire.Heartbeat(spec.station, spec.incarnation, doing, now - since, units, waiting, counts))
 
     def _tell_spans(self) -> None:
         with self._telling:  # a part beats too when it is asked, and spans are to come in order
             for part in self._parts:
                 spans, lost = part.spans.take()
                 if spans or lost:
-                    self._send(Spans(self._posting.station, self._posting.incarnation, tuple(spans), lost))
-
-    # ------------------------------------------------------------ what the parts say
-
-    def _send(self, message: wire.Message) -> None:
-        self._main.send(wire.encode(message))
-
-    def _emit(self, event: records.Event) -> None:
-        self._main.send(wire.encode(event))
-
-    def _report(self, report: Report) -> None:
-        self._main.send(wire.encode(report))
-
-    def _reply(self, reply: Reply) -> None:
-        outbox = self._slots.get(reply.reply_to)
-        if outbox is None:
-            log.warning("an answer for %s, which is gone, is dropped", reply.slot)
-            return
-        outbox.send(wire.encode_reply(reply))
-
-    def _connect(self, message: wire.Connect) -> None:
-        if message.endpoint and not self._sockets.could_be(message.endpoint):
-            raise UnfitMessage("impossible", f"no slot of this run is at {message.endpoint!r}")
-        old = self._slots.pop(message.address, None)
-        if old is not None:
-            old.close()
-        if message.endpoint:
-            self._slots[message.address] = self._sockets.outbox(message.endpoint)
+                    self._outgoing.send(Spans(self._spec.station, self._spec.incarnation, tuple(spans), lost))
 
 
 def _die_with(parent: int) -> None:
@@ -207,12 +210,12 @@ def _die_with(parent: int) -> None:
 
 
 def main() -> None:
-    """Read the posting and do the job."""
-    posting = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ChildSpec)
-    _die_with(posting.parent)
+    """Read the specification and run the station."""
+    spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ChildSpec)
+    _die_with(spec.parent)
     keep_freed_memory()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
-    status = StationProcess(posting).run()
+    status = StationProcess(spec).run()
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads that hang in a simulator, and a simulator's own exit handlers, must not keep the process.

@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polyrhythm.runtime import spans as kinds
+from polyrhythm.runtime.hosting import Joined
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Report, Spans, StartRowsInBlocks, sender_of
 from polyrhythm.runtime.spans import Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler import records
-
-Joined = records.SimulatorJoined | records.GeneratorJoined | records.TrainerJoined
 
 
 @dataclass(slots=True)
@@ -74,7 +73,7 @@ class ExpectedEvents:
             station.updates = joined.updates if before is None else before.updates
         wrong = self._why_not(name, station, before)
         if len(addresses) != parts:
-            wrong = f"it has {len(addresses)} inboxes for {parts} parts"
+            wrong = f"it has {len(addresses)} addresses for {parts} parts"
         if wrong:
             raise UnfitMessage("impossible", f"the announcement of {name} ({type(joined).__name__}): {wrong}")
         self._stations[name] = station
@@ -131,6 +130,27 @@ class ExpectedEvents:
     def _note_publication(self, command: records.PublishWeights) -> None:
         self._stations[command.trainer].publishing.add(command.version)
         self._newest = max(self._newest, command.version)
+
+    def is_due(self, command: object) -> bool:
+        """Whether main sent this command to the present incarnation, and nothing has answered it yet."""
+        match command:
+            case records.Serve(generator=name, batch=batch):
+                return batch.number in self._of(name).passes
+            case StartRowsInBlocks(command=start, blocks=blocks):
+                samples = self._of(start.simulator).samples
+                tickets = [grant.ticket for grant in start.grants]
+                due = [samples.get((ticket.number, ticket.attempt)) for ticket in tickets]
+                return len(blocks) == len(due) > 0 and None not in due
+            case records.ApplyWeights(generator=name, version=version, pinned=pinned):
+                return (version, pinned) in self._of(name).applying
+            case records.StartUpdate(trainer=name, update=update):
+                return 0 <= update == self._of(name).update
+            case records.PublishWeights(trainer=name, version=version):
+                return version in self._of(name).publishing
+        return False
+
+    def _of(self, name: str) -> _Station:
+        return self._stations.get(name) or _Station(records.TrainerJoined(name, -1, 0), ())
 
     # ------------------------------------------------------------ what they say
 

@@ -7,25 +7,28 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import Resources, StationFactory, pack
+from polyrhythm.runtime.hosting import Joined
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.processes.child import ChildSpec
-from polyrhythm.runtime.processes.expected import Joined
-from polyrhythm.runtime.processes.process import ChildProcess
+from polyrhythm.runtime.processes.process import ChildProcess, Spawn, start_child
 from polyrhythm.runtime.processes.supervision import Failure, FailureTracker, SupervisionLimits
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.runtime.transport.sockets import Sockets
 from polyrhythm.scheduler import records
+from polyrhythm.specs import WeightsLayout
 
 log = logging.getLogger(__name__)
 
 #: How long stations are given to leave by themselves, and when those that have not are named.
 _LEAVE_S, _NAMED_S = 5.0, 1.0
+#: Seconds that the kernel may take to end killed processes.
+_REAP_S = 10.0
 
 
 class ProcessManager:
@@ -38,20 +41,24 @@ class ProcessManager:
         self,
         jobs: Sequence[tuple[StationFactory, Resources]],
         layout: ArenaLayout,
+        weights: WeightsLayout,
         sockets: Sockets,
         *,
         main: str,
         limits: SupervisionLimits,
         logs: Path,
+        spawn: Spawn = start_child,
     ) -> None:
         self.processes: dict[str, ChildProcess] = {}
         self.progress = self.updates = 0
-        self._jobs = {job.name: (job, seat) for job, seat in jobs}
-        self._layout, self._sockets, self._main = layout, sockets, main
-        self._limits, self._logs = limits, logs
+        self._jobs = {job.name: (job, resources) for job, resources in jobs}
+        self._layout, self._weights, self._sockets, self._main = layout, weights, sockets, main
+        self._limits, self._logs, self._spawn_child = limits, logs, spawn
         self._failures = FailureTracker()
         self._measuring = False
         self._parts: dict[str, int] = {}
+        self._asked: list[str] = []
+        self._pending_work: dict[str, tuple[str, ...]] = {}
         self._past: dict[str, Counter[str]] = {name: Counter() for name in self._jobs}
 
     # ------------------------------------------------------------ come and go
@@ -62,15 +69,16 @@ class ProcessManager:
             self._spawn(name, 0, now)
 
     def _spawn(self, name: str, incarnation: int, now: float) -> None:
-        job, seat = self._jobs[name]
+        job, resources = self._jobs[name]
         kind, content = pack(job)
-        posting = ChildSpec(
+        spec = ChildSpec(
             station=name,
             incarnation=incarnation,
             kind=kind,
             content=content,
-            seat=seat,
+            resources=resources,
             layout=self._layout,
+            weights=self._weights,
             folder=self._sockets.folder,
             main=self._main,
             transport=self._sockets.transport,
@@ -78,37 +86,35 @@ class ProcessManager:
             parent=os.getpid(),
         )
         self._logs.mkdir(parents=True, exist_ok=True)
-        self.processes[name] = ChildProcess(posting, log_file(self._logs, name, incarnation), now)
+        self.processes[name] = ChildProcess(spec, log_file(self._logs, name, incarnation), now, self._spawn_child)
 
     @property
     def complete(self) -> bool:
-        """Every station stands ready."""
-        return all(process.vigil.present for process in self.processes.values())
+        """Every station is ready."""
+        return all(process.monitor.present for process in self.processes.values())
 
     def welcome(self, hello: wire.Hello, joined: Joined, now: float) -> None:
-        """A station stands ready: know its parts and tell the generators where its slots are."""
+        """A station is ready: know its parts and tell the generators where its slots are."""
         process = self.processes[hello.station]
-        process.greet(self._sockets, hello.inboxes, joined)
-        process.vigil.hear(now, "", 0.0)
+        process.greet(self._sockets, hello, joined)
+        process.monitor.hear(now, "", 0.0)
         if self._measuring:
             process.tell_all(wire.MeasureSpans(True))  # before its first command
         if isinstance(joined, records.SimulatorJoined):
             for part, info in enumerate(joined.batches):
                 self._parts |= {slot.slot: part for slot in info.slots}
-            self._tell_generators(hello.inboxes)
+            self._tell_generators(wire.Connect(process.address, process.endpoint))
         elif isinstance(joined, records.GeneratorJoined):
             for simulator in self._present(records.SimulatorJoined):
-                for address, where in simulator.endpoints.items():
-                    process.tell(wire.Connect(address, where))
+                process.tell(wire.Connect(simulator.address, simulator.endpoint))
 
     def _present(self, kind: type) -> list[ChildProcess]:
         """The processes that announced themselves so and can be told something."""
         return [p for p in self.processes.values() if p.reachable and isinstance(p.joined, kind)]
 
-    def _tell_generators(self, inboxes: Mapping[str, str]) -> None:
+    def _tell_generators(self, message: wire.Connect) -> None:
         for generator in self._present(records.GeneratorJoined):
-            for address, where in inboxes.items():
-                generator.tell(wire.Connect(address, where))
+            generator.tell(message)
 
     def measure_spans(self, on: bool) -> None:
         """Have all stations, the later ones included, say what they do, or no longer."""
@@ -118,20 +124,22 @@ class ProcessManager:
 
     def suspects(self, now: float) -> list[ChildProcess]:
         """The processes that have ended or are to be given up."""
-        processes = self.processes.values()
-        return [process for process in processes if process.exited or now >= process.vigil.deadline(self._limits)]
+        return [process for process in self.processes.values() if self._is_suspect(process, now)]
+
+    def _is_suspect(self, process: ChildProcess, now: float) -> bool:
+        return process.exited or bool(process.refusal) or now >= process.monitor.deadline(self._limits)
 
     def complaint(self, process: ChildProcess, now: float) -> str:
         """What is wrong with it, in words; "" if nothing is."""
-        return process.how_it_ended() or process.vigil.complaint(now, self._limits)
+        return process.how_it_ended() or process.refusal or process.monitor.complaint(now, self._limits)
 
     def dismiss(self, process: ChildProcess) -> None:
-        """Kill and reap it, and close all lines to it: afterwards it writes nowhere."""
-        process.end()
+        """Kill it and close all lines to it, without waiting: once it has exited it writes nowhere."""
+        process.kill()
         if process.heartbeat is not None:
             self._past[process.station].update(process.heartbeat.statistics)
         if isinstance(process.joined, records.SimulatorJoined):
-            self._tell_generators(dict.fromkeys(process.endpoints, ""))
+            self._tell_generators(wire.Connect(process.address, ""))
 
     def judge(self, process: ChildProcess, reason: str, now: float) -> str | RunHalted:
         """What becomes of a station that was dismissed: another start, in words, or the end of the run."""
@@ -139,8 +147,8 @@ class ProcessManager:
         if process.last_words is not None and process.last_words.fatal:
             return RunHalted(f"{name}: {reason}")
         words = process.last_words.error if process.last_words is not None else ""
-        vigil = process.vigil
-        failure = Failure(name, vigil.began, vigil.present, process.killed, words, self.updates)
+        monitor = process.monitor
+        failure = Failure(name, monitor.began, monitor.present, process.killed, words, self.updates)
         self._failures.count(failure, now, self._limits)
         verdict = self._failures.verdict(name, self._limits)
         if verdict:
@@ -155,19 +163,23 @@ class ProcessManager:
     def close(self) -> None:
         """Let all stations leave, and end those that do not; a second signal meanwhile ends them at once."""
         for process in self.processes.values():
-            if process.vigil.present and not process.exited:
+            if process.monitor.present and not process.exited:
                 process.tell_all(wire.Stop())
         try:
             self._wait_for_leaving()
         finally:
-            errors = [error for process in self.processes.values() if (error := _ended(process)) is not None]
-        if errors:
-            raise errors[0]
+            for process in self.processes.values():
+                process.kill()
+            until = time.monotonic() + _REAP_S
+            stuck = [process for process in self.processes.values() if not process.wait(until - time.monotonic())]
+        if stuck:
+            names = ", ".join(f"{process.station} (process {process.pid})" for process in stuck)
+            raise RunHalted(f"{names}: not ended {_REAP_S:g} s after SIGKILL; check its device or file system")
 
     def _wait_for_leaving(self) -> None:
-        """Until all that stood ready have left, or `_LEAVE_S` are over; those that take long are named."""
+        """Until all that were ready have left, or `_LEAVE_S` are over; those that take long are named."""
         begin = time.monotonic()
-        waited = [process for process in self.processes.values() if process.vigil.present]
+        waited = [process for process in self.processes.values() if process.monitor.present]
         slow = [process for process in waited if not process.wait(begin + _NAMED_S - time.monotonic())]
         if slow:
             names = ", ".join(_name_with_call(process, time.monotonic()) for process in slow)
@@ -195,23 +207,37 @@ class ProcessManager:
     def hear(self, beat: wire.Heartbeat, now: float) -> None:
         """A heartbeat of a present station. UnfitMessage: its numbers cannot be."""
         process = self.processes[beat.station]
-        lasted = 0 <= beat.for_s <= now - process.vigil.began
+        lasted = 0 <= beat.for_s <= now - process.monitor.began
         if not lasted or beat.units < 0 or not all(map(math.isfinite, beat.statistics.values())):
             raise UnfitMessage("impossible", f"a heartbeat of {beat.station} with {beat.for_s} s and {beat.statistics}")
         before = process.heartbeat
-        if beat.doing or not process.vigil.present or before is None or beat.units != before.units:
+        if beat.doing or not process.monitor.present or before is None or beat.units != before.units:
             self.progress += 1
         process.heartbeat = beat
-        process.vigil.hear(now, beat.doing, beat.for_s)
+        if beat.pending_work is not None:
+            self._pending_work[beat.station] = beat.pending_work
+        process.monitor.hear(now, beat.doing, beat.for_s)
 
-    def outstanding(self) -> list[str]:
-        """What is waiting, in words."""
-        beats = [process.heartbeat for process in self.processes.values() if process.heartbeat is not None]
-        return [line for beat in beats for line in beat.outstanding]
+    def ask_pending_work(self) -> None:
+        """Ask every station that is ready what it has not finished."""
+        self._pending_work = {}
+        self._asked = [name for name, process in self.processes.items() if process.monitor.present]
+        for name in self._asked:
+            self.tell(name, wire.Ping(pending_work=True))
+
+    @property
+    def all_answered(self) -> bool:
+        """Whether every station that was asked has answered."""
+        return all(name in self._pending_work for name in self._asked)
+
+    def pending_work(self) -> list[str]:
+        """What the stations that were asked have not finished, in words."""
+        answers = self._pending_work
+        return [line for name in self._asked for line in answers.get(name, (f"{name} does not answer",))]
 
     def current_call(self, station: str, now: float) -> str:
         """What the station is at, in words; "" between two units of work."""
-        return self.processes[station].vigil.current_call(now)
+        return self.processes[station].monitor.current_call(now)
 
     def statistics(self) -> dict[str, dict[str, float]]:
         """Each station's counters as last heard, over all its incarnations."""
@@ -228,14 +254,5 @@ def log_file(logs: Path, station: str, incarnation: int) -> Path:
 
 
 def _name_with_call(process: ChildProcess, now: float) -> str:
-    call = process.vigil.current_call(now)
+    call = process.monitor.current_call(now)
     return f"{process.station} ({call})" if call else process.station
-
-
-def _ended(process: ChildProcess) -> RunHalted | None:
-    """End the process; what went wrong in it, so that the others are ended too."""
-    try:
-        process.end()
-    except RunHalted as error:
-        return error
-    return None

@@ -6,73 +6,101 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 import msgspec
 
-from polyrhythm.errors import RunHalted
+from polyrhythm.runtime.hosting import Joined
+from polyrhythm.runtime.messages import process_address
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.supervision import LivenessMonitor
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.sockets import Outbox, Sockets
-from polyrhythm.scheduler import records
 
 #: How much of a station's log is shown when it ends badly.
 _LAST_LINES, _LAST_BYTES = 12, 16_384
-_REAP_S = 10.0
 #: Signals that come from somebody else: a person, the kernel for want of memory, a machine that shuts down.
 _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
-class ChildProcess:
-    """A started process. joined, endpoints: its announcement and its parts' inboxes, once it stands ready; ended: here,
-    by `end`; killed: by somebody else, before that."""
+class Handle(Protocol):
+    """A started process, as `subprocess.Popen` shows it."""
 
-    def __init__(self, posting: ChildSpec, log_file: Path, now: float) -> None:
-        self.station, self.incarnation = posting.station, posting.incarnation
-        self.vigil = LivenessMonitor(began=now)
-        self.endpoints: Mapping[str, str] = {}
-        self.joined: records.Event | None = None
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None:
+        """Its exit status, once it has been reaped."""
+        ...
+
+    def wait(self, timeout: float) -> int: ...
+
+    def kill(self) -> None: ...
+
+
+#: Starts the process of a spec, which logs to the file.
+Spawn = Callable[[ChildSpec, IO[bytes]], Handle]
+
+
+class ChildProcess:
+    """A started process. joined, endpoint, addresses: its announcement, inbox and parts, once it is ready; ended: here,
+    by `kill`; killed: by somebody else, before that; refusal: why it refused a command of main, if it did."""
+
+    def __init__(self, spec: ChildSpec, log_file: Path, now: float, spawn: Spawn) -> None:
+        self.station, self.incarnation = spec.station, spec.incarnation
+        self.monitor = LivenessMonitor(began=now)
+        self.endpoint = ""
+        self.addresses: tuple[str, ...] = ()
+        self.joined: Joined | None = None
         self.heartbeat: wire.Heartbeat | None = None
         self.last_words: wire.Failed | None = None
+        self.refusal = ""
         self.ended = self.killed = False
-        self._parts: list[Outbox] = []
+        self._outbox: Outbox | None = None
         self._log_file = log_file
         with log_file.open("ab") as log:  # a resumed run writes on
-            self._popen = _start(posting, log)
+            self._handle = spawn(spec, log)
 
     @property
     def pid(self) -> int:
-        return self._popen.pid
+        return self._handle.pid
 
     @property
     def exited(self) -> bool:
-        return self._popen.poll() is not None
+        return self._handle.poll() is not None
 
     @property
     def reachable(self) -> bool:
-        """It stands ready, and has not been ended here."""
-        return bool(self._parts)
+        """It is ready, and has not been killed here."""
+        return self._outbox is not None
 
-    def greet(self, sockets: Sockets, inboxes: Mapping[str, str], joined: records.Event) -> None:
-        """It stands ready: open lines to its parts."""
-        self.endpoints, self.joined = inboxes, joined
-        self._parts = [sockets.outbox(endpoint) for endpoint in inboxes.values()]
-        self.vigil.present = True
+    def greet(self, sockets: Sockets, hello: wire.Hello, joined: Joined) -> None:
+        """It is ready: connect to its inbox."""
+        self.endpoint, self.addresses, self.joined = hello.endpoint, hello.addresses, joined
+        self._outbox = sockets.outbox(hello.endpoint)
+        self.monitor.present = True
+
+    @property
+    def address(self) -> str:
+        """The name of its inbox."""
+        return process_address(self.station, self.incarnation)
 
     def tell(self, message: wire.Message, part: int = 0) -> None:
         """Send to one of its parts, in their order."""
-        self._parts[part].send(wire.encode(message))
+        assert self._outbox is not None, f"{self.station} is not ready"
+        self._outbox.send(wire.frame([(part, wire.encode(message))]))
 
     def tell_all(self, message: wire.Message) -> None:
-        for part in range(len(self._parts)):
-            self.tell(message, part)
+        """Send to all of its parts, if it is ready."""
+        if self._outbox is not None:
+            content = wire.encode(message)
+            self._outbox.send(wire.frame([(part, content) for part in range(len(self.addresses))]))
 
     def how_it_ended(self) -> str:
         """The exit in words; "" while it runs."""
-        status = self._popen.poll()
+        status = self._handle.poll()
         if status is None:
             return ""
         if self.last_words is not None:
@@ -92,31 +120,27 @@ class ChildProcess:
     def wait(self, seconds: float) -> bool:
         """Until it has ended; False if it has not in time."""
         try:
-            self._popen.wait(max(0.0, seconds))
+            self._handle.wait(max(0.0, seconds))
         except subprocess.TimeoutExpired:
             return False
         return True
 
-    def end(self) -> None:
-        """Kill it and reap it; afterwards it writes nowhere. RunHalted: the kernel does not let it go."""
+    def kill(self) -> None:
+        """Kill it, unless it has ended already, and close the line to it. Once it has `exited` it writes nowhere."""
         self.ended = True
-        for outbox in self._parts:
-            outbox.close()
-        self._parts = []
-        status = self._popen.poll()
+        if self._outbox is not None:
+            self._outbox.close()
+            self._outbox = None
+        status = self._handle.poll()
         if status is not None:
             self.killed = -status in _FROM_OUTSIDE
         else:
-            self._popen.kill()
-            if not self.wait(_REAP_S):
-                raise RunHalted(
-                    f"{self.station}: its process {self.pid} does not end {_REAP_S:g} s after SIGKILL, so its memory "
-                    "cannot be given to another; look at its device or file system, then start again with resume"
-                )
+            self._handle.kill()
 
 
-def _start(posting: ChildSpec, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    threads = str(posting.seat.threads)
+def start_child(spec: ChildSpec, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start the station's process: `python -m polyrhythm.runtime.processes.child`, with its spec on standard input."""
+    threads = str(spec.resources.threads)
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "OMP_NUM_THREADS": threads,
@@ -124,14 +148,15 @@ def _start(posting: ChildSpec, log: IO[bytes]) -> subprocess.Popen[bytes]:
         "OPENBLAS_NUM_THREADS": threads,
         "PYTHONUNBUFFERED": "1",
     }
-    command = [sys.executable, "-m", "polyrhythm.runtime.processes.child", posting.station]  # the name is for `ps`
+    environment |= spec.resources.environment
+    command = [sys.executable, "-m", "polyrhythm.runtime.processes.child", spec.station]  # the name is for `ps`
     # A session of its own: what a terminal sends to main's group is main's affair from the first moment.
     popen = subprocess.Popen(  # noqa: S603
         command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
     )
     assert popen.stdin is not None
     try:
-        popen.stdin.write(msgspec.msgpack.encode(posting))
+        popen.stdin.write(msgspec.msgpack.encode(spec))
         popen.stdin.close()
     except BrokenPipeError:
         pass  # it has ended already, which is noticed where processes are watched

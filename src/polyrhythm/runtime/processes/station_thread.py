@@ -1,50 +1,72 @@
-"""One part of a station at work in its thread: an inbox, the station, and nothing shared with the other parts."""
+"""One part of a station at work in its thread: its messages, the station, and nothing shared with the other parts."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import ORDERS, Reply, Station
+from polyrhythm.runtime.messages import ORDERS, Order, Reply, Station
+from polyrhythm.runtime.processes.part_inbox import PartInbox
 from polyrhythm.runtime.spans import SpanLog
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
-from polyrhythm.runtime.transport.sockets import Inbox, Sockets
-from polyrhythm.runtime.transport.wire import Connect, MeasureSpans, Ping, Stop, decode, largest_message
+from polyrhythm.runtime.transport.wire import Connect, Content, MeasureSpans, Ping, Stop, decode, largest_message
 from polyrhythm.scheduler import records
 
 #: Longest wait for a message, after which the station is asked again whether there is work.
 _WAIT_S = 1.0
 
 
+class PartHost(Protocol):
+    """The process, as its parts see it."""
+
+    def connect(self, message: Connect) -> None: ...
+
+    def beat(self, *, pending_work: bool = False) -> None:
+        """Send a heartbeat now, with the pending work if it was asked for."""
+        ...
+
+    def collect(self) -> None:
+        """What this thread says is sent by `flush`."""
+        ...
+
+    def flush(self) -> None: ...
+
+    def refuse(self, command: bytes, why: str) -> None:
+        """Tell main that a command cannot be obeyed."""
+        ...
+
+    def notify(self) -> None:
+        """A part is ready, or has ended."""
+        ...
+
+
 class StationThread:
     """Makes the station, then obeys what comes in and works while there is work, until told to stop.
 
-    ready: set once the station stands; over: set when it has ended; `news` with both. error: what ended it, if anything
-    did. busy_s, units: its work so far; spans: what that was, while it is measured.
+    ready: set once the station is made; over: set when it has ended. error: what ended it, if anything did. busy_s,
+    units: its work so far; spans: what that was, while it is measured.
     """
 
     def __init__(
         self,
         address: str,
         make: Callable[[], Station],
-        sockets: Sockets,
+        inbox: PartInbox,
         drops: DropCounter,
         layout: ArenaLayout,
-        connect: Callable[[Connect], None],
-        beat: Callable[[], None],
-        news: threading.Event,
+        host: PartHost,
     ) -> None:
-        self.address, self.endpoint = address, ""
+        self.address = address
         self.error: BaseException | None = None
         self.station: Station | None = None
         self.busy_s, self.units = 0.0, 0
         self.spans = SpanLog()
         self.ready, self.over = threading.Event(), threading.Event()
-        self._make, self._sockets, self._drops = make, sockets, drops
+        self._make, self._inbox, self._drops, self._host = make, inbox, drops, host
         self._answer_dtype, self._largest = layout.answer_dtype, largest_message(layout)
-        self._connect, self._beat, self._news = connect, beat, news
         self._thread = threading.Thread(target=self._run, name=address, daemon=True)
 
     def start(self) -> None:
@@ -56,25 +78,25 @@ class StationThread:
         return self.station.joined()
 
     def _run(self) -> None:
-        inbox = None
         try:
-            inbox = self._sockets.inbox(self.address)
-            self.endpoint = inbox.endpoint
+            self._host.collect()
             self.station = self._make()
             self.ready.set()
-            self._news.set()
-            self._work(self.station, inbox)
+            self._host.notify()
+            try:
+                self._work(self.station, self._inbox)
+            finally:
+                self._host.flush()
             self.station.close()
         except BaseException as error:  # noqa: BLE001 - the process ends with it
             self.error = error
         finally:
-            if inbox is not None:
-                inbox.close()
+            self._inbox.close()
             self.ready.set()
             self.over.set()
-            self._news.set()
+            self._host.notify()
 
-    def _work(self, station: Station, inbox: Inbox) -> None:
+    def _work(self, station: Station, inbox: PartInbox) -> None:
         """Consumes: commands and replies. Waits for: a message. Unblocked by: one, or `_WAIT_S`.
         Produces: what the station says. Ends with `Stop`."""
         patience = 0.0
@@ -86,6 +108,7 @@ class StationThread:
                 content = inbox.receive()
             begin, patience = time.monotonic(), _WAIT_S
             if station.work():
+                self._host.flush()
                 end = time.monotonic()
                 self.units += 1
                 self.busy_s += end - begin
@@ -93,25 +116,33 @@ class StationThread:
                     self.spans.add(station.spans(begin, end))
                 patience = 0.0
 
-    def _obey(self, station: Station, content: bytes) -> bool:
+    def _obey(self, station: Station, content: Content) -> bool:
         """One message; False if it is the last. What is not for the station, or cannot be, is dropped."""
         try:
             message = decode(content, self._answer_dtype, self._largest)
             match message:
                 case Stop():
                     return False
-                case Ping():
-                    self._beat()
+                case Ping(pending_work=pending_work):
+                    self._host.beat(pending_work=pending_work)
                 case MeasureSpans(on):
                     self.spans.on = on
                 case Connect():
-                    self._connect(message)
+                    self._host.connect(message)
                 case Reply() if hasattr(station, "deliver"):
                     station.deliver(message)
                 case _ if isinstance(message, ORDERS):
-                    station.handle(message)
+                    self._order(station, message, content)
                 case _:
                     raise UnfitMessage("misdirected", f"{type(message).__name__} is not for {station.name}")
         except UnfitMessage as unfit:
             self._drops.drop(unfit.kind, str(unfit))
         return True
+
+    def _order(self, station: Station, command: Order, content: Content) -> None:
+        """Hand a command to the station. Main is told of one that is refused: if it did send it, it waits for it."""
+        try:
+            station.handle(command)
+        except UnfitMessage as unfit:
+            self._host.refuse(bytes(content), str(unfit))
+            raise

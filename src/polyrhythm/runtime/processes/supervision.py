@@ -50,7 +50,7 @@ MAX_SAME_WORDS = 5
 class LivenessMonitor:
     """What is known of one incarnation. heard: when its last heartbeat came; doing, since: its unit of work under way.
 
-    present: it has stood ready."""
+    present: it has been ready."""
 
     began: float
     present: bool = False
@@ -79,7 +79,7 @@ class LivenessMonitor:
         if now < self.deadline(limits):
             return ""
         if not self.present:
-            return f"did not stand ready within {limits.start_s:g} s (supervision.start_s)"
+            return f"was not ready within {limits.start_s:g} s (supervision.start_s)"
         if now >= self.heard + limits.heartbeat_s:
             return f"sent no heartbeat for {limits.heartbeat_s:g} s (supervision.heartbeat_s)"
         return f"has been in one {self.doing} for {now - self.since:.1f} s (supervision.{_setting(self.doing)})"
@@ -100,7 +100,7 @@ def _limit(doing: str, limits: SupervisionLimits) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failure of a station. began: when that incarnation was started; was_present: it had stood ready by then.
+    """One failure of a station. began: when that incarnation was started; was_present: it had been ready by then.
 
     killed: somebody else ended it by a signal, so its program is not to blame. words: with which its own program
     raised, "" if it ended otherwise. updates: of the run so far.
@@ -119,7 +119,7 @@ class FailureTracker:
     """Counts failures; `verdict` says when they end the run.
 
     total: of the run; recent: since the last quiet time, which is `forgive_s` without a failure, in which an update was
-    done. starts: failures by a station's own fault in a row before it stood ready. repeats: of a station in a row with
+    done. starts: failures by a station's own fault in a row before it was ready. repeats: of a station in a row with
     the same words and after the same number of updates of the run. last, updates: when the latest was, and the updates
     done by then. A start that fails is no quiet time, however long it takes.
     """
@@ -154,7 +154,7 @@ class FailureTracker:
         starts = self.starts.get(station, 0)
         if starts > limits.max_start_failures:
             return (
-                f"{station} failed {_times(starts)} before it stood ready, {limits.max_start_failures} are allowed "
+                f"{station} failed {_times(starts)} before it was ready, {limits.max_start_failures} are allowed "
                 "(supervision.max_start_failures)"
             )
         if self.repeats[station][2] >= MAX_SAME_WORDS:

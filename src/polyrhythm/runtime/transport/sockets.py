@@ -28,6 +28,8 @@ _CUT_OFF = 4
 #: Ports of a host; bytes of a path that the kernel takes for a socket's, with the one that ends it.
 _PORTS, _PATH = 2**16, 108
 Transport = Literal["inproc", "ipc", "tcp"]
+#: Raised where a thread waits for a message while another closes the process's sockets.
+SocketsClosed = zmq.ContextTerminated
 
 
 def endpoint(transport: Transport, folder: str, name: str) -> str:

@@ -1,11 +1,18 @@
 """Messages as bytes: a tag, then MessagePack of a typed record. Nothing that arrives is executed (no pickle).
 
 A reply's head is followed by the answers' records as they lie in memory: one piece, as every piece costs the receiver.
+
+A process has one inbox. What is sent to it together goes in one frame, which says for each message the part of the
+process that it is for:
+
+    tag, length of the index, index [[part, bytes], ...], padding, message, padding, message, padding, ...
+
+A single message for part 0 is sent without a frame. Frames do not nest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,30 +27,34 @@ from polyrhythm.scheduler import records
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A station stands ready. inboxes: address → endpoint, of its parts in order; joined: its announcement, encoded."""
+    """A station is ready. endpoint: of its process's inbox; addresses: of its parts, in order; joined: its
+    announcement, encoded."""
 
     station: str
     incarnation: int
-    inboxes: Mapping[str, str]
+    endpoint: str
+    addresses: tuple[str, ...]
     joined: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A station lives. doing: its unit of work under way, for `for_s` seconds; "" between two units."""
+    """A station lives. doing: its call under way, for `for_s` seconds; "" between two units of work. pending_work: what
+    it has not finished, in words; None unless a `Ping` asked for it.
+    """
 
     station: str
     incarnation: int
     doing: str
     for_s: float
     units: int
-    outstanding: tuple[str, ...]
+    pending_work: tuple[str, ...] | None
     statistics: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """To generators: answers for `address` go to `endpoint`; "" when it is gone."""
+    """To generators: replies to the parts of the process at `address` go to `endpoint`, "" when it has ended."""
 
     address: str
     endpoint: str
@@ -60,8 +71,20 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """A station cannot obey a command, encoded as it came; why: what is wrong with it."""
+
+    station: str
+    incarnation: int
+    command: bytes
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ping:
-    """Send a heartbeat now."""
+    """Send a heartbeat now. pending_work: with what is not finished, which a stall report tells."""
+
+    pending_work: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +110,7 @@ class ReplyHead:
 
 Message = (
     records.Event | records.Command | StartRowsInBlocks | SaveTrainer | Report | Spans
-    | Hello | Heartbeat | Connect | Failed | Ping | MeasureSpans | Stop
+    | Hello | Heartbeat | Connect | Failed | Refused | Ping | MeasureSpans | Stop
 )  # fmt: skip
 
 #: The order is the protocol: every process of a run has the same code.
@@ -110,17 +133,23 @@ _TYPES: tuple[type, ...] = (
         Spans,
         MeasureSpans,
         ReplyHead,
+        Refused,
     ),
 )
 _TAGS = {kind: bytes([tag]) for tag, kind in enumerate(_TYPES)}
-_REPLY = _TAGS[ReplyHead]
-#: Of a reply: bytes that tell the length of the head; where the records may begin, so that numpy finds them aligned.
+_REPLY, _FRAME = _TAGS[ReplyHead], b"\xff"
+#: Bytes that tell the length of a reply's head or of a frame's index; where a reply's records and the messages of a
+#: frame may begin, so that numpy finds the records aligned.
 _LENGTH, _ALIGNMENT = 4, 16
 _encode = msgspec.msgpack.Encoder().encode
 _DECODERS: list[msgspec.msgpack.Decoder[Message]] = [msgspec.msgpack.Decoder(kind) for kind in _TYPES]
 #: Bytes of the largest message, answers left out: far above what a run says, far below what hurts.
 LARGEST = 16 * 2**20
 _decode_head = msgspec.msgpack.Decoder(ReplyHead).decode
+_decode_index = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode
+
+#: One encoded message: as it came, or where it lies in a frame.
+Content = bytes | memoryview
 
 
 def encode(message: Message) -> bytes:
@@ -135,11 +164,54 @@ def encode_reply(reply: Reply) -> bytes:
 
 
 def largest_message(layout: ArenaLayout) -> int:
-    """Bytes of the largest message of a run, a reply to its largest slot included."""
-    return LARGEST + max(layout.slots.values(), default=0) * layout.answer_dtype.itemsize
+    """Bytes of the largest message or frame of a run: replies to all slots together are the largest frame."""
+    return LARGEST + sum(layout.slots.values()) * layout.answer_dtype.itemsize
 
 
-def decode(content: bytes, answer_dtype: np.dtype[Any] | None = None, largest: int = LARGEST) -> Message | Reply:
+def frame(messages: Sequence[tuple[int, bytes]]) -> bytes:
+    """What is sent to a process: encoded messages, at least one, each with the number of the part that it is for."""
+    if len(messages) == 1 and messages[0][0] == 0:
+        return messages[0][1]
+    index = _encode([(part, len(content)) for part, content in messages])
+    pieces = [_FRAME, len(index).to_bytes(_LENGTH, "little"), index, bytes(-(1 + _LENGTH + len(index)) % _ALIGNMENT)]
+    for _, content in messages:
+        pieces += (content, bytes(-len(content) % _ALIGNMENT))
+    return b"".join(pieces)
+
+
+def unframe(content: bytes, largest: int = LARGEST) -> Iterator[tuple[int, Content]]:
+    """The messages of what a process was sent, in order, each with the part that it is for; not decoded yet.
+
+    UnfitMessage, before the first of them: it is larger than `largest`, or a damaged frame.
+    """
+    if len(content) > largest:
+        raise UnfitMessage("too_large", f"a message of {len(content)} bytes; at most {largest} are expected")
+    if content[:1] != _FRAME:
+        return iter(((0, content),))
+    return iter(_messages_of(content))
+
+
+def _messages_of(content: bytes) -> list[tuple[int, Content]]:
+    view = memoryview(content)
+    messages: list[tuple[int, Content]] = []
+    stop = 1 + _LENGTH + int.from_bytes(content[1 : 1 + _LENGTH], "little")
+    try:
+        index = _decode_index(view[1 + _LENGTH : stop])
+    except (ValueError, RecursionError) as error:
+        raise UnfitMessage("undecodable", f"a frame of {len(content)} bytes has no index ({error})") from error
+    begin = stop + -stop % _ALIGNMENT
+    for part, length in index:
+        stop = begin + length
+        if not begin < stop <= len(content):
+            raise UnfitMessage("undecodable", f"a frame of {len(content)} bytes is to hold a message of {length}")
+        messages.append((part, view[begin:stop]))
+        begin = stop + -stop % _ALIGNMENT
+    if not index or begin != len(content):
+        raise UnfitMessage("undecodable", f"a frame of {len(content)} bytes; its index speaks of {begin}")
+    return messages
+
+
+def decode(content: Content, answer_dtype: np.dtype[Any] | None = None, largest: int = LARGEST) -> Message | Reply:
     """What was encoded. answer_dtype: of replies; None where none is due. UnfitMessage: it is no message of ours."""
     if len(content) > largest:
         raise UnfitMessage("too_large", f"a message of {len(content)} bytes; at most {largest} are expected")
@@ -154,7 +226,7 @@ def decode(content: bytes, answer_dtype: np.dtype[Any] | None = None, largest: i
         raise UnfitMessage("undecodable", why) from error
 
 
-def _decode_reply(content: bytes, answer_dtype: np.dtype[Any] | None) -> Reply:
+def _decode_reply(content: Content, answer_dtype: np.dtype[Any] | None) -> Reply:
     if answer_dtype is None:
         raise UnfitMessage("misdirected", "an answer came to someone who asked nothing")
     stop = 1 + _LENGTH + int.from_bytes(content[1 : 1 + _LENGTH], "little")

@@ -1,10 +1,11 @@
-"""What a batching rule would achieve: a small closed loop of slots and generators, played on a clock of its own.
+"""Rows per second that given batch limits would achieve: a discrete-event simulation of slots and generators.
 
-Each slot plays back the times that it was really away between an answer and its next request; a pass takes what the
-learned law says. So it forecasts this cluster, not one of some family of laws. It runs in slices of as much work as its
-owner allows, and all of it is plain data, so that a saved conductor goes on in the middle of one.
+The slots repeat the absences that were measured, in their order, and a pass takes what the fitted line says; so no
+distribution is assumed, and long tails, slow env batches and resets are in the forecast as they are. A forecast runs in
+slices, as much at a time as its owner allows, and is plain data, so that a saved run continues in the middle of one.
 
-Invariant: a slot is away (its return stands in `calls`), waits, or is in a pass (whose end stands there).
+Invariant: every slot is in exactly one place: it is away (in `returns`), waits (in `waiting`), or is in a pass (in a
+batch of `passes`).
 """
 
 from __future__ import annotations
@@ -16,115 +17,121 @@ from heapq import heapify, heappop, heappush
 from polyrhythm.scheduler.padding import padded
 from polyrhythm.scheduler.settings import BatchLimits
 
-#: A pass's end, in the place of a slot's index: before the returns of the same instant.
-PASS = -1
-
-
-#: Limits under which a forecast is played.
-ForecastLimits = BatchLimits
+#: Seconds from the start of the forecast; the present is 0.
+Seconds = float
+#: Number of a slot of the loop, from 0.
+SlotIndex = int
+#: The slots that one pass answers.
+Slots = tuple[SlotIndex, ...]
 
 
 @dataclass(slots=True)
 class ClosedLoop:
-    """What is forecast from. rows: of each slot's request; away: seconds between an answer and the next request of each
-    slot, as they were; a pass of n rows, padded to a bucket, takes base + per_row·n seconds on any of `generators`.
+    """Slots, generators and their times, in their present state.
 
-    waiting, calls: how things stand, with the present as time 0 (see `Forecast`).
+    rows: of each slot's request. absences_s: of each slot, seconds between an answer and the next request, oldest
+    first. A pass of n rows, padded to the next of `buckets`, takes base_s + per_row_s · n seconds on any generator.
+    waiting: arrival (0 or earlier) and slot of each waiting request, oldest first. returns: when each slot that is
+    away asks next. passes: when each pass under way ends, and whom it answers.
     """
 
     rows: list[int]
-    away: list[list[float]]
+    absences_s: list[list[float]]
     generators: int
-    base: float
-    per_row: float
-    waiting: list[tuple[float, int]]
-    calls: list[tuple[float, int, tuple[int, ...]]]
+    base_s: float
+    per_row_s: float
     buckets: tuple[int, ...] = ()
+    waiting: list[tuple[Seconds, SlotIndex]] = field(default_factory=list)
+    returns: list[tuple[Seconds, SlotIndex]] = field(default_factory=list)
+    passes: list[tuple[Seconds, Slots]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Forecast:
-    """One play of `loop` under `limits`, from how things stand, or with all slots asking at once (together).
+    """One simulation of `loop` under `limits`; `rate` is its result, 0 until it has ended.
 
-    settling: requests answered before the count begins; wanted: requests answered when it ends. rate: rows per second,
-    once it has. waiting: arrivals and slots, the first `taken` of which are served; calls: heap of what happens when:
-    a slot returns, or a pass of some slots ends.
+    warm_up, total: answered requests at which counting rows begins, and at which the simulation ends.
+    together: all slots ask at time 0, instead of the present state.
+    rate: rows per second between warm_up and total.
+    now: simulated seconds. idle: generators without a pass. absences_used: of each slot.
+    answered, answered_rows: so far; counted_from, rows_before: time and answered rows at the end of the warm-up
+    (-1 before that). waiting: requests by arrival, of which the first `taken` are served already; waiting_rows: of the
+    others. returns, passes: as in ClosedLoop, as heaps.
     """
 
     loop: ClosedLoop
-    limits: ForecastLimits
-    settling: int
-    wanted: int
+    limits: BatchLimits
+    warm_up: int
+    total: int
     together: bool
+    rate: float = 0.0
     now: float = 0.0
     idle: int = 0
+    absences_used: list[int] = field(default_factory=list)
     answered: int = 0
-    rows: int = 0
-    since: float = -1.0
-    rows_since: int = 0
-    rate: float = 0.0
-    calls: list[tuple[float, int, tuple[int, ...]]] = field(default_factory=list)
-    waiting: list[tuple[float, int]] = field(default_factory=list)
+    answered_rows: int = 0
+    counted_from: float = -1.0
+    rows_before: int = 0
+    waiting: list[tuple[Seconds, SlotIndex]] = field(default_factory=list)
     taken: int = 0
-    rows_waiting: int = 0
-    turns: list[int] = field(default_factory=list)
+    waiting_rows: int = 0
+    returns: list[tuple[Seconds, SlotIndex]] = field(default_factory=list)
+    passes: list[tuple[Seconds, Slots]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if self.turns:
-            return  # decoded
+        if self.absences_used:
+            return  # decoded from a saved run, in the middle
         loop, slots = self.loop, len(self.loop.rows)
-        self.turns = [0] * slots
+        self.absences_used = [0] * slots
         if self.together:
-            self.calls = [(0.0, slot, ()) for slot in range(slots)]
+            self.returns = [(0.0, slot) for slot in range(slots)]
         else:
-            self.waiting, self.calls = list(loop.waiting), list(loop.calls)
-            heapify(self.calls)
-        self.rows_waiting = sum(loop.rows[slot] for _, slot in self.waiting)
-        self.idle = loop.generators - sum(slot == PASS for _, slot, _ in self.calls)
+            self.waiting, self.returns, self.passes = list(loop.waiting), list(loop.returns), list(loop.passes)
+            heapify(self.returns)
+            heapify(self.passes)
+        self.waiting_rows = sum(loop.rows[slot] for _, slot in self.waiting)
+        self.idle = loop.generators - len(self.passes)
 
-    def run(self, work: int) -> int:
-        """Go on until about `work` requests more are answered or the forecast stands (`rate` above 0); how many are."""
-        loop, calls, turns, before = self.loop, self.calls, self.turns, self.answered
-        until = min(before + work, self.wanted)
+    def advance(self, requests: int) -> int:
+        """Simulate until about `requests` more requests are answered, or to the end; the number that were."""
+        returns, passes, slot_rows = self.returns, self.passes, self.loop.rows
+        before = self.answered
+        until = min(before + requests, self.total)
         while self.answered < until:
-            due = self._due()
-            # One by one, as requests come: a batch that is due does not wait for others of the same instant.
-            if due > self.now and calls and calls[0][0] <= due:
-                self.now, slot, batch = heappop(calls)
-                if slot != PASS:
-                    self.waiting.append((self.now, slot))
-                    self.rows_waiting += loop.rows[slot]
-                    continue
-                self.idle += 1
-                for answered in batch:
-                    times, turn = loop.away[answered], turns[answered]
-                    turns[answered] = turn + 1
-                    self.rows += loop.rows[answered]
-                    heappush(calls, (self.now + times[turn % len(times)], answered, ()))
-                self.answered += len(batch)
-                if self.since < 0 and self.answered >= self.settling:
-                    self.since, self.rows_since = self.now, self.rows
+            start = self._next_start()
+            pass_end = passes[0][0] if passes else math.inf
+            slot_return = returns[0][0] if returns else math.inf
+            # One event at a time, as requests arrive: a batch that is due does not wait for others of the same instant.
+            if start <= self.now or (start < pass_end and start < slot_return):
+                self.now = max(self.now, start)
+                self._start_pass()
+            elif pass_end <= slot_return:
+                self._end_pass()
             else:
-                self.now = max(self.now, due)
-                self._serve()
-        if self.answered >= self.wanted:
-            self.rate = (self.rows - self.rows_since) / max(self.now - self.since, 1e-9)
+                self.now, slot = request = heappop(returns)
+                self.waiting.append(request)
+                self.waiting_rows += slot_rows[slot]
+        if self.answered >= self.total:
+            self.rate = (self.answered_rows - self.rows_before) / max(self.now - self.counted_from, 1e-9)
         return self.answered - before
 
-    def _due(self) -> float:
-        """When the next batch starts if nobody returns before."""
+    def _next_start(self) -> float:
+        """When the next pass starts if no further request arrives: the rule `is_due` of inference/batching.py."""
+        if not self.idle:
+            return math.inf
         count = len(self.waiting) - self.taken
-        if not count or not self.idle:
+        if not count:
             return math.inf
         limits = self.limits
-        full = self.rows_waiting >= limits.max_rows or count >= limits.max_requests
-        if full or count == len(self.turns):
+        is_full = self.waiting_rows >= limits.max_rows or count >= limits.max_requests
+        if is_full or count == len(self.absences_used):
             return -math.inf
         return self.waiting[self.taken][0] + limits.max_wait_s
 
-    def _serve(self) -> None:
+    def _start_pass(self) -> None:
+        """An idle generator takes the oldest requests that fit the limits."""
         loop, limits = self.loop, self.limits
-        batch: list[int] = []
+        batch: list[SlotIndex] = []
         rows = 0
         for _, slot in self.waiting[self.taken : self.taken + limits.max_requests]:
             if batch and rows + loop.rows[slot] > limits.max_rows:
@@ -132,9 +139,23 @@ class Forecast:
             batch.append(slot)
             rows += loop.rows[slot]
         self.taken += len(batch)
-        self.rows_waiting -= rows
+        self.waiting_rows -= rows
         if self.taken == len(self.waiting):
             self.waiting, self.taken = [], 0
         self.idle -= 1
-        seconds = loop.base + loop.per_row * padded(rows, loop.buckets)
-        heappush(self.calls, (self.now + seconds, PASS, tuple(batch)))
+        seconds = loop.base_s + loop.per_row_s * padded(rows, loop.buckets)
+        heappush(self.passes, (self.now + seconds, tuple(batch)))
+
+    def _end_pass(self) -> None:
+        """The earliest pass ends: its slots leave for their next absences."""
+        self.now, batch = heappop(self.passes)
+        self.idle += 1
+        loop, used = self.loop, self.absences_used
+        for slot in batch:
+            absences = loop.absences_s[slot]
+            heappush(self.returns, (self.now + absences[used[slot] % len(absences)], slot))
+            used[slot] += 1
+            self.answered_rows += loop.rows[slot]
+        self.answered += len(batch)
+        if self.counted_from < 0 and self.answered >= self.warm_up:
+            self.counted_from, self.rows_before = self.now, self.answered_rows

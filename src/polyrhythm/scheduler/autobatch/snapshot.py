@@ -1,63 +1,71 @@
-"""How things stand, as the closed loop that forecasts begin from: who is away, who waits, what is in a pass."""
+"""The present state of slots and generators as a closed loop, which forecasts start from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from polyrhythm.scheduler.autobatch.forecast import PASS, ClosedLoop
-from polyrhythm.scheduler.autobatch.timing import ServiceTime, SlotPace
+from polyrhythm.scheduler.autobatch.forecast import ClosedLoop
+from polyrhythm.scheduler.autobatch.timing import PassTimeModel, RunningPass, SlotTiming
 from polyrhythm.scheduler.padding import padded
 
-#: A pass under way: when it began, its rows, its slots.
-UnderWay = tuple[float, int, tuple[str, ...]]
+
+@dataclass(frozen=True, slots=True)
+class ServingGroup:
+    """Slots by name, and how many generators serve them in common."""
+
+    slots: dict[str, SlotTiming]
+    generators: int
 
 
-def served_together(known: Mapping[str, SlotPace], generators: int, *, shared: bool) -> tuple[dict[str, SlotPace], int]:
-    """Slots that are served in common, and by how many generators.
+def select_group(slots: Mapping[str, SlotTiming], generators: int, *, shared: bool) -> ServingGroup:
+    """The slots and generators that a forecast covers.
 
-    Where slots have generators of their own, by the routing (not shared) or by their sharding, one of these is looked
-    at: the one with the most rows.
+    All of them, where any generator serves any slot. Where slots have generators of their own, by the routing (not
+    `shared`) or by their sharding, one generator alone: the one that most rows are bound to, with those slots and its
+    share (one in `generators`) of the slots that are bound to none.
     """
-    free = [name for name, pace in known.items() if not pace.generator]
-    if shared and len(free) == len(known):
-        return dict(known), generators
-    loads: dict[str, int] = {}
-    for pace in known.values():
-        loads[pace.generator] = loads.get(pace.generator, 0) + (pace.most if pace.generator else 0)
-    busiest, share = max(loads, key=lambda name: loads[name]), {*free[::generators]}
-    return {name: pace for name, pace in known.items() if name in share or (busiest and pace.generator == busiest)}, 1
+    unbound = [name for name, slot in slots.items() if not slot.generator]
+    if shared and len(unbound) == len(slots):
+        return ServingGroup(dict(slots), generators)
+    bound_rows: dict[str, int] = {}
+    for slot in slots.values():
+        if slot.generator:
+            bound_rows[slot.generator] = bound_rows.get(slot.generator, 0) + slot.max_rows
+    busiest = max(bound_rows, key=bound_rows.__getitem__, default="")
+    share = set(unbound[::generators])
+    own = {name: slot for name, slot in slots.items() if name in share or (busiest and slot.generator == busiest)}
+    return ServingGroup(own, 1)
 
 
 def snapshot_loop(
-    known: Mapping[str, SlotPace],
-    passes: Iterable[UnderWay],
-    service: ServiceTime,
+    group: ServingGroup,
+    running: Iterable[RunningPass],
+    pass_time: PassTimeModel,
     buckets: tuple[int, ...],
-    generators: int,
     now: float,
 ) -> ClosedLoop:
-    """The loop of these slots at `now`."""
-    number = {name: index for index, name in enumerate(known)}
-    calls: list[tuple[float, int, tuple[int, ...]]] = []
-    served: set[int] = set()
-    under_way = [one for one in passes if any(slot in number for slot in one[2])]
-    for began, rows, slots in under_way[:generators]:
-        batch = tuple(number[slot] for slot in slots if slot in number)
-        calls.append((max(0.0, began + service.of(padded(rows, buckets)) - now), PASS, batch))
-        served.update(batch)
-    waiting = []
-    for index, pace in enumerate(known.values()):
-        if pace.is_away:
-            calls.append((max(0.0, pace.since + pace.away[pace.turn % len(pace.away)] - now), index, ()))
-        elif index not in served:
-            waiting.append((pace.since - now, index))
-    return ClosedLoop(
-        [pace.rows for pace in known.values()],
-        [pace.absences() for pace in known.values()],
-        generators,
-        service.base,
-        service.per_row,
-        sorted(waiting),
-        calls,
-        buckets,
+    """The group's closed loop with `now` as time 0. running: all passes under way; buckets: row counts of padding."""
+    index = {name: number for number, name in enumerate(group.slots)}
+    loop = ClosedLoop(
+        rows=[slot.rows for slot in group.slots.values()],
+        absences_s=[slot.list_absences() for slot in group.slots.values()],
+        generators=group.generators,
+        base_s=pass_time.base_s,
+        per_row_s=pass_time.per_row_s,
+        buckets=buckets,
     )
+    in_pass: set[int] = set()
+    of_group = [one for one in running if any(slot in index for slot in one.slots)]
+    for one in of_group[: group.generators]:
+        batch = tuple(index[slot] for slot in one.slots if slot in index)
+        end = one.started + pass_time.predict(padded(one.rows, buckets))
+        loop.passes.append((max(0.0, end - now), batch))
+        in_pass.update(batch)
+    for number, slot in enumerate(group.slots.values()):
+        if slot.is_away:
+            loop.returns.append((max(0.0, slot.predict_return() - now), number))
+        elif number not in in_pass:
+            loop.waiting.append((slot.since - now, number))
+    loop.waiting.sort()
+    return loop

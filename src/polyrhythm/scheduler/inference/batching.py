@@ -1,4 +1,4 @@
-"""When waiting requests become a batch: the place to change for another batching rule (and `forecast`, which plays it).
+"""The batching rule: when waiting requests become a batch. `autobatch/forecast` plays the same rule: change both.
 
 `dynamic`: a batch is due when max_rows rows or max_requests requests wait, when the oldest has waited max_wait_s, or
 when every live slot waits, so that nothing more can come. The clock starts at the oldest pending request, not

@@ -148,7 +148,7 @@ class RequestQueue:
         return tuple(taken)
 
     def move_all(self, source: str, target: str) -> None:
-        """Requests bound to a generator that is gone become anybody's."""
+        """Move all requests of one pool to another."""
         pool = self.pools.get(source)
         for request in list(pool.waiting.values()) if pool else ():
             self.push(self._remove(request.slot), target)

@@ -1,10 +1,10 @@
-"""Which generator serves a request.
+"""Routing: which generator serves a request.
 
 `least_loaded` binds late: requests wait in common and the idle generator that has served the fewest rows takes the next
 batch, so no request waits behind a busy generator while another is idle.
 `round_robin` deals requests out in turn as they arrive; `fixed` binds slot i to generator i mod n.
 `affinity`: a slot stays with the generator that served it, whose caches know it; its first one is that with the fewest
-rows bound to it. It moves only to even out what a generator that came, or slots that went, left uneven.
+rows bound to it. It moves only to rebalance after generators join or slots leave.
 A slot that its sharding binds to a named generator stays bound. A binding to a generator that is gone is void.
 """
 
@@ -44,7 +44,7 @@ class Router:
         return generators[(self.turn - 1) % len(generators)]
 
     def _own(self, request: Request, generators: Sequence[str]) -> str:
-        """The generator that the slot is bound to, from now on if it was to none that is present."""
+        """The generator that the slot is bound to; binds it if it has none that is present."""
         least = min(generators, key=lambda name: self.loads.get(name, 0))
         own, rows = self.bindings.get(request.slot, (ANY, 0))
         if own in generators and self.loads[own] <= self.loads.get(least, 0) + rows:
@@ -53,7 +53,7 @@ class Router:
         return least
 
     def served(self, requests: Sequence[Request], generator: str) -> None:
-        """A generator serves these: it is theirs from now on."""
+        """A generator serves these: `affinity` binds their slots to it."""
         if self.rule == "affinity":
             for request in requests:
                 if self.bindings.get(request.slot, (ANY, 0))[0] != generator:
@@ -71,7 +71,7 @@ class Router:
             self.loads[generator] -= rows
 
     def forget_generator(self, generator: str) -> None:
-        """It is gone, and with it what it knew of its slots."""
+        """The generator is gone, and all bindings to it."""
         if self.loads.pop(generator, None) is not None:
             self.bindings = {slot: bound for slot, bound in self.bindings.items() if bound[0] != generator}
 

@@ -76,7 +76,7 @@ class BatchScheduler:
             self._withdraw(name)
             self.router.forget_slot(name)
             if self.tuning is not None:
-                self.tuning.forget(name)
+                self.tuning.remove_slot(name)
 
     def add_generator(self, event: GeneratorJoined) -> None:
         self.generators.join(GeneratorState(event.generator, event.incarnation, event.version))
@@ -90,7 +90,7 @@ class BatchScheduler:
         """
         generator = self.generators.leave(name)
         if self.tuning is not None:
-            self.tuning.left(name)
+            self.tuning.remove_generator(name)
         self.queue.move_all(name, ANY)
         self.router.forget_generator(name)
         refusals = []
@@ -139,7 +139,7 @@ class BatchScheduler:
         slot.request = slot.last_request = request
         slot.answered_by = ""
         if self.tuning is not None and not slot.reserved:
-            self.tuning.asked(request, now)
+            self.tuning.on_request(request, now)
         self._enqueue(request, slot)
 
     def finish(self, generator: GeneratorState, now: float) -> list[BatchingChosen]:
@@ -149,14 +149,12 @@ class BatchScheduler:
             slot.request, slot.answered_by = None, generator.name
         tuning = self.tuning
         if tuning is not None and generator.batch is not None and not generator.batch.pinned:
-            tuning.finished(generator.name, [slot.name for slot in answered], now, len(self.generators.live))
+            tuning.on_pass_finished(generator.name, [slot.name for slot in answered], now, len(self.generators.live))
             self.limits = tuning.limits
         generator.batch = None
         self.generators.note_free(generator)
-        if tuning is None or tuning.announced or tuning.chosen is None:
-            return []
-        tuning.announced = True
-        return [tuning.chosen]
+        choice = None if tuning is None else tuning.take_announcement()
+        return [] if choice is None else [choice]
 
     def _enqueue(self, request: Request, slot: ServedSlot) -> None:
         if slot.reserved:
@@ -242,7 +240,7 @@ class BatchScheduler:
         limits = self.limits
         serve = self._start(generator, self.queue.take((ANY, generator.name), limits.max_rows, limits.max_requests))
         if self.tuning is not None:
-            self.tuning.started(generator.name, serve.batch.requests, now)
+            self.tuning.on_pass_started(generator.name, serve.batch.requests, now)
         return serve
 
     def _serve_all(self) -> list[Serve]:

@@ -1,1 +1,1 @@
-"""Rollout: which row produces which sample."""
+"""Rollout: which row produces which sample. Belongs to the ticket half; knows nothing of `inference`."""

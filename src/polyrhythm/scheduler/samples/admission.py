@@ -1,4 +1,4 @@
-"""Admission paces the rollout; it drops nothing.
+"""Admission: how many samples may be started at each version. It delays tickets and drops nothing.
 
 A group of g samples is admitted while consumed + outstanding + g <= floor((version + 1 + max_lag)·B), where version is
 the applied version and is stamped on its tickets. Lost tickets go out again before any new one.
@@ -11,7 +11,7 @@ version s' keeps room for what is outstanding of it:
 
 Invariant: that left side is never negative (deadlines stay feasible), so nothing is dropped and nothing deadlocks.
 
-Spare groups are outside all of this: `outstanding` does not know them (see `redundancy`).
+Spare groups are not counted in `outstanding` (see `redundancy`).
 """
 
 from __future__ import annotations
@@ -143,22 +143,22 @@ class Admission:
             self._settle(group.version, group.size)
 
     def transfer_quota(self, group: Group, spare: Group) -> None:
-        """The place reserved for `group` is now reserved for `spare`, a younger one or of the same version."""
-        assert spare.spare > group.spare, f"{spare} has a place already, or {group} has none"
-        assert group.version <= spare.version, f"a place never goes back from {group} to {spare}"
+        """The quota reserved for `group` is now reserved for `spare`, a younger group or of the same version."""
+        assert spare.spare > group.spare, f"{spare} has quota already, or {group} has none"
+        assert group.version <= spare.version, f"quota never goes to an older version: from {group} to {spare}"
         group.spare, spare.spare = True, False
         self.spare[self.spare.index(spare.number)] = group.number
         self._settle(group.version, group.size)
         self._reserve(spare.version, spare.size)
 
     def consume(self, group: Group) -> None:
-        """A group is lent."""
+        """A group goes into training."""
         del self.groups[group.number]
         self._settle(group.version, group.size)
         self.consumed += group.size
 
     def restore(self, groups: Sequence[Group]) -> None:
-        """Lent groups come back, to their places in the order of admission."""
+        """Groups come back from the trainer, to their former positions in the order of admission."""
         for group in groups:
             self.consumed -= group.size
             self._reserve(group.version, group.size)

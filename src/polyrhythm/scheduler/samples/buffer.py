@@ -1,4 +1,4 @@
-"""Complete groups waiting for the trainer, and the choice of those that form an update.
+"""The sample buffer: complete groups that wait for the trainer, and the choice of those that form an update.
 
 `order: ticket`: strictly by group number; the update waits for the lowest outstanding one. Reproducible.
 `order: arrival`: with `bound: sample` the oldest version first, within the deadlines that `admission` keeps; with
@@ -26,7 +26,7 @@ class SampleBuffer:
     completed: int = 0
 
     def add(self, group: Group) -> None:
-        """A group is complete (again, if it came back from the trainer: it keeps its place)."""
+        """A group is complete (again, if it came back from the trainer: it keeps its order)."""
         if group.completed_order < 0:
             self.completed += 1
             group.completed_order = self.completed
@@ -34,7 +34,7 @@ class SampleBuffer:
         self.samples += group.size
 
     def remove(self, group: Group) -> None:
-        """Take a complete group out, to lend or to drop it."""
+        """Take a complete group out, to train or to drop it."""
         heap = self.ready[group.version]
         entry = (group.completed_order, group.number)
         if heap[0] == entry:
@@ -51,7 +51,7 @@ class SampleBuffer:
         return len(self.ready.get(version, ()))
 
     def choose(self, admission: Admission) -> list[Group] | None:
-        """Groups for one update, in the order of lending, or None while they cannot be had."""
+        """Groups for one update, in their order within it, or None while there are too few."""
         wanted = self.settings.batch_size // self.settings.group_size
         if self.samples < self.settings.batch_size:
             return None

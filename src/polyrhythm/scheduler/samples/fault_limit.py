@@ -39,6 +39,8 @@ class FaultLimit:
 
     def check(self, ledger: SampleLedger) -> list[Halt]:
         """Halt if more samples were dropped than allowed: the reasons, and the last failure with its task and seed."""
+        if not ledger.dropped:
+            return []
         settings, dropped = self._settings, ledger.dropped_by_faults - self.forgiven
         if dropped <= settings.max_dropped:
             return []

@@ -1,7 +1,9 @@
 """Dynamic filtering: a complete group whose mean return lies outside the bounds is dropped and replaced.
 
-Where all members of a group fail, or all succeed, their returns say nothing about what was better (GRPO's advantages
-are all zero). How many groups of one update may be dropped is bounded: what then happens is configured, and said.
+If all members of a group fail, or all succeed, GRPO's advantages are all zero and the group carries no gradient. The
+number of groups dropped per update is bounded; beyond it the run keeps them or halts, as configured, and reports it.
+
+Invariant: at most `max_filtered` groups are dropped between two updates.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ class ReturnFilter:
     exhausted: bool = False
 
     def check(self, group: Group) -> tuple[bool, list[Command]]:
-        """Whether the complete group is kept, and what the run is to know about it."""
+        """Whether the complete group is kept, and the commands that report it."""
         settings = self.settings
         if settings.min_return <= group.returns / group.size <= settings.max_return:
             return True, []
@@ -42,5 +44,5 @@ class ReturnFilter:
         return True, [] if said else [FilterExhausted(self.filtered)]
 
     def next_update(self) -> None:
-        """An update is lent: the count begins anew."""
+        """An update starts: the count begins anew."""
         self.filtered, self.exhausted = 0, False

@@ -1,7 +1,9 @@
-"""Groups: the samples that share task and initial state, granted, lent and dropped together.
+"""Groups: samples that share task and initial state, and are granted, trained and dropped together.
 
-Without grouping every sample is a group of one, so there is a single path. A group is as old as its oldest
-member: the version of its first ticket.
+Without grouping every sample is a group of one, so there is a single path. The version of a group is that of its first
+ticket.
+
+Invariant: a group enters training whole.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from polyrhythm.scheduler.samples.ledger import SampleState
 class Sample:
     """A training or evaluation ticket that is not finally settled, and where it is.
 
-    slot, row: present place while running; started: when it got there, in seconds. handle, oldest (behaviour
+    slot, row: where it runs; started: since when, in seconds. payload_id, oldest (behaviour
     version), chunk_steps, env_steps, and seconds in its row: set when it finished.
     """
 
@@ -35,7 +37,7 @@ class Sample:
 @dataclass(slots=True)
 class Group:
     """size: members that it needs. granted: tickets so far; members: numbers of those not given up; finished: how many
-    of them are complete; returns: the sum of their returns. spare: no place is reserved for it (see `redundancy`)."""
+    of them are complete; returns: the sum of their returns. spare: no quota is reserved for it (see `redundancy`)."""
 
     number: int
     version: int

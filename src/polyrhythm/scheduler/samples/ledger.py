@@ -1,4 +1,4 @@
-"""Where every training sample is: nothing is trained twice, none vanishes.
+"""The sample ledger: counts of training samples by state, so that none is trained twice and none vanishes.
 
 Invariant, at every event: started = trained + lent + buffered + running + reissuing + dropped + rolled_back.
 """

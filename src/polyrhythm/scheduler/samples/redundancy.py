@@ -1,4 +1,4 @@
-"""Tickets beyond what admission counts: the first complete groups, and the first members of each, win.
+"""Redundant tickets: more groups and members run than an update needs, and the first to finish are trained.
 
 Admission reserves a place for every group that an update will need. `extra_groups` spare groups may run beside those,
 without a place; `extra_members` tickets of a group may run beside the `group_size` that it needs. Both get rows only

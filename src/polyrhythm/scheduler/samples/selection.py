@@ -1,6 +1,6 @@
-"""What redundancy selects: how long the samples that are trained on were, against those thrown away as surplus.
+"""Selection bias of redundancy: lengths of the trained samples compared with those dropped as surplus.
 
-A redundant sample is surplus when others were faster, so what is trained on leans to short episodes. Of a sample that
+A redundant sample is surplus when others were faster, so the trained samples lean to short episodes. Of a sample that
 was finished the lengths are known. Of one that was cancelled in its row nobody knows how far it was; what is known is
 for how long it had run, and that it would have needed longer.
 """

@@ -131,7 +131,7 @@ class Slot:
         """Rows that the request out was for and that still run."""
         return 0 if self._asked is None else len(self._asked)
 
-    def outstanding(self) -> str:
+    def pending_work(self) -> str:
         """What it waits for, in words."""
         state = "answered" if self.answered else "waits for an answer" if self.asked else "is not asking"
         return f"{self.name} {state} with {len(self._rows.running)} rows, {len(self.pending)} grants pending"

@@ -80,13 +80,13 @@ class Simulator:
         """What the last unit of work was for: the env batch's that had its turn."""
         return self._turns[-1].spans(begin, end)
 
-    def doing(self) -> tuple[str, float]:
+    def current_call(self) -> tuple[str, float]:
         """The call into an environment that has lasted longest."""
         return min((doing for host in self.hosts if (doing := host.env.doing)[0]), key=lambda d: d[1], default=IDLE)
 
-    def outstanding(self) -> list[str]:
+    def pending_work(self) -> list[str]:
         """What each live slot waits for, for a stall report."""
-        return [slot.outstanding() for host in self.hosts for slot in host.slots.values() if slot.live or slot.pending]
+        return [slot.pending_work() for host in self.hosts for slot in host.slots.values() if slot.live or slot.pending]
 
     def statistics(self) -> dict[str, float]:
         """env_s: seconds inside the environments; env_steps: transitions; chunk_steps: of rows."""

@@ -1,0 +1,101 @@
+"""Settings of where stations work: which devices and how many threads, by kind of station."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, model_validator
+
+from polyrhythm.config.base import Count, InvalidSetting, Section
+
+#: Ranges and single device ids of at most four digits, such as 0-3,6.
+_IDS = re.compile(r"[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*")
+#: What `device`, the key for a single device, may say.
+_ONE_DEVICE = re.compile(r"cpu|cuda(?::([0-9]{1,4}))?")
+_CHOICES = "write cpu, all, or device ids such as 0, 0-3 or 0,2,4"
+
+Preset = Literal["colocated", "hybrid", "disaggregated"]
+
+
+def parse_devices(value: Any) -> str | None:
+    """`cpu`, `all`, or device ids as text: 2 → "2", [0, 2] → "0,2". InvalidSetting for anything else."""
+    if value is None or value in ("cpu", "all"):
+        return value  # type: ignore[no-any-return]
+    numbers = value if isinstance(value, list | tuple) else [value]
+    if all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
+        text = ",".join(map(str, numbers))
+    else:
+        text = value.replace(" ", "") if isinstance(value, str) else ""
+    if not _IDS.fullmatch(text):
+        known = _ONE_DEVICE.fullmatch(text)
+        raise InvalidSetting("", value, f"not devices; write {known[1] or 0}" if known else f"not devices; {_CHOICES}")
+    ids = list_device_ids(text)
+    if len(set(ids)) < max(1, len(ids)):
+        raise InvalidSetting("", value, "a device is named twice, or a range goes down; name each once, as in 0-3,6")
+    return text
+
+
+def list_device_ids(devices: str) -> tuple[int, ...]:
+    """The ids of a list of devices in their order: "0-2,6" → (0, 1, 2, 6); none for a range that goes down."""
+    ids: list[int] = []
+    for part in devices.split(","):
+        first, _, last = part.partition("-")
+        own = range(int(first), int(last or first) + 1)
+        if not own:
+            return ()
+        ids += own
+    return tuple(ids)
+
+
+Devices = Annotated[str | None, BeforeValidator(parse_devices)]
+
+
+class SeatSettings(Section):
+    """Where the stations of one kind work."""
+
+    devices: Devices = None
+    """cpu, all, or device ids (0-3 or 0,2,4): station i has the i-th, counted round; null: by the preset, else cpu."""
+    threads: Count = 1
+    """Threads per operation (OMP_NUM_THREADS) of each such process."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_device(cls, value: Any) -> Any:
+        """`device: cuda:1`, the key for a single device, means `devices: 1`."""
+        if not isinstance(value, dict) or "device" not in value:
+            return value
+        device = value["device"]
+        known = _ONE_DEVICE.fullmatch(device) if isinstance(device, str) else None
+        if known is None:
+            raise InvalidSetting("device", device, f"not cpu, cuda or cuda:N; use devices instead: {_CHOICES}")
+        meant = "cpu" if device == "cpu" else known[1] or "0"
+        if value.get("devices") is not None:
+            raise InvalidSetting("device", device, f"devices = {value['devices']} is given too; set devices = {meant}")
+        return {**{key: item for key, item in value.items() if key != "device"}, "devices": meant}
+
+
+class PlacementSettings(Section):
+    """Devices and threads, by kind of station; `placement: NAME` is short for a preset.
+
+    An inline run has one process, so threads do not count there.
+    """
+
+    preset: Preset | None = None
+    """colocated, hybrid or disaggregated: devices of the kinds that name none (docs/placement.md); null for none."""
+    simulators: SeatSettings = SeatSettings()
+    """The simulators."""
+    generators: SeatSettings = SeatSettings()
+    """The generators."""
+    trainer: SeatSettings = SeatSettings()
+    """The trainer."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        """`hybrid`, and `{type: hybrid, …}` as merging writes it, mean `{preset: hybrid, …}`."""
+        if isinstance(value, str):
+            return {"preset": value}
+        if isinstance(value, dict) and "type" in value and "preset" not in value:
+            return {"preset" if key == "type" else key: item for key, item in value.items()}
+        return value

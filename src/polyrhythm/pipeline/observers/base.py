@@ -1,0 +1,101 @@
+"""What an observer of a run is, and how the loop finds those that a decision concerns.
+
+Invariant: a decision that no observer hears costs one dictionary lookup for its event and one for each command.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar, get_args
+
+from polyrhythm.runtime.messages import Report
+from polyrhythm.scheduler import records
+
+#: Every type of event and command, for an observer that hears all decisions.
+ALL_RECORDS: tuple[type, ...] = (*get_args(records.Event), *get_args(records.Command))
+
+
+class Observer:
+    """Watches a run. No method may change anything; to ask for something there is `RunLoop.submit_later`.
+
+    hears: types of the events and commands for which `on_decision` is called. tick_s: seconds between two calls of
+    `on_tick`, inf for none; while no event comes a call may be 0.5 s late.
+    """
+
+    hears: ClassVar[tuple[type, ...]] = ()
+    tick_s: ClassVar[float] = math.inf
+
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+        """The conductor took `event` and gave `commands`; at least one of them is of a type in `hears`."""
+
+    def on_report(self, now: float, report: Report) -> None:
+        """A station reported numbers."""
+
+    def on_tick(self, now: float) -> None:
+        """`tick_s` seconds have passed since the last call."""
+
+
+class ObserverTable:
+    """The observers of one run, in the order in which they are called; resolved by type when one is added or removed.
+
+    Each observer is a bit. A type has the bits of the observers that hear it, and a decision those of its types.
+    """
+
+    def __init__(self, observers: Sequence[Observer] = ()) -> None:
+        self.observers: tuple[Observer, ...] = ()
+        self._next_tick: dict[Observer, float] = {}
+        self._tick_due = math.inf
+        self.add(*observers)
+
+    def add(self, *observers: Observer) -> None:
+        """Append these. ValueError: one of them hears something that is neither an event nor a command."""
+        for observer in observers:
+            if unknown := [kind.__name__ for kind in observer.hears if kind not in ALL_RECORDS]:
+                raise ValueError(f"{type(observer).__name__}.hears: {', '.join(unknown)} is no event and no command")
+            if observer.tick_s < math.inf:
+                self._next_tick[observer] = self._tick_due = -math.inf
+        self._resolve((*self.observers, *observers))
+
+    def remove(self, *observers: Observer) -> None:
+        """Call these no more."""
+        for observer in observers:
+            self._next_tick.pop(observer, None)
+        self._resolve(tuple(observer for observer in self.observers if observer not in observers))
+
+    def _resolve(self, observers: tuple[Observer, ...]) -> None:
+        self.observers = observers
+        self._bits: dict[type, int] = dict.fromkeys(ALL_RECORDS, 0)
+        self._called: dict[int, tuple[Observer, ...]] = {}
+        for place, observer in enumerate(observers):
+            for kind in observer.hears:
+                self._bits[kind] |= 1 << place
+
+    def decide(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+        """Pass a decision to the observers that hear its event or one of its commands."""
+        bits = self._bits[type(event)]
+        for command in commands:
+            bits |= self._bits[type(command)]
+        if not bits:
+            return
+        called = self._called.get(bits)
+        if called is None:
+            called = tuple(each for place, each in enumerate(self.observers) if bits >> place & 1)
+            self._called[bits] = called
+        for observer in called:
+            observer.on_decision(now, event, commands)
+
+    def report(self, now: float, report: Report) -> None:
+        """Pass a report to all observers."""
+        for observer in self.observers:
+            observer.on_report(now, report)
+
+    def tick(self, now: float) -> None:
+        """Call the observers whose tick is due."""
+        if now < self._tick_due:
+            return
+        for observer, due in self._next_tick.items():
+            if now >= due:
+                self._next_tick[observer] = now + observer.tick_s
+                observer.on_tick(now)
+        self._tick_due = min(self._next_tick.values(), default=math.inf)

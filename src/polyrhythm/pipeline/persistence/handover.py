@@ -1,0 +1,69 @@
+"""Finished samples on their way into a saved run, while the blocks where they lie go on being used.
+
+Main hands over the blocks of all finished samples. The thread that writes copies one block after another and writes
+each from its copy; a block that main needs sooner is copied by main (`runtime.memory.blocks`).
+
+Invariant: each sample is copied once, before its block can be overwritten; at most one copy is being made at a time, so
+main never waits for longer than one takes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from polyrhythm.runtime.memory.arena import Arena
+from polyrhythm.specs import Trajectory
+
+
+class SampleHandover:
+    """The samples of these payload ids, as they are now, to be read once."""
+
+    def __init__(self, arena: Arena, payload_ids: Sequence[str]) -> None:
+        self._arena, self._payload_ids = arena, tuple(payload_ids)
+        self._pending = {int(payload_id) for payload_id in payload_ids}
+        self._copies: dict[int, Trajectory] = {}
+        self._lock = threading.Lock()
+
+    def is_pending(self, block: int) -> bool:
+        """Whether the sample in this block has yet to be copied."""
+        return block in self._pending
+
+    def copy_now(self, block: int) -> None:
+        """Copy the sample in this block, unless that is done. Called by main, which is about to reuse the block."""
+        with self._lock:
+            if block in self._pending:
+                self._copies[block] = self._copy(block)
+
+    def samples(self) -> Iterator[tuple[str, Trajectory]]:
+        """Payload id and sample, one after another. Called by the thread that writes."""
+        for payload_id in self._payload_ids:
+            block = int(payload_id)
+            with self._lock:
+                sample = self._copy(block) if block in self._pending else self._copies.pop(block)
+            yield payload_id, sample
+
+    def give_up(self) -> None:
+        """Copy nothing more: the samples are not going to be written."""
+        with self._lock:
+            self._pending.clear()
+            self._copies.clear()
+
+    def _copy(self, block: int) -> Trajectory:
+        sample = _copy_of(self._arena.trajectory(block))
+        self._pending.remove(block)
+        return sample
+
+
+def _copy_of(sample: Trajectory) -> Trajectory:
+    """The same sample in memory of its own."""
+    own: dict[str, Any] = {}
+    for field in fields(sample):
+        value = getattr(sample, field.name)
+        if isinstance(value, dict):
+            own[field.name] = {name: array.copy() for name, array in value.items()}
+        elif hasattr(value, "copy"):
+            own[field.name] = value.copy()
+    return replace(sample, **own)

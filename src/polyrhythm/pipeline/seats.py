@@ -1,0 +1,151 @@
+"""Which device and how many threads each station has: settings and stations in, one seat per station out.
+
+Instance i of a kind works on the i-th device of its list, counted round (round robin). Device ids are those that torch
+counts on this machine; several stations may share a device.
+
+Invariant: every station has exactly one seat, and within a kind two devices differ by at most one station.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from polyrhythm.config.placement import PlacementSettings, SeatSettings, list_device_ids
+from polyrhythm.errors import ConfigError
+from polyrhythm.runtime.factories import Resources
+
+Kind = Literal["simulators", "generators", "trainer"]
+#: Ids of the devices of each kind; none for the CPU.
+DeviceIds = dict[Kind, tuple[int, ...]]
+
+#: hybrid: one device in so many generates, the others simulate (RL-VLA³, A.1: 6 and 2 of 8).
+_HYBRID_DEVICES_PER_GENERATOR = 4
+
+
+def assign_seats(
+    placement: PlacementSettings,
+    stations: Mapping[Kind, Sequence[str]],
+    devices: int,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Resources]:
+    """The seat of every station, by name.
+
+    stations: names by kind, the evaluation's own last. devices: number of devices of this machine. environment: that
+    of this process; a simulator's seat says what its own process gets in addition. ConfigError: a device is not there.
+    """
+    ids = _list_ids(placement, [kind for kind, names in stations.items() if names], devices)
+    seats: dict[str, Resources] = {}
+    for kind, names in stations.items():
+        threads, own = _settings(placement, kind).threads, ids.get(kind, ())
+        for index, name in enumerate(names):
+            if not own:
+                seats[name] = Resources("cpu", threads)
+                continue
+            device = own[index % len(own)]
+            variables = bind_environment(device, environment or {}) if kind == "simulators" else {}
+            seats[name] = Resources(f"cuda:{device}", threads, variables)
+    return seats
+
+
+def list_unused_devices(placement: PlacementSettings, stations: Mapping[Kind, Sequence[str]]) -> list[str]:
+    """A sentence for each kind that names more devices than it has stations."""
+    found = []
+    for kind, names in stations.items():
+        asked = _settings(placement, kind).devices
+        ids = list_device_ids(asked) if asked not in (None, "cpu", "all") else ()
+        if names and (unused := ids[len(names) :]):
+            rest = ", ".join(map(str, unused))
+            found.append(
+                f"placement.{kind}.devices = {asked}: {rest} stay unused, because there are fewer {kind}; raise "
+                f"rollout.{kind} to {len(ids)}, or name fewer devices"
+            )
+    return found
+
+
+def bind_environment(device: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that bind a simulator's process to one device; inside, CUDA calls it device 0.
+
+    MUJOCO_EGL_DEVICE_ID is left as the user has set it, because EGL may count devices in another order.
+    """
+    visible = [name.strip() for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    name = visible[device] if device < len(visible) else str(device)
+    if not name.isdecimal() or "MUJOCO_EGL_DEVICE_ID" in environment:
+        return {"CUDA_VISIBLE_DEVICES": name}
+    return {"CUDA_VISIBLE_DEVICES": name, "MUJOCO_EGL_DEVICE_ID": name}
+
+
+def describe_seat(seat: Resources) -> str:
+    """`cuda:1, 2 threads`."""
+    return f"{seat.device}, {seat.threads} thread{'s' * (seat.threads > 1)}"
+
+
+def describe_seats(seats: Mapping[str, Resources]) -> dict[str, dict[str, str | int]]:
+    """By station, as plain data: `{"generator-0": {"device": "cuda:1", "threads": 2}}`."""
+    return {name: {"device": seat.device, "threads": seat.threads} for name, seat in seats.items()}
+
+
+def group_seats(seats: Mapping[str, Resources]) -> str:
+    """All seats in one line, equal ones together: `simulator-0, simulator-1: cpu, 1 thread; trainer: cuda:0, …`."""
+    names: dict[str, list[str]] = {}
+    for name, seat in seats.items():
+        names.setdefault(describe_seat(seat), []).append(name)
+    return "; ".join(f"{', '.join(own)}: {seat}" for seat, own in names.items())
+
+
+def _settings(placement: PlacementSettings, kind: Kind) -> SeatSettings:
+    settings: SeatSettings = getattr(placement, kind)
+    return settings
+
+
+def _list_ids(placement: PlacementSettings, kinds: Sequence[Kind], devices: int) -> DeviceIds:
+    """The device ids of the kinds that have stations: those they name, else the preset's."""
+    preset: DeviceIds | None = None
+    found: DeviceIds = {}
+    for kind in kinds:
+        asked = _settings(placement, kind).devices
+        if asked is not None:
+            found[kind] = _check_ids(kind, asked, devices)
+        elif placement.preset is not None:
+            preset = preset or divide_devices(placement.preset, devices)
+            found[kind] = preset[kind]
+    return found
+
+
+def _check_ids(kind: Kind, asked: str, devices: int) -> tuple[int, ...]:
+    if asked == "cpu":
+        return ()
+    ids = tuple(range(devices)) if asked == "all" else list_device_ids(asked)
+    what = f"placement.{kind}.devices = {asked}"
+    if not devices:
+        raise ConfigError(f"{what}: torch sees 0 CUDA devices here; use cpu, or a torch that has CUDA")
+    if max(ids) >= devices:
+        last = f"0-{devices - 1}" if devices > 1 else "0"
+        raise ConfigError(f"{what}: torch sees {devices} CUDA devices here; use cpu, or ids of {last}")
+    if kind == "trainer" and len(ids) > 1:
+        raise ConfigError(f"{what}: the trainer is one process and works on one device; name one, such as {ids[0]}")
+    return ids
+
+
+def divide_devices(preset: str, devices: int) -> DeviceIds:
+    """The devices of each kind under a preset (RL-VLA³, section 4 and A.2), on a machine with devices 0 to n-1.
+
+    colocated: every device simulates and generates; the trainer shares device 0.
+    hybrid: a device simulates (three in four) or generates (one in four, at least one); the trainer shares device 0.
+    disaggregated: the trainer has the last device for itself; every other one simulates and generates.
+
+    In the paper the trainer has a rank on every device (colocated, hybrid) or on several of its own; here it has one.
+    """
+    least = 1 if preset == "colocated" else 2
+    if devices < least:
+        raise ConfigError(
+            f"placement.preset = {preset}: it takes at least {least} CUDA device{'s' * (least > 1)} and torch sees "
+            f"{devices} here; set it to {'colocated or ' * bool(devices)}null"
+        )
+    every = tuple(range(devices))
+    if preset == "colocated":
+        return {"simulators": every, "generators": every, "trainer": every[:1]}
+    if preset == "hybrid":
+        generating = max(1, devices // _HYBRID_DEVICES_PER_GENERATOR)
+        return {"simulators": every[:-generating], "generators": every[-generating:], "trainer": every[:1]}
+    return {"simulators": every[:-1], "generators": every[:-1], "trainer": every[-1:]}

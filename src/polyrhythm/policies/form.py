@@ -1,0 +1,158 @@
+"""What a policy is like, declared before any weight exists: shapes, dtypes and sizes.
+
+Arena, weights channel, batch buffers and memory estimates are made from a form, in processes that never build the
+policy. `policies.conformance.check_form` compares a form with the module that is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from polyrhythm.specs import ArraySpec, WeightSpec
+from polyrhythm.specs.weights import weight_specs
+
+Role = Literal["act", "train"]
+ValueKind = Literal["chunk", "action"]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyForm:
+    """The declared form of a policy for one environment.
+
+    chunk: C, primitive actions per forward pass. action_dim: A. value: one value per chunk ([B]) or action ([B,C]).
+    answers: name → array of one row, of `Act.forward_inputs`; a bfloat16 tensor is declared (and kept) as float32.
+    published: name → tensor that generators take from the trainer, in the dtype in which generators hold it.
+    parameters, trainable: how many numbers; act_bytes, train_bytes: parameters and buffers of the module by role;
+    trainable_bytes: the part of train_bytes that an optimizer changes.
+    """
+
+    chunk: int
+    action_dim: int
+    value: ValueKind
+    answers: Mapping[str, ArraySpec]
+    published: Mapping[str, WeightSpec]
+    parameters: int
+    trainable: int
+    act_bytes: int
+    train_bytes: int
+    trainable_bytes: int
+
+
+#: Methods that write values into a tensor and keep its shape.
+_FILLS = frozenset(
+    getattr(Tensor, f"{name}_")
+    for name in (
+        *("normal", "uniform", "bernoulli", "exponential", "log_normal", "random", "erfinv", "clamp"),
+        *("zero", "fill", "copy", "add", "sub", "mul", "div"),
+    )
+)
+#: Elementwise operations with two operands, by whether the result is of the operands' type, a float, or a bool.
+_SAME = frozenset(
+    getattr(Tensor, name)
+    for name in ("add", "sub", "mul", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__")
+)
+_FLOAT = frozenset(getattr(Tensor, name) for name in ("div", "__truediv__", "__rtruediv__"))
+_BOOL = frozenset(getattr(Tensor, name) for name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "ne"))
+
+
+def _empty(*shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+#: Tensors of given shapes, by the numbers that they are called with.
+_FACTORIES: dict[Any, Callable[..., Tensor]] = {
+    torch.rand: _empty,
+    torch.randn: _empty,
+    torch.linspace: lambda _start, _end, steps: _empty(steps),
+    torch.arange: lambda *ends: _empty(len(range(*ends)), dtype=torch.int64),
+}
+
+
+class _ShapesOnly(TorchFunctionMode):
+    """Does the arithmetic of constructors on the meta device by shapes and dtypes alone.
+
+    Torch's own meta kernels give the same, but the first of them imports the compiler: 2 to 9 s. Other operations than
+    these still work, only slower.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        first = args[0] if args else (kwargs or {}).get("tensor")  # by name in torch.nn.init
+        if isinstance(first, Tensor) and first.is_meta and _only_fills(func):
+            return first
+        if not kwargs and func in _SAME | _FLOAT | _BOOL and all(not isinstance(x, Tensor) or x.is_meta for x in args):
+            return _elementwise(func, *args)
+        if func is torch.stack and args[0][0].is_meta:
+            return _stacked(*args, **(kwargs or {}))
+        if func in _FACTORIES and not kwargs and _takes(func, args):
+            return _FACTORIES[func](*args)
+        return func(*args, **(kwargs or {}))
+
+
+def _only_fills(func: Any) -> bool:
+    """Whether it writes values into its first argument and returns that."""
+    return func in _FILLS or getattr(func, "__module__", "") == "torch.nn.init"
+
+
+def _takes(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether the factory's arguments are of the plain kind that `_FACTORIES` knows."""
+    kinds = (int, float) if func is torch.linspace else (int,)
+    return all(type(x) in kinds for x in args) and (func is not torch.linspace or len(args) == 3)
+
+
+def _elementwise(func: Any, left: Tensor, right: Any) -> Tensor:
+    shape = np.broadcast_shapes(left.shape, right.shape if isinstance(right, Tensor) else ())
+    dtype = torch.bool if func in _BOOL else torch.result_type(left, right)
+    if func in _FLOAT and not dtype.is_floating_point:
+        dtype = torch.get_default_dtype()
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _stacked(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    shape = list(tensors[0].shape)
+    shape.insert(dim % (len(shape) + 1), len(tensors))
+    return torch.empty(shape, dtype=tensors[0].dtype, device="meta")
+
+
+def describe(
+    make: Callable[[Role], nn.Module], answers: Mapping[str, ArraySpec], value: ValueKind = "chunk"
+) -> PolicyForm:
+    """The form of what `make` builds for each role.
+
+    `make` runs on torch's meta device: tensors have shapes and dtypes, but no memory, so the largest model takes
+    milliseconds. All of the acting module's state_dict is published. ValueError: `make` needs the values of a tensor.
+    """
+    try:
+        with torch.device("meta"), _ShapesOnly(), torch.random.fork_rng(devices=[]):
+            acting, training = make("act"), make("train")
+    except (NotImplementedError, RuntimeError) as error:
+        if "meta" not in str(error):
+            raise
+        raise ValueError(
+            f"form(): the policy's constructor reads values of tensors ({str(error).splitlines()[0]}); "
+            "compute them with plain Python or numpy"
+        ) from error
+    trainable = [p for p in training.parameters() if p.requires_grad]
+    return PolicyForm(
+        chunk=int(acting.chunk),  # type: ignore[arg-type]
+        action_dim=int(acting.action_dim),  # type: ignore[arg-type]
+        value=value,
+        answers=dict(answers),
+        published=weight_specs(acting.state_dict()),
+        parameters=sum(p.numel() for p in training.parameters()),
+        trainable=sum(p.numel() for p in trainable),
+        act_bytes=module_bytes(acting),
+        train_bytes=module_bytes(training),
+        trainable_bytes=sum(p.nbytes for p in trainable),
+    )
+
+
+def module_bytes(module: nn.Module) -> int:
+    """Bytes of all parameters and buffers."""
+    return sum(x.nbytes for x in (*module.parameters(), *module.buffers()))

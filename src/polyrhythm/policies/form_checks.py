@@ -1,0 +1,73 @@
+"""Whether a policy's declared form is that of the modules that are built; ContractViolation where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from polyrhythm.conformance import ContractViolation
+from polyrhythm.policies.base import Observations, Policy, as_module
+from polyrhythm.policies.calls import called, check_module, in_trial, sample
+from polyrhythm.policies.form import PolicyForm, Role
+from polyrhythm.specs import ArraySpec
+from polyrhythm.specs.weights import first_misfit, weight_specs
+
+
+def check_form(form: PolicyForm, build: Callable[[int, Role], Policy], obs: Observations) -> str:
+    """The declared form is that of the modules built for both roles: answers, published tensors, counts."""
+    acting, training = called("build", build, 0, "act"), called("build", build, 0, "train")
+    for policy in (acting, training):
+        check_module(policy)
+        check_answers(form, policy, obs)
+    check_published(form, as_module(acting), "act")
+    check_published(form, as_module(training), "train")
+    parameters = list(as_module(training).parameters())
+    counts = {
+        "parameters": (form.parameters, sum(p.numel() for p in parameters)),
+        "trainable": (form.trainable, sum(p.numel() for p in parameters if p.requires_grad)),
+    }
+    for name, (declared, found) in counts.items():
+        if declared != found:
+            raise ContractViolation(f"form().{name} is {declared:,}, the policy has {found:,}", "declare that")
+    size = sum(spec.nbytes for spec in form.published.values())
+    return f"{form.parameters:,} parameters, {len(form.published)} tensors published ({size:,} bytes)"
+
+
+def check_answers(form: PolicyForm, policy: Policy, obs: Observations) -> None:
+    """Chunk, action entries, values and forward_inputs are those of the form."""
+    for name in ("chunk", "action_dim"):
+        if getattr(form, name) != getattr(policy, name):
+            raise ContractViolation(
+                f"form().{name} is {getattr(form, name)}, the policy has {getattr(policy, name)}", "declare that"
+            )
+    with in_trial(policy):
+        act = sample(policy, obs)
+    kind = "chunk" if act.value.dim() == 1 else "action"
+    if form.value != kind:
+        raise ContractViolation(f"form().value is {form.value!r}, act() gives one per {kind}", "declare that")
+    found = {name: _array_spec(tensor) for name, tensor in act.forward_inputs.items()}
+    names = [*form.answers, *found]
+    if unlike := next((name for name in names if form.answers.get(name) != found.get(name)), ""):
+        raise ContractViolation(
+            f"form().answers[{unlike!r}] is {form.answers.get(unlike, 'missing')}, "
+            f"act() gives {found.get(unlike, 'none')}",
+            "declare what one row of act().forward_inputs is",
+        )
+
+
+def _array_spec(tensor: Tensor) -> ArraySpec:
+    """Of one row, as it is kept: bfloat16 becomes float32."""
+    dtype = torch.float32 if tensor.dtype is torch.bfloat16 else tensor.dtype
+    return ArraySpec(tuple(tensor.shape[1:]), str(dtype).removeprefix("torch."))
+
+
+def check_published(form: PolicyForm, module: nn.Module, role: Role) -> None:
+    """The module has the published tensors: in a generator in the same dtype, in the trainer of the same kind."""
+    found = weight_specs(module.state_dict())
+    if name := first_misfit(form.published, found, convertible=role == "train"):
+        raise ContractViolation(
+            f"form().published[{name!r}] is {form.published[name]}, build(role={role!r}) has {found.get(name, 'none')}",
+            "declare what the state_dict of the acting policy holds, and build that",
+        )

@@ -1,0 +1,162 @@
+"""Carries the conductor's commands to stations and their events back, and gives out the blocks that samples lie in.
+
+A launcher is a `Hosting` (where stations live), `Payloads` (where their samples live) and a weights channel.
+
+Invariant: no block is given out while a station that may write to it lives. A station's blocks are freed by its
+`StationLost`, which the hosting returns only when nothing of the station is left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from polyrhythm.runtime.factories import Resources, StationFactory
+from polyrhythm.runtime.hosting import Hosting, Joined
+from polyrhythm.runtime.inline import InlineHosting
+from polyrhythm.runtime.local import LocalHosting
+from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.memory.payloads import ArenaPayloads, Payloads
+from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
+from polyrhythm.runtime.messages import Report, SaveTrainer, Spans, StartRowsInBlocks
+from polyrhythm.runtime.processes.supervision import SupervisionLimits
+from polyrhythm.runtime.transport.sockets import Transport
+from polyrhythm.scheduler import records
+from polyrhythm.specs import WeightsLayout
+
+if TYPE_CHECKING:
+    from polyrhythm.runtime.memory.weights import Weights
+
+Jobs = Sequence[tuple[StationFactory, Resources]]
+
+
+class Launcher:
+    """Joins `hosting` and `payloads`. weights: main's end of the weights channel; folder: what all of it shares, if
+    anything; it is removed by `close`."""
+
+    def __init__(
+        self,
+        hosting: Hosting,
+        payloads: Payloads,
+        weights: Weights,
+        clock: Callable[[], float] = time.monotonic,
+        folder: SharedRunFolder | None = None,
+    ) -> None:
+        self.hosting, self.payloads, self.weights, self.clock = hosting, payloads, weights, clock
+        self.layout, self.arena, self.pool = payloads.layout, payloads.arena, payloads.pool
+        self._folder = folder
+
+    @property
+    def folder(self) -> Path | None:
+        """Where memory and sockets of the run lie; None in one process."""
+        return self._folder.folder if self._folder is not None else None
+
+    def start(self) -> list[Joined]:
+        """Start all stations; their announcements, in order. RunHalted: one of them cannot be started."""
+        return self.hosting.start()
+
+    def send(self, command: records.Command | SaveTrainer) -> None:
+        """Hand a command to the station that it addresses; `ReleasePayloads` frees blocks."""
+        match command:
+            case records.Serve(generator=station):  # first: the most frequent
+                self.hosting.send(station, command)
+            case records.ReleasePayloads(payload_ids):
+                self.payloads.release(payload_ids)
+            case records.StartRows(simulator=station, slot=slot):
+                if self.hosting.reaches(station):
+                    self.hosting.send(station, StartRowsInBlocks(command, tuple(self.payloads.assign(command))), slot)
+            case records.CancelRow(simulator=station, slot=slot) | records.RefuseRequest(simulator=station, slot=slot):
+                self.hosting.send(station, command, slot)
+            case (
+                records.ApplyWeights(generator=station) | records.StartUpdate(trainer=station)
+                | records.PublishWeights(trainer=station) | SaveTrainer(trainer=station)
+            ):  # fmt: skip
+                self.hosting.send(station, command)
+            case _:
+                raise TypeError(f"{type(command).__name__} is not for a station")
+
+    def receive(self, timeout: float) -> records.Event | None:
+        """The next event, or None after `timeout` seconds. RunHalted: failures of stations end the run."""
+        event = self.hosting.receive(timeout)
+        if event is not None:
+            self.payloads.hear(event)
+        return event
+
+    def reports(self) -> list[Report]:
+        return self.hosting.reports()
+
+    def measure_spans(self, on: bool) -> None:
+        self.hosting.measure_spans(on)
+
+    def take_spans(self) -> list[Spans]:
+        return self.hosting.take_spans()
+
+    def work_done(self) -> int:
+        return self.hosting.work_done()
+
+    def pending_work(self) -> list[str]:
+        return self.hosting.pending_work()
+
+    def current_call(self, station: str) -> str:
+        return self.hosting.current_call(station)
+
+    def statistics(self) -> dict[str, dict[str, float]]:
+        return self.hosting.statistics()
+
+    def latest(self) -> dict[str, dict[str, float]]:
+        return self.hosting.latest()
+
+    def dropped(self) -> dict[str, int]:
+        return self.hosting.dropped()
+
+    def processes(self) -> dict[str, int]:
+        return self.hosting.processes()
+
+    def close(self) -> None:
+        """End all stations and remove what they shared; a second call does nothing."""
+        try:
+            self.hosting.close()
+        finally:
+            if self._folder is not None:
+                self._folder.remove()
+
+
+def build_inline_launcher(
+    jobs: Jobs, layout: ArenaLayout, weights: WeightsLayout, clock: Callable[[], float] = time.monotonic
+) -> Launcher:
+    """The launcher `inline`: all stations in this thread, all memory in this process."""
+    from polyrhythm.runtime.memory.weights import InlineWeights  # torch
+
+    payloads, channel = ArenaPayloads.in_memory(layout), InlineWeights(weights)
+    return Launcher(InlineHosting(jobs, payloads.arena, channel, clock), payloads, channel, clock)
+
+
+def build_local_launcher(
+    jobs: Jobs,
+    layout: ArenaLayout,
+    weights: WeightsLayout,
+    limits: SupervisionLimits,
+    logs: Path,
+    transport: Transport = "ipc",
+    check_report: Callable[[Mapping[str, float]], None] = lambda _: None,
+) -> Launcher:
+    """The launcher `local`: each station in a process of its own, samples and weights in shared memory.
+
+    check_report: raises ValueError for metrics that the observers do not know. StartError: there is too little memory,
+    an address is taken, or strangers could not be kept out; then nothing has been started.
+    """
+    from polyrhythm.runtime.memory.weights import SharedWeights, shared_nbytes  # torch
+
+    with ExitStack() as undo:
+        folder = SharedRunFolder({"arena": layout.nbytes, "weights": shared_nbytes(weights)})
+        undo.callback(folder.remove)
+        payloads = ArenaPayloads(layout, memoryview(folder.segment("arena")))
+        channel = SharedWeights(weights, memoryview(folder.segment("weights")), folder.folder)
+        hosting = LocalHosting(
+            jobs, layout, folder.folder, weights, limits, logs, transport=transport, check_report=check_report
+        )
+        undo.pop_all()
+    return Launcher(hosting, payloads, channel, folder=folder)

@@ -1,0 +1,74 @@
+"""The contract of where samples live: a block for each attempt, named by a payload id, until it is released.
+
+    put, or written by a simulator  →  read in place, by anybody who shares the memory  →  released
+
+A payload id is `block` for a block of this host, or `host/block`. Only blocks of this host can be read today; reading
+another host's is an error that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
+from polyrhythm.runtime.memory.blocks import BlockPool
+from polyrhythm.scheduler import records
+from polyrhythm.specs import Trajectory
+
+
+class Payloads(Protocol):
+    """The samples of one run, as the main process sees them. arena: the memory that they lie in; pool: who owns which
+    block.
+
+    Invariant: a block that was assigned or that holds a finished sample is not assigned again before it is free.
+    """
+
+    layout: ArenaLayout
+    arena: Arena
+    pool: BlockPool
+
+    def assign(self, command: records.StartRows) -> Sequence[int]:
+        """A block for each row that is to be started, in order."""
+        ...
+
+    def hear(self, event: records.Event) -> None:
+        """Note what an event says of blocks: a sample is finished or failed, or a station that wrote is gone."""
+        ...
+
+    def put(self, payload_id: str, trajectory: Trajectory) -> None:
+        """Write a finished sample into the block, as it was read from another."""
+        ...
+
+    def read(self, payload_id: str) -> Trajectory:
+        """The finished sample, in place: valid until it is released. LookupError: it does not lie here."""
+        ...
+
+    def release(self, payload_ids: Iterable[str]) -> None:
+        """These samples are not needed any more; KeyError if one is not finished."""
+        ...
+
+
+class ArenaPayloads:
+    """Payloads in the blocks of one arena in `memory`, which every station of this host shares."""
+
+    def __init__(self, layout: ArenaLayout, memory: memoryview | bytearray) -> None:
+        self.layout, self.arena, self.pool = layout, Arena(layout, memory), BlockPool(layout.blocks)
+        self.assign, self.release = self.pool.assign, self.pool.release
+
+    @classmethod
+    def in_memory(cls, layout: ArenaLayout) -> ArenaPayloads:
+        """In this process's own memory."""
+        return cls(layout, bytearray(layout.nbytes))
+
+    def hear(self, event: records.Event) -> None:
+        if isinstance(event, records.StationLost):
+            self.pool.lose(event.station)
+        else:
+            self.pool.hear(event)
+
+    def put(self, payload_id: str, trajectory: Trajectory) -> None:
+        self.arena.store(self.arena.block_of(payload_id), trajectory)
+
+    def read(self, payload_id: str) -> Trajectory:
+        return self.arena.read(payload_id)

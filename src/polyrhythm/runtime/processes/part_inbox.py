@@ -1,0 +1,119 @@
+"""How what reaches a station process gets to its parts: one inbox for the process, and a queue for each part.
+
+The only part of a process reads the inbox itself, so that no other thread has to wake up first. Where there are more
+parts, one thread reads the inbox and hands each part its messages.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
+from polyrhythm.runtime.transport.sockets import Inbox, SocketsClosed
+from polyrhythm.runtime.transport.wire import Content, unframe
+
+#: Longest wait of the reading thread; nothing depends on it.
+_WAIT_S = 60.0
+
+
+class PartInbox(Protocol):
+    """Where a part gets its messages, encoded."""
+
+    def receive(self, seconds: float = 0.0) -> Content | None:
+        """The next message; None if none has come within `seconds`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class FrameReader:
+    """Takes the frames of an inbox apart. parts: of this process; what is for another one is dropped and counted."""
+
+    def __init__(self, inbox: Inbox, drops: DropCounter, largest: int, parts: int) -> None:
+        self.inbox = inbox
+        self._drops, self._largest, self._parts = drops, largest, parts
+
+    def messages(self, content: bytes) -> Iterable[tuple[int, Content]]:
+        """The messages of a frame, each with its part."""
+        try:
+            found = unframe(content, self._largest)
+        except UnfitMessage as unfit:
+            self._drops.drop(unfit.kind, str(unfit))
+            return
+        for part, message in found:
+            if 0 <= part < self._parts:
+                yield part, message
+            else:
+                self._drops.drop("misdirected", f"a message for part {part} of {self._parts}")
+
+
+class OwnInbox:
+    """The inbox of a process with one part, which reads it."""
+
+    def __init__(self, reader: FrameReader) -> None:
+        self._reader = reader
+        self._waiting: deque[Content] = deque()
+
+    def receive(self, seconds: float = 0.0) -> Content | None:
+        while not self._waiting:
+            content = self._reader.inbox.receive(seconds)
+            if content is None:
+                return None
+            self._waiting.extend(message for _, message in self._reader.messages(content))
+        return self._waiting.popleft()
+
+    def close(self) -> None:
+        self._reader.inbox.close()
+
+
+class PartQueue:
+    """The messages for one of several parts."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Content] = SimpleQueue()
+        self.put = self._queue.put
+
+    def receive(self, seconds: float = 0.0) -> Content | None:
+        if seconds <= 0 and self._queue.empty():
+            return None
+        try:
+            return self._queue.get(timeout=seconds) if seconds > 0 else self._queue.get_nowait()
+        except Empty:
+            return None
+
+    def close(self) -> None:
+        """Nothing: the inbox is the reading thread's."""
+
+
+class InboxThread:
+    """Reads the inbox of a process with several parts. error: what ended it, if anything did; `on_end` follows."""
+
+    def __init__(self, reader: FrameReader, queues: list[PartQueue], on_end: Callable[[], None]) -> None:
+        self.error: BaseException | None = None
+        self._reader, self._queues, self._on_end = reader, queues, on_end
+        self._thread = threading.Thread(target=self._run, name="inbox", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        """Consumes: frames. Waits for: one. Unblocked by: one, or the closing of the sockets, which ends the thread.
+        Produces: the messages in them, each in its part's queue."""
+        reader, queues = self._reader, self._queues
+        try:
+            while True:
+                content = reader.inbox.receive(_WAIT_S)
+                if content is not None:
+                    for part, message in reader.messages(content):
+                        queues[part].put(message)
+        except SocketsClosed:
+            pass
+        except BaseException as error:  # noqa: BLE001 - the process ends with it
+            self.error = error
+            self._on_end()
+        finally:
+            reader.inbox.close()

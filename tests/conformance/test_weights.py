@@ -1,0 +1,148 @@
+"""What every implementation of the weights channel promises, whatever is between its two ends."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.conformance.weights import IMPLEMENTATIONS, Module, layout_of, state
+
+from polyrhythm.runtime.memory.receiver import Receiver
+from polyrhythm.specs import WeightsLayout
+from polyrhythm.specs.weights import weight_specs
+
+
+@pytest.fixture(params=IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
+def connect(request, tmp_path):
+    """Makes the two ends of a channel for a layout."""
+    return lambda layout: request.param(layout, tmp_path)
+
+
+@pytest.fixture
+def ends(connect):
+    return connect(layout_of(Module()))
+
+
+def publish(writer, *versions):
+    for version in versions:
+        writer.publish(version, state(version))
+
+
+def test_a_new_channel_is_empty(ends):
+    assert ends.writer.newest == ends.reader.newest == -1
+    with pytest.raises(AssertionError, match="nothing was published"):
+        ends.reader.read()
+
+
+def test_the_two_newest_versions_can_be_applied(ends):
+    publish(ends.writer, 0, 1, 2)
+    assert ends.reader.newest == 2
+    for version in (1, 2):
+        module = Module(9)
+        assert Receiver(ends.reader, module).apply(version) == version
+        assert module.values() == [version]
+    module = Module(9)
+    assert Receiver(ends.reader, module).apply(0) == 2, "a version that is gone gives the newest, under its own number"
+    assert module.values() == [2]
+    number, found = ends.reader.read()
+    assert (number, float(found["a"][0, 0])) == (2, 2.0)
+
+
+def test_a_publication_is_a_copy_and_so_is_what_is_read(ends):
+    live = Module(1)
+    ends.writer.publish(0, live.state_dict())
+    _, read = ends.reader.read()
+    with torch.no_grad():
+        live.a.add_(1)
+    publish(ends.writer, 5, 6)
+    assert read["a"].eq(1).all()
+
+
+def test_a_version_that_the_module_has_is_not_copied_again(ends):
+    publish(ends.writer, 3)
+    module = Module(9)
+    receiver = Receiver(ends.reader, module)
+    assert receiver.apply(3) == 3
+    with torch.no_grad():
+        module.a.fill_(7)
+    assert receiver.apply(3) == 3
+    assert receiver.apply(2) == 3, "2 is gone, and 3 is there"
+    assert module.a.eq(7).all()
+
+
+def test_a_staged_version_is_applied_whatever_is_published_meanwhile(ends):
+    publish(ends.writer, 0)
+    module = Module(9)
+    receiver = Receiver(ends.reader, module)
+    assert receiver.stage(0) == 0
+    assert module.values() == [9], "staging leaves the module alone"
+    publish(ends.writer, 1, 2, 3)
+    assert receiver.apply(0) == 0
+    assert module.values() == [0]
+    assert receiver.stage(2) == 2
+    assert receiver.apply(3) == 3, "another version than the staged one comes straight from the channel"
+    assert module.values() == [3]
+
+
+def test_apply_keeps_every_tensor_at_its_address(ends):
+    module = Module(9)
+    receiver, addresses = Receiver(ends.reader, module), [x.data_ptr() for x in module.state_dict().values()]
+    publish(ends.writer, 0, 1)
+    receiver.stage(0)
+    receiver.apply(0)
+    receiver.apply(1)
+    assert [x.data_ptr() for x in module.state_dict().values()] == addresses
+    assert module.values() == [1]
+
+
+def test_a_bfloat16_layout_converts_what_a_float32_trainer_publishes(connect):
+    ends = connect(layout_of(Module(dtype=torch.bfloat16)))
+    trained = Module(1.001).state_dict()
+    ends.writer.publish(0, trained)
+    module = Module(9, torch.bfloat16)
+    assert Receiver(ends.reader, module).apply(0) == 0
+    assert module.a.dtype is torch.bfloat16
+    assert torch.equal(module.a, trained["a"].to(torch.bfloat16))
+    assert ends.reader.read()[1]["a"].dtype is torch.bfloat16
+
+
+def test_a_part_of_the_trainers_tensors_can_be_published(connect):
+    part = {name: tensor for name, tensor in state(0).items() if name != "b"}
+    ends = connect(WeightsLayout.of(weight_specs(part)))
+    module = Module(9)
+    publish(ends.writer, 4)
+    assert Receiver(ends.reader, module).apply(4) == 4
+    assert module.a.eq(4).all()
+    assert module.b.eq(9).all()
+
+
+def test_a_version_left_by_a_dead_writer_is_replaced_and_the_one_before_it_stays(ends):
+    publish(ends.writer, 3, 4, 5)
+    ends.writer.publish(5, state(8))
+    for wanted, value in ((4, 4), (5, 8)):
+        module = Module(9)
+        assert Receiver(ends.reader, module).apply(wanted) == wanted
+        assert module.values() == [value]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"a": torch.zeros(3, 2)}, r"a is float32 \[3, 2\], the layout has float32 \[2, 3\]"),
+        ({"n": torch.tensor(1.0)}, r"n is float32 \[\], the layout has int64 \[\]"),
+        ({"b": None}, r"b is missing, the layout has float32 \[\]"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_and_what_is_there_stays(ends, change, said):
+    publish(ends.writer, 0)
+    wrong = {name: tensor for name, tensor in {**state(1), **change}.items() if tensor is not None}
+    with pytest.raises(ValueError, match=said):
+        ends.writer.publish(1, wrong)
+    assert ends.reader.newest == 0
+    module = Module(9)
+    Receiver(ends.reader, module).apply(0)
+    assert module.values() == [0]
+
+
+def test_a_module_in_another_dtype_than_the_layouts_cannot_receive(ends):
+    with pytest.raises(ValueError, match=r"a is bfloat16 \[2, 3\], the layout has float32 \[2, 3\]"):
+        Receiver(ends.reader, Module(dtype=torch.bfloat16))

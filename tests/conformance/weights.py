@@ -1,0 +1,55 @@
+"""What every implementation of the weights channel is tested with: a module, and the two ends of a channel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from polyrhythm.runtime.memory.weights import InlineWeights, SharedWeights, Weights, shared_nbytes
+from polyrhythm.specs import WeightsLayout
+from polyrhythm.specs.weights import weight_specs
+
+
+class Module(torch.nn.Module):
+    """A matrix, a number and a counter, all of one value, so that a mix of versions is seen."""
+
+    def __init__(self, value: float = 0, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.a = torch.nn.Parameter(torch.full((2, 3), float(value), dtype=dtype))
+        self.b = torch.nn.Parameter(torch.tensor(float(value), dtype=dtype))
+        self.register_buffer("n", torch.tensor(int(value)))
+
+    def values(self) -> list[float]:
+        return sorted({float(x) for tensor in self.state_dict().values() for x in tensor.flatten()})
+
+
+def state(value: float) -> dict[str, torch.Tensor]:
+    return Module(value).state_dict()
+
+
+def layout_of(module: torch.nn.Module) -> WeightsLayout:
+    return WeightsLayout.of(weight_specs(module.state_dict()))
+
+
+class Ends(NamedTuple):
+    """The trainer's end and a generator's."""
+
+    writer: Weights
+    reader: Weights
+
+
+def inline(layout: WeightsLayout, _folder: Path) -> Ends:
+    weights = InlineWeights(layout)
+    return Ends(weights, weights)
+
+
+def shared(layout: WeightsLayout, folder: Path) -> Ends:
+    memory = bytearray(shared_nbytes(layout))
+    return Ends(SharedWeights(layout, memory, folder), SharedWeights(layout, memoryview(memory), folder))
+
+
+#: The next implementation (CUDA IPC, NCCL, tcp) is a line here.
+IMPLEMENTATIONS: dict[str, Callable[[WeightsLayout, Path], Ends]] = {"inline": inline, "local": shared}

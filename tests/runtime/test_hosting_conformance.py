@@ -1,0 +1,181 @@
+"""What every implementation of `Hosting` must do; a new one is added to `HOSTINGS` and has to pass."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.process.runs import children, config, orphaned_folders
+from tests.runtime.scripted import DIES, HANGS, RAISES, REFUSES, ScriptedFactory
+
+from polyrhythm.runtime.factories import Resources
+from polyrhythm.runtime.hosting import Hosting
+from polyrhythm.runtime.launcher import Launcher, build_inline_launcher, build_local_launcher
+from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.transport.drops import UnfitMessage
+from polyrhythm.scheduler.records import (
+    Event,
+    Published,
+    PublishWeights,
+    StartUpdate,
+    StationLost,
+    TrainerJoined,
+    UpdateDone,
+)
+
+LAYOUT = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
+STATIONS = ("a", "b")
+
+
+def local(transport: str) -> Callable[[Path], Launcher]:
+    limits = config(supervision={"update_s": 1.0}).supervision
+    jobs = [(ScriptedFactory(name), Resources()) for name in STATIONS]
+    return lambda folder: build_local_launcher(jobs, LAYOUT, 64, limits, folder, transport)  # type: ignore[arg-type]
+
+
+def inline(folder: Path) -> Launcher:
+    return build_inline_launcher([(ScriptedFactory(name), Resources()) for name in STATIONS], LAYOUT, 64)
+
+
+HOSTINGS = {"inline": inline, "local-ipc": local("ipc"), "local-tcp": local("tcp")}
+#: Those whose stations can die without main.
+ISOLATED = ["local-ipc", "local-tcp"]
+
+
+@pytest.fixture
+def launcher(request: Any, tmp_path: Path) -> Iterator[Launcher]:
+    with closing(HOSTINGS[request.param](tmp_path)) as launcher:
+        assert launcher.hosting.start() == [TrainerJoined(name, 0, 0) for name in STATIONS]
+        yield launcher
+    assert not children()
+    assert not orphaned_folders()
+    assert launcher.folder is None or not launcher.folder.exists()
+
+
+@pytest.fixture
+def hosting(launcher: Launcher) -> Hosting:
+    return launcher.hosting
+
+
+every = pytest.mark.parametrize("launcher", HOSTINGS, indirect=True)
+isolated = pytest.mark.parametrize("launcher", ISOLATED, indirect=True)
+
+
+def received(hosting: Hosting, count: int, seconds: float = 30.0) -> list[Event]:
+    found, until = [], time.monotonic() + seconds
+    while len(found) < count and time.monotonic() < until:
+        event = hosting.receive(0.2)
+        if event is not None:
+            found.append(event)
+    return found
+
+
+@every
+def test_commands_and_events_keep_their_order(hosting: Hosting) -> None:
+    for version in range(1, 201):
+        for name in STATIONS:
+            hosting.send(name, PublishWeights(name, version))
+    events = received(hosting, 400)
+    for name in STATIONS:
+        own = [event for event in events if isinstance(event, Published) and event.trainer == name]
+        assert [event.version for event in own] == list(range(1, 201))
+
+
+@every
+def test_nothing_comes_from_stations_that_have_nothing_to_do_and_a_wait_ends(hosting: Hosting) -> None:
+    begin = time.monotonic()
+    assert hosting.receive(0.05) is None
+    assert 0.05 <= time.monotonic() - begin < 5.0
+    assert hosting.receive(0.0) is None
+
+
+@every
+def test_reports_counters_and_progress_are_known(hosting: Hosting) -> None:
+    before = hosting.work_done()
+    hosting.send("a", StartUpdate("a", 0, 0, (0,), ("0",)))
+    assert received(hosting, 1) == [UpdateDone("a", 0, 0)]
+    assert [(report.station, report.step) for report in hosting.reports()] == [("a", 0)]
+    assert hosting.reports() == []
+    statistics = hosting.statistics()
+    assert list(statistics) == list(STATIONS)
+    assert (statistics["a"]["units"], statistics["b"].get("units", 0.0)) == (1.0, 0.0)
+    assert statistics["a"]["busy_s"] > 0.0 == statistics["b"].get("busy_s", 0.0)
+    assert hosting.latest().keys() == statistics.keys()
+    assert hosting.work_done() > before
+    assert (hosting.pending_work(), hosting.current_call("a"), hosting.dropped()) == ([], "", {})
+
+
+@every
+def test_closing_twice_is_closing_once(hosting: Hosting) -> None:
+    hosting.close()
+    hosting.close()
+
+
+def until_joined(hosting: Hosting) -> list[Event]:
+    """All events up to the first announcement."""
+    found: list[Event] = []
+    while not found or not isinstance(found[-1], TrainerJoined):
+        found += received(hosting, 1) or [TrainerJoined("nobody", 0, 0)]
+    return found
+
+
+def lost_and_back(hosting: Hosting, heard_versions: list[int], name: str = "a") -> str:
+    """The reason of a loss, before which these publications are heard (of a killed station, the first of them), and
+    after which the next incarnation has joined and obeys; the other station goes on."""
+    *heard, lost, joined = until_joined(hosting)
+    assert heard == [Published(name, 0, version) for version in heard_versions[: len(heard)]]
+    assert isinstance(lost, StationLost)
+    assert (lost.station, lost.incarnation) == (name, 0)
+    assert joined == TrainerJoined(name, 1, 0)
+    assert all(map(hosting.reaches, STATIONS))
+    for station in STATIONS:
+        hosting.send(station, PublishWeights(station, 7))
+    assert {(e.trainer, e.incarnation, e.version) for e in received(hosting, 2)} == {("a", 1, 7), ("b", 0, 7)}  # type: ignore[union-attr]
+    return lost.reason
+
+
+@pytest.mark.parametrize("launcher", ["inline"], indirect=True)
+def test_a_station_that_raises_ends_a_run_in_one_thread(hosting: Hosting) -> None:
+    hosting.send("a", PublishWeights("a", RAISES))
+    with pytest.raises(ValueError, match="told to raise"):
+        hosting.receive(1.0)
+    with pytest.raises(UnfitMessage, match="this version is refused"):
+        hosting.send("a", PublishWeights("a", REFUSES))
+
+
+@isolated
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [
+        (RAISES, "ValueError: told to raise"),
+        (HANGS, "has been in one publish for 1."),
+        (DIES, "was ended by SIGKILL"),
+        (REFUSES, "refused PublishWeights: this version is refused"),
+    ],
+    ids=["raises", "hangs", "dies", "refuses"],
+)
+def test_a_station_that_fails_is_replaced_and_what_it_had_said_is_heard(
+    version: int, reason: str, hosting: Hosting
+) -> None:
+    for ordered in (1, 2, version, 3):
+        hosting.send("a", PublishWeights("a", ordered))
+    sent_before = [1, 2] if version != REFUSES else [1, 2, 3]
+    assert reason in lost_and_back(hosting, sent_before)
+
+
+@isolated
+def test_a_killed_station_gets_no_command_until_its_successor_has_joined(hosting: Hosting) -> None:
+    os.kill(hosting.processes()["a"], signal.SIGKILL)
+    (lost,) = received(hosting, 1)
+    assert isinstance(lost, StationLost)
+    assert not hosting.reaches("a")
+    hosting.send("a", PublishWeights("a", 5))
+    assert received(hosting, 1) == [TrainerJoined("a", 1, 0)]
+    hosting.send("a", PublishWeights("a", 6))
+    assert received(hosting, 1) == [Published("a", 1, 6)]

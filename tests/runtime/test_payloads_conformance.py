@@ -1,0 +1,92 @@
+"""What every implementation of `Payloads` must do; a new one is added to `payloads` and has to pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.runtime.arenas import layout_like
+from tests.stations.counting import ticket
+from tests.training.toy import ToyPolicy, collect
+
+from polyrhythm.runtime.memory.arena import Arena
+from polyrhythm.runtime.memory.payloads import ArenaPayloads, Payloads
+from polyrhythm.runtime.memory.shared_folder import SharedRunFolder, open_segment
+from polyrhythm.scheduler import records as r
+
+(SAMPLE,) = collect(ToyPolicy(), (3,))
+LAYOUT = layout_like(SAMPLE, blocks=4, steps=5)
+
+
+@pytest.fixture(params=["in memory", "shared"])
+def both(request: Any, tmp_path: Path) -> Iterator[tuple[Payloads, Arena]]:
+    """Payloads, and the arena as a station of the same host has it."""
+    if request.param == "in memory":
+        payloads = ArenaPayloads.in_memory(LAYOUT)
+        yield payloads, payloads.arena
+        return
+    folder = SharedRunFolder({"arena": LAYOUT.nbytes}, tmp_path)
+    try:
+        payloads = ArenaPayloads(LAYOUT, memoryview(folder.segment("arena")))
+        yield payloads, Arena(LAYOUT, memoryview(open_segment(folder.folder, "arena")))
+    finally:
+        folder.remove()
+
+
+def start(count: int, first: int = 0) -> r.StartRows:
+    return r.StartRows("s", "slot", tuple(r.Grant(row, ticket(first + row, 9)) for row in range(count)))
+
+
+def finished(number: int, block: int) -> r.SampleFinished:
+    return r.SampleFinished("s", 0, number, 1, str(block), r.SampleEnd.TERMINATED, 3, 3, 0, 0, True, 1.0)
+
+
+def test_a_sample_is_read_where_it_was_written(both: tuple[Payloads, Arena]) -> None:
+    payloads, station = both
+    payloads.put("2", SAMPLE)
+    for read in (payloads.read("2"), station.read("2")):
+        assert (read.steps, read.ticket) == (3, SAMPLE.ticket)
+        for name, array in SAMPLE.obs.items():
+            np.testing.assert_array_equal(read.obs[name], array)
+        np.testing.assert_array_equal(read.actions, SAMPLE.actions)
+    station.rewards[:] = 7.5
+    assert (payloads.read("2").rewards == 7.5).all(), "read in place, not copied"
+
+
+def test_a_block_has_one_owner_until_it_is_released(both: tuple[Payloads, Arena]) -> None:
+    payloads, _ = both
+    first = list(payloads.assign(start(3)))
+    assert len(set(first)) == 3
+    payloads.hear(finished(0, first[0]))
+    payloads.hear(r.SampleFailed("s", 0, 1, 1, "fell over"))
+    second = list(payloads.assign(start(2, first=10)))
+    assert not set(second) & {first[0], first[2]}, "finished and written blocks are not given out"
+    payloads.release([str(first[0])])
+    assert list(payloads.assign(start(1, first=20))) == [first[0]]
+    with pytest.raises(KeyError):
+        payloads.release([str(first[0])])
+
+
+def test_blocks_of_a_lost_station_are_free_and_its_finished_samples_stay(both: tuple[Payloads, Arena]) -> None:
+    payloads, _ = both
+    blocks = list(payloads.assign(start(4)))
+    payloads.hear(finished(0, blocks[0]))
+    payloads.hear(r.StationLost("s", 0, "killed"))
+    assert set(payloads.assign(start(3, first=10))) == set(blocks[1:])
+    assert payloads.pool.finished() == (str(blocks[0]),)
+
+
+@pytest.mark.parametrize(
+    ("payload_id", "words"),
+    [("node-7/1", "lies on host node-7, which this process cannot read"), ("4", "no such block"), ("", "no such")],
+)
+def test_a_sample_that_is_not_here_is_an_error_that_says_where(
+    payload_id: str, words: str, both: tuple[Payloads, Arena]
+) -> None:
+    for holder in both:
+        with pytest.raises(LookupError, match=words):
+            holder.read(payload_id)
+    assert not both[1].holds(payload_id, 4)
