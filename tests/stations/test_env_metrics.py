@@ -76,7 +76,7 @@ def test_a_number_that_is_not_finite_is_left_out_and_said_once(caplog):
             bench.start((0, ticket(number, 1)))
             assert finished(bench)[number].metrics == ()
     assert caplog.messages == [
-        "env/metrics/latest: an episode gave nan, left out of the mean (said once)",
+        "env/metrics/latest: an episode gave nan, excluded from the mean (logged once)",
     ]
 
 
