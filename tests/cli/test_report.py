@@ -39,7 +39,7 @@ def test_a_run_is_not_lost_with_its_report(
     (tmp_path / "report.html").mkdir()  # nothing can be written there
     assert "after" in train(validate_run(load_config("cartpole", ["launcher=inline", *SMALL])), tmp_path)
     assert (tmp_path / "summary.json").is_file()
-    assert "no report was written; the run is whole" in caplog.text
+    assert "no report was written; the run is complete" in caplog.text
 
 
 def test_a_folder_without_a_run_is_the_users_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,7 +133,7 @@ def test_nobody_demonstrates_cartpole(command: str, tmp_path: Path, capsys: pyte
     out = tmp_path / "out"
     assert main([command, cartpole(tmp_path), "--out", str(out)]) == 2
     told = capsys.readouterr().err
-    assert "env.type = gymnasium: this environment has no scripted expert; take one that has" in told
+    assert "env.type = gymnasium: this environment has no scripted expert; choose one that has" in told
     assert told.count("\n") == 1
     assert not out.exists()
 
@@ -237,7 +237,7 @@ def test_demonstrations_of_other_settings_are_refused(tmp_path: Path, capsys: py
     Demonstrations(found.obs, found.actions, ("b", "a"), 1).save(renamed)
     rubbish.write_bytes(b"rubbish")
     refused = {
-        (str(file), "policy.chunk=2"): "actions is (1, 1), the policy and environment want (2, 1); record them again",
+        (str(file), "policy.chunk=2"): "actions is (1, 1), the policy and environment need (2, 1); record them again",
         (
             str(file),
             "rollout.action_repeat=3",
@@ -265,12 +265,12 @@ def test_weights_of_another_policy_are_refused_before_a_folder_is_made(
         (
             recipe(tmp_path),
             given,
-        ): "policy.type is gaussian here but categorical in the policy that those weights belong to",
+        ): "policy.type is gaussian here but categorical in the policy of those weights",
         (
             cartpole(tmp_path),
             given,
             "policy.activation=relu",
-        ): "policy.activation is relu here but tanh in the policy that those weights belong to; make",
+        ): "policy.activation is relu here but tanh in the policy of those weights; make",
         (cartpole(tmp_path), given, "env=gymnasium:Acrobot-v1"): "weights do not fit the policy",
         (cartpole(tmp_path), f"{given}x"): "is not there; name the folder of a run or its policy.pt",
         (cartpole(tmp_path), f"init_from={tmp_path}"): "holds no policy.pt",
@@ -283,7 +283,7 @@ def test_weights_of_another_policy_are_refused_before_a_folder_is_made(
         assert told.count("\n") == 1
         assert not run.exists()
     assert main(["sft", recipe(tmp_path), given]) == 2
-    assert "sft makes the weights to begin with" in capsys.readouterr().err
+    assert "sft makes the initial weights" in capsys.readouterr().err
 
 
 def test_a_run_goes_on_without_the_weights_that_it_was_given(tmp_path: Path) -> None:

@@ -134,8 +134,8 @@ def test_an_evaluation_that_is_given_up_is_no_result_and_the_next_one_is(
         beside.finish()
     beside.close()
     pipeline.close()
-    given_up = "is given up" in caplog.text
-    assert given_up or weights != "second_copy", "generator-0 has the copy"
+    abandoned = "is abandoned" in caplog.text
+    assert abandoned or weights != "second_copy", "generator-0 has the copy"
     assert told
     assert all(versions == {version} for version, versions in told)
     versions = [version for version, _ in told]
@@ -207,7 +207,7 @@ def test_a_pause_would_throw_parked_episodes_away() -> None:
 
 def test_a_damaged_list_is_named(tmp_path: Path) -> None:
     (tmp_path / "evaluations.json").write_text("[{")
-    with pytest.raises(RunFolderError, match=r"evaluations.json is damaged .*; remove it to go on without it"):
+    with pytest.raises(RunFolderError, match=r"evaluations.json is damaged .*; remove it to continue without it"):
         BestCheckpoints(tmp_path, 1)
 
 

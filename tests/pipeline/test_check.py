@@ -172,7 +172,7 @@ REFUSED = [
     ),
     (
         {"rollout": {"queue_key": "tests.pipeline.test_check:no_order"}},
-        r"rollout: queue_key '.*no_order' returned None; return a number, a text, or a tuple of these",
+        r"rollout: queue_key '.*no_order' returned None; return a number, a string, or a tuple of these",
     ),
     (
         {"rollout": {"queue_key": "tests.pipeline.broken:key"}},
@@ -195,7 +195,7 @@ REFUSED = [
             "rollout": {"sharding": "tests.pipeline.test_check:second_is_cut"},
             "batching": {"type": "dynamic", "max_rows": 2},
         },
-        r"batching.max_rows = 2: a request is never split and .*second_is_cut cuts a slot of 6 rows; raise this",
+        r"batching.max_rows = 2: a request is never split and .*second_is_cut makes a slot of 6 rows; raise this",
     ),
     (
         {**LATENCY, "rollout": {"sharding": "even:2", "join": "none"}},

@@ -57,9 +57,7 @@ def test_an_environment_that_hangs_is_reported_with_its_line(call, limit, launch
 
 @pytest.mark.parametrize(("defect", "call"), [("spec fatal", "spec"), ("fatal", "build")])
 def test_an_environment_that_ends_its_process_is_reported(defect, call):
-    with pytest.raises(
-        ConfigError, match=rf"{call} ended the process that tried it \(status -9\): driver: out of luck; "
-    ):
+    with pytest.raises(ConfigError, match=rf"{call} ended the trial process \(status -9\): driver: out of luck; "):
         validate_run(walk(defect, "local"))
 
 

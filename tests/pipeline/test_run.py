@@ -124,7 +124,7 @@ def test_a_tally_has_intervals_and_tasks():
     assert "tasks" not in tally(results, [Task("a", "a")])
     with pytest.raises(RunHalted, match="dropped"):
         tally([], [Task("a", "a")])
-    with pytest.raises(RunHalted, match="an evaluation episode of a earned nan: the environment's reward is NaN"):
+    with pytest.raises(RunHalted, match="an evaluation episode of a has return nan: the environment's reward is NaN"):
         tally([SampleEvaluated("e", 0, 0, True, False, float("nan"), 0)], [Task("a", "a")])
 
 

@@ -1,4 +1,4 @@
-"""Evaluations while training goes on: when one is asked for, and what becomes of its results. See docs/design/007."""
+"""Evaluates during training: requests evaluations and collects their results. See docs/design/007."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ class BackgroundEvaluator:
         self._name = ""
         self._version = -1
         self._results: list[records.SampleEvaluated] = []
-        self._keeping: threading.Thread | None = None
+        self._saving: threading.Thread | None = None
 
     def memory(self) -> str:
-        """What they cost in memory, in words."""
+        """Description of the memory that these evaluations use."""
         evaluation = self._config.evaluation
         copy = f"{self._pipeline.weights.nbytes / 1e6:.3g} MB of weights"
-        rows = f"{evaluation.reserved_rows} rows in a simulator of their own"
+        rows = f"{evaluation.reserved_rows} rows in a separate simulator"
         return {
-            "pause": "no memory, training waits",
+            "pause": "no extra memory, training waits",
             "second_copy": f"{copy} more in the first generator, {rows}",
             "own_generator": f"a generator with {copy}, {rows}",
         }[evaluation.weights]
 
     @property
     def under_way(self) -> bool:
-        """An evaluation was asked for and is not done."""
+        """Whether an evaluation was requested and is not done."""
         return bool(self._name)
 
     def finish(self) -> None:
@@ -64,25 +64,25 @@ class BackgroundEvaluator:
         self._pipeline.loop.await_evaluation(self._name)
 
     def close(self) -> None:
-        """Wait until the weights that are being kept are written. An evaluation that is under way is given up."""
+        """Abandon the evaluation under way, if any, and wait until its weights are written."""
         if self._name:
-            log.info("the evaluation under way is given up; a resumed run makes another")
-        if self._keeping is not None:
-            self._keeping.join()
+            log.info("the evaluation under way is abandoned; a resumed run starts another")
+        if self._saving is not None:
+            self._saving.join()
 
     # ------------------------------------------------------------ as observer
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         if self._name:
-            self._hear(event, commands)
+            self._follow(event, commands)
         versions, last = self._pipeline.loop.conductor.versions, self._config.training.versions
         if not self._name and self._next <= versions.applied < last:
-            self._ask(versions.applied)
+            self._request(versions.applied)
 
     def on_report(self, now: float, report: Report) -> None:
         pass
 
-    def _hear(self, event: records.Event, commands: Sequence[records.Command]) -> None:
+    def _follow(self, event: records.Event, commands: Sequence[records.Command]) -> None:
         if isinstance(event, records.WeightsApplied) and event.pinned:
             self._begin(event.version)
         for command in commands:
@@ -96,27 +96,27 @@ class BackgroundEvaluator:
                 case records.EvaluationDone(name=self._name, dropped=dropped):
                     self._end(dropped)
 
-    def _ask(self, version: int) -> None:
+    def _request(self, version: int) -> None:
         self._name, self._version, self._results = f"during-{version}", -1, []
         beside = self._config.evaluation.weights != "pause"
         self._pipeline.loop.submit_later(records.Evaluate(self._name, self._episodes, beside))
 
     def _begin(self, version: int) -> None:
-        """The evaluation is pinned to this version: take its weights while they are on the bus."""
+        """Save the weights of the version that the evaluation is pinned to while the weights bus has them."""
         if self._version < 0:
             self._version, self._next = version, version + self._every
-            self._keeping = threading.Thread(target=self._keep, args=(version,), name="keeping")
-            self._keeping.start()
+            self._saving = threading.Thread(target=self._save, args=(version,), name="evaluated weights")
+            self._saving.start()
 
-    def _keep(self, version: int) -> None:
+    def _save(self, version: int) -> None:
         try:
             found, weights = self._pipeline.weights.read(version)
             if found == version:
                 save_policy(weights, self._config, self._best.path(version), version, self._pipeline.spec)
             else:
-                log.warning("version %d is evaluated, but its weights were replaced before they could be kept", version)
+                log.warning("version %d is evaluated, but its weights were replaced before they were saved", version)
         except OSError as error:
-            log.error("the weights of version %d cannot be kept (%s); make room", version, error.strerror)
+            log.error("the weights of version %d cannot be saved (%s); make room", version, error.strerror)
 
     def _end(self, dropped: int) -> None:
         self._name = ""
@@ -125,7 +125,7 @@ class BackgroundEvaluator:
             self._told(self._version, self._results)
             return
         log.warning(
-            "the evaluation of version %d is given up: %d of its %d episodes ended; the next one is of version %g",
+            "the evaluation of version %d is abandoned: %d of its %d episodes ended; the next one is of version %g",
             *(self._version, len(self._results), len(self._episodes), self._next),
         )
         self._best.forget(self._version)
