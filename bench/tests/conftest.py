@@ -1,4 +1,5 @@
 """The benchmarks' tests share the settings and fixtures of the core's tests."""
 
-from tests.conftest import *  # noqa: F403
-from tests.conftest import simulator as simulator
+from tests.conftest import simulator
+
+__all__ = ["simulator"]

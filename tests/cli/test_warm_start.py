@@ -272,7 +272,7 @@ def test_weights_of_another_policy_are_refused_before_a_folder_is_made(
             "policy.activation=relu",
         ): "policy.activation is relu here but tanh in the policy of those weights; make",
         (cartpole(tmp_path), given, "env=gymnasium:Acrobot-v1"): "weights do not fit the policy",
-        (cartpole(tmp_path), f"{given}x"): "is not there; name the folder of a run or its policy.pt",
+        (cartpole(tmp_path), f"{given}x"): "it does not exist; name the folder of a run or its policy.pt",
         (cartpole(tmp_path), f"init_from={tmp_path}"): "holds no policy.pt",
     }
     for (path, *overrides), words in refused.items():

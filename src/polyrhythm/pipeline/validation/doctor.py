@@ -70,9 +70,8 @@ def _python() -> Finding:
     detail = f"{platform.python_version()}, {sys.executable}"
     if sys.version_info >= _PYTHON:
         return Finding("", "ok", detail)
-    return Finding(
-        "", "missing", f"{detail}; {wanted} or newer is needed", f"make PYTHON=/path/to/python{wanted} setup"
-    )
+    fix = f"make PYTHON=/path/to/python{wanted} setup"
+    return Finding("", "missing", f"{detail}; {wanted} or newer is needed", fix)
 
 
 def _packages() -> Finding:
@@ -120,9 +119,8 @@ def _cores() -> Finding:
     threads = os.environ.get("OMP_NUM_THREADS", "")
     detail = f"{cores} available, OMP_NUM_THREADS {threads or 'not set'}"
     if threads.isdecimal() and int(threads) > cores:
-        return Finding(
-            "", "note", f"{detail}: more threads than cores are many times slower", "export OMP_NUM_THREADS=1"
-        )
+        detail = f"{detail}: more threads than cores are many times slower"
+        return Finding("", "note", detail, "export OMP_NUM_THREADS=1")
     if cores < 2:
         return Finding("", "note", f"{detail}; simulation and training share one core")
     return Finding("", "ok", detail)
