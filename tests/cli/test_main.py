@@ -97,7 +97,7 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
         (["train", "cartpole", "out_dir=/proc/x"], "out_dir"),
         (["train", "cartpole", "resume=nowhere"], "it has no config.yaml; name another, or set resume=never"),
         (["train", "cartpole", "training.mini_batch_samples=10000000000"], "shared memory: "),
-        (["simulate", "nowhere.yaml"], "is not there"),
+        (["simulate", "nowhere.yaml"], "does not exist"),
     ],
 )
 def test_a_users_error_is_one_line_and_status_2(

@@ -42,7 +42,7 @@ def test_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert "T_async, max_lag 1    109 s, with β* = 0.220" in lines
     assert "workers that train             2              2" in lines
     assert main(["plan", "--theory", *GIVEN, "--max-lag", "0"]) == 0
-    assert "beware" in capsys.readouterr().out
+    assert "warning" in capsys.readouterr().out
 
 
 def test_times_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,10 +66,10 @@ def test_times_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "a version in that run" in capsys.readouterr().out
 
     assert main(["plan", "--theory", str(folder), "--epochs", "2"]) == 2
-    assert "--epochs without --train; a run's training time has all its epochs" in capsys.readouterr().err
+    assert "--epochs without --train; a run's training time includes all epochs" in capsys.readouterr().err
     (folder / "summary.json").write_text('{"rl"')
     assert main(["plan", "--theory", str(folder)]) == 2
-    assert "is cut short" in capsys.readouterr().err
+    assert "is truncated" in capsys.readouterr().err
     (folder / "summary.json").write_text("{}")
     assert main(["plan", "--theory", str(folder)]) == 2
     assert "summary.json has no ledger; name a run that trained to its end" in capsys.readouterr().err

@@ -168,8 +168,8 @@ def test_who_has_imitated_is_told_to_go_on_if_rewards_can_teach_the_policy(
     words = ["sft", recipe(tmp_path), "--out", str(tmp_path / "start"), "supervised.steps=2", f"policy.type={kind}"]
     assert main(words) == 0
     told = capsys.readouterr().out
-    assert "to measure it: polyrhythm eval" in told
-    assert ("to go on: polyrhythm train" in told) is goes_on
+    assert "to evaluate: polyrhythm eval" in told
+    assert ("to train: polyrhythm train" in told) is goes_on
 
 
 def test_a_person_at_a_terminal_sees_what_each_command_is_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +225,7 @@ def test_a_warm_start_that_is_cut_says_how_to_go_on(tmp_path: Path, capsys: pyte
     hasty = "env={type: 'tests.cli.test_warm_start:HastySettings'}"
     assert main(["sft", recipe(tmp_path), "--out", str(folder), hasty]) == 130
     told = capsys.readouterr().err
-    assert f"to go on: polyrhythm resume {folder}\n" in told
+    assert f"to resume: polyrhythm resume {folder}\n" in told
     assert not (folder / "summary.json").exists()
 
 
@@ -411,5 +411,5 @@ def test_a_full_disk_ends_a_run_with_a_line_and_the_way_to_go_on(
     told = capsys.readouterr().err.splitlines()
     assert told == [
         "polyrhythm: error: a file could not be written (No space left on device); make room on that disk",
-        f"to go on: polyrhythm resume {run}",
+        f"to resume: polyrhythm resume {run}",
     ]

@@ -200,7 +200,7 @@ def test_what_cannot_be_evaluated_is_refused(evaluation: dict[str, Any], told: s
 
 
 def test_a_pause_would_throw_parked_episodes_away() -> None:
-    with pytest.raises(ConfigError, match=r"evaluation.weights = 'pause': .* between two segments; set it to"):
+    with pytest.raises(ConfigError, match=r"evaluation.weights = 'pause': .* between segments; set it to"):
         config(evaluation={**EVALUATION, "weights": "pause"}, rollout={"segment_steps": 8})
     config(evaluation={**EVALUATION, "weights": "second_copy"}, rollout={"segment_steps": 8})
 

@@ -180,7 +180,7 @@ class Recipe:
 def test_an_interrupted_run_leaves_the_newest_whole_weights(at, versions, tmp_path, monkeypatch, capsys):
     recipe = Recipe(tmp_path, monkeypatch, (at, at))
     assert recipe.train() == 130
-    assert f"to go on: polyrhythm resume {recipe.folder}\n" in capsys.readouterr().err
+    assert f"to resume: polyrhythm resume {recipe.folder}\n" in capsys.readouterr().err
     assert not (recipe.folder / "summary.json").exists()
     result = evaluate(recipe.folder, 4, 0, greedy=True)
     assert result["version"] in versions

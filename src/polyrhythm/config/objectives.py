@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from polyrhythm.config.base import Flag, InvalidSetting, NotNegative, Positive, Section, type_or
-from polyrhythm.config.registry import imported
+from polyrhythm.config.registry import import_object
 
 Clip = Annotated[float, Field(gt=0, lt=1, strict=True)]
 Bound = Annotated[float, Field(gt=1, strict=True)]
@@ -39,7 +39,7 @@ class OwnFunction(Section):
 
     def function(self) -> Callable[..., Any]:
         """What `type` names. Refusal: it is not there, is no function, or does not take its settings."""
-        found = imported(self.type, self.type, "a function")
+        found = import_object(self.type, self.type, "a function")
         if not callable(found):
             raise InvalidSetting("type", self.type, f"it is {type(found).__name__}; name a function")
         try:
