@@ -298,7 +298,7 @@ def test_what_cannot_be_written_is_named_in_one_sentence(
     save_config(load_config(str(recipe)), folder / "config.yaml")
     (folder / obstacle).mkdir() if is_folder else (folder / obstacle).touch()
     status = main(["train", str(recipe), f"resume={folder}"])
-    told = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("to go on: ")]
+    told = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("to resume: ")]
     assert status == 2
     assert len(told) == 1
     assert told[0].startswith("polyrhythm: error: ")

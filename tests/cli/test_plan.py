@@ -82,7 +82,7 @@ def test_times_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         (GIVEN[2:], "--samples missing"),
         ([*GIVEN, "--workers", "1"], "workers is 1; it takes 2"),
         ([*GIVEN, "--rollout", "10"], "--rollout: duration '10' is not a number with a unit; write for example 10ms"),
-        ([*GIVEN, "--rollout", "pareto:10s:2"], "--rollout: distribution 'pareto:10s:2' has the unknown law 'pareto'"),
+        ([*GIVEN, "--rollout", "pareto:10s:2"], "--rollout: distribution 'pareto:10s:2' has the unknown type 'pareto'"),
         ([*GIVEN, "--train", "fast"], "--train: duration 'fast' is not a number with a unit"),
         ([*GIVEN, "--longest", "9s"], "longest is 9; make it at least the mean, 10"),
         ([*GIVEN, "--train", "0s"], "train is 0; make it more than 0 seconds"),

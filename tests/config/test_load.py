@@ -143,7 +143,7 @@ def test_a_recipe_that_is_no_mapping_or_not_there(folder: Path) -> None:
         load_config("list.yaml")
     with pytest.raises(ConfigError, match="did you mean cartpole"):
         load_config("cartpol")
-    with pytest.raises(ConfigError, match="not there"):
+    with pytest.raises(ConfigError, match="does not exist"):
         load_config("nowhere/base.yaml")
 
 

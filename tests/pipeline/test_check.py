@@ -302,7 +302,7 @@ def test_a_spec_that_cannot_be_is_named_before_the_start():
 
 def test_a_batch_that_is_not_what_was_asked_for_is_refused_and_ends_a_run():
     short = config(env={"type": "tests.pipeline.test_check:ShortSettings"}, policy={"type": "gaussian"})
-    with pytest.raises(ConfigError, match=r"^env.type = .*: build\(6\) gave rows = 5; it must have 6 rows"):
+    with pytest.raises(ConfigError, match=r"^env.type = .*: build\(6\) returned rows = 5; it must have 6 rows"):
         validate_run(short)
     with pytest.raises(RunHalted, match=r"env.build\(6\) gave rows = 5, wanted is 6; mend the environment"):
         build_pipeline(short)
@@ -323,7 +323,7 @@ class OddSettings(WholeSettings):
     ("says", "told"),
     [
         ("raise", r"spec raised RuntimeError: no licence \(.*test_check.py, line \d+\); fix it there"),
-        ("none", r"spec gave NoneType; return an EnvSpec"),
+        ("none", r"spec returned NoneType; return an EnvSpec"),
     ],
 )
 def test_a_spec_that_is_none_is_refused(says, told):

@@ -34,8 +34,8 @@ def walk(defect: str, launcher: str, **changes: Any) -> Any:
         ("reset raises", f"reset raised RuntimeError: no such state {HERE}; fix it there"),
         ("build raises", f"build raised OSError: no licence {HERE}; fix it there"),
         ("spec raises", f"spec raised KeyError: 'spec' {HERE}; fix it there"),
-        ("build imports", f"build raised ModuleNotFoundError: .* {HERE}; install what is missing, or"),
-        ("reset imports", f"reset raised ModuleNotFoundError: .* {HERE}; install what is missing, or"),
+        ("build imports", f"build raised ModuleNotFoundError: .* {HERE}; install the missing package, or"),
+        ("reset imports", f"reset raised ModuleNotFoundError: .* {HERE}; install the missing package, or"),
         ("rebinds", f"observe raised TypeError: .* {HERE}; `out` is read-only: write into it, out"),
     ],
 )

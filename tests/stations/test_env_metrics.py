@@ -99,10 +99,10 @@ def test_an_environment_without_metrics_has_none():
 @pytest.mark.parametrize(
     ("metrics", "told"),
     [
-        ({}, r"gave the metrics \[\], the spec declares \['x'\]"),
-        ({"y": np.zeros(2)}, r"gave the metrics \['y'\]"),
-        ({"x": [0.0, 0.0]}, r"gave metrics\[x\] as list"),
-        ({"x": np.zeros(3)}, r"gave metrics\[x\] as ndarray of shape \[3\]"),
+        ({}, r"returned the metrics \[\], the spec declares \['x'\]"),
+        ({"y": np.zeros(2)}, r"returned the metrics \['y'\]"),
+        ({"x": [0.0, 0.0]}, r"returned metrics\[x\] as list"),
+        ({"x": np.zeros(3)}, r"returned metrics\[x\] as ndarray of shape \[3\]"),
         ({"x": np.array(["a", "b"])}, r"metrics\[x\] .* return an array of shape \[2\]"),
     ],
 )

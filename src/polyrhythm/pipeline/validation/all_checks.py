@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import ContractViolation, Finding, run_checks
-from polyrhythm.envs.watched import Arrays
+from polyrhythm.envs.checked_env import Arrays
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.pipeline.build import env_settings, policy_settings
 from polyrhythm.pipeline.validation.check import (

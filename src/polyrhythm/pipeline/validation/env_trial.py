@@ -29,7 +29,7 @@ import torch
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import Finding, place
 from polyrhythm.envs.base import EnvSettings
-from polyrhythm.envs.watched import Arrays
+from polyrhythm.envs.checked_env import Arrays
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.validation.env_trial_process import decode_event, run_trial
 from polyrhythm.specs import EnvSpec

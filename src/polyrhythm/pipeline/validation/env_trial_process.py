@@ -20,8 +20,8 @@ from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.registry import NestedRefusal, resolve
 from polyrhythm.conformance import ContractViolation
 from polyrhythm.envs.base import EnvSettings
+from polyrhythm.envs.checked_env import ask_spec
 from polyrhythm.envs.conformance import check_contract, observe_reset
-from polyrhythm.envs.watched import ask_spec
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.specs.plain import as_plain, from_plain
 
