@@ -1,4 +1,4 @@
-"""The learning benchmark as a page with figures: `learning.md` and `learning_TASK.svg` beside this script.
+"""The page of `bench learning`: `learning.md` and `learning_TASK.svg` in bench/results, or in --out FOLDER.
 
     polyrhythm bench learning --json > learning.json
     python bench/scripts/learning_table.py learning.json

@@ -1,7 +1,7 @@
 """The page bench/results/papers.md, from the result of `polyrhythm bench papers --json`.
 
-polyrhythm bench papers --json > papers.json
-python bench/scripts/papers_table.py papers.json [--out bench/results/papers.md]
+    polyrhythm bench papers --json > papers.json
+    python bench/scripts/papers_table.py papers.json [--out bench/results/papers.md]
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INTRODUCTION = """\
 
 `polyrhythm bench papers --json`, {date}; page by `bench/scripts/papers_table.py`. Transitions per second (figure 9:
 as the rows say); an error is predicted / published - 1. Cost models see the fitted rows alone. What the model is, what
-it leaves out and what was tried besides: [009](../docs/design/009-papers.md).
+it leaves out and what was tried besides: [009](../../docs/design/009-papers.md).
 """
 
 

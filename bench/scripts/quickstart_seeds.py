@@ -1,9 +1,9 @@
-"""The quickstart's evidence: the whole job over several seeds, none left out, as a table in `quickstart_seeds.md`.
+"""The quickstart over several seeds, as a table in bench/results/quickstart_seeds.md.
 
     python bench/scripts/quickstart_seeds.py --seeds 0 1 2 3 4       # runs them, some nine minutes each on two cores
     python bench/scripts/quickstart_seeds.py --runs RUN RUN ...      # of runs that are there
 
-The figures of every run are in `quickstart_seeds.json`, beside it.
+The summary of every run goes to `quickstart_seeds.json` beside it. --out is the folder of the runs.
 """
 
 from __future__ import annotations

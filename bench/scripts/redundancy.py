@@ -85,14 +85,14 @@ class Outcome:
 
 
 def shape_settings(groups: int, size: int) -> dict[str, int]:
-    """The flow settings of one shape."""
+    """The scheduler settings of one shape."""
     return {"group_size": SIZE, "extra_groups": groups - GROUPS, "extra_members": size - SIZE}
 
 
 def outcome(seconds: float, updates: int, conductor: Conductor) -> Outcome:
     ledger = conductor.ledger
     surplus = ledger.dropped.get("surplus", 0) / max(1, ledger.trained)
-    return Outcome(seconds / updates, surplus, conductor.choices().get("selection", {}))
+    return Outcome(seconds / updates, surplus, conductor.rollout.summary().get("selection", {}))
 
 
 @functools.cache
@@ -102,7 +102,7 @@ def simulated(scene: Scene, groups: int, size: int, updates: int, seed: int, max
         {
             "seed": seed,
             "versions": updates,
-            "flow": {
+            "scheduler": {
                 "batch_size": GROUPS * SIZE,
                 "max_lag": max_lag,
                 "on_update": "continue" if max_lag else "drain",
@@ -118,7 +118,7 @@ def simulated(scene: Scene, groups: int, size: int, updates: int, seed: int, max
             "trainer": {"update": "100s" if max_lag else "0s"},
         }
     )
-    conductor = Conductor(settings.flow)
+    conductor = Conductor(settings.scheduler)
     driver = Cluster(settings, conductor).driver
     driver.submit(TrainUntil(updates))
     driver.run(updates)

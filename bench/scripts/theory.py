@@ -78,7 +78,7 @@ def simulated(law: str, slots: int, update_s: float, max_lag: float, bound: str,
     """Seconds of a version in steady state."""
     settings = ClusterSettings.model_validate(
         {
-            "flow": {
+            "scheduler": {
                 "batch_size": SAMPLES,
                 "max_lag": max_lag,
                 "bound": bound,

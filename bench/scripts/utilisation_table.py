@@ -63,7 +63,7 @@ def utilisation(law: str, max_lag: float, bound: str, on_update: str, units: flo
     settings = ClusterSettings.model_validate(
         {
             "seed": seed,
-            "flow": {
+            "scheduler": {
                 "batch_size": 8,
                 "sync_interval": 4,
                 "max_lag": max_lag,

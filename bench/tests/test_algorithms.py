@@ -32,7 +32,7 @@ def test_objectives_are_compared_with_the_best_at_the_same_staleness():
         ("a", 8): [ended(1, 1), ended(3, 3)],
         ("b", 8): [ended(2, 2), ended(2, 2)],
     }
-    found = algorithms.figures(runs, window=1)
+    found = algorithms.summarise(runs, window=1)
     cells = {(cell["objective"], cell["alpha"]): cell for cell in found["cells"]}
     assert [cells[key]["of_best"] for key in runs] == [1.0, 0.5, 1.0, 1.0]
     assert cells["b", 0]["halted"] == 1

@@ -22,9 +22,9 @@ from polyrhythm.errors import RunHalted
 from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.scheduler.records import SampleEnd, SampleFinished, UpdateDone
 from polyrhythm_bench.cases import learning, learning_page, wall_clock
-from polyrhythm_bench.cases.learning import CARTPOLE, LIMITS, MODES, TASKS, figures
+from polyrhythm_bench.cases.learning import CARTPOLE, LIMITS, MODES, TASKS, summarise
 from polyrhythm_bench.cli.bench import PARTS, words
-from polyrhythm_bench.harness.curves import Goal, Training, curve, ratio_of_means
+from polyrhythm_bench.harness.curves import EpisodeOutcomes, Goal, curve, ratio_of_means
 from polyrhythm_bench.harness.trainings import TrainingTask, train
 from polyrhythm_bench.workloads.slow_env import SlowBatch, SlowEnvSettings
 from polyrhythm_bench.workloads.slow_policy import SlowPolicy, SlowPolicySettings
@@ -42,7 +42,7 @@ def test_a_curve_is_the_mean_of_each_window():
 
 
 def test_episodes_are_kept_by_ticket_whatever_ended_first():
-    training = Training()
+    training = EpisodeOutcomes()
     for event in (ended(2, 5.0), ended(0, 1.0, success=True), UpdateDone("trainer", 0, 0), ended(1, 3.0)):
         training.on_decision(0.0, event, ())
     training.on_decision(0.0, ended(3, 7.0, payload_id=""), ())  # an evaluation's
@@ -98,7 +98,7 @@ def test_figures_of_a_task():
         "lockstep": [a_run(1, 3, 8, 8), a_run(3, 3, 7, 7)],
         "async_1": [a_run(1, 3, 6, 10, lag=0.5, success=1.0), a_run(1, 1, 8, 6, lag=1.0)],
     }
-    found = figures(runs, 2)
+    found = summarise(runs, 2)
     assert (found["samples"], found["window"]) == (4, 2)
     assert found["modes"]["lockstep"]["curves"] == [[2, 8], [3, 7]]
     assert found["modes"]["lockstep"]["areas"] == [5, 5]
@@ -116,7 +116,7 @@ def test_figures_of_a_task():
 def test_a_bar_is_for_the_point_and_for_the_lower_end(areas, within):
     assert LIMITS == {"ratio": 0.97, "low": 0.9}
     runs = {"lockstep": [a_run(10.0), a_run(10.0)], "async_2": [a_run(area) for area in areas]}
-    assert figures(runs, 1)["within_limits"] is within
+    assert summarise(runs, 1)["within_limits"] is within
 
 
 # ---------------------------------------------------------------- what makes things slow
@@ -171,22 +171,22 @@ def test_what_is_slow_is_the_same_run_otherwise():
 
 def test_training_sleeps_for_three_tenths_of_the_rollout():
     """100 passes of 20 ms are 2 s, of which 600 ms; 50 chunk steps are evaluated 4 + 1 times."""
-    course = wall_clock.Course()
-    course.passes, course.chunk_steps = 100, 50
-    assert wall_clock.training_ms(course, epochs=4) == pytest.approx(600 / 250)
+    stages = wall_clock.StageTotals()
+    stages.passes, stages.chunk_steps = 100, 50
+    assert wall_clock.training_ms(stages, epochs=4) == pytest.approx(600 / 250)
 
 
 def test_figures_of_the_time_to_success():
     def runs(*seconds):
         return [{"seconds": s, "versions": 4, "ended": 40, "lag_mean": 0.5, "training_s": 0.25 * s} for s in seconds]
 
-    found = wall_clock.figures({"lockstep": runs(12.0, 8.0, 10.0), "async_1": runs(6.0, 4.0, 8.0)})
+    found = wall_clock.summarise({"lockstep": runs(12.0, 8.0, 10.0), "async_1": runs(6.0, 4.0, 8.0)})
     own = found["modes"]["async_1"]
     assert (own["seconds"], own["speedup"]) == (6.0, pytest.approx(10 / 6))
     assert own["speedup_by_seed"] == [2.0, 2.0, 1.25]
     assert found["training_over_rollout"] == pytest.approx(1 / 3)
     assert found["within_limit"]
-    assert not wall_clock.figures({"lockstep": runs(12.0), "async_1": runs(9.3)})["within_limit"]
+    assert not wall_clock.summarise({"lockstep": runs(12.0), "async_1": runs(9.3)})["within_limit"]
 
 
 # ---------------------------------------------------------------- runs
@@ -243,7 +243,7 @@ def test_all_modes_and_seeds_have_the_same_axis(measured):
 def test_the_page_has_every_seed_and_the_figure_every_curve(measured, tmp_path):
     runs = [{"seconds": s, "versions": 4, "ended": 40, "lag_mean": 0.5, "training_s": 1.0} for s in (8.0, 4.0)]
     how = {"settings": ["a=1"], "seeds": [0, 1], "goal": 80.0, "episodes": 64, "step_ms": 10.0, "act_ms": 10.0}
-    clock = {**how, **wall_clock.figures({"lockstep": runs, "async_1": runs[::-1]})}
+    clock = {**how, **wall_clock.summarise({"lockstep": runs, "async_1": runs[::-1]})}
     page, drawn = learning_page.write({"wall_clock": clock, **measured}, tmp_path)
     text = page.read_text()
     found = measured["tiny"]["modes"]

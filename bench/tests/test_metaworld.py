@@ -16,7 +16,7 @@ from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm_bench.cases.metaworld import FROZEN, MODES, run
 from polyrhythm_bench.cli.bench import words
 from polyrhythm_bench.harness import resources
-from polyrhythm_bench.harness.comparison import Mode, compare, figures, limited_by
+from polyrhythm_bench.harness.comparison import Mode, compare, limited_by, summarise
 from polyrhythm_bench.harness.version_cost import Mark, Reading, VersionCost, cost
 
 # ---------------------------------------------------------------- arithmetic
@@ -53,7 +53,7 @@ def test_a_version_costs_what_lies_between_two_marks_and_two_readings():
 def test_figures_are_medians_and_speed_ups_are_of_the_same_turn():
     """Two cores. The second turn was slow for both: 6 s and 4 s, a speed-up of 1.5 like the others' 2 and 1.2."""
     others = [a_cost(4.0), a_cost(6.0), a_cost(3.0)]
-    found = figures([a_cost(2.0, cpu_s=3.6), a_cost(4.0, cpu_s=4.4), a_cost(2.5, cpu_s=4.0)], others, cores=2)
+    found = summarise([a_cost(2.0, cpu_s=3.6), a_cost(4.0, cpu_s=4.4), a_cost(2.5, cpu_s=4.0)], others, cores=2)
     assert found["seconds_by_turn"] == [2.0, 4.0, 2.5]
     assert found["seconds_per_version"] == 2.5
     assert found["speedup_by_turn"] == pytest.approx([2.0, 1.5, 1.2])

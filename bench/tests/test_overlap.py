@@ -9,9 +9,8 @@ from polyrhythm.scheduler.records import Batch, BatchDone, Grant, Request, Reque
 from polyrhythm_bench.cases import fidelity, overlap
 from polyrhythm_bench.cases.fidelity import FidelityCase, Stopwatch
 from polyrhythm_bench.harness.version_cost import VersionCost
-from polyrhythm_bench.workloads import scene
-from polyrhythm_bench.workloads import transport_only as bare_stages
-from polyrhythm_bench.workloads.scene import MODES, Plumbing, StageScenario, scene_of
+from polyrhythm_bench.workloads import scene, transport_only
+from polyrhythm_bench.workloads.scene import MODES, StageOverhead, StageScenario, parse_scene
 
 SMALL = StageScenario(env_batches=4, episode_steps=4, sim_latency="constant:10ms", train_latency="constant:20ms")
 AT_ONCE = {"type": "dynamic", "max_rows": 4, "max_wait_ms": 0.0}
@@ -30,11 +29,11 @@ AT_ONCE = {"type": "dynamic", "max_rows": 4, "max_wait_ms": 0.0}
 )
 def test_what_no_scene_can_be_is_refused_in_one_sentence(word, told):
     with pytest.raises(ConfigError, match=told):
-        scene_of([word])
+        parse_scene([word])
 
 
 def test_words_make_a_scene():
-    made = scene_of(["env_batches=8", "sim_latency=gamma:10ms:0.5", "max_lag=1.5"])
+    made = parse_scene(["env_batches=8", "sim_latency=gamma:10ms:0.5", "max_lag=1.5"])
     assert (made.env_batches, made.sim_latency, made.max_lag, made.rows) == (8, "gamma:10ms:0.5", 1.5, 1)
 
 
@@ -47,7 +46,7 @@ def test_a_share_of_training_is_one_of_the_lock_step_rollout():
 
 def test_the_simulated_lock_step_is_the_sum_of_its_stages():
     assert scene.simulated(SMALL, "lockstep", {"type": "lockstep"}) == pytest.approx(16 / (0.0816 + 0.020))
-    slower = scene.simulated(SMALL, "lockstep", {"type": "lockstep"}, Plumbing(0.001, 0.002))
+    slower = scene.simulated(SMALL, "lockstep", {"type": "lockstep"}, StageOverhead(0.001, 0.002))
     assert slower == pytest.approx(16 / (0.0816 + 4 * 0.003 + 0.020))
 
 
@@ -67,17 +66,22 @@ def test_a_live_update_sleeps_once():
 
 def test_figures_are_medians_beside_limit_bound_and_lock_step():
     def cost(seconds):
-        return VersionCost(seconds, 16 / seconds, 16, 0.5, 0.25, 0.0, {}, {})
+        cpu_s_by = {"main": seconds / 100, "generator-0": seconds / 25}
+        return VersionCost(seconds, 16 / seconds, 16, 0.5, 0.25, 0.0, cpu_s_by, {})
 
     turns = {mode: [cost(0.2), cost(0.4), cost(0.3)] for mode in MODES}
     turns["full_async"] = [cost(0.1), cost(0.1), cost(0.15)]
-    found = overlap.figures(SMALL, turns, [200.0, 160.0, 150.0], dict.fromkeys(MODES, 100.0), limit=160.0)
+    found = overlap.summarise(SMALL, turns, [200.0, 160.0, 150.0], dict.fromkeys(MODES, 100.0), limit=160.0)
     full = found["modes"]["full_async"]
     assert full["transitions_per_s"] == pytest.approx(160.0)
     assert (full["fraction_of_limit"], full["fraction_of_simulated"]) == pytest.approx((1.0, 1.6))
     assert full["speedup"] == pytest.approx(2.0), "2, 4 and 2 in the three turns"
     assert full["fraction_of_bound"] == pytest.approx(160 / scene.bound(SMALL))
     assert found["within_limits"]
+    assert full["cpu_ms_per_transition"] == pytest.approx(1e3 * 0.1 / 20 / 16), "0.31 ms in two turns of three"
+    assert full["main_us_per_chunk_step"] == pytest.approx(1e6 * 0.1 / 100 / 16)
+    assert found["within_cpu_limit"]
+    assert found["modes"]["lockstep"]["cpu_ms_per_transition"] > overlap.CPU_MS_LIMIT
     assert (found["bare"], found["bare_fraction_of_limit"]) == (160.0, 1.0)
     assert found["fraction_of_bare"] == pytest.approx(0.8), "0.8, 1.0 and 0.71 in the three turns"
 
@@ -86,7 +90,7 @@ def test_bare_stages_go_on_as_fast_as_they_sleep_at_most():
     """A step of 10 ms and a pass of at least 10.2 ms for each of four env batches of two rows; a pass serves one of
     them, so that two generators are wanted at once."""
     pairs = SMALL.model_copy(update={"rows": 2, "generators": 2})
-    found = bare_stages.rate(pairs, most=1, seconds=2.0)
+    found = transport_only.rate(pairs, most=1, seconds=2.0)
     alone = 2 / 0.0202
     assert alone < found < 4 * alone, "faster than one env batch could be, never faster than four"
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import exp, inf
 
 import pytest
-from tests.oracles.watch import GuaranteeChecker
+from tests.oracles.guarantees import GuaranteeChecker
 
 from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.scheduler.conductor import Conductor
@@ -90,7 +90,7 @@ def test_full_asynchrony_is_no_faster_than_its_busiest_device() -> None:
 def test_the_rows_run_with_every_guarantee_watched(mode: str) -> None:
     example = replace(row("table 5", "hybrid", "full"), mode=mode)  # type: ignore[arg-type]
     settings = cluster_settings(example, COSTS, 2)
-    conductor = Conductor(settings.flow)
+    conductor = Conductor(settings.scheduler)
     cluster = Cluster(settings, conductor)
     watch = GuaranteeChecker(cluster, conductor)
     cluster.run()
@@ -119,7 +119,7 @@ def test_a_fit_finds_the_costs_of_rows_that_were_simulated() -> None:
 
 
 def test_latencies_below_zero_are_zero() -> None:
-    law = turns.Clipped(10.0, 10.0)
+    law = turns.ClippedNormal(10.0, 10.0)
     assert law.mean == pytest.approx(10.833, abs=0.001)
     point = next(point for point in DATA.latencies if point.deviation_s == 10)
     together, alone = (turns.rollout_s(point, 32, 4, together=each, rollouts=2) for each in (True, False))

@@ -75,7 +75,7 @@ def test_zero_cost_is_what_bench_throughput_trains_on():
 
 
 def test_sleeping_is_the_scene_of_bench_overlap():
-    scene = ours.scene_of(Sleeping(train_s=0.5))
+    scene = ours.as_scene(Sleeping(train_s=0.5))
     assert (scene.env_batches, scene.simulators, scene.generators) == (16, 2, 1)
     assert (scene.sim_latency, scene.infer_latency) == ("lognormal:10ms:0.8", "10ms+0.1ms")
     assert scene.train_latency == "constant:500.000ms"
@@ -122,14 +122,14 @@ def test_figures_are_medians_and_ratios_within_a_turn():
         "sb3": [_answer(90, 400), _answer(90, 400), _answer(95, 500)],
         "polyrhythm": [_answer(210, 390), _answer(100, 390), _answer(220, 390)],
     }
-    found = run.figures(answers, 250.0)
+    found = run.summarise(answers, 250.0)
     full = found["modes"]["polyrhythm"]
     assert full["transitions_per_s"] == 210
     assert full["speedup"] == pytest.approx(2.1)
     assert full["fraction_of_limit"] == pytest.approx(0.84)
     assert full["rates_by_turn"] == [210, 100, 220]
     assert found["behind"] == []
-    assert "fraction_of_limit" not in run.figures(answers, None)["modes"]["sb3"]
+    assert "fraction_of_limit" not in run.summarise(answers, None)["modes"]["sb3"]
     json.dumps(found)
 
 
@@ -139,7 +139,7 @@ def test_figures_are_medians_and_ratios_within_a_turn():
 )
 def test_ahead_means_in_speed_and_in_memory(rate, pss_mb, behind):
     answers = {"plain_loop": [_answer(100, 1)], "sb3": [_answer(90, 400)], "polyrhythm": [_answer(rate, pss_mb)]}
-    assert run.figures(answers, None)["behind"] == behind
+    assert run.summarise(answers, None)["behind"] == behind
 
 
 def test_the_plain_loop_is_always_among_the_chosen():

@@ -10,11 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polyrhythm.algorithms.advantages import Samples
-from polyrhythm.algorithms.losses import Entries, Terms
+from polyrhythm.algorithms.advantages import AdvantageInput
+from polyrhythm.algorithms.losses import LossInput, LossOutput
 
 
-def quadratic(entries: Entries, *, epsilon: float = 0.2) -> Terms:
+def quadratic(entries: LossInput, *, epsilon: float = 0.2) -> LossOutput:
     """−(r·A − |A|·(r−1)²/2ε): instead of clipping the ratio, distance from 1 costs (Xie et al. 2024, SPO).
 
     For A > 0 the best ratio is 1 + ε, for A < 0 it is 1 − ε, and there is a gradient back to it from everywhere.
@@ -22,10 +22,10 @@ def quadratic(entries: Entries, *, epsilon: float = 0.2) -> Terms:
     """
     ratio = (entries.logprob - entries.proximal).exp()
     price = entries.advantage.abs() * (ratio - 1).square() / (2 * epsilon)
-    return Terms(price - ratio * entries.advantage, {"distance": (ratio - 1).abs().detach()})
+    return LossOutput(price - ratio * entries.advantage, {"distance": (ratio - 1).abs().detach()})
 
 
-def n_step(samples: Samples, *, gamma: float, steps: int = 16) -> Tensor:
+def n_step(samples: AdvantageInput, *, gamma: float, steps: int = 16) -> Tensor:
     """A_t = r_t + γ·r_{t+1} + … + γⁿ·V_{t+n} − V_t, n = `steps`, or fewer where the sample ends before.
 
     The decisions of all samples stand one after another. A tensor alone is the advantage; the value function is then

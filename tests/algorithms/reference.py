@@ -40,11 +40,20 @@ def decoupled_entry(
 def gspo_decision(
     logp: list[float], behav: list[float], adv: list[float], mask: list[bool], low: float, high: float
 ) -> list[float]:
-    """Losses of the entries of one decision, 0 where masked."""
+    """Losses of the entries of one chunk step, 0 where masked."""
     moved = [x - y for x, y, seen in zip(logp, behav, mask, strict=True) if seen]
     ratio = math.exp(sum(moved) / len(moved)) if moved else 1.0
     clipped = min(max(ratio, 1 - low), 1 + high)
     return [-min(ratio * a, clipped * a) if seen else 0.0 for a, seen in zip(adv, mask, strict=True)]
+
+
+def sapo_entry(logp: float, old: float, adv: float, positive: float, negative: float) -> float:
+    tau = positive if adv > 0 else negative
+    return -adv * 4 / tau / (1 + math.exp(-tau * (math.exp(logp - old) - 1)))
+
+
+def kl_cov_entry(logp: float, prox: float, adv: float, chosen: float, coef: float) -> float:
+    return -adv * math.exp(logp - prox) + (coef * abs(logp - prox) if chosen else 0.0)
 
 
 def importance_weight(
@@ -53,8 +62,8 @@ def importance_weight(
     """What −A·logπ is multiplied with, and whether it was cut."""
     ratio = math.exp(logp - behav)
     if name == "tis":
-        cap = settings["cap"]
-        return (cap, 1.0) if ratio > cap else (ratio, 0.0)
+        bounded = min(max(ratio, settings["floor"]), settings["cap"])
+        return bounded, float(bounded != ratio)
     if name == "cispo":
         low, high = 1 - settings["clip_low"], 1 + settings["clip_high"]
         return (low, 1.0) if ratio < low else (high, 1.0) if ratio > high else (ratio, 0.0)

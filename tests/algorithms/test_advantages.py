@@ -9,11 +9,11 @@ from torch import Tensor
 
 from polyrhythm.algorithms.advantages import (
     ADVANTAGES,
+    AdvantageInput,
     Advantages,
-    Samples,
-    bootstrapped,
     gae,
     grpo,
+    needs_bootstrap,
     normalize,
     reinforce_plus_plus,
     rloo,
@@ -24,7 +24,7 @@ USUAL = {"gamma": 0.97, "gae_lambda": 0.9}
 OTHERS = {"v_trace": {"rho_cap": 1.2, "trace_cap": 0.9}, "reinforce_plus_plus": {"group_baseline": True}}
 
 
-def packed(lengths: list[int], chunk: int | None, seed: int) -> Samples:
+def packed(lengths: list[int], chunk: int | None, seed: int) -> AdvantageInput:
     """Random ones in float64; the last chunk of each trajectory is cut short; every two trajectories are a group."""
     rng = torch.Generator().manual_seed(seed)
     n = sum(lengths)
@@ -37,24 +37,24 @@ def packed(lengths: list[int], chunk: int | None, seed: int) -> Samples:
     trajectory = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     bootstrap = torch.randn(len(lengths), generator=rng, dtype=torch.float64)
     group = 9 - torch.arange(len(lengths)) // 2
-    return Samples(rewards, 0.1 * penalty, values, valid, 0.5 * ratio, trajectory, bootstrap, group)
+    return AdvantageInput(rewards, 0.1 * penalty, values, valid, 0.5 * ratio, trajectory, bootstrap, group)
 
 
-def of_scores(scores: list[float], group: list[int]) -> Samples:
-    """Trajectories of one decision each."""
+def of_scores(scores: list[float], group: list[int]) -> AdvantageInput:
+    """Trajectories of one chunk step each."""
     rewards = torch.tensor(scores, dtype=torch.float64)
     zeros = torch.zeros_like(rewards)
     every = torch.ones(len(scores), dtype=torch.bool)
-    return Samples(rewards, zeros, zeros, every, zeros, torch.arange(len(scores)), zeros, torch.tensor(group))
+    return AdvantageInput(rewards, zeros, zeros, every, zeros, torch.arange(len(scores)), zeros, torch.tensor(group))
 
 
-def one_by_one(samples: Samples) -> list[tuple[Tensor, Tensor]]:
+def one_by_one(samples: AdvantageInput) -> list[tuple[Tensor, Tensor]]:
     """The rows of each trajectory, and which of their entries are valid."""
     rows = [samples.trajectory == i for i in range(len(samples.bootstrap))]
     return [(mine, samples.valid[mine]) for mine in rows]
 
 
-def estimate(name: str, samples: Samples) -> Advantages:
+def estimate(name: str, samples: AdvantageInput) -> Advantages:
     """With the returns of `gae` where it has none of its own, as the learner has it."""
     function = ADVANTAGES[name]
     names = inspect.signature(function).parameters
@@ -134,6 +134,25 @@ def test_reinforce_plus_plus_golden(chunk: int | None, lengths: list[int], basel
         assert got[mine][valid].tolist() == pytest.approx(wanted)
 
 
+@CHUNKS
+@LENGTHS
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+def test_reward_to_go_golden(chunk: int | None, lengths: list[int], gamma: float) -> None:
+    samples = packed(lengths, chunk, seed=10)
+    got = reinforce_plus_plus(samples, gamma=gamma, returns="to_go")
+    for mine, valid in one_by_one(samples):
+        rewards = samples.rewards[mine][valid].tolist()
+        wanted = [sum(gamma ** (k - t) * rewards[k] for k in range(t, len(rewards))) for t in range(len(rewards))]
+        assert got[mine][valid].tolist() == pytest.approx(wanted)
+
+
+def test_reward_to_go_worked_example() -> None:
+    one = of_scores([1.0, 0.0, 1.0], [0, 0, 0])._replace(trajectory=torch.zeros(3, dtype=torch.int64))
+    one = one._replace(bootstrap=torch.zeros(1), group=torch.zeros(1, dtype=torch.int64))
+    assert reinforce_plus_plus(one, gamma=0.5, returns="to_go").tolist() == [1.25, 0.5, 1.0]
+    assert reinforce_plus_plus(one, gamma=0.5).tolist() == [2.0, 2.0, 2.0]
+
+
 @pytest.mark.parametrize("name", ADVANTAGES)
 def test_masked_entries_never_matter_even_inside_a_trajectory(name: str) -> None:
     samples = packed([4, 3], 3, seed=2)
@@ -153,7 +172,7 @@ def test_masked_entries_never_matter_even_inside_a_trajectory(name: str) -> None
 def test_the_order_of_trajectories_never_matters(name: str) -> None:
     samples, order = packed([3, 4, 2, 5], 2, seed=4), [2, 0, 3, 1]
     rows = torch.cat([(samples.trajectory == i).nonzero().squeeze(1) for i in order])
-    moved = Samples(
+    moved = AdvantageInput(
         *(x[rows] for x in samples[:5]),
         trajectory=torch.repeat_interleave(torch.arange(4), torch.bincount(samples.trajectory)[order]),
         bootstrap=samples.bootstrap[order],
@@ -167,7 +186,7 @@ def test_gae_worked_example() -> None:
     both = torch.tensor([True, True])
     zeros = torch.zeros(2)
     got = gae(
-        Samples(
+        AdvantageInput(
             torch.tensor([0.0, 1.0]),
             zeros,
             torch.tensor([0.5, 0.5]),
@@ -196,8 +215,9 @@ def test_truncation_with_bootstrap_is_reward_plus_discounted_final_value() -> No
 
 def test_bootstrap_kinds() -> None:
     terminated, truncated = torch.tensor([True, False, True, False]), torch.tensor([False, True, True, False])
-    assert bootstrapped(terminated, truncated, "standard").tolist() == [False, True, False, False]
-    assert bootstrapped(terminated, truncated, "always").all()
+    assert needs_bootstrap(terminated, truncated, "standard").tolist() == [False, True, False, False]
+    assert needs_bootstrap(terminated, truncated, "always").all()
+    assert not needs_bootstrap(terminated, truncated, "never").any()
 
 
 def test_normalize_whitens_valid_entries_only() -> None:

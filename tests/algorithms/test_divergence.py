@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.algorithms.reference import loop
 
-from polyrhythm.algorithms.divergence import KL_ESTIMATORS
+from polyrhythm.algorithms.divergence import KL_ESTIMATORS, kl_estimate
 
 OWN = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
 OTHER = torch.tensor([0.3, 0.3, 0.4], dtype=torch.float64)
@@ -53,3 +53,18 @@ def test_wild_entries_stay_finite(name: str) -> None:
     assert estimate.isfinite().all()
     assert own.grad is not None
     assert own.grad.isfinite().all()
+
+
+def test_a_cap_bounds_k3_and_its_gradient() -> None:
+    own, other = torch.zeros(3, requires_grad=True), torch.tensor([4.0, 1.0, -9.0])
+    capped = kl_estimate(own, other, "k3", cap=10.0)
+    assert capped.tolist() == pytest.approx([10.0, math.e - 2.0, math.exp(-9.0) + 8.0])
+    (gradient,) = torch.autograd.grad(capped.sum(), own)
+    assert gradient.tolist() == pytest.approx([0.0, 1.0 - math.e, 1.0 - math.exp(-9.0)])
+    assert kl_estimate(own, other, "k3")[0].item() == pytest.approx(math.exp(4.0) - 5.0)
+
+
+def test_k2_pulls_back_from_any_distance() -> None:
+    own = torch.tensor([50.0], requires_grad=True)
+    (gradient,) = torch.autograd.grad(kl_estimate(own, torch.zeros(1), "k2"), own)
+    assert gradient.item() == 50.0

@@ -64,10 +64,12 @@ def test_weights_make_the_two_means() -> None:
     mask = torch.tensor([[True, True], [True, False], [True, False]])
     x, trajectory = torch.tensor([[1.0, 2.0], [3.0, 99.0], [10.0, 99.0]]), torch.tensor([0, 0, 1])
     for kind, wanted in (("token_mean", 4.0), ("trajectory_mean", 6.0)):
-        weight = entry_weights(mask, trajectory, kind)  # type: ignore[arg-type]
-        assert ((weight * x).sum() / normalizer(weight)).item() == pytest.approx(wanted)
+        weight = entry_weights(mask, trajectory, kind, valid=mask)  # type: ignore[arg-type]
+        assert float((weight * x).sum() / normalizer(weight)) == pytest.approx(wanted)
 
 
 def test_nothing_valid_is_zero_not_nan() -> None:
-    weight = entry_weights(torch.zeros(3, dtype=torch.bool), torch.tensor([0, 0, 1]), "trajectory_mean")
-    assert (weight.sum() / normalizer(weight)).item() == 0.0
+    nothing = torch.zeros(3, dtype=torch.bool)
+    for kind in ("trajectory_mean", "episode_mean"):
+        weight = entry_weights(nothing, torch.tensor([0, 0, 1]), kind, valid=nothing.unsqueeze(1))  # type: ignore[arg-type]
+        assert float(weight.sum() / normalizer(weight, kind)) == 0.0  # type: ignore[arg-type]

@@ -6,10 +6,29 @@ import math
 import pytest
 import torch
 from tests.algorithms.entries import entries, loss_named
-from tests.algorithms.reference import decoupled_entry, gspo_decision, importance_weight, loop, ppo_entry
+from tests.algorithms.reference import (
+    decoupled_entry,
+    gspo_decision,
+    importance_weight,
+    kl_cov_entry,
+    loop,
+    ppo_entry,
+    sapo_entry,
+)
 from torch import Tensor
 
-from polyrhythm.algorithms.losses import POLICY_LOSSES, Entries, decoupled_ppo, gspo, ppo, tis
+from polyrhythm.algorithms.losses import (
+    POLICY_LOSSES,
+    LossInput,
+    clip_cov,
+    decoupled_ppo,
+    gspo,
+    kl_cov,
+    m2po,
+    ppo,
+    sapo,
+    tis,
+)
 
 CLIPS = list(itertools.product([(0.2, 0.2), (0.2, 0.28)], [None, 3.0]))
 
@@ -21,11 +40,11 @@ def test_ppo_golden(clip: tuple[float, float], dual: float | None) -> None:
     args = (e.logprob, e.proximal, e.advantage, *clip, dual)
     torch.testing.assert_close(got.loss, loop(e.logprob.shape, lambda *a: ppo_entry(*a)[0], *args))
     clipped = loop(e.logprob.shape, lambda *a: ppo_entry(*a)[1], *args)
-    assert torch.equal(got.figures["clip_fraction"].double(), clipped)
+    assert torch.equal(got.metrics["clip_fraction"].double(), clipped)
     assert 0 < clipped.mean() < 1
     if dual is not None:
         hit = loop(e.logprob.shape, lambda *a: ppo_entry(*a)[2], *args)
-        assert torch.equal(got.figures["dual_clip_fraction"].double(), hit)
+        assert torch.equal(got.metrics["dual_clip_fraction"].double(), hit)
         assert hit.any()
 
 
@@ -37,17 +56,17 @@ def test_decoupled_golden(clip: tuple[float, float], dual: float | None, most: f
     wanted = loop(e.logprob.shape, decoupled_entry, e.logprob, e.proximal, e.behavior, e.advantage, *clip, dual, most)
     torch.testing.assert_close(got.loss, wanted)
     over = (e.proximal - e.behavior).exp() > (most or float("inf"))
-    assert ("behav_clip_fraction" in got.figures) == (most is not None)
-    assert torch.equal(got.figures.get("behav_clip_fraction", torch.zeros(over.shape)).bool(), over)
+    assert ("behav_clip_fraction" in got.metrics) == (most is not None)
+    assert torch.equal(got.metrics.get("behav_clip_fraction", torch.zeros(over.shape)).bool(), over)
 
 
 def test_worked_examples() -> None:
     one = torch.ones(1)
-    far = Entries(torch.tensor([2.0]).log(), torch.zeros(1), torch.zeros(1), one, one.bool())
+    far = LossInput(torch.tensor([2.0]).log(), torch.zeros(1), torch.zeros(1), one, one.bool())
     assert ppo(far, clip_low=0.2, clip_high=0.2).loss.item() == pytest.approx(-1.2)
-    bad = Entries(torch.tensor([5.0]).log(), torch.zeros(1), torch.zeros(1), -one, one.bool())
+    bad = LossInput(torch.tensor([5.0]).log(), torch.zeros(1), torch.zeros(1), -one, one.bool())
     assert ppo(bad, clip_low=0.2, clip_high=0.2, dual_clip=3.0).loss.item() == pytest.approx(3.0)
-    two = Entries(
+    two = LossInput(
         torch.tensor([[0.4, 0.0]]), torch.zeros(1, 2), torch.zeros(1, 2), one.expand(1, 2), torch.ones(1, 2).bool()
     )
     assert gspo(two, clip_low=0.2, clip_high=0.5).loss.tolist() == [pytest.approx([-math.exp(0.2)] * 2)]
@@ -55,7 +74,7 @@ def test_worked_examples() -> None:
 
 WEIGHTS = {
     "vanilla": {},
-    "tis": {"cap": 1.3},
+    "tis": {"cap": 1.3, "floor": 0.8},
     "cispo": {"clip_low": 0.4, "clip_high": 0.3},
     "topr": {"cap": 0.9, "positive_weight": 0.7, "negative_weight": 1.4},
 }
@@ -74,24 +93,60 @@ def test_weighing_losses_golden_with_their_gradients(name: str) -> None:
     torch.testing.assert_close(logprob.grad, -weight * e.advantage)
     if name != "vanilla":
         cut = loop(e.logprob.shape, lambda *a: importance_weight(name, *a, WEIGHTS[name])[1], *args)
-        assert torch.equal(got.figures["truncated_fraction"].double(), cut)
+        assert torch.equal(got.metrics["truncated_fraction"].double(), cut)
         assert 0 < cut.mean() < 1
 
 
 @pytest.mark.parametrize("shape", [(40,), (20, 3), (12, 2, 3)])
 def test_gspo_golden(shape: tuple[int, ...]) -> None:
-    """Whatever the level: one ratio for a decision's entries that are valid."""
+    """At every level: one ratio for the valid entries of a chunk step."""
     e = entries(shape, spread=0.5, seed=9)
     mask = torch.rand(shape, generator=torch.Generator().manual_seed(1)) > 0.3
     mask[0] = False
-    masked = Entries(*(torch.where(mask, x, 0.0) for x in e[:4]), mask)
-    rows = [x.reshape(shape[0], -1).tolist() for x in masked]
+    masked = LossInput(*(torch.where(mask, x, 0.0) for x in e[:4]), mask)
+    rows = [x.reshape(shape[0], -1).tolist() for x in masked[:5]]
     wanted = torch.tensor(
         [gspo_decision(lp, b, a, m, 0.2, 0.28) for lp, _, b, a, m in zip(*rows, strict=True)], dtype=torch.float64
     )
     got = gspo(masked, clip_low=0.2, clip_high=0.28)
     torch.testing.assert_close(got.loss, wanted.reshape(shape))
-    assert 0 < got.figures["clip_fraction"].mean() < 1
+    around = masked._replace(proximal=masked.behavior, behavior=masked.proximal)
+    assert torch.equal(gspo(around, clip_low=0.2, clip_high=0.28, ratio_to="proximal").loss, got.loss)
+    assert 0 < got.metrics["clip_fraction"].mean() < 1
+
+
+@pytest.mark.parametrize(("low", "high"), [(None, 0.28), (0.2, None), (None, None)])
+def test_a_clip_of_none_leaves_that_side_open(low: float | None, high: float | None) -> None:
+    e = entries(seed=21)
+    got = ppo(e, clip_low=low, clip_high=high)
+    args = (e.logprob, e.proximal, e.advantage, 1.0 if low is None else low, 1e9 if high is None else high, None)
+    torch.testing.assert_close(got.loss, loop(e.logprob.shape, lambda *a: ppo_entry(*a)[0], *args))
+    clipped = loop(e.logprob.shape, lambda *a: ppo_entry(*a)[1], *args)
+    assert torch.equal(got.metrics["clip_fraction"].double(), clipped)
+    assert bool(clipped.any()) == (low is not None or high is not None)
+
+
+def test_sapo_golden() -> None:
+    e = entries(seed=22)
+    got = sapo(e, tau_positive=1.0, tau_negative=1.05).loss
+    torch.testing.assert_close(got, loop(got.shape, sapo_entry, e.logprob, e.proximal, e.advantage, 1.0, 1.05))
+    other = sapo(e, tau_positive=1.0, tau_negative=1.05, ratio_to="behavior").loss
+    torch.testing.assert_close(other, loop(got.shape, sapo_entry, e.logprob, e.behavior, e.advantage, 1.0, 1.05))
+
+
+def test_losses_of_selected_entries() -> None:
+    """clip_cov and m2po drop them, kl_cov penalises them; the others are PPO's, unclipped in kl_cov and m2po."""
+    e = entries(seed=23)
+    chosen = torch.rand(e.mask.shape, generator=torch.Generator().manual_seed(2)) > 0.7
+    e = e._replace(selected=chosen)
+    clipped, plain = ppo(e, clip_low=0.2, clip_high=0.28).loss, ppo(e, clip_low=None, clip_high=None).loss
+    assert torch.equal(clip_cov(e, clip_low=0.2, clip_high=0.28).loss, torch.where(chosen, 0.0, clipped))
+    assert torch.equal(m2po(e, ratio_to="proximal").loss, torch.where(chosen, 0.0, plain))
+    assert torch.equal(
+        m2po(e, clip_low=0.2, clip_high=0.28, ratio_to="proximal").loss, torch.where(chosen, 0.0, clipped)
+    )
+    wanted = loop(e.mask.shape, kl_cov_entry, e.logprob, e.proximal, e.advantage, chosen, 0.3)
+    torch.testing.assert_close(kl_cov(e, kl_coef=0.3).loss, wanted)
 
 
 def test_gspo_of_one_entry_is_ppo_around_the_behaviour() -> None:
@@ -118,12 +173,12 @@ def test_gradients_agree_with_differences(name: str) -> None:
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
 def test_on_policy_gradient_is_the_policy_gradient(name: str) -> None:
-    """At π_θ = π_prox = π_b every loss has the gradient of −A·logπ (A is the same at all entries of a decision)."""
+    """At π_θ = π_prox = π_b every loss has the gradient of −A·logπ (A is the same at all entries of a chunk step)."""
     e = entries((20, 3), seed=4)
     advantage = e.advantage[:, :1].expand(20, 3)
     logprob = e.logprob.clone().requires_grad_()
     same = logprob.detach()
-    loss_named(name, Entries(logprob, same, same, advantage, e.mask)).loss.sum().backward()
+    loss_named(name, LossInput(logprob, same, same, advantage, e.mask)).loss.sum().backward()
     torch.testing.assert_close(logprob.grad, -advantage)
 
 
@@ -132,23 +187,23 @@ def test_masked_entries_neither_cost_nor_move_anything(name: str) -> None:
     """Masked entries are zeros: they lose nothing, get no gradient, and the others are as if they were not there."""
     e = entries((10, 4), seed=12)
     mask = torch.arange(4).expand(10, 4) < 3
-    masked = Entries(*(torch.where(mask, x, 0.0) for x in e[:4]), mask)
+    masked = LossInput(*(torch.where(mask, x, 0.0) for x in e[:4]), mask)
     logprob = masked.logprob.clone().requires_grad_()
     loss = loss_named(name, masked._replace(logprob=logprob)).loss
     loss.sum().backward()
     assert logprob.grad is not None
     assert not loss[:, 3].any()
     assert not logprob.grad[:, 3].any()
-    torch.testing.assert_close(loss[:, :3].detach(), loss_named(name, Entries(*(x[:, :3] for x in e))).loss)
+    torch.testing.assert_close(loss[:, :3].detach(), loss_named(name, LossInput(*(x[:, :3] for x in e[:5]))).loss)
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
-def test_figures_carry_no_gradient(name: str) -> None:
+def test_metrics_carry_no_gradient(name: str) -> None:
     e = entries((9, 2))
     terms = loss_named(name, e._replace(logprob=e.logprob.clone().requires_grad_()))
     assert terms.loss.requires_grad
-    assert not any(x.requires_grad for x in terms.figures.values())
-    assert all(x.shape == e.logprob.shape for x in terms.figures.values())
+    assert not any(x.requires_grad for x in terms.metrics.values())
+    assert all(x.shape == e.logprob.shape for x in terms.metrics.values())
 
 
 def test_decoupled_is_ppo_to_the_bit_where_nothing_is_stale() -> None:
@@ -163,7 +218,7 @@ def test_decoupled_is_ppo_to_the_bit_where_nothing_is_stale() -> None:
 def test_wild_entries_stay_finite(name: str) -> None:
     """A log-ratio of ±10⁴ gives a finite loss and gradient; a filtered entry has none at all."""
     logprob = torch.tensor([1e4, -1e4, 0.0], requires_grad=True)
-    e = Entries(
+    e = LossInput(
         logprob, torch.tensor([0.0, 0.0, 1e4]), torch.zeros(3), torch.tensor([-1.0, -1.0, -1.0]), torch.ones(3).bool()
     )
     loss = loss_named(name, e).loss

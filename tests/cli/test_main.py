@@ -191,34 +191,39 @@ def test_a_termination_ends_a_command_as_ctrl_c_does(
     assert signal.getsignal(number) is before
 
 
-@pytest.mark.parametrize(
-    "words", [["bench", "condor"], ["bench", "conductor", "--slots", "0"], ["eval", ".", "--episodes", "0"]]
-)
-def test_arguments_are_checked_by_argparse(words: list[str]) -> None:
+def test_arguments_are_checked_by_argparse() -> None:
     with pytest.raises(SystemExit) as end:
-        main(words)
+        main(["eval", ".", "--episodes", "0"])
     assert end.value.code == 2
 
 
+#: An interpreter in which the distribution polyrhythm-bench cannot be found, as where only polyrhythm is installed.
+_WITHOUT_BENCH = """
+import sys
+sys.modules["polyrhythm_bench"] = None
+from polyrhythm.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 @pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["update", "--seeds", "2"], "--seeds: bench update has no such option, only --repeats, --json; leave it out"),
-        (["papers", "--repeats", "2"], "--repeats: bench papers has no such option, only --json; leave it out"),
-        (["learning", "rows=4"], "rows=4: bench learning has no scene to change; leave it out"),
-    ],
+    "words", [["bench", "conductor"], ["bench", "--help"], ["chaos", "cartpole", "--faults", "1"]], ids=" ".join
 )
-def test_a_benchmark_takes_its_own_options_alone(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["bench", *words]) == 2
-    assert capsys.readouterr().err == f"polyrhythm: error: {told}\n"
+def test_without_polyrhythm_bench_its_commands_say_in_one_line_how_to_get_it(words: list[str]) -> None:
+    ended = subprocess.run([sys.executable, "-c", _WITHOUT_BENCH, *words], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr.count("\n") == 1
+    assert ended.stderr.startswith(f"polyrhythm: error: polyrhythm {words[0]}: the distribution polyrhythm-bench ")
+    assert "pip install -e bench" in ended.stderr
 
 
-def test_bench_conductor_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("polyrhythm_bench.cases.conductor")
-    assert main(["bench", "conductor", "--slots", "16", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)
+def test_help_lists_the_commands_of_polyrhythm_bench_without_it() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_BENCH, "--help"], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0
+    assert {"bench", "chaos"} <= {line.split()[0] for line in ended.stdout.splitlines() if line.startswith("    ")}
 
 
 def test_a_run_is_trained_then_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

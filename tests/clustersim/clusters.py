@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.oracles.watch import GuaranteeChecker
+from tests.oracles.guarantees import GuaranteeChecker
 
 from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.clustersim.settings import ClusterSettings
@@ -14,7 +14,7 @@ from polyrhythm.scheduler.conductor import Conductor
 
 def settings(
     *,
-    flow: dict[str, Any] | None = None,
+    scheduler: dict[str, Any] | None = None,
     simulators: dict[str, Any] | None = None,
     generators: dict[str, Any] | None = None,
     trainer: dict[str, Any] | None = None,
@@ -28,7 +28,7 @@ def settings(
     return ClusterSettings.model_validate(
         {
             "versions": 2,
-            "flow": {"batch_size": 1, "max_lag": 0.0, "on_update": "drain", **(flow or {})},
+            "scheduler": {"batch_size": 1, "max_lag": 0.0, "on_update": "drain", **(scheduler or {})},
             "simulators": [{"step": "10ms", "reset": "50ms", "steps": 3, **(simulators or {})}],
             "generators": [{"serve": "5ms+1ms", "apply": "20ms", **(generators or {})}],
             "trainer": {"update": "100ms", "publish": "30ms", **(trainer or {})},
@@ -39,13 +39,13 @@ def settings(
 
 def run(cluster_settings: ClusterSettings) -> tuple[Cluster, dict[str, Any]]:
     """The cluster after its run, every guarantee watched, and its summary."""
-    conductor = Conductor(cluster_settings.flow)
+    conductor = Conductor(cluster_settings.scheduler)
     cluster = Cluster(cluster_settings, conductor, record=True)
     watch = GuaranteeChecker(cluster, conductor)
     cluster.run()
     watch.finish()
     ledger = conductor.ledger.as_dict()
-    return cluster, summarise(cluster.driver, ledger, cluster_settings.gpus, conductor.choices())
+    return cluster, summarise(cluster.driver, ledger, cluster_settings.gpus, conductor.rollout.summary())
 
 
 def times(cluster: Cluster, event: type) -> list[float]:

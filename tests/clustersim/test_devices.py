@@ -89,7 +89,7 @@ def test_colocated_in_lock_step_nothing_overlaps_so_nothing_is_slowed() -> None:
 def test_a_rollout_beside_an_update_on_its_device_is_slowed_by_it() -> None:
     lag = {"max_lag": 1.0, "on_update": "continue"}
     place = {"devices": "0"}
-    cluster, _ = run(settings(flow=lag, simulators=place, generators=place, trainer=place))
+    cluster, _ = run(settings(scheduler=lag, simulators=place, generators=place, trainer=place))
     # From 148 on the update (100) and the second rollout (98) halve each other's speed: 196 later the latter is done,
     # at 344, and the update has 2 left.
     assert times(cluster, SampleFinished) == near([0.148, 0.344])
@@ -99,14 +99,14 @@ def test_a_rollout_beside_an_update_on_its_device_is_slowed_by_it() -> None:
 def test_a_simulator_that_occupies_little_is_not() -> None:
     lag = {"max_lag": 1.0, "on_update": "continue"}
     place = {"devices": "0", "occupies": 0.5}
-    cluster, _ = run(settings(flow=lag, simulators=place, generators=place, trainer=place))
+    cluster, _ = run(settings(scheduler=lag, simulators=place, generators=place, trainer=place))
     assert times(cluster, SampleFinished) == near([0.148, 0.246])
 
 
 def test_leases_hold_a_pass_until_the_update_is_over() -> None:
     lag = {"max_lag": 1.0, "on_update": "continue"}
     place = {"devices": "0"}
-    cluster, _ = run(settings(flow=lag, simulators=place, generators=place, trainer=place, sharing="exclusive"))
+    cluster, _ = run(settings(scheduler=lag, simulators=place, generators=place, trainer=place, sharing="exclusive"))
     # the reset of the second rollout begins as the first sample ends, before the update gets its turn
     assert times(cluster, UpdateDone)[0] == near(0.148 + 0.100 + 0.050)
 
@@ -121,7 +121,7 @@ def test_ranks_share_an_update_and_exchange_gradients_after_each_step() -> None:
 def test_ranks_on_devices_wait_for_the_slowest_of_them() -> None:
     lag = {"max_lag": 1.0, "on_update": "continue"}
     trainer = {"update": "100ms", "devices": "0-1", "gradient_steps": 2, "synchronise": "1ms"}
-    cluster, summary = run(settings(flow=lag, simulators={"devices": "0"}, trainer=trainer))
+    cluster, summary = run(settings(scheduler=lag, simulators={"devices": "0"}, trainer=trainer))
     # At 148 both begin a step of 50, beside a reset of 50 on device 0: that rank needs 100, and so does the step.
     # Beside the second, from 249 on, the simulator makes three steps of 10, which the rank is late by.
     assert times(cluster, UpdateDone)[0] == near(0.148 + 0.100 + 0.001 + 0.050 + 0.030 + 0.001)

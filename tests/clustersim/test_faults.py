@@ -67,7 +67,7 @@ def test_a_dead_trainer_restarts_from_its_checkpoint_and_what_it_trained_since_i
     # Updates end at 248, 348, 514, 614 ms; at 560 ms the checkpoint has two of the three that are done.
     cluster, summary = run(
         settings(
-            flow=ASYNCHRONOUS,
+            scheduler=ASYNCHRONOUS,
             trainer={"checkpoint_every": 2},
             faults=[fault("trainer", "560ms")],
             versions=5,
@@ -83,7 +83,9 @@ def test_a_dead_trainer_restarts_from_its_checkpoint_and_what_it_trained_since_i
 def test_random_failures_come_at_random_and_the_run_goes_on() -> None:
     mortal = {"mean_life": "1s", "detected": "20ms", "restart": "50ms"}
     cluster, summary = run(
-        settings(flow=ASYNCHRONOUS, simulators=mortal, generators=mortal, trainer={"checkpoint_every": 1}, versions=40)
+        settings(
+            scheduler=ASYNCHRONOUS, simulators=mortal, generators=mortal, trainer={"checkpoint_every": 1}, versions=40
+        )
     )
     assert summary["stations_lost"] > 3
     assert cluster.driver.reached == 40
@@ -103,8 +105,8 @@ def test_a_generator_that_dies_after_its_replies_leaves_slots_that_ask_again() -
 def test_an_answered_request_of_a_lost_generator_does_not_stop_the_lock_step() -> None:
     # One step per episode: when the generator's loss is noticed the samples are finished and nobody waits for a reply.
     dies = fault("generator-0", "103ms", after_reply=True)
-    flow = {"batch_size": 2, "batching": "lockstep"}
-    cluster, summary = run(settings(flow=flow, simulators={"slots": 2, "steps": 1}, faults=[dies]))
+    scheduler = {"batch_size": 2, "batching": "lockstep"}
+    cluster, summary = run(settings(scheduler=scheduler, simulators={"slots": 2, "steps": 1}, faults=[dies]))
     refused = [c for step in cluster.driver.steps for c in step.commands if isinstance(c, RefuseRequest)]
     assert len(refused) == 2
     assert summary["ledger"]["trained"] == 4
@@ -113,7 +115,7 @@ def test_an_answered_request_of_a_lost_generator_does_not_stop_the_lock_step() -
 def test_a_report_that_its_slots_next_request_overtakes_is_no_second_answer() -> None:
     cluster, summary = run(
         settings(
-            flow={"batch_size": 8, "max_lag": 2.0, "on_update": "continue"},
+            scheduler={"batch_size": 8, "max_lag": 2.0, "on_update": "continue"},
             simulators={"slots": 8, "step": "0ms", "reset": "0ms", "steps": 6},
             message_delay="lognormal:10ms:1.5",
             versions=4,
@@ -125,8 +127,8 @@ def test_a_report_that_its_slots_next_request_overtakes_is_no_second_answer() ->
 
 def test_a_simulator_may_take_several_members_of_a_group_with_it() -> None:
     # max_attempts 1: the first lost member drops the group; the others ran on slots that are gone as well.
-    flow = {"batch_size": 4, "group_size": 4, "max_attempts": 1}
-    _, summary = run(settings(flow=flow, simulators={"slots": 4}, faults=[fault("simulator-0", "120ms")]))
+    scheduler = {"batch_size": 4, "group_size": 4, "max_attempts": 1}
+    _, summary = run(settings(scheduler=scheduler, simulators={"slots": 4}, faults=[fault("simulator-0", "120ms")]))
     assert summary["ledger"]["dropped"] == {"simulator lost": 4}
     assert summary["ledger"]["trained"] == 8
 
@@ -135,7 +137,7 @@ def test_a_trainer_lost_before_its_version_was_published_costs_no_sample() -> No
     # The same, but version 1 is still being published: nobody has seen it, so the count goes back and nothing is late.
     cluster, summary = run(
         settings(
-            flow={"batch_size": 2, "sync_interval": 2, "max_lag": 1.0, "on_update": "continue"},
+            scheduler={"batch_size": 2, "sync_interval": 2, "max_lag": 1.0, "on_update": "continue"},
             simulators={"slots": 8, "steps": 1},
             faults=[fault("trainer", "330ms")],
             versions=4,
@@ -152,7 +154,7 @@ def test_after_a_rollback_samples_of_version_zero_that_are_past_their_deadline_a
     # Samples of version 0, whose deadline was version 1, wait in the buffer.
     cluster, summary = run(
         settings(
-            flow={"batch_size": 2, "sync_interval": 2, "max_lag": 1.0, "on_update": "continue"},
+            scheduler={"batch_size": 2, "sync_interval": 2, "max_lag": 1.0, "on_update": "continue"},
             simulators={"slots": 8, "steps": 1},
             faults=[fault("trainer", "370ms")],
             versions=4,
@@ -179,6 +181,6 @@ def test_an_incarnation_that_joins_after_its_successor_is_refused() -> None:
 
 def test_updates_are_counted_once_however_often_the_trainer_dies() -> None:
     faults = [fault("trainer", f"{at}ms") for at in range(260, 2000, 310)]
-    cluster, summary = run(settings(flow=ASYNCHRONOUS, trainer={"checkpoint_every": 1}, faults=faults, versions=8))
+    cluster, summary = run(settings(scheduler=ASYNCHRONOUS, trainer={"checkpoint_every": 1}, faults=faults, versions=8))
     assert summary["ledger"]["trained"] == 8
     assert len(times(cluster, UpdateDone)) == 8 + summary["ledger"]["rolled_back"]

@@ -9,7 +9,7 @@ from polyrhythm.errors import ConfigError
 EXAMPLES = Path(__file__).parents[2] / "examples" / "clusters"
 SMALL = """
 versions: 1
-flow: {batch_size: 2}
+scheduler: {batch_size: 2}
 simulators: [{rows: 2, step: 10ms, steps: 3}]
 generators: [{serve: 5ms}]
 """
@@ -54,18 +54,32 @@ def test_the_large_example_is_256_gpus_and_2048_env_batches() -> None:
     ("old", "new", "words"),
     [
         ("step: 10ms", "stepp: 10ms", r"simulators\.0\.stepp = '10ms': no such key; did you mean step\?"),
+        ("scheduler:", "flow:", r"flow = .*: no such key; did you mean scheduler\?"),
+        (
+            "versions: 1",
+            "evaluations: [{at: 1s, beside: false}]",
+            r"beside = False: no such key; did you mean background",
+        ),
         ("step: 10ms", "step: 10", r"simulators\.0\.step = 10: cost 10 is not text; write a duration"),
         (
             "serve: 5ms",
             "serve: 5 parsecs",
             r"generators\.0\.serve = '5 parsecs': duration .* is not a number with a unit",
         ),
-        ("batch_size: 2", "batchsize: 2", r"flow\.batch_size is missing; add it|flow\.batchsize = 2: no such key"),
-        ("batch_size: 2", "batch_size: 2, group_size: 3", r"flow = .*batch_size 2 is not a multiple of group_size 3"),
+        (
+            "batch_size: 2",
+            "batchsize: 2",
+            r"scheduler\.batch_size is missing; add it|scheduler\.batchsize = 2: no such key",
+        ),
+        (
+            "batch_size: 2",
+            "batch_size: 2, group_size: 3",
+            r"scheduler = .*batch_size 2 is not a multiple of group_size 3",
+        ),
         (
             "steps: 3",
             "steps: 3, segment_steps: 2",
-            r"segment_steps above 0 but flow\.segments is false; set it to true",
+            r"segment_steps above 0 but scheduler\.segments is false; set it to true",
         ),
         ("versions: 1", "versions: 0", r"versions = 0: .*greater than or equal to 1"),
         (
@@ -78,10 +92,10 @@ def test_the_large_example_is_256_gpus_and_2048_env_batches() -> None:
         ("rows: 2", "reserved: 1", r"all env batches are reserved for evaluations; training needs one"),
         ("versions: 1", "evaluations: [{at: 1}]", r"evaluations\.0\.at = 1: duration 1 has no unit"),
         ("versions: 1", "evaluations: [{at: 1s, size: 3}]", r"evaluations\.0\.size = 3: no such key"),
-        ("versions: 1", "evaluations: [{at: 1s}]", r"flow\.evaluator is empty; name a generator"),
+        ("versions: 1", "evaluations: [{at: 1s}]", r"scheduler\.evaluator is empty; name one"),
         (
-            "flow: {batch_size: 2}",
-            "flow: {batch_size: 2, evaluator: generator-0}\nevaluations: [{at: 1s}]",
+            "scheduler: {batch_size: 2}",
+            "scheduler: {batch_size: 2, evaluator: generator-0}\nevaluations: [{at: 1s}]",
             r"no env batch is reserved for it; set reserved",
         ),
         (
@@ -92,7 +106,7 @@ def test_the_large_example_is_256_gpus_and_2048_env_batches() -> None:
         (
             "batch_size: 2",
             "batch_size: 2, evaluator: generator-0, evaluator_only: true",
-            r"flow\.evaluator_only leaves no generator for training; add one",
+            r"scheduler\.evaluator_only leaves no generator for training; add one",
         ),
     ],
 )

@@ -15,7 +15,7 @@ from polyrhythm.observe.trace import TraceWriter
 from polyrhythm.runtime import spans
 
 BUSY = settings(
-    flow={"batch_size": 16, "max_lag": 1.0, "on_update": "continue", "max_rows": 6, "max_wait_s": 0.004},
+    scheduler={"batch_size": 16, "max_lag": 1.0, "on_update": "continue", "max_rows": 6, "max_wait_s": 0.004},
     simulators={"count": 2, "env_batches": 2, "slots": 2, "rows": 2, "step": "lognormal:10ms:0.8", "steps": 12},
     generators={"count": 2, "serve": "lognormal:8ms:0.5+1ms"},
     versions=8,
@@ -99,7 +99,7 @@ def test_a_simulated_slot_is_at_what_a_real_one_can_be_at() -> None:
 
 def test_what_was_thrown_away_is_compared_with_what_was_trained() -> None:
     redundant = BUSY.model_copy(
-        update={"flow": replace(BUSY.flow, batch_size=8, group_size=2, extra_groups=2, extra_members=1)}
+        update={"scheduler": replace(BUSY.scheduler, batch_size=8, group_size=2, extra_groups=2, extra_members=1)}
     )
     _, summary = run(redundant)
     selection = summary["groups"]["selection"]

@@ -37,7 +37,7 @@ def test_lock_step_adds_up_every_stage() -> None:
 
 
 def test_with_lag_the_rollout_of_the_next_version_overlaps_the_update() -> None:
-    cluster, summary = run(settings(flow={"max_lag": 1.0, "on_update": "continue"}))
+    cluster, summary = run(settings(scheduler={"max_lag": 1.0, "on_update": "continue"}))
     # Both tickets are granted at 50 ms, one after the other on the only row: samples at 148 and 148 + 98 = 246.
     assert times(cluster, SampleFinished) == ms([0.148, 0.246])
     assert times(cluster, UpdateDone) == ms([0.248, 0.348])
@@ -46,15 +46,17 @@ def test_with_lag_the_rollout_of_the_next_version_overlaps_the_update() -> None:
 
 
 def test_publication_overlaps_the_next_update() -> None:
-    cluster, _ = run(settings(flow={"max_lag": 1.0, "on_update": "continue"}, trainer={"publish": "90ms"}))
+    cluster, _ = run(settings(scheduler={"max_lag": 1.0, "on_update": "continue"}, trainer={"publish": "90ms"}))
     assert times(cluster, UpdateDone) == ms([0.308, 0.408])
     assert times(cluster, WeightsApplied) == ms([0.110, 0.418, 0.518])
 
 
 def test_batch_clock_waits_for_a_late_slot_and_a_call_at_its_end_still_boards() -> None:
     # Slot 1 resets second on the shared thread: ready at 150 ms, when the clock of slot 0's request (100 ms) ends.
-    flow = {"batch_size": 2, "max_wait_s": 0.050}
-    cluster, summary = run(settings(flow=flow, simulators={"slots": 2, "shared_thread": True, "steps": 1}, versions=1))
+    scheduler = {"batch_size": 2, "max_wait_s": 0.050}
+    cluster, summary = run(
+        settings(scheduler=scheduler, simulators={"slots": 2, "shared_thread": True, "steps": 1}, versions=1)
+    )
     assert times(cluster, RequestArrived) == ms([0.100, 0.150])
     assert summary["requests"]["batches"] == 1
     # serve 5 + 2, then the steps one after the other
@@ -64,22 +66,24 @@ def test_batch_clock_waits_for_a_late_slot_and_a_call_at_its_end_still_boards() 
 
 
 def test_slots_step_beside_each_other_unless_they_share_a_thread() -> None:
-    cluster, _ = run(settings(flow={"batch_size": 2}, simulators={"slots": 2, "steps": 1}, versions=1))
+    cluster, _ = run(settings(scheduler={"batch_size": 2}, simulators={"slots": 2, "steps": 1}, versions=1))
     assert times(cluster, RequestArrived) == ms([0.100, 0.100])
     assert times(cluster, SampleFinished) == ms([0.117, 0.117])
 
 
 def test_rows_of_a_slot_reset_and_ask_together_and_a_row_granted_meanwhile_joins_the_next_request() -> None:
     # Two rows, three tickets: the third goes to row 0, which ends (with row 1) after one step.
-    cluster, _ = run(settings(flow={"batch_size": 3}, simulators={"rows": 2, "steps": 1, "reset": "50ms"}, versions=1))
+    cluster, _ = run(
+        settings(scheduler={"batch_size": 3}, simulators={"rows": 2, "steps": 1, "reset": "50ms"}, versions=1)
+    )
     asked = [step.event for step in cluster.driver.steps if isinstance(step.event, RequestArrived)]
     assert [event.rows for event in asked] == [2, 1]
     assert times(cluster, RequestArrived) == ms([0.100, 0.117 + 0.050])
 
 
 def test_a_full_segment_parks_the_row_and_its_continuation_needs_no_reset() -> None:
-    flow = {"batch_size": 1, "segments": True, "max_lag": 2.0}
-    cluster, summary = run(settings(flow=flow, simulators={"segment_steps": 2}, versions=2))
+    scheduler = {"batch_size": 1, "segments": True, "max_lag": 2.0}
+    cluster, summary = run(settings(scheduler=scheduler, simulators={"segment_steps": 2}, versions=2))
     ended = [step.event for step in cluster.driver.steps if isinstance(step.event, SampleFinished)]
     assert [(event.end.value, event.chunk_steps) for event in ended] == [("segment", 2), ("terminated", 1)]
     assert times(cluster, SampleFinished) == ms([0.132, 0.148])
@@ -101,7 +105,7 @@ def test_episode_time_is_shared_by_its_steps() -> None:
 
 
 def test_a_step_that_raises_loses_the_sample_and_the_ticket_goes_out_again() -> None:
-    cluster, summary = run(settings(simulators={"raises": 0.2}, versions=6, flow={"max_attempts": 50}))
+    cluster, summary = run(settings(simulators={"raises": 0.2}, versions=6, scheduler={"max_attempts": 50}))
     assert times(cluster, SampleFailed)
     assert summary["ledger"]["trained"] == 6
     assert summary["ledger"]["dropped"] == {}
@@ -110,7 +114,7 @@ def test_a_step_that_raises_loses_the_sample_and_the_ticket_goes_out_again() -> 
 def test_a_step_that_outlasts_the_deadline_is_cancelled_when_it_is_over() -> None:
     simulators = {"steps": 2, "step": "mixture:0.5*constant:10ms+0.5*constant:700ms"}
     cluster, summary = run(
-        settings(flow={"episode_deadline_s": 0.5, "max_attempts": 50}, simulators=simulators, versions=8)
+        settings(scheduler={"episode_deadline_s": 0.5, "max_attempts": 50}, simulators=simulators, versions=8)
     )
     reasons = {step.event.reason for step in cluster.driver.steps if isinstance(step.event, SampleFailed)}
     assert reasons == {"cancelled"}

@@ -177,7 +177,7 @@ def test_cartpole_is_synchronous_by_settings_alone() -> None:
         ("max_lag=2", r"max_lag = 2: no such key; did you mean freshness\.max_lag\?"),
         (
             "algorithm.loss={type: tis, clip_low: 0.1}",
-            r"clip_low = 0\.1: no such key; .* are type, cap; clip_low is one of algorithm\.loss\.type ppo or",
+            r"clip_low = 0\.1: no such key; .* are type, cap, floor, ratio_to; clip_low is one of algorithm\.loss",
         ),
         ("lr=1", r"lr = 1: no such key; did you mean training\.optimizer\.lr or supervised\.lr\?"),
         ("training.rows=2", r"training\.rows = 2: no such key; did you mean rollout\.rows or evaluation\.rows\?"),

@@ -230,6 +230,42 @@ def test_the_scheduler_pulls_in_nothing_of_ours_or_of_others() -> None:
     assert not modules & {"numpy", "torch", "pydantic", "yaml"}
 
 
+#: The scheduler's two halves, and what both may know.
+TICKETS = ("rollout", "samples", "updates")
+SERVING = ("inference", "autobatch")
+COMMON = ("codec", "padding", "records", "settings", "user_functions", "versions")
+
+
+def _scheduler_imports(part: str) -> Iterator[tuple[str, str]]:
+    """(file, part of the scheduler that it imports) over the files of one part, a package or a module."""
+    root = PACKAGE / "scheduler"
+    for path in [root / f"{part}.py"] if (root / f"{part}.py").exists() else sorted((root / part).rglob("*.py")):
+        for name in _imports(path):
+            if name.startswith("polyrhythm.scheduler."):
+                yield str(path.relative_to(root)), name.split(".")[2]
+
+
+@pytest.mark.parametrize(
+    ("part", "allowed"),
+    [
+        *((part, (*COMMON, *TICKETS)) for part in TICKETS),
+        *((part, (*COMMON, *SERVING)) for part in SERVING),
+        *((part, COMMON) for part in COMMON),
+        ("samples", (*COMMON, "samples")),
+        ("stations", COMMON),
+    ],
+)
+def test_neither_half_of_the_scheduler_imports_the_other(part: str, allowed: tuple[str, ...]) -> None:
+    found = list(_scheduler_imports(part))
+    assert found or part in COMMON
+    assert [(file, other) for file, other in found if other not in allowed] == []
+
+
+def test_every_part_of_the_scheduler_belongs_to_a_half_or_joins_them() -> None:
+    parts = {path.stem for path in (PACKAGE / "scheduler").iterdir() if path.name[0] not in "_."}
+    assert parts == {*TICKETS, *SERVING, *COMMON, "conductor", "saving", "stations"}
+
+
 def test_the_allow_lists_can_fail(tmp_path: Path) -> None:
     file = tmp_path / "x.py"
     file.write_text(

@@ -20,7 +20,7 @@ def arbitrary_cluster(rng: random.Random, *, redundant: bool = False) -> Cluster
     """Any episode lengths, stations, delays, faults, groups, redundancy, filter, K, real α and segments.
 
     `rng` may be hypothesis' own. redundant: only clusters with more tickets in flight than are needed. Two of three
-    have an evaluator, in either form, with evaluations beside training and some during which training pauses.
+    have an evaluator, in either form, with background evaluations and some during which training pauses.
     """
     segment_steps = 0 if redundant else rng.choice((0, 0, 1, 3))
     simulators = [_simulators(rng, segment_steps) for _ in range(rng.randint(1, 2))]
@@ -28,15 +28,15 @@ def arbitrary_cluster(rng: random.Random, *, redundant: bool = False) -> Cluster
     evaluator = _evaluator(rng, simulators, generators, segment_steps)
     names = [f"simulator-{i}" for i in range(sum(group["count"] for group in simulators))]
     names += [f"generator-{i}" for i in range(sum(group["count"] for group in generators))]
-    flow = _flow(rng, segments=segment_steps > 0, stuck=any(group["step"] == _STUCK for group in simulators))
-    flow |= evaluator
+    scheduler = _scheduler(rng, segments=segment_steps > 0, stuck=any(group["step"] == _STUCK for group in simulators))
+    scheduler |= evaluator
     if redundant:
-        flow |= {"order": "arrival", **rng.choice(_REDUNDANT)}
+        scheduler |= {"order": "arrival", **rng.choice(_REDUNDANT)}
     return ClusterSettings.model_validate(
         {
             "seed": rng.randint(0, 1000),
             "versions": rng.randint(2, 5),
-            "flow": flow,
+            "scheduler": scheduler,
             "simulators": simulators,
             "generators": generators,
             "trainer": {
@@ -47,7 +47,7 @@ def arbitrary_cluster(rng: random.Random, *, redundant: bool = False) -> Cluster
                 "restart": "50ms",
             },
             "faults": _faults(rng, [*names, "trainer", "trainer"]),
-            "evaluations": _evaluations(rng, beside=True) if evaluator else _evaluations(rng, beside=False),
+            "evaluations": _evaluations(rng, background=True) if evaluator else _evaluations(rng, background=False),
             "max_time": "100000s",
             "message_delay": rng.choice(("0ms", "0ms", "1ms", "lognormal:2ms:1.0")),
         }
@@ -113,18 +113,18 @@ def _evaluator(
     return {**priority, "evaluator": f"generator-{rng.randrange(count)}"}
 
 
-def _evaluations(rng: random.Random, *, beside: bool) -> list[dict[str, Any]]:
+def _evaluations(rng: random.Random, *, background: bool) -> list[dict[str, Any]]:
     return [
         {
             "at": rng.choice((0.0, 0.03, 0.08, 0.15, 0.3, 0.6)) + rng.randint(0, 20) * 0.001,
             "episodes": rng.randint(1, 9),
-            "beside": beside and rng.random() < 0.8,
+            "background": background and rng.random() < 0.8,
         }
-        for _ in range(rng.randint(1, 4) if beside else rng.choice((0, 0, 1, 2)))
+        for _ in range(rng.randint(1, 4) if background else rng.choice((0, 0, 1, 2)))
     ]
 
 
-def _flow(rng: random.Random, *, segments: bool, stuck: bool) -> dict[str, Any]:
+def _scheduler(rng: random.Random, *, segments: bool, stuck: bool) -> dict[str, Any]:
     group_size = 1 if segments else rng.choice((1, 1, 2, 3, 5))
     order = rng.choice(("arrival", "ticket"))
     return {

@@ -1,6 +1,6 @@
-"""A conductor of training alone, told the same events as the real one but for those of evaluations beside training.
+"""A conductor of training alone, told the same events as the real one except those of background evaluations.
 
-It must say the same, word for word: beside training, training's decisions are a function of training's events. A
+It must say the same, word for word: training's decisions are a function of training's events alone. A
 generator with a second copy of the weights is, while it works for an evaluation, at a pass that training gave nobody.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 
-from tests.oracles.evaluation_watch import EvaluationAudit
+from tests.oracles.evaluation_audit import EvaluationAudit
 
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.inference.scheduler import BatchScheduler
@@ -35,7 +35,6 @@ from polyrhythm.scheduler.records import (
     StationLost,
     WeightsApplied,
 )
-from polyrhythm.scheduler.rollout.rows import RowRegistry
 
 
 @dataclass
@@ -45,10 +44,10 @@ class Turns(BatchScheduler):
     taken: Batch | None = None
     first: bool = True
 
-    def serve(self, rows: RowRegistry, now: float) -> list[Serve]:
+    def due(self, now: float) -> list[Serve]:
         if self.first:
             self._take()
-        started = super().serve(rows, now)
+        started = super().due(now)
         self._take()
         return started
 
@@ -57,25 +56,29 @@ class Turns(BatchScheduler):
             return
         batch, self.taken = self.taken, None
         self.batches += 1
-        generator = self.generators.get(batch.generator)
+        generator = self.generators.present.get(batch.generator)
         if generator is not None:
             generator.batch = batch
             generator.served_rows += sum(request.rows for request in batch.requests)
-            self.idle.pop(batch.generator, None)
+            self.generators.note_busy(generator)
 
 
 class TrainingOnlyConductor:
-    """The conductor of training alone, beside `conductor`, which has no stations yet. book: what is beside training."""
+    """Decides for training alone, in parallel with `conductor`, which must have no stations yet."""
 
     def __init__(self, conductor: Conductor, book: EvaluationAudit) -> None:
-        assert not conductor.incarnations, "the conductor has stations already"
+        assert not conductor.stations.incarnations, "the conductor has stations already"
         self._real, self._book = conductor, book
         self._apart = conductor.settings.evaluator if conductor.settings.evaluator_only else ""
         settings = replace(conductor.settings, evaluator="", evaluator_only=False)
         self._alone = Conductor.restore(settings, json.loads(json.dumps(conductor.save())))
-        saved = self._alone.dispatch
-        self._turns = Turns(settings, saved.queue, saved.router, batches=saved.batches, tuning=saved.tuning)
-        self._alone.dispatch = self._turns
+        saved = self._alone.serving
+        self._turns = Turns(
+            *(settings, saved.queue, saved.router, saved.slots, saved.generators),
+            batches=saved.batches,
+            tuning=saved.tuning,
+        )
+        self._alone.serving = self._turns
 
     def note(self, now: float, event: Event, commands: list[Command]) -> str:
         """What is wrong with this decision, in words, or nothing."""
@@ -85,32 +88,32 @@ class TrainingOnlyConductor:
         heard = self._of_training(event)
         alone = self._alone
         if heard is None:
-            told: list[Command] = [*self._turns.serve(alone.rollout.rows, now)]
+            told: list[Command] = [*self._turns.due(now)]
         else:
             told = alone.handle(heard, now)
         alone.deadline()  # asked after every event, as it may tidy up
         alone.rollout.evaluations.tickets = self._real.rollout.evaluations.tickets
-        said = [command for command in commands if not self._is_aside(event, command)]
-        return "" if said == told else f"training is told {said}; without evaluations beside it, it would be {told}"
+        said = [command for command in commands if not self._is_background(event, command)]
+        return "" if said == told else f"training is told {said}; without background evaluations, it would be {told}"
 
     def _of_training(self, event: Event) -> Event | None:
         """The event as training alone would hear it; None for nothing."""
-        aside = False
+        background = False
         if isinstance(event, SimulatorJoined):
             return replace(event, batches=tuple(info for info in event.batches if not info.reserved))
         if isinstance(event, GeneratorJoined | BatchDone | WeightsApplied):
-            aside = event.generator == self._apart or (isinstance(event, WeightsApplied) and event.pinned)
+            background = event.generator == self._apart or (isinstance(event, WeightsApplied) and event.pinned)
         elif isinstance(event, StationLost):
-            aside = event.station == self._apart
+            background = event.station == self._apart
         elif isinstance(event, Evaluate):
-            aside = event.beside
+            background = event.background
         elif isinstance(event, RequestArrived):
-            aside = event.slot in self._book.reserved
+            background = event.slot in self._book.reserved
         elif isinstance(event, SampleFinished | SampleFailed):
-            aside = event.ticket in self._book.tickets
-        return None if aside else event
+            background = event.ticket in self._book.tickets
+        return None if background else event
 
-    def _is_aside(self, event: Event, command: Command) -> bool:
+    def _is_background(self, event: Event, command: Command) -> bool:
         """Whether the command is none that training hears of."""
         if isinstance(command, StartRows | CancelRow | RefuseRequest):
             return command.slot in self._book.reserved
@@ -119,7 +122,7 @@ class TrainingOnlyConductor:
         if isinstance(command, ApplyWeights):
             return command.pinned
         if isinstance(command, SampleEvaluated | EvaluationDone):
-            return command.name in self._book.beside
+            return command.name in self._book.background
         if isinstance(command, ReleasePayloads) and isinstance(event, SampleFinished):
             return event.ticket in self._book.tickets and command.payload_ids == (event.payload_id,)
         return False

@@ -50,7 +50,7 @@ def waiting(conductor):
 
 def in_the_second_version(conductor):
     """An update is lent, as the second of its version."""
-    return conductor.versions.updates == 3 and conductor.lending.lent
+    return conductor.versions.updates == 3 and conductor.updates.in_training
 
 
 def same(one, other):

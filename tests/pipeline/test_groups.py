@@ -43,7 +43,7 @@ def test_the_first_complete_groups_and_members_are_trained_on(groups, members):
     pipeline, returns = trained({"extra_groups": groups, "extra_members": members})
     conductor = pipeline.loop.conductor
     assert len(returns) == conductor.ledger.trained
-    selection = conductor.choices()["selection"]
+    selection = conductor.rollout.summary()["selection"]
     surplus = sum(selection[fate]["samples"] for fate in ("released", "cancelled", "waiting"))
     assert conductor.ledger.dropped == {"surplus": surplus}
     assert surplus > 0
@@ -58,11 +58,11 @@ def test_groups_out_of_bounds_are_replaced():
     pairs = list(zip(returns[::2], returns[1::2], strict=True))
     assert all(fmean(pair) >= bound for pair in pairs), "lent group by group"
     assert pipeline.loop.conductor.ledger.dropped["filtered"] > 0
-    assert pipeline.loop.conductor.choices() == {"kept_out_of_bounds": 0}
+    assert pipeline.loop.conductor.rollout.summary() == {"kept_out_of_bounds": 0}
 
 
 def test_when_too_many_are_filtered_the_run_says_that_it_takes_the_others(caplog):
     pipeline, _ = trained({"min_return": 1e9, "max_filtered": 2})
     assert "2 groups of one update were filtered; the others count as they are" in caplog.text
     assert 2 * 2 <= pipeline.loop.conductor.ledger.dropped["filtered"] <= 3 * 2 * 2, "two groups of two, an update"
-    assert pipeline.loop.conductor.choices() == {"kept_out_of_bounds": 3 * 4}
+    assert pipeline.loop.conductor.rollout.summary() == {"kept_out_of_bounds": 3 * 4}

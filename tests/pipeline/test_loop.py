@@ -267,7 +267,7 @@ def interrupted(folder, stop):
 
 
 def test_winding_down_finishes_the_update_under_way_and_begins_nothing_new(tmp_path):
-    pipeline = interrupted(tmp_path, lambda conductor: conductor.versions.updates == 1 and conductor.lending.lent)
+    pipeline = interrupted(tmp_path, lambda c: c.versions.updates == 1 and c.updates.in_training)
     conductor, before = pipeline.loop.conductor, pipeline.launcher.statistics()
     assert wind_down(pipeline.loop, 60.0) == "the update under way is finished"
     assert conductor.versions.updates == 2
@@ -286,7 +286,7 @@ def test_winding_down_between_two_updates_saves_what_there_is(tmp_path):
 
 
 def test_winding_down_takes_no_longer_than_it_may(tmp_path):
-    pipeline = interrupted(tmp_path, lambda conductor: conductor.versions.updates == 1 and conductor.lending.lent)
+    pipeline = interrupted(tmp_path, lambda c: c.versions.updates == 1 and c.updates.in_training)
     assert wind_down(pipeline.loop, 0.0) == "the update under way is abandoned"
     assert pipeline.loop.conductor.versions.updates == 1
     pipeline = interrupted(tmp_path, lambda conductor: conductor.versions.updates == 1 and conductor.ledger.running)

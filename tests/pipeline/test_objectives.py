@@ -9,7 +9,7 @@ import torch
 from tests.pipeline.runs import config
 
 from polyrhythm.algorithms.advantages import ADVANTAGES
-from polyrhythm.algorithms.losses import POLICY_LOSSES, Terms
+from polyrhythm.algorithms.losses import POLICY_LOSSES, LossOutput
 from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.validation.check import validate_run
@@ -24,7 +24,7 @@ STALE = {
 
 
 def trained(**changes):
-    """The weights after the run, and the updates' figures."""
+    """The weights after the run, and the updates' metrics."""
     checked = validate_run(config(**changes))
     reports = []
 
@@ -72,7 +72,7 @@ def constant(entries):
 
 
 def mislabelled(entries):
-    return Terms(entries.logprob, {"mean": entries.logprob.mean()})
+    return LossOutput(entries.logprob, {"mean": entries.logprob.mean()})
 
 
 def breaking(entries):
@@ -94,11 +94,11 @@ def looking_back(samples):
 
 
 def remembering(entries):
-    return Terms(plainest(entries), {"moved": entries.logprob * 2})
+    return LossOutput(plainest(entries), {"moved": entries.logprob * 2})
 
 
 def shadowing(entries):
-    return Terms(plainest(entries), {"ratio": entries.behavior})
+    return LossOutput(plainest(entries), {"ratio": entries.behavior})
 
 
 def moody(entries):
@@ -115,7 +115,7 @@ def leaving(entries):
 
 
 def listing(entries):
-    return Terms(plainest(entries), [1.0])
+    return LossOutput(plainest(entries), [1.0])
 
 
 def wanting(entries, *, slope):
@@ -192,24 +192,24 @@ def test_an_advantage_of_ones_own_trains_and_is_told_gamma():
 REFUSED = [
     (
         with_loss("of_one_entry"),
-        "it raised ValueError: .* returned a loss \\[\\]; one number per entry is wanted, \\[5, 1, 1\\]",
+        "it raised ValueError: .* returned a loss \\[\\]; return one number per entry, \\[5, 1, 1\\]",
     ),
-    (with_loss("of_nothing"), "it returned NoneType; return the loss per entry, or losses.Terms"),
+    (with_loss("of_nothing"), "it returned NoneType; return the loss per entry, or losses.LossOutput"),
     (with_loss("infinite"), "its loss has NaN or infinity for ordinary entries; check the formula"),
     (with_loss("constant"), "its loss does not depend on entries.logprob; nothing would be learned"),
-    (with_loss("mislabelled"), "its figure mean is a tensor \\[\\]; a tensor"),
+    (with_loss("mislabelled"), "its metric mean is a tensor \\[\\]; a tensor"),
     (
         with_loss("breaking"),
         "it raised RuntimeError: the formula has a hole .*test_objectives.py, line \\d+.; fix it there",
     ),
-    (with_loss("looking"), "it looks at entries.proximal; set algorithm.loss.uses_proximal true"),
-    (with_advantage("looking_back"), "it looks at samples.log_ratio; set algorithm.advantage.uses_proximal true"),
-    (with_loss("remembering"), "its figure moved has a gradient; detach it"),
-    (with_loss("shadowing"), "its figure ratio has the name of one of ours; rename it"),
+    (with_loss("looking"), "it reads entries.proximal; set algorithm.loss.uses_proximal true"),
+    (with_advantage("looking_back"), "it reads samples.log_ratio; set algorithm.advantage.uses_proximal true"),
+    (with_loss("remembering"), "its metric moved has a gradient; detach it"),
+    (with_loss("shadowing"), "its metric ratio has the name of one of ours; rename it"),
     (with_loss("moody"), "the same entries gave other numbers the second time; it must be a function of them"),
     (with_loss("grabbing"), "it changes what it is given; work on a copy"),
     (with_loss("leaving"), "it raised SystemExit: 3 "),
-    (with_loss("listing"), "its figures are .1.0.; give a dict, name -> tensor"),
+    (with_loss("listing"), "its metrics are .1.0.; give a dict, name -> tensor"),
     (with_advantage("counting"), "its advantages is of torch.int64; floating-point numbers are wanted"),
     (with_advantage("no_advantage"), "its advantages is a tensor \\[2\\]; a tensor \\[5\\] is wanted"),
     (with_advantage("of_nothing"), "it returned NoneType; return the advantages, or advantages.Advantages"),
@@ -228,7 +228,7 @@ UNKNOWN = [
     ({"loss": "builtins:max"}, r"algorithm.loss.type = builtins:max: .*name a function that is written in Python"),
     ({"advantage": "math:loss"}, r"algorithm.advantage.type = math:loss: module math has no loss; name a function"),
     ({"loss": "tests.pipeline.broken:loss"}, r"algorithm.loss.type = .*broken raised RuntimeError: there is no robot"),
-    ({"loss": f"{HERE}:wanting"}, r"algorithm.loss.settings.slope = None: .*wanting wants it; give it a value"),
+    ({"loss": f"{HERE}:wanting"}, r"algorithm.loss.settings.slope = None: .*wanting needs it; give it a value"),
     (
         {"loss": {"type": f"{HERE}:plainest", "settings": {"cap": 1}}},
         r"algorithm.loss.settings.cap = 1: .*plainest takes factor; leave it out",
@@ -249,7 +249,7 @@ def test_one_that_says_it_looks_at_the_proximal_policy_is_given_it():
     assert all("train/actor/proximal_approx_kl" in report for report in reports)
     _, reports = trained(**STALE, algorithm={"loss": "tis"})
     assert not any("train/actor/proximal_approx_kl" in report for report in reports)
-    assert max(report["train/actor/behav_approx_kl"] for report in reports) > 0
+    assert max(report["train/actor/approx_kl"] for report in reports) > 0
 
 
 @pytest.mark.parametrize("launcher", ["inline", "local"])
@@ -269,8 +269,6 @@ def test_a_loss_whose_shape_changes_later_ends_the_run():
     checked = validate_run(config(**with_loss("shrinking")))
     with (
         closing(build_pipeline(checked.config, checked.policy)) as pipeline,
-        pytest.raises(
-            ValueError, match=r"shrinking returned a loss \[\]; one number per entry is wanted, \[\d+, 1, 1\]"
-        ),
+        pytest.raises(ValueError, match=r"shrinking returned a loss \[\]; return one number per entry, \[\d+, 1, 1\]"),
     ):
         pipeline.loop.train_until(1)

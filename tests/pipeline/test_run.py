@@ -277,3 +277,9 @@ def test_two_versions_of_the_reach_recipe(tmp_path, simulator):
     assert summary["stations"]["simulator-0"]["env_steps"] == (4 + 8) * 100, "before, and in training"
     assert 0 < summary["before"]["mean_return"] < 100
     assert summary["after"]["episodes"] == 4
+
+
+def test_two_versions_of_the_latency_recipe(tmp_path):
+    summary = train(validate_run(load_config("latency", ["training.versions=2", "launcher=inline"])), tmp_path)
+    assert summary["ledger"]["trained"] == 32
+    assert len(summary["utilisation"]) == 5

@@ -145,7 +145,7 @@ def _simulated(
             {
                 "seed": seed,
                 "versions": versions,
-                "flow": {
+                "scheduler": {
                     "batch_size": samples,
                     "max_lag": max_lag,
                     "bound": bound,

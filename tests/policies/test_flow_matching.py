@@ -124,6 +124,8 @@ def test_flow_noise_sums_over_the_start_and_all_steps() -> None:
         assert data[row].flatten().tolist() == approx(x)
         assert logprob[row].flatten().tolist() == approx(total)
         assert entropy[row].flatten().tolist() == approx(spread)
+    of_mean = FlowNoise(3, 0.1, 0.6, mean=True).evaluate(curved, kept)
+    torch.testing.assert_close(of_mean, (logprob / 4, entropy / 4))
 
 
 def test_the_ode_takes_plain_steps_along_the_velocity() -> None:

@@ -45,9 +45,10 @@ def test_heads_and_methods_go_by_type_and_have_defaults():
     assert TinyVlaSettings.model_validate({"head": {"bins": 16}}).head == BinsSettings(bins=16)
     flow = TinyVlaSettings.model_validate({"head": {"type": "flow_matching", "steps": 3}}).head
     assert flow == FlowMatchingSettings(steps=3, method=FlowNoiseSettings())
-    noisy = {"type": "flow_noise", "max_std": 0.4}
+    noisy = {"type": "flow_noise", "max_std": 0.4, "logprob": "mean"}
     flow = TinyVlaSettings.model_validate({"head": {"type": "flow_matching", "method": noisy}}).head
-    assert flow.method == FlowNoiseSettings(max_std=0.4)
+    assert flow.method == FlowNoiseSettings(max_std=0.4, logprob="mean")
+    assert flow.method.build(3).mean
     again = TinyVlaSettings.model_validate(TinyVlaSettings(head=flow).model_dump(mode="json"))
     assert again.head == flow
     with pytest.raises(ValidationError, match="bins"):

@@ -111,7 +111,7 @@ def test_an_update_that_takes_too_long_is_abandoned_and_its_samples_wait(tmp_pat
         assert process.wait(20) == 130, output(tmp_path)
     assert "the update under way is abandoned" in output(tmp_path)
     *_, saved = sorted((tmp_path / "run" / "checkpoints").glob("run-*"))
-    assert json.loads((saved / "run.json").read_text())["conductor"]["lending"]["lent"]
+    assert json.loads((saved / "run.json").read_text())["conductor"]["updates"]["in_training"]
     with command(tmp_path, **merge(merge(LONG, slow), {"seed": 4, "resume": "auto"})) as process:
         assert process.wait(60) == 2
     assert "seed is 4 here but 3 in that run; give it the same settings" in output(tmp_path)

@@ -31,7 +31,7 @@ def test_a_preset_keeps_its_promises_under_faults_and_slow_publication(name: str
     def disturb(pipeline: Any) -> None:
         for update, stations in KILLED.items():
             at_update(update, lambda _: None)(pipeline)
-            pipeline.loop.submit_later(records.Evaluate(f"during-{update}", EPISODES, beside=True))
+            pipeline.loop.submit_later(records.Evaluate(f"during-{update}", EPISODES, background=True))
             for station in stations:
                 os.kill(pipeline.launcher.processes()[station], signal.SIGKILL)
 

@@ -210,11 +210,11 @@ class Listening:
 
 
 def listening(cluster_settings: ClusterSettings) -> tuple[Cluster, Listening]:
-    flow = cluster_settings.flow
+    scheduler = cluster_settings.scheduler
     rows = sum(group.count * group.env_batches * group.slots * group.rows for group in cluster_settings.simulators)
-    spare = {"group_size": flow.group_size, "extra_groups": flow.extra_groups}
-    count = blocks_needed(rows, flow.version_samples, flow.max_lag, **spare)
-    decider = Listening(Conductor(flow), count)
+    spare = {"group_size": scheduler.group_size, "extra_groups": scheduler.extra_groups}
+    count = blocks_needed(rows, scheduler.version_samples, scheduler.max_lag, **spare)
+    decider = Listening(Conductor(scheduler), count)
     return Cluster(cluster_settings, decider), decider
 
 
@@ -252,7 +252,7 @@ def test_a_slow_trainer_and_a_large_lag_use_many_of_them() -> None:
     cluster_settings = ClusterSettings.model_validate(
         {
             "versions": 6,
-            "flow": {"batch_size": 8, "max_lag": 2.0},
+            "scheduler": {"batch_size": 8, "max_lag": 2.0},
             "simulators": [{"slots": 4, "step": "1ms", "steps": 3}],
             "generators": [{"serve": "1ms"}],
             "trainer": {"update": "10s", "publish": "1ms"},

@@ -62,7 +62,7 @@ class Script:
         return self.say(event)
 
     def batch_done(self, version: int = 0, generator: str = "g0") -> list[r.Command]:
-        batch = self.conductor.dispatch.generators[generator].batch
+        batch = self.conductor.serving.generators.present[generator].batch
         assert batch is not None
         return self.say(r.BatchDone(generator, 0, batch.number, version))
 
@@ -170,9 +170,9 @@ def test_lost_generators_batch_goes_back_with_its_old_arrival_time() -> None:
     script.ask("s2")  # s0 and s2 belong to g0: two requests, due
     script.now = 0.9
     assert script.say(r.StationLost("g0", 0, "killed")) == [  # g1 serves them at once, oldest first
-        r.Serve("g1", script.conductor.dispatch.generators["g1"].batch)
+        r.Serve("g1", script.conductor.serving.generators.present["g1"].batch)
     ]
-    batch = script.conductor.dispatch.generators["g1"].batch
+    batch = script.conductor.serving.generators.present["g1"].batch
     assert batch is not None
     assert [(q.slot, q.arrived) for q in batch.requests] == [("s0", 0.0), ("s2", 0.5)]
 
@@ -289,7 +289,7 @@ def test_a_new_generator_serves_only_once_it_holds_the_applied_version() -> None
 
 def test_failed_sample_goes_out_again_under_its_number_before_new_tickets() -> None:
     script = Script(slots=1, max_lag=5)
-    script.say(r.SampleFailed("sim", 0, 0, 1, "raised"))
+    script.say(r.SampleFailed("sim", 0, 0, 1, r.DropReason.ENVIRONMENT_RAISED))
     (start,) = script.of(r.StartRows)
     assert (start.grants[0].ticket.number, start.grants[0].ticket.attempt) == (0, 2)
 
@@ -297,16 +297,16 @@ def test_failed_sample_goes_out_again_under_its_number_before_new_tickets() -> N
 def test_after_max_attempts_the_group_is_dropped_cancelled_and_replaced() -> None:
     script = Script(slots=3, group_size=2, max_lag=1, max_attempts=1)  # limit 4: groups 0 and 1, three rows
     script.finish(1)  # group 0: ticket 1 buffered, 0 runs; the row goes to ticket 3
-    said = script.say(r.SampleFailed("sim", 0, 0, 1, "raised"))
+    said = script.say(r.SampleFailed("sim", 0, 0, 1, r.DropReason.ENVIRONMENT_RAISED))
     assert script.of(r.ReleasePayloads) == [r.ReleasePayloads(("p1",))]
     assert [g.ticket.group for c in said if isinstance(c, r.StartRows) for g in c.grants] == [2]
-    assert script.conductor.ledger.dropped == {"raised": 2}
+    assert script.conductor.ledger.dropped == {"environment raised": 2}
 
 
 def test_running_members_of_a_dropped_group_are_cancelled_and_their_rows_come_back() -> None:
     script = Script(slots=2, group_size=2, max_lag=0, max_attempts=1)
     script.ask("s1")  # waits: s0 is live too
-    script.say(r.SampleFailed("sim", 0, 0, 1, "raised"))
+    script.say(r.SampleFailed("sim", 0, 0, 1, r.DropReason.ENVIRONMENT_RAISED))
     assert script.of(r.CancelRow) == [r.CancelRow("sim", "s1", 1, 1)]
     assert [g.row for c in script.of(r.StartRows) for g in c.grants] == [0]
     script.say(r.SampleFailed("sim", 0, 1, 1, "cancelled"))
@@ -377,7 +377,7 @@ def test_checkpointed_updates_cannot_be_rolled_back() -> None:
     script = Script(max_lag=1)
     train_one(script, 0)
     script.say(r.Checkpointed("trainer", 0, 1))
-    assert list(script.conductor.lending.undoable) == []
+    assert list(script.conductor.updates.undoable) == []
 
 
 def test_a_checkpoint_of_an_earlier_trainer_is_none_of_the_present_ones() -> None:
@@ -385,19 +385,20 @@ def test_a_checkpoint_of_an_earlier_trainer_is_none_of_the_present_ones() -> Non
     train_one(script, 0)
     script.say(r.StationLost("trainer", 0, "killed"))
     script.say(r.TrainerJoined("trainer", 1, 1))
-    assert script.conductor.lending.undoable
+    assert script.conductor.updates.undoable
     script.say(r.Checkpointed("trainer", 0, 1))
-    assert script.conductor.lending.undoable
+    assert script.conductor.updates.undoable
     assert script.conductor.refused == 1
 
 
 def test_too_many_dropped_samples_halt_the_run() -> None:
     script = Script(slots=1, max_attempts=1, max_dropped=0)
-    script.say(r.SampleFailed("sim", 0, 0, 1, "raised", "task reach, seed 3"))
+    script.say(r.SampleFailed("sim", 0, 0, 1, r.DropReason.ENVIRONMENT_RAISED, "task reach, seed 3"))
     (halt,) = script.of(r.Halt)
     assert halt.reason == (
-        "rollout.max_dropped = 0: 1 samples were dropped after rollout.max_attempts = 1 attempts each (1 x raised); "
-        "the last failure: raised (task reach, seed 3); correct what fails, then resume the run"
+        "rollout.max_dropped = 0: 1 samples were dropped after rollout.max_attempts = 1 attempts each "
+        "(1 x environment raised); the last failure: environment raised (task reach, seed 3); "
+        "correct what fails, then resume the run"
     )
 
 
@@ -416,10 +417,10 @@ def test_a_run_that_halts_begins_nothing_more_until_it_is_resumed() -> None:
     script = Script(slots=2, max_lag=4)
     for number in range(4):
         script.finish(number)
-    assert script.conductor.lending.lent, "and the samples of another update wait"
+    assert script.conductor.updates.in_training, "and the samples of another update wait"
     script.say(r.UpdateDone("trainer", 0, 0, "the gradient of update 0 is not finite"))
     assert not script.of(r.StartUpdate)
-    assert script.conductor.lending.lent == [], "so that a run that winds down waits for no update"
+    assert script.conductor.updates.in_training == [], "so that a run that winds down waits for no update"
     for number in range(4, 6):
         script.finish(number)
         assert not script.of(r.StartUpdate)
@@ -440,7 +441,7 @@ def test_a_generator_that_may_not_take_weights_yet_is_not_waited_for(settings: d
     script.say(r.StationLost("g1", 0, "killed"))
     assert script.say(r.GeneratorJoined("g1", 1)) == []
     served = [c for index in range(4) for c in script.ask(f"s{index}") if isinstance(c, r.Serve)]
-    while script.conductor.dispatch.generators["g0"].batch:
+    while script.conductor.serving.generators.present["g0"].batch:
         served += [c for c in script.batch_done() if isinstance(c, r.Serve)]
     assert sorted(slot for serve in served for slot in slots_of(serve)) == ["s0", "s1", "s2", "s3"]
     assert {serve.generator for serve in served} == {"g0"}
@@ -549,7 +550,7 @@ def test_evaluation_episode_that_keeps_failing_is_reported_as_dropped() -> None:
     script = Script(slots=1, target=0, max_attempts=2)
     evaluate(script)
     for attempt in (1, 2):
-        script.say(r.SampleFailed("sim", 0, -1, attempt, "raised"))
+        script.say(r.SampleFailed("sim", 0, -1, attempt, r.DropReason.ENVIRONMENT_RAISED))
     assert script.of(r.EvaluationDone) == [r.EvaluationDone("before", 0, 1)]
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.oracles.arbitrary import arbitrary_cluster
-from tests.oracles.watch import GuaranteeChecker
+from tests.oracles.guarantees import GuaranteeChecker
 from tests.scheduler.test_conductor import Script, train_one
 
 from polyrhythm.clustersim.cluster import Cluster, Member
@@ -46,11 +46,11 @@ def test_no_station_is_left_and_nothing_is_waited_for() -> None:
     script.ask("s0")
     script.ask("s1")
     conductor = cut(script).conductor
-    assert conductor.incarnations == {}
-    assert conductor.dispatch.generators == {}
-    assert len(conductor.dispatch.queue) == 0
+    assert conductor.stations.incarnations == {}
+    assert conductor.serving.generators.present == {}
+    assert len(conductor.serving.queue) == 0
     assert conductor.rollout.rows.slots == {}
-    assert conductor.lending.trainer == ""
+    assert conductor.updates.trainer == ""
     assert conductor.deadline() == math.inf
 
 
@@ -94,25 +94,25 @@ def test_being_cut_is_no_attempt(max_attempts: int) -> None:
         (grant,) = go_on(cut(script), 0, slots=1)
         assert (grant.ticket.number, grant.ticket.attempt) == (0, 1)
     for attempt in range(1, max_attempts):
-        script.say(r.SampleFailed("sim", 0, 0, attempt, "raised"))
+        script.say(r.SampleFailed("sim", 0, 0, attempt, r.DropReason.ENVIRONMENT_RAISED))
         assert script.conductor.ledger.dropped == {}
-    script.say(r.SampleFailed("sim", 0, 0, max_attempts, "raised"))
-    assert script.conductor.ledger.dropped == {"raised": 1}
+    script.say(r.SampleFailed("sim", 0, 0, max_attempts, r.DropReason.ENVIRONMENT_RAISED))
+    assert script.conductor.ledger.dropped == {"environment raised": 1}
 
 
 def test_a_run_that_halted_for_dropped_samples_may_drop_as_many_again() -> None:
     script = Script(slots=1, max_lag=0, max_attempts=1, max_dropped=1)
     for number in range(2):
-        script.say(r.SampleFailed("sim", 0, number, 1, "raised"))
+        script.say(r.SampleFailed("sim", 0, number, 1, r.DropReason.ENVIRONMENT_RAISED))
     assert script.of(r.Halt)
     (grant,) = go_on(cut(script), 0, slots=1)
     assert not script.of(r.Halt)
     assert grant.ticket.number == 2
-    script.say(r.SampleFailed("sim", 0, 2, 1, "raised"))
+    script.say(r.SampleFailed("sim", 0, 2, 1, r.DropReason.ENVIRONMENT_RAISED))
     assert not script.of(r.Halt)
-    script.say(r.SampleFailed("sim", 0, 3, 1, "raised"))
+    script.say(r.SampleFailed("sim", 0, 3, 1, r.DropReason.ENVIRONMENT_RAISED))
     assert script.of(r.Halt)
-    assert script.conductor.ledger.dropped == {"raised": 4}
+    assert script.conductor.ledger.dropped == {"environment raised": 4}
 
 
 def test_a_row_that_was_cancelled_is_not_waited_for() -> None:
@@ -145,16 +145,18 @@ def test_a_parked_episode_is_begun_anew() -> None:
     assert (grant.ticket.number, grant.resume) == (1, False)
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_an_evaluation_under_way_is_forgotten_since_nobody_hears_its_results(beside: bool) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_an_evaluation_under_way_is_forgotten_since_nobody_hears_its_results(background: bool) -> None:
     script = Script(slots=2, evaluator="g0")
     infos = (r.EnvBatchInfo("e", (r.SlotInfo("e/0", 0, 2),), reserved=True),)
     script.say(r.SimulatorJoined("apart", 0, infos))
-    script.say(r.Evaluate("first", tuple(r.Episode(0, 0, seed, greedy=True) for seed in range(3)), beside=beside))
-    script.say(r.WeightsApplied("g0", 0, 0, pinned=True)) if beside else [script.finish(0), script.finish(1)]
+    script.say(
+        r.Evaluate("first", tuple(r.Episode(0, 0, seed, greedy=True) for seed in range(3)), background=background)
+    )
+    script.say(r.WeightsApplied("g0", 0, 0, pinned=True)) if background else [script.finish(0), script.finish(1)]
     assert any(number < 0 for number in script.tickets)
     rollout = cut(script).conductor.rollout
-    assert (len(rollout.evaluations.queue), len(rollout.evaluations.beside)) == (0, 0)
+    assert (len(rollout.evaluations.queue), len(rollout.evaluations.background)) == (0, 0)
     assert all(number >= 0 for number in rollout.samples)
     assert all(grant.ticket.number >= 0 for grant in go_on(script, 0))
 
@@ -262,7 +264,7 @@ def test_a_run_that_is_cut_anywhere_again_and_again_and_loses_stations_reaches_i
     if rng.random() < 0.5:
         unheard = FaultPlan(station="trainer", at=rng.choice((0.0, 0.05, 0.2, 0.5)), after_reply=True)
         cluster_settings = cluster_settings.model_copy(update={"faults": (*cluster_settings.faults, unheard)})
-    conductor = Conductor(cluster_settings.flow)
+    conductor = Conductor(cluster_settings.scheduler)
     parts: list[Part] = []
     for cut in [*[True] * rng.randint(1, 3), False]:
         decider = stopping(conductor, rng) if cut else Stopping(conductor, -1)

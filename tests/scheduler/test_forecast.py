@@ -73,5 +73,5 @@ def test_it_foretells_the_simulated_cluster(scene: BatchingScenario, limits: For
     away = [[law.sample(rng) for _ in range(64)] for _ in range(scene.slots)]
     base, per_row = (0.002, 0.001) if scene.serve == "2ms+1ms" else (0.010, 0.0001)
     of = loop(away, base, per_row, generators=scene.generators, rows=scene.rows)
-    flow = SchedulerSettings(64, max_lag=1e6, bound="mean", max_rows=limits.max_rows, max_wait_s=limits.max_wait_s)
-    assert forecast(of, limits) == pytest.approx(rate(scene, flow, 0, "short"), rel=0.06)
+    scheduler = SchedulerSettings(64, max_lag=1e6, bound="mean", max_rows=limits.max_rows, max_wait_s=limits.max_wait_s)
+    assert forecast(of, limits) == pytest.approx(rate(scene, scheduler, 0, "short"), rel=0.06)

@@ -1,5 +1,5 @@
 """Guarantees 1-4, 6 and 10 over random clusters of any episode lengths, stations, delays, groups, K, α and faults, with
-evaluations beside training, during a pause of it, or none.
+background evaluations, evaluations during a pause of training, or none.
 
 `GuaranteeChecker` raises at the event that breaks a guarantee; the driver raises `Deadlock` when nothing can happen.
 A failing cluster is printed by hypothesis as a seed for `arbitrary_cluster`.
@@ -14,8 +14,8 @@ from dataclasses import replace
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.oracles.arbitrary import arbitrary_cluster
+from tests.oracles.guarantees import GuaranteeChecker
 from tests.oracles.replay import first_difference
-from tests.oracles.watch import GuaranteeChecker
 
 from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.clustersim.costs import FREE
@@ -39,7 +39,7 @@ few_examples = settings(examples, max_examples=150)
 
 
 def watched(cluster_settings: ClusterSettings) -> tuple[Cluster, Conductor, GuaranteeChecker]:
-    conductor = Conductor(cluster_settings.flow)
+    conductor = Conductor(cluster_settings.scheduler)
     cluster = Cluster(cluster_settings, conductor, record=True)
     return cluster, conductor, GuaranteeChecker(cluster, conductor)
 
@@ -71,7 +71,7 @@ def _reaches_its_target(cluster_settings: ClusterSettings) -> Conductor:
     assert cluster.driver.evaluating == set()
     assert conductor.ledger.imbalance == 0
     if all(fault.station != "trainer" for fault in cluster_settings.faults):
-        assert conductor.ledger.trained == cluster_settings.versions * cluster_settings.flow.version_samples
+        assert conductor.ledger.trained == cluster_settings.versions * cluster_settings.scheduler.version_samples
     return conductor
 
 
@@ -97,24 +97,24 @@ def test_an_evaluation_in_the_middle_gets_every_episode_and_holds_one_version(rn
 
 @settings(examples, max_examples=250)
 @given(randoms)
-def test_training_in_lockstep_takes_the_same_course_with_and_without_evaluations_beside_it(rng: random.Random) -> None:
+def test_training_in_lockstep_takes_the_same_course_with_and_without_background_evaluations(rng: random.Random) -> None:
     with_them = _lockstep(arbitrary_cluster(rng))
-    assume(with_them.evaluations and with_them.flow.evaluator_only)
+    assume(with_them.evaluations and with_them.scheduler.evaluator_only)
     assert _course(with_them) == _course(with_them.model_copy(update={"evaluations": ()}))
 
 
 def _lockstep(base: ClusterSettings) -> ClusterSettings:
-    """The cluster without faults, at lag 0, with evaluations beside training alone, in simulators of their own.
+    """The cluster without faults, at lag 0, with background evaluations alone, in simulators of their own.
 
     A second copy of the weights delays its generator by the passes that it gives to evaluations, so what happens at the
     same time otherwise may not: the shadow conductor of `watched` holds for that case what can be held.
     """
-    flow = replace(base.flow, batching="lockstep", max_lag=0.0, on_update="drain")
+    scheduler = replace(base.scheduler, batching="lockstep", max_lag=0.0, on_update="drain")
     return base.model_copy(
         update={
-            "flow": flow,
+            "scheduler": scheduler,
             "simulators": tuple(part for group in base.simulators for part in _parted(group)),
-            "evaluations": tuple(asked for asked in base.evaluations if asked.beside),
+            "evaluations": tuple(asked for asked in base.evaluations if asked.background),
             "faults": (),
             "message_delay": FREE,
         }
@@ -176,7 +176,7 @@ def test_a_restored_conductor_decides_as_the_saved_one_would_have(rng: random.Ra
     cluster = Cluster(cluster_settings, record=True)
     cluster.run()
     before = rng.randint(1, len(cluster.driver.steps))
-    resumed = Resumed(Conductor(cluster_settings.flow), before)
+    resumed = Resumed(Conductor(cluster_settings.scheduler), before)
     assert first_difference(resumed, cluster.driver.steps) is None
 
 
@@ -188,14 +188,14 @@ def test_the_same_seed_gives_the_same_run_and_another_conductor_the_same_command
     first.run()
     second.run()
     assert first.driver.steps == second.driver.steps
-    assert first_difference(Conductor(cluster_settings.flow), first.driver.steps) is None
+    assert first_difference(Conductor(cluster_settings.scheduler), first.driver.steps) is None
 
 
 @few_examples
 @given(randoms, st.floats(0, 4), st.integers(1, 4))
 def test_pacing_keeps_the_mean_lag_within_any_real_alpha(rng: random.Random, max_lag: float, interval: int) -> None:
     base = arbitrary_cluster(rng)
-    flow = replace(base.flow, max_lag=max_lag, sync_interval=interval, bound="mean", max_attempts=1_000)
-    cluster, _, watch = watched(base.model_copy(update={"flow": flow, "faults": ()}))
+    scheduler = replace(base.scheduler, max_lag=max_lag, sync_interval=interval, bound="mean", max_attempts=1_000)
+    cluster, _, watch = watched(base.model_copy(update={"scheduler": scheduler, "faults": ()}))
     cluster.run()
     watch.finish()

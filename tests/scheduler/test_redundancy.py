@@ -81,17 +81,17 @@ def test_extra_members_wait_until_every_group_has_what_it_needs() -> None:
 
 def test_a_group_with_members_to_spare_outlives_one_that_fails_for_good() -> None:
     script = Script(slots=3, max_lag=0, batch_size=2, group_size=2, extra_members=1, max_attempts=1)
-    script.say(r.SampleFailed("sim", 0, 0, 1, "raised"))
-    assert script.conductor.ledger.dropped == {"raised": 1}
+    script.say(r.SampleFailed("sim", 0, 0, 1, r.DropReason.ENVIRONMENT_RAISED))
+    assert script.conductor.ledger.dropped == {"environment raised": 1}
     assert script.of(r.CancelRow) == []
-    script.say(r.SampleFailed("sim", 0, 1, 1, "raised"))  # now there are too few
-    assert script.conductor.ledger.dropped == {"raised": 3}
+    script.say(r.SampleFailed("sim", 0, 1, 1, r.DropReason.ENVIRONMENT_RAISED))  # now there are too few
+    assert script.conductor.ledger.dropped == {"environment raised": 3}
     assert cancelled(script) == [2]
 
 
 def test_a_spare_group_takes_the_place_of_one_that_failed() -> None:
     script = Script(slots=3, max_lag=0, batch_size=2, extra_groups=1, max_attempts=1)
-    script.say(r.SampleFailed("sim", 0, 0, 1, "raised"))
+    script.say(r.SampleFailed("sim", 0, 0, 1, r.DropReason.ENVIRONMENT_RAISED))
     assert groups(script)[3] == 3, "the next spare one begins"
     assert script.conductor.rollout.admission.spare == [3]
     script.finish(1)
@@ -106,7 +106,10 @@ def test_a_place_goes_to_a_younger_version_and_the_old_straggler_is_cancelled() 
     script.say(r.UpdateDone("trainer", 0, 0))
     script.say(r.Published("trainer", 0, 1))
     script.applied(1)
-    script.say(r.SampleFailed("sim", 0, 2, 1, "raised"))  # the spare one of version 0; the next is of version 1
+    script.say(
+        r.SampleFailed("sim", 0, 2, 1, r.DropReason.ENVIRONMENT_RAISED)
+        # the spare one of version 0; the next is of version 1
+    )
     assert [script.tickets[number].version for number in range(5)] == [0, 0, 0, 1, 1]
     assert script.conductor.rollout.admission.outstanding == {0: 1, 1: 1}
     script.finish(4)

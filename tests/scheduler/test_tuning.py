@@ -20,9 +20,9 @@ AUTO = SchedulerSettings(64, max_lag=1e6, bound="mean", batching="auto", max_row
 
 
 def told(
-    scene: BatchingScenario, flow: SchedulerSettings = AUTO, seconds: float = 10.0
+    scene: BatchingScenario, scheduler: SchedulerSettings = AUTO, seconds: float = 10.0
 ) -> tuple[Cluster, list[BatchingChosen]]:
-    cluster = cluster_of(scene, flow, seed=0, record=True)
+    cluster = cluster_of(scene, scheduler, seed=0, record=True)
     cluster.driver.submit(TrainUntil(10**9))
     cluster.driver.run(10**9, seconds)
     commands = [command for step in cluster.driver.steps for command in step.commands]
@@ -96,11 +96,11 @@ def test_a_resumed_run_keeps_what_was_learned_and_begins_its_clock_anew() -> Non
     cluster, _ = told(BatchingScenario(8, 2, 2, "lognormal:10ms:0.8", "10ms+0.1ms"), seconds=4.0)
     conductor = cluster.conductor
     assert isinstance(conductor, Conductor)
-    before = conductor.dispatch.tuning
+    before = conductor.serving.tuning
     assert before is not None
     limits, seconds = before.limits, before.service.seconds
     conductor.detach()
-    tuning = conductor.dispatch.tuning
+    tuning = conductor.serving.tuning
     assert tuning is before
     assert (tuning.limits, tuning.service.seconds) == (limits, seconds)
     assert (tuning.slots, tuning.passes, tuning.search, tuning.rested) == ({}, {}, None, 0.0)
@@ -109,15 +109,15 @@ def test_a_resumed_run_keeps_what_was_learned_and_begins_its_clock_anew() -> Non
 def test_others_than_auto_learn_nothing_and_say_nothing() -> None:
     for batching in ("dynamic", "lockstep"):
         conductor = Conductor(replace(AUTO, batching=batching))
-        assert conductor.dispatch.tuning is None
-        assert conductor.dispatch.limits is conductor.settings
-        assert conductor.told() == {"groups": {}}
+        assert conductor.serving.tuning is None
+        assert conductor.serving.limits == conductor.settings.limits
+        assert conductor.summary() == {"groups": {}}
 
 
 def test_the_summary_has_the_last_choice_and_why() -> None:
     cluster, chosen = told(BatchingScenario(8, 2, 2, "lognormal:10ms:0.8", "10ms+0.1ms"), seconds=4.0)
     assert isinstance(cluster.conductor, Conductor)
-    found = cluster.conductor.told()["batching"]
+    found = cluster.conductor.summary()["batching"]
     assert found["reason"] == chosen[-1].reason
     assert found["max_wait_s"] == chosen[-1].max_wait_s
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrhythm.scheduler.inference.versions import VersionLedger
 from polyrhythm.scheduler.settings import SchedulerSettings
+from polyrhythm.scheduler.versions import VersionLedger
 
 
 def ledger(story: str, interval: int = 2) -> VersionLedger:

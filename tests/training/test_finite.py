@@ -14,8 +14,8 @@ import torch
 from tests.training.toy import ToyPolicy, algorithm, collect, same, training, weights
 from torch import Tensor
 
-from polyrhythm.algorithms.advantages import Samples
-from polyrhythm.algorithms.losses import Entries
+from polyrhythm.algorithms.advantages import AdvantageInput
+from polyrhythm.algorithms.losses import LossInput
 from polyrhythm.policies.base import Evaluation, Observations
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.learner import Learner
@@ -25,17 +25,17 @@ HERE = "tests.training.test_finite"
 SKIPPED = "train/actor/skipped_steps"
 
 
-def infinite_above(entries: Entries, *, above: float) -> Tensor:
+def infinite_above(entries: LossInput, *, above: float) -> Tensor:
     """Plain policy gradient; infinite for entries of a large advantage."""
     factor = torch.where(entries.advantage > above, torch.inf, 1.0)
     return -factor * entries.advantage * entries.logprob
 
 
-def nothing_over_nothing(samples: Samples) -> Tensor:
+def nothing_over_nothing(samples: AdvantageInput) -> Tensor:
     return samples.rewards / (samples.rewards * 0)
 
 
-def square_root(entries: Entries) -> Tensor:
+def square_root(entries: LossInput) -> Tensor:
     """Zero, with an infinite slope: sqrt|x| at x = 0."""
     return (entries.logprob - entries.logprob.detach()).abs().sqrt()
 

@@ -20,13 +20,22 @@ from polyrhythm.training.steps import Metrics, finish
 
 VARIANTS: list[dict[str, Any]] = [
     {},
-    *({"loss": loss} for loss in POLICY_LOSSES),
+    *({"loss": loss} for loss in POLICY_LOSSES if loss != "clip_cov"),
+    {"loss": {"type": "clip_cov", "fraction": 1.0, "cov_low": 0.1}},
+    {"loss": {"type": "kl_cov", "fraction": 0.2}},
+    {"loss": {"type": "gspo", "ratio_to": "proximal"}},
     *({"advantage": advantage, "loss": "decoupled_ppo"} for advantage in ADVANTAGES),
     {"advantage": {"type": "reinforce_plus_plus", "group_baseline": True}, "kl": {"coef": 0.1, "place": "reward"}},
     {"kl": {"coef": 0.1, "estimator": "k2"}},
     {"proximal": "interpolate"},
     {"loss": "vanilla", "mismatch_cap": 1.1},
     {"aggregation": "sum_over_constant", "aggregation_constant": 20.0},
+    {"aggregation": "episode_mean", "value": {"aggregation": "policy"}},
+    {"aggregation": "trajectory_mean", "value": {"aggregation": "policy"}, "reward_level": "action"},
+    {"advantage": {"type": "reinforce_plus_plus", "returns": "to_go"}},
+    {"rollout_correction": {"weight": "token", "weight_max": 1.1, "normalize": True}},
+    {"rollout_correction": {"weight": "trajectory", "reject": "ratio", "reject_above": 1.5, "count_rejected": False}},
+    {"rollout_correction": {"reject": "k3", "reject_level": "chunk_step", "reject_above": 0.02}},
     {"loss": "gspo", "logprob_level": "action", "reward_level": "action"},
     {"loss": "topr", "advantage": "v_trace", "reward_level": "action"},
     {"logprob_level": "action", "loss": {"type": "ppo", "dual_clip": 3.0}},
@@ -34,7 +43,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"loss": {"type": "decoupled_ppo", "behave_weight_threshold": 2.0}},
     {"reward_level": "action", "logprob_level": "token", "aggregation": "trajectory_mean"},
 ]
-#: The version that a first update works on; the trajectories are of versions 0 to 3.
+#: The version that a first update produces; the trajectories are of versions 0 to 3.
 NEWEST = 4
 SOURCES = {
     "train/actor/policy_loss",
@@ -80,7 +89,11 @@ def stale(*, per_action: bool = False) -> list[Trajectory]:
     return [replace(t, group=t.group // 2) for t in collect(behaviour)]
 
 
-@pytest.mark.parametrize("settings", VARIANTS)
+#: Its draws depend on the order of samples.
+DRAWN = {"loss": {"type": "clip_cov", "fraction": 0.05, "cov_low": 0.0}}
+
+
+@pytest.mark.parametrize("settings", [*VARIANTS, DRAWN])
 @pytest.mark.parametrize("micro", [1, 2, 3])
 def test_micro_batches_do_not_change_the_update(settings: dict[str, Any], micro: int) -> None:
     whole, a = run(settings, {"epochs": 2, "minibatch_steps": 5})
@@ -97,7 +110,7 @@ def test_forward_passes_never_exceed_the_micro_batch() -> None:
 
 
 @pytest.mark.parametrize("settings", VARIANTS)
-def test_masked_entries_never_matter(settings: dict[str, Any]) -> None:
+def test_masked_entries_have_no_effect(settings: dict[str, Any]) -> None:
     data = stale(per_action=settings.get("reward_level") == "action")
     assert not all(t.valid.all() for t in data)
     clean, a = run(settings, {"minibatch_steps": 5}, trajectories=data)
@@ -248,7 +261,7 @@ def test_critic_warmup_leaves_the_policy_alone_to_the_bit() -> None:
     start = weights(policy)
     for index in range(2):
         metrics = finish(learner.update(stale(), index))
-        assert metrics["train/actor/behav_approx_kl"] > 0  # reported although not trained
+        assert metrics["train/actor/approx_kl"] > 0  # reported although not trained
     after = weights(policy)
     critic = {name for name in start if name.startswith("critic")}
     assert same({n: start[n] for n in start.keys() - critic}, after)

@@ -79,7 +79,7 @@ def test_demonstrations_that_are_not_finite_are_not_read(name: str, tmp_path: Pa
     given = Demonstrations({**found.obs, INSTRUCTION: instructions}, found.actions, ("a", "b"), 1)
     {**given.obs, "actions": given.actions}[name][7] = np.inf
     given.save(tmp_path / "d.npz")
-    words = rf"d.npz: {name} of decision 7 of task b is not finite; record them again"
+    words = rf"d.npz: {name} of chunk step 7 of task b is not finite; record them again"
     with pytest.raises(RunFolderError, match=words):
         Demonstrations.load(tmp_path / "d.npz")
 

@@ -1,16 +1,16 @@
-"""How much better was an action than expected, over packed trajectories: by a value function, or by a group's others.
+"""Advantages over packed trajectories: by a value function, or by comparison with the others of a group.
 
-Packed means that the decisions of all trajectories stand one after another, without padding: trajectory 0
-complete and in time order, then trajectory 1, and so on.
+Packed means that the chunk steps of all trajectories stand one after another, without padding: trajectory 0 complete
+and in time order, then trajectory 1, and so on.
 
-Every estimate has the same form: `estimate(samples, *, settings by keyword)`, and stands in `ADVANTAGES` under the name
-that `algorithm.advantage.type` gives; its keywords are that section's fields, gamma and gae_lambda. It gives
-`Advantages`, or a tensor where it has no returns of its own (a value function is then trained on those of `gae`). A new
-one is one function and one line in the table, or a user's `module:function`.
+Every estimate has the form `estimate(samples, *, settings by keyword)` and stands in `ADVANTAGES` under the name that
+`algorithm.advantage.type` gives; its keywords are that section's fields, gamma and gae_lambda. It returns `Advantages`,
+or a tensor where it has no returns of its own (a value function is then trained on those of `gae`). A new one is one
+function and one line in the table, or a user's `module:function`.
 
 Sources: Schulman et al. 2016 (GAE), truncation as in Pardo et al. 2018; Espeholt et al. 2018 (V-trace); Shao et al.
 2024 (GRPO); Ahmadian et al. 2024 (RLOO); Hu 2025 (REINFORCE++). Deviation: masked entries are skipped instead of
-zeroed, so that a chunk cut short by the end of its episode never puts a gap into a recursion.
+zeroed, so that a chunk cut short by the end of its episode never leaves a gap in a recursion.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from torch import Tensor
 
 from polyrhythm.algorithms.divergence import LOG_RATIO_LIMIT
 
-Bootstrap = Literal["standard", "always"]
+Bootstrap = Literal["standard", "always", "never"]
 GroupStd = Literal["sample", "population", "none"]
+Returns = Literal["total", "to_go"]
 
 
-class Samples(NamedTuple):
-    """What an estimate sees of N decisions of M trajectories.
+class AdvantageInput(NamedTuple):
+    """N chunk steps of M trajectories.
 
-    rewards, penalty, values, valid (bool), log_ratio: [N] or [N,C]. penalty: −β·KL to the reference policy, contained
-    in rewards; zeros where it is in the loss or nowhere. values: V of the policy that acted (for `v_trace` of the
-    proximal one). log_ratio: log of the proximal over the behaviour policy, zeros where the former was not computed.
-    trajectory [N] int64, non-decreasing, in 0..M-1. bootstrap [M]: the value after each trajectory's last valid entry:
-    V(final observation), or 0 where the task ended there. group [M] int64: equal where task and initial state are; any
-    numbers, in any order.
+    rewards, penalty, values, valid (bool), log_ratio: [N] or [N,C]. penalty: −β·KL to the reference policy, included in
+    rewards; zeros where it is in the loss or there is none. values: V of the policy that acted (for `v_trace` of the
+    proximal one). log_ratio: log π_prox − log π_b, zeros where π_prox was not computed. trajectory [N] int64,
+    non-decreasing, in 0..M-1. bootstrap [M]: the value after each trajectory's last valid entry: V(final observation),
+    or 0 where `algorithm.bootstrap` adds none. group [M] int64: equal where task and initial state are; any numbers, in
+    any order.
     """
 
     rewards: Tensor
@@ -59,7 +60,7 @@ class Advantages(NamedTuple):
 Estimate = Callable[..., Advantages | Tensor]
 
 
-def gae(samples: Samples, *, gamma: float, gae_lambda: float) -> Advantages:
+def gae(samples: AdvantageInput, *, gamma: float, gae_lambda: float) -> Advantages:
     """A_t = δ_t + γλ A_{t+1} with δ_t = r_t + γ V_{t+1} − V_t, and returns A_t + V_t.
 
     Example: rewards (0, 1), values (0.5, 0.5), bootstrap 0, γ = 1, λ = 1 → advantages (0.5, 0.5), returns (1, 1).
@@ -71,12 +72,14 @@ def gae(samples: Samples, *, gamma: float, gae_lambda: float) -> Advantages:
     return Advantages(entries.put(advantage), entries.put(advantage + value))
 
 
-def v_trace(samples: Samples, *, gamma: float, gae_lambda: float, rho_cap: float, trace_cap: float) -> Advantages:
+def v_trace(
+    samples: AdvantageInput, *, gamma: float, gae_lambda: float, rho_cap: float, trace_cap: float
+) -> Advantages:
     """Returns v_t = V_t + min(ρ̄, ρ_t)·δ_t + γ c_t (v_{t+1} − V_{t+1}), advantages r_t + γ v_{t+1} − V_t.
 
     ρ_t = π_prox/π_b over the actions that one reward covers, c_t = λ·min(c̄, ρ_t), δ_t as in `gae`; ρ̄, c̄: the caps.
-    The further factor min(ρ̄, ρ_t) of the paper's policy gradient is the loss's (tis, decoupled_ppo, …), not the
-    advantage's. On-policy the returns are GAE's, and with λ = 1 the advantages too.
+    The further factor min(ρ̄, ρ_t) of the paper's policy gradient belongs to the loss (tis, decoupled_ppo, …).
+    On-policy the returns are those of GAE, and with λ = 1 the advantages too.
     """
     entries = _Entries(samples)
     value, reward = entries.take(samples.values), entries.take(samples.rewards)
@@ -87,12 +90,12 @@ def v_trace(samples: Samples, *, gamma: float, gae_lambda: float, rho_cap: float
     return Advantages(entries.put(advantage), entries.put(target))
 
 
-def grpo(samples: Samples, *, std: GroupStd = "sample") -> Tensor:
-    """A_i = (R_i − mean_g)/(std_g + 1e-6): a trajectory's whole reward against its group's, at all its entries.
+def grpo(samples: AdvantageInput, *, std: GroupStd = "sample") -> Tensor:
+    """A_i = (R_i − mean_g)/(std_g + 1e-6) at all entries of trajectory i: its return, normalised within its group.
 
-    std divides by the group's size − 1 (sample) or by its size (population), or is left out (none, as in Dr. GRPO). A
-    group of one, or of equal scores, gives 0.
-    Example: scores (1, 0, 0, 1), one group → mean 0.5, std 0.577 → (0.866, -0.866, -0.866, 0.866).
+    std: divided by the group's size − 1 (sample) or by its size (population), or left out (none, as in Dr. GRPO). A
+    group of one, or of equal scores, gives 0. Example: scores (1, 0, 0, 1), one group → mean 0.5, std 0.577 → (0.866,
+    -0.866, -0.866, 0.866).
     """
     groups = _Groups(samples)
     centred = groups.centred(_scores(samples.rewards, samples))
@@ -102,8 +105,8 @@ def grpo(samples: Samples, *, std: GroupStd = "sample") -> Tensor:
     return _at_all_entries(centred, samples)
 
 
-def rloo(samples: Samples) -> Tensor:
-    """A_i = R_i − the mean score of the others of its group, at all its entries; a group of one gives 0.
+def rloo(samples: AdvantageInput) -> Tensor:
+    """A_i = R_i − the mean return of the others of its group, at all its entries; a group of one gives 0.
 
     It is n/(n−1)·(R_i − mean_g). Example: scores (1, 0, 0, 1), one group → (2/3, -2/3, -2/3, 2/3).
     """
@@ -112,14 +115,18 @@ def rloo(samples: Samples) -> Tensor:
     return _at_all_entries(factor[groups.place] * groups.centred(_scores(samples.rewards, samples)), samples)
 
 
-def reinforce_plus_plus(samples: Samples, *, group_baseline: bool = False) -> Tensor:
-    """A_t = R + Σ_{k≥t} penalty_k: the trajectory's score at its last entry, −β·KL at each, summed from the back.
+def reinforce_plus_plus(
+    samples: AdvantageInput, *, gamma: float = 1.0, returns: Returns = "total", group_baseline: bool = False
+) -> Tensor:
+    """Returns without a value function, penalties included; the whitening over the update is `normalize`'s, as for all.
 
-    group_baseline takes the mean score of the group from R. The whitening over the whole update that belongs to it is
-    `normalize`, as for all of them.
-    Example: scores (1, 0), no penalty, two entries each → (1, 1, 0, 0) before whitening.
+    total: A_t = R + Σ_{k≥t} penalty_k, R the trajectory's undiscounted return (its reward comes at the end);
+    group_baseline subtracts the group's mean from R. to_go: A_t = Σ_{k≥t} γ^{k−t}·r_k, for rewards within the episode.
+    Example: rewards (1, 0, 1) of one trajectory, no penalty → total (2, 2, 2), to_go with γ = ½ (1.25, 0.5, 1).
     """
     entries = _Entries(samples)
+    if returns == "to_go":
+        return entries.put(entries.backward(entries.take(samples.rewards), gamma))
     scores = _scores(samples.rewards - samples.penalty, samples)
     if group_baseline:
         scores = _Groups(samples).centred(scores)
@@ -132,14 +139,15 @@ ADVANTAGES: Mapping[str, Estimate] = MappingProxyType(
 )
 
 
-def bootstrapped(terminated: Tensor, truncated: Tensor, bootstrap: Bootstrap) -> Tensor:
-    """Which trajectories [M] (bool) continue in value behind their end.
+def needs_bootstrap(terminated: Tensor, truncated: Tensor, bootstrap: Bootstrap) -> Tensor:
+    """Which trajectories [M] (bool) get the value of their final observation after their last reward.
 
-    `standard`: those cut (by the time limit or a segment's end) while the task went on; `always`: every one.
+    `standard`: those truncated (by the time limit, or by the end of a segment) while the task went on; `always`: all;
+    `never`: none, so a truncated episode counts as terminated.
     """
-    if bootstrap == "always":
-        return torch.ones_like(terminated)
-    return truncated & ~terminated
+    if bootstrap == "standard":
+        return truncated & ~terminated
+    return torch.full_like(terminated, bootstrap == "always")
 
 
 def normalize(advantages: Tensor, valid: Tensor, *, eps: float = 1e-8) -> Tensor:
@@ -157,9 +165,9 @@ def normalize(advantages: Tensor, valid: Tensor, *, eps: float = 1e-8) -> Tensor
 
 
 class _Entries:
-    """The valid entries of all trajectories, one after another, and recursions from each trajectory's end."""
+    """The valid entries of all trajectories, one after another, and recursions from the end of each trajectory."""
 
-    def __init__(self, samples: Samples) -> None:
+    def __init__(self, samples: AdvantageInput) -> None:
         self._valid = valid = samples.valid
         trailing = (1,) * (valid.dim() - 1)
         self._owner = samples.trajectory.reshape(-1, *trailing).expand_as(valid)[valid]
@@ -169,7 +177,7 @@ class _Entries:
         self._step = torch.arange(self._owner.shape[0], device=valid.device) - first[self._owner]
 
     def take(self, x: Tensor) -> Tensor:
-        """[entries] of what is shaped like the rewards."""
+        """x, shaped like the rewards, at the valid entries: [entries]."""
         return x[self._valid]
 
     def put(self, entries: Tensor) -> Tensor:
@@ -179,7 +187,7 @@ class _Entries:
         return out
 
     def next(self, entries: Tensor, bootstrap: Tensor) -> Tensor:
-        """Each entry's successor; behind a trajectory's last one its `bootstrap` [M]."""
+        """Each entry's successor; after a trajectory's last entry its `bootstrap` [M]."""
         after = torch.roll(entries, -1)
         after[self._last[self._nonempty]] = bootstrap[self._nonempty].to(after.dtype)
         return after
@@ -196,16 +204,16 @@ class _Entries:
         return table[self._step, self._owner]
 
     def _table(self, entries: Tensor) -> Tensor:
-        """One column per trajectory, zeros behind its end."""
+        """One column per trajectory, zeros after its end."""
         table = entries.new_zeros(int(self._count.max()), len(self._count))
         table[self._step, self._owner] = entries
         return table
 
 
 class _Groups:
-    """Which trajectories are compared. In float64: equal scores are to differ by nothing, not by their rounding."""
+    """Statistics by group, in float64: the difference of equal scores must be 0, not their rounding error."""
 
-    def __init__(self, samples: Samples) -> None:
+    def __init__(self, samples: AdvantageInput) -> None:
         _, self.place = torch.unique(samples.group, return_inverse=True)
         self.count = torch.bincount(self.place).double()
 
@@ -214,19 +222,19 @@ class _Groups:
         return torch.zeros_like(self.count).index_add_(0, self.place, x)
 
     def centred(self, scores: Tensor) -> Tensor:
-        """scores [M] less the mean of their group; exactly 0 where all of a group are equal."""
-        first = torch.zeros_like(self.count).index_copy_(0, self.place, scores)  # one of each group
+        """scores [M] minus the mean of their group; exactly 0 where all scores of a group are equal."""
+        first = torch.zeros_like(self.count).index_copy_(0, self.place, scores)  # one score of each group
         shifted = scores - first[self.place]
         return shifted - (self.sums(shifted) / self.count)[self.place]
 
 
-def _scores(rewards: Tensor, samples: Samples) -> Tensor:
-    """The valid rewards of each trajectory in all: [M] float64."""
+def _scores(rewards: Tensor, samples: AdvantageInput) -> Tensor:
+    """The sum of the valid rewards of each trajectory: [M] float64."""
     earned = torch.where(samples.valid, rewards, 0.0).double().reshape(len(rewards), -1).sum(1)
     return earned.new_zeros(samples.bootstrap.shape).index_add_(0, samples.trajectory, earned)
 
 
-def _at_all_entries(x: Tensor, samples: Samples) -> Tensor:
+def _at_all_entries(x: Tensor, samples: AdvantageInput) -> Tensor:
     """x [M] at every valid entry of its trajectory, in the dtype of the rewards."""
     trailing = (1,) * (samples.valid.dim() - 1)
     return torch.where(samples.valid, x[samples.trajectory].reshape(-1, *trailing), 0.0).to(samples.rewards.dtype)

@@ -1,8 +1,8 @@
-"""How much does each entry count in a loss: every entry alike, or every trajectory alike?
+"""How per-entry losses become one number: the weight of each entry, and the normaliser.
 
-A loss is Σ weight·entry / normaliser. Weights are fixed once per update over all its entries; the normaliser is
-the sum of the weights of one optimizer step's whole mini-batch (over all its micro-batches and ranks), or a constant,
-so neither the micro-batch size nor the number of ranks changes the gradient.
+A loss is Σ weight·entry / normaliser. Weights are computed once per update over all its entries. The normaliser is one
+number for an optimizer step's whole mini-batch (over all its micro-batches and ranks), so neither the micro-batch size
+nor the number of ranks changes the gradient.
 """
 
 from __future__ import annotations
@@ -12,25 +12,49 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Aggregation = Literal["token_mean", "trajectory_mean", "sum_over_constant"]
+Aggregation = Literal["token_mean", "trajectory_mean", "episode_mean", "sum_over_constant"]
 
 
-def entry_weights(mask: Tensor, trajectory: Tensor, aggregation: Aggregation) -> Tensor:
+def entry_weights(mask: Tensor, trajectory: Tensor, aggregation: Aggregation, *, valid: Tensor) -> Tensor:
     """Float32 weights shaped like mask ([N,...] bool, at the level of the loss); 0 where masked.
 
-    trajectory [N] int64. token_mean, sum_over_constant: 1 per entry. trajectory_mean: 1/(valid entries of the entry's
-    trajectory), so that the weights of each trajectory sum to 1.
+    trajectory [N] int64; valid [N,C] bool: the primitive actions that were executed.
+    token_mean, sum_over_constant: 1 per entry.
+    trajectory_mean: 1/(valid entries of the entry's trajectory), so that the weights of each trajectory sum to 1.
+    episode_mean: (N/M)·(C/e)/(executed actions of the entry's trajectory), M trajectories, e entries per chunk step;
+    RLinf's `masked_mean_ratio` (T_max cancels where a rollout is as long as T_max).
     """
     weight = mask.to(torch.float32)
-    if aggregation != "trajectory_mean":
-        return weight
-    per_decision = weight.flatten(1).sum(1) if weight.dim() > 1 else weight
-    total = per_decision.new_zeros(int(trajectory.max()) + 1).index_add_(0, trajectory, per_decision)
-    share = total.clamp_min(1.0).reciprocal()[trajectory]
-    return weight * share.reshape(-1, *(1,) * (weight.dim() - 1))
+    if aggregation == "trajectory_mean":
+        return weight * _per_row(_total(weight, trajectory).reciprocal()[trajectory], weight)
+    if aggregation == "episode_mean":
+        executed = _total(valid.to(torch.float32), trajectory)
+        entries = max(weight[:1].numel(), 1)
+        scale = len(trajectory) / len(executed) * valid.shape[1] / entries
+        return weight * _per_row(scale * executed.reciprocal()[trajectory], weight)
+    return weight
 
 
-def normalizer(weight: Tensor) -> Tensor:
-    """Scalar to divide by: the sum of the weights, or 1 where nothing is valid (the loss is then 0, not NaN)."""
-    total = weight.sum()
-    return torch.where(total > 0, total, 1.0)
+def normalizer(weight: Tensor, aggregation: Aggregation = "token_mean", constant: float | None = None) -> float:
+    """What a mini-batch's weighted sum is divided by. weight: of the whole mini-batch, [N,...].
+
+    sum_over_constant: the constant. episode_mean: the N chunk steps. Otherwise the sum of the weights, or 1 where
+    nothing is valid (the loss is then 0, not NaN).
+    """
+    if aggregation == "sum_over_constant":
+        assert constant is not None
+        return constant
+    if aggregation == "episode_mean":
+        return float(max(len(weight), 1))
+    return float(weight.sum()) or 1.0
+
+
+def _total(x: Tensor, trajectory: Tensor) -> Tensor:
+    """x [N,...] summed by trajectory, at least 1: [M]."""
+    per_row = x.flatten(1).sum(1) if x.dim() > 1 else x
+    return per_row.new_zeros(int(trajectory.max()) + 1).index_add_(0, trajectory, per_row).clamp_min(1.0)
+
+
+def _per_row(x: Tensor, like: Tensor) -> Tensor:
+    """x [N] shaped to broadcast against `like` [N,...]."""
+    return x.reshape(-1, *(1,) * (like.dim() - 1))

@@ -1,8 +1,8 @@
-"""Over what is a log-probability ratio, an entropy or a reward taken: a token, an action or a chunk?
+"""Levels of log-probability ratios, entropies and rewards: token, action or chunk.
 
-Policies speak in [N,C,A] (N decisions, C primitive actions per chunk, A entries per action); losses speak in
-entries. These functions are the only place where the one becomes the other. Masked entries come out as exact
-zeros, whatever stood there (NaN included), and receive no gradient: the losses rely on it.
+Policies use [N,C,A] (N chunk steps, C primitive actions per chunk, A entries per action); losses use entries. Only
+these functions convert one into the other. Masked entries come out as exact zeros, whatever stood there (NaN included),
+and receive no gradient; the losses rely on it.
 
 Example, N = 1, C = 2, A = 3, every log-probability −1, only the first action executed:
 token → [[[-1,-1,-1],[0,0,0]]], action → [[-3, 0]], chunk → [-3].
@@ -46,9 +46,9 @@ def reward_mask(valid: Tensor, level: RewardLevel) -> Tensor:
 
 
 def spread(x: Tensor, entries: Tensor) -> Tensor:
-    """x at reward level ([N] or [N,C]) repeated over the finer `entries` ([N], [N,C] or [N,C,A]) and masked by them.
+    """x at reward level ([N] or [N,C]) repeated over the finer `entries` ([N], [N,C] or [N,C,A]), zero where masked.
 
-    entries is a bool mask as from `mask`; a coarser one (rewards per action, ratios per chunk) has no meaning.
+    entries: bool mask, as from `mask`. ValueError: it is coarser than x (rewards per action, ratios per chunk).
     """
     if x.dim() > entries.dim():
         raise ValueError(

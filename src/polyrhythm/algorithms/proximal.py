@@ -1,4 +1,5 @@
-"""The proximal policy between the one that acted and the one that is trained, without a forward pass for it."""
+"""The proximal policy, interpolated between the behaviour policy and the trained one without a forward pass of its
+own."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from torch import Tensor
 def interpolation(behavior_version: Tensor, produced_version: int) -> Tensor:
     """α = clamp((v_p − v_b)/(v_θ − v_b), 0, 1), float32, shaped like behavior_version (int64), with v_p = v_θ − 1.
 
-    produced_version: v_θ, that the update works on; the weights at its start are v_p, so fresh samples have α = 0.
-    Example: samples of versions 4, 3 and 1 while version 5 is made: 0, 1/2, 3/4.
+    produced_version: v_θ, the version that the update produces; the weights at its start are v_p, so fresh samples have
+    α = 0. Example: samples of versions 4, 3 and 1 while version 5 is produced: 0, 1/2, 3/4.
     """
     age = (produced_version - behavior_version).to(torch.float32)
     return torch.where(age > 0, (age - 1.0) / age.clamp(min=1.0), 0.0).clamp(0.0, 1.0)

@@ -1,4 +1,4 @@
-"""The value loss per entry, before weighting."""
+"""The value loss per entry, before aggregation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def value_loss(
 ) -> Tensor:
     """max(h(V − R), h(V_old + clamp(V − V_old, ±clip) − R)) per entry, zero where masked; all [N] or [N,C].
 
-    h(e) = ½e², beyond |e| = δ the line δ(|e| − ½δ) (huber = δ). clip None: unclipped; huber None: no line.
+    h(e) = ½e², and for |e| > δ the linear δ(|e| − ½δ) (huber = δ). clip None: no clipping; huber None: squared error.
     Example: V = 2, V_old = 0, R = 1, clip 0.2 → max(½, ½·0.8²) = 0.5.
     """
     value = torch.where(mask, value, 0.0)
@@ -19,8 +19,8 @@ def value_loss(
     loss = _huber(value - returns, huber)
     if clip is None:
         return loss
-    near = old_value + (value - old_value).clamp(-clip, clip)
-    return torch.maximum(loss, _huber(near - returns, huber))
+    clipped = old_value + (value - old_value).clamp(-clip, clip)
+    return torch.maximum(loss, _huber(clipped - returns, huber))
 
 
 def _huber(error: Tensor, delta: float | None) -> Tensor:

@@ -76,7 +76,7 @@ def main(words: Sequence[str]) -> int:
         _print_error(f"error: {message}", error)
         return 2
     except ModuleNotFoundError as error:
-        if (error.name or "polyrhythm").partition(".")[0] == "polyrhythm":
+        if (error.name or "polyrhythm").partition(".")[0] in ("polyrhythm", "polyrhythm_bench"):
             raise
         print(
             f"polyrhythm: error: the package {error.name} is not installed; add it, or run make setup", file=sys.stderr

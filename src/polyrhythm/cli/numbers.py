@@ -1,8 +1,9 @@
-"""Whole numbers on the command line, refused with a sentence by argparse."""
+"""Numbers on the command line, refused with a sentence by argparse."""
 
 from __future__ import annotations
 
 import argparse
+import math
 
 
 def whole(text: str) -> int:
@@ -17,4 +18,15 @@ def count(text: str) -> int:
     number = whole(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is less than 1")
+    return number
+
+
+def positive(text: str) -> float:
+    """A finite number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return number

@@ -56,13 +56,13 @@ class Member:
 class Cluster:
     """Stations, faults and the driver of one simulation.
 
-    conductor: the one to drive; by default a fresh `Conductor(settings.flow)`. record: keep the decisions in
+    conductor: the one to drive; by default a fresh `Conductor(settings.scheduler)`. record: keep the decisions in
     `driver.steps`.
     """
 
     def __init__(self, settings: ClusterSettings, conductor: Decider | None = None, record: bool = False) -> None:
         self.settings = settings
-        self.conductor = Conductor(settings.flow) if conductor is None else conductor
+        self.conductor = Conductor(settings.scheduler) if conductor is None else conductor
         self.driver = Driver(self.conductor, settings.seed, settings.message_delay, record)
         self.driver.delivered = self._note
         self.stations: dict[str, VirtualStation] = {}
@@ -78,7 +78,7 @@ class Cluster:
             self.driver.clock.at(fault.at, self._fail, fault)
         for index, asked in enumerate(settings.evaluations):
             episodes = tuple(Episode(task=0, instruction=0, seed=i, greedy=True) for i in range(asked.episodes))
-            evaluate = Evaluate(f"evaluation-{index}", episodes, asked.beside)
+            evaluate = Evaluate(f"evaluation-{index}", episodes, asked.background)
             self.driver.clock.at(asked.at, self.driver.submit, evaluate)
 
     def run(self) -> None:

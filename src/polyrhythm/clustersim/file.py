@@ -50,11 +50,11 @@ def load_cluster(path: str | Path) -> ClusterSettings:
 
 def simulate(settings: ClusterSettings, span: Span | None = None) -> dict[str, Any]:
     """Run the cluster to its end and return the summary. span: told of every bar of the timeline."""
-    conductor = Conductor(settings.flow)
+    conductor = Conductor(settings.scheduler)
     cluster = Cluster(settings, conductor)
     cluster.driver.measures.span = span
     cluster.run()
-    return summarise(cluster.driver, conductor.ledger.as_dict(), settings.gpus, conductor.choices())
+    return summarise(cluster.driver, conductor.ledger.as_dict(), settings.gpus, conductor.rollout.summary())
 
 
 def simulate_file(path: str | Path, trace_path: str | Path | None = None) -> dict[str, Any]:
@@ -88,8 +88,8 @@ class SpanWriter:
 
 
 def _explain(error: ValidationError) -> Iterator[str]:
-    """One sentence per problem: where, value, what is wrong, what to do."""
-    for detail in error.errors(include_url=False):
+    """One sentence per problem: where, value, what is wrong, what to do. Missing keys last: most are misspelt ones."""
+    for detail in sorted(error.errors(include_url=False), key=lambda detail: detail["type"] == "missing"):
         where = ".".join(str(part) for part in detail["loc"]) or "the file"
         if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             yield f"{where} = {detail['input']!r}: no such key; {_nearest(detail['loc'])}"
@@ -102,6 +102,8 @@ def _explain(error: ValidationError) -> Iterator[str]:
 
 def _nearest(location: tuple[int | str, ...]) -> str:
     """Which key was meant, among those of the section that `location` ends in."""
+    if (name := _RENAMED.get(str(location[-1]))) is not None:
+        return f"did you mean {name}?"
     keys: list[str] = list(ClusterSettings.model_fields)
     for part in location[:-1]:
         keys = _SECTIONS.get(str(part), keys)
@@ -109,8 +111,10 @@ def _nearest(location: tuple[int | str, ...]) -> str:
     return f"did you mean {close[0]}?" if close else f"the keys are {', '.join(keys)}"
 
 
+#: Keys of earlier versions → their present names.
+_RENAMED = {"flow": "scheduler", "beside": "background"}
 _SECTIONS: dict[str, list[str]] = {
-    "flow": [field.name for field in fields(SchedulerSettings)],
+    "scheduler": [field.name for field in fields(SchedulerSettings)],
     "simulators": list(SimulatorGroup.model_fields),
     "generators": list(GeneratorGroup.model_fields),
     "trainer": list(TrainerSettings.model_fields),

@@ -94,11 +94,15 @@ class PaddedCost(Cost):
 
 
 def rate(
-    scene: BatchingScenario, flow: SchedulerSettings, seed: int, length: str, heard: list[BatchingChosen] | None = None
+    scene: BatchingScenario,
+    scheduler: SchedulerSettings,
+    seed: int,
+    length: str,
+    heard: list[BatchingChosen] | None = None,
 ) -> float:
     """Rows per second of virtual time, after the warm-up. heard: gets what `auto` said."""
-    learns = flow.batching == "auto"
-    cluster = cluster_of(scene, flow, seed)
+    learns = scheduler.batching == "auto"
+    cluster = cluster_of(scene, scheduler, seed)
     if heard is not None:
         heard.clear()
 
@@ -126,7 +130,7 @@ def _cycle(scene: BatchingScenario) -> float:
     return parse_cost(step).mean(0) + parse_cost(serve).mean(math.ceil(rows))
 
 
-def cluster_of(scene: BatchingScenario, flow: SchedulerSettings, seed: int, *, record: bool = False) -> Cluster:
+def cluster_of(scene: BatchingScenario, scheduler: SchedulerSettings, seed: int, *, record: bool = False) -> Cluster:
     """The scene on the virtual clock. record: keep the decisions in `driver.steps`."""
     hour = Hour()
     simulators = {
@@ -140,9 +144,15 @@ def cluster_of(scene: BatchingScenario, flow: SchedulerSettings, seed: int, *, r
         serve = PaddedCost(serve.base, serve.per_unit)
     generators = {"count": scene.generators, "serve": serve}
     settings = ClusterSettings.model_validate(
-        {"seed": seed, "versions": FOREVER, "flow": flow, "simulators": [simulators], "generators": [generators]}
+        {
+            "seed": seed,
+            "versions": FOREVER,
+            "scheduler": scheduler,
+            "simulators": [simulators],
+            "generators": [generators],
+        }
     )
-    cluster = Cluster(settings, Conductor(flow), record)
+    cluster = Cluster(settings, Conductor(scheduler), record)
     hour.clock = cluster.driver.clock
     return cluster
 

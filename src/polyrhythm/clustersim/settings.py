@@ -81,7 +81,7 @@ class SimulatorGroup(StationGroup):
     """`count` equal simulators.
 
     env_batches: per simulator; slots: per env batch; rows: per slot.
-    reserved: so many of a simulator's env batches, the last ones, run evaluations beside training and nothing else.
+    reserved: so many of a simulator's env batches, the last ones, run background evaluations and nothing else.
     shared_thread: the slots of an env batch take turns on one stepping thread; otherwise each has its own.
     reset_rows: rows reset on their own; otherwise the episodes of an env batch begin together.
     step: one chunk step of a slot, per active row; reset: per row that resets at once.
@@ -126,8 +126,8 @@ class SimulatorGroup(StationGroup):
 class GeneratorGroup(StationGroup):
     """`count` equal generators. serve: one forward pass, per row; apply: loading a version.
 
-    Which one has the copy of the weights for evaluations beside training, and whether it does anything else, is said
-    by `flow.evaluator` and `flow.evaluator_only`.
+    Which one has the second copy of the weights, for background evaluations, and whether it does anything else, is said
+    by `scheduler.evaluator` and `scheduler.evaluator_only`.
     """
 
     serve: CostText = FREE
@@ -140,7 +140,7 @@ class TrainerSettings(StationGroup):
     update: one update, per transition of a rank: ranks share the transitions evenly.
     ranks: data-parallel ranks; where `devices` are given, one on each of them.
     gradient_steps: of an update; ranks wait for each other after each. synchronise: the gradients of one, per rank.
-    publish: until generators can fetch, per generator; beside the next update.
+    publish: until generators can fetch, per generator; the next update goes on meanwhile.
     checkpoint_every: updates between checkpoints; 0 for none. A restarted trainer begins at its last one.
     """
 
@@ -181,11 +181,12 @@ class FaultPlan(ClusterSection):
 
 
 class EvaluationPlan(ClusterSection):
-    """`episodes` episodes are asked for `at` a time: beside training, or (beside: false) while it pauses."""
+    """`episodes` episodes are requested `at` a time: in the background, or (background: false) while training
+    pauses."""
 
     at: Seconds
     episodes: int = Field(default=1, ge=1)
-    beside: bool = True
+    background: bool = True
 
 
 class ClusterSettings(ClusterSection):
@@ -196,12 +197,12 @@ class ClusterSettings(ClusterSection):
     versions: run until this version is trained, published and applied, and every evaluation asked for until then ended.
     message_delay: how long a message between a station and the conductor is under way.
     max_time: virtual time after which the run stops where it is; 0s for no limit.
-    trace_slots: how many slots the trace shows, beside all generators and the trainer.
+    trace_slots: how many slots the trace shows, besides all generators and the trainer.
     """
 
     seed: int = 0
     versions: int = Field(default=10, ge=1)
-    flow: SchedulerSettings
+    scheduler: SchedulerSettings
     simulators: tuple[SimulatorGroup, ...] = Field(min_length=1)
     generators: tuple[GeneratorGroup, ...] = Field(min_length=1)
     trainer: TrainerSettings = TrainerSettings()
@@ -215,8 +216,8 @@ class ClusterSettings(ClusterSection):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         """Refuse pairs of settings that cannot work together."""
-        if any(g.segment_steps for g in self.simulators) and not self.flow.segments:
-            raise ValueError("simulators have segment_steps above 0 but flow.segments is false; set it to true")
+        if any(g.segment_steps for g in self.simulators) and not self.scheduler.segments:
+            raise ValueError("simulators have segment_steps above 0 but scheduler.segments is false; set it to true")
         names = self.station_names()
         for fault in self.faults:
             if fault.station not in names:
@@ -227,19 +228,19 @@ class ClusterSettings(ClusterSection):
     @model_validator(mode="after")
     def _evaluations_fit(self) -> Self:
         """Refuse evaluations for which nobody could answer or no row could ask, and training without either."""
-        evaluator, groups = self.flow.evaluator, self.simulators
+        evaluator, groups = self.scheduler.evaluator, self.simulators
         names = [name for name in self.station_names() if name.startswith("generator-")]
         if evaluator and evaluator not in names:
-            raise ValueError(f"flow.evaluator = {evaluator!r}: there is no such generator; write one of {names}")
-        if self.flow.evaluator_only and names == [evaluator]:
-            raise ValueError("flow.evaluator_only leaves no generator for training; add one")
+            raise ValueError(f"scheduler.evaluator = {evaluator!r}: there is no such generator; write one of {names}")
+        if self.scheduler.evaluator_only and names == [evaluator]:
+            raise ValueError("scheduler.evaluator_only leaves no generator for training; add one")
         if all(group.reserved == group.env_batches for group in groups):
             raise ValueError("all env batches are reserved for evaluations; training needs one")
-        if any(asked.beside for asked in self.evaluations):
+        if any(asked.background for asked in self.evaluations):
             if not evaluator:
-                raise ValueError("an evaluation is beside training but flow.evaluator is empty; name a generator")
+                raise ValueError("a background evaluation needs a generator but scheduler.evaluator is empty; name one")
             if not any(group.reserved for group in groups):
-                raise ValueError("an evaluation is beside training but no env batch is reserved for it; set reserved")
+                raise ValueError("a background evaluation needs rows but no env batch is reserved for it; set reserved")
         return self
 
     def station_names(self) -> tuple[str, ...]:

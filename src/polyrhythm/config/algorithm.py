@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import model_validator
 
@@ -10,10 +10,12 @@ from polyrhythm.config.base import Flag, Fraction, InvalidSetting, NotNegative, 
 from polyrhythm.config.objectives import (
     Advantage,
     Bound,
-    DecoupledPpoLoss,
+    ClipCovLoss,
     GaeAdvantage,
     GrpoAdvantage,
+    KlCovLoss,
     Loss,
+    M2poLoss,
     OwnFunction,
     PpoLoss,
     ReinforcePlusPlusAdvantage,
@@ -23,25 +25,29 @@ from polyrhythm.config.objectives import (
 
 
 class ValueSettings(Section):
-    """The value loss. Whether it reaches the trunk is the policy's setting (value_detach)."""
+    """The value loss. Whether its gradient reaches the trunk is the policy's setting (value_detach)."""
 
     coef: NotNegative = 0.5
     """Its weight in the total loss."""
     clip: Positive | None = None
-    """Largest move of the value from the behaviour policy's; null for no clipping."""
+    """Largest change of the value from the recorded one; null for no clipping."""
     huber: Positive | None = None
     """Huber threshold; null for squared error."""
+    aggregation: Literal["token_mean", "policy"] = "token_mean"
+    """A mean over the valid rewards, or aggregated as the policy loss is (algorithm.aggregation)."""
 
 
 class KlSettings(Section):
-    """Distance to a frozen copy of the weights that training began with; costs a copy and one forward pass."""
+    """KL divergence to a frozen copy of the weights that training began with; costs a copy and one forward pass."""
 
     coef: NotNegative = 0.0
     """Its weight; 0 for no reference policy."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
     """How it is estimated from the actions taken."""
+    cap: Positive | None = None
+    """Largest value of k3 for one entry, 10 in RLinf, verl and ROLL; null for no bound."""
     place: Literal["loss", "reward"] = "loss"
-    """Add it to the loss, or take it from the rewards (then k1 is the usual estimator)."""
+    """Add it to the loss, or subtract it from the rewards (then k1 is the usual estimator)."""
 
     @model_validator(mode="after")
     def _k1_has_a_gradient(self) -> KlSettings:
@@ -49,10 +55,74 @@ class KlSettings(Section):
             raise InvalidSetting(
                 "estimator", "k1", "its gradient as a loss is zero in expectation; use k2, or place reward"
             )
-        if not self.coef and (self.estimator, self.place) != ("k3", "loss"):
+        if not self.coef and (self.estimator, self.place, self.cap) != ("k3", "loss", None):
             raise InvalidSetting(
-                "coef", self.coef, "there is no reference policy whose distance could be set; give a weight"
+                "coef", self.coef, "there is no reference policy, so nothing to estimate; give a weight"
             )
+        if self.cap is not None and self.estimator != "k3":
+            raise InvalidSetting(
+                "cap", self.cap, f"it bounds k3, not {self.estimator}; set estimator k3, or this to null"
+            )
+        return self
+
+
+class RolloutCorrectionSettings(Section):
+    """Importance weights proximal/behaviour on the policy loss, and rejection of entries where the two differ too
+    much."""
+
+    weight: Literal["none", "token", "chunk_step", "trajectory"] = "none"
+    """What one weight covers: an entry of the loss, a chunk step or a trajectory; none for no weights."""
+    weight_by: Literal["product", "geometric_mean"] = "product"
+    """How the ratios of a chunk step's or trajectory's entries are combined."""
+    weight_min: Positive | None = None
+    """Smallest weight; null for no bound."""
+    weight_max: Positive | None = None
+    """Largest weight (truncated importance sampling); null for no bound."""
+    normalize: Flag = False
+    """Divide the weights by their mean over the update, where each entry, chunk step or trajectory counts once."""
+    reject: Literal["none", "ratio", "k2", "k3"] = "none"
+    """What is compared with the bounds: the ratio, or an estimate of the KL divergence; none rejects nothing."""
+    reject_level: Literal["token", "chunk_step", "trajectory"] = "token"
+    """What is rejected as a whole."""
+    reject_by: Literal["mean", "sum", "max"] = "mean"
+    """How a chunk step's or trajectory's entries are combined (for ratio: their logarithms)."""
+    reject_below: Positive | None = None
+    """Reject what is smaller; null for no bound."""
+    reject_above: Positive | None = None
+    """Reject what is larger; null for no bound."""
+    count_rejected: Flag = True
+    """Whether rejected entries still count in the mean of the loss (AReaL, TRL), or not (verl, ROLL)."""
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is weighted or rejected."""
+        return self.weight != "none" or self.reject != "none"
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """Of `algorithms.rollout_correction.correct`."""
+        return self.model_dump(exclude={"count_rejected"})
+
+    @model_validator(mode="after")
+    def _settings_have_an_effect(self) -> RolloutCorrectionSettings:
+        defaults = RolloutCorrectionSettings.model_fields
+        for switch in ("weight", "reject"):
+            if getattr(self, switch) != "none":
+                continue
+            names = [name for name in defaults if name.startswith(f"{switch}_")]
+            names += ["normalize"] if switch == "weight" else ["count_rejected"]
+            for name in names:
+                if getattr(self, name) != defaults[name].default:
+                    raise InvalidSetting(
+                        name, getattr(self, name), f"{switch} is none, so it has no effect; set {switch}"
+                    )
+        bounds = (self.reject_below, self.reject_above)
+        if self.reject != "none" and bounds == (None, None):
+            raise InvalidSetting("reject", self.reject, "it needs a bound; set reject_above or reject_below")
+        for low, high in (("weight_min", "weight_max"), ("reject_below", "reject_above")):
+            lowest, highest = getattr(self, low), getattr(self, high)
+            if lowest is not None and highest is not None and lowest > highest:
+                raise InvalidSetting(low, lowest, f"larger than {high} {highest:g}; lower it")
         return self
 
 
@@ -67,22 +137,26 @@ class AlgorithmSettings(Section):
     """gae, v_trace, grpo, rloo, reinforce_plus_plus, or module:function; with settings as {type: …}."""
     normalize_advantage: Flag | None = None
     """Whiten advantages over the valid entries of an update; null for yes, but for grpo and rloo."""
-    bootstrap: Literal["standard", "always"] = "standard"
-    """Add the final observation's value where an episode was truncated (standard), or at every end (always)."""
+    advantage_clip: Positive | None = None
+    """Advantages are clamped to ± this after whitening (ROLL); null for no bound."""
+    bootstrap: Literal["standard", "always", "never"] = "standard"
+    """Where the final observation's value is added: at truncations (standard), at every end (always), or never."""
     loss: Loss = PpoLoss()
-    """ppo, decoupled_ppo, gspo, vanilla, tis, cispo, topr, or module:function; with settings as {type: …}."""
+    """ppo, decoupled_ppo, gspo, sapo, clip_cov, kl_cov, m2po, vanilla, tis, cispo, topr, or module:function."""
     proximal: Literal["recompute", "interpolate", "behavior"] = "recompute"
-    """The policy that ppo clips against: of the update's start, an estimate of it, or the sample's own."""
+    """The policy that ppo clips against: that of the update's start, an estimate of it, or the one that acted."""
     mismatch_cap: Positive | None = None
-    """Weigh entries by the trainer's over the generator's probability, at most this; null where engines agree."""
+    """Weight entries by the trainer's over the generator's probability, at most this; null where engines agree."""
+    rollout_correction: RolloutCorrectionSettings = RolloutCorrectionSettings()
+    """Importance weights of the policy loss, and rejection."""
     early_stop_ratio: Bound | None = None
     """Skip an optimizer step whose mean ratio is above it, or below its inverse; null for never."""
     logprob_level: Literal["token", "action", "chunk"] = "token"
     """What one ratio covers: an action entry, a primitive action, or a whole chunk."""
     reward_level: Literal["chunk", "action"] = "chunk"
     """What one reward covers: a whole chunk, or a primitive action (needs a policy with a value per action)."""
-    aggregation: Literal["token_mean", "trajectory_mean", "sum_over_constant"] = "token_mean"
-    """The mean of the loss over valid entries, over trajectories of equal weight, or a sum over a constant."""
+    aggregation: Literal["token_mean", "trajectory_mean", "episode_mean", "sum_over_constant"] = "token_mean"
+    """Mean over valid entries, over trajectories, over episodes by executed actions (RLinf), or sum / constant."""
     aggregation_constant: Positive | None = None
     """What sum_over_constant divides an optimizer step's sum by."""
     value: ValueSettings = ValueSettings()
@@ -90,22 +164,20 @@ class AlgorithmSettings(Section):
     entropy_coef: NotNegative = 0.0
     """Weight of the entropy bonus."""
     kl: KlSettings = KlSettings()
-    """Distance to the reference policy."""
+    """KL divergence to the reference policy."""
 
     @property
     def whitens(self) -> bool:
-        """Whether advantages are whitened. Where groups are compared it would give a group of equals, which says
-        nothing, the update's mean."""
+        """Whether advantages are whitened. By default not where groups are compared: a group of equal returns carries
+        no signal, and whitening would give it the update's mean."""
         if self.normalize_advantage is None:
             return not isinstance(self.advantage, GrpoAdvantage | RlooAdvantage)
         return self.normalize_advantage
 
     @property
     def uses_proximal(self) -> bool:
-        """Whether the loss looks at the proximal log-probs."""
-        if isinstance(self.loss, OwnFunction):
-            return self.loss.uses_proximal
-        return isinstance(self.loss, PpoLoss | DecoupledPpoLoss) or self.mismatch_cap is not None
+        """Whether the policy loss or its weights read the proximal log-probs."""
+        return self.loss.uses_proximal or self.mismatch_cap is not None or self.rollout_correction.active
 
     @property
     def corrects(self) -> bool:
@@ -115,12 +187,12 @@ class AlgorithmSettings(Section):
 
     @property
     def recomputes(self) -> bool:
-        """Whether log-probs are asked of the trainer before it trains."""
+        """Whether the trainer recomputes log-probs before an update."""
         return self.proximal == "recompute" and (self.uses_proximal or self.corrects)
 
     @property
     def interpolates(self) -> bool:
-        """Whether proximal log-probs are estimated while it trains."""
+        """Whether proximal log-probs are interpolated during the update."""
         return self.proximal == "interpolate" and self.uses_proximal
 
     @property
@@ -138,12 +210,12 @@ class AlgorithmSettings(Section):
 
     @property
     def uses_value(self) -> bool:
-        """Whether the policy's value is looked at, for the advantage or to train it."""
+        """Whether the policy's value is used, for the advantage or to train it."""
         return self.needs_value or self.value.coef > 0
 
     @property
     def own_functions(self) -> list[str]:
-        """A user's functions in it."""
+        """The user's functions in it."""
         return [part.type for part in (self.loss, self.advantage) if isinstance(part, OwnFunction)]
 
     @model_validator(mode="after")
@@ -161,6 +233,8 @@ class AlgorithmSettings(Section):
         _check_proximal(self)
         if self.mismatch_cap is not None:
             _check_mismatch(self)
+        if self.rollout_correction.active:
+            _check_rollout_correction(self)
         if (self.aggregation == "sum_over_constant") != (self.aggregation_constant is not None):
             raise InvalidSetting(
                 "aggregation_constant",
@@ -171,21 +245,52 @@ class AlgorithmSettings(Section):
 
 
 def _check_proximal(algorithm: AlgorithmSettings) -> None:
+    loss = algorithm.loss
     if algorithm.corrects and algorithm.proximal != "recompute":
         why = f"{algorithm.advantage.type} compares the recomputed policy with the one that acted; set it to recompute"
         raise InvalidSetting("proximal", algorithm.proximal, why)
-    if algorithm.advantage.type == "v_trace" and algorithm.loss.type in ("ppo", "vanilla"):
-        why = "v_trace leaves the weight of a stale sample to the loss; use tis, cispo, topr, gspo or decoupled_ppo"
-        raise InvalidSetting("loss.type", algorithm.loss.type, why)
+    weighted = isinstance(loss, OwnFunction) or loss.corrects_staleness or algorithm.rollout_correction.weight != "none"
+    if algorithm.advantage.type == "v_trace" and not weighted:
+        why = (
+            "v_trace leaves the importance weight of a stale sample to the loss; use tis, cispo, topr, gspo or "
+            "decoupled_ppo, or set algorithm.rollout_correction.weight"
+        )
+        raise InvalidSetting("loss.type", loss.type, why)
     if algorithm.proximal == "interpolate" and not algorithm.uses_proximal:
-        why = f"{algorithm.loss.type} looks at no proximal policy; leave it out, or use ppo or decoupled_ppo"
+        why = f"{loss.type} reads no proximal policy; leave it out, or use ppo or decoupled_ppo"
         raise InvalidSetting("proximal", "interpolate", why)
+    if isinstance(loss, ClipCovLoss | KlCovLoss) and algorithm.proximal == "interpolate":
+        why = f"{loss.type} selects entries before the forward pass that interpolates; set it to recompute"
+        raise InvalidSetting("proximal", "interpolate", why)
+    if isinstance(loss, M2poLoss) and algorithm.proximal != "recompute":
+        why = "m2po compares the recomputed policy with the one that acted; set it to recompute"
+        raise InvalidSetting("proximal", algorithm.proximal, why)
 
 
 def _check_mismatch(algorithm: AlgorithmSettings) -> None:
+    loss = algorithm.loss
     if algorithm.proximal != "recompute":
         why = f"proximal {algorithm.proximal} never asks the trainer's engine; set algorithm.proximal recompute"
         raise InvalidSetting("mismatch_cap", algorithm.mismatch_cap, why)
-    if algorithm.loss.type not in ("ppo", "vanilla"):
-        why = f"with {algorithm.loss.type} samples would be weighed twice; use ppo or vanilla, or null here"
+    if isinstance(loss, OwnFunction) or loss.corrects_staleness:
+        why = f"with {loss.type} samples would be weighted twice; use ppo or vanilla, or null here"
         raise InvalidSetting("mismatch_cap", algorithm.mismatch_cap, why)
+
+
+def _check_rollout_correction(algorithm: AlgorithmSettings) -> None:
+    correction, loss = algorithm.rollout_correction, algorithm.loss
+    switch = "weight" if correction.weight != "none" else "reject"
+    path, value = f"rollout_correction.{switch}", getattr(correction, switch)
+    if algorithm.proximal != "recompute":
+        why = "it compares the recomputed policy with the one that acted; set algorithm.proximal recompute"
+        raise InvalidSetting(path, value, why)
+    if correction.weight == "none":
+        return
+    if algorithm.mismatch_cap is not None:
+        why = "algorithm.mismatch_cap is such a weight too (token, weight_max); set one of them"
+        raise InvalidSetting(path, value, why)
+    if not isinstance(loss, OwnFunction) and loss.corrects_staleness:
+        other = "ppo" if loss.type == "decoupled_ppo" else f"{loss.type} with ratio_to proximal"
+        raise InvalidSetting(
+            path, value, f"{loss.type} has an importance weight of its own; use {other}, or weight none"
+        )

@@ -1,4 +1,4 @@
-"""Settings of learning: how much, in which order, with which loss; and what surrounds the RL phase."""
+"""Settings of training: updates, optimizer, evaluation, demonstrations and the supervised warm start."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class OptimizerSettings(Section):
     lr: Positive = 3e-4
     """Learning rate at the first update."""
     value_lr: Positive | None = None
-    """The same for what only the value uses (a policy's `critic`); null for `lr`."""
+    """Learning rate of the parameters that only the value uses (a policy's `critic`); null for `lr`."""
     lr_final_fraction: Fraction = 1.0
-    """Learning rates at the last update as a fraction of the first ones; 1 for constant ones."""
+    """Learning rates at the last update as a fraction of the first; 1 for constant rates."""
     weight_decay: NotNegative = 0.0
     """Decoupled weight decay."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
@@ -29,18 +29,18 @@ class OptimizerSettings(Section):
 
 
 class TrainingSettings(Section):
-    """How much is trained and how an update is cut. batch_size = mini_batch_samples x require_batches."""
+    """How much is trained and how an update is divided. batch_size = mini_batch_samples x require_batches."""
 
     versions: Whole
-    """Weight publications to train in all; 0 trains nothing and evaluates only."""
+    """Weight publications in total; 0 trains nothing and only evaluates."""
     mini_batch_samples: Count
     """Samples that the trainer takes from the buffer at a time."""
     require_batches: Count = 1
     """Such mini-batches that make one update."""
     streaming: Flag = True
-    """An update begins as soon as its samples are there; false: the first one waits for all samples of its version."""
+    """An update begins as soon as its samples are complete; false: a version's first one waits for all its samples."""
     order: Literal["arrival", "ticket"] = "arrival"
-    """Which samples an update takes first: by the time they finished, or by ticket number (reproducible)."""
+    """Order in which updates take samples: by the time they finished, or by ticket number (reproducible)."""
     epochs: Count = 1
     """Passes over an update's samples."""
     minibatch_steps: Whole = 0
@@ -48,11 +48,11 @@ class TrainingSettings(Section):
     micro_batch_steps: Whole = 0
     """Chunk steps per forward and backward pass (memory only, same gradient); 0 for the whole mini-batch."""
     critic_warmup_updates: Whole = 0
-    """First updates without the policy loss; a trunk that the value shares undetached still moves."""
+    """Number of first updates without the policy loss; a trunk shared with an undetached value still changes."""
     on_nonfinite_gradient: Literal["halt", "skip"] = "halt"
-    """An optimizer step whose gradient is NaN or infinite is skipped; then halt behind its update, or go on (skip)."""
+    """A step whose gradient is NaN or infinite is skipped; then the run halts after its update, or continues (skip)."""
     max_skipped_steps: Count = 10
-    """With skip: optimizer steps in a row that may be skipped; the run halts behind the update that exceeds it."""
+    """With skip: most optimizer steps in a row that may be skipped; the run halts after the update that exceeds it."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """The optimizer."""
 
@@ -76,27 +76,27 @@ class EvaluationSettings(Section):
     """Episodes on held-out seeds, before and after training."""
 
     episodes: Whole = 0
-    """Episodes of each evaluation, dealt over the tasks; 0 for none."""
+    """Episodes of each evaluation, divided over the tasks; 0 for none."""
     seed: Seed = 1_000_000_000
-    """Which held-out episodes: the i-th begins in a state that is a hash of (seed, i), in a domain of their own."""
+    """Seed of the held-out episodes: the i-th begins in a state that is a hash of (seed, i), disjoint from training."""
     greedy: Flag = True
     """Evaluate the policy acting without noise."""
     sampled: Flag = False
     """Evaluate sampled actions too."""
     swapped: Flag = False
-    """After training, show each task another's instruction too (greedily): a policy that listens then fails."""
+    """After training, also give each task another's instruction (greedy): a policy that follows it then fails."""
     every: Whole = 0
-    """Versions between two evaluations while training goes on; 0 for none."""
+    """Versions between two evaluations during training; 0 for none."""
     every_episodes: Whole = 0
-    """Episodes of each of those; 0: as many as before and after training."""
+    """Episodes of an evaluation during training; 0: as many as before and after it."""
     weights: Literal["second_copy", "own_generator", "pause"] = "second_copy"
-    """Who answers them: a second copy in the first generator, a generator of its own, or all, while training waits."""
+    """What serves them: a second copy in the first generator, an own generator, or all while training waits (pause)."""
     rows: Count = 8
     """Rows reserved for them, in a simulator of their own (not with pause)."""
     priority: Literal["turns", "first", "last"] = "turns"
-    """Whose pass is next with second_copy: in turns, evaluation's first, or last (while no training batch is due)."""
+    """Order of passes with second_copy: in turns, evaluation first, or last (while no training batch is due)."""
     max_wait_s: NotNegative = 1.0
-    """Seconds after which a request of an evaluation that is last goes before training's, so that it ends."""
+    """With priority last: seconds after which an evaluation's request goes before training's, so that it ends."""
 
     @model_validator(mode="after")
     def _some_way_to_act(self) -> EvaluationSettings:
@@ -143,7 +143,7 @@ class DemonstrationSettings(Section):
     noise_every: Count = 2
     """Every n-th episode is noisy; 1 for all."""
     seed: Seed = 2_000_000_000
-    """Which demonstrations: initial state and noise of each are a hash of (seed, task, number)."""
+    """Seed of the demonstrations: initial state and noise of each are a hash of (seed, task, number)."""
 
 
 class SupervisedSettings(Section):

@@ -1,4 +1,4 @@
-"""Loads recipes: YAML with `extends` and `preset`, deep merge, and `section.key=value` overrides.
+"""Loads recipes: YAML with `extends`, `preset` and `objective`, deep merge, and `section.key=value` overrides.
 
 A recipe contains only differences. Merging goes section by section; a section that changes its `type` replaces the
 whole inherited section, since the keys of another type do not apply. Lists are replaced.
@@ -14,6 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from polyrhythm.config.explain import explain
+from polyrhythm.config.objective_presets import objective_preset
 from polyrhythm.config.objects import plain
 from polyrhythm.config.presets import preset
 from polyrhythm.config.recipes import find_recipe
@@ -46,11 +47,13 @@ def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str 
 
 
 def _merge_preset(base: Tree, change: Tree, origin: str) -> Tree:
-    """Merge `base`, the preset that `change` names, if any, and `change`, in this order."""
-    if "preset" not in change:
-        return merge(base, change)
-    name = change["preset"]
-    return merge(merge(base, preset(name, origin)), {key: value for key, value in change.items() if key != "preset"})
+    """Merge `base`, the preset and the objective that `change` names, if any, and `change`, in this order."""
+    own = {key: value for key, value in change.items() if key not in ("preset", "objective")}
+    if "preset" in change:
+        base = merge(base, preset(change["preset"], origin))
+    if "objective" in change:  # replaces the section: merging would mix two objectives
+        base = base | {"algorithm": objective_preset(change["objective"], origin)}
+    return merge(base, own)
 
 
 def validate(tree: Tree, origin: str = "") -> RunConfig:

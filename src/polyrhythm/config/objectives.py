@@ -8,11 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from polyrhythm.config.base import Flag, InvalidSetting, NotNegative, Positive, Section, type_or
+from polyrhythm.config.base import Flag, InvalidSetting, NotNegative, Number, Positive, Section, type_or
 from polyrhythm.config.registry import import_object
 
 Clip = Annotated[float, Field(gt=0, lt=1, strict=True)]
 Bound = Annotated[float, Field(gt=1, strict=True)]
+Share = Annotated[float, Field(gt=0, le=1, strict=True)]
+RatioTo = Literal["behavior", "proximal"]
 #: The tag of a user's function.
 _OWN = "module:function"
 
@@ -35,10 +37,11 @@ class OwnFunction(Section):
     settings: dict[str, Any] = Field(default_factory=dict)
     """Its keywords."""
     uses_proximal: Flag = False
-    """Whether it looks at entries.proximal or samples.log_ratio, which costs a forward pass."""
+    """Whether it reads entries.proximal or samples.log_ratio, which costs a forward pass."""
 
     def function(self) -> Callable[..., Any]:
-        """What `type` names. Refusal: it is not there, is no function, or does not take its settings."""
+        """The function that `type` names. Raises InvalidSetting if there is none, it is not a function, or it does not
+        accept its settings."""
         found = import_object(self.type, self.type, "a function")
         if not callable(found):
             raise InvalidSetting("type", self.type, f"it is {type(found).__name__}; name a function")
@@ -57,7 +60,7 @@ class OwnFunction(Section):
         for keyword in keywords:
             open_ended = keyword.kind in (keyword.VAR_KEYWORD, keyword.VAR_POSITIONAL)
             if keyword.default is keyword.empty and not open_ended and keyword.name not in given:
-                raise InvalidSetting(f"settings.{keyword.name}", None, f"{self.type} wants it; give it a value")
+                raise InvalidSetting(f"settings.{keyword.name}", None, f"{self.type} needs it; give it a value")
         own: Callable[..., Any] = found
         return own
 
@@ -70,14 +73,14 @@ class GaeAdvantage(Section):
 
 
 class VTraceAdvantage(Section):
-    """V-trace: as gae, corrected for samples of older policies; costs one forward pass."""
+    """V-trace: gae corrected for samples of older policies; costs one forward pass."""
 
     type: Literal["v_trace"] = "v_trace"
     """The estimate's name."""
     rho_cap: Positive = 1.0
-    """Largest weight of a step's own temporal difference; decides which policy's value is learned."""
+    """Largest importance weight of a step's temporal difference (ρ̄); sets the policy whose value is learned."""
     trace_cap: Positive = 1.0
-    """Largest weight of a step in those before it, at most rho_cap; decides how fast."""
+    """Largest importance weight of a trace (c̄), at most rho_cap; sets how fast it is learned."""
 
     @model_validator(mode="after")
     def _caps_are_in_order(self) -> VTraceAdvantage:
@@ -87,7 +90,7 @@ class VTraceAdvantage(Section):
 
 
 class GrpoAdvantage(Section):
-    """An episode's return against those of its group (groups.size > 1)."""
+    """An episode's return, normalised within its group (groups.size > 1)."""
 
     type: Literal["grpo"] = "grpo"
     """The estimate's name."""
@@ -96,77 +99,192 @@ class GrpoAdvantage(Section):
 
 
 class RlooAdvantage(Section):
-    """An episode's return against the mean of the others of its group (groups.size > 1)."""
+    """An episode's return minus the mean of the others of its group (groups.size > 1)."""
 
     type: Literal["rloo"] = "rloo"
     """The estimate's name."""
 
 
 class ReinforcePlusPlusAdvantage(Section):
-    """An episode's return, less the penalties still to come, whitened over the update."""
+    """An episode's return without a value function, KL penalties included, whitened over the update."""
 
     type: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
     """The estimate's name."""
+    returns: Literal["total", "to_go"] = "total"
+    """The whole return at every step (a reward at the end), or the rewards from each step on, discounted by gamma."""
     group_baseline: Flag = False
-    """Take the mean return of the group from each (groups.size > 1)."""
+    """Subtract the group's mean return from each (groups.size > 1; with returns total)."""
+
+    @model_validator(mode="after")
+    def _baseline_is_of_totals(self) -> ReinforcePlusPlusAdvantage:
+        if self.group_baseline and self.returns == "to_go":
+            raise InvalidSetting(
+                "group_baseline", True, "it is a mean of whole returns; set returns total, or this to false"
+            )
+        return self
 
 
-class PpoLoss(Section):
+class LossSection(Section):
+    """What all losses have in common: the policy in their ratio's denominator, for the checks of
+    `AlgorithmSettings`."""
+
+    @property
+    def corrects_staleness(self) -> bool:
+        """Whether the loss has an importance weight to the policy that acted."""
+        return getattr(self, "ratio_to", "proximal") == "behavior"
+
+    @property
+    def uses_proximal(self) -> bool:
+        """Whether the loss reads the proximal log-probs."""
+        return getattr(self, "ratio_to", "proximal") == "proximal"
+
+
+class PpoLoss(LossSection):
     """PPO: the ratio to the proximal policy is clipped."""
 
     type: Literal["ppo"] = "ppo"
     """The loss's name."""
-    clip_low: Clip = 0.2
-    """The ratio is clipped below at 1 - clip_low."""
-    clip_high: Positive = 0.2
-    """The ratio is clipped above at 1 + clip_high; larger than clip_low is DAPO's clip-higher."""
+    clip_low: Clip | None = 0.2
+    """The ratio is clipped below at 1 - clip_low; null for no clip on this side."""
+    clip_high: Positive | None = 0.2
+    """The ratio is clipped above at 1 + clip_high (DAPO's clip-higher: larger than clip_low); null for no clip."""
     dual_clip: Bound | None = None
-    """For negative advantages the loss is bounded by this multiple of the advantage; null for no bound."""
+    """For negative advantages the loss is at most this multiple of |advantage|; null for no bound."""
 
 
-class DecoupledPpoLoss(Section):
+class DecoupledPpoLoss(LossSection):
     """PPO around the proximal policy, weighted by its ratio to the one that acted: for samples of older versions."""
 
     type: Literal["decoupled_ppo"] = "decoupled_ppo"
     """The loss's name."""
-    clip_low: Clip = 0.2
-    """The ratio to the proximal policy is clipped below at 1 - clip_low."""
-    clip_high: Positive = 0.2
-    """The ratio to the proximal policy is clipped above at 1 + clip_high."""
+    clip_low: Clip | None = 0.2
+    """The ratio to the proximal policy is clipped below at 1 - clip_low; null for no clip on this side."""
+    clip_high: Positive | None = 0.2
+    """The ratio to the proximal policy is clipped above at 1 + clip_high; null for no clip on this side."""
     dual_clip: Bound | None = None
-    """For negative advantages the loss is bounded by this multiple of the advantage; null for no bound."""
+    """For negative advantages the loss is at most this multiple of |advantage|; null for no bound."""
     behave_weight_threshold: Positive | None = None
     """Entries whose weight (proximal over behaviour) is larger are masked; null for none."""
 
+    @property
+    def corrects_staleness(self) -> bool:
+        """Its weight is π_prox/π_b."""
+        return True
 
-class GspoLoss(Section):
-    """PPO with one ratio for all entries of a decision, against the policy that acted."""
+
+class GspoLoss(LossSection):
+    """PPO with one ratio for all entries of a chunk step."""
 
     type: Literal["gspo"] = "gspo"
     """The loss's name."""
-    clip_low: Clip = 0.2
-    """The ratio is clipped below at 1 - clip_low; long sequences of a language model want 3e-4."""
-    clip_high: Positive = 0.2
-    """The ratio is clipped above at 1 + clip_high; long sequences of a language model want 4e-4."""
+    clip_low: Clip | None = 0.2
+    """The ratio is clipped below at 1 - clip_low (3e-4 for long sequences of a language model); null for no clip."""
+    clip_high: Positive | None = 0.2
+    """The ratio is clipped above at 1 + clip_high (4e-4 for long sequences of a language model); null for no clip."""
+    ratio_to: RatioTo = "behavior"
+    """The policy in the ratio's denominator: the one that acted, or the proximal one (verl, AReaL, TRL)."""
 
 
-class VanillaLoss(Section):
+class SapoLoss(LossSection):
+    """SAPO: the ratio is bounded by a sigmoid instead of a clip."""
+
+    type: Literal["sapo"] = "sapo"
+    """The loss's name."""
+    tau_positive: Positive = 1.0
+    """Temperature where the advantage is positive; larger bounds the ratio more tightly."""
+    tau_negative: Positive = 1.05
+    """Temperature of the others."""
+    ratio_to: RatioTo = "proximal"
+    """The policy in the ratio's denominator: the proximal one, or the one that acted."""
+
+
+class ClipCovLoss(LossSection):
+    """Clip-Cov: PPO without a random few of the entries that would reduce the entropy most."""
+
+    type: Literal["clip_cov"] = "clip_cov"
+    """The loss's name."""
+    clip_low: Clip | None = 0.2
+    """The ratio is clipped below at 1 - clip_low; null for no clip on this side."""
+    clip_high: Positive | None = 0.2
+    """The ratio is clipped above at 1 + clip_high; null for no clip on this side."""
+    fraction: Share = 2e-4
+    """Share of a mini-batch's entries that are left out, at least one."""
+    cov_low: Number = 1.0
+    """Only entries with a larger covariance of advantage and log-prob are left out."""
+    cov_high: Number = 5.0
+    """Only entries with a smaller covariance are left out."""
+
+    @model_validator(mode="after")
+    def _band_is_not_empty(self) -> ClipCovLoss:
+        if self.cov_low >= self.cov_high:
+            raise InvalidSetting("cov_low", self.cov_low, f"not below cov_high {self.cov_high:g}; lower it")
+        return self
+
+
+class KlCovLoss(LossSection):
+    """KL-Cov: no clip, but a KL penalty on the entries that would reduce the entropy most."""
+
+    type: Literal["kl_cov"] = "kl_cov"
+    """The loss's name."""
+    fraction: Share = 2e-4
+    """Share of a mini-batch's entries that are penalised, at least one: those of the largest covariance."""
+    kl_coef: Positive = 0.1
+    """Weight of the penalty |log ratio| of these entries."""
+
+
+class M2poLoss(LossSection):
+    """M2PO: entries that hold the second moment of the log-ratio of proximal and behaviour policy too high are
+    masked."""
+
+    type: Literal["m2po"] = "m2po"
+    """The loss's name."""
+    threshold: Positive = 0.04
+    """The mean square of log(proximal / behaviour) of the entries kept in a mini-batch stays below it."""
+    clip_low: Clip | None = None
+    """The ratio is also clipped below at 1 - clip_low (AReaL); null for no clip on this side."""
+    clip_high: Positive | None = None
+    """The ratio is also clipped above at 1 + clip_high (AReaL); null for no clip on this side."""
+    ratio_to: RatioTo = "behavior"
+    """The policy in the ratio's denominator: the one that acted, or the proximal one (AReaL)."""
+
+    @property
+    def uses_proximal(self) -> bool:
+        """The second moment is of π_prox/π_b."""
+        return True
+
+
+class VanillaLoss(LossSection):
     """The policy gradient without any correction for staleness."""
 
     type: Literal["vanilla"] = "vanilla"
     """The loss's name."""
 
+    @property
+    def uses_proximal(self) -> bool:
+        """It has no ratio."""
+        return False
 
-class TisLoss(Section):
+
+class TisLoss(LossSection):
     """Truncated importance sampling."""
 
     type: Literal["tis"] = "tis"
     """The loss's name."""
     cap: Positive | None = 2.0
-    """Largest importance weight; null for any."""
+    """Largest importance weight; null for no bound."""
+    floor: NotNegative = 0.0
+    """Smallest importance weight (ROLL's tis_lower_bound)."""
+    ratio_to: RatioTo = "behavior"
+    """The policy in the weight's denominator: the one that acted, or the proximal one (verl, ROLL)."""
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> TisLoss:
+        if self.cap is not None and self.floor > self.cap:
+            raise InvalidSetting("floor", self.floor, f"larger than cap {self.cap:g}; lower it")
+        return self
 
 
-class CispoLoss(Section):
+class CispoLoss(LossSection):
     """Importance weights clipped on both sides."""
 
     type: Literal["cispo"] = "cispo"
@@ -175,10 +293,12 @@ class CispoLoss(Section):
     """The weight is clipped below at 1 - clip_low; 1 for no lower bound."""
     clip_high: Positive = 0.28
     """The weight is clipped above at 1 + clip_high."""
+    ratio_to: RatioTo = "behavior"
+    """The policy in the weight's denominator: the one that acted, or the proximal one (verl, ROLL, TRL)."""
 
 
-class ToprLoss(Section):
-    """What went well is imitated without a weight, what went badly has a truncated importance weight."""
+class ToprLoss(LossSection):
+    """Successes are imitated without a weight, failures have a truncated importance weight."""
 
     type: Literal["topr"] = "topr"
     """The loss's name."""
@@ -188,6 +308,8 @@ class ToprLoss(Section):
     """Factor on entries of positive advantage (weighted TOPR)."""
     negative_weight: NotNegative = 1.0
     """Factor on the others (weighted TOPR)."""
+    ratio_to: RatioTo = "behavior"
+    """The policy in the weight's denominator: the one that acted, or the proximal one (ROLL)."""
 
     @model_validator(mode="after")
     def _something_counts(self) -> ToprLoss:
@@ -199,7 +321,7 @@ class ToprLoss(Section):
 
 
 def _named(value: Any) -> Any:
-    """A name alone is a section of its defaults."""
+    """A name alone stands for its section with all defaults."""
     if isinstance(value, str):
         return {"type": value}
     if not isinstance(value, BaseModel) and not (isinstance(value, dict) and isinstance(value.get("type", ""), str)):
@@ -231,6 +353,10 @@ Loss = Annotated[
     Annotated[PpoLoss, Tag("ppo")]
     | Annotated[DecoupledPpoLoss, Tag("decoupled_ppo")]
     | Annotated[GspoLoss, Tag("gspo")]
+    | Annotated[SapoLoss, Tag("sapo")]
+    | Annotated[ClipCovLoss, Tag("clip_cov")]
+    | Annotated[KlCovLoss, Tag("kl_cov")]
+    | Annotated[M2poLoss, Tag("m2po")]
     | Annotated[VanillaLoss, Tag("vanilla")]
     | Annotated[TisLoss, Tag("tis")]
     | Annotated[CispoLoss, Tag("cispo")]

@@ -40,7 +40,7 @@ GROUPS: Mapping[str, str] = {
     "time/env": "step: seconds inside the environments since the update before, all simulators together",
     "time/rollout": "forward: seconds of forward passes and weight changes since the update before, all generators",
     "time/actor": "update: seconds that this update took the trainer",
-    "train/actor": "policy_loss, proximal_approx_kl, behav_approx_kl, clip_fraction, ratio, grad_norm, lr, versions, …",
+    "train/actor": "policy_loss, ratio, clip_fraction, approx_kl, proximal_approx_kl, behav_approx_kl, grad_norm, …",
     "train/critic": "value_loss, explained_variance, lr (if it has its own)",
     "train/sft": "supervised warm start: loss, grad_norm",
     "samples": "the ledger's counts by state; dropped/<reason>",

@@ -172,13 +172,13 @@ class RunLoop:
         when the run is resumed.
         """
         self._held = (records.StartUpdate, records.StartRows)
-        begin, lending = self.clock(), self.conductor.lending
+        begin, updates = self.clock(), self.conductor.updates
         until, say_at = begin + seconds, begin + _SAID_S
-        update = self.conductor.versions.updates + bool(lending.lent)
+        update = self.conductor.versions.updates + bool(updates.in_training)
         asked = False
         while self.clock() < until:
-            if not asked and lending.trainer and self.conductor.versions.updates == update:
-                self.launcher.send(SaveTrainer(lending.trainer))
+            if not asked and updates.trainer and self.conductor.versions.updates == update:
+                self.launcher.send(SaveTrainer(updates.trainer))
                 asked = True
             event = self.launcher.receive(max(0.0, min(until, say_at) - self.clock()))
             if event is not None:
@@ -193,9 +193,9 @@ class RunLoop:
 
     def _last_work(self) -> str:
         """What a run that winds down waits for."""
-        lending = self.conductor.lending
-        what = "the update under way" if lending.lent else "the trainer's state to be saved"
-        call = self.launcher.current_call(lending.trainer) if lending.trainer else "being started"
+        updates = self.conductor.updates
+        what = "the update under way" if updates.in_training else "the trainer's state to be saved"
+        call = self.launcher.current_call(updates.trainer) if updates.trainer else "being started"
         return f"{what} (trainer: {call})" if call else what
 
     def _run(self, done: Callable[[records.Command], bool]) -> None:
@@ -274,15 +274,16 @@ class RunLoop:
     def _evaluating(self) -> list[str]:
         """What an evaluation waits for."""
         conductor = self.conductor
-        evaluations, evaluator = conductor.rollout.evaluations, conductor.dispatch.evaluator
+        evaluations, evaluator = conductor.rollout.evaluations, conductor.serving.generators.evaluator
         found = [
             f"evaluation {e.name}: {len(e.waiting)} episodes wait, {e.running} run"
-            for e in (evaluations.current, evaluations.aside)
+            for e in (evaluations.current, evaluations.current_background)
             if e is not None
         ]
-        if evaluations.aside is not None:
+        if evaluations.current_background is not None:
             held = "is not there" if evaluator is None else f"has weights {evaluator.pinned} for it"
-            found.append(f"{conductor.settings.evaluator} {held}, {len(conductor.dispatch.aside)} requests wait for it")
+            waiting = len(conductor.serving.background)
+            found.append(f"{conductor.settings.evaluator} {held}, {waiting} requests wait for it")
         return found
 
     def _stalled(self) -> str:
@@ -290,14 +291,14 @@ class RunLoop:
         conductor = self.conductor
         generators = [
             f"{state.name} (weights {state.version}, {'busy' if state.busy else 'idle'})"
-            for state in conductor.dispatch.generators.values()
+            for state in conductor.serving.generators.present.values()
         ]
         versions = conductor.versions
         parts = [
             f"nothing has happened for {self._stall_s:g} s",
-            f"{len(conductor.dispatch.queue)} requests wait for generators {', '.join(generators) or '(none)'}",
+            f"{len(conductor.serving.queue)} requests wait for generators {', '.join(generators) or '(none)'}",
             f"versions: trained {versions.trained}, published {versions.published}, applied {versions.applied}",
-            f"trainer: {conductor.lending.trainer or 'none'}, {len(conductor.lending.lent)} groups lent",
+            f"trainer: {conductor.updates.trainer or 'none'}, {len(conductor.updates.in_training)} groups lent",
             f"samples: {conductor.ledger.as_dict()}",
             *self._evaluating(),
             f"slots: {'; '.join(self.launcher.outstanding()) or 'none is live'}",

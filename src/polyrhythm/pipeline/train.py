@@ -199,7 +199,7 @@ class _Run:
         lags.check_bound(config.freshness.max_lag, config.freshness.bound, clean=not saver.account.faults)
         ledger = self._balanced()
         _warn_of_dropped(ledger)
-        counts = {"lag": lags.summary(), "ledger": ledger.as_dict(), **loop.conductor.told()}
+        counts = {"lag": lags.summary(), "ledger": ledger.as_dict(), **loop.conductor.summary()}
         counts |= {"failed_samples": dict(pipeline.failures.counts), "dropped_messages": launcher.dropped()}
         progress.commit("rl", {**totals, **counts})
 
@@ -296,7 +296,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 def wind_down(loop: RunLoop, seconds: float) -> str:
     """Let the update under way end and the trainer's state be saved; return a sentence on the outcome."""
-    under_way = bool(loop.conductor.lending.lent)
+    under_way = bool(loop.conductor.updates.in_training)
     saved = loop.wind_down(seconds)
     if under_way:
         return f"the update under way is {'finished' if saved else 'abandoned'}"

@@ -81,6 +81,8 @@ class FlowNoiseSettings(BaseModel):
     """Smallest standard deviation of a step, in units of half the action range."""
     max_std: float = Field(1.0, gt=0.0)
     """Largest standard deviation of a step. The supervised phase fits it in between, from halfway in the logarithm."""
+    logprob: Literal["sum", "mean"] = "sum"
+    """Log-prob and entropy: the sum over the start and the K steps, or their mean (RLinf's joint_logprob)."""
 
     @model_validator(mode="after")
     def _ordered(self) -> FlowNoiseSettings:
@@ -92,7 +94,7 @@ class FlowNoiseSettings(BaseModel):
 
     def build(self, steps: int) -> FlowNoise:
         """With K steps."""
-        return FlowNoise(steps, self.min_std, self.max_std)
+        return FlowNoise(steps, self.min_std, self.max_std, mean=self.logprob == "mean")
 
 
 class Ode:
@@ -147,10 +149,14 @@ class FlowSde:
 
 
 class FlowNoise:
-    """kept = {"chain": x_1 … x_0 [B,K+1,C,A]}: the log-prob is the sum over the start and all steps."""
+    """kept = {"chain": x_1 … x_0 [B,K+1,C,A]}: the log-prob is the sum over the start and all K steps.
 
-    def __init__(self, steps: int, min_std: float, max_std: float) -> None:
-        self.steps, self.min_std, self.max_std = steps, min_std, max_std
+    mean: the mean of these K+1 terms instead, of the entropy too. The start's term has no gradient but counts, so a
+    ratio is the product's (K+1)-th root.
+    """
+
+    def __init__(self, steps: int, min_std: float, max_std: float, *, mean: bool = False) -> None:
+        self.steps, self.min_std, self.max_std, self.mean = steps, min_std, max_std, mean
 
     def sample(self, network: Network, shape: tuple[int, int], greedy: Tensor, key: Tensor) -> tuple[Tensor, Kept]:
         start = _start(shape, greedy, key)
@@ -166,6 +172,8 @@ class FlowNoise:
         for i, after in enumerate(rest):
             of_step = _logprob_and_entropy(after, self._step(network, i, before))
             logprob, entropy, before = logprob + of_step[0], entropy + of_step[1], after
+        if self.mean:
+            return logprob / (self.steps + 1), entropy / (self.steps + 1)
         return logprob, entropy
 
     def times(self, like: Tensor) -> Tensor:

@@ -72,6 +72,6 @@ class Codec:
             raise ValueError(f"unknown record {data['$']!r}; the data was written by another version")
         content = {name: self.decode(item, given) for name, item in data.items() if name != "$"}
         for f in fields(cls):
-            if f.metadata.get("unsaved"):
+            if f.metadata.get("unsaved") and f.init:
                 content[f.name] = given[f.name]
         return cls(**content)

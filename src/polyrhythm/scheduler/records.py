@@ -10,8 +10,48 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-#: The reason of a sample that was given up by command: no failure.
-CANCELLED = "cancelled"
+
+class DropReason(StrEnum):
+    """Why a sample failed or was dropped: the only keys of `SampleLedger.dropped` and of the metrics made from it.
+
+    The text of an exception is never a reason: it is the detail of `SampleFailed` and goes to the log.
+    """
+
+    #: Answer to `CancelRow`: given up by command, not a failure.
+    CANCELLED = "cancelled"
+    #: Other samples of the same update were finished first (redundant tickets).
+    SURPLUS = "surplus"
+    #: The mean return of its group lies outside the filter's bounds.
+    FILTERED = "filtered"
+    #: Its deadline has passed, after a lost trainer came back with older weights.
+    ROLLBACK = "rollback"
+    #: It ran longer than `episode_deadline_s`.
+    DEADLINE = "deadline"
+    #: Its simulator was lost.
+    SIMULATOR_LOST = "simulator lost"
+    #: The environment raised an exception.
+    ENVIRONMENT_RAISED = "environment raised"
+    #: The environment gave a number that is not finite.
+    ENVIRONMENT_NOT_FINITE = "environment not finite"
+    #: The policy gave a number that is not finite.
+    POLICY_NOT_FINITE = "policy not finite"
+    #: Its request was refused (`RefuseRequest`).
+    REFUSED = "request refused"
+
+
+def drop_reason(reason: str) -> DropReason:
+    """The reason of a failed sample. What is none of `DropReason`'s is an error of the environment or the policy."""
+    try:
+        return DropReason(reason)
+    except ValueError:
+        culprit = reason.partition(":")[0]
+        if not reason.endswith(" is not finite"):
+            return DropReason.ENVIRONMENT_RAISED
+        return DropReason.POLICY_NOT_FINITE if culprit == "policy" else DropReason.ENVIRONMENT_NOT_FINITE
+
+
+#: Reasons of samples that were not needed: they do not count as faults.
+NOT_NEEDED = frozenset({DropReason.SURPLUS, DropReason.FILTERED})
 
 
 class SampleEnd(StrEnum):
@@ -60,7 +100,7 @@ class SlotInfo:
 class EnvBatchInfo:
     """An env batch as its simulator announces it.
 
-    reset_rows false: its episodes begin together. reserved: its rows run evaluations beside training, nothing else.
+    reset_rows false: its episodes begin together. reserved: its rows run background evaluations, nothing else.
     """
 
     name: str
@@ -217,7 +257,8 @@ class SampleFinished:
 class SampleFailed:
     """The sample could not be completed (the environment raised, a number is not finite); the row is free again.
 
-    Also the answer to `CancelRow`, with the reason CANCELLED. detail: the episode's task and seed, and where in it.
+    Also the answer to `CancelRow`, with the reason CANCELLED. detail: what happened in words, the episode's task and
+    seed, and where in the episode.
     """
 
     simulator: str
@@ -284,12 +325,12 @@ class TrainUntil:
 class Evaluate:
     """Run these episodes with one version of the weights; training tickets wait meanwhile.
 
-    beside: in the reserved rows and with the evaluator's copy, so that nobody waits.
+    background: in the reserved rows and with the evaluator's second copy of the weights, so that training goes on.
     """
 
     name: str
     episodes: tuple[Episode, ...]
-    beside: bool = False
+    background: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,15 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """A batch is due when max_rows rows or max_requests requests wait, or the oldest has waited for max_wait_s."""
+
+    max_rows: int
+    max_requests: int
+    max_wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerSettings:
     """How the conductor decides. Synchronous is a setting: max_lag 0, `drain`, `lockstep`.
 
@@ -139,6 +148,11 @@ class SchedulerSettings:
     def group_tickets(self) -> int:
         """The most tickets that a group gets: those that it needs, and the extra ones."""
         return self.group_size + self.extra_members
+
+    @property
+    def limits(self) -> BatchLimits:
+        """The configured batch limits."""
+        return BatchLimits(self.max_rows, self.max_requests, self.max_wait_s)
 
     @property
     def version_samples(self) -> int:

@@ -1,6 +1,7 @@
-"""The trainer's side: which samples it gets, what becomes of them, when a version is published.
+"""Updates: which samples the trainer gets, what becomes of them, when a version is published.
 
-Invariant: at most one update is lent at a time; a lent group is either trained or comes back, never both.
+Invariant: at most one update is in training at a time; its groups are either trained or return to the buffer, never
+both.
 """
 
 from __future__ import annotations
@@ -9,22 +10,30 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from polyrhythm.scheduler.codec import UNSAVED
-from polyrhythm.scheduler.inference.versions import VersionLedger
-from polyrhythm.scheduler.records import Command, PublishWeights, ReleasePayloads, StartUpdate
+from polyrhythm.scheduler.records import (
+    Command,
+    DropReason,
+    Halt,
+    PublishWeights,
+    ReleasePayloads,
+    StartUpdate,
+    UpdateDone,
+)
 from polyrhythm.scheduler.rollout.scheduler import RolloutScheduler
 from polyrhythm.scheduler.samples.groups import Group
-from polyrhythm.scheduler.samples.ledger import ROLLBACK, SampleState
+from polyrhythm.scheduler.samples.ledger import SampleState
 from polyrhythm.scheduler.settings import SchedulerSettings
+from polyrhythm.scheduler.versions import VersionLedger
 
 
 @dataclass(slots=True)
 class UpdateScheduler:
-    """trainer: name of the present one, "" for none; lent: groups of the update under way;
-    undoable: (update, samples) trained since the last checkpoint, oldest first."""
+    """trainer: name of the present one, "" for none; in_training: groups of the update under way; undoable: (update,
+    samples) trained since the last checkpoint, oldest first: a lost trainer may undo them."""
 
     settings: SchedulerSettings = field(metadata=UNSAVED)
     trainer: str = ""
-    lent: list[Group] = field(default_factory=list)
+    in_training: list[Group] = field(default_factory=list)
     undoable: deque[tuple[int, int]] = field(default_factory=deque)
 
     def join(
@@ -45,19 +54,19 @@ class UpdateScheduler:
         return [*commands, PublishWeights(trainer, versions.trained)] if publish else commands
 
     def leave(self, rollout: RolloutScheduler) -> None:
-        """The trainer is gone: what was lent to it waits in the buffer again."""
+        """The trainer is gone: the samples that it had return to the buffer."""
         self.trainer = ""
-        rollout.admission.restore(self.lent)
-        for group in self.lent:
+        rollout.admission.restore(self.in_training)
+        for group in self.in_training:
             for number in group.members:
                 rollout.samples[number].state = SampleState.BUFFERED
-            rollout.ledger.move(SampleState.LENT, SampleState.BUFFERED, group.size)
+            rollout.ledger.move(SampleState.IN_TRAINING, SampleState.BUFFERED, group.size)
             rollout.buffer.add(group)
-        self.lent = []
+        self.in_training = []
 
-    def lend(self, versions: VersionLedger, rollout: RolloutScheduler) -> list[Command]:
+    def start(self, versions: VersionLedger, rollout: RolloutScheduler) -> list[Command]:
         """Give an idle trainer its next update, if the samples for it can be had."""
-        if not self.trainer or self.lent:
+        if not self.trainer or self.in_training:
             return []
         settings = self.settings
         if not (settings.streaming or versions.in_version) and rollout.buffer.samples < settings.version_samples:
@@ -65,19 +74,19 @@ class UpdateScheduler:
         groups = rollout.buffer.choose(rollout.admission)
         if groups is None:
             return []
-        self.lent = groups
+        self.in_training = groups
         rollout.filter.next_update()
         numbers: list[int] = []
         for group in groups:
             rollout.buffer.remove(group)
             rollout.admission.consume(group)
-            rollout.ledger.move(SampleState.BUFFERED, SampleState.LENT, group.size)
+            rollout.ledger.move(SampleState.BUFFERED, SampleState.IN_TRAINING, group.size)
             numbers += sorted(group.members)
         if self.settings.order == "ticket":
             numbers.sort()
         samples = [rollout.samples[number] for number in numbers]
         for sample in samples:
-            sample.state = SampleState.LENT
+            sample.state = SampleState.IN_TRAINING
         return [
             StartUpdate(
                 self.trainer,
@@ -89,21 +98,25 @@ class UpdateScheduler:
             )
         ]
 
-    def finish(self, versions: VersionLedger, rollout: RolloutScheduler) -> list[Command]:
+    def finish(self, event: UpdateDone, versions: VersionLedger, rollout: RolloutScheduler) -> list[Command]:
         """The update is trained."""
+        assert self.in_training, f"update {event.update} is done, but none is under way"
+        assert event.update == versions.updates, f"update {event.update} is done, {versions.updates} was due"
         payload_ids: list[str] = []
-        for group in self.lent:
+        for group in self.in_training:
             for number in group.members:
                 sample = rollout.samples.pop(number)
                 rollout.selection.note_trained(sample)
                 payload_ids.append(sample.payload_id)
         count = len(payload_ids)
-        rollout.ledger.move(SampleState.LENT, SampleState.TRAINED, count)
+        rollout.ledger.move(SampleState.IN_TRAINING, SampleState.TRAINED, count)
         self.undoable.append((versions.updates, count))
-        self.lent = []
+        self.in_training = []
         commands: list[Command] = [ReleasePayloads(tuple(payload_ids))]
         if versions.count_update():
             commands.append(PublishWeights(self.trainer, versions.trained))
+        if event.halt:
+            commands.append(Halt(event.halt))
         return commands
 
     def note_checkpoint(self, updates: int) -> None:
@@ -122,5 +135,5 @@ class UpdateScheduler:
                 (group for group in admission.groups.values() if group.version <= late and not group.spare),
                 key=lambda group: (group.complete, -group.number),
             )
-            commands += rollout.drop(group, ROLLBACK, now)
+            commands += rollout.drop(group, DropReason.ROLLBACK, now)
         return commands

@@ -1,6 +1,6 @@
-"""From trajectories and demonstrations to new weights, on one rank.
+"""Training on one rank: trajectories and demonstrations to new weights.
 
 An update and a supervised phase are generators: each `next()` is one optimizer step, so that a host with one
-thread can let rollout go on in between, and the metrics are the generator's return value (`steps.finish` runs one
-through).
+thread can continue rollout in between, and the metrics are the generator's return value (`steps.finish` runs one
+to its end).
 """

@@ -1,13 +1,14 @@
-"""Trajectories of different lengths as one packed batch: decisions one after another, nothing padded.
+"""Trajectories of different lengths as one packed batch: their chunk steps one after another, nothing padded.
 
-Trajectories of 3 and 2 chunk steps become N = 5 decisions with trajectory = (0, 0, 0, 1, 1) and M = 2 final
+Trajectories of 3 and 2 chunk steps become N = 5 chunk steps with trajectory = (0, 0, 0, 1, 1) and M = 2 final
 observations. Observations are copied once, here; afterwards the trajectories' memory may be reused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,12 +21,12 @@ Arrays = dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """N decisions of M trajectories, on the host. Meaning and dtypes as in `specs.Trajectory`.
+class PackedBatch:
+    """N chunk steps of M trajectories, on the host. Meaning and dtypes as in `specs.Trajectory`.
 
-    obs, forward_inputs: name → [N,...]; final_obs: name → [M,...], the observation after each last decision.
+    obs, forward_inputs: name → [N,...]; final_obs: name → [M,...], the observation after each last chunk step.
     logprob [N,C,A], value [N] or [N,C], rewards and valid [N,C], version [N]; trajectory [N] int64, the index of
-    each decision's trajectory, non-decreasing; terminated, truncated [M] bool; group [M] int64.
+    each chunk step's trajectory, non-decreasing; terminated, truncated [M] bool; group [M] int64.
     """
 
     obs: Arrays
@@ -42,18 +43,18 @@ class Packed:
     group: Tensor
 
     @property
-    def decisions(self) -> int:
+    def chunk_steps(self) -> int:
         """N."""
         return int(self.trajectory.shape[0])
 
 
-def collate(trajectories: Sequence[Trajectory]) -> Packed:
+def collate(trajectories: Sequence[Trajectory]) -> PackedBatch:
     """Pack trajectories, in the order given, into host tensors of their own memory."""
     steps = [t.steps for t in trajectories]
     if not steps or min(steps) == 0:
         raise ValueError(f"an update needs trajectories of at least one chunk step each, got chunk steps {steps}")
     first = trajectories[0]
-    return Packed(
+    return PackedBatch(
         obs={name: _packed([t.obs[name][:-1] for t in trajectories]) for name in first.obs},
         final_obs={name: _packed([t.obs[name][-1:] for t in trajectories]) for name in first.obs},
         forward_inputs={name: _packed([t.forward_inputs[name] for t in trajectories]) for name in first.forward_inputs},
@@ -70,12 +71,14 @@ def collate(trajectories: Sequence[Trajectory]) -> Packed:
 
 
 @dataclass(frozen=True, slots=True)
-class Decisions:
-    """What the objective needs of N decisions; every tensor has N first. Entries are those of `algorithms.levels`.
+class TrainingBatch:
+    """What the objective needs of N chunk steps; every tensor has N first. Entries are those of `algorithms.levels`.
 
-    valid [N,C] bool. At log-prob level (zero where masked): behavior, proximal, advantage, weight, and reference where
-    there is such a policy. At reward level: old_value, returns, value_mask (bool). alpha [N] where the proximal policy
-    is interpolated, see `algorithms.proximal`; `proximal` is the behaviour then.
+    valid [N,C] bool. At log-prob level (zero where masked): behavior, proximal, advantage, weight; reference where
+    there is such a policy; correction, the factor of `algorithm.rollout_correction`; selected (bool), see
+    `algorithms.selection`. At reward level: old_value, returns, value_mask (bool), value_weight where the value loss is
+    aggregated by weights. alpha [N] where the proximal policy is interpolated, see `algorithms.proximal`; `proximal` is
+    the behaviour policy then.
     """
 
     obs: Arrays
@@ -88,47 +91,42 @@ class Decisions:
     old_value: Tensor
     returns: Tensor
     value_mask: Tensor
+    value_weight: Tensor | None = None
     reference: Tensor | None = None
     alpha: Tensor | None = None
+    correction: Tensor | None = None
+    selected: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.valid.shape[0])
 
-    def take(self, index: Tensor) -> Decisions:
-        """The decisions at `index` (int64, any order), copied: one `index_select` per tensor."""
-        return self._each(lambda x: x.index_select(0, index))
+    def take(self, index: Tensor) -> TrainingBatch:
+        """The chunk steps at `index` (int64, any order), copied: one `index_select` per tensor."""
+        return self._map(lambda x: x.index_select(0, index))
 
-    def parts(self, size: int, device: torch.device) -> Iterator[Decisions]:
-        """Consecutive views of at most `size` decisions (0: all at once), each moved to `device` when it is due."""
+    def micro_batches(self, size: int, device: torch.device) -> Iterator[TrainingBatch]:
+        """Consecutive views of at most `size` chunk steps (0: all at once), each moved to `device` when it is due."""
         size = size or len(self)
         if size >= len(self) and device.type == "cpu":
             yield self
             return
         for start in range(0, len(self), size):
-            yield self._each(lambda x, s=start: x[s : s + size].to(device, non_blocking=True))  # type: ignore[misc]
+            yield self._map(lambda x, s=start: x[s : s + size].to(device, non_blocking=True))  # type: ignore[misc]
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Decisions:
-        return Decisions(
-            obs={name: change(x) for name, x in self.obs.items()},
-            forward_inputs={name: change(x) for name, x in self.forward_inputs.items()},
-            valid=change(self.valid),
-            behavior=change(self.behavior),
-            proximal=change(self.proximal),
-            advantage=change(self.advantage),
-            weight=change(self.weight),
-            old_value=change(self.old_value),
-            returns=change(self.returns),
-            value_mask=change(self.value_mask),
-            reference=None if self.reference is None else change(self.reference),
-            alpha=None if self.alpha is None else change(self.alpha),
-        )
+    def _map(self, change: Callable[[Tensor], Tensor]) -> TrainingBatch:
+        def changed(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: change(x) for name, x in value.items()}
+            return None if value is None else change(value)
+
+        return TrainingBatch(**{field.name: changed(getattr(self, field.name)) for field in fields(self)})
 
 
 def minibatches(count: int, size: int, seed: Sequence[int]) -> list[Tensor]:
     """A shuffle of 0..count-1 cut into the fewest mini-batches of at most `size` (0: one of all), as int64 indices.
 
-    Sizes differ by at most one: 65 decisions at size 64 are 33 + 32, since a step on a single decision would weigh
-    as much as one on 64. The order depends on `seed` alone, not on any global random state.
+    Sizes differ by at most one: 65 chunk steps at size 64 are 33 + 32, because an optimizer step on a single chunk step
+    would count as much as one on 64. The order depends on `seed` alone, not on any global random state.
     """
     order = np.random.default_rng(list(seed)).permutation(count)
     pieces = -(-count // size) if size else 1

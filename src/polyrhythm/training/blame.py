@@ -1,4 +1,4 @@
-"""Why a gradient is not finite: the first thing on the way from the samples to it that is not, in words."""
+"""Cause of a gradient that is not finite: the first quantity between the samples and it that is not, as a sentence."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from polyrhythm.training.batch import Decisions, Packed
-from polyrhythm.training.targets import Preparation, bootstrap_values
+from polyrhythm.training.batch import PackedBatch, TrainingBatch
+from polyrhythm.training.targets import TargetInputs, bootstrap_values
 
 if TYPE_CHECKING:
     from polyrhythm.config.algorithm import AlgorithmSettings
 
-#: What helps where weights have grown until a forward or a backward pass overflows.
+#: The remedy where weights have grown until a forward or a backward pass overflows.
 _SMALLER = "lower training.optimizer.lr, value_lr or grad_clip"
 
 
 def find_culprit(
-    packed: Packed,
-    decisions: Decisions,
+    packed: PackedBatch,
+    batch: TrainingBatch,
     algorithm: AlgorithmSettings,
-    by: Preparation,
-    figures: Mapping[str, bool],
+    inputs: TargetInputs,
+    metrics: Mapping[str, bool],
     parameters: Mapping[str, bool],
 ) -> str:
-    """Who gave what, and what to do about it. figures, parameters: of the optimizer step, whether each logged number
-    and the gradient of each parameter is finite."""
+    """What returned the value that is not finite, and the remedy. metrics, parameters: of the optimizer step, whether
+    each metric and the gradient of each parameter is finite."""
     if given := next(_in_samples(packed), ""):
         return given
-    if algorithm.uses_value and not _finite(bootstrap_values(packed, algorithm, by)):
+    if algorithm.uses_value and not _finite(bootstrap_values(packed, algorithm, inputs)):
         return f"policy.value gives NaN or infinity for the last observation of a sample; {_SMALLER}"
-    if not _finite(decisions.proximal):
+    if not _finite(batch.proximal):
         return f"policy.evaluate gives log-probs that are not finite; {_SMALLER}"
-    if not (_finite(decisions.advantage) and _finite(decisions.returns, decisions.value_mask)):
+    if not (_finite(batch.advantage) and _finite(batch.returns, batch.value_mask)):
         return f"algorithm.advantage.type = {algorithm.advantage.type}: it gives NaN or infinity; correct its formula"
-    for name, what in _FIGURES.items():
-        if not figures.get(name, True):
+    for name, what in _OF_EVALUATE.items():
+        if not metrics.get(name, True):
             return f"policy.evaluate gives a {what} that is not finite; {_SMALLER}"
-    if not figures["train/actor/policy_loss"]:
+    if not metrics["train/actor/policy_loss"]:
         return f"algorithm.loss.type = {algorithm.loss.type}: it gives NaN or infinity; {_of_loss(algorithm)}"
     bad = [name for name, finite in parameters.items() if not finite]
     more = f" and {len(bad) - 1} more parameters" if len(bad) > 1 else ""
@@ -46,18 +46,19 @@ def find_culprit(
     return f"the losses are finite, their gradient is not, {where}; {_of_loss(algorithm)}"
 
 
-#: Logged numbers that a policy's `evaluate` alone can spoil, where the targets are finite → what it gave.
-_FIGURES = {
+#: Metrics that only the policy's `evaluate` can make non-finite, where the targets are finite → what it returned.
+_OF_EVALUATE = {
     "train/actor/ratio": "log-prob",
-    "train/actor/behav_approx_kl": "log-prob",
+    "train/actor/approx_kl": "log-prob",
+    "train/actor/proximal_approx_kl": "log-prob",
     "train/actor/entropy_loss": "entropy",
     "train/actor/reference_kl": "log-prob",
     "train/critic/value_loss": "value",
 }
 
 
-def _in_samples(packed: Packed) -> Iterator[str]:
-    """What the samples hold that is not finite. Slots refuse such samples; those of elsewhere are looked at too."""
+def _in_samples(packed: PackedBatch) -> Iterator[str]:
+    """What in the samples is not finite. Slots refuse such samples; samples from elsewhere may still have it."""
     shown = {f"observation {name}": x for name, x in packed.obs.items()}
     last = {f"the last observation {name}": x for name, x in packed.final_obs.items()}
     for what, values in {"a reward": packed.rewards[packed.valid], **shown, **last}.items():

@@ -1,4 +1,4 @@
-"""A state in a file: written whole or not at all, read without executing anything in it."""
+"""Saved states: written atomically, read without executing anything in the file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from polyrhythm.files import atomic_write
 
 
 def save_state(state: Mapping[str, Any], path: Path) -> None:
-    """Write plain data and tensors. Who is killed meanwhile leaves what was there before. OSError: it cannot be."""
+    """Write plain data and tensors, atomically: a process killed meanwhile leaves the earlier file. OSError: cannot
+    write."""
     with atomic_write(path) as unfinished, unfinished.open("wb") as file:
         try:
             torch.save(dict(state), file)
@@ -23,16 +24,16 @@ def save_state(state: Mapping[str, Any], path: Path) -> None:
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """What was saved. RunFolderError: the file is damaged, or something else."""
+    """Read what `save_state` wrote. RunFolderError: the file is damaged, or no checkpoint."""
     if not zipfile.is_zipfile(path):
         raise RunFolderError(f"{path} cannot be read as a checkpoint: it is damaged, or something else; name another")
     try:
         with zipfile.ZipFile(path) as parts:
-            damaged = parts.testzip()  # torch does not look at the checksums that it writes
+            damaged = parts.testzip()  # torch does not verify the checksums that it writes
         if damaged is not None:
             raise ValueError(f"{damaged} in it is damaged")
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a reader makes of bytes that nobody wrote
+    except Exception as error:  # arbitrary bytes may raise anything
         raise RunFolderError(f"{path} cannot be read as a checkpoint ({error}); name another") from error
     if not isinstance(state, dict):
         raise RunFolderError(f"{path} cannot be read as a checkpoint: it holds {type(state).__name__}; name another")

@@ -1,4 +1,4 @@
-"""The loss and the advantage that a configuration names: ours from the tables, or a user's function."""
+"""From the names in a configuration to functions: the loss, its selection rule and the advantage, ours or a user's."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from polyrhythm.algorithms.advantages import ADVANTAGES, Advantages, Samples, gae
-from polyrhythm.algorithms.losses import POLICY_LOSSES, Entries, PolicyLoss, Terms
+from polyrhythm.algorithms.advantages import ADVANTAGES, AdvantageInput, Advantages, gae
+from polyrhythm.algorithms.losses import POLICY_LOSSES, LossInput, LossOutput, PolicyLoss
+from polyrhythm.algorithms.selection import SELECTION_RULES, SelectionRule
 from polyrhythm.config.objectives import OwnFunction
 
 if TYPE_CHECKING:
@@ -18,39 +19,46 @@ if TYPE_CHECKING:
 
 
 def policy_loss(algorithm: AlgorithmSettings) -> PolicyLoss:
-    """entries -> Terms, with the keywords of `algorithm.loss`; a user's function may give the loss alone."""
+    """entries -> LossOutput, with the keywords of `algorithm.loss`; a user's function may return the loss alone."""
     settings = algorithm.loss
     if not isinstance(settings, OwnFunction):
-        return _with(POLICY_LOSSES[settings.type], settings.model_dump())
-    own = _with(settings.function(), settings.settings)
+        return _bind(POLICY_LOSSES[settings.type], settings.model_dump())
+    own = _bind(settings.function(), settings.settings)
 
-    def loss(entries: Entries) -> Terms:
+    def loss(entries: LossInput) -> LossOutput:
         given = own(entries)
-        terms = Terms(given, {}) if isinstance(given, Tensor) else given
-        if isinstance(terms, Terms) and isinstance(terms.loss, Tensor) and terms.loss.shape != entries.mask.shape:
-            got, wanted = list(terms.loss.shape), list(entries.mask.shape)
-            raise ValueError(f"{settings.type} returned a loss {got}; one number per entry is wanted, {wanted}")
-        return terms
+        output = LossOutput(given, {}) if isinstance(given, Tensor) else given
+        if isinstance(output, LossOutput) and isinstance(output.loss, Tensor):
+            got, expected = list(output.loss.shape), list(entries.mask.shape)
+            if got != expected:
+                raise ValueError(f"{settings.type} returned a loss {got}; return one number per entry, {expected}")
+        return output
 
     return loss
 
 
-def advantage_estimate(algorithm: AlgorithmSettings) -> Callable[[Samples], Advantages]:
+def selection_rule(algorithm: AlgorithmSettings) -> SelectionRule | None:
+    """The rule by which the loss selects entries of a mini-batch; None for losses that select none."""
+    rule = SELECTION_RULES.get(algorithm.loss.type)
+    return None if rule is None else _bind(rule, algorithm.loss.model_dump())
+
+
+def advantage_estimate(algorithm: AlgorithmSettings) -> Callable[[AdvantageInput], Advantages]:
     """samples -> Advantages, with the keywords of `algorithm.advantage`, gamma and gae_lambda."""
     settings, common = algorithm.advantage, algorithm.model_dump(include={"gamma", "gae_lambda"})
     if isinstance(settings, OwnFunction):
-        chosen = _with(settings.function(), common | settings.settings)
+        chosen = _bind(settings.function(), common | settings.settings)
     else:
-        chosen = _with(ADVANTAGES[settings.type], common | settings.model_dump())
+        chosen = _bind(ADVANTAGES[settings.type], common | settings.model_dump())
 
-    def estimate(samples: Samples) -> Advantages:
+    def estimate(samples: AdvantageInput) -> Advantages:
         given = chosen(samples)
         return Advantages(given, gae(samples, **common).returns) if isinstance(given, Tensor) else given
 
     return estimate
 
 
-def _with(function: Callable[..., Any], settings: dict[str, Any]) -> Callable[..., Any]:
+def _bind(function: Callable[..., Any], settings: dict[str, Any]) -> Callable[..., Any]:
     """The function with those of the settings that it takes."""
     keywords = inspect.signature(function).parameters.values()
     if any(keyword.kind is keyword.VAR_KEYWORD for keyword in keywords):

@@ -1,4 +1,4 @@
-"""Demonstrated decisions, to imitate: observations and the expert's action chunks."""
+"""Demonstrations to imitate: observations and the expert's action chunks."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _TASKS, _REPEAT = "tasks", "action_repeat"
 
 @dataclass(frozen=True, slots=True)
 class Demonstrations:
-    """obs: name → [N,...]; actions [N,C,A] in env units, what the expert would do from that observation on.
+    """N demonstrated chunk steps. obs: name → [N,...]; actions [N,C,A] in env units, the expert's from there on.
 
-    tasks: names of the tasks that instructions count; action_repeat: env steps that an action was held. Both are there
-    to tell whether they fit a run: () and 0 where nobody knows.
+    tasks: names of the tasks that instructions index; action_repeat: env steps that an action was held. Both are
+    checked against the run; () and 0 where unknown.
     """
 
     obs: dict[str, NDArray[np.generic]]
@@ -40,7 +40,7 @@ class Demonstrations:
         return len(self.actions)
 
     def save(self, path: Path) -> None:
-        """Write an .npz (plain arrays), whole or not at all."""
+        """Write an .npz of plain arrays, atomically."""
         arrays = {"actions": self.actions} | {_OBS + name: x for name, x in self.obs.items()}
         arrays |= {_TASKS: np.array(self.tasks, np.str_), _REPEAT: np.array(self.action_repeat)}
         objects = [name for name, x in arrays.items() if x.dtype.hasobject]
@@ -51,8 +51,8 @@ class Demonstrations:
 
     @classmethod
     def load(cls, path: Path) -> Demonstrations:
-        """Read what `save` wrote; nothing in the file is executed. RunFolderError: it is absent, or something else, or
-        holds NaN or infinity, which would spoil every step that imitates them."""
+        """Read what `save` wrote; nothing in the file is executed. RunFolderError: the file is absent, not
+        demonstrations, or has NaN or infinity, which would make every step that imitates them non-finite."""
         if not path.is_file():
             raise RunFolderError(f"{path} is not there; name a file of demonstrations")
         if not zipfile.is_zipfile(path):
@@ -64,11 +64,11 @@ class Demonstrations:
                 obs = {name.removeprefix(_OBS): file[name] for name in file if name.startswith(_OBS)}
                 tasks = tuple(file[_TASKS].tolist()) if _TASKS in file else ()
                 found = cls(obs, file["actions"], tasks, int(file[_REPEAT]) if _REPEAT in file else 0)
-        except Exception as error:  # whatever a reader makes of bytes that nobody wrote
+        except Exception as error:  # arbitrary bytes may raise anything
             raise RunFolderError(f"{path} holds no demonstrations: {error}; record them again") from error
         floating = {n: x for n, x in (*found.obs.items(), ("actions", found.actions)) if x.dtype.kind == "f"}
         for row, name in first_not_finite(floating).items():
             instruction = found.obs.get(INSTRUCTION)
             of = "" if instruction is None or not tasks else f" of task {tasks[int(instruction[row])]}"
-            raise RunFolderError(f"{path}: {name} of decision {row}{of} is not finite; record them again")
+            raise RunFolderError(f"{path}: {name} of chunk step {row}{of} is not finite; record them again")
         return found

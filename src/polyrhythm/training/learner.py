@@ -1,8 +1,8 @@
-"""Reinforcement learning on one rank: trajectories in, better weights and metrics out.
+"""Updates of a policy by reinforcement learning, on one rank: trajectories in, new weights and metrics out.
 
 Invariants (tests/training/test_learner.py): the gradient of an optimizer step does not depend on the micro-batch
 size; an update is a function of the weights, the optimizer's state, the trajectories, the seed and the update's
-index alone; masked entries never matter; a gradient that is not finite changes neither weights nor optimizer.
+index alone; masked entries have no effect; a gradient that is not finite changes neither weights nor optimizer.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.specs import Trajectory
 from polyrhythm.training import optim
-from polyrhythm.training.batch import Decisions, Packed, collate, minibatches
+from polyrhythm.training.batch import PackedBatch, TrainingBatch, collate, minibatches
 from polyrhythm.training.blame import find_culprit
 from polyrhythm.training.objective import Objective
 from polyrhythm.training.skipped import NORM, SKIPPED, SkippedSteps, StepTable, make_step_table
 from polyrhythm.training.steps import Steps
-from polyrhythm.training.targets import Preparation, prepare
+from polyrhythm.training.targets import TargetInputs, compute_targets
 
 if TYPE_CHECKING:
     from polyrhythm.config.algorithm import AlgorithmSettings
@@ -30,15 +30,17 @@ if TYPE_CHECKING:
 
 
 _ERROR = "train/actor/interpolation_error"
-_BEHAVIOR_KL, _MISMATCH = "train/actor/behav_approx_kl", "train/actor/mismatch_kl"
+_MISMATCH = "train/actor/mismatch_kl"
+#: KL from the behaviour policy at an update's first optimizer step: to π_prox where there is one, otherwise to π_θ.
+_BEHAVIOR_KL = ("train/actor/behav_approx_kl", "train/actor/approx_kl")
 
 
 class Learner:
-    """Holds a policy and its optimizer; the policy stays on the device where it is given.
+    """A policy and its optimizer; the policy stays on the device where it is given.
 
     total_updates: length of the learning-rate schedule (versions × sync_interval). seed: of the shuffles. Where
-    `algorithm.kl` wants a reference policy, it is a copy of the weights that the first update begins with.
-    halt: why the run must not go on behind the last update, in words; "" if it may.
+    `algorithm.kl` needs a reference policy, it is a copy of the weights that the first update begins with.
+    halt: why the run must stop after the last update, as a sentence; "" if it need not.
     """
 
     def __init__(
@@ -81,20 +83,20 @@ class Learner:
     ) -> Steps:
         """All epochs over `trajectories`: one optimizer step per `next()`, metrics as the generator's return value.
 
-        The first `next()` also collates (afterwards the trajectories' memory is no longer read) and prepares
-        targets. The learning rate, the shuffles and the critic's warm-up follow update_index (from 0). version: that
-        the update works on, the trainer's present one + 1 (for interpolated proximal log-probs). Metrics are means over
-        the optimizer steps that were not skipped (interpolation_error: of the first, where the recomputed proximal
-        policy is the one that is trained). own_weights: all trajectories were made by the weights that this update
-        begins with; then mismatch_kl is the divergence of the log-probs of the first optimizer step from those of the
+        The first `next()` also collates (afterwards the trajectories' memory is no longer read) and prepares targets.
+        The learning rate, the shuffles and the critic's warm-up follow update_index (from 0). version: the one that the
+        update produces, the trainer's present one + 1 (for interpolated proximal log-probs). Metrics are means over the
+        optimizer steps that were not skipped (interpolation_error: of the first, where the recomputed proximal policy
+        is the one that is trained). own_weights: all trajectories were made by the weights that this update begins
+        with; then mismatch_kl is the divergence of the log-probs of the first optimizer step from those of the
         generators, 0 but for rounding. before_step is called before the weights change. Closing the generator early
-        leaves the weights of the last step done and `updates` as it was. A step whose gradient is not finite is
-        skipped and the update completed; `halt` says who is to blame, unless training.on_nonfinite_gradient is skip.
+        leaves the weights of the last step done and `updates` as it was. A step whose gradient is not finite is skipped
+        and the update completed; `halt` names the cause, unless training.on_nonfinite_gradient is skip.
         """
         training = self._training
         self._module.eval()  # dropout would make the ratio differ from 1 before the first step
         packed = collate(trajectories)
-        decisions, figures_before = prepare(packed, self._algorithm, self._preparation(version))
+        batch, target_metrics = compute_targets(packed, self._algorithm, self._target_inputs(version))
         decay = optim.linear_decay(update_index, self._total_updates, training.optimizer.lr_final_fraction)
         self._optimizer.scale_lr(decay)
         critic_only = update_index < training.critic_warmup_updates
@@ -102,78 +104,82 @@ class Learner:
         norms: list[optim.GradientNorm] = []
         names: tuple[str, ...] = ()
         for epoch in range(training.epochs):
-            for index in minibatches(len(decisions), training.minibatch_steps, (self._seed, update_index, epoch)):
-                figures, norm = self._step(decisions.take(index), critic_only=critic_only, before=before_step)
-                names = tuple(figures)
-                rows.append(torch.stack(list(figures.values())))
+            seed = (self._seed, update_index, epoch)
+            for step, index in enumerate(minibatches(len(batch), training.minibatch_steps, seed)):
+                minibatch = self._objective.select(batch.take(index), (*seed, step))
+                step_metrics, norm = self._step(minibatch, critic_only=critic_only, before=before_step)
+                names = tuple(step_metrics)
+                rows.append(torch.stack(list(step_metrics.values())))
                 norms.append(norm)
                 yield
         table = make_step_table(names, rows, norms)
         metrics = table.means()
-        self._note_skipped(update_index, table, packed, decisions, version)
+        self._note_skipped(update_index, table, packed, batch, version)
         if self._training.on_nonfinite_gradient == "skip" or table.skipped.any():
             metrics[SKIPPED] = float(table.skipped.sum())
         self.updates = update_index + 1
         if _ERROR in names:
             metrics[_ERROR] = float(rows[0][names.index(_ERROR)])
         if own_weights:
-            metrics[_MISMATCH] = float(rows[0][names.index(_BEHAVIOR_KL)])
+            metrics[_MISMATCH] = float(rows[0][next(names.index(name) for name in _BEHAVIOR_KL if name in names)])
         metrics["train/actor/lr"] = training.optimizer.lr * decay
         if training.optimizer.value_lr is not None:
             metrics["train/critic/lr"] = training.optimizer.value_lr * decay
         metrics["train/actor/average_version"] = float(packed.version.double().mean())
-        return metrics | figures_before
+        return metrics | target_metrics
 
-    def _note_skipped(self, update: int, table: StepTable, packed: Packed, decisions: Decisions, version: int) -> None:
-        """Whether a step of the update was skipped, who is to blame, and whether the run must halt."""
+    def _note_skipped(
+        self, update: int, table: StepTable, packed: PackedBatch, batch: TrainingBatch, version: int
+    ) -> None:
+        """Count the steps of the update that were skipped, and set `halt` if the run must stop for them."""
         self.halt, skipped = "", table.skipped.tolist()
         if not any(skipped):
             self._skipped.reset_count()
             return
-        figures, gradients = table.first_skipped()
+        metrics, gradients = table.first_skipped()
         names = [name for name, p in self._module.named_parameters() if p.requires_grad]
         parameters = {names[place]: finite for place, finite in gradients.items()}
-        why = find_culprit(packed, decisions, self._algorithm, self._preparation(version), figures, parameters)
+        why = find_culprit(packed, batch, self._algorithm, self._target_inputs(version), metrics, parameters)
         self.halt = self._skipped.note(update, skipped, why)
 
-    def _preparation(self, version: int) -> Preparation:
+    def _target_inputs(self, version: int) -> TargetInputs:
         if self._algorithm.kl.coef and self._reference is None:
             self._reference = self._frozen()
         micro_batch = self._training.micro_batch_steps or self._training.minibatch_steps
-        return Preparation(self.policy, self._reference, version, micro_batch, self._device)
+        return TargetInputs(self.policy, self._reference, version, micro_batch, self._device)
 
     def _frozen(self) -> Policy:
-        """A copy of the policy that nothing trains."""
+        """A copy of the policy with its parameters frozen."""
         policy = copy.deepcopy(self.policy)
         as_module(policy).requires_grad_(requires_grad=False).eval()
         return policy
 
     def _step(
-        self, minibatch: Decisions, *, critic_only: bool, before: Callable[[], None] | None
+        self, minibatch: TrainingBatch, *, critic_only: bool, before: Callable[[], None] | None
     ) -> tuple[dict[str, Tensor], optim.GradientNorm]:
-        """One optimizer step on a mini-batch, micro-batch by micro-batch; its figures as scalars, and the gradient's
-        norm before it was clipped."""
+        """One optimizer step on a mini-batch, micro-batch by micro-batch; returns its metrics as scalars, and the norm
+        of the gradient before clipping."""
         by = self._objective.normalizers(minibatch)
         self._optimizer.zero_grad()
-        figures: dict[str, Tensor] = {}
-        for part in minibatch.parts(self._training.micro_batch_steps, self._device):
-            evaluation = self.policy.evaluate(part.obs, part.forward_inputs)
-            share = self._objective.share(evaluation, part, by, critic_only=critic_only)
-            share.total.backward()
-            figures = {name: x + figures[name] for name, x in share.figures.items()} if figures else share.figures
+        metrics: dict[str, Tensor] = {}
+        for batch in minibatch.micro_batches(self._training.micro_batch_steps, self._device):
+            evaluation = self.policy.evaluate(batch.obs, batch.forward_inputs)
+            loss = self._objective.loss(evaluation, batch, by, critic_only=critic_only)
+            loss.total.backward()
+            metrics = {name: x + metrics[name] for name, x in loss.metrics.items()} if metrics else loss.metrics
         norm = optim.clip_gradient(self._parameters, self._training.optimizer.grad_clip)
-        figures[NORM] = norm.total.float()
+        metrics[NORM] = norm.total.float()
         bound = self._algorithm.early_stop_ratio
         if bound is not None:
-            ratio = figures["train/actor/ratio"]
-            left = not 1.0 / bound <= float(ratio) <= bound
-            figures["train/actor/early_stopped"] = torch.full_like(ratio, left)
-            if left:
-                return figures, norm
+            ratio = metrics["train/actor/ratio"]
+            outside = not 1.0 / bound <= float(ratio) <= bound
+            metrics["train/actor/early_stopped"] = torch.full_like(ratio, outside)
+            if outside:
+                return metrics, norm
         if before is not None:
             before()
         self._optimizer.step(norm.total.isfinite().float())
-        return figures, norm
+        return metrics, norm
 
     def state_dict(self) -> dict[str, Any]:
         """Policy, optimizer, the number of completed updates, and the reference policy if there is one; tensors are
@@ -186,7 +192,7 @@ class Learner:
         return state if self._reference is None else state | {"reference": self._reference.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on exactly where `state_dict` was taken."""
+        """Restore what `state_dict` returned."""
         self._module.load_state_dict(state["policy"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.updates = int(state["updates"])

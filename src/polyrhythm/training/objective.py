@@ -1,45 +1,48 @@
-"""One micro-batch's share of the loss and of the figures to log.
+"""The loss of a micro-batch, and the metrics to log with it.
 
-total = policy_loss + value.coef · value_loss − entropy_coef · entropy + kl.coef · kl, each Σ weight·entry / normaliser
-with the normaliser of the whole mini-batch: the shares of its micro-batches simply add up. The value loss is a mean
-over valid entries at reward level, whatever the aggregation of the policy loss.
+total = policy_loss + value.coef · value_loss − entropy_coef · entropy + kl.coef · kl, each Σ weight·entry / normaliser.
+The normaliser is that of the whole mini-batch, so the losses of its micro-batches add up to the loss of the mini-batch.
+Metrics per entry are means over the valid entries of the mini-batch, whatever `algorithm.aggregation` says.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from polyrhythm.algorithms import aggregation, levels
-from polyrhythm.algorithms.divergence import KL_ESTIMATORS, log_ratio
-from polyrhythm.algorithms.figures import drift
-from polyrhythm.algorithms.losses import Entries, Terms
+from polyrhythm.algorithms.divergence import kl_estimate, log_ratio
+from polyrhythm.algorithms.losses import LossInput, LossOutput
+from polyrhythm.algorithms.metrics import policy_divergence
 from polyrhythm.algorithms.proximal import interpolate
 from polyrhythm.algorithms.value import value_loss
 from polyrhythm.policies.base import Evaluation
-from polyrhythm.training.batch import Decisions
-from polyrhythm.training.choose import policy_loss
+from polyrhythm.training.batch import TrainingBatch
+from polyrhythm.training.choose import policy_loss, selection_rule
 
 if TYPE_CHECKING:
     from polyrhythm.config.algorithm import AlgorithmSettings
 
 
 class Normalizers(NamedTuple):
-    """Numbers to divide by, of one optimizer step's whole mini-batch: what is over entries in the loss, what is at
-    reward level, and figures (the same as policy but for sum_over_constant)."""
+    """Divisors of one optimizer step's whole mini-batch: of the terms over entries, of the value loss, and the number
+    of valid entries for the metrics."""
 
     policy: float
     value: float
-    figures: float
+    metrics: float
 
 
-class Share(NamedTuple):
-    """total: scalar with gradient. figures: name → scalar without, to be summed over the mini-batch's parts."""
+class MicroBatchLoss(NamedTuple):
+    """total: scalar with gradient. metrics: name → scalar without, to be summed over the mini-batch's micro-batches."""
 
     total: Tensor
-    figures: dict[str, Tensor]
+    metrics: dict[str, Tensor]
 
 
 class Objective:
@@ -49,58 +52,82 @@ class Objective:
         self._algorithm = algorithm
         self._level = algorithm.logprob_level
         self._loss = policy_loss(algorithm)
-        self._own_proximal = algorithm.recomputes or algorithm.interpolates
+        self._select = selection_rule(algorithm)
+        self._has_proximal = algorithm.recomputes or algorithm.interpolates
 
-    def normalizers(self, minibatch: Decisions) -> Normalizers:
-        """Of the whole mini-batch, on the host (reading them waits for no device), before it is cut."""
-        entries = float(aggregation.normalizer(minibatch.weight))
-        value = float(aggregation.normalizer(minibatch.value_mask))
-        return Normalizers(self._algorithm.aggregation_constant or entries, value, entries)
+    def select(self, minibatch: TrainingBatch, seed: Sequence[int]) -> TrainingBatch:
+        """The mini-batch with `selected`, where the loss has a rule for it; seed: of the rule's draws."""
+        if self._select is None:
+            return minibatch
+        mask = minibatch.weight > 0
+        entries = LossInput(minibatch.proximal, minibatch.proximal, minibatch.behavior, minibatch.advantage, mask)
+        generator = torch.Generator().manual_seed(int(np.random.SeedSequence(list(seed)).generate_state(1)[0]))
+        return replace(minibatch, selected=self._select(entries, generator=generator))
 
-    def share(self, evaluation: Evaluation, part: Decisions, by: Normalizers, *, critic_only: bool) -> Share:
-        """critic_only leaves all but the value loss out of the graph, and a coefficient of 0 its term (no zero
-        gradients: weight decay and momentum must not move parameters that only they would reach); what critic_only
-        leaves out is still reported."""
+    def normalizers(self, minibatch: TrainingBatch) -> Normalizers:
+        """Of the whole mini-batch, computed on the host before it is cut (no wait for a device)."""
+        how, constant = self._algorithm.aggregation, self._algorithm.aggregation_constant
+        policy = aggregation.normalizer(minibatch.weight, how, constant)
+        if minibatch.value_weight is None:
+            value = aggregation.normalizer(minibatch.value_mask)
+        else:
+            value = aggregation.normalizer(minibatch.value_weight, how, constant)
+        return Normalizers(policy, value, aggregation.normalizer(minibatch.weight > 0))
+
+    def loss(
+        self, evaluation: Evaluation, batch: TrainingBatch, by: Normalizers, *, critic_only: bool
+    ) -> MicroBatchLoss:
+        """The loss of one micro-batch. critic_only leaves all terms but the value loss out of the graph, and a
+        coefficient of 0 its term: a zero gradient would still let weight decay and momentum move the parameters. Terms
+        left out by critic_only are still reported."""
         algorithm = self._algorithm
-        logprob = levels.reduce(evaluation.logprob, part.valid, self._level)
-        proximal = part.proximal if part.alpha is None else interpolate(logprob, part.behavior, part.alpha)
-        entries = Entries(logprob, proximal, part.behavior, part.advantage, part.weight > 0)
-        weight, mean = part.weight / by.policy, part.weight / by.figures
-        terms = self._terms(entries)
-        policy = _dot(weight, terms.loss)
-        entropy = levels.reduce(evaluation.entropy, part.valid, self._level)
-        figures = terms.figures | drift(entries, own_proximal=self._own_proximal)
-        figures["entropy_loss"] = entropy.detach()
-        if part.alpha is not None:
-            figures["interpolation_error"] = (proximal - logprob.detach()).abs()
-        losses = [] if critic_only else [policy]
+        logprob = levels.reduce(evaluation.logprob, batch.valid, self._level)
+        proximal = batch.proximal if batch.alpha is None else interpolate(logprob, batch.behavior, batch.alpha)
+        entries = LossInput(
+            logprob, proximal, batch.behavior, batch.advantage, mask=batch.weight > 0, selected=batch.selected
+        )
+        weight = batch.weight / by.policy
+        output = self._policy_loss(entries, batch)
+        policy = _dot(weight, output.loss)
+        entropy = levels.reduce(evaluation.entropy, batch.valid, self._level)
+        metrics = output.metrics | policy_divergence(entries, has_proximal=self._has_proximal)
+        metrics["entropy_loss"] = entropy.detach()
+        if batch.alpha is not None:
+            metrics["interpolation_error"] = (proximal - logprob.detach()).abs()
+        terms = [] if critic_only else [policy]
         if algorithm.entropy_coef and not critic_only:
-            losses.append(-algorithm.entropy_coef * _dot(weight, entropy))
-        if part.reference is not None:
-            distance = KL_ESTIMATORS[algorithm.kl.estimator](logprob, part.reference)
-            figures["reference_kl"] = distance.detach()
+            terms.append(-algorithm.entropy_coef * _dot(weight, entropy))
+        if batch.reference is not None:
+            kl = kl_estimate(logprob, batch.reference, algorithm.kl.estimator, algorithm.kl.cap)
+            metrics["reference_kl"] = kl.detach()
             if algorithm.kl.place == "loss" and not critic_only:
-                losses.append(algorithm.kl.coef * _dot(weight, distance))
-        logged = {f"train/actor/{name}": x for name, x in _weighted(figures, mean).items()}
+                terms.append(algorithm.kl.coef * _dot(weight, kl))
+        means = _weighted_sums(metrics, entries.mask / by.metrics)
+        logged = {f"train/actor/{name}": x for name, x in means.items()}
         logged["train/actor/policy_loss"] = policy.detach()
         if algorithm.value.coef:
-            value = self._value_share(evaluation.value, part, by)
-            losses.append(algorithm.value.coef * value)
+            value = self._value_loss(evaluation.value, batch, by)
+            terms.append(algorithm.value.coef * value)
             logged["train/critic/value_loss"] = value.detach()
-        return Share(sum(losses[1:], losses[0]), logged)
+        return MicroBatchLoss(sum(terms[1:], terms[0]), logged)
 
-    def _terms(self, entries: Entries) -> Terms:
-        """The policy loss, weighed where the generator's engine and the trainer's do not agree."""
-        terms = self._loss(entries)
+    def _policy_loss(self, entries: LossInput, batch: TrainingBatch) -> LossOutput:
+        """The policy loss per entry, times the importance weights of `rollout_correction` or `mismatch_cap`."""
+        output = self._loss(entries)
+        if batch.correction is not None:
+            return LossOutput(batch.correction * output.loss, output.metrics)
         cap = self._algorithm.mismatch_cap
         if cap is None:
-            return terms
+            return output
         weight = log_ratio(entries.proximal, entries.behavior).exp().clamp(max=cap)
-        return Terms(weight * terms.loss, terms.figures | {"mismatch_weight": weight})
+        return LossOutput(weight * output.loss, output.metrics | {"mismatch_weight": weight})
 
-    def _value_share(self, value: Tensor, part: Decisions, by: Normalizers) -> Tensor:
+    def _value_loss(self, value: Tensor, batch: TrainingBatch, by: Normalizers) -> Tensor:
         clip, huber = self._algorithm.value.clip, self._algorithm.value.huber
-        return value_loss(value, part.old_value, part.returns, part.value_mask, clip=clip, huber=huber).sum() / by.value
+        loss = value_loss(value, batch.old_value, batch.returns, batch.value_mask, clip=clip, huber=huber)
+        if batch.value_weight is not None:
+            return _dot(batch.value_weight, loss) / by.value
+        return loss.sum() / by.value
 
 
 def _dot(weight: Tensor, x: Tensor) -> Tensor:
@@ -108,7 +135,7 @@ def _dot(weight: Tensor, x: Tensor) -> Tensor:
     return torch.dot(weight.flatten().to(x.dtype), x.flatten())
 
 
-def _weighted(figures: dict[str, Tensor], weight: Tensor) -> dict[str, Tensor]:
-    """Weighted sums of per-entry figures, in one product for all of them."""
-    table = torch.stack(list(figures.values())).flatten(1).to(weight.dtype)
-    return dict(zip(figures, (table @ weight.flatten()).unbind(), strict=True))
+def _weighted_sums(metrics: dict[str, Tensor], weight: Tensor) -> dict[str, Tensor]:
+    """Weighted sums of per-entry metrics, in one product for all of them."""
+    table = torch.stack(list(metrics.values())).flatten(1).to(weight.dtype)
+    return dict(zip(metrics, (table @ weight.flatten()).unbind(), strict=True))

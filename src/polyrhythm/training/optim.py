@@ -1,4 +1,4 @@
-"""The optimizer, its learning rate and the gradient's norm."""
+"""The optimizer, learning-rate schedules and gradient clipping."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class AdamW:
-    """Loshchilov and Hutter's AdamW by torch's fused kernel: to the bit what `torch.optim.AdamW(fused=True)` does, with
+    """Loshchilov and Hutter's AdamW by torch's fused kernel: bit-equal to `torch.optim.AdamW(fused=True)`, with
     its state in the same layout.
 
     Torch's class brings torch's compiler into the process at its first use, which takes half of the CPU time in which a
@@ -24,20 +24,20 @@ class AdamW:
         self._rates = [group["lr"] for group in groups]
 
     def scale_lr(self, factor: float) -> None:
-        """Every group's learning rate is that of its beginning, times the factor."""
+        """Set every group's learning rate to its initial one times the factor."""
         for group, rate in zip(self.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Drop the gradients."""
         for group in self.param_groups:
             for p in group["params"]:
                 p.grad = None
 
     @torch.no_grad()
     def step(self, taken: Tensor | None = None) -> None:
-        """Change every parameter that has a gradient. taken: scalar float32; 0 leaves all as it was, so that a device
-        decides whether a step is skipped and nobody waits for it."""
+        """Update every parameter that has a gradient. taken: scalar float32; 0 leaves everything unchanged, so that the
+        device decides whether a step is skipped and the host does not wait for it."""
         for group in self.param_groups:
             alike: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
             for p in group["params"]:
@@ -47,7 +47,7 @@ class AdamW:
                 self._step(pairs, group, taken)
 
     def _step(self, pairs: Sequence[tuple[Tensor, Tensor]], group: dict[str, Any], taken: Tensor | None) -> None:
-        """The kernel, for parameters of one device and dtype, each with its gradient."""
+        """Call the kernel for parameters of one device and dtype, each with its gradient."""
         parameters = [p for p, _ in pairs]
         states = [self.state.get(p) or self._begin(p) for p in parameters]
         steps = [state["step"] for state in states]
@@ -81,7 +81,7 @@ class AdamW:
         return {"state": {numbers[p]: dict(state) for p, state in self.state.items()}, "param_groups": groups}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on exactly where `state_dict` was taken. ValueError: it is of other parameters."""
+        """Restore what `state_dict` returned. ValueError: it is of other parameters."""
         parameters, groups = self._parameters(), state["param_groups"]
         sizes = [[len(group["params"]) for group in each] for each in (self.param_groups, groups)]
         if sizes[0] != sizes[1]:
@@ -109,7 +109,7 @@ def adamw(
     betas: tuple[float, float] = (0.9, 0.999),
     value_lr: float | None = None,
 ) -> AdamW:
-    """AdamW over the trainable parameters, as few groups as do; only matrices and larger decay (no biases, norms or
+    """AdamW over the trainable parameters, in as few groups as possible; only matrices decay (no biases, norms or
     scales). value_lr: of the parameters of `module.critic` (ValueError: it has none); None for `lr`.
     """
     of_value: set[Tensor] = set()

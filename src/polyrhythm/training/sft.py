@@ -1,7 +1,7 @@
-"""Supervised warm start: imitate demonstrations before reinforcement learning begins.
+"""Supervised warm start: imitation of demonstrations before reinforcement learning.
 
-The loss is the policy's (`sft_loss`, soft labels included); here are the order of the data, the optimizer and its
-schedule: AdamW, linear warm-up, half a cosine to zero.
+The loss is the policy's (`sft_loss`, soft labels included). This module has the order of the data, the optimizer and
+its schedule: AdamW, linear warm-up, half a cosine to zero.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from polyrhythm.config.learning import SupervisedSettings
 
 
-#: Optimizer steps between two looks whether they were finite: a look waits for the device.
-_LOOK = 50
+#: Optimizer steps between two checks that they were finite: a check waits for the device.
+_CHECK_EVERY = 50
 
 
 class SupervisedLearner:
-    """Holds a policy and an optimizer of its own; the policy stays on the device where it is given."""
+    """A policy and an optimizer of its own; the policy stays on the device where it is given."""
 
     def __init__(self, policy: Policy, supervised: SupervisedSettings, *, seed: int) -> None:
         self.policy = policy
@@ -41,37 +41,37 @@ class SupervisedLearner:
         self._optimizer = optim.adamw(self._module, lr=supervised.lr, weight_decay=supervised.weight_decay)
 
     def steps(self, demonstrations: Demonstrations) -> Steps:
-        """The optimizer steps that are left (all, or those after `load_state_dict`): one per `next()`.
+        """The remaining optimizer steps (all, or those after `load_state_dict`): one per `next()`.
 
         Returns means over the last tenth of all steps: train/sft/loss and train/sft/grad_norm. The policy is in
         training mode between the steps and in evaluation mode at the end. A step whose gradient is not finite is
-        skipped; RunHalted within `_LOOK` steps, with who is to blame.
+        skipped; RunHalted within `_CHECK_EVERY` steps, with the cause.
         """
         settings = self._supervised
         obs = {name: torch.from_numpy(x) for name, x in demonstrations.obs.items()}
         actions = torch.from_numpy(demonstrations.actions)
-        figures: list[Tensor] = []
+        metrics: list[Tensor] = []
         self._module.train()
         try:
             while self.step < settings.steps:
                 index = torch.from_numpy(rows_of_step(self.step, settings.batch_size, len(demonstrations), self._seed))
                 picked = {name: x.index_select(0, index).to(self._device) for name, x in obs.items()}
-                figures.append(self._optimize(picked, actions.index_select(0, index).to(self._device)))
+                metrics.append(self._optimize(picked, actions.index_select(0, index).to(self._device)))
                 self.step += 1
-                if len(figures) % _LOOK == 0:
-                    _check(figures[-_LOOK:], {**obs, "actions": actions})
+                if len(metrics) % _CHECK_EVERY == 0:
+                    _check(metrics[-_CHECK_EVERY:], {**obs, "actions": actions})
                 yield
         finally:
             self._module.eval()
-        if not figures:
+        if not metrics:
             return {}
-        _check(figures, {**obs, "actions": actions})
-        table = torch.stack(figures)
+        _check(metrics, {**obs, "actions": actions})
+        table = torch.stack(metrics)
         loss, norm = table[-max(1, settings.steps // 10) :].mean(0).tolist()
         return {"train/sft/loss": loss, "train/sft/grad_norm": norm}
 
     def _optimize(self, obs: dict[str, Tensor], actions: Tensor) -> Tensor:
-        """One optimizer step; its loss and gradient norm [2]."""
+        """One optimizer step; returns its loss and gradient norm [2]."""
         settings = self._supervised
         self._optimizer.scale_lr(optim.warmup_cosine(self.step, settings.steps, settings.warmup_steps))
         self._optimizer.zero_grad()
@@ -86,21 +86,21 @@ class SupervisedLearner:
         return {"policy": self._module.state_dict(), "optimizer": self._optimizer.state_dict(), "step": self.step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on exactly where `state_dict` was taken."""
+        """Restore what `state_dict` returned."""
         self._module.load_state_dict(state["policy"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.step = int(state["step"])
 
 
-def _check(figures: list[Tensor], demonstrations: Mapping[str, Tensor]) -> None:
+def _check(metrics: list[Tensor], demonstrations: Mapping[str, Tensor]) -> None:
     """RunHalted: some of these steps had a loss or gradient that is not finite."""
-    table = torch.stack(figures)
+    table = torch.stack(metrics)
     if not table.isfinite().all():
-        raise RunHalted(_blame(table, demonstrations))
+        raise RunHalted(_find_cause(table, demonstrations))
 
 
-def _blame(table: Tensor, demonstrations: Mapping[str, Tensor]) -> str:
-    """Who gave a loss or gradient that is not finite, by [steps, 2] of both and what was imitated."""
+def _find_cause(table: Tensor, demonstrations: Mapping[str, Tensor]) -> str:
+    """Cause of a loss or gradient that is not finite. table: both of each step, [steps, 2]."""
     bad = int((~table.isfinite().all(1)).sum())
     for name, x in demonstrations.items():
         if not x.isfinite().all():
@@ -109,12 +109,12 @@ def _blame(table: Tensor, demonstrations: Mapping[str, Tensor]) -> str:
 
 
 def rows_of_step(step: int, size: int, count: int, seed: int) -> NDArray[np.int64]:
-    """Rows [size] int64 that a step sees: places step·size … of an endless row of shuffles of 0..count-1.
+    """Rows [size] int64 of a step: places step·size … of an endless sequence of shuffles of 0..count-1.
 
-    Each shuffle depends on (seed, its number) alone, so any step can be found again without those before it.
+    Each shuffle depends on (seed, its number) alone, so any step can be repeated without those before it.
     """
     first, last = step * size, (step + 1) * size
     epochs = range(first // count, -(-last // count))
-    row = np.concatenate([np.random.default_rng((seed, epoch)).permutation(count) for epoch in epochs])
+    sequence = np.concatenate([np.random.default_rng((seed, epoch)).permutation(count) for epoch in epochs])
     start = first - epochs.start * count
-    return row[start : start + size]
+    return sequence[start : start + size]

@@ -1,6 +1,6 @@
-"""Optimizer steps that are skipped since their gradient is not finite: counted, told, and too many of them end the run.
+"""Optimizer steps skipped for a gradient that is not finite: counted and logged; too many in a row end the run.
 
-A device skips them by itself (`optim.AdamW.step`); what is here looks at an update once all of its steps are done.
+The device skips them itself (`optim.AdamW.step`); this module reads an update once all of its steps are done.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ NORM, SKIPPED = "train/actor/grad_norm", "train/actor/skipped_steps"
 
 
 class StepTable(NamedTuple):
-    """The steps of one update, on the host. figures [S, names]; norms: of each step, where they were computed. Not
-    every step need reach every parameter."""
+    """The optimizer steps of one update, on the host. metrics [S, names]; norms: gradient norms of each step, where
+    they were computed. A step need not reach every parameter."""
 
     names: tuple[str, ...]
-    figures: Tensor
+    metrics: Tensor
     norms: Sequence[GradientNorm]
 
     @property
     def skipped(self) -> Tensor:
-        """[S] bool."""
-        return ~self.figures[:, self.names.index(NORM)].isfinite()
+        """Which steps were skipped: [S] bool."""
+        return ~self.metrics[:, self.names.index(NORM)].isfinite()
 
     def means(self) -> Metrics:
-        """Over the steps that were not skipped; of all where all were."""
+        """Means over the steps that were not skipped; over all where all were."""
         skipped = self.skipped
-        kept = self.figures if skipped.all() else self.figures[~skipped]
+        kept = self.metrics if skipped.all() else self.metrics[~skipped]
         return dict(zip(self.names, kept.mean(0).tolist(), strict=True))
 
     def first_skipped(self) -> tuple[dict[str, bool], dict[int, bool]]:
-        """Of that step: which figures are finite, and whether the gradient is in each parameter that it reached."""
+        """Of the first skipped step: which metrics are finite, and the gradient of which parameters that it reached."""
         first = int(self.skipped.nonzero()[0])
-        figures = dict(zip(self.names, self.figures[first].isfinite().tolist(), strict=True))
+        metrics = dict(zip(self.names, self.metrics[first].isfinite().tolist(), strict=True))
         norms = self.norms[first]
-        return figures, dict(zip(norms.places, norms.each.isfinite().tolist(), strict=True))
+        return metrics, dict(zip(norms.places, norms.each.isfinite().tolist(), strict=True))
 
 
 class SkippedSteps:
-    """Counts those in a row, over updates."""
+    """Counter of skipped steps in a row, across updates."""
 
     def __init__(self, training: TrainingSettings) -> None:
         self._training = training
         self._in_a_row = 0
 
     def note(self, update: int, skipped: Sequence[bool], why: str) -> str:
-        """An update in which some steps were skipped; why the run must halt behind it, "" if it need not."""
+        """Record an update with skipped steps; returns why the run must stop after it, "" if it need not."""
         training, most = self._training, 0
         for step in skipped:
             self._in_a_row = self._in_a_row + 1 if step else 0
@@ -74,10 +74,10 @@ class SkippedSteps:
         return ""
 
     def reset_count(self) -> None:
-        """An update in which no step was skipped."""
+        """Record an update without skipped steps."""
         self._in_a_row = 0
 
 
 def make_step_table(names: tuple[str, ...], rows: Sequence[Tensor], norms: Sequence[GradientNorm]) -> StepTable:
-    """rows: each step's figures [names]; one transfer from the device for the whole update."""
+    """rows: each step's metrics [names]; one transfer from the device for the whole update."""
     return StepTable(names, torch.stack(list(rows)).cpu(), norms)

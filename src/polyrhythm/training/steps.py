@@ -1,4 +1,4 @@
-"""Training in small turns: a generator that does one optimizer step per `next()` and returns its metrics.
+"""Training as a generator: one optimizer step per `next()`, metrics as its return value.
 
 Inside another generator: `metrics = yield from learner.update(...)`; all at once: `finish(learner.update(...))`.
 """
@@ -12,7 +12,7 @@ Steps = Generator[None, None, Metrics]
 
 
 def finish(steps: Steps) -> Metrics:
-    """Run what is left of `steps` and return its metrics."""
+    """Run the remaining `steps` and return their metrics."""
     while True:
         try:
             next(steps)

@@ -1,8 +1,8 @@
-"""Which objective at which staleness? Every policy loss at growing α, on the same budget and seeds.
+"""Every policy loss at growing staleness α, with the same budget and seeds.
 
 α = 0 is lock-step; above it rollout never waits for training, and samples are about α versions old (which is measured).
-All else is the task's: rows enough to keep α = 8 busy, tickets, initial weights, learning rate, epochs. What is
-compared is the area under the learning curve, the mean return over all tickets. Lag costs area with any objective,
+Everything else is equal: rows (enough to keep α = 8 busy), tickets, initial weights, learning rate, epochs. The metric
+is the area under the learning curve: the mean return over all tickets. Lag costs area with any objective,
 since a ticket is granted α versions early; so objectives are compared within one α, to the best one there.
 """
 
@@ -59,14 +59,15 @@ TASKS = {
 def run(
     tasks: Mapping[str, TrainingTask], seeds: int = 5, objectives: Sequence[str] = (), alphas: Sequence[int] = ALPHAS
 ) -> dict[str, Any]:
-    """Train every task with every objective at every α with seeds 0..seeds-1; for each task what `figures` gives."""
+    """Train every task with every objective at every α with seeds 0..seeds-1; for each task what `summarise`
+    returns."""
     ways = {Way(name, alpha): settings(name, alpha) for name in objectives or OBJECTIVES for alpha in alphas}
-    trainings.refuse(tasks, ways)
-    return trainings.compare(tasks, ways, seeds, figures, may_halt=True)
+    trainings.check_tasks(tasks, ways)
+    return trainings.compare(tasks, ways, seeds, summarise, may_halt=True)
 
 
 class Way(NamedTuple):
-    """How a task is trained."""
+    """An objective at one α."""
 
     objective: str
     alpha: int
@@ -76,7 +77,7 @@ class Way(NamedTuple):
 
 
 def settings(objective: str, alpha: int) -> tuple[str, ...]:
-    """Of a way, over those of the task."""
+    """The settings of a way, laid over the task's."""
     mode = (
         ("preset=partial_rollout", f"freshness.max_lag={alpha}")
         if alpha
@@ -85,8 +86,8 @@ def settings(objective: str, alpha: int) -> tuple[str, ...]:
     return (*mode, *OBJECTIVES[objective])
 
 
-def figures(runs: Mapping[Way, Sequence[Mapping[str, Any]]], window: int) -> dict[str, Any]:
-    """What the runs of one task, by objective and α and in the order of the seeds, come to.
+def summarise(runs: Mapping[Way, Sequence[Mapping[str, Any]]], window: int) -> dict[str, Any]:
+    """Summary of one task's runs, by objective and α, in the order of the seeds.
 
     samples, window; cells: for each objective and α the area (mean return over all tickets, mean over the seeds),
     `of_best` with its interval low to high (paired bootstrap, 95%; the best is the largest area at this α), last (mean

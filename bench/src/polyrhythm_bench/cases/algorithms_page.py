@@ -1,4 +1,4 @@
-"""What `polyrhythm bench algorithms --json` gave: a page of tables with all seeds, and each task's curves."""
+"""The page and curves made from the result of `polyrhythm bench algorithms --json`."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ Area by seed:
 
 
 def write(parts: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Path]:
-    """Write the page and the figures of these tasks' results into `folder`; what was written."""
+    """Write the page and the plots of these tasks' results into `folder`; the paths written."""
     written = [folder / PAGE]
     text = [_HEAD.format(date=datetime.now(UTC).date().isoformat())]
     for name, part in parts.items():
@@ -115,7 +115,7 @@ def task_text(name: str, part: Mapping[str, Any], figure_name: str) -> str:
 
 
 def choose_text(choose: Mapping[str, Sequence[str]]) -> str:
-    """Markdown: at which α which objectives are not told from the best."""
+    """Markdown: by α, the objectives that cannot be told from the best."""
     lines = [f"| {alpha} | {', '.join(choose[alpha])} |" for alpha in sorted(choose, key=int)]
     return "\n".join(["| α | as good as the best, as far as these seeds tell |", "|---|---|", *lines])
 
@@ -166,6 +166,6 @@ def _legend(objectives: Sequence[str]) -> str:
 
 
 def _inside(svg: str, x: int, y: int) -> str:
-    """The picture inside another."""
+    """An SVG nested in another."""
     width, height = _PANEL
     return svg.replace("<svg ", f'<svg x="{x}" y="{y}" width="{width}" height="{height}" ', 1)

@@ -1,8 +1,8 @@
-"""Is `batching: auto` as fast as the best fixed setting? A simulated closed loop, scene by scene.
+"""`batching: auto` beside the best fixed setting, in simulated closed loops.
 
-A scene says how many slots of how many rows ask how many generators, how long a step and a pass take, and, in some,
-what these change to in mid-run. Training takes no time and admission never waits, so that batching alone decides. The
-real conductor drives every run; the virtual clock makes the figures the same on any machine.
+A scene is a number of slots, rows and generators, the time of a step and of a pass, and in some scenes a change of
+these times in mid-run. Training takes no time and admission never waits, so that batching alone decides. The
+real conductor drives every run; the virtual clock makes the numbers the same on any machine.
 
 Per scene, `dynamic` is tried with every pair of a grid of max_rows and max_wait; the best ones are then measured again
 as long as `auto` and over as many seeds. The clock of `auto` runs for a warm-up first, and where something changes for
@@ -22,7 +22,7 @@ from polyrhythm.scheduler.padding import powers
 from polyrhythm.scheduler.records import BatchingChosen
 from polyrhythm.scheduler.settings import SchedulerSettings
 
-#: The part that `auto` must reach of the best fixed setting, in every scene.
+#: Least throughput of `auto` in every scene, as a fraction of the best fixed setting's.
 TO_REACH = 0.97
 #: Waits of the grid, ms; with the last one only a full batch, or all slots waiting, starts a pass.
 WAITS_MS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 1e9)
@@ -38,7 +38,8 @@ PASSES = ("10ms+0.1ms", "2ms+1ms", "1ms+0.05ms", "30ms+0.01ms")
 
 
 def scenes() -> list[BatchingScenario]:
-    """Every pair of a step's and a pass's law with 1, 2 and 4 generators; slots and rows go round; then the changes."""
+    """Each pair of step time and pass time with 1, 2 and 4 generators; slots and rows in turns; then those that change.
+    """
     found = []
     sizes = ((4, 1), (16, 4), (64, 1), (16, 1), (64, 4), (4, 16), (16, 16), (256, 1), (64, 16), (4, 4), (16, 1))
     for index, (generators, step, serve) in enumerate(product((1, 2, 4), STEPS, PASSES)):
@@ -78,7 +79,7 @@ def run(seeds: int = 3, only: Sequence[int] = ()) -> dict[str, Any]:
 
 def compare(scene: BatchingScenario, seeds: int = 3) -> dict[str, Any]:
     """`auto` against the best of the grid in one scene; where something changes, in the time after the change."""
-    # What was before a change does not matter to a fixed setting, so these begin with what it changes to.
+    # A fixed setting has no memory, so its runs begin after the change.
     step, serve = scene.later_step or scene.step, scene.later_serve or scene.serve
     end = replace(scene, step=step, serve=serve, later_step="", later_serve="")
     rough = {limits: rate(end, _fixed(*limits), 0, "short") for limits in _grid(scene)}
@@ -87,8 +88,8 @@ def compare(scene: BatchingScenario, seeds: int = 3) -> dict[str, Any]:
     best = max(fixed, key=lambda limits: fixed[limits])
     heard: list[BatchingChosen] = []
     buckets = powers(scene.total_rows) if scene.padded else ()
-    flow = SchedulerSettings(**_LIMITLESS, batching="auto", max_rows=FOREVER, buckets=buckets)
-    auto = _mean(scene, flow, seeds, heard)
+    scheduler = SchedulerSettings(**_LIMITLESS, batching="auto", max_rows=FOREVER, buckets=buckets)
+    auto = _mean(scene, scheduler, seeds, heard)
     return {
         "scene": scene.name(),
         "auto": auto,
@@ -118,6 +119,6 @@ def _grid(scene: BatchingScenario) -> Iterator[tuple[int, float]]:
 
 
 def _mean(
-    scene: BatchingScenario, flow: SchedulerSettings, seeds: int, heard: list[BatchingChosen] | None = None
+    scene: BatchingScenario, scheduler: SchedulerSettings, seeds: int, heard: list[BatchingChosen] | None = None
 ) -> float:
-    return fmean(rate(scene, flow, seed, "long", heard) for seed in range(seeds))
+    return fmean(rate(scene, scheduler, seed, "long", heard) for seed in range(seeds))

@@ -1,7 +1,7 @@
-"""What the conductor costs: CPU time per request, from few slots to many.
+"""CPU time of the conductor per request, by number of slots.
 
 A simulated cluster of the given size runs once and its events are recorded; then a fresh conductor takes the same
-events while its CPU time is measured, so that neither stations nor queues disturb. A request is charged with
+events while its CPU time is measured, without stations or queues. A request is charged with
 everything it causes: its arrival, its share of its batch's report, the samples that its step ended and the tickets
 granted in their place; what belongs to no request (updates, publications, joining) is spread over all.
 """
@@ -30,7 +30,7 @@ from polyrhythm.scheduler.records import (
 )
 from polyrhythm.scheduler.settings import SchedulerSettings
 
-#: CPU microseconds per request that the design allows at the median.
+#: Largest median of CPU microseconds per request that the design allows.
 LIMIT_US = 50.0
 _ROWS = 4
 _ROWS_PER_GENERATOR = 64
@@ -67,7 +67,9 @@ def cluster_of(slots: int) -> ClusterSettings:
     return ClusterSettings.model_validate(
         {
             "versions": max(2, 2048 // rows),
-            "flow": SchedulerSettings(batch_size=max(16, rows // 2), sync_interval=2, max_rows=_ROWS_PER_GENERATOR),
+            "scheduler": SchedulerSettings(
+                batch_size=max(16, rows // 2), sync_interval=2, max_rows=_ROWS_PER_GENERATOR
+            ),
             "simulators": [
                 {
                     "count": slots // env_batches,
@@ -89,7 +91,7 @@ def _measure(slots: int) -> dict[str, Any]:
     cluster = Cluster(settings, record=True)
     cluster.run()
     trace = cluster.driver.steps
-    spent = _time(Conductor(settings.flow), trace)
+    spent = _time(Conductor(settings.scheduler), trace)
     per_request = _charge(trace, spent)
     cuts = statistics.quantiles(per_request, n=100)
     return {
@@ -104,7 +106,7 @@ def _measure(slots: int) -> dict[str, Any]:
 
 
 def _time(conductor: Conductor, trace: Sequence[Decision]) -> list[int]:
-    """CPU nanoseconds of each event, with the question for the deadline that a driver asks after it."""
+    """CPU nanoseconds of each event, the call of `deadline` that follows it included."""
     clock, handle, deadline = time.process_time_ns, conductor.handle, conductor.deadline
     spent: list[int] = []
     gc.collect()
@@ -123,7 +125,7 @@ def _time(conductor: Conductor, trace: Sequence[Decision]) -> list[int]:
 
 
 def _overhead() -> int:
-    """What reading the clock twice costs by itself, ns."""
+    """Nanoseconds that reading the clock twice takes."""
     clock = time.process_time_ns
     return int(statistics.median(-(clock() - clock()) for _ in range(_CALIBRATIONS)))
 
@@ -163,7 +165,7 @@ def _charge(trace: Sequence[Decision], spent: Sequence[int]) -> list[float]:
 
 
 def _follow(step: Decision, latest: dict[str, int], slot_of: dict[int, str], batches: dict[int, list[int]]) -> None:
-    """Note where tickets run and which requests form a batch."""
+    """Update the tables: the slot of each ticket, the requests of each batch."""
     for command in step.commands:
         if isinstance(command, StartRows):
             slot_of.update((grant.ticket.number, command.slot) for grant in command.grants)

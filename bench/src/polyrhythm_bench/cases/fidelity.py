@@ -1,14 +1,14 @@
-"""Does the simulated cluster tell what a live run does? Ten settings, each live and simulated.
+"""Accuracy of the simulated cluster: ten settings, each live and simulated.
 
-A live stage takes longer than its law: messages, threads that wake, Python beside the sleeping. How much longer is
+A live stage takes longer than its configured time: messages, threads that wake, Python. How much longer is
 measured in live runs of a scene that is none of the ten, by the conductor's events:
 
     a pass       from the command `Serve` to `BatchDone`
     a step       from `BatchDone` to the slot's next request
 
-less the mean of its law, over all steps but those that begin an episode. A setting is then simulated with the mean of
-these two numbers before and after its own live run, since a machine is not always equally fast, in a scene whose passes
-cost what the setting's do, since cores that have slept longer wake later. Each turn has a seed of its own.
+minus the mean of its distribution, over all steps but those that begin an episode. A setting is then simulated with the
+mean of these two numbers before and after its own live run, since a machine is not always equally fast, in a scene
+whose passes cost what the setting's do, since cores that have slept longer wake later. Each turn has a seed of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from polyrhythm_bench.cases import overlap
 from polyrhythm_bench.harness.running import running
 from polyrhythm_bench.harness.version_cost import measure
 from polyrhythm_bench.workloads import scene as scenes
-from polyrhythm_bench.workloads.scene import Mode, Plumbing, StageScenario
+from polyrhythm_bench.workloads.scene import Mode, StageOverhead, StageScenario
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def run(versions: int = 8, repeats: int = 3, settings: Sequence[FidelityCase] = 
     settings = [replace(setting, scene=setting.scene.settled()) for setting in settings]
     bare = {each.name: scenes.simulated(each.scene, each.mode, each.batches) for each in settings}
     turns: dict[str, list[dict[str, float]]] = {setting.name: [] for setting in settings}
-    known: tuple[StageScenario, Plumbing] | None = None
+    known: tuple[StageScenario, StageOverhead] | None = None
     for turn in range(repeats):
         for usual in settings:
             setting = replace(usual, scene=usual.scene.of_turn(turn))
@@ -89,7 +89,8 @@ def run(versions: int = 8, repeats: int = 3, settings: Sequence[FidelityCase] = 
             before = known[1] if known and known[0] == scene else calibrate(scene)
             rate = live(setting, versions)
             after = calibrate(scene)
-            found = compare(setting, rate, Plumbing(*map(fmean, zip(before, after, strict=True))), bare[setting.name])
+            overhead = StageOverhead(*map(fmean, zip(before, after, strict=True)))
+            found = compare(setting, rate, overhead, bare[setting.name])
             turns[setting.name].append(found)
             log.info("turn %d, %s: %s", turn + 1, setting.name, found)
             known = (scene, after)
@@ -113,21 +114,21 @@ def live(setting: FidelityCase, versions: int) -> float:
     return setting.scene.transitions / cost.seconds_per_version
 
 
-def compare(setting: FidelityCase, rate: float, plumbing: Plumbing, bare: float) -> dict[str, float]:
-    """The setting, its scene settled, simulated with `plumbing`, beside the `rate` of its live run. bare: simulated
+def compare(setting: FidelityCase, rate: float, overhead: StageOverhead, bare: float) -> dict[str, float]:
+    """The setting, its scene settled, simulated with `overhead`, beside the `rate` of its live run. bare: simulated
     without."""
-    expected = scenes.simulated(setting.scene, setting.mode, setting.batches, plumbing)
+    expected = scenes.simulated(setting.scene, setting.mode, setting.batches, overhead)
     return {
         "live": rate,
         "simulated": expected,
         "error": expected / rate - 1,
         "bare": bare / rate - 1,
-        "pass_ms": 1000 * plumbing.pass_s,
-        "step_ms": 1000 * plumbing.step_s,
+        "pass_ms": 1000 * overhead.pass_s,
+        "step_ms": 1000 * overhead.step_s,
     }
 
 
-def calibrate(scene: StageScenario) -> Plumbing:
+def calibrate(scene: StageScenario) -> StageOverhead:
     """What a pass and a step of the scene take longer in a live run, fully asynchronous."""
     scene = scene.settled()
     stopwatch = Stopwatch()
@@ -136,7 +137,7 @@ def calibrate(scene: StageScenario) -> Plumbing:
         pipeline.loop.train_until(_VERSIONS)
     infer, step = parse_cost(scene.infer_latency), parse_distribution(scene.sim_latency)
     longer = fmean(seconds - infer.mean(rows) for seconds, rows in stopwatch.passes)
-    return Plumbing(longer, fmean(stopwatch.steps) - step.mean)
+    return StageOverhead(longer, fmean(stopwatch.steps) - step.mean)
 
 
 class Stopwatch:

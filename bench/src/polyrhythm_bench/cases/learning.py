@@ -1,13 +1,13 @@
-"""Does asynchrony cost learning? Lock-step against full asynchrony at α = 1 and 2, seed by seed, on the same budget.
+"""Learning in lock-step and in full asynchrony at α = 1 and 2, seed by seed, with the same budget.
 
     lockstep   preset lockstep
     async_1    preset partial_rollout, no sample more than 1 version behind the trainer
     async_2    the same, 2 versions
 
 Everything else is equal: recipe, rows (as many as α = 2 can keep at work), slots of as many rows as an update has
-samples, tickets, initial weights. One process is a run (launcher inline: what is compared here is learning, not time;
-rollout and training still alternate at the grain of one forward pass and one optimizer step, and the lags are near α,
-which is measured), and as many runs go side by side as there are cores. `wall_clock` compares time.
+samples, tickets, initial weights. Each run is one process (launcher inline: learning is compared, not time; rollout
+and training still alternate at every forward pass and optimizer step, so the lags are near α; they are measured), one
+run per core at a time. `wall_clock` compares time.
 
 What lag costs is a number of versions: α until a version's own episodes are trained on, and some more for learning from
 older ones while every version changes the policy much. So the ratio of the areas depends on how many versions the
@@ -55,18 +55,19 @@ DRAWER = TrainingTask(
     ),
     window=40,
 )
-#: The recipe as it is. It is learned through all of its 60 versions, so lag costs it more of the area.
+#: The unchanged recipe. The policy improves through all 60 versions, so lag costs more of the area.
 REACH = TrainingTask("reach", ("rollout.rows=48", "rollout.sharding=even:3"), window=32)
 TASKS = {"cartpole": CARTPOLE, "drawer": DRAWER, "reach": REACH}
 
 
 def run(tasks: Mapping[str, TrainingTask], seeds: int = 8) -> dict[str, Any]:
-    """Train every task in every mode with seeds 0..seeds-1; for each task what `figures` gives, and its settings."""
-    return trainings.compare(tasks, MODES, seeds, figures)
+    """Train every task in every mode with seeds 0..seeds-1; for each task what `summarise` returns, and its
+    settings."""
+    return trainings.compare(tasks, MODES, seeds, summarise)
 
 
-def figures(runs: Mapping[str, Sequence[Mapping[str, Any]]], window: int) -> dict[str, Any]:
-    """What the runs of one task come to, by mode in the order of the seeds.
+def summarise(runs: Mapping[str, Sequence[Mapping[str, Any]]], window: int) -> dict[str, Any]:
+    """Summary of one task's runs by mode, in the order of the seeds.
 
     samples, window; `within_limits`; modes: area (mean return over all tickets, mean over seeds), success (likewise),
     last (mean return of the last window), lag_mean and seconds of a run, means over seeds; ratio, low, high of the

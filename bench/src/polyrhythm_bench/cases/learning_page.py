@@ -1,4 +1,4 @@
-"""What `polyrhythm bench learning --json` gave: a page of tables with all seeds, and a figure of each task's curves."""
+"""The page and plots made from the result of `polyrhythm bench learning --json`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ follows them means.
 
 
 def write(parts: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Path]:
-    """Write the page and the figures of these parts of results into `folder`; what was written."""
+    """Write the page and the plots of these parts of results into `folder`; the paths written."""
     page = folder / PAGE
     text = [_HEAD.format(date=datetime.now(UTC).date().isoformat())]
     written = [page]

@@ -1,16 +1,15 @@
-"""The quickstart's workload in four modes: what overlapping saves in wall-clock time per version.
+"""Wall-clock time per version of the quickstart's workload in four modes.
 
     lockstep        all slots wait for each other, and the rollout for the update
     rollout_async   inference overlaps the stepping of other slots; the rollout waits for the update
     train_async     the update overlaps the next rollout, in which all slots wait for each other
     full_async      both: the recipe as it is
 
-Everything but these settings is the recipe's. Each run begins anew, with the recipe's own warm start, which is made
-once: so every turn of every mode has the same tickets (tasks, initial states, noise) and begins with the same weights.
-They stay: the learning rate is far below the last bit of a weight, since success ends an episode, so that a policy that
-learns would have every mode and version measured on other episodes. An update costs the same with any rate; the policy
-loss is in all of them (no warm-up of the critic). To start anew costs some seconds a turn that are not timed, and
-leaves the machine to one run: no memory of idle ones, no heartbeats.
+Everything but these settings is the recipe's. Each run starts from the recipe's own warm start, which is made once:
+every turn of every mode has the same tickets (tasks, initial states, noise) and initial weights. The weights do not
+change: the learning rate is far below their last bit. Success ends an episode, so a policy that learns would give every
+mode and version other episodes. An update costs the same with any rate; the policy loss is in all of them (no warm-up
+of the critic). A fresh start takes some seconds a turn, which are not timed, and leaves the machine to one run.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""From an observation to its action through the local launcher, beside the least that two processes need for it.
+"""Time from an observation to its action through the local launcher, beside the least that two processes need.
 
 The round trip: a simulator with one row shows a 512×512 RGB image (786,432 bytes) to a policy that does nothing, in
 processes of their own, with the run's own conductor, loop and launcher. It is timed in the simulator's process, from
 the moment that the environment is asked for its observation, before it writes it, to the moment that it is told to
-step: writing, recording, asking, deciding, gathering, answering and keeping the answer are all in it.
+step: writing, recording, the request, the decision, gathering, the answer and recording it are included.
 
 Bare: this process writes the same image into shared memory and sends one message over ipc; another copies the image
 and sends a message with a row's answer back. It is timed from before the writing to the answer's arrival. Both write to
@@ -36,7 +36,7 @@ from polyrhythm_bench.workloads.stopwatch_env import ACTION_DIM, IMAGE_SHAPE
 LIMIT_RATIO = 4.0
 #: Steps of an episode, which is evaluated whole; with one entry more, the places written to in turn.
 _EPISODE = 64
-#: A row's answer: actions, log-probs, value and version.
+#: Bytes like a row's answer: actions, log-probs, value and version.
 _ANSWER = bytes(2 * 4 * ACTION_DIM + 4 + 8)
 
 

@@ -1,7 +1,7 @@
 """Transitions per second of whole runs, beside a plain loop that does the same work.
 
-An environment that costs next to nothing, a small MLP policy, PPO: what is measured is the machinery. Three ways to
-run it, each in a process of its own, take turns: `plain` (`plain_loop`), `inline` and `local` (the launchers, one
+An environment that costs next to nothing, a small MLP policy, PPO: the overhead of the system is measured. Three ways
+to run it, each in a process of its own, take turns: `plain` (`plain_loop`), `inline` and `local` (the launchers, one
 slot with all rows; local has a simulator, a generator and a trainer in three more processes). Every turn is so many
 updates on one whole episode from each row. Checkpoints and metrics are left out everywhere.
 """

@@ -1,8 +1,8 @@
-"""One update of the learner beside the same maths as one would write it by hand in torch.
+"""Time of one update of the learner, beside the same maths in a plain torch loop.
 
 The maths: GAE, whitened advantages, recomputed proximal log-probs, decoupled PPO at token level with a value loss, some
-epochs of shuffled mini-batches, clipped gradients, AdamW. By hand: no settings, no figures for the log, no
-micro-batches, no levels, no masks but the last chunk's; `torch.optim.AdamW`, fused. Both begin with the same weights
+epochs of shuffled mini-batches, clipped gradients, AdamW. The plain loop has no settings, metrics,
+micro-batches or levels, and no masks but the last chunk's; `torch.optim.AdamW`, fused. Both begin with the same weights
 and trajectories of different lengths, take turns, and end with the same weights, which is checked.
 """
 
@@ -28,7 +28,7 @@ from polyrhythm.training.batch import minibatches
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.steps import finish
 
-#: Largest ratio to the loop by hand that the design allows.
+#: Largest ratio to the plain loop that the design allows.
 LIMIT_RATIO = 1.1
 _GAMMA, _LAMBDA, _CLIP, _VALUE_COEF, _GRAD_CLIP, _LR = 0.99, 0.95, 0.2, 0.5, 1.0, 1e-4
 _ACTION = ActionSpec("continuous", 4, low=(-1.0,) * 4, high=(1.0,) * 4)

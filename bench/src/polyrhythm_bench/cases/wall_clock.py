@@ -1,18 +1,18 @@
 """Time to the same success where every stage takes its time: lock-step against full asynchrony, in real processes.
 
-CartPole, made slow by sleeping: 10 ms for each step of an env batch, 10 ms for each forward pass that acts, and
-training as long as 30% of the lock-step rollout. Sleeping takes no core, so what is compared is who waits for whom. All
-modes have the same rows, as many as an update has samples: in lock-step they all wait for the longest episode, for the
-forward pass and for training; else a row begins its next episode at once, in one of two slots of which one steps while
-the other is answered, and beside training. A step takes as long for four rows as for eight, so the slots alone gain
+CartPole with added sleeps: 10 ms for each step of an env batch, 10 ms for each forward pass that acts, and training as
+long as 30% of the lock-step rollout. Sleeping takes no core, so what is compared is who waits for whom. All modes have
+the same rows, as many as an update has samples: in lock-step they all wait for the longest episode, for the forward
+pass and for training; otherwise a row begins its next episode at once while training goes on, and one of two slots
+steps while the other waits for its answer. A step takes as long for four rows as for eight, so the slots alone gain
 nothing. Success is a mean return of `GOAL` over the last `EPISODES` training episodes that ended.
 
 How long an update sleeps follows from a run in lock-step that does not sleep but has the same episodes as the slow one:
 
     training per chunk step = 0.3 · (forward passes · 20 ms) / (chunk steps · (epochs + 1))
 
-(each chunk step is evaluated once per epoch, and once before for the proximal policy). What both compute comes on top,
-so `training_over_rollout` says what it was in the end. Runs come one after the other, never side by side.
+(each chunk step is evaluated once per epoch, and once before for the proximal policy). The computing of both comes on
+top; `training_over_rollout` is the ratio that was measured. Runs never overlap.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MODES: dict[str, tuple[str, ...]] = {
 
 
 def run(seeds: int = 3) -> dict[str, Any]:
-    """Every mode with seeds 0..seeds-1 in turns; what `figures` gives, and how it was measured."""
+    """Every mode with seeds 0..seeds-1 in turns; what `summarise` returns, and how it was measured."""
     config = _config("lockstep", 0)
     evaluate_ms = training_ms(fast(config, Goal(GOAL, EPISODES)), config.training.epochs)
     log.info("training sleeps %.3f ms for each chunk step evaluated", evaluate_ms)
@@ -74,12 +74,12 @@ def run(seeds: int = 3) -> dict[str, Any]:
         "step_ms": STEP_MS,
         "act_ms": ACT_MS,
         "evaluate_ms": evaluate_ms,
-        **figures(runs),
+        **summarise(runs),
     }
 
 
-def figures(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """What the runs come to, by mode in the order of the seeds.
+def summarise(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Summary of the runs by mode, in the order of the seeds.
 
     `within_limit`; training_over_rollout (of the first mode, over all seeds); modes: seconds (median over the seeds),
     speedup (the first mode's median over its own), versions and ended (episodes) until the goal, lag_mean, means over
@@ -126,7 +126,7 @@ def slowed(config: RunConfig, evaluate_ms: float, step_ms: float = STEP_MS, act_
     return validate(tree)
 
 
-class Course:
+class StageTotals:
     """An observer: forward passes, chunk steps of finished samples, seconds of updates and their number."""
 
     def __init__(self) -> None:
@@ -143,17 +143,17 @@ class Course:
         self.training_s += report.values["time/actor/update"]
 
 
-def fast(config: RunConfig, goal: Goal) -> Course:
+def fast(config: RunConfig, goal: Goal) -> StageTotals:
     """The run up to the goal, in one process, with nothing to slow it down. RunHalted: the goal was not reached."""
-    course = Course()
-    _run(config.model_copy(update={"launcher": "inline"}), [course], goal, None)
-    return course
+    stages = StageTotals()
+    _run(config.model_copy(update={"launcher": "inline"}), [stages], goal, None)
+    return stages
 
 
-def training_ms(course: Course, epochs: int) -> float:
+def training_ms(stages: StageTotals, epochs: int) -> float:
     """Milliseconds that training is to sleep for each chunk step that it evaluates."""
-    rollout_ms = course.passes * (STEP_MS + ACT_MS)
-    return TRAINING_SHARE * rollout_ms / (course.chunk_steps * (epochs + 1))
+    rollout_ms = stages.passes * (STEP_MS + ACT_MS)
+    return TRAINING_SHARE * rollout_ms / (stages.chunk_steps * (epochs + 1))
 
 
 def time_to_goal(config: RunConfig, goal: Goal) -> dict[str, Any]:
@@ -161,16 +161,16 @@ def time_to_goal(config: RunConfig, goal: Goal) -> dict[str, Any]:
 
     RunHalted: the goal was not reached, or a station was lost, so the time says nothing.
     """
-    course, account, lags = Course(), RunTotals(), LagHistogram()
+    stages, totals, lags = StageTotals(), RunTotals(), LagHistogram()
     with tempfile.TemporaryDirectory(prefix="polyrhythm-") as folder:
-        seconds = _run(config, [course, account, lags], goal, Path(folder))
-    account.refuse_faults()
+        seconds = _run(config, [stages, totals, lags], goal, Path(folder))
+    totals.refuse_faults()
     return {
         "seconds": seconds,
-        "versions": course.updates,
+        "versions": stages.updates,
         "ended": goal.ended,
         "lag_mean": lags.summary()["mean"],
-        "training_s": course.training_s,
+        "training_s": stages.training_s,
     }
 
 

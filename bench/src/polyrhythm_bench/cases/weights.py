@@ -1,4 +1,4 @@
-"""Weights from one process to another over the bus, beside the bare copies that they need.
+"""Time to move weights from one process to another over the weights bus, beside the bare copies that it needs.
 
 The bus: this process publishes a model (a copy into shared memory), another applies it (a copy out of it), timed each
 where it happens. Bare: the same bytes copied by torch into the same kind of memory here, and out of it there, tensor

@@ -2,10 +2,10 @@
 
     warm-up → (pause → fault → noticed → joined again → throughput back)* → over
 
-A thread of its own applies them, so that a fault falls anywhere, also while the main process decides; all that is
-known of the run comes from its events. Recovered: the station stands again (or is slowed no longer), and the throughput
-of the latest window, in which the disturbance still counts, is `ENOUGH` of what was usual before. A window that begins
-after the disturbance is compared with as much of it as others leave the machine for (`load`).
+A thread of its own applies them, so that a fault falls anywhere, also while the main process decides; the run is
+observed by its events alone. Recovered: the station has joined again (or is no longer slowed), and the throughput of
+the latest window, which may include the disturbance, is `ENOUGH` of the usual throughput before it. A window that
+begins after the disturbance is compared with the share of it that other processes leave CPU for (`load`).
 
 Invariant: at most one fault is applied before throughput is back or `RECOVERY_S` are over.
 """
@@ -22,20 +22,20 @@ from typing import Protocol
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.samples.ledger import SampleLedger
-from polyrhythm_bench.chaos.faults import RECOVERY_S, Fault, Kind, Planned
+from polyrhythm_bench.chaos.faults import RECOVERY_S, Fault, Kind, PlannedFault
 from polyrhythm_bench.chaos.load import CpuContention
 from polyrhythm_bench.chaos.throughput_window import WINDOW_S, ThroughputWindow
 
 log = logging.getLogger(__name__)
 
-#: Share of the usual throughput that counts as recovered.
+#: Fraction of the usual throughput that counts as recovered.
 ENOUGH = 0.9
-#: Seconds for stations that are late to come back, and for throughput after the last fault.
+#: Most seconds to wait for a station to join again, and for throughput after the last fault.
 _LATE_S = 30.0
 
 
 class Processes(Protocol):
-    """What is needed of the launcher."""
+    """The part of the launcher that is used."""
 
     def processes(self) -> Mapping[str, int]:
         """Each station's process id."""
@@ -43,9 +43,9 @@ class Processes(Protocol):
 
 
 class FaultInjector:
-    """An observer, and the thread that disturbs what it observes. faults: those applied; over: set after the last.
+    """An observer of a run, with a thread that disturbs it. faults: those applied; over: set after the last.
 
-    violations: what nobody can see afterwards, in words: a ledger that did not balance, a loss that nobody caused.
+    violations: in words, those that only an observer sees: a ledger that did not balance, a loss that no fault caused.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class FaultInjector:
         self._ended = False
         self._thread: threading.Thread | None = None
 
-    def start(self, planned: Sequence[Planned]) -> None:
-        """Apply these faults, one after another; the stations stand."""
+    def start(self, planned: Sequence[PlannedFault]) -> None:
+        """Apply these faults, one after another; the stations are ready."""
         self._thread = threading.Thread(target=self._disturb, args=(planned,), name="chaos", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """Apply no more faults; a station that is being slowed goes on."""
+        """Apply no more faults; a station that is being slowed continues at once."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -126,7 +126,7 @@ class FaultInjector:
         self._standing.discard(name)
         own = [fault for fault in self.faults if fault.planned.station == name and fault.recovered_at is None]
         if not own:
-            self.violations.append(f"{name} was lost, though nobody had touched it: it {reason}")
+            self.violations.append(f"{name} was lost, though no fault was applied to it: it {reason}")
         for fault in own:
             if fault.planned.kind is Kind.SLOW:
                 fault.given_up = reason
@@ -137,7 +137,7 @@ class FaultInjector:
         """Note whether the fault is recovered from."""
         if fault.over_at is None:
             return
-        # While the run stood still others took what it left: that says nothing about what they leave.
+        # While the run stood still, other processes used its share; that does not measure contention.
         share = self._load.share() if now >= fault.over_at + WINDOW_S else 1.0
         if self.pace.rate(now) >= ENOUGH * fault.pace * share:
             fault.recovered_at, fault.share = now, share
@@ -147,7 +147,7 @@ class FaultInjector:
 
     # ------------------------------------------------------------ the thread
 
-    def _disturb(self, plan: Sequence[Planned]) -> None:
+    def _disturb(self, plan: Sequence[PlannedFault]) -> None:
         """Consumes: the plan. Waits for: recovery, and the pause before each fault. Unblocked by: events, time, `end`.
         Produces: faults; sets `over`."""
         self._wait(lambda: self.pace.calm_s >= self._warm_up_s)
@@ -165,7 +165,7 @@ class FaultInjector:
         with self._changed:
             return self._changed.wait_for(lambda: self._ended or condition(), seconds)
 
-    def _apply(self, planned: Planned) -> Fault:
+    def _apply(self, planned: PlannedFault) -> Fault:
         process = self._launcher.processes()[planned.station]
         with self._changed:
             fault = Fault(planned, self._clock(), self.pace.usual)

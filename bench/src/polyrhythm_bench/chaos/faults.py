@@ -1,6 +1,6 @@
-"""Which faults come, in an order that a seed decides, and what came of each.
+"""The plan of faults, a function of the seed, and the record of each applied fault.
 
-Kinds and roles are dealt like cards: of three consecutive faults each kind and each role has one, of nine each pair.
+Of three consecutive faults each kind and each role has one; of nine, each pair of kind and role.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedFault:
     """A fault to come. pause_s: undisturbed seconds before it; slow_s: how long a slowed station stands still, or 0."""
 
     kind: Kind
@@ -37,7 +37,7 @@ class Planned:
     slow_s: float
 
 
-def plan(seed: int, count: int, stations: Sequence[str], heartbeat_s: float) -> list[Planned]:
+def plan(seed: int, count: int, stations: Sequence[str], heartbeat_s: float) -> list[PlannedFault]:
     """`count` faults of these stations (simulator-0, generator-0, …, trainer), the same for the same seed."""
     rng = random.Random(seed)
     roles: dict[str, list[str]] = {}
@@ -48,7 +48,7 @@ def plan(seed: int, count: int, stations: Sequence[str], heartbeat_s: float) -> 
     for _ in range(count):
         kind, role = next(pairs)
         slow_s = heartbeat_s * rng.uniform(*_SLOW_SHARE) if kind is Kind.SLOW else 0.0
-        planned.append(Planned(kind, rng.choice(roles[role]), rng.uniform(*_PAUSE_S), slow_s))
+        planned.append(PlannedFault(kind, rng.choice(roles[role]), rng.uniform(*_PAUSE_S), slow_s))
     return planned
 
 
@@ -67,12 +67,12 @@ def _deal(rng: random.Random, roles: list[str]) -> Iterator[tuple[Kind, str]]:
 class Fault:
     """A fault that was applied. Times are the loop's clock, None until it happens.
 
-    pace: what was usual before it, chunk steps/s; noticed_at: `StationLost` was heard; over_at: the station joined
-    again, or was slowed no longer; recovered_at: throughput was back; share: of the CPU that the run usually takes, how
-    much others left it then; given_up: why a slowed one was taken for lost.
+    pace: usual chunk steps/s before it; noticed_at: `StationLost` arrived; over_at: the station joined again, or was no
+    longer slowed; recovered_at: throughput was back; share: the fraction of its usual CPU that other processes left to
+    the run then; given_up: why a slowed station was taken for lost.
     """
 
-    planned: Planned
+    planned: PlannedFault
     at: float
     pace: float
     noticed_at: float | None = None
@@ -97,7 +97,7 @@ class Fault:
         }
 
     def complaints(self) -> Iterator[str]:
-        """What of this fault went against the promises."""
+        """How the run broke its guarantees under this fault, in words."""
         planned = self.planned
         what = f"{planned.station} ({planned.kind})"
         if self.given_up:

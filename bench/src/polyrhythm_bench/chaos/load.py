@@ -1,11 +1,11 @@
-"""How much of the machine others leave to the run.
+"""CPU contention: the share of its usual CPU that other processes leave to the run.
 
-A run that others push aside is slower without any fault. Where they leave less CPU than it usually takes, as much less
-throughput counts as usual:
+Contention slows a run without any fault. Where others leave less CPU than the run usually takes, the expected
+throughput is lowered by the same factor:
 
     share = (cores - what others take) / what the run usually takes        CPU seconds per second, within `LEAST`..1
 
-On a machine of its own that is 1. Only what others take while the run wants to work says anything.
+Without other processes that is 1. It is measured only while the run has work.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import psutil
 from polyrhythm_bench.chaos.throughput_window import KEPT, WINDOW_S
 
 _EVERY_S = 0.25
-#: However little others leave, so much of the usual throughput is asked for.
+#: Least factor: this much of the usual throughput is always expected.
 LEAST = 0.2
 
 #: (CPU seconds of the whole machine, those of the run) since some time in the past.
@@ -27,7 +27,7 @@ Measure = Callable[[], tuple[float, float]]
 
 
 class CpuContention:
-    """What others left in the last `WINDOW_S` seconds, and what the run usually takes."""
+    """CPU that other processes left in the last `WINDOW_S` seconds, beside the usual CPU of the run."""
 
     def __init__(self, measure: Measure, cores: int) -> None:
         self._measure, self._cores = measure, cores
@@ -49,7 +49,7 @@ class CpuContention:
             self._usual.append(self._taken()[1])
 
     def share(self) -> float:
-        """Of the CPU that the run usually takes, how much others left."""
+        """The fraction of the run's usual CPU that others left, within `LEAST`..1."""
         if len(self._samples) < 2 or not self._usual:
             return 1.0
         whole, own = self._taken()

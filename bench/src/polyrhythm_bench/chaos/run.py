@@ -1,4 +1,4 @@
-"""A recipe's run under faults, and the verdict on it."""
+"""Runs a recipe under faults and checks the guarantees."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from polyrhythm_bench.chaos.load import of_processes
 
 log = logging.getLogger(__name__)
 
-#: Undisturbed seconds that say what throughput is usual.
+#: Undisturbed seconds in which the usual throughput is measured.
 WARM_UP_S = 10.0
-#: What the user's overrides may change: a stopped station is found soon, and no ticket is blamed for our faults.
+#: Defaults that overrides may change: a stopped station is found soon.
 _DEFAULTS = ("supervision.heartbeat_s=4",)
-#: What is this command's own: the run ends after the last fault, and only trains.
+#: Settings that overrides cannot change: the run ends after the last fault, and only trains.
 _OWN = ("training.versions=1000000", "evaluation.episodes=0", "evaluation.every=0", "resume=never")
 
 
 def chaos_config(recipe: str, faults: int, overrides: Sequence[str] = ()) -> RunConfig:
     """The recipe's configuration under faults. ConfigError: there is nothing to disturb in it."""
     if faults < 1:
-        raise ConfigError(f"--faults = {faults}: there is nothing to see without a fault; give 1 or more")
+        raise ConfigError(f"--faults = {faults}: too few; give 1 or more")
     asked = load_config(recipe, overrides)
     if asked.training.versions == 0:
         raise ConfigError(
@@ -52,7 +52,7 @@ def chaos_config(recipe: str, faults: int, overrides: Sequence[str] = ()) -> Run
         )
     if asked.launcher != "local":
         raise ConfigError(
-            f"launcher = {asked.launcher}: its stations are no processes that could be killed; set launcher=local"
+            f"launcher = {asked.launcher}: its stations are not processes, so they cannot be killed; set launcher=local"
         )
     patience = (
         f"rollout.max_attempts={max(asked.rollout.max_attempts, faults + 1)}",
@@ -62,7 +62,7 @@ def chaos_config(recipe: str, faults: int, overrides: Sequence[str] = ()) -> Run
 
 
 def chaos(checked: ValidatedRun, folder: Path, faults: int, seed: int, warm_up_s: float = WARM_UP_S) -> dict[str, Any]:
-    """Run it in `folder` under so many faults.
+    """Run the configuration in `folder` under so many faults.
 
     {faults: one entry each; totals: over all of them, with the pace, the ledger, the lags and every violation}.
     """
@@ -75,21 +75,21 @@ def chaos(checked: ValidatedRun, folder: Path, faults: int, seed: int, warm_up_s
     limit_s = config.supervision.start_s + warm_up_s + faults * 2 * RECOVERY_S
     with _limited(limit_s) as overdue:
         pipeline = build_pipeline(config, policy, folder, version=version, start=False)
-        disturbed = _Disturbed(config, folder, pipeline, faults, seed, warm_up_s)
+        chaos_run = _ChaosRun(config, folder, pipeline, faults, seed, warm_up_s)
         try:
-            disturbed.run()
+            chaos_run.run()
         except KeyboardInterrupt:
             if not overdue.is_set():
                 raise
-            disturbed.violations.append(f"the run hung: it did not end within {limit_s:.0f} s")
+            chaos_run.violations.append(f"the run hung: it did not end within {limit_s:.0f} s")
         finally:
-            disturbed.watch.end()
+            chaos_run.injector.end()
             pipeline.close()
-    return disturbed.result([*_remains(pipeline, before)])
+    return chaos_run.result([*_remains(pipeline, before)])
 
 
-class _Disturbed:
-    """One run, its observers, and what is found."""
+class _ChaosRun:
+    """One run, its observers and the violations found."""
 
     def __init__(
         self, config: RunConfig, folder: Path, pipeline: Pipeline, faults: int, seed: int, warm_up_s: float
@@ -100,23 +100,23 @@ class _Disturbed:
         self._config, self._folder, self._pipeline, self._began = config, folder, pipeline, loop.clock()
         self._launcher, self._plan = launcher, (seed, faults)
         self.violations: list[str] = []
-        self.book = TicketAudit(freshness.max_lag, freshness.bound)
+        self.audit = TicketAudit(freshness.max_lag, freshness.bound)
         load = of_processes(lambda: launcher.processes().values())
-        self.watch = FaultInjector(launcher, loop.conductor.ledger, load, loop.clock, warm_up_s)
+        self.injector = FaultInjector(launcher, loop.conductor.ledger, load, loop.clock, warm_up_s)
 
     def run(self) -> None:
-        """Start, disturb, end in good order, compare."""
+        """Start, inject the faults, stop, and compare the audit with the ledger."""
         loop, config = self._pipeline.loop, self._config
         lags = LagHistogram()
-        loop.observers += [self.book, self.watch, lags]
-        loop.stop = self.watch.over.is_set
+        loop.observers += [self.audit, self.injector, lags]
+        loop.stop = self.injector.over.is_set
         try:
             loop.start()
             loop.observers.append(
                 RunCheckpointer(self._folder / STATES, self._pipeline, config.checkpoint, lags, None, loop.clock())
             )
             stations = list(self._launcher.processes())
-            self.watch.start(plan(*self._plan, stations, config.supervision.heartbeat_s))
+            self.injector.start(plan(*self._plan, stations, config.supervision.heartbeat_s))
             loop.train_until(config.training.versions)
         except Interrupted:
             if not loop.wind_down(config.supervision.update_s):
@@ -124,17 +124,17 @@ class _Disturbed:
         except PolyrhythmError as error:
             self.violations.append(f"the run ended: {error}")
         ledger = loop.conductor.ledger
-        self.book.settle(ledger, may_roll_back=config.checkpoint.every_versions > 1)
+        self.audit.settle(ledger, may_roll_back=config.checkpoint.every_versions > 1)
         kept = {sample.payload_id for sample in loop.conductor.rollout.samples.values() if sample.payload_id}
         if lost := kept - set(self._launcher.pool.finished()):
             self.violations.append(f"payloads of {len(lost)} finished samples are gone")
 
     def result(self, remains: Sequence[str]) -> dict[str, Any]:
-        """What came out; `remains`: what was left behind, in words."""
-        watch, config = self.watch, self._config
-        faults = [fault.as_dict(self._began) for fault in watch.faults]
-        violations = [*self.violations, *watch.violations, *self.book.violations]
-        violations += [complaint for fault in watch.faults for complaint in fault.complaints()]
+        """The result; `remains`: processes and files left behind, in words."""
+        injector, config = self.injector, self._config
+        faults = [fault.as_dict(self._began) for fault in injector.faults]
+        violations = [*self.violations, *injector.violations, *self.audit.violations]
+        violations += [complaint for fault in injector.faults for complaint in fault.complaints()]
         return {
             "recipe": config.name,
             "seed": self._plan[0],
@@ -142,10 +142,10 @@ class _Disturbed:
             "faults": faults,
             "totals": {
                 **totals(faults),
-                "pace": {"first": round(watch.pace.first, 1), "last": round(watch.pace.usual, 1)},
+                "pace": {"first": round(injector.pace.first, 1), "last": round(injector.pace.usual, 1)},
                 "versions": self._pipeline.loop.conductor.versions.trained,
                 "ledger": self._pipeline.loop.conductor.ledger.as_dict(),
-                "lag": self.book.lag(),
+                "lag": self.audit.lag(),
                 "violations": [*violations, *remains],
             },
         }
@@ -175,7 +175,7 @@ def _children() -> set[int]:
 
 
 def _remains(pipeline: Pipeline, before: set[int]) -> Iterator[str]:
-    """What a closed run has left behind."""
+    """Processes and files that a closed run left behind, in words."""
     if processes := _children() - before:
         yield f"{len(processes)} processes are left: {sorted(processes)}"
     assert isinstance(pipeline.launcher, LocalLauncher)

@@ -1,10 +1,10 @@
-"""Throughput in windows, and what is usual.
+"""Throughput in sliding windows, and its usual value.
 
 The measure is chunk steps per second: each row of each request that is heard asks for one. Episodes and samples would
 not do, since their length changes with learning. A window holds several updates of a small recipe; where one update
 takes longer than a window, rates swing with it, and an update that is lost with its trainer is seconds of recovery.
-What is usual is the median over the windows of the latest undisturbed time: a hiccup does not move it, while it follows
-learning and a machine that others use too. Undisturbed is what lies between a recovery and the next fault.
+What is usual is the median over the windows of the latest undisturbed time: a short dip does not move it, while it
+follows learning and contention. Undisturbed is what lies between a recovery and the next fault.
 """
 
 from __future__ import annotations

@@ -1,19 +1,24 @@
-"""Measure a part of the system, beside what it is held against. Minutes are of two cores.
+"""Measure a part of the system beside a reference. Minutes are on two cores.
 
-conductor   CPU time per request, by the number of slots
-roundtrip   from an observation to its action through processes
+conductor   CPU time of the conductor per request, by number of slots
+ceiling     CPU time of the main process per chunk step, with stations that compute nothing, by number of env batches;
+            its sockets and descriptors (10 minutes)
+roundtrip   time from an observation to its action through processes
 throughput  whole runs beside a plain loop; memory of sixteen simulators
-weights     a model over the weights bus, beside bare copies
-update      one update of the learner beside the same maths by hand
-metaworld   the quickstart in lock-step and with each kind of asynchrony: seconds per version (10 minutes; metaworld)
+weights     time to move a model over the weights bus, beside bare copies
+update      one update of the learner beside a plain torch loop
+metaworld   the quickstart in lock-step and with each kind of asynchrony: seconds per version (10 minutes; needs the
+            metaworld extra)
 learning    lock-step against full asynchrony: areas under learning curves, and time to the same success where every
             stage sleeps (20 minutes; the tasks drawer and reach need the metaworld extra)
-algorithms  every policy loss under growing staleness: areas under learning curves (an hour; drawer needs metaworld)
-overlap     stages that sleep, in four modes, beside the limit; NAME=VALUE words change the scene: env_batches rows
-            simulators generators sim_latency infer_latency train_latency episode_steps max_lag seed
+algorithms  every policy loss under growing staleness: areas under learning curves (an hour; the task drawer needs the
+            metaworld extra)
+overlap     stages that sleep, in four modes, beside the limit; CPU time per transition. NAME=VALUE words change the
+            scene: env_batches rows simulators generators sim_latency infer_latency train_latency episode_steps max_lag
+            seed
 fidelity    ten such scenes, live and simulated (half an hour)
-batching    auto against the best fixed batching of a grid, simulated (half an hour)
-papers      tables of the RL-VLA3 and ROLL Flash papers beside what the simulated cluster says (a quarter of an hour)
+batching    batching auto beside the best fixed batching of a grid, simulated (half an hour)
+papers      tables of the RL-VLA3 and ROLL Flash papers beside the simulated cluster (a quarter of an hour)
 peers       Sample Factory, TorchRL, Stable-Baselines3 and a plain loop on the workloads of overlap and throughput;
             makes an environment for each, which takes a package index and 5 GB (40 minutes)
 """
@@ -28,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.cli import show
-from polyrhythm.cli.numbers import count
+from polyrhythm.cli.numbers import count, positive
 
 #: Parts of `learning`: the time to the same success, and tasks whose curves are compared; the last one if asked for.
 PARTS = ("wall_clock", "cartpole", "drawer", "reach")
@@ -39,6 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="overlap: the scene, such as rows=4")
     parser.add_argument("--slots", type=_counts, metavar="N,N", help="conductor: numbers of slots")
     parser.add_argument("--rows", type=_counts, metavar="N,N", help="throughput: numbers of rows")
+    parser.add_argument("--env-batches", type=_counts, metavar="N,N", help="ceiling: numbers of env batches")
+    parser.add_argument("--processes", type=_counts, metavar="N,N", help="ceiling: numbers of simulator processes")
+    parser.add_argument("--seconds", type=positive, metavar="S", help="ceiling: length of a turn (5)")
     parser.add_argument("--steps", type=count, metavar="N", help="roundtrip: round trips of a turn")
     parser.add_argument("--megabytes", type=count, metavar="N", help="weights: size of the model")
     parser.add_argument(
@@ -55,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repeats",
         type=count,
         metavar="N",
-        help="interleaved turns (5; update: 7; metaworld, overlap, fidelity, peers: 3), seeds of learning's "
+        help="interleaved turns (5; update: 7; ceiling, metaworld, overlap, fidelity, peers: 3), seeds of learning's "
         "wall_clock and of batching (3)",
     )
     parser.add_argument(
@@ -72,32 +80,31 @@ def run(arguments: argparse.Namespace) -> int:
     benchmark = _BENCHMARKS[arguments.name]
     given = {name: value for name, value in vars(arguments).items() if name not in ("name", "json")}
     given = {name: value for name, value in given.items() if value not in (None, [])}
-    _refuse_others(arguments.name, given, inspect.signature(benchmark).parameters)
+    _check_options(arguments.name, given, inspect.signature(benchmark).parameters)
     result = benchmark(**given)
     print(json.dumps(result, indent=2) if arguments.json else words(result))
     return 0
 
 
-def _refuse_others(benchmark: str, given: Mapping[str, Any], takes: Iterable[str]) -> None:
+def _check_options(benchmark: str, given: Mapping[str, Any], takes: Iterable[str]) -> None:
     """Raise ConfigError if something is given that the benchmark does not take."""
     from polyrhythm.errors import ConfigError
 
-    options = [f"--{name}" for name in takes if name != "settings"] + ["--json"]
+    options = [f"--{name.replace('_', '-')}" for name in takes if name != "settings"] + ["--json"]
     for name in given:
         if name == "settings" and name not in takes:
             said = " ".join(given[name])
             raise ConfigError(f"{said}: bench {benchmark} has no scene to change; leave it out")
         if name not in takes:
-            raise ConfigError(
-                f"--{name}: bench {benchmark} has no such option, only {', '.join(options)}; leave it out"
-            )
+            option, known = name.replace("_", "-"), ", ".join(options)
+            raise ConfigError(f"--{option}: bench {benchmark} has no such option, only {known}; leave it out")
 
 
 def words(result: dict[str, Any]) -> str:
     """The result for people: a table of its `modes`, if it has any, under a line for each of its other entries.
 
     An entry that is a list of records is a table of its own. Each of its `parts` follows under its name. Lists of lists
-    (curves) are for programs and figures only.
+    (curves) are for programs and plots only.
     """
     tables = {name: value for name, value in result.items() if _is_table(value)}
     plain = {name: value for name, value in result.items() if name not in ("modes", "parts", *tables)}
@@ -125,6 +132,17 @@ def _conductor(slots: Sequence[int] = (16, 64, 256, 1024, 4096)) -> dict[str, An
     from polyrhythm_bench.cases import conductor as bench_conductor
 
     return bench_conductor.run(slots)
+
+
+def _ceiling(
+    env_batches: Sequence[int] = (16, 64, 256, 1024, 2048, 4096),
+    processes: Sequence[int] = (2, 8),
+    seconds: float = 5.0,
+    repeats: int = 3,
+) -> dict[str, Any]:
+    from polyrhythm_bench.cases import ceiling
+
+    return ceiling.run(env_batches, processes, seconds, repeats)
 
 
 def _roundtrip(steps: int = 1000, repeats: int = 5) -> dict[str, Any]:
@@ -161,9 +179,9 @@ def _learning(tasks: Sequence[str] = PARTS[:-1], seeds: int = 8, repeats: int = 
     from polyrhythm_bench.cases import learning, wall_clock
     from polyrhythm_bench.harness import trainings
 
-    _refuse_unknown("--tasks", tasks, PARTS)
+    _check_names("--tasks", tasks, PARTS)
     chosen = {name: task for name, task in learning.TASKS.items() if name in tasks}
-    trainings.refuse(chosen, learning.MODES)
+    trainings.check_tasks(chosen, learning.MODES)
     found = {"wall_clock": wall_clock.run(repeats)} if "wall_clock" in tasks else {}
     return {"parts": found | (learning.run(chosen, seeds) if chosen else {})}
 
@@ -171,12 +189,12 @@ def _learning(tasks: Sequence[str] = PARTS[:-1], seeds: int = 8, repeats: int = 
 def _algorithms(tasks: Sequence[str] = (), seeds: int = 5, only: Sequence[str] = ()) -> dict[str, Any]:
     from polyrhythm_bench.cases import algorithms
 
-    _refuse_unknown("--tasks", tasks, tuple(algorithms.TASKS))
-    _refuse_unknown("--only", only, tuple(algorithms.OBJECTIVES))
+    _check_names("--tasks", tasks, tuple(algorithms.TASKS))
+    _check_names("--only", only, tuple(algorithms.OBJECTIVES))
     return {"parts": algorithms.run({name: algorithms.TASKS[name] for name in tasks or algorithms.TASKS}, seeds, only)}
 
 
-def _refuse_unknown(option: str, names: Sequence[str], known: Sequence[str]) -> None:
+def _check_names(option: str, names: Sequence[str], known: Sequence[str]) -> None:
     """Raise ConfigError if one of the names is not known."""
     from polyrhythm.errors import ConfigError
 
@@ -187,9 +205,9 @@ def _refuse_unknown(option: str, names: Sequence[str], known: Sequence[str]) -> 
 
 def _overlap(settings: Sequence[str] = (), versions: int = 12, repeats: int = 3) -> dict[str, Any]:
     from polyrhythm_bench.cases import overlap
-    from polyrhythm_bench.workloads.scene import scene_of
+    from polyrhythm_bench.workloads.scene import parse_scene
 
-    return overlap.run(scene_of(settings), versions, repeats)
+    return overlap.run(parse_scene(settings), versions, repeats)
 
 
 def _fidelity(versions: int = 8, repeats: int = 3) -> dict[str, Any]:
@@ -218,6 +236,7 @@ def _peers(repeats: int = 3, only: Sequence[str] = (), environments: Path | None
 
 _BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "conductor": _conductor,
+    "ceiling": _ceiling,
     "roundtrip": _roundtrip,
     "throughput": _throughput,
     "weights": _weights,

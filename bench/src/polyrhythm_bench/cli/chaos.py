@@ -1,4 +1,8 @@
-"""Run a recipe while its stations are killed, stopped and slowed, and check that nothing is lost and all recover."""
+"""Run a recipe while its stations are killed, stopped and slowed, and check that nothing is lost and all recover.
+
+kill is SIGKILL. stop is SIGSTOP for good: the missing heartbeat tells. slow is SIGSTOP, then SIGCONT before the
+heartbeat's deadline. Exit status 1 if a guarantee was broken.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,18 @@ from typing import Any
 from polyrhythm.cli import show
 from polyrhythm.cli.numbers import whole
 
-_COLUMNS = ("at_s", "station", "kind", "slowed_s", "noticed_s", "joined_s", "recovered_s", "usual_pace", "cpu_share")
+#: Columns of the table, and what each of them is.
+_COLUMNS = {
+    "at_s": "seconds from the start of the run to the fault",
+    "station": "which station it hit",
+    "kind": "kill, stop or slow",
+    "slowed_s": "seconds that a slowed station stood still",
+    "noticed_s": "seconds from the fault until its loss was noticed",
+    "joined_s": "seconds from the fault until its successor was ready",
+    "recovered_s": "seconds from the fault until the throughput of the last 2 s was 0.9 of the usual one",
+    "usual_pace": "usual throughput before the fault, chunk steps/s",
+    "cpu_share": "fraction of its usual CPU that other processes left to the run at recovery; lowers what is expected",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="name of a recipe, or path of a YAML file")
     parser.add_argument("overrides", nargs="*", default=[], metavar="section.key=value", help="settings that differ")
     asked = parser.add_mutually_exclusive_group(required=True)
-    asked.add_argument("--faults", type=int, metavar="N", help="how many: kill, stop and slow together")
+    asked.add_argument("--faults", type=int, metavar="N", help="number of faults; a third of each kind")
     asked.add_argument("--kills", type=int, metavar="N", help=argparse.SUPPRESS)  # its name until --faults
     parser.add_argument("--seed", type=whole, default=0, metavar="S", help="which faults, and when (0)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -52,22 +67,22 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """The faults, one a line, and what they come to."""
+    """The faults, one a line; what each column is; and totals."""
     rows: list[tuple[str, ...]] = [("", *_COLUMNS)]
     for number, fault in enumerate(result["faults"], 1):
         rows.append((str(number), *("-" if fault[name] is None else str(fault[name]) for name in _COLUMNS)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join([*lines, "", show.aligned(_totals(result["totals"]))])
+    return "\n".join([*lines, "", show.aligned(_COLUMNS.items()), "", show.aligned(_totals(result["totals"]))])
 
 
 def _totals(totals: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     noticed, recovered = totals["noticed_s"], totals["recovered_s"]
-    yield "faults", ", ".join(f"{own['faults']} {kind}" for kind, own in totals["by_kind"].items())
+    yield "faults", f"{totals['faults']}: " + ", ".join(f"{own['faults']} {k}" for k, own in totals["by_kind"].items())
     yield "noticed", f"after {noticed['p50']} s (median), {noticed['max']} s at most"
     within = f"{totals['recovered_within_15_s']} of {totals['faults']} within 15 s"
     yield "recovered", f"after {recovered['p50']} s (median), {recovered['max']} s at most; {within}"
-    yield "pace", f"{totals['pace']['first']:,} rows/s at first, {totals['pace']['last']:,} in the end"
+    yield "throughput", f"{totals['pace']['first']:,} chunk steps/s at first, {totals['pace']['last']:,} in the end"
     yield "samples", show.samples(totals["ledger"])
     yield "lag", show.lag(totals["lag"])
     yield "violations", "; ".join(totals["violations"]) or "none"

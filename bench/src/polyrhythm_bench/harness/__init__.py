@@ -1,1 +1,1 @@
-"""What several benchmarks share: processes, meters, comparisons."""
+"""Shared by several benchmarks: processes, meters, comparisons."""

@@ -1,8 +1,8 @@
-"""Several ways to run one recipe, beside each other: the best settings of each, then interleaved turns with these.
+"""Compares modes of one recipe: the best settings of each, then interleaved turns with these.
 
-Worked example, two cores: a version takes 2.0 s in one way and 1.6 s in another, whose processes use 2.9 CPU seconds
-for it. Then its speed-up is 1.25; 2.9 s / 2 = 1.45 s is the least that a version can take on these cores, of which
-1.45/1.6 = 0.91 is reached: the cores are the limit.
+Worked example, two cores: a version takes 2.0 s in one mode and 1.6 s in another, whose processes use 2.9 CPU seconds
+for it. Its speed-up is 1.25; a version cannot take less than 2.9 s / 2 = 1.45 s on these cores, and 1.45/1.6 = 0.91 of
+that speed is reached: the cores are the limit.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def compare(
 ) -> dict[str, Any]:
     """Find each mode's best choice by `tries` versions of each, then let the modes take `repeats` turns of `versions`.
 
-    The first mode is the one that the others are compared with. Returns `modes`: for each what `figures` gives, with
-    its `settings`; and `first_pass`: seconds per version of every choice that was tried, where there was a choice.
+    The first mode is the one that the others are compared with. Returns `modes`: for each what `summarise` returns,
+    with its `settings`; and `first_pass`: seconds per version of every choice that was tried, where there was a choice.
     """
     best, tried = {}, {}
     for name, mode in modes.items():
@@ -51,7 +51,7 @@ def compare(
             turns[name].append(measure(settings, versions))
             log.info("turn %d, %s: %.2f s a version", turn + 1, name, turns[name][-1].seconds_per_version)
     first = turns[next(iter(modes))]
-    found = {name: {"settings": best[name], **figures(own, first, cores)} for name, own in turns.items()}
+    found = {name: {"settings": best[name], **summarise(own, first, cores)} for name, own in turns.items()}
     return {"modes": found, "first_pass": tried}
 
 
@@ -68,7 +68,7 @@ def _choose(name: str, mode: Mode, measure: Measure, tries: int) -> tuple[list[s
     return [*mode.settings, *best], seconds
 
 
-def figures(turns: Sequence[VersionCost], others: Sequence[VersionCost], cores: int) -> dict[str, Any]:
+def summarise(turns: Sequence[VersionCost], others: Sequence[VersionCost], cores: int) -> dict[str, Any]:
     """Medians over the turns of one mode; `others`: the turns of the mode that it is compared with.
 
     Returns seconds_per_version, speedup (theirs over its own in the same turn), transitions_per_s,
@@ -97,7 +97,7 @@ def figures(turns: Sequence[VersionCost], others: Sequence[VersionCost], cores: 
 
 
 def limited_by(cores_busy: float, others_cores: float, cores: int, busy: Mapping[str, float]) -> str:
-    """What keeps a version from being faster.
+    """The bottleneck of a version.
 
     `cores`: they are used up, by the run and by others. Else the stations that always have work, which more of their
     kind would help. Else `waiting`: stations wait for each other, and cores for them.

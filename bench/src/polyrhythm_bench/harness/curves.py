@@ -1,12 +1,12 @@
-"""Learning curves of runs whose samples are whole episodes, and how two ways to run compare over the same seeds.
+"""Learning curves of runs whose samples are whole episodes, and the ratio of two modes over the same seeds.
 
-The axis is the tickets. A ticket is the right to one sample, here to one episode; tickets are numbered as they are
-granted and a run of V versions of B samples trains on exactly V·B of them. So all ways have the same axis whatever
-finishes first, a curve is the mean return of windows of equally many tickets, and the area under it is the mean return
-over all of them. Worked example: returns 1, 3, 5, 5, 9 in windows of 2 make the curve 2, 5, 9 and the area 23/5 = 4.6.
+The x axis is the ticket number. A ticket is the right to one sample, here one episode; tickets are numbered as they are
+granted, and a run of V versions of B samples trains on exactly V·B of them. So all modes have the same axis, whatever
+finishes first. A curve is the mean return of windows of equally many tickets; the area is the mean return over all.
+Worked example: returns 1, 3, 5, 5, 9 in windows of 2 make the curve 2, 5, 9 and the area 23/5 = 4.6.
 
-This charges asynchrony for all that it costs: a ticket is granted α versions early, to a policy that is as much behind,
-so even a run that learned as well from every sample would have its curve moved by α·B tickets.
+This includes the whole cost of asynchrony: a ticket is granted α versions early, so even a run that learned as well
+from every sample would have its curve shifted by α·B tickets.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
 
 
-class Ended(NamedTuple):
+class EpisodeOutcome(NamedTuple):
     """A training episode's return (undiscounted), and whether it succeeded."""
 
     episode_return: float
     success: bool
 
 
-class Training:
-    """An observer: how the training episodes ended, by ticket. Evaluations leave no payload and do not count."""
+class EpisodeOutcomes:
+    """An observer: the outcome of each training episode, by ticket. Evaluations do not count."""
 
     def __init__(self) -> None:
-        self.by_ticket: dict[int, Ended] = {}
+        self.by_ticket: dict[int, EpisodeOutcome] = {}
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         if isinstance(event, records.SampleFinished) and event.payload_id:
             assert event.end is not records.SampleEnd.SEGMENT, "a sample is a whole episode"
-            self.by_ticket[event.ticket] = Ended(event.episode_return, event.success)
+            self.by_ticket[event.ticket] = EpisodeOutcome(event.episode_return, event.success)
 
     def on_report(self, now: float, report: Report) -> None:
         pass
 
     @property
-    def in_order(self) -> list[Ended]:
+    def in_order(self) -> list[EpisodeOutcome]:
         """In the order of their tickets."""
         return [self.by_ticket[ticket] for ticket in sorted(self.by_ticket)]
 

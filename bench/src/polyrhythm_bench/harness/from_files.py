@@ -1,4 +1,4 @@
-"""A benchmark's page from what the benchmark printed: the command line that the scripts in `benchmarks/` share."""
+"""The command line that some of bench/scripts share: a page from the JSON that a benchmark printed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-#: Writes the page and figures of these parts of results into a folder; what was written.
+#: Writes the page and plots of these parts of results into a folder; the paths written.
 Write = Callable[[Mapping[str, Mapping[str, Any]], Path], list[Path]]
 
 
 def main(write: Write, about: str, folder: Path) -> None:
-    """Parts may be measured apart: all the files are given, a later one counts. folder: where they go unless told."""
+    """Parts may be measured apart: all the files are given, a later one counts. folder: the default of --out."""
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("results", type=Path, nargs="+", metavar="FILE", help="what the benchmark printed, as JSON")
     parser.add_argument("--out", type=Path, default=folder, metavar="FOLDER")

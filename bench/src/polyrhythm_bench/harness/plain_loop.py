@@ -1,7 +1,7 @@
-"""What one would write by hand: one loop that steps, records and trains, with no stations and no messages.
+"""A plain training loop: it steps, records and trains in one thread, without stations or messages.
 
 Same environment, policy, learner and recorded arrays as a run's. All rows step together; a row whose episode ends is
-reset at once; an update takes what one rollout gave, whole episodes or cut ones.
+reset at once; an update takes one rollout: whole episodes and cut ones.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class PlainLoop:
         self._obs[PROGRESS][t] = self._episode_steps / self._steps
 
     def _piece(self, row: int, stop: int, *, terminated: bool) -> _Piece:
-        """What the row has done since its last piece. Its next episode needs the place of the last observation."""
+        """The row's steps since its last piece. Its next episode overwrites the place of the last observation."""
         last = {name: array[stop, row].copy() for name, array in self._obs.items()} if stop < self._steps else None
         piece = _Piece(row, int(self._first[row]), stop, terminated, bool(self._success[row]), last)
         self._first[row] = stop

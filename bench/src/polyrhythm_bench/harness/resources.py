@@ -1,4 +1,4 @@
-"""What processes used: CPU seconds of one, of a family or of all, and memory with shared pages counted once."""
+"""CPU seconds of one process, a process tree or the machine, and memory with shared pages counted once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cpu_s_of(process: psutil.Process) -> float:
 
 
 def machine_cpu_s() -> float:
-    """CPU seconds of everything on this machine so far; what a hypervisor took away counts too."""
+    """CPU seconds of everything on this machine so far; time stolen by a hypervisor included."""
     times: dict[str, float] = psutil.cpu_times()._asdict()
     others = ("idle", "iowait", "guest", "guest_nice")  # guests are in user and nice already
     return sum(spent for name, spent in times.items() if name not in others)

@@ -1,4 +1,4 @@
-"""A run of real stations for the time of a measurement; nothing of it is kept."""
+"""A run of real stations in a temporary folder, for the time of a measurement."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from polyrhythm.pipeline.validation.check import validate_run
 
 
 @contextmanager
-def running(config: RunConfig) -> Iterator[Pipeline]:
-    """The configuration's pipeline, started, in a folder that goes with it. Errors are those of `validate_run` and
-    `build_pipeline`."""
-    checked = validate_run(config)
+def running(config: RunConfig, *, validated: bool = True) -> Iterator[Pipeline]:
+    """The configuration's pipeline, started, in a temporary folder.
+
+    validated: call `validate_run` first; False for a policy that it would refuse, such as one that never samples.
+    Errors are those of `validate_run` and `build_pipeline`.
+    """
+    policy = validate_run(config).policy if validated else None
     with (
         tempfile.TemporaryDirectory(prefix="polyrhythm-") as folder,
-        closing(build_pipeline(checked.config, checked.policy, Path(folder))) as pipeline,
+        closing(build_pipeline(config, policy, Path(folder))) as pipeline,
     ):
         yield pipeline

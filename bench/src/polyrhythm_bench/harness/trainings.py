@@ -1,9 +1,7 @@
-"""Whole trainings for their learning curves, of every task in every way with every seed.
+"""Trains every task in every way with every seed, for learning curves; one process per training, as many as cores.
 
-A process and a core for each, as many at a time as there are cores.
-
-The launcher is inline: what is compared is learning, not time. Rollout and training still alternate at the grain of one
-forward pass and one optimizer step, so the lags are near α, which is measured.
+The launcher is inline: what is compared is learning, not time. Rollout and training still alternate at every
+forward pass and optimizer step, so the lags are near α; they are measured.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from polyrhythm.errors import RunHalted
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.observers.metrics import LagHistogram
 from polyrhythm.pipeline.validation.check import validate_run
-from polyrhythm_bench.harness.curves import Training
+from polyrhythm_bench.harness.curves import EpisodeOutcomes
 from polyrhythm_bench.harness.worker import Answer, Worker
 
 log = logging.getLogger(__name__)
@@ -49,20 +47,20 @@ class TrainingTask:
         return load_config(self.recipe, [*self.settings, *way, "launcher=inline", f"seed={seed}"])
 
 
-#: The trainings of a task by way, in the order of the seeds, and its window, to what they come to.
-Figures = Callable[[Mapping[Way, Sequence[Mapping[str, Any]]], int], dict[str, Any]]
+#: From the results of a task's trainings, by way and in the order of the seeds, and its window, to a summary.
+Summarise = Callable[[Mapping[Way, Sequence[Mapping[str, Any]]], int], dict[str, Any]]
 
 
 def compare(
     tasks: Mapping[str, TrainingTask],
     ways: Mapping[Way, Sequence[str]],
     seeds: int,
-    figures: Figures[Way],
+    summarise: Summarise[Way],
     *,
     may_halt: bool = False,
 ) -> dict[str, Any]:
     """Train every task in every way (settings by name) with seeds 0..seeds-1; for each task its recipe, settings and
-    seeds, and what `figures` makes of it. may_halt: see `train`."""
+    seeds, and what `summarise` makes of it. may_halt: see `train`."""
     jobs = [(name, way, seed) for name in tasks for seed in range(seeds) for way in ways]
     asked = [_Job(f"{name}, seed {seed}, {way}", tasks[name], ways[way], seed, may_halt) for name, way, seed in jobs]
     ended = dict(zip(jobs, _train_all(asked), strict=True))
@@ -71,13 +69,13 @@ def compare(
             "recipe": str(task.recipe),
             "settings": list(task.settings),
             "seeds": list(range(seeds)),
-            **figures({way: [ended[name, way, seed] for seed in range(seeds)] for way in ways}, task.window),
+            **summarise({way: [ended[name, way, seed] for seed in range(seeds)] for way in ways}, task.window),
         }
         for name, task in tasks.items()
     }
 
 
-def refuse(tasks: Mapping[str, TrainingTask], ways: Mapping[Way, Sequence[str]]) -> None:
+def check_tasks(tasks: Mapping[str, TrainingTask], ways: Mapping[Way, Sequence[str]]) -> None:
     """Raise ConfigError or StartError if one of the tasks cannot run here in one of the ways."""
     for task in tasks.values():
         for way in ways.values():
@@ -85,7 +83,7 @@ def refuse(tasks: Mapping[str, TrainingTask], ways: Mapping[Way, Sequence[str]])
 
 
 class _Job(NamedTuple):
-    """A training: what it is called in the log, and what `TrainingTask.config` and `train` want."""
+    """One training: its name in the log, and the arguments of `TrainingTask.config` and `train`."""
 
     label: str
     task: TrainingTask
@@ -135,7 +133,7 @@ def train(config: RunConfig, *, may_halt: bool = False) -> dict[str, Any]:
     RunHalted: it halted and may not, or it broke its promise of freshness.
     """
     checked = validate_run(config)
-    training, lags, halted = Training(), LagHistogram(), ""
+    training, lags, halted = EpisodeOutcomes(), LagHistogram(), ""
     with closing(build_pipeline(checked.config, checked.policy)) as pipeline:
         pipeline.loop.observers += [training, lags]
         began = time.monotonic()

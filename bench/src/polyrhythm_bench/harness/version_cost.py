@@ -1,15 +1,15 @@
-"""What one version takes in a run of real processes: seconds, CPU seconds, and who was busy meanwhile.
+"""Cost of one version in a run of real processes: seconds, CPU seconds by process, busy time by station.
 
 A run starts, trains some versions, and ends. Version k is counted from the publication of k-1 to its own. The first
-ones are left out: models are made, and stations that overlap have nothing to overlap with yet. So are those after the
-last that counts, where nothing is rolled out any more:
+ones are not counted: models are built, and overlapping stations have nothing to overlap with yet. Nor are those after
+the last timed one, where rollout has stopped:
 
     version 1 │ 2 │ 3 … versions + 2 │ as many as the lag allows
               A   ├───── timed ──────┤
                                      B            A, B: the counters of processes and stations are read
 
-Reading the counters asks every station, which takes as long as the longest unit of work; at A that falls into a version
-that is not timed.
+Reading the counters asks every station, which takes as long as the longest unit of work; at A a version that is not
+timed pays for it.
 """
 
 from __future__ import annotations
@@ -61,6 +61,16 @@ class VersionCost:
         """CPU seconds of all processes together."""
         return sum(self.cpu_s_by.values())
 
+    @property
+    def cpu_ms_per_transition(self) -> float:
+        """CPU milliseconds of all processes together for one env step of one row."""
+        return 1e3 * self.cpu_s_per_version / self.transitions_per_version
+
+    @property
+    def main_us_per_transition(self) -> float:
+        """CPU microseconds of the main process for the same; per chunk step where chunks have one action."""
+        return 1e6 * self.cpu_s_by["main"] / self.transitions_per_version
+
 
 @dataclass(frozen=True, slots=True)
 class Mark:
@@ -91,11 +101,11 @@ def measure(config: RunConfig, versions: int) -> VersionCost:
     assert config.launcher == "local", "one process has no stations to tell apart"
     last = _FIRST + versions
     with running(config) as pipeline:
-        watch = VersionTimer(pipeline.launcher, (_FIRST - 1, last))
-        pipeline.loop.observers.append(watch)
+        timer = VersionTimer(pipeline.launcher, (_FIRST - 1, last))
+        pipeline.loop.observers.append(timer)
         pipeline.loop.train_until(last + math.ceil(config.freshness.max_lag))
-    watch.account.refuse_faults()
-    return watch.cost(_FIRST, last)
+    timer.totals.refuse_faults()
+    return timer.cost(_FIRST, last)
 
 
 class VersionTimer:
@@ -103,19 +113,19 @@ class VersionTimer:
 
     def __init__(self, launcher: Launcher, read_at: tuple[int, int]) -> None:
         assert isinstance(launcher, LocalLauncher), "the processes are told apart by their ids"
-        self.account = RunTotals()
+        self.totals = RunTotals()
         self._launcher, self._read_at = launcher, read_at
         self._marks: dict[int, Mark] = {}
         self._lags: list[tuple[int, int]] = []
         self._readings: dict[int, Reading] = {}
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
-        self.account.on_decision(now, event, commands)
+        self.totals.on_decision(now, event, commands)
         for command in commands:
             if isinstance(command, records.StartUpdate):
                 self._lags += [(command.version, command.version - oldest) for oldest in command.oldest]
         if isinstance(event, records.Published):
-            self._marks[event.version] = Mark(event.version, now, self.account.transitions)
+            self._marks[event.version] = Mark(event.version, now, self.totals.transitions)
             if event.version in self._read_at:
                 self._readings[event.version] = self._read(event.version)
 
@@ -136,7 +146,7 @@ class VersionTimer:
 
 
 def cost(begin: Mark, end: Mark, lag_mean: float, before: Reading, after: Reading) -> VersionCost:
-    """What a version took between two marks, and of processor and stations between two readings."""
+    """The cost of a version: time between two marks, CPU and busy time between two readings."""
     versions, seconds, transitions = end.version - begin.version, end.at - begin.at, end.transitions - begin.transitions
     read, wall_s = after.version - before.version, after.at - before.at
     cpu_s = {name: spent - before.cpu_s[name] for name, spent in after.cpu_s.items()}

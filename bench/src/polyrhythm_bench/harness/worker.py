@@ -1,7 +1,7 @@
-"""A part of a benchmark in a process of its own: made once, asked many times, gone with its owner.
+"""A part of a benchmark in its own process: started once, asked many times, ended with its owner.
 
 Questions and answers are lines of JSON on the process's standard input and output. The process ignores SIGINT, which a
-terminal sends to everybody: its owner ends it, in good order by closing its input, at once by SIGTERM.
+terminal sends to everybody: its owner ends it: cleanly by closing its input, at once by SIGTERM.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any, Self
 
 from polyrhythm.errors import RunHalted
 
-#: What answers: called with the keywords of a question, it gives plain data.
+#: Called with the keywords of a question; returns plain data.
 Answer = Callable[..., Any]
 
 _LEAVE_S = 20.0
 
 
 class Worker:
-    """Asks what `make` (module:function) gives: a context manager, called with `arguments`, around an `Answer`."""
+    """A process that holds the `Answer` of `make` (module:function: a context manager, called with `arguments`)."""
 
     def __init__(self, make: str, **arguments: Any) -> None:
         self.make, self._waits = make, False
@@ -47,7 +47,7 @@ class Worker:
         return self.answer()
 
     def begin(self, **question: Any) -> None:
-        """Put a question; `answer` gives the answer."""
+        """Send a question; `answer` returns its answer."""
         self._send(question)
 
     def _send(self, content: dict[str, Any]) -> None:
@@ -60,7 +60,7 @@ class Worker:
             raise RunHalted(self._how_it_ended()) from None
 
     def answer(self) -> Any:
-        """What the question begun comes to."""
+        """Wait for the answer to the question that `begin` sent."""
         assert self._popen.stdout is not None
         while not (line := self._popen.stdout.readline()).strip():
             if not line:
@@ -94,7 +94,7 @@ class Worker:
 
 
 def main() -> None:
-    """Make what the first line names, then answer line by line until there are no more."""
+    """Build the `Answer` that the first line names, then answer each further line."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     # Answers have a channel of their own: whatever else is printed goes to the log.

@@ -1,4 +1,4 @@
-"""Published throughputs beside the simulated cluster: what `bench papers` does.
+"""`bench papers`: published throughputs beside the simulated cluster.
 
 Cost models are fitted to baselines and rollout-only rows; everything else is predicted. docs/design/009-papers.md says
 what the model leaves out, bench/results/papers.md has the result.

@@ -67,7 +67,7 @@ def cluster_settings(row: PaperRow, costs: Costs, chunk_steps: int, seed: int = 
         {
             "seed": seed,
             "versions": sum(_VERSIONS[row.mode]),
-            "flow": _flow(row, slots),
+            "scheduler": _scheduler(row, slots),
             "simulators": [
                 {
                     **placed,
@@ -97,7 +97,7 @@ def cluster_settings(row: PaperRow, costs: Costs, chunk_steps: int, seed: int = 
     )
 
 
-def _flow(row: PaperRow, slots: int) -> dict[str, Any]:
+def _scheduler(row: PaperRow, slots: int) -> dict[str, Any]:
     full = row.mode == "full"
     return {
         "batch_size": slots,

@@ -3,8 +3,8 @@
 Together (`lockstep`) every turn takes as long as the slowest of all environments; alone (`dynamic`, a request a batch)
 only the whole episodes are waited for. Nothing is fitted. Generation takes no time: the published 892 s leave it three.
 
-A normal law has latencies below 0 where the deviation is large. They are set to 0 here; drawing them again (the law
-`normal` of cluster files) makes the mean of (10, 10) 12.9 s.
+A normal distribution has latencies below 0 where the deviation is large. They are set to 0 here; drawing them again
+(the distribution `normal` of cluster files) makes the mean of (10, 10) 12.9 s.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from polyrhythm_bench.papers.published import Latency, PaperData
 
 
 @dataclass(frozen=True, slots=True)
-class Clipped:
-    """A normal law, at least 0."""
+class ClippedNormal:
+    """A normal distribution, clipped at 0."""
 
     location: float
     scale: float
@@ -43,7 +43,7 @@ def rollout_s(latency: Latency, batch: int, turns: int, *, together: bool, rollo
         {
             "seed": seed,
             "versions": rollouts,
-            "flow": {
+            "scheduler": {
                 "batch_size": batch,
                 "max_lag": 0,
                 "on_update": "drain",
@@ -52,7 +52,7 @@ def rollout_s(latency: Latency, batch: int, turns: int, *, together: bool, rollo
                 "max_wait_s": 0.0,
             },
             "simulators": [
-                {"env_batches": batch, "steps": turns, "step": Cost(Clipped(latency.mean_s, latency.deviation_s))}
+                {"env_batches": batch, "steps": turns, "step": Cost(ClippedNormal(latency.mean_s, latency.deviation_s))}
             ],
             "generators": [{}],
         }

@@ -1,1 +1,1 @@
-"""Other systems beside ours on the same work. Files named after a system are run by that system's own Python."""
+"""Other systems on the same workloads. `peer_NAME.py` is run by the Python of that system's environment."""

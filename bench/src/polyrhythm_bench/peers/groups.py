@@ -1,4 +1,4 @@
-"""A process group that ends as a whole and leaves nothing behind. Standard library and psutil only."""
+"""Ends process groups as a whole. Standard library and psutil only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This system's turn, and the plain loop's: fully asynchronous where things sleep, inline where they cost nothing."""
+"""Turns of Polyrhythm and of the plain loop: fully asynchronous for the sleeping workload, inline for the free one."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _NEVER = 1_000_000
 WAYS = ("local", "inline", "plain")
 
 
-def scene_of(work: Sleeping) -> StageScenario:
-    """The same times in the words of `bench overlap`."""
+def as_scene(work: Sleeping) -> StageScenario:
+    """The same times as a scenario of `bench overlap`."""
     return StageScenario(
         env_batches=work.envs,
         sim_latency=f"lognormal:{1e3 * work.step_s:g}ms:{work.sigma:g}",
@@ -51,13 +51,13 @@ def run(work: Work, meter: Meter, choice: dict[str, Any]) -> dict[str, Any]:
             loop.update()
             meter.updated()
         return {"way": way}
-    _sleeping(scene_of(work), meter, choice["batching"])
+    _sleeping(as_scene(work), meter, choice["batching"])
     return {"way": way, **choice["batching"]}
 
 
 def plain_config(work: Sleeping) -> RunConfig:
     """The same times for a loop that steps all rows at once."""
-    scene = scene_of(work)
+    scene = as_scene(work)
     tree = scenes.live(scene, "lockstep", {"type": "lockstep"}, _NEVER).model_dump(mode="json")
     tree["launcher"] = "inline"
     tree["rollout"].update(simulators=1, env_batches=1, rows=work.envs)
@@ -73,11 +73,11 @@ def _sleeping(scene: StageScenario, meter: Meter, batching: dict[str, Any]) -> N
     last = meter.total + math.ceil(scene.max_lag)  # the last versions are trained on what is there already
     tree = scenes.live(scene, "full_async", batching, last).model_dump(mode="json")
     tree["checkpoint"]["every_versions"] = _NEVER
-    account = RunTotals()
+    totals = RunTotals()
     with running(validate(tree)) as pipeline:
-        pipeline.loop.observers += [account, TransitionCount(meter)]
+        pipeline.loop.observers += [totals, TransitionCount(meter)]
         pipeline.loop.train_until(last)
-    account.refuse_faults()
+    totals.refuse_faults()
 
 
 class TransitionCount:

@@ -1,4 +1,4 @@
-"""A system's turn in a process group of its own, which is gone afterwards, whatever happens."""
+"""Runs a system's turn in its own process group, and ends the whole group afterwards."""
 
 from __future__ import annotations
 

@@ -19,12 +19,12 @@ from polyrhythm.clustersim.costs import parse_cost
 from polyrhythm.errors import ConfigError
 from polyrhythm_bench.cases import overlap
 from polyrhythm_bench.peers import process, venvs
-from polyrhythm_bench.peers.ours import scene_of
+from polyrhythm_bench.peers.ours import as_scene
 from polyrhythm_bench.peers.workload import Sleeping, ZeroCost
 
 log = logging.getLogger(__name__)
 
-#: What the others' speed is relative to: a synchronous loop in one process, written by hand.
+#: Speedups are relative to it: a synchronous loop in one process, written by hand.
 FIRST = "plain_loop"
 OURS = "polyrhythm"
 #: Updates before a system is measured, and those that are measured.
@@ -36,7 +36,7 @@ DEADLINE_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """Which module plays it, in whose environment ("" for ours), and with which choice of settings."""
+    """The module that runs it, the environment it runs in ("" for ours), and its settings."""
 
     module: str
     venv: str = ""
@@ -59,7 +59,7 @@ def sleeping_systems(batching: Mapping[str, Any]) -> dict[str, System]:
     }
 
 
-#: Systems for the workload that costs nothing.
+#: Systems for the workload that computes next to nothing.
 ZERO_COST_SYSTEMS = {
     FIRST: System("ours", choice={"way": "plain"}),
     "sb3": System("peer_sb3", "sb3"),
@@ -81,11 +81,11 @@ def run(
 
     folder: where the peers' environments are or are made. limit: transitions per second of the sleeping workload, if
     not the simulated one. deadline_s: of a turn, its start included. Returns the settled settings of the sleeping
-    workload, `limit`, and `parts`: by workload (`sleeping`, `zero_cost_<rows>`) what `figures` gives. ConfigError: no
-    such system. StartError, RunHalted: a peer cannot be installed, or fails.
+    workload, `limit`, and `parts`: by workload (`sleeping`, `zero_cost_<rows>`) what `summarise` returns. ConfigError:
+    no such system. StartError, RunHalted: a peer cannot be installed, or fails.
     """
-    _chosen(sleeping_systems({}), only)  # for what it refuses
-    scene = scene_of(Sleeping()).model_copy(update={"train_latency": "30%"}).settled()
+    _chosen(sleeping_systems({}), only)  # raises for an unknown name
+    scene = as_scene(Sleeping()).model_copy(update={"train_latency": "30%"}).settled()
     batching, simulated = overlap.best_batching(scene)
     work = Sleeping(train_s=parse_cost(scene.train_latency.removeprefix("constant:")).mean())
     limit = limit or simulated
@@ -96,12 +96,12 @@ def run(
     def ask(system: System, question: dict[str, Any]) -> dict[str, Any]:
         return process.ask(pythons[system.venv], system.module, question, deadline_s)
 
-    parts = {"sleeping": figures(_turns(ask, "sleeping", asdict(work), SLEEPING_UPDATES, sleeping, turns), limit)}
+    parts = {"sleeping": summarise(_turns(ask, "sleeping", asdict(work), SLEEPING_UPDATES, sleeping, turns), limit)}
     for rows in ROWS:
         nothing = ZeroCost(rows)
         updates = max(4, ZERO_COST_TRANSITIONS // nothing.transitions)
         found = _turns(ask, "zero_cost", asdict(nothing), updates, zero_cost, turns)
-        parts[f"zero_cost_{rows}"] = figures(found, None)
+        parts[f"zero_cost_{rows}"] = summarise(found, None)
     return {"turns": turns, "limit": limit, "batching": batching, "sleeping": asdict(work), "parts": parts}
 
 
@@ -144,7 +144,7 @@ def _turns(
     return answers
 
 
-def figures(answers: Mapping[str, Sequence[Mapping[str, Any]]], limit: float | None) -> dict[str, Any]:
+def summarise(answers: Mapping[str, Sequence[Mapping[str, Any]]], limit: float | None) -> dict[str, Any]:
     """Medians over the turns, by system in `modes`; and the peers that ours is `behind`.
 
     Of each: transitions_per_s; speedup over the plain loop in the same turn; fraction_of_limit, where there is one;

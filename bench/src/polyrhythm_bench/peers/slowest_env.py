@@ -1,4 +1,4 @@
-"""The sleeping environments of a loop that waits for all of them: each of its steps takes as long as the slowest's.
+"""Sleeping environments of a loop that waits for all of them: each step takes as long as the slowest row's.
 
 That is what stepping them side by side takes at best, without a thread or a process for each.
 """

@@ -1,4 +1,4 @@
-"""One turn of one system, in processes of its own: what it is asked, how it is measured, how it answers.
+"""One turn of one system, in its own processes: the question, the measurement and the answer.
 
 A system's module calls `main(run)`. Question and answer are a line of JSON each: the question is the first argument,
 the answer goes to standard output, and whatever else is printed goes to the log. No process outlives its owner: when

@@ -1,4 +1,4 @@
-"""An environment for each peer: made once from its pinned requirements, made again when these change."""
+"""A virtual environment for each peer: made from its pinned requirements, and again when these change."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 Runs in the environment of every peer, without this package installed, and imports nothing of it.
 
 Two workloads. `sleeping`: single environments whose step sleeps a random time, a policy that sleeps when it acts and a
-training step that sleeps too; who waits for whom decides. `zero_cost`: an environment of many rows that costs a few
-array operations, a small network, PPO; the machinery decides.
+training step that sleeps too; waiting decides the speed. `zero_cost`: an environment of many rows that costs a few
+array operations, a small network, PPO; overhead decides the speed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An environment that costs next to nothing: all rows in a few array operations. Reaches no torch."""
+"""An environment that costs next to nothing: all rows in a few array operations. It imports no torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Stages that only take time, as one description for three readers: live processes, the simulated cluster, a formula.
+"""A scene: stages that only sleep, described once for live processes, the simulated cluster and a formula.
 
-What a stage takes is written as a law (`lognormal:10ms:0.8`) or a cost (`10ms+0.1ms`: base and per row); the live run
-sleeps by it, the simulated cluster draws from it.
+The time of a stage is a distribution (`lognormal:10ms:0.8`) or a cost (`10ms+0.1ms`: base and per row); the live run
+sleeps for it, the simulated cluster draws from it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from polyrhythm.specs.distributions import Distribution, parse_distribution
 Mode = Literal["lockstep", "rollout_async", "train_async", "full_async"]
 MODES: tuple[Mode, ...] = ("lockstep", "rollout_async", "train_async", "full_async")
 _SHARE = re.compile(r"(\d+\.?\d*)%")
-#: Versions that are simulated before a time counts, and those that do.
+#: Versions that are simulated before counting begins, and those that are counted.
 _WARM_UP, _COUNTED = 10, 60
 
 
@@ -44,11 +44,11 @@ class StageScenario(Section):
     generators: Count = 1
     """Generator stations; the passes of each are in sequence."""
     sim_latency: str = "lognormal:10ms:0.8"
-    """Law of an env batch's step, whatever its rows."""
+    """Distribution of an env batch's step time, whatever its rows."""
     infer_latency: str = "10ms+0.1ms"
     """Cost of a forward pass, by its rows."""
     train_latency: str = "30%"
-    """Law of an update; or a share of the lock-step rollout, such as 30%."""
+    """Distribution of an update's time; or a share of the lock-step rollout, such as 30%."""
     episode_steps: Count = 50
     """Env steps of every episode."""
     max_lag: NotNegative = 2.0
@@ -58,25 +58,25 @@ class StageScenario(Section):
 
     @field_validator("sim_latency")
     @classmethod
-    def _is_a_law(cls, law: str) -> str:
-        parse_distribution(law)
-        return law
+    def _check_distribution(cls, distribution: str) -> str:
+        parse_distribution(distribution)
+        return distribution
 
     @field_validator("infer_latency")
     @classmethod
-    def _is_a_cost(cls, cost: str) -> str:
+    def _check_cost(cls, cost: str) -> str:
         parse_cost(cost)
         return cost
 
     @field_validator("train_latency")
     @classmethod
-    def _is_a_law_or_a_share(cls, text: str) -> str:
+    def _check_distribution_or_share(cls, text: str) -> str:
         if _SHARE.fullmatch(text) is None:
             parse_distribution(text)
         return text
 
     @model_validator(mode="after")
-    def _deals_evenly(self) -> StageScenario:
+    def _check_division(self) -> StageScenario:
         if self.env_batches % self.simulators:
             raise InvalidSetting(
                 "env_batches", self.env_batches, f"not a multiple of {self.simulators} simulators; make it one"
@@ -90,15 +90,15 @@ class StageScenario(Section):
 
     @property
     def transitions(self) -> int:
-        """Of a version."""
+        """Transitions of a version."""
         return self.samples * self.episode_steps
 
     def of_turn(self, turn: int) -> StageScenario:
-        """The same scene, with a seed of its own for each turn: times that are drawn again say no more of their law."""
+        """The same scene with another seed for each turn: the same draws again would add no information."""
         return self.model_copy(update={"seed": self.seed + turn})
 
     def settled(self) -> StageScenario:
-        """The same scene with a law for training: a share is one of the simulated lock-step rollout."""
+        """The same scene with a training time: a share is taken of the simulated lock-step rollout."""
         share = _SHARE.fullmatch(self.train_latency)
         if share is None:
             return self
@@ -107,8 +107,8 @@ class StageScenario(Section):
         return self.model_copy(update={"train_latency": f"constant:{1000 * seconds:.3f}ms"})
 
 
-def scene_of(words: Sequence[str]) -> StageScenario:
-    """The scene that words such as `env_batches=8` make of the usual one. ConfigError: no such setting, or value."""
+def parse_scene(words: Sequence[str]) -> StageScenario:
+    """The default scene with words such as `env_batches=8` applied. ConfigError: no such setting, or value."""
     tree: dict[str, Any] = {}
     for word in words:
         tree |= parse_override(word)
@@ -118,29 +118,29 @@ def scene_of(words: Sequence[str]) -> StageScenario:
         raise ConfigError(*explain(error, StageScenario)) from None
 
 
-class Plumbing(NamedTuple):
-    """What a live run adds to a stage: seconds beside each pass, from one event of it at the conductor to the next, and
-    beside each step of an env batch."""
+class StageOverhead(NamedTuple):
+    """Overhead of a live run in seconds: of each pass, between its two events at the conductor, and of each step of an
+    env batch."""
 
     pass_s: float = 0.0
     step_s: float = 0.0
 
 
-NONE = Plumbing()
+NO_OVERHEAD = StageOverhead()
 
 
-class Later(NamedTuple):
-    """A law, always `seconds` longer."""
+class ShiftedDistribution(NamedTuple):
+    """A distribution shifted by `seconds`."""
 
-    law: Distribution
+    distribution: Distribution
     seconds: float
 
     @property
     def mean(self) -> float:
-        return self.law.mean + self.seconds
+        return self.distribution.mean + self.seconds
 
     def sample(self, rng: random.Random) -> float:
-        return self.law.sample(rng) + self.seconds
+        return self.distribution.sample(rng) + self.seconds
 
 
 def batchings(scene: StageScenario) -> list[dict[str, Any]]:
@@ -180,14 +180,14 @@ def live(scene: StageScenario, mode: Mode, batching: Mapping[str, Any], versions
 
 
 def cluster(
-    scene: StageScenario, mode: Mode, batching: Mapping[str, Any], versions: int, plumbing: Plumbing = NONE
+    scene: StageScenario, mode: Mode, batching: Mapping[str, Any], versions: int, overhead: StageOverhead = NO_OVERHEAD
 ) -> ClusterSettings:
-    """The scene, settled, as a simulated cluster whose messages take no time but what `plumbing` says."""
+    """The scene, settled, as a simulated cluster whose messages take no time but what `overhead` says."""
     return ClusterSettings.model_validate(
         {
             "seed": scene.seed,
             "versions": versions,
-            "flow": {
+            "scheduler": {
                 "batch_size": scene.samples,
                 "seed": scene.seed,
                 "batching": batching["type"],
@@ -199,11 +199,11 @@ def cluster(
                     "count": scene.simulators,
                     "env_batches": scene.env_batches // scene.simulators,
                     "rows": scene.rows,
-                    "step": _longer(scene.sim_latency, plumbing.step_s),
+                    "step": _longer(scene.sim_latency, overhead.step_s),
                     "steps": scene.episode_steps,
                 }
             ],
-            "generators": [{"count": scene.generators, "serve": _longer(scene.infer_latency, plumbing.pass_s)}],
+            "generators": [{"count": scene.generators, "serve": _longer(scene.infer_latency, overhead.pass_s)}],
             "trainer": {"update": scene.train_latency},
         }
     )
@@ -218,8 +218,8 @@ def _limits(batching: Mapping[str, Any]) -> dict[str, float]:
 
 def _longer(cost: str, seconds: float) -> Cost:
     """The cost, always so much longer."""
-    law = parse_cost(cost)
-    return Cost(Later(law.base, seconds), law.per_unit)
+    distribution = parse_cost(cost)
+    return Cost(ShiftedDistribution(distribution.base, seconds), distribution.per_unit)
 
 
 def _freshness(scene: StageScenario, mode: Mode) -> dict[str, Any]:
@@ -228,10 +228,12 @@ def _freshness(scene: StageScenario, mode: Mode) -> dict[str, Any]:
     return {"max_lag": scene.max_lag, "on_update": "continue"}
 
 
-def simulated(scene: StageScenario, mode: Mode, batching: Mapping[str, Any], plumbing: Plumbing = NONE) -> float:
+def simulated(
+    scene: StageScenario, mode: Mode, batching: Mapping[str, Any], overhead: StageOverhead = NO_OVERHEAD
+) -> float:
     """Transitions per second on the simulated cluster, after a warm-up."""
     published = Publications()
-    machine = Cluster(cluster(scene, mode, batching, _WARM_UP + _COUNTED, plumbing))
+    machine = Cluster(cluster(scene, mode, batching, _WARM_UP + _COUNTED, overhead))
     machine.driver.observer = published.note
     machine.run()
     return _COUNTED * scene.transitions / (published.at[_WARM_UP + _COUNTED] - published.at[_WARM_UP])

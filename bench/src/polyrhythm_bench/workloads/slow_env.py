@@ -1,4 +1,4 @@
-"""Any environment, made slow: every call to `step` sleeps first. Reaches no torch: it runs where a simulator does."""
+"""A wrapper that makes any environment slow: every call to `step` sleeps first. It imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any policy, made slow: a forward pass that acts takes a time of its own, and so does an evaluation for the loss."""
+"""A wrapper that makes any policy slow: acting and evaluating take configured times."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SlowPolicySettings(BaseModel):
 
 
 class SlowPolicy(nn.Module):
-    """A policy that takes as long to act and to evaluate as the costs say: it sleeps for what its own work leaves.
+    """A policy whose calls take as long as the costs say: it sleeps for the rest of that time after its own work.
 
     `sleep` and `clock` are parameters so that tests need no real time.
     """
@@ -81,7 +81,7 @@ class SlowPolicy(nn.Module):
         return evaluation
 
     def _last(self, begin: float, seconds: float) -> None:
-        """Sleep for what is left of so many seconds from the beginning."""
+        """Sleep until so many seconds after the beginning."""
         self._sleep(max(0.0, begin + seconds - self._clock()))
 
     def value(self, obs: Observations) -> Tensor:

@@ -1,6 +1,4 @@
-"""An environment that does nothing but show one large image and time how long it waits for what to do about it.
-
-Reaches no torch: it runs where a simulator does.
+"""An environment that shows one large image and times how long it waits for the action. It imports no torch.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The sleeping stages of a scene, joined by bare messages: what processes and their transport alone cost.
+"""The sleeping stages of a scene, joined by bare messages: the cost of processes and transport alone.
 
 Simulators with a thread for each env batch, generators, and between them a process that hands the requests waiting to
 the next generator that is free: hosted as by the local launcher, over the same sockets, but no environment, policy,
-record, sample or training. What a run reaches less than this is its own computing. It stands beside runs whose trainer
-is not what they wait for, and whose best batching does not wait for more requests.
+record, sample or training. The difference between a run and this is the run's own computing. It is comparable with
+runs that do not wait for their trainer, and whose best batching does not wait for more requests.
 
     env batch → main: its number      main → generator: the numbers of a pass
     generator → env batch: b""        generator → main: its number, and how many it served
@@ -31,7 +31,7 @@ from polyrhythm_bench.workloads.scene import StageScenario
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
-#: Seconds: before what is served counts; that the others go on after the conductor; after which a wait looks up.
+#: Seconds: of warm-up; that workers go on after the conductor; of one wait for a message.
 _WARM_UP_S, _LONGER_S, _PATIENCE_S = 1.0, 0.5, 0.5
 
 
@@ -49,7 +49,7 @@ def rate(scene: StageScenario, most: int, seconds: float = 6.0) -> float:
         inbox = stack.enter_context(closing(Inbox(context, endpoint("ipc", folder, "main"))))
         generators = [_outbox(stack, context, folder, f"generator-{number}") for number in range(scene.generators)]
         for worker in workers:
-            worker.ask(seconds=0.0)  # it stands
+            worker.ask(seconds=0.0)  # it is ready
         for worker in workers:
             worker.begin(seconds=_WARM_UP_S + seconds + _LONGER_S)
         served = _conduct(inbox, generators, most, seconds)
@@ -93,7 +93,7 @@ def _conduct(inbox: Inbox, generators: list[Outbox], most: int, seconds: float) 
 def simulator(folder: str, scene: dict[str, Any], first: int, count: int) -> Iterator[Answer]:
     """The env batches `first` and after, each in its thread."""
     settings = StageScenario.model_validate(scene)
-    law = parse_distribution(settings.sim_latency)
+    distribution = parse_distribution(settings.sim_latency)
     numbers = range(first, first + count)
     with ExitStack() as stack:
         context = stack.enter_context(Context())
@@ -103,7 +103,7 @@ def simulator(folder: str, scene: dict[str, Any], first: int, count: int) -> Ite
         def step(number: int, inbox: Inbox, until: float) -> None:
             rng, own = random.Random(f"{settings.seed}/{number}"), array("H", [number]).tobytes()
             while time.monotonic() < until:
-                time.sleep(law.sample(rng))
+                time.sleep(distribution.sample(rng))
                 main.send(own)
                 while inbox.receive(_PATIENCE_S) is None and time.monotonic() < until:
                     pass

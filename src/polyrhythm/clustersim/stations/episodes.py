@@ -8,7 +8,7 @@ from polyrhythm.clustersim.driver import Payload
 from polyrhythm.clustersim.settings import SimulatorGroup
 from polyrhythm.clustersim.stations.slots import VirtualRow, VirtualSlot
 from polyrhythm.clustersim.stations.station import VirtualStation
-from polyrhythm.scheduler.records import SampleEnd, SampleFailed, SampleFinished, Ticket
+from polyrhythm.scheduler.records import DropReason, SampleEnd, SampleFailed, SampleFinished, Ticket
 from polyrhythm.scheduler.samples.admission import mix
 
 
@@ -52,7 +52,7 @@ class VirtualEpisodes:
         for row in slot.active:
             measures.transitions += row.advance(chunk, version)
             if raises and rng.random() < raises:
-                self.fail(row, "raised")
+                self.fail(row, DropReason.ENVIRONMENT_RAISED)
             elif row.left <= 0:
                 self._finish(row, SampleEnd.TERMINATED)
             elif segment and row.chunk_steps >= segment and row.trains:
@@ -64,7 +64,7 @@ class VirtualEpisodes:
             slot.active = [row for row in slot.active if row.ticket is not None]
             slot.note_tickets()
 
-    def fail(self, row: VirtualRow, reason: str) -> None:
+    def fail(self, row: VirtualRow, reason: DropReason) -> None:
         """The row's sample is lost and the row is free."""
         ticket, station = row.release(parked=False), self._station
         station.measures.failed += 1

@@ -20,6 +20,7 @@ from polyrhythm.clustersim.stations.station import VirtualStation
 from polyrhythm.scheduler.records import (
     CancelRow,
     Command,
+    DropReason,
     EnvBatchInfo,
     Grant,
     RefuseRequest,
@@ -117,7 +118,7 @@ class VirtualSimulator(VirtualStation):
             slot.note_tickets()
             if not slot.active:
                 slot.answer = -1
-            self._episodes.fail(row, "cancelled")
+            self._episodes.fail(row, DropReason.CANCELLED)
             self._go_on(slot)
 
     def _refused(self, slot: VirtualSlot, sequence: int) -> None:
@@ -227,7 +228,7 @@ class VirtualSimulator(VirtualStation):
         for row in slot.rows:
             if row.ticket is not None and (row.ticket.number, row.ticket.attempt) in slot.cancelled:
                 slot.drop(row)
-                self._episodes.fail(row, "cancelled")
+                self._episodes.fail(row, DropReason.CANCELLED)
         slot.cancelled.clear()
         slot.note_tickets()
 

@@ -1,4 +1,4 @@
-"""A simulated trainer: one update at a time, publication beside it."""
+"""A simulated trainer: one update at a time; publications overlap with updates."""
 
 from __future__ import annotations
 

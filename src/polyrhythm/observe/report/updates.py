@@ -24,6 +24,7 @@ class Chart(NamedTuple):
 _CHARTS = {
     "train/actor/proximal_approx_kl": Chart("KL from proximal, 10⁻³ nats", factor=1000.0),
     "train/actor/behav_approx_kl": Chart("KL from behaviour, 10⁻³ nats", factor=1000.0),
+    "train/actor/approx_kl": Chart("KL from behaviour, 10⁻³ nats", factor=1000.0),
     "train/actor/clip_fraction": Chart("entries clipped, %", factor=100.0, top=5.0),
     "train/actor/entropy_loss": Chart("entropy, nats"),
     "train/actor/grad_norm": Chart("gradient norm before clipping"),

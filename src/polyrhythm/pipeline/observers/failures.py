@@ -31,7 +31,7 @@ class SampleFailureLog:
         self.last = "it ran out of attempts"
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
-        if isinstance(event, records.SampleFailed) and event.reason != records.CANCELLED:
+        if isinstance(event, records.SampleFailed) and event.reason != records.DropReason.CANCELLED:
             kind = ": ".join(event.reason.split(": ")[:2])
             self.counts[kind] += 1
             count = self.counts[kind]

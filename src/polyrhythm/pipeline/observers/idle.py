@@ -25,13 +25,13 @@ class IdleMeter:
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
         self._pass_time(now)
-        if isinstance(event, records.Published | records.TrainerJoined) or not self._conductor.lending.trainer:
+        if isinstance(event, records.Published | records.TrainerJoined) or not self._conductor.updates.trainer:
             self._publishing = False
         self._publishing |= any(isinstance(command, records.PublishWeights) for command in commands)
         if isinstance(event, records.SimulatorJoined | records.StationLost):
             self._rows = self._rows_there()
         self._running = self._conductor.ledger.running
-        self._training = bool(self._conductor.lending.lent)
+        self._training = bool(self._conductor.updates.in_training)
         for command in commands:
             if isinstance(command, records.Serve) and not command.batch.requests[0].evaluation:
                 rows = sum(request.rows for request in command.batch.requests)

@@ -19,7 +19,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from polyrhythm.scheduler import records
-from polyrhythm.scheduler.samples.ledger import FILTERED, ROLLBACK, SURPLUS, SampleLedger
+from polyrhythm.scheduler.samples.ledger import SampleLedger
 
 #: Violations of one kind are alike; so many are told.
 _TOLD = 20
@@ -170,7 +170,7 @@ class TicketAudit:
         trainer goes back by whole versions.
         """
         said = ledger.as_dict()
-        allowed = {FILTERED, SURPLUS, *([ROLLBACK] if may_roll_back else [])}
+        allowed = records.NOT_NEEDED | ({records.DropReason.ROLLBACK} if may_roll_back else set())
         if dropped := {reason: count for reason, count in ledger.dropped.items() if reason not in allowed}:
             self._complain(f"samples were dropped: {dropped}")
         found = Counter(entry.place for entry in self._entries.values())

@@ -29,7 +29,7 @@ from polyrhythm.policies.conformance import check_attributes
 from polyrhythm.runtime.memory.shared_folder import refuse_shortage, remove_orphans
 from polyrhythm.runtime.memory.weights import bus_nbytes
 from polyrhythm.scheduler.records import EnvBatchInfo, Request
-from polyrhythm.scheduler.rollout.sharding import load_function
+from polyrhythm.scheduler.user_functions import load_function
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.simulator.env_host import refuse_segments
 from polyrhythm.training.optim import adamw

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyrhythm.algorithms import levels
-from polyrhythm.algorithms.advantages import Advantages, Samples
-from polyrhythm.algorithms.losses import Entries, Terms
+from polyrhythm.algorithms.advantages import AdvantageInput, Advantages
+from polyrhythm.algorithms.losses import LossInput, LossOutput
 from polyrhythm.config.algorithm import AlgorithmSettings
 from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.objectives import OwnFunction
@@ -22,13 +22,13 @@ from polyrhythm.policies.conformance import try_policy
 from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec
 from polyrhythm.training.choose import advantage_estimate, policy_loss
 
-#: Decisions of the two trajectories that are tried; the last chunk is cut short.
+#: Chunk steps of the two trajectories that are tried; the last chunk is cut short.
 _STEPS = (3, 2)
-#: Figures of the learner's own.
+#: Names of the learner's own metrics.
 _TAKEN = {
-    *("ratio", "proximal_approx_kl", "behav_approx_kl", "interpolation_error", "mismatch_weight", "reference_kl"),
-    *("mismatch_kl", "policy_loss", "entropy_loss", "grad_norm", "early_stopped", "lr", "average_version"),
-    "current_version",
+    *("ratio", "approx_kl", "proximal_approx_kl", "behav_approx_kl", "interpolation_error", "mismatch_weight"),
+    *("reference_kl", "mismatch_kl", "policy_loss", "entropy_loss", "grad_norm", "early_stopped", "lr"),
+    *("average_version", "current_version", "correction_weight", "correction_clip_fraction", "rejected_fraction"),
 }
 
 
@@ -64,25 +64,26 @@ def _try_loss(algorithm: AlgorithmSettings, own: OwnFunction, valid: Tensor, act
     loss = _loaded("algorithm.loss", lambda: policy_loss(algorithm))
     mask = levels.mask(valid, algorithm.logprob_level, action_dim)
     logprob, proximal, behavior, advantage = (torch.where(mask, x, 0.0) for x in _noise(4, mask))
-    entries = Entries(logprob.requires_grad_(), proximal.clone(), behavior.clone(), advantage.clone(), mask)
-    terms = _called(what, loss, entries)
-    if not isinstance(terms, Terms):
-        raise ConfigError(f"{what}: it returned {_name(terms)}; return the loss per entry, or losses.Terms")
-    _refuse_unlike(f"{what}: its loss", terms.loss, mask)
-    if not isinstance(terms.figures, dict) or not all(isinstance(n, str) and n.isidentifier() for n in terms.figures):
-        raise ConfigError(f"{what}: its figures are {terms.figures!r:.60}; give a dict, name -> tensor")
-    for name, figure in terms.figures.items():
-        _refuse_unlike(f"{what}: its figure {name}", figure, mask)
-        if figure.requires_grad:
-            raise ConfigError(f"{what}: its figure {name} has a gradient; detach it")
+    entries = LossInput(logprob.requires_grad_(), proximal.clone(), behavior.clone(), advantage.clone(), mask)
+    output = _called(what, loss, entries)
+    if not isinstance(output, LossOutput):
+        raise ConfigError(f"{what}: it returned {_name(output)}; return the loss per entry, or losses.LossOutput")
+    _refuse_unlike(f"{what}: its loss", output.loss, mask)
+    metrics = output.metrics
+    if not isinstance(metrics, dict) or not all(isinstance(n, str) and n.isidentifier() for n in metrics):
+        raise ConfigError(f"{what}: its metrics are {metrics!r:.60}; give a dict, name -> tensor")
+    for name, metric in metrics.items():
+        _refuse_unlike(f"{what}: its metric {name}", metric, mask)
+        if metric.requires_grad:
+            raise ConfigError(f"{what}: its metric {name} has a gradient; detach it")
         if name in _TAKEN:
-            raise ConfigError(f"{what}: its figure {name} has the name of one of ours; rename it")
-    if not terms.loss.requires_grad:
+            raise ConfigError(f"{what}: its metric {name} has the name of one of ours; rename it")
+    if not output.loss.requires_grad:
         raise ConfigError(f"{what}: its loss does not depend on entries.logprob; nothing would be learned")
-    _refuse_moods(what, terms.loss, _called(what, loss, entries).loss, entries[1:4], (proximal, behavior, advantage))
+    _refuse_moods(what, output.loss, _called(what, loss, entries).loss, entries[1:4], (proximal, behavior, advantage))
     again = _called(what, loss, entries._replace(proximal=behavior))
-    if not own.uses_proximal and not torch.equal(terms.loss, again.loss):
-        raise ConfigError(f"{what}: it looks at entries.proximal; set algorithm.loss.uses_proximal true")
+    if not own.uses_proximal and not torch.equal(output.loss, again.loss):
+        raise ConfigError(f"{what}: it reads entries.proximal; set algorithm.loss.uses_proximal true")
 
 
 def _try_advantage(algorithm: AlgorithmSettings, own: OwnFunction, valid: Tensor) -> None:
@@ -93,7 +94,7 @@ def _try_advantage(algorithm: AlgorithmSettings, own: OwnFunction, valid: Tensor
     trajectory = torch.repeat_interleave(torch.arange(len(_STEPS)), torch.tensor(_STEPS))
     ends, group = torch.zeros(len(_STEPS)), torch.zeros(len(_STEPS), dtype=torch.int64)
     copies = (rewards.clone(), penalty.clone(), values.clone())
-    samples = Samples(*copies, mask, log_ratio, trajectory, ends, group)
+    samples = AdvantageInput(*copies, mask, log_ratio, trajectory, ends, group)
     given = _called(what, estimate, samples)
     if not isinstance(given, Advantages):
         raise ConfigError(f"{what}: it returned {_name(given)}; return the advantages, or advantages.Advantages")
@@ -103,7 +104,7 @@ def _try_advantage(algorithm: AlgorithmSettings, own: OwnFunction, valid: Tensor
     _refuse_moods(what, given.advantages, once_more, samples[:3], (rewards, penalty, values))
     again = _called(what, estimate, samples._replace(log_ratio=torch.zeros_like(log_ratio)))
     if not own.uses_proximal and not torch.equal(given.advantages, again.advantages):
-        raise ConfigError(f"{what}: it looks at samples.log_ratio; set algorithm.advantage.uses_proximal true")
+        raise ConfigError(f"{what}: it reads samples.log_ratio; set algorithm.advantage.uses_proximal true")
 
 
 def _loaded(section: str, load: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:

@@ -14,18 +14,14 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from polyrhythm.scheduler.padding import padded
+from polyrhythm.scheduler.settings import BatchLimits
 
 #: A pass's end, in the place of a slot's index: before the returns of the same instant.
 PASS = -1
 
 
-@dataclass(frozen=True, slots=True)
-class ForecastLimits:
-    """When a batch is due: max_rows or max_requests wait, or the oldest has waited for max_wait_s."""
-
-    max_rows: int
-    max_requests: int
-    max_wait_s: float
+#: Limits under which a forecast is played.
+ForecastLimits = BatchLimits
 
 
 @dataclass(slots=True)

@@ -1,1 +1,5 @@
-"""Inference: which requests a generator serves in one forward pass, and with which weights."""
+"""Serving: which generator answers which request, when, and with which version of the weights.
+
+One of the two halves of the scheduler. It knows slots only as places that ask; tickets, rows and samples belong to the
+other half (`rollout`, `samples`, `updates`), and neither half imports the other. The conductor joins them.
+"""

@@ -10,22 +10,10 @@ when the generator becomes idle.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from polyrhythm.scheduler.records import Request
-
-
-class BatchLimits(Protocol):
-    """Those of the settings, or (`auto`) of the present choice."""
-
-    @property
-    def max_rows(self) -> int: ...
-
-    @property
-    def max_requests(self) -> int: ...
-
-    @property
-    def max_wait_s(self) -> float: ...
+from polyrhythm.scheduler.settings import BatchLimits
 
 
 class Waiting(NamedTuple):

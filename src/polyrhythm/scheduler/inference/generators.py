@@ -1,18 +1,25 @@
-"""What the conductor knows of one generator."""
+"""What the serving half knows of the generators: who is present, live and idle.
+
+A generator is live when it holds the applied version or a newer one; only live generators serve training requests.
+
+Invariants: `live` is in the order of names; `idle` holds the live generators that could start a pass now.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.records import Batch
+from polyrhythm.scheduler.settings import SchedulerSettings
 
 
 @dataclass(slots=True)
 class GeneratorState:
-    """version: weights that it holds (-1: none yet); applying: version on its way in; batch: the pass under way.
+    """version: weights that it holds (-1: none yet); applying: version that it is loading; batch: the pass under way.
 
-    pinned: weights in its copy for evaluation (-1: none yet, or on their way); pinning: some are on their way there;
-    was_pinned: the last pass was with that copy.
+    pinned: version in its second copy, for background evaluation (-1: none yet, or loading); pinning: the second copy
+    is loading; was_pinned: the last pass used the second copy.
     """
 
     name: str
@@ -24,7 +31,58 @@ class GeneratorState:
     pinned: int = -1
     pinning: bool = False
     was_pinned: bool = False
+    live: bool = False
 
     @property
     def busy(self) -> bool:
         return self.batch is not None or self.applying is not None
+
+
+@dataclass(slots=True)
+class GeneratorRegistry:
+    """present: generators that serve training, by name and in the order of names; apart: the evaluator, if it serves
+    nothing but evaluation."""
+
+    settings: SchedulerSettings = field(metadata=UNSAVED)
+    present: dict[str, GeneratorState] = field(default_factory=dict)
+    apart: dict[str, GeneratorState] = field(default_factory=dict)
+    live: list[str] = field(default_factory=list)
+    idle: dict[str, None] = field(default_factory=dict)
+
+    def join(self, generator: GeneratorState) -> None:
+        if generator.name == self.settings.evaluator and self.settings.evaluator_only:
+            self.apart[generator.name] = generator
+            return
+        self.present[generator.name] = generator
+        self.present = {name: self.present[name] for name in sorted(self.present)}
+
+    def leave(self, name: str) -> GeneratorState:
+        """Forget the generator; returns its last state."""
+        if name in self.apart:
+            return self.apart.pop(name)
+        self.idle.pop(name, None)
+        self.live = [other for other in self.live if other != name]
+        return self.present.pop(name)
+
+    def find(self, name: str) -> GeneratorState | None:
+        """The present generator of this name."""
+        return self.present.get(name) or self.apart.get(name)
+
+    @property
+    def evaluator(self) -> GeneratorState | None:
+        """The generator that answers background evaluations."""
+        return self.find(self.settings.evaluator)
+
+    def update_live(self, applied: int) -> None:
+        """Find anew which generators are live and which of them are idle: O(generators), after a change of weights."""
+        for generator in self.present.values():
+            generator.live = generator.version >= 0 and generator.version >= applied
+        self.live = [name for name, generator in self.present.items() if generator.live]
+        self.idle = {name: None for name in self.live if not self.present[name].busy}
+
+    def note_busy(self, generator: GeneratorState) -> None:
+        self.idle.pop(generator.name, None)
+
+    def note_free(self, generator: GeneratorState) -> None:
+        if generator.live and not generator.busy:
+            self.idle[generator.name] = None

@@ -11,10 +11,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.records import Request
+from polyrhythm.scheduler.settings import SchedulerSettings
+from polyrhythm.scheduler.user_functions import load_function
 
 Key = Callable[[Request], Any]
 
@@ -28,6 +30,11 @@ _SLACK = 64
 
 def by_arrival(request: Request) -> float:
     return request.arrived
+
+
+def load_key(settings: SchedulerSettings) -> Key:
+    """The user's `queue_key`, or arrival time."""
+    return cast(Key, load_function(settings.queue_key, "queue_key")) if settings.queue_key else by_arrival
 
 
 @dataclass(slots=True)

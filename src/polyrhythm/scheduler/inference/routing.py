@@ -20,7 +20,7 @@ from polyrhythm.scheduler.records import Request
 
 @dataclass(slots=True)
 class Router:
-    """rule: `FlowSettings.routing`; turn: requests dealt out so far.
+    """rule: `SchedulerSettings.routing`; turn: requests dealt out so far.
 
     bindings: of `affinity`, slot → (generator, rows of the request that bound it); loads: their rows by generator.
     """

@@ -1,4 +1,8 @@
-"""From waiting requests to batches: queue, batching rule and routing over the present generators.
+"""From waiting requests to batches, one forward pass each: queue, batching rule and routing over the generators.
+
+The conductor's contract with serving: `hear` a request, `finish` a pass, then ask for the commands that are `due`, and
+when the next one will be (`deadline`). Serving by streams (continuous batching) can stand beside this one with the
+same contract: progress in the place of `finish`, and other commands from `due`.
 
 Invariants: a request is in the queue, in exactly one batch under way, or answered; an idle generator with a due batch
 never waits; a generator never serves a request whose tickets are newer than its weights.
@@ -11,171 +15,224 @@ from dataclasses import dataclass, field
 
 from polyrhythm.scheduler.autobatch.tuning import BatchTuner
 from polyrhythm.scheduler.codec import UNSAVED
-from polyrhythm.scheduler.inference.batching import BatchLimits, Waiting, due_at, is_due, split_evenly
-from polyrhythm.scheduler.inference.generators import GeneratorState
-from polyrhythm.scheduler.inference.requests import ANY, RequestQueue
+from polyrhythm.scheduler.inference.batching import Waiting, due_at, is_due, split_evenly
+from polyrhythm.scheduler.inference.generators import GeneratorRegistry, GeneratorState
+from polyrhythm.scheduler.inference.requests import ANY, RequestQueue, load_key
 from polyrhythm.scheduler.inference.routing import Router, next_idle
-from polyrhythm.scheduler.inference.versions import VersionLedger
-from polyrhythm.scheduler.records import Batch, BatchingChosen, RefuseRequest, Request, Serve
-from polyrhythm.scheduler.rollout.rows import RowRegistry, SlotState
-from polyrhythm.scheduler.settings import SchedulerSettings
+from polyrhythm.scheduler.inference.slots import ServedSlot, SlotRegistry
+from polyrhythm.scheduler.inference.weights import WeightScheduler
+from polyrhythm.scheduler.records import (
+    Batch,
+    BatchingChosen,
+    EnvBatchInfo,
+    GeneratorJoined,
+    RefuseRequest,
+    Request,
+    RequestArrived,
+    Serve,
+)
+from polyrhythm.scheduler.settings import BatchLimits, SchedulerSettings
 
 
 @dataclass(slots=True)
 class BatchScheduler:
-    """live: generators that hold new enough weights, by name; the others are neither waited for nor given requests.
-
-    idle: live ones that could start a pass now. Every queued request belongs to a live slot. generators: those that
-    serve training; apart: the evaluator, where it serves nothing else; aside: requests of reserved slots, oldest first,
-    which the evaluator alone serves, with its pinned weights.
-    """
+    """background: requests of reserved slots, oldest first: the evaluator alone serves them, with its pinned weights.
+    batches: numbers the batches; limits: those in force. Every queued request belongs to a live slot."""
 
     settings: SchedulerSettings = field(metadata=UNSAVED)
     queue: RequestQueue
     router: Router
-    generators: dict[str, GeneratorState] = field(default_factory=dict)
-    live: list[str] = field(default_factory=list)
-    idle: dict[str, None] = field(default_factory=dict)
-    apart: dict[str, GeneratorState] = field(default_factory=dict)
-    aside: list[Request] = field(default_factory=list)
+    slots: SlotRegistry
+    generators: GeneratorRegistry
+    weights: WeightScheduler = field(default_factory=WeightScheduler)
+    background: list[Request] = field(default_factory=list)
     batches: int = 0
     tuning: BatchTuner | None = None
+    limits: BatchLimits = field(init=False, metadata=UNSAVED)
 
-    @property
-    def limits(self) -> BatchLimits:
-        """When a batch is due, at present."""
-        return self.settings if self.tuning is None else self.tuning.limits
+    def __post_init__(self) -> None:
+        self.limits = self.settings.limits if self.tuning is None else self.tuning.limits
 
-    def join(self, generator: GeneratorState) -> None:
-        if generator.name == self.settings.evaluator and self.settings.evaluator_only:
-            self.apart[generator.name] = generator
-            return
-        self.generators[generator.name] = generator
-        self.generators = {name: self.generators[name] for name in sorted(self.generators)}
+    @classmethod
+    def create(cls, settings: SchedulerSettings) -> BatchScheduler:
+        return cls(
+            settings,
+            RequestQueue(load_key(settings)),
+            Router(settings.routing),
+            SlotRegistry(),
+            GeneratorRegistry(settings),
+            tuning=BatchTuner.begin(settings) if settings.batching == "auto" else None,
+        )
 
-    def find(self, name: str) -> GeneratorState | None:
-        """The present generator of this name."""
-        return self.generators.get(name) or self.apart.get(name)
+    # ------------------------------------------------------------ stations
 
-    @property
-    def evaluator(self) -> GeneratorState | None:
-        return self.find(self.settings.evaluator)
+    def add_slots(self, simulator: str, batches: tuple[EnvBatchInfo, ...]) -> None:
+        """A simulator joined, with these env batches."""
+        self.slots.join(simulator, batches)
 
-    def leave(self, name: str, rows: RowRegistry) -> list[RefuseRequest]:
-        """Its batch goes back to the queue with the old arrival times; what was bound to it is anybody's.
+    def remove_slots(self, simulator: str) -> None:
+        """A simulator is gone, and with it what its slots asked."""
+        for name in self.slots.leave(simulator):
+            self._withdraw(name)
+            self.router.forget_slot(name)
+            if self.tuning is not None:
+                self.tuning.forget(name)
 
-        So do requests that it said it had answered, where the slot has not been heard since: the answer may have been
-        lost with it, and a second one does no harm. A slot without tickets had its reply before the generator was
-        lost, or its rows were cancelled: it is refused.
+    def add_generator(self, event: GeneratorJoined) -> None:
+        self.generators.join(GeneratorState(event.generator, event.incarnation, event.version))
+
+    def remove_generator(self, name: str) -> list[RefuseRequest]:
+        """Its batch returns to the queue with the old arrival times; requests bound to it go to any generator.
+
+        Requests that it reported as answered return too if their slot has not been heard since: the answer may be lost
+        with the generator, and a second one does no harm. The request of a slot that is not live is refused: its reply
+        arrived before the generator was lost, or its rows were cancelled.
         """
-        generator = self.apart.pop(name) if name in self.apart else self.generators.pop(name)
-        self.idle.pop(name, None)
+        generator = self.generators.leave(name)
         if self.tuning is not None:
             self.tuning.left(name)
-        self.live = [other for other in self.live if other != name]
         self.queue.move_all(name, ANY)
         self.router.forget_generator(name)
         refusals = []
-        for request, slot in (*_unanswered(generator, rows), *_unconfirmed(name, rows)):
+        for request, slot in (*self._unanswered(generator), *self._unconfirmed(name)):
             slot.answered_by = ""
-            if slot.tickets:
+            if slot.live:
                 slot.request = request
-                self.enqueue(request, slot)
+                self._enqueue(request, slot)
             else:
                 slot.request = None
                 refusals.append(RefuseRequest(slot.simulator, slot.name, request.sequence, "its rows hold no tickets"))
         return refusals
 
-    def hear(self, request: Request, slot: SlotState, now: float) -> None:
-        """A request that arrived now."""
+    def note_live(self, name: str, *, live: bool) -> list[RefuseRequest]:
+        """A slot became live, or stopped: a request that still waits for a slot without tickets is refused."""
+        slot = self.slots.slots.get(name)
+        if slot is None:
+            return []
+        self.slots.set_live(slot, live=live)
+        request = None if live else self._withdraw(name)
+        if request is None:
+            return []
+        slot.request = None
+        return [RefuseRequest(slot.simulator, name, request.sequence, "its rows were cancelled")]
+
+    # ------------------------------------------------------------ requests and passes
+
+    def hear(self, event: RequestArrived, now: float) -> None:
+        """A request arrived now."""
+        slot = self.slots.slots[event.slot]
+        if slot.request is not None:
+            # Its reply arrived before its generator's report, or the generator died between the two: it is answered.
+            assert slot.request.sequence < event.sequence, f"slot {slot.name} asked twice"
+            self._withdraw(slot.name)
+        request = Request(
+            slot=event.slot,
+            simulator=event.simulator,
+            sequence=event.sequence,
+            rows=event.rows,
+            version=event.version,
+            reply_to=event.reply_to,
+            arrived=now,
+            generator=slot.generator,
+            evaluation=event.evaluation,
+        )
+        slot.request = slot.last_request = request
+        slot.answered_by = ""
         if self.tuning is not None and not slot.reserved:
             self.tuning.asked(request, now)
-        self.enqueue(request, slot)
+        self._enqueue(request, slot)
 
-    def enqueue(self, request: Request, slot: SlotState) -> None:
-        if slot.reserved:
-            self.aside.append(request)
-            return
-        self.queue.push(request, self.router.pool(request, slot.ordinal, self.live))
-
-    def remove(self, slot: str) -> Request | None:
-        """Take the slot's request out of its queue, if it waits there."""
-        request = next((request for request in self.aside if request.slot == slot), None)
-        if request is None:
-            return self.queue.remove(slot)
-        self.aside.remove(request)
-        return request
-
-    def forget(self, slot: str) -> None:
-        """The slot is gone, with what it asked."""
-        self.remove(slot)
-        self.router.forget_slot(slot)
-        if self.tuning is not None:
-            self.tuning.forget(slot)
-
-    def finish(self, generator: GeneratorState, rows: RowRegistry, now: float) -> None:
-        """The generator's pass is over and its replies are out."""
-        answered = [slot for _, slot in _unanswered(generator, rows)]
+    def finish(self, generator: GeneratorState, now: float) -> list[BatchingChosen]:
+        """The generator's pass is over and its replies are out; what `batching: auto` chose then, if it did."""
+        answered = [slot for _, slot in self._unanswered(generator)]
         for slot in answered:
             slot.request, slot.answered_by = None, generator.name
-        if self.tuning is not None and generator.batch is not None and not generator.batch.pinned:
-            self.tuning.finished(generator.name, [slot.name for slot in answered], now, len(self.live))
-        generator.batch = None
-        if generator.name in self.live:
-            self.idle[generator.name] = None
-
-    def note_weights(self, versions: VersionLedger) -> None:
-        """Weights moved: note which generators are live, and which of them could start a pass."""
-        self.live = [name for name, generator in self.generators.items() if versions.is_live(generator)]
-        self.idle = {name: None for name in self.live if not self.generators[name].busy}
-
-    def announce(self) -> list[BatchingChosen]:
-        """What was just chosen, once."""
         tuning = self.tuning
+        if tuning is not None and generator.batch is not None and not generator.batch.pinned:
+            tuning.finished(generator.name, [slot.name for slot in answered], now, len(self.generators.live))
+            self.limits = tuning.limits
+        generator.batch = None
+        self.generators.note_free(generator)
         if tuning is None or tuning.announced or tuning.chosen is None:
             return []
         tuning.announced = True
         return [tuning.chosen]
 
-    def serve(self, rows: RowRegistry, now: float) -> list[Serve]:
-        """Start every batch that is due; of training's and those aside, what an evaluator of both begins with first."""
-        if not self.aside:
-            return self._serve_training(rows, now)
-        if self._aside_is_first(now):
-            return [*self._serve_aside(), *self._serve_training(rows, now)]
-        return [*self._serve_training(rows, now), *self._serve_aside()]
+    def _enqueue(self, request: Request, slot: ServedSlot) -> None:
+        if slot.reserved:
+            self.background.append(request)
+        else:
+            self.queue.push(request, self.router.pool(request, slot.ordinal, self.generators.live))
 
-    def _aside_is_first(self, now: float) -> bool:
-        """Whether evaluation goes before training, where both could: by `evaluation_priority`.
+    def _withdraw(self, slot: str) -> Request | None:
+        """Take the slot's request out of its queue, if it waits there."""
+        request = next((request for request in self.background if request.slot == slot), None)
+        if request is None:
+            return self.queue.remove(slot)
+        self.background.remove(request)
+        return request
 
-        `last`: not before it has waited for `evaluation_max_wait_s`, so that training never starves it.
-        """
-        priority, evaluator = self.settings.evaluation_priority, self.evaluator
+    def _unanswered(self, generator: GeneratorState) -> list[tuple[Request, ServedSlot]]:
+        """The requests of the pass under way whose slots still wait for them; others are gone or have gone on."""
+        requests = generator.batch.requests if generator.batch else ()
+        slots = [(request, self.slots.slots.get(request.slot)) for request in requests]
+        # Mostly it is the same object; after a resumption it is only equal.
+        return [
+            (request, slot)
+            for request, slot in slots
+            if slot is not None and (slot.request is request or slot.request == request)
+        ]
+
+    def _unconfirmed(self, generator: str) -> list[tuple[Request, ServedSlot]]:
+        """The requests that this generator reported as answered, of slots that have not been heard since."""
+        slots = self.slots.slots.values()
+        return [(slot.last_request, slot) for slot in slots if slot.last_request and slot.answered_by == generator]
+
+    # ------------------------------------------------------------ batches
+
+    def due(self, now: float) -> list[Serve]:
+        """Start every batch that is due. `evaluation_priority` says which goes first where an evaluator serves both."""
+        if not self.background:
+            return self._serve_training(now)
+        if self._background_first(now):
+            return [*self._serve_background(), *self._serve_training(now)]
+        return [*self._serve_training(now), *self._serve_background()]
+
+    def deadline(self) -> float:
+        """When the next batch of an idle generator becomes due by the clock; infinite if none waits."""
+        idle = self.generators.idle
+        if not idle or not self.queue.orders or self.settings.batching == "lockstep":
+            return float("inf")
+        _, _, oldest = self.queue.view([ANY, *(name for name in self.queue.bound if name in idle)])
+        return due_at(oldest, self.limits)
+
+    def _background_first(self, now: float) -> bool:
+        """Whether evaluation goes before training. `last`: once it has waited for `evaluation_max_wait_s`."""
+        priority, evaluator = self.settings.evaluation_priority, self.generators.evaluator
         if priority == "last":
-            oldest = min(request.arrived for request in self.aside)
+            oldest = min(request.arrived for request in self.background)
             return now >= oldest + self.settings.evaluation_max_wait_s
         return priority == "first" or evaluator is None or not evaluator.was_pinned
 
-    def _serve_training(self, rows: RowRegistry, now: float) -> list[Serve]:
-        idle, waiting = self.idle, self.queue.orders
+    def _serve_training(self, now: float) -> list[Serve]:
+        idle, waiting = self.generators.idle, self.queue.orders
         if not idle or not waiting:
             return []
-        complete = len(waiting) == rows.live
+        complete = len(waiting) == self.slots.live
         if self.settings.batching == "lockstep":
             return self._serve_all() if complete else []
+        present = self.generators.present
         bound = [name for name in self.queue.bound if name in idle]
-        started = [
-            self._start_next(self.generators[name], now) for name in bound if self._is_due((ANY, name), complete, now)
-        ]
+        started = [self._start_next(present[name], now) for name in bound if self._is_due((ANY, name), complete, now)]
         while idle and waiting and self._is_due((ANY,), complete, now):
-            started.append(self._start_next(next_idle(self.generators[name] for name in self.idle), now))
+            started.append(self._start_next(next_idle(present[name] for name in idle), now))
         return started
 
-    def _serve_aside(self) -> list[Serve]:
-        evaluator = self.evaluator
+    def _serve_background(self) -> list[Serve]:
+        evaluator = self.generators.evaluator
         if evaluator is None or evaluator.busy or evaluator.pinned < 0:
             return []
-        requests, self.aside = tuple(self.aside), []
+        requests, self.background = tuple(self.background), []
         return [self._start(evaluator, requests, pinned=True)]
 
     def _is_due(self, pools: tuple[str, ...], complete: bool, now: float) -> bool:
@@ -188,17 +245,11 @@ class BatchScheduler:
             self.tuning.started(generator.name, serve.batch.requests, now)
         return serve
 
-    def deadline(self) -> float:
-        """When the next batch of an idle generator becomes due by the clock; infinite if none waits."""
-        if not self.idle or not self.queue.orders or self.settings.batching == "lockstep":
-            return float("inf")
-        _, _, oldest = self.queue.view([ANY, *(name for name in self.queue.bound if name in self.idle)])
-        return due_at(oldest, self.limits)
-
     def _serve_all(self) -> list[Serve]:
-        if len(self.idle) < len(self.live):
+        """`lockstep`: all batches at once, when every live generator is idle."""
+        generators = [self.generators.present[name] for name in self.generators.live]
+        if len(self.generators.idle) < len(generators):
             return []
-        generators = [self.generators[name] for name in self.live]
         common = self.queue.take((ANY,), sys.maxsize, len(self.queue))
         shares = split_evenly(common, len(generators)) if common else [()] * len(generators)
         started = []
@@ -216,24 +267,7 @@ class BatchScheduler:
         self.batches += 1
         generator.batch = Batch(self.batches, generator.name, requests, pinned)
         generator.was_pinned = pinned
-        self.idle.pop(generator.name, None)
+        self.generators.note_busy(generator)
         if not pinned:
             self.router.served(requests, generator.name)
         return Serve(generator.name, generator.batch)
-
-
-def _unanswered(generator: GeneratorState, rows: RowRegistry) -> list[tuple[Request, SlotState]]:
-    """The requests of the pass under way whose slots still wait for them; others are gone or have gone on."""
-    requests = generator.batch.requests if generator.batch else ()
-    slots = [(request, rows.slots.get(request.slot)) for request in requests]
-    # Mostly it is the same object; after a resumption it is only equal.
-    return [
-        (request, slot)
-        for request, slot in slots
-        if slot is not None and (slot.request is request or slot.request == request)
-    ]
-
-
-def _unconfirmed(generator: str, rows: RowRegistry) -> list[tuple[Request, SlotState]]:
-    """The requests that this generator says it has answered, of slots that have not been heard since."""
-    return [(slot.asked, slot) for slot in rows.slots.values() if slot.asked and slot.answered_by == generator]

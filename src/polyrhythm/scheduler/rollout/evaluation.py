@@ -1,4 +1,4 @@
-"""Evaluations: episodes of their own, run with one version of the weights, while training tickets wait or beside them.
+"""Evaluations: their episodes run with one version of the weights, while training pauses or in the background.
 
 Their tickets are numbered -1, -2, … and never enter the training ledger or an update. Seeds and noise come from the
 episode alone, so the same episodes before and after training face the same states and the same noise.
@@ -17,14 +17,14 @@ from polyrhythm.scheduler.samples.admission import mix
 
 
 def noise_stream(episode: Episode) -> int:
-    """Of the noise that its actions are sampled with: a function of its seed alone."""
+    """The stream of its sampling noise: a function of its seed alone."""
     return mix(episode.seed, 3)
 
 
 @dataclass(slots=True)
 class EvaluationState:
-    """The evaluation under way (the first of its queue when it begins). version: of the weights, beside training; -1
-    until the evaluator has them."""
+    """One evaluation. wanted: number of its episodes; waiting: tickets not granted yet. version: of the weights in the
+    evaluator's second copy, for a background evaluation; -1 until the evaluator has them."""
 
     name: str
     wanted: int
@@ -41,17 +41,18 @@ class EvaluationState:
 
 @dataclass(slots=True)
 class EvaluationQueue:
-    """queue: evaluations asked for, the first one under way once it may begin; beside: the same for those that run
-    beside training."""
+    """queue: evaluations that training pauses for; the first one is under way if `begun`. background: evaluations in
+    the background; the first one is under way once its weights are there. tickets: numbers the tickets."""
 
     queue: deque[EvaluationState] = field(default_factory=deque)
-    beside: deque[EvaluationState] = field(default_factory=deque)
+    background: deque[EvaluationState] = field(default_factory=deque)
     tickets: int = 0
     begun: bool = False
 
-    def ask(self, name: str, episodes: Sequence[Episode], *, beside: bool = False) -> None:
+    def add(self, name: str, episodes: Sequence[Episode], *, background: bool = False) -> None:
+        """An evaluation is requested."""
         waiting = deque(self._ticket(name, episode) for episode in episodes)
-        (self.beside if beside else self.queue).append(EvaluationState(name, len(waiting), waiting))
+        (self.background if background else self.queue).append(EvaluationState(name, len(waiting), waiting))
 
     def _ticket(self, name: str, episode: Episode) -> Ticket:
         self.tickets += 1
@@ -69,27 +70,28 @@ class EvaluationQueue:
 
     @property
     def current(self) -> EvaluationState | None:
+        """The evaluation that training pauses for, or will next."""
         return self.queue[0] if self.queue else None
 
     @property
-    def aside(self) -> EvaluationState | None:
-        """The evaluation beside training that is under way, or next."""
-        return self.beside[0] if self.beside else None
+    def current_background(self) -> EvaluationState | None:
+        """The background evaluation that is under way, or next."""
+        return self.background[0] if self.background else None
 
     @property
     def under_way(self) -> list[EvaluationState]:
-        """Those whose episodes may run: at most one that training waits for, and one beside it."""
+        """Evaluations whose episodes may run: at most one that training pauses for, and one in the background."""
         pausing = [self.queue[0]] if self.begun else []
-        return pausing + [evaluation for evaluation in (self.aside,) if evaluation and evaluation.version >= 0]
+        return pausing + [first for first in (self.current_background,) if first and first.version >= 0]
 
-    def of(self, ticket: Ticket) -> EvaluationState:
+    def find(self, ticket: Ticket) -> EvaluationState:
         """The evaluation under way that the ticket belongs to."""
         return next(evaluation for evaluation in self.under_way if evaluation.name == ticket.evaluation)
 
     def end(self, evaluation: EvaluationState) -> None:
-        """The evaluation under way is over, by whatever way."""
-        if evaluation is self.aside:
-            self.beside.popleft()
+        """The evaluation under way is complete or given up."""
+        if evaluation is self.current_background:
+            self.background.popleft()
         else:
             assert evaluation is self.current, f"{evaluation.name} is not under way"
             self.queue.popleft()

@@ -1,9 +1,8 @@
-"""Tickets on their way: granted to rows, run, finished, lost, granted again or dropped.
+"""Grants tickets to rows and follows them until their samples are buffered or dropped.
 
-Life of a ticket: running → buffered (here ends this module's care), or running → reissuing → running … → dropped with
-its group after `max_attempts` (alone, where the group has members to spare), or at any of these places dropped because
-others were first (`redundancy`) or its group is of no use (`filtering`). A row is asked back at once when its ticket
-ends, by whatever way.
+A ticket goes running → buffered, or running → reissuing → running … → dropped after `max_attempts`: with its group, or
+alone if the group has extra members. In any of these states it may also be dropped because others finished first
+(`redundancy`) or because its group is filtered (`filtering`). A row waits for a new ticket as soon as its ticket ends.
 
 Invariant: every running ticket occupies one row of a present simulator; every cancelled one occupies its row until the
 simulator answers.
@@ -16,11 +15,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Any
 
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.records import (
     CancelRow,
     Command,
+    DropReason,
     EvaluationDone,
     Grant,
     ReleasePayloads,
@@ -30,6 +31,7 @@ from polyrhythm.scheduler.records import (
     SampleFinished,
     StartRows,
     Ticket,
+    drop_reason,
 )
 from polyrhythm.scheduler.rollout.evaluation import EvaluationQueue, EvaluationState
 from polyrhythm.scheduler.rollout.rows import IdleRows, RowRegistry, SlotState
@@ -38,7 +40,7 @@ from polyrhythm.scheduler.samples.admission import Admission
 from polyrhythm.scheduler.samples.buffer import SampleBuffer
 from polyrhythm.scheduler.samples.filtering import ReturnFilter
 from polyrhythm.scheduler.samples.groups import Group, Sample
-from polyrhythm.scheduler.samples.ledger import FILTERED, ROLLBACK, SURPLUS, SampleLedger, SampleState
+from polyrhythm.scheduler.samples.ledger import SampleLedger, SampleState
 from polyrhythm.scheduler.samples.selection import SelectionStats
 from polyrhythm.scheduler.settings import SchedulerSettings
 
@@ -60,50 +62,75 @@ class RolloutScheduler:
     cancelling: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
     expiries: deque[tuple[float, int, int]] = field(default_factory=deque)
 
+    @classmethod
+    def create(cls, settings: SchedulerSettings) -> RolloutScheduler:
+        return cls(
+            settings,
+            RowRegistry(),
+            Admission(settings),
+            SampleBuffer(settings),
+            SampleLedger(),
+            EvaluationQueue(),
+            ReturnFilter(settings),
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """What filtering and redundancy made of the samples; empty if neither is on.
+
+        kept_out_of_bounds: groups trained on although their mean return lies outside the filter's bounds.
+        """
+        settings, result = self.settings, dict[str, Any]()
+        if settings.filters:
+            result["kept_out_of_bounds"] = self.filter.accepted
+        if settings.extra_groups or settings.extra_members:
+            result["selection"] = self.selection.as_dict()
+        return result
+
     # ------------------------------------------------------------ granting
 
     def grant(self, version: int, now: float, *, training: bool) -> list[Command]:
-        """Give asking rows the tickets that are due at applied version `version`; no training ones in an evaluation."""
+        """Give waiting rows the tickets that are due at applied version `version`; those of an evaluation that has
+        begun, else those of training."""
         evaluation = self.evaluations.current if self.evaluations.begun else None
         if evaluation is not None:
-            self.rows.tidy()
-            return self._deal(lambda: _next_of(evaluation, version), lambda: self.rows.next_ask(fresh=True), now)
+            self.rows.sort_idle()
+            return self._deal(lambda: _next_of(evaluation, version), lambda: self.rows.next_idle(fresh=True), now)
         if not training or (self.admission.closed(version) and redundancy.is_closed(self.admission, self.buffer)):
             return []
-        self.rows.tidy()
-        return self._deal(lambda: self._next(version), self.rows.next_ask, now)
+        self.rows.sort_idle()
+        return self._deal(lambda: self._next(version), self.rows.next_idle, now)
 
-    def grant_aside(self, now: float) -> list[Command]:
-        """Give the reserved rows tickets of the evaluation beside training, once its weights are there."""
-        evaluation, asks = self.evaluations.aside, self.rows.reserved
-        if evaluation is None or evaluation.version < 0 or not asks:
+    def grant_background(self, now: float) -> list[Command]:
+        """Give the reserved rows tickets of the background evaluation, once its weights are there."""
+        evaluation, idle = self.evaluations.current_background, self.rows.reserved
+        if evaluation is None or evaluation.version < 0 or not idle:
             return []
-        return self._deal(lambda: _next_of(evaluation, evaluation.version), lambda: asks[0] if asks else None, now)
+        return self._deal(lambda: _next_of(evaluation, evaluation.version), lambda: idle[0] if idle else None, now)
 
     def _next(self, version: int) -> Ticket | None:
         ticket = self.admission.next(version, self.samples)
         return redundancy.next_ticket(self.admission, self.buffer, version) if ticket is None else ticket
 
     def _deal(
-        self, next_ticket: Callable[[], Ticket | None], next_ask: Callable[[], IdleRows | None], now: float
+        self, next_ticket: Callable[[], Ticket | None], next_idle: Callable[[], IdleRows | None], now: float
     ) -> list[Command]:
-        """Tickets to asking rows, until either runs out."""
+        """Grant tickets to waiting rows until tickets or rows run out."""
         grants: dict[str, list[Grant]] = {}
-        while (ask := next_ask()) is not None:
-            tickets = list(islice(iter(next_ticket, None), len(ask.rows)))
+        while (idle := next_idle()) is not None:
+            tickets = list(islice(iter(next_ticket, None), len(idle.rows)))
             if not tickets:
                 break
-            placed = self.rows.occupy(ask, [ticket.number for ticket in tickets])
+            placed = self.rows.occupy(idle, [ticket.number for ticket in tickets])
             for ticket, (slot, row) in zip(tickets, placed, strict=True):
                 self._run(ticket, slot, row, now)
-                resume = ask.parked and not ticket.evaluation
+                resume = idle.parked and not ticket.evaluation
                 grants.setdefault(slot.name, []).append(Grant(row, ticket, resume))
         return [StartRows(self.rows.slots[slot].simulator, slot, tuple(items)) for slot, items in grants.items()]
 
     def _run(self, ticket: Ticket, slot: SlotState, row: int, now: float) -> None:
         sample = self.samples.get(ticket.number)
         if ticket.evaluation:
-            self.evaluations.of(ticket).running += 1
+            self.evaluations.find(ticket).running += 1
         elif sample is None:
             self.ledger.start()
         else:
@@ -135,12 +162,12 @@ class RolloutScheduler:
         if len(group.members) > group.size:
             for number in [n for n in group.members if self.samples[n].state is not SampleState.BUFFERED]:
                 group.members.remove(number)
-                commands += self._give_up(self.samples[number], SURPLUS, now)
+                commands += self._give_up(self.samples[number], DropReason.SURPLUS, now)
         if self.settings.filters:
-            kept, told = self.filter.check(group)
-            commands += told
+            kept, notices = self.filter.check(group)
+            commands += notices
             if not kept:
-                return commands + self.drop(group, FILTERED, now)
+                return commands + self.drop(group, DropReason.FILTERED, now)
         if group.spare:
             redundancy.promote_spare(self.admission, group)
         self.buffer.add(group)
@@ -149,12 +176,12 @@ class RolloutScheduler:
     def drop_surplus(self, now: float) -> list[Command]:
         """Cancel the spare groups that nobody needs any more."""
         groups = redundancy.surplus(self.admission, self.buffer)
-        return [command for group in groups for command in self.drop(group, SURPLUS, now)]
+        return [command for group in groups for command in self.drop(group, DropReason.SURPLUS, now)]
 
     def _finish_evaluation(self, sample: Sample, event: SampleFinished) -> list[Command]:
         ticket = sample.ticket
         del self.samples[ticket.number]
-        evaluation = self.evaluations.of(ticket)
+        evaluation = self.evaluations.find(ticket)
         evaluation.running -= 1
         evaluation.finished += 1
         result = SampleEvaluated(
@@ -172,7 +199,7 @@ class RolloutScheduler:
     def fail(self, event: SampleFailed, now: float) -> list[Command]:
         """The simulator gave a sample up, or answers a cancellation."""
         sample = self._vacate(event.ticket, event.attempt, parked=False)
-        return [] if sample is None else self._lose(sample, event.reason, now)
+        return [] if sample is None else self._lose(sample, drop_reason(event.reason), now)
 
     def expire(self, now: float) -> list[Command]:
         """Cancel what ran past its deadline and let it go out again."""
@@ -181,10 +208,12 @@ class RolloutScheduler:
             _, number, attempt = self.expiries.popleft()
             sample = self._running(number, attempt)
             if sample is not None:
-                commands += [self._cancel(sample), *self._lose(sample, "deadline", now)]
+                commands += [self._cancel(sample), *self._lose(sample, DropReason.DEADLINE, now)]
         return commands
 
-    def abandon(self, gone: Sequence[SlotState], reason: str, now: float, *, blame: bool = True) -> list[Command]:
+    def abandon(
+        self, gone: Sequence[SlotState], reason: DropReason, now: float, *, blame: bool = True
+    ) -> list[Command]:
         """These slots went with their simulator, and all that ran in them; without blame that is no attempt."""
         names = {slot.name for slot in gone}
         self.cancelling = {key: place for key, place in self.cancelling.items() if place[0] not in names}
@@ -216,11 +245,24 @@ class RolloutScheduler:
         done = EvaluationDone(evaluation.name, evaluation.finished, evaluation.wanted - evaluation.finished)
         return [*map(self._cancel, running), done]
 
-    def forget_evaluations(self) -> None:
-        """Whoever asked for them is gone; so are the rows that ran them."""
+    def remove_simulator(self, simulator: str, now: float) -> list[Command]:
+        """The simulator is lost, and with it all that ran in its rows."""
+        return self.abandon(self.rows.leave(simulator), DropReason.SIMULATOR_LOST, now)
+
+    def detach(self, simulators: Sequence[str]) -> None:
+        """The run was resumed without its simulators: what ran there is granted again, and this counts as no attempt.
+        Evaluations are forgotten, because whoever requested them is gone."""
+        self._forget_evaluations()
+        gone = [slot for simulator in simulators for slot in self.rows.leave(simulator)]
+        commands = self.abandon(gone, DropReason.SIMULATOR_LOST, 0.0, blame=False)
+        assert not commands, "resuming drops nothing"
+        self.expiries.clear()
+        self.cancelling.clear()
+
+    def _forget_evaluations(self) -> None:
         self.samples = {number: sample for number, sample in self.samples.items() if not sample.ticket.evaluation}
         self.evaluations.queue.clear()
-        self.evaluations.beside.clear()
+        self.evaluations.background.clear()
         self.evaluations.begun = False
 
     def next_expiry(self) -> float:
@@ -257,12 +299,12 @@ class RolloutScheduler:
         self.cancelling[ticket.number, ticket.attempt] = (sample.slot, sample.row)
         return CancelRow(self.rows.slots[sample.slot].simulator, sample.slot, ticket.number, ticket.attempt)
 
-    def _lose(self, sample: Sample, reason: str, now: float, *, blame: bool = True) -> list[Command]:
+    def _lose(self, sample: Sample, reason: DropReason, now: float, *, blame: bool = True) -> list[Command]:
         """A running ticket did not finish: out again, or dropped with its group when it had its attempts."""
         exhausted = blame and sample.ticket.attempt >= self.settings.max_attempts
         if sample.ticket.evaluation:
             del self.samples[sample.ticket.number]
-            evaluation = self.evaluations.of(sample.ticket)
+            evaluation = self.evaluations.find(sample.ticket)
             evaluation.running -= 1
             if exhausted:
                 evaluation.dropped += 1
@@ -280,7 +322,9 @@ class RolloutScheduler:
         self.admission.give_back(sample, blame=blame)
         return []
 
-    def drop(self, group: Group, reason: str, now: float, already_off_row: Sample | None = None) -> list[Command]:
+    def drop(
+        self, group: Group, reason: DropReason, now: float, already_off_row: Sample | None = None
+    ) -> list[Command]:
         """Give up a group: running members are cancelled, finished ones released; a spare group takes its place, or a
         new one may."""
         commands: list[Command] = []
@@ -289,14 +333,14 @@ class RolloutScheduler:
         for number in group.members:
             sample = self.samples[number]
             commands += self._give_up(sample, reason, now, off_row=sample is already_off_row)
-        if not group.spare and reason != ROLLBACK:
+        if not group.spare and reason != DropReason.ROLLBACK:
             redundancy.replace_by_spare(self.admission, group)
         self.admission.forget(group)
         return commands
 
-    def _give_up(self, sample: Sample, reason: str, now: float, *, off_row: bool = False) -> list[Command]:
+    def _give_up(self, sample: Sample, reason: DropReason, now: float, *, off_row: bool = False) -> list[Command]:
         """Drop one sample. off_row: it ran, and has left its row."""
-        if reason == SURPLUS:
+        if reason == DropReason.SURPLUS:
             self.selection.note_surplus(sample, now)
         del self.samples[sample.ticket.number]
         self.ledger.move(sample.state, SampleState.DROPPED, reason=reason)

@@ -5,12 +5,12 @@ Invariant: the slots of an env batch are consecutive, not empty, and together co
 
 from __future__ import annotations
 
-import importlib
 import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 from polyrhythm.scheduler.records import EnvBatchInfo, SlotInfo
+from polyrhythm.scheduler.user_functions import load_function
 
 
 class EnvBatchShape(NamedTuple):
@@ -94,16 +94,3 @@ def _checked(result: object, strategy: str) -> Sequence[tuple[int, str | None]]:
 def _is_whole(rows: object) -> bool:
     """An int, also of another library's type (numpy's)."""
     return hasattr(rows, "__index__") and not isinstance(rows, bool)
-
-
-def load_function(path: str, what: str) -> Callable[..., object]:
-    """The function that `module:function` names. Raises ValueError with what, value and remedy."""
-    module, _, name = path.partition(":")
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{what} {path!r} cannot be loaded ({said}); name an importable module:function") from error
-    if not callable(function):
-        raise ValueError(f"{what} {path!r} is {type(function).__name__}, not a function")
-    return cast(Callable[..., object], function)

@@ -8,37 +8,34 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from polyrhythm.scheduler.records import NOT_NEEDED, DropReason
+
 
 class SampleState(StrEnum):
-    """Present place of a sample. The last three are final."""
+    """Present state of a sample, by its key in `ledger.json`. The last three are final."""
 
     RUNNING = "running"
     REISSUING = "reissuing"
     BUFFERED = "buffered"
-    LENT = "lent"
+    IN_TRAINING = "lent"
     TRAINED = "trained"
     ROLLED_BACK = "rolled_back"
     DROPPED = "dropped"
 
 
-#: Why a sample is dropped although nothing went wrong with it: others were first; its group's return was out of bounds.
-SURPLUS, FILTERED = "surplus", "filtered"
-#: It cannot be trained in time any more, after a lost trainer came back with older weights.
-ROLLBACK = "rollback"
-
 #: What may follow what; anything else is a bug of ours.
 _FOLLOWS: dict[SampleState, frozenset[SampleState]] = {
     SampleState.RUNNING: frozenset({SampleState.BUFFERED, SampleState.REISSUING, SampleState.DROPPED}),
     SampleState.REISSUING: frozenset({SampleState.RUNNING, SampleState.DROPPED}),
-    SampleState.BUFFERED: frozenset({SampleState.LENT, SampleState.DROPPED}),
-    SampleState.LENT: frozenset({SampleState.TRAINED, SampleState.BUFFERED}),
+    SampleState.BUFFERED: frozenset({SampleState.IN_TRAINING, SampleState.DROPPED}),
+    SampleState.IN_TRAINING: frozenset({SampleState.TRAINED, SampleState.BUFFERED}),
     SampleState.TRAINED: frozenset({SampleState.ROLLED_BACK}),
 }
 
 
 @dataclass(slots=True)
 class SampleLedger:
-    """Counts of samples by state; `dropped` is by reason."""
+    """Counts of samples by state; `dropped` is by reason, which only a `DropReason` can be."""
 
     started: int = 0
     running: int = 0
@@ -47,16 +44,19 @@ class SampleLedger:
     lent: int = 0
     trained: int = 0
     rolled_back: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
+    dropped: dict[DropReason, int] = field(default_factory=dict)
 
     def start(self) -> None:
         self.started += 1
         self.running += 1
 
-    def move(self, source: SampleState, target: SampleState, count: int = 1, reason: str = "") -> None:
+    def move(self, source: SampleState, target: SampleState, count: int = 1, reason: DropReason | None = None) -> None:
         assert target in _FOLLOWS[source], f"a sample cannot go from {source} to {target}"
+        if target is SampleState.DROPPED:
+            assert isinstance(reason, DropReason), f"a sample is dropped for {reason!r}, which is no DropReason"
         setattr(self, source, getattr(self, source) - count)
         if target is SampleState.DROPPED:
+            assert reason is not None
             self.dropped[reason] = self.dropped.get(reason, 0) + count
         else:
             setattr(self, target, getattr(self, target) + count)
@@ -66,14 +66,14 @@ class SampleLedger:
     def dropped_total(self) -> int:
         return sum(self.dropped.values())
 
-    def dropped_for_faults(self) -> dict[str, int]:
-        """Those that were wanted, by reason."""
-        return {reason: count for reason, count in self.dropped.items() if reason not in (SURPLUS, FILTERED)}
+    def dropped_for_faults(self) -> dict[DropReason, int]:
+        """Dropped samples that were needed, by reason."""
+        return {reason: count for reason, count in self.dropped.items() if reason not in NOT_NEEDED}
 
     @property
     def dropped_by_faults(self) -> int:
-        """Those that were wanted."""
-        return self.dropped_total - self.dropped.get(SURPLUS, 0) - self.dropped.get(FILTERED, 0)
+        """Number of dropped samples that were needed."""
+        return sum(self.dropped_for_faults().values())
 
     @property
     def imbalance(self) -> int:
@@ -90,5 +90,5 @@ class SampleLedger:
             "running": self.running,
             "reissuing": self.reissuing,
             "rolled_back": self.rolled_back,
-            "dropped": dict(self.dropped),
+            "dropped": {reason.value: count for reason, count in self.dropped.items()},
         }

@@ -19,7 +19,7 @@ from polyrhythm.runtime.memory.arena import FAR, Arena, Entries, RequestView, nu
 from polyrhythm.runtime.messages import ACTIONS, VERSION, Reply
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import (
-    CANCELLED,
+    DropReason,
     Event,
     Grant,
     RequestArrived,
@@ -328,12 +328,12 @@ class Slot:
         for pending in self.pending:
             if (pending.grant.ticket.number, pending.grant.ticket.attempt) == (ticket, attempt):
                 self.pending.remove(pending)
-                self.fail_grants([pending.grant], CANCELLED)
+                self.fail_grants([pending.grant], DropReason.CANCELLED)
                 return True
         row = self._rows.find(ticket, attempt)
         if row is None:
             return False
-        self.fail([row], CANCELLED)
+        self.fail([row], DropReason.CANCELLED)
         return True
 
     def refuse(self, sequence: int, reason: str) -> None:

@@ -7,8 +7,8 @@
 4. No generator that could serve idles while a batch is due (checked for `routing: least_loaded`).
 
 Beside these: groups are lent whole and within the filter's bounds, deadlines stay feasible, and redundancy stays within
-its limits (`group_watch`); evaluations keep to their rows, their generator and one version, and end
-(`evaluation_watch`); those beside training change none of its decisions (`shadow`).
+its limits (`group_audit`); evaluations keep to their rows, their generator and one version, and end
+(`evaluation_audit`); background ones change none of its decisions (`shadow`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from tests.oracles.evaluation_watch import EvaluationAudit, unbalanced
-from tests.oracles.group_watch import GroupAudit, misplaced
+from tests.oracles.evaluation_audit import EvaluationAudit, disagreeing, unbalanced
+from tests.oracles.group_audit import GroupAudit, misplaced
 from tests.oracles.shadow import TrainingOnlyConductor
 
 from polyrhythm.clustersim.cluster import Cluster
@@ -71,7 +71,7 @@ class GuaranteeChecker:
     def __init__(self, cluster: Cluster, conductor: Conductor) -> None:
         self._cluster = cluster
         self._conductor = conductor
-        self._settings = cluster.settings.flow
+        self._settings = cluster.settings.scheduler
         self._refused = conductor.refused
         self._latest: dict[str, RequestArrived] = {}
         self._answered: dict[str, tuple[str, Request]] = {}
@@ -103,7 +103,7 @@ class GuaranteeChecker:
         wrong = self._groups.note(event, commands) or self._evaluations.note(event, commands)
         if not wrong and type(event) not in (RequestArrived, BatchDone):
             wrong = misplaced(self._conductor)
-        wrong = wrong or unbalanced(self._conductor, self._evaluations)
+        wrong = wrong or unbalanced(self._conductor, self._evaluations) or disagreeing(self._conductor)
         if not wrong and self._shadow is not None:
             wrong = self._shadow.note(now, event, commands)
         if wrong:
@@ -223,7 +223,7 @@ class GuaranteeChecker:
     # ------------------------------------------------------------ batches
 
     def _check_idle(self, now: float, event: Event) -> None:
-        settings, tuning = self._settings, self._conductor.dispatch.tuning
+        settings, tuning = self._settings, self._conductor.serving.tuning
         limits = settings if tuning is None else tuning.limits
         if settings.batching == "lockstep" or settings.routing != "least_loaded":
             return

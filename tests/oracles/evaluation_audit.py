@@ -1,6 +1,6 @@
-"""What `Watch` holds about evaluations: where they run, who answers them, with which weights, and that they end.
+"""What `GuaranteeChecker` checks of evaluations: where they run, who answers them, with which weights, that they end.
 
-Reserved rows run evaluations beside training and nothing else; those evaluations run nowhere else. Pinned batches hold
+Reserved rows run background evaluations and nothing else; those evaluations run nowhere else. Pinned batches hold
 all their requests and no others, and only the evaluator serves them. All episodes of an evaluation have one version.
 Nobody waits who could go on: reserved rows, the evaluator, or a generator that may take weights.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.inference.generators import GeneratorState
 from polyrhythm.scheduler.records import (
     ApplyWeights,
     Command,
@@ -30,7 +31,7 @@ class Asked:
     """An evaluation that was asked for. versions: all that its tickets name or that answered its episodes."""
 
     wanted: int
-    beside: bool
+    background: bool
     finished: int = 0
     versions: set[int] = field(default_factory=set)
 
@@ -39,13 +40,13 @@ class Asked:
 class EvaluationAudit:
     """Kept from events and commands, from the first one on.
 
-    open: evaluations that have not ended, by name; beside: names of all those beside training; tickets: theirs;
+    open: evaluations that have not ended, by name; background: names of all those in the background; tickets: theirs;
     names: ticket of an evaluation → its name; reserved: names of the reserved slots.
     """
 
     settings: SchedulerSettings
     open: dict[str, Asked] = field(default_factory=dict)
-    beside: set[str] = field(default_factory=set)
+    background: set[str] = field(default_factory=set)
     tickets: set[int] = field(default_factory=set)
     names: dict[int, str] = field(default_factory=dict)
     reserved: set[str] = field(default_factory=set)
@@ -56,8 +57,8 @@ class EvaluationAudit:
         if isinstance(event, SimulatorJoined):
             self.reserved |= {slot.slot for info in event.batches if info.reserved for slot in info.slots}
         elif isinstance(event, Evaluate):
-            self.open[event.name] = Asked(len(event.episodes), event.beside)
-            self.beside |= {event.name} if event.beside else set()
+            self.open[event.name] = Asked(len(event.episodes), event.background)
+            self.background |= {event.name} if event.background else set()
         elif isinstance(event, SampleFinished) and event.ticket in self.names:
             wrong = self._finish(event)
         for command in commands:
@@ -98,9 +99,9 @@ class EvaluationAudit:
 
     def _start(self, command: StartRows) -> str:
         for ticket in (grant.ticket for grant in command.grants):
-            if ticket.evaluation in self.beside:
+            if ticket.evaluation in self.background:
                 self.tickets.add(ticket.number)
-            if (ticket.evaluation in self.beside) != (command.slot in self.reserved):
+            if (ticket.evaluation in self.background) != (command.slot in self.reserved):
                 return f"reserved slots are {sorted(self.reserved)}, but there is {command}"
             if ticket.evaluation:
                 self.names[ticket.number] = ticket.evaluation
@@ -121,30 +122,54 @@ class EvaluationAudit:
 def unbalanced(conductor: Conductor, book: EvaluationAudit) -> str:
     """What is wrong with the state of the evaluations, in words, or nothing."""
     rollout = conductor.rollout
-    for evaluation in (*rollout.evaluations.queue, *rollout.evaluations.beside):
+    for evaluation in (*rollout.evaluations.queue, *rollout.evaluations.background):
         asked = book.open[evaluation.name]
         running = sum(sample.ticket.evaluation == evaluation.name for sample in rollout.samples.values())
         parts = (len(evaluation.waiting), evaluation.running, evaluation.finished, evaluation.dropped)
         if (sum(parts), parts[1], parts[2]) != (evaluation.wanted, running, asked.finished):
             return f"{running} episodes run and {asked.finished} were told of {evaluation}"
     for slot in rollout.rows.slots.values():
-        beside = [ticket in book.tickets for ticket in slot.tickets.values()]
-        if slot.tickets and (any(beside) != slot.reserved or all(beside) != slot.reserved):
+        background = [ticket in book.tickets for ticket in slot.tickets.values()]
+        if slot.tickets and (any(background) != slot.reserved or all(background) != slot.reserved):
             return f"reserved slots are {sorted(book.reserved)}, but there is {slot}"
     return _waiting(conductor)
 
 
 def _waiting(conductor: Conductor) -> str:
     """Who waits although it could go on."""
-    rollout, versions, dispatch = conductor.rollout, conductor.versions, conductor.dispatch
-    quiet, held = not rollout.ledger.running, rollout.evaluations.begun
-    if due := versions.due(dispatch.generators.values(), quiet=quiet, pinned=held):
+    rollout, versions, serving = conductor.rollout, conductor.versions, conductor.serving
+    if due := _lacking_weights(conductor):
         return f"these generators wait for weights that they may take: {due}"
-    evaluation, evaluator = rollout.evaluations.aside, dispatch.evaluator
+    evaluation, evaluator = rollout.evaluations.current_background, serving.generators.evaluator
     if evaluation is not None and evaluation.version < 0 <= versions.published and evaluator and not evaluator.pinning:
         return f"{evaluation} waits for weights that {evaluator} could take"
     if evaluation is not None and evaluation.version >= 0 and evaluation.waiting and rollout.rows.reserved:
         return f"{evaluation} waits although the rows {rollout.rows.reserved} are free"
-    if dispatch.aside and evaluator is not None and not evaluator.busy and evaluator.pinned >= 0:
-        return f"{evaluator} is idle although {dispatch.aside} wait"
+    if serving.background and evaluator is not None and not evaluator.busy and evaluator.pinned >= 0:
+        return f"{evaluator} is idle although {serving.background} wait"
     return ""
+
+
+def _lacking_weights(conductor: Conductor) -> list[GeneratorState]:
+    """Free generators that may take weights: an independent statement of `inference/weights`, over all of them."""
+    versions, evaluations = conductor.versions, conductor.rollout.evaluations
+    present = conductor.serving.generators.present.values()
+    live = {g.name for g in present if g.version >= max(0, versions.applied)}
+    free = [g for g in present if g.batch is None and g.applying is None]
+    if evaluations.begun:
+        return [g for g in free if g.name not in live]
+    behind = [g for g in free if g.version < versions.published]
+    quiet = not conductor.ledger.running
+    if quiet or conductor.settings.on_update == "continue" or not live:
+        return behind
+    return [g for g in behind if g.name not in live and versions.published == versions.applied]
+
+
+def disagreeing(conductor: Conductor) -> str:
+    """Where the two halves of the scheduler know different things of a slot, in words, or nothing."""
+    rows, served = conductor.rollout.rows, conductor.serving.slots
+    live = {name for name, slot in rows.slots.items() if slot.tickets}
+    if rows.slots.keys() != served.slots.keys() or live != {name for name, slot in served.slots.items() if slot.live}:
+        return f"slots with tickets are {sorted(live)}, but serving has {served}"
+    counts = (rows.live, served.live, sum(not served.slots[name].reserved for name in live))
+    return f"{counts} slots are live by tickets, by serving and counted" if len(set(counts)) > 1 else ""

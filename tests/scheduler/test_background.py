@@ -26,12 +26,12 @@ class Beside(Script):
 
     def evaluate(self, name: str = "first", episodes: int = 3) -> list[r.Command]:
         wanted = tuple(r.Episode(0, 0, seed, greedy=True) for seed in range(episodes))
-        return self.say(r.Evaluate(name, wanted, beside=True))
+        return self.say(r.Evaluate(name, wanted, background=True))
 
     def pinned(self, version: int, incarnation: int = 0) -> list[r.Command]:
         return self.say(r.WeightsApplied(self.evaluator, incarnation, version, pinned=True))
 
-    def ask_aside(self, sequence: int, version: int, rows: int = 2) -> list[r.Command]:
+    def ask_background(self, sequence: int, version: int, rows: int = 2) -> list[r.Command]:
         return self.say(r.RequestArrived("apart", 0, "e/0", sequence, rows, version, "h", evaluation=True))
 
     def end(self, number: int, version: int = 0) -> list[r.Command]:
@@ -56,7 +56,7 @@ def test_reserved_rows_wait_for_pinned_weights_and_are_served_by_the_evaluator_a
     assert granted(said) == [-1, -2]
     assert [c.simulator for c in said if isinstance(c, r.StartRows)] == ["apart"]
     assert {script.tickets[number].version for number in (-1, -2)} == {0}
-    (serve,) = script.ask_aside(1, 0)
+    (serve,) = script.ask_background(1, 0)
     assert isinstance(serve, r.Serve)
     assert (serve.generator, serve.batch.pinned, serve.batch.requests[0].rows) == (script.evaluator, True, 2)
 
@@ -65,7 +65,7 @@ def test_training_is_served_by_the_others_as_ever_while_the_evaluator_works_apar
     script = Beside(own=True, generators=1, max_rows=2)
     script.evaluate()
     script.pinned(0)
-    script.ask_aside(1, 0)
+    script.ask_background(1, 0)
     assert script.ask("s0") == [], "a batch of two rows is not complete"
     (serve,) = script.ask("s1")
     assert isinstance(serve, r.Serve)
@@ -90,7 +90,7 @@ def test_the_shared_evaluator_serves_one_pass_at_a_time_the_pinned_one_first() -
     (serve,) = script.ask("s0")
     assert isinstance(serve, r.Serve)
     assert script.ask("s1") == []
-    assert script.ask_aside(1, 0) == []
+    assert script.ask_background(1, 0) == []
     (serve,) = script.batch_done()
     assert isinstance(serve, r.Serve)
     assert serve.batch.pinned
@@ -106,7 +106,7 @@ def saturated(**settings: object) -> Beside:
     script.pinned(0)
     script.ask("s0")
     script.ask("s1")
-    script.ask_aside(1, 0)
+    script.ask_background(1, 0)
     return script
 
 
@@ -115,7 +115,7 @@ def passes(script: Beside, count: int, seconds: float = 0.0) -> list[str]:
     found = []
     sequence = {"s0": 1, "s1": 1, "e/0": 1}
     for _ in range(count):
-        batch = script.conductor.dispatch.generators["g0"].batch
+        batch = script.conductor.serving.generators.present["g0"].batch
         assert batch is not None
         slot = batch.requests[0].slot
         script.now += seconds
@@ -124,7 +124,7 @@ def passes(script: Beside, count: int, seconds: float = 0.0) -> list[str]:
         found.append(serve.batch.requests[0].slot)
         sequence[slot] += 1
         if slot == "e/0":
-            script.ask_aside(sequence[slot], 0)
+            script.ask_background(sequence[slot], 0)
         else:
             script.ask(slot, sequence[slot])
     return found
@@ -137,7 +137,7 @@ def test_turns_alternate_on_a_generator_that_never_rests() -> None:
 def test_evaluation_that_is_first_is_served_whenever_it_waits() -> None:
     script = saturated(evaluation_priority="first")
     assert passes(script, 1) == ["e/0"]
-    script.ask_aside(2, 0)
+    script.ask_background(2, 0)
     (serve,) = script.batch_done()
     assert isinstance(serve, r.Serve)
     assert serve.batch.pinned, "again, although it was evaluation's turn before"
@@ -153,7 +153,7 @@ def test_evaluation_that_is_last_is_served_when_no_training_batch_is_due() -> No
     script.evaluate()
     script.pinned(0)
     assert script.ask("s0") == [], "it waits for s1"
-    (serve,) = script.ask_aside(1, 0)
+    (serve,) = script.ask_background(1, 0)
     assert isinstance(serve, r.Serve)
     assert serve.batch.pinned
 
@@ -192,7 +192,7 @@ def test_an_evaluator_that_is_lost_ends_the_evaluation_and_the_next_begins_when_
     script = Beside(own=own)
     script.evaluate("first")
     script.pinned(0)
-    script.ask_aside(1, 0)
+    script.ask_background(1, 0)
     script.end(-1)
     script.evaluate("second", 1)
     said = script.say(r.StationLost(script.evaluator, 0, "killed"))
@@ -267,11 +267,11 @@ def test_a_shared_evaluator_gives_training_every_other_pass() -> None:
     script.say(r.SimulatorJoined("more", 0, (r.EnvBatchInfo("f", infos, reserved=True),)))
     script.evaluate(episodes=3)
     script.pinned(0)
-    served = [script.ask_aside(1, 0)[0]]
+    served = [script.ask_background(1, 0)[0]]
     assert script.ask("s0") == []
     assert script.say(r.RequestArrived("more", 0, "f/0", 1, 1, 0, "h", evaluation=True)) == []
     served += script.batch_done()
-    script.ask_aside(2, 0)
+    script.ask_background(2, 0)
     served += script.batch_done()
     slots = [[request.slot for request in c.batch.requests] for c in served if isinstance(c, r.Serve)]
     assert slots == [["e/0"], ["s0"], ["f/0", "e/0"]]
@@ -286,7 +286,7 @@ def test_an_evaluator_that_was_busy_when_the_others_took_weights_takes_them_afte
     script.say(r.GeneratorJoined("g0", 1))
     script.evaluate(episodes=1)
     script.pinned(1, incarnation=1)
-    (serve,) = script.ask_aside(1, 1, rows=1)
+    (serve,) = script.ask_background(1, 1, rows=1)
     assert isinstance(serve, r.Serve)
     running = [n for n, s in script.conductor.rollout.samples.items() if n >= 0 and s.state is SampleState.RUNNING]
     for number in running:

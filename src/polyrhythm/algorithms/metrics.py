@@ -1,4 +1,4 @@
-"""What to watch while a policy trains: drift between policies, and how well the values predict the returns."""
+"""Metrics of an update: divergence between the policies involved, and how well the values predict the returns."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import torch
 from torch import Tensor
 
 from polyrhythm.algorithms.divergence import k3, log_ratio
-from polyrhythm.algorithms.losses import Entries
+from polyrhythm.algorithms.losses import LossInput
 
 
-def drift(entries: Entries, *, own_proximal: bool) -> dict[str, Tensor]:
-    """Per entry, without gradient, divergences by k3. own_proximal: there is a proximal policy beside the behaviour.
+def policy_divergence(entries: LossInput, *, has_proximal: bool) -> dict[str, Tensor]:
+    """Ratio and approximate KL divergences per entry, without gradient; KL by k3.
 
-    With one: ratio π_θ/π_prox, KL(π_prox ‖ π_θ) (this update's own move) and KL(π_b ‖ π_prox) (staleness). Without:
-    ratio π_θ/π_b and KL(π_b ‖ π_θ) (both together).
+    has_proximal: π_prox is a policy of its own. Then: ratio π_θ/π_prox, proximal_approx_kl = KL(π_prox ‖ π_θ) (the
+    update's own change) and behav_approx_kl = KL(π_b ‖ π_prox) (staleness). Otherwise: ratio π_θ/π_b and
+    approx_kl = KL(π_b ‖ π_θ) (both together).
     """
     logprob = entries.logprob.detach()
-    if not own_proximal:
-        return {
-            "ratio": log_ratio(logprob, entries.behavior).exp(),
-            "behav_approx_kl": k3(entries.behavior, logprob),
-        }
+    if not has_proximal:
+        return {"ratio": log_ratio(logprob, entries.behavior).exp(), "approx_kl": k3(entries.behavior, logprob)}
     return {
         "ratio": log_ratio(logprob, entries.proximal).exp(),
         "proximal_approx_kl": k3(entries.proximal, logprob),

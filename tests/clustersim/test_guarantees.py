@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from tests.clustersim.clusters import settings
+from tests.oracles.guarantees import GuaranteeChecker, Violation
 from tests.oracles.replay import first_difference
-from tests.oracles.watch import GuaranteeChecker, Violation
 
 from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.clustersim.driver import Deadlock, ProtocolError
@@ -25,10 +25,9 @@ from polyrhythm.scheduler.records import (
     StartRows,
     StartUpdate,
 )
-from polyrhythm_bench.cases.conductor import run as bench
 
 BUSY = settings(
-    flow={"batch_size": 8, "max_lag": 2.0, "on_update": "continue", "max_rows": 4, "max_wait_s": 0.004},
+    scheduler={"batch_size": 8, "max_lag": 2.0, "on_update": "continue", "max_rows": 4, "max_wait_s": 0.004},
     simulators={"slots": 8, "step": "lognormal:10ms:0.8", "steps": 12},
     generators={"count": 2},
     versions=6,
@@ -38,8 +37,8 @@ BUSY = settings(
 class Careless:
     """A conductor whose commands pass through `change`."""
 
-    def __init__(self, flow: Any) -> None:
-        self.conductor = Conductor(flow)
+    def __init__(self, scheduler: Any) -> None:
+        self.conductor = Conductor(scheduler)
 
     def handle(self, event: Event, now: float) -> list[Command]:
         return self.change(self.conductor.handle(event, now))
@@ -65,19 +64,19 @@ def test_a_conductor_that_forgets_a_batch_ends_in_deadlock() -> None:
             return [command for command in commands if not isinstance(command, Serve)]
 
     with pytest.raises((Deadlock, ProtocolError, Violation)):
-        drive(Forgets(BUSY.flow))
+        drive(Forgets(BUSY.scheduler))
 
 
 def test_lag_beyond_the_bound_is_seen() -> None:
-    strict = BUSY.model_copy(update={"flow": replace(BUSY.flow, max_lag=0.0)})
+    strict = BUSY.model_copy(update={"scheduler": replace(BUSY.scheduler, max_lag=0.0)})
     with pytest.raises(Violation, match=r"the lags .* exceed 0"):
-        drive(Careless(BUSY.flow), strict)
+        drive(Careless(BUSY.scheduler), strict)
 
 
 def test_a_batch_clock_that_starts_late_is_seen() -> None:
-    hurried = BUSY.model_copy(update={"flow": replace(BUSY.flow, max_wait_s=0.001)})
+    hurried = BUSY.model_copy(update={"scheduler": replace(BUSY.scheduler, max_wait_s=0.001)})
     with pytest.raises(Violation, match="idle although"):
-        drive(Careless(BUSY.flow), hurried)
+        drive(Careless(BUSY.scheduler), hurried)
 
 
 def test_an_update_on_the_same_samples_again_is_seen() -> None:
@@ -93,7 +92,7 @@ def test_an_update_on_the_same_samples_again_is_seen() -> None:
             return [command for command in commands if not isinstance(command, ReleasePayloads)]
 
     with pytest.raises(Violation, match="trained twice"):
-        drive(Repeats(BUSY.flow))
+        drive(Repeats(BUSY.scheduler))
 
 
 def test_a_ticket_for_a_busy_row_is_seen() -> None:
@@ -106,9 +105,9 @@ def test_a_ticket_for_a_busy_row_is_seen() -> None:
                 for command in commands
             ]
 
-    two_rows = settings(flow={"batch_size": 2}, simulators={"rows": 2})
+    two_rows = settings(scheduler={"batch_size": 2}, simulators={"rows": 2})
     with pytest.raises(ProtocolError, match="but works on"):
-        drive(Crowds(two_rows.flow), two_rows)
+        drive(Crowds(two_rows.scheduler), two_rows)
 
 
 def test_a_payload_released_twice_is_seen() -> None:
@@ -117,26 +116,26 @@ def test_a_payload_released_twice_is_seen() -> None:
             return commands + [command for command in commands if isinstance(command, ReleasePayloads)]
 
     with pytest.raises(ProtocolError, match="released twice"):
-        drive(Releases(BUSY.flow))
+        drive(Releases(BUSY.scheduler))
 
 
-GROUPED = BUSY.model_copy(update={"flow": replace(BUSY.flow, group_size=2)})
+GROUPED = BUSY.model_copy(update={"scheduler": replace(BUSY.scheduler, group_size=2)})
 
 
 def test_a_group_whose_return_is_out_of_bounds_is_seen() -> None:
-    strict = GROUPED.model_copy(update={"flow": replace(GROUPED.flow, min_return=0.6)})
+    strict = GROUPED.model_copy(update={"scheduler": replace(GROUPED.scheduler, min_return=0.6)})
     with pytest.raises(Violation, match=r"group \d+ is lent with a mean return of 0"):
-        drive(Careless(GROUPED.flow), strict)
+        drive(Careless(GROUPED.scheduler), strict)
 
 
 def test_half_a_group_is_seen() -> None:
     with pytest.raises(Violation, match="is lent with 1 samples"):
-        drive(Careless(BUSY.flow), GROUPED)
+        drive(Careless(BUSY.scheduler), GROUPED)
 
 
 def test_more_members_than_allowed_are_seen() -> None:
     with pytest.raises(Violation, match="has more than 2 tickets"):
-        drive(Careless(replace(GROUPED.flow, extra_members=1)), GROUPED)
+        drive(Careless(replace(GROUPED.scheduler, extra_members=1)), GROUPED)
 
 
 def test_a_group_without_a_place_is_seen() -> None:
@@ -147,14 +146,14 @@ def test_a_group_without_a_place_is_seen() -> None:
             return commands
 
     with pytest.raises(Violation, match="groups with a place are"):
-        drive(Forgets(GROUPED.flow), GROUPED)
+        drive(Forgets(GROUPED.scheduler), GROUPED)
 
 
 def test_a_spare_group_that_is_of_no_use_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    redundant = GROUPED.model_copy(update={"flow": replace(GROUPED.flow, extra_groups=2, max_lag=0.0)})
+    redundant = GROUPED.model_copy(update={"scheduler": replace(GROUPED.scheduler, extra_groups=2, max_lag=0.0)})
     monkeypatch.setattr("polyrhythm.scheduler.samples.redundancy.surplus", lambda *_: [])
     with pytest.raises(Violation, match="is complete or of no use"):
-        drive(Careless(redundant.flow), redundant)
+        drive(Careless(redundant.scheduler), redundant)
 
 
 def test_a_request_served_twice_is_seen() -> None:
@@ -163,26 +162,15 @@ def test_a_request_served_twice_is_seen() -> None:
             return commands + [command for command in commands if isinstance(command, Serve)]
 
     with pytest.raises(Violation, match="is busy and gets"):
-        drive(Doubles(BUSY.flow))
+        drive(Doubles(BUSY.scheduler))
 
 
 def test_a_replay_names_the_first_decision_that_differs() -> None:
     cluster = Cluster(BUSY, record=True)
     cluster.run()
     trace = cluster.driver.steps
-    assert first_difference(Conductor(BUSY.flow), trace) is None
-    difference = first_difference(Conductor(replace(BUSY.flow, max_rows=3)), trace)
+    assert first_difference(Conductor(BUSY.scheduler), trace) is None
+    difference = first_difference(Conductor(replace(BUSY.scheduler, max_rows=3)), trace)
     assert difference is not None
     assert isinstance(difference.event, RequestArrived | BatchDone)
     assert "decided   Serve" in str(difference)
-
-
-def test_the_benchmark_charges_every_request_and_says_whether_it_is_within_the_limit() -> None:
-    result = bench((16, 24))
-    assert [size["slots"] for size in result["sizes"]] == [16, 24]
-    for size in result["sizes"]:
-        assert 0 < size["p50_us"] <= size["p99_us"]
-        assert size["requests"] > 100
-        mean = 1e6 * size["events"] / size["events_per_s"] / size["requests"]
-        assert size["mean_us"] == pytest.approx(mean)
-    assert result["p50_us"] == max(size["p50_us"] for size in result["sizes"])

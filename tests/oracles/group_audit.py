@@ -1,4 +1,4 @@
-"""What `Watch` holds about groups: which tickets may be lent together, and who has a place in admission.
+"""What `GuaranteeChecker` checks of groups: which tickets may be trained together, and which groups have quota.
 
 A lent group is whole: as many samples as it needs, all of them finished, none of them cancelled, and with a mean return
 within the bounds unless the run was told that it need not be.

@@ -1,0 +1,52 @@
+"""The commands `bench` and `chaos`: which words they take, and what they print."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from polyrhythm.cli.main import main
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["condor"],
+        ["conductor", "--slots", "0"],
+        ["ceiling", "--seconds", "0"],
+        ["ceiling", "--seconds", "nan"],
+        ["ceiling", "--env-batches", "16,few"],
+    ],
+    ids=" ".join,
+)
+def test_arguments_are_checked_by_argparse(words):
+    with pytest.raises(SystemExit) as end:
+        main(["bench", *words])
+    assert end.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["update", "--seeds", "2"], "--seeds: bench update has no such option, only --repeats, --json; leave it out"),
+        (["papers", "--repeats", "2"], "--repeats: bench papers has no such option, only --json; leave it out"),
+        (["learning", "rows=4"], "rows=4: bench learning has no scene to change; leave it out"),
+        (
+            ["conductor", "--env-batches", "16"],
+            "--env-batches: bench conductor has no such option, only --slots, --json; leave it out",
+        ),
+        (
+            ["ceiling", "--env-batches", "16,20", "--processes", "8"],
+            "--env-batches 20: not a multiple of 8 processes; make it one",
+        ),
+    ],
+)
+def test_a_benchmark_takes_its_own_options_alone(words, told, capsys):
+    assert main(["bench", *words]) == 2
+    assert capsys.readouterr().err == f"polyrhythm: error: {told}\n"
+
+
+def test_bench_conductor_prints_json(capsys):
+    assert main(["bench", "conductor", "--slots", "16", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)

@@ -1,0 +1,56 @@
+"""The bound on samples dropped by faults, after which the run halts (`max_dropped`).
+
+Invariant: samples that an earlier part of a resumed run dropped never halt it again.
+"""
+
+from __future__ import annotations
+
+from polyrhythm.scheduler.records import DropReason, Halt, SampleFailed, drop_reason
+from polyrhythm.scheduler.samples.ledger import SampleLedger
+from polyrhythm.scheduler.settings import SchedulerSettings
+
+#: Number of reasons that the message names.
+_NAMED = 3
+_FIX = "correct what fails, then resume the run"
+_FIX_POLICY = (
+    "correct the policy, then resume the run; if its weights have diverged, begin another run with a lower "
+    "learning rate (init_from takes an earlier checkpoint)"
+)
+
+
+class FaultLimit:
+    """forgiven: samples dropped before the run was resumed. Remembers the last failure, for the message."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self._settings = settings
+        self.forgiven = 0
+        self._last_reason: DropReason | None = None
+        self._last_failure = ""
+
+    def note(self, event: SampleFailed) -> None:
+        """A sample failed, or answers a cancellation."""
+        if event.reason != DropReason.CANCELLED:
+            self._last_reason = drop_reason(event.reason)
+            self._last_failure = f"{event.reason} ({event.detail})" if event.detail else event.reason
+
+    def forgive(self, ledger: SampleLedger) -> None:
+        """The run was resumed: what was dropped before does not count."""
+        self.forgiven = ledger.dropped_by_faults
+
+    def check(self, ledger: SampleLedger) -> list[Halt]:
+        """Halt if more samples were dropped than allowed: the reasons, and the last failure with its task and seed."""
+        settings, dropped = self._settings, ledger.dropped_by_faults - self.forgiven
+        if dropped <= settings.max_dropped:
+            return []
+        reasons = sorted(ledger.dropped_for_faults().items(), key=lambda item: -item[1])
+        counts = "; ".join(f"{count} x {reason}" for reason, count in reasons[:_NAMED])
+        more = f"; {len(reasons) - _NAMED} more reasons" if len(reasons) > _NAMED else ""
+        last = f"; the last failure: {self._last_failure}" if self._last_failure else ""
+        since, in_all = (" since the run was resumed", "in all ") if self.forgiven else ("", "")
+        fix = _FIX_POLICY if self._last_reason is DropReason.POLICY_NOT_FINITE else _FIX
+        return [
+            Halt(
+                f"rollout.max_dropped = {settings.max_dropped}: {dropped} samples were dropped{since} after "
+                f"rollout.max_attempts = {settings.max_attempts} attempts each ({in_all}{counts}{more}){last}; {fix}"
+            )
+        ]

@@ -1,0 +1,83 @@
+"""Version numbers of the weights: trained, published, applied.
+
+Both halves of the scheduler read them. Updates raise `trained`; a publication raises `published`; the generators raise
+`applied` (`inference/weights`). A version is published after every K updates. At most one version waits to be applied;
+a newer one replaces it.
+
+Invariants: versions never decrease; trained >= published; every live generator holds `applied` or a newer version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from polyrhythm.scheduler.codec import UNSAVED
+from polyrhythm.scheduler.settings import SchedulerSettings
+
+
+@dataclass(slots=True)
+class VersionLedger:
+    """trained: version of the trainer's weights; updates: in all; in_version: updates since `trained`;
+    published: newest that generators can fetch; applied: lowest that every live generator holds (-1: none yet);
+    reached: updates contained in each version from `published` on, except undone updates."""
+
+    settings: SchedulerSettings = field(metadata=UNSAVED)
+    trained: int = 0
+    updates: int = 0
+    in_version: int = 0
+    published: int = -1
+    applied: int = -1
+    reached: dict[int, int] = field(default_factory=lambda: {0: 0})
+
+    @property
+    def waiting(self) -> bool:
+        """A published version is not applied yet."""
+        return self.published > self.applied
+
+    @property
+    def draining(self) -> bool:
+        """Training tickets wait for a version to be applied."""
+        return self.settings.on_update == "drain" and self.waiting
+
+    def count_update(self) -> bool:
+        """Count one trained update; True if it completes a version."""
+        self.updates += 1
+        self.in_version += 1
+        if self.in_version < self.settings.sync_interval:
+            return False
+        self.in_version = 0
+        self.trained += 1
+        self.reached[self.trained] = self.updates
+        return True
+
+    def note_published(self, version: int) -> None:
+        """Generators can fetch this version."""
+        self.published = max(self.published, version)
+        self.reached = {known: updates for known, updates in self.reached.items() if known >= self.published}
+
+    def note_held(self, held: Iterable[int]) -> None:
+        """Raise the applied version to the lowest that the live generators hold. held: versions of all generators."""
+        live = [version for version in held if version >= self.applied]
+        if live:
+            self.applied = max(self.applied, min(live))
+
+    def restart(self, updates: int) -> tuple[int, bool]:
+        """A trainer came back with the weights of `updates` updates: (updates undone, whether to publish `trained`).
+
+        If these weights contain the newest published version, the count goes back to them: nobody has seen what came
+        after. Otherwise they are published under a new number, because versions never decrease. That is also so when
+        the published version is not in `reached`: a resumed run offers weights that an earlier trainer had written
+        and whose updates were undone since, so no trainer has them.
+        """
+        undone = self.updates - updates
+        self.updates = updates
+        if self.published < 0 or (self.published in self.reached and updates >= self.reached[self.published]):
+            self.reached = {known: at for known, at in self.reached.items() if at <= updates}
+            self.trained = max(self.reached)
+            self.in_version = updates - self.reached[self.trained]
+        else:
+            self.trained = max(self.trained, self.published) + 1
+            self.in_version = 0
+            self.reached[self.trained] = updates
+        return undone, self.published < self.trained
