@@ -210,8 +210,8 @@ REFUSED = [
     (with_loss("grabbing"), "it changes what it is given; work on a copy"),
     (with_loss("leaving"), "it raised SystemExit: 3 "),
     (with_loss("listing"), "its metrics are .1.0.; give a dict, name -> tensor"),
-    (with_advantage("counting"), "its advantages is of torch.int64; floating-point numbers are wanted"),
-    (with_advantage("no_advantage"), "its advantages is a tensor \\[2\\]; a tensor \\[5\\] is wanted"),
+    (with_advantage("counting"), "its advantages is of torch.int64; expected floating-point numbers"),
+    (with_advantage("no_advantage"), "its advantages is a tensor \\[2\\]; expected a tensor \\[5\\]"),
     (with_advantage("of_nothing"), "it returned NoneType; return the advantages, or advantages.Advantages"),
 ]
 

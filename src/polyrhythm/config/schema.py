@@ -168,7 +168,7 @@ def _check_advantage(config: RunConfig) -> None:
         why = f"{name} uses a value that nothing would train; raise it, or use grpo, rloo, reinforce_plus_plus"
         raise InvalidSetting("algorithm.value.coef", 0.0, why)
     if config.rollout.segment_steps and algorithm.bootstrap == "never" and algorithm.needs_value:
-        why = "the end of a segment is no end of an episode, its value is needed; use standard, or segment_steps 0"
+        why = "a segment's end is not an episode's end, so its value is needed; use standard, or segment_steps 0"
         raise InvalidSetting("algorithm.bootstrap", "never", why)
     if config.rollout.segment_steps and not algorithm.needs_value:
         why = f"{name} needs whole episodes; set it to 0, or algorithm.advantage to gae"

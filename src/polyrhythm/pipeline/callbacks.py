@@ -99,7 +99,7 @@ class Callbacks:
         return self.ended is not None
 
 
-class UpdatesHeard:
+class UpdateForwarder:
     """Observer that forwards the metrics of each update to the callbacks; attach it after `metrics`."""
 
     def __init__(self, metrics: UpdateMetrics, callbacks: Callbacks) -> None:

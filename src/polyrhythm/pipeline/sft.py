@@ -23,7 +23,7 @@ from polyrhythm.training.demonstrations import Demonstrations
 
 
 def sft_config(config: RunConfig) -> RunConfig:
-    """The configuration of a recipe's warm start, a run of its own: <name>-sft."""
+    """The configuration of a recipe's warm start as a separate run: <name>-sft."""
     if config.init_from:
         raise ConfigError(f"init_from = {config.init_from}: sft makes the initial weights; leave it out")
     return config.model_copy(update={"name": f"{config.name}-sft"})

@@ -23,7 +23,7 @@ from polyrhythm.observe import MetricsWriter, TraceWriter
 from polyrhythm.observe.report import write_report
 from polyrhythm.observe.run_folder import lock_run_folder
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
-from polyrhythm.pipeline.callbacks import Callbacks, StopTraining, UpdatesHeard
+from polyrhythm.pipeline.callbacks import Callbacks, StopTraining, UpdateForwarder
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.manager import EvaluationManager
 from polyrhythm.pipeline.observers.idle import IdleMeter
@@ -138,7 +138,7 @@ class _TrainingObservers(NamedTuple):
     lags: LagHistogram
     saver: RunCheckpointer
     timeline: TraceObserver
-    beside: BackgroundEvaluator
+    evaluator: BackgroundEvaluator
 
 
 class _Run:
@@ -171,7 +171,7 @@ class _Run:
         """
         config, pipeline, progress = self._config, self._pipeline, self._progress
         loop, launcher, watching = pipeline.loop, pipeline.launcher, list(pipeline.loop.observers)
-        episodes, lags, saver, timeline, beside = self._observe(trace, saved)
+        episodes, lags, saver, timeline, evaluator = self._observe(trace, saved)
         if saved is None:
             saver.save()  # from here on policy.pt changes, so an interrupted run needs a saved state
         else:
@@ -185,7 +185,7 @@ class _Run:
             saver.save()  # an extended run resumes from here
             totals = saver.totals()
             with interrupts.asked_politely():
-                self.evaluations.finish(beside)
+                self.evaluations.finish(evaluator)
         except (Interrupted, OrderlyHalt):
             ended = wind_down(loop, config.shutdown_s)
             saver.save()
@@ -193,7 +193,7 @@ class _Run:
             raise
         finally:
             timeline.finish(loop.clock())
-            beside.close()
+            evaluator.close()
             self._save_published()
         loop.observers[:] = watching
         lags.check_bound(config.freshness.max_lag, config.freshness.bound, clean=not saver.account.faults)
@@ -216,12 +216,12 @@ class _Run:
         )
         sources = (loop.conductor.ledger, episodes, saver.account, stations, tempo)
         metrics = UpdateMetrics(self._metrics, *sources, began=self._progress.began, now=began)
-        heard = UpdatesHeard(metrics, self._callbacks)
-        beside = self.evaluations.beside(pipeline, saved.version if saved else None)
-        loop.observers += [*(episodes, tempo, metrics, heard, lags, stations, timeline), beside, saver]
+        forwarder = UpdateForwarder(metrics, self._callbacks)
+        evaluator = self.evaluations.background(pipeline, saved.version if saved else None)
+        loop.observers += [*(episodes, tempo, metrics, forwarder, lags, stations, timeline), evaluator, saver]
         if self._live is None:
             loop.observers.append(ProgressLogger(self._updates, episodes, began))
-        return _TrainingObservers(episodes, lags, saver, timeline, beside)
+        return _TrainingObservers(episodes, lags, saver, timeline, evaluator)
 
     @property
     def _updates(self) -> int:

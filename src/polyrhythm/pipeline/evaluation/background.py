@@ -16,14 +16,14 @@ from polyrhythm.scheduler import records
 
 log = logging.getLogger(__name__)
 
-#: Told of each evaluation: its version and all its results.
-Told = Callable[[int, Sequence[records.SampleEvaluated]], None]
+#: Takes the version and all results of an evaluation.
+OnResults = Callable[[int, Sequence[records.SampleEvaluated]], None]
 
 
 class BackgroundEvaluator:
-    """An observer that asks for an evaluation every `evaluation.every` versions (0: never), one at a time.
+    """An observer that requests an evaluation every `evaluation.every` versions (0: never), one at a time.
 
-    episodes: of each; told: hears what a whole one came to, when its weights are in the place that `best` has for them.
+    episodes: of each; on_results: called after a complete evaluation, once its weights are in `best.path(version)`.
     """
 
     def __init__(
@@ -32,10 +32,10 @@ class BackgroundEvaluator:
         pipeline: Pipeline,
         best: BestCheckpoints,
         episodes: Sequence[records.Episode],
-        told: Told,
+        on_results: OnResults,
     ) -> None:
         self._config, self._pipeline, self._best = config, pipeline, best
-        self._episodes, self._told = tuple(episodes), told
+        self._episodes, self._on_results = tuple(episodes), on_results
         self._every = config.evaluation.every or math.inf
         self._next = best.newest + self._every
         self._name = ""
@@ -98,8 +98,8 @@ class BackgroundEvaluator:
 
     def _request(self, version: int) -> None:
         self._name, self._version, self._results = f"during-{version}", -1, []
-        beside = self._config.evaluation.weights != "pause"
-        self._pipeline.loop.submit_later(records.Evaluate(self._name, self._episodes, beside))
+        background = self._config.evaluation.weights != "pause"
+        self._pipeline.loop.submit_later(records.Evaluate(self._name, self._episodes, background))
 
     def _begin(self, version: int) -> None:
         """Save the weights of the version that the evaluation is pinned to while the weights bus has them."""
@@ -122,7 +122,7 @@ class BackgroundEvaluator:
         self._name = ""
         self.close()
         if not dropped:
-            self._told(self._version, self._results)
+            self._on_results(self._version, self._results)
             return
         log.warning(
             "the evaluation of version %d is abandoned: %d of its %d episodes ended; the next one is of version %g",

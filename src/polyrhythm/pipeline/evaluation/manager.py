@@ -53,35 +53,35 @@ class EvaluationManager:
         The phase's result is {name: greedy tally, name_sampled: sampled tally, swapped: …}, of those requested; they
         are also logged as metrics at the evaluated version. Raises RunHalted if no episode ended.
         """
-        wanted, progress = self._config.evaluation, self._progress
-        if not wanted.episodes or progress.result(f"evaluation_{name}") is not None:
+        settings, progress = self._config.evaluation, self._progress
+        if not settings.episodes or progress.result(f"evaluation_{name}") is not None:
             return
         modes = self._modes(name)
         with progress.phase(f"evaluation_{name}"):
-            results = pipeline.evaluate(name, self._episodes(wanted.episodes, modes))
+            results = pipeline.evaluate(name, self._episodes(settings.episodes, modes))
         tallies = self._record(modes, results)
-        if name == "after" and wanted.every:
+        if name == "after" and settings.every:
             self._list_trained(results[0].version, tallies)
         progress.commit(f"evaluation_{name}", tallies)
 
-    def beside(self, pipeline: Pipeline, resumed: int | None) -> BackgroundEvaluator:
+    def background(self, pipeline: Pipeline, resumed: int | None) -> BackgroundEvaluator:
         """The evaluator during training. resumed: the version from which the run resumes, if it does."""
         evaluation = self._config.evaluation
         episodes = self._episodes(evaluation.episodes_beside, self._modes("during"))
         if self._best.listed or (evaluation.every and resumed is not None):
             self._best.rewind(resumed or 0)
-        beside = BackgroundEvaluator(self._config, pipeline, self._best, episodes, self._during)
+        evaluator = BackgroundEvaluator(self._config, pipeline, self._best, episodes, self._during)
         if evaluation.every:
             template = "evaluation of %s every %s, weights: %s (%s)"
             every = counted(evaluation.every, "version")
-            log.info(template, counted(len(episodes), "episode"), every, evaluation.weights, beside.memory())
-        return beside
+            log.info(template, counted(len(episodes), "episode"), every, evaluation.weights, evaluator.memory())
+        return evaluator
 
-    def finish(self, beside: BackgroundEvaluator) -> None:
+    def finish(self, evaluator: BackgroundEvaluator) -> None:
         """Wait for the evaluation under way, if there is one."""
-        if beside.under_way:
+        if evaluator.under_way:
             with self._progress.phase("evaluation_during"):
-                beside.finish()
+                evaluator.finish()
 
     def after_s(self) -> float:
         """Estimated seconds of the evaluation after training, from the one before."""
@@ -116,11 +116,11 @@ class EvaluationManager:
 
     def _modes(self, name: str) -> dict[str, Mode]:
         """Name of the tally → action mode; greedy first, if requested."""
-        wanted = self._config.evaluation
+        settings = self._config.evaluation
         candidates = (
-            (name, True, False, wanted.greedy),
-            (f"{name}_sampled", False, False, wanted.sampled),
-            ("swapped", True, True, wanted.swapped and name == "after"),
+            (name, True, False, settings.greedy),
+            (f"{name}_sampled", False, False, settings.sampled),
+            ("swapped", True, True, settings.swapped and name == "after"),
         )
         return {key: (greedy, swap) for key, greedy, swap, requested in candidates if requested}
 

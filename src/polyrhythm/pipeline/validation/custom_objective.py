@@ -1,4 +1,4 @@
-"""What is tried before the start: the policy on real observations, a user's loss and advantage on made-up entries."""
+"""Tries the policy on real observations, and a custom loss and advantage on random entries, before the start."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def try_on(observations: Mapping[str, NDArray[Any]], kind: str, policy: Policy, 
 
 
 def as_shown(observations: Mapping[str, NDArray[Any]], spec: EnvSpec) -> dict[str, Tensor]:
-    """The rows as a policy sees them: from the first to the last instruction, at the beginning of an episode."""
+    """The rows as policy input: instructions from the first to the last, progress 0."""
     rows = len(next(iter(observations.values())))
     shown = {name: torch.from_numpy(array) for name, array in observations.items()}
     instructions = torch.linspace(0, len(spec.tasks) - 1, rows).long()
@@ -50,7 +50,7 @@ def as_shown(observations: Mapping[str, NDArray[Any]], spec: EnvSpec) -> dict[st
 
 
 def dry_run_objective(algorithm: AlgorithmSettings, policy: Policy) -> None:
-    """Raise ConfigError unless what the user wrote gives what it must, for a policy of these chunks and actions."""
+    """Raise ConfigError if a custom loss or advantage violates its contract for the policy's chunk and action size."""
     valid = torch.ones(sum(_STEPS), policy.chunk, dtype=torch.bool)
     valid[-1, 1:] = False
     if isinstance(algorithm.loss, OwnFunction):
@@ -136,9 +136,9 @@ def _refuse_moods(what: str, first: Tensor, second: Tensor, given: Sequence[Tens
 
 def _refuse_unlike(what: str, given: object, mask: Tensor) -> None:
     if not isinstance(given, Tensor) or given.shape != mask.shape:
-        raise ConfigError(f"{what} is {_name(given)}; a tensor {list(mask.shape)} is wanted, one number per entry")
+        raise ConfigError(f"{what} is {_name(given)}; expected a tensor {list(mask.shape)}, one number per entry")
     if not given.is_floating_point():
-        raise ConfigError(f"{what} is of {given.dtype}; floating-point numbers are wanted")
+        raise ConfigError(f"{what} is of {given.dtype}; expected floating-point numbers")
     if not given.isfinite().all():
         raise ConfigError(f"{what} has NaN or infinity for ordinary entries; check the formula")
 

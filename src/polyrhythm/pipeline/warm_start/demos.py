@@ -94,12 +94,12 @@ def refuse_misfit(found: Demonstrations, spec: EnvSpec, chunk: int, action_repea
             "steps; set it to that"
         )
     shapes = {name: x.shape[1:] for name, x in found.obs.items()} | {"actions": found.actions.shape[1:]}
-    wanted = {name: x.shape for name, x in shown(spec).items()} | {"actions": (chunk, spec.action.dim)}
-    if shapes != wanted:
-        odd = next(name for name in sorted(wanted | shapes) if shapes.get(name) != wanted.get(name))
+    expected = {name: x.shape for name, x in shown(spec).items()} | {"actions": (chunk, spec.action.dim)}
+    if shapes != expected:
+        odd = next(name for name in sorted(expected | shapes) if shapes.get(name) != expected.get(name))
         raise ConfigError(
             f"these demonstrations are of other settings: {odd} is {shapes.get(odd, 'absent')}, "
-            f"the policy and environment need {wanted.get(odd, 'none')}; record them again"
+            f"the policy and environment need {expected.get(odd, 'none')}; record them again"
         )
 
 

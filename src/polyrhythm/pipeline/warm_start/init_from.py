@@ -21,12 +21,12 @@ def load_init_weights(config: RunConfig, policy: Policy) -> None:
     if not path.exists():
         raise RunFolderError(f"init_from = {path}: it does not exist; name the folder of a run or its policy.pt")
     theirs, weights, _ = load_policy(path)
-    found, wanted = (section.model_dump(mode="json") for section in (theirs.policy, config.policy))
-    differing = differences(found, wanted, "policy.")
+    saved, current = (section.model_dump(mode="json") for section in (theirs.policy, config.policy))
+    differing = differences(saved, current, "policy.")
     if differing:
-        key, has, asked = differing[0]
+        key, has, own = differing[0]
         raise RunFolderError(
-            f"init_from = {path}: {key} is {asked} here but {has} in the policy of those weights; "
+            f"init_from = {path}: {key} is {own} here but {has} in the policy of those weights; "
             "make them equal, or name other weights"
         )
     try:

@@ -159,7 +159,7 @@ class EnvHost:
                 return True
             if slot.answered:
                 return worked
-        if slot.live and not slot.asked:
+        if slot.live and not slot.has_request:
             slot.post()
             if not worked:
                 self._step_slots = [slot]
@@ -181,7 +181,7 @@ class EnvHost:
         """Reset the granted rows and activate them; False if that must wait for the batch's other rows."""
         if not self.info.reset_rows:
             return self._begin_together()
-        if self._whole and (slot.asked or any(other.answered for other in self.slots.values())):
+        if self._whole and (slot.has_request or any(other.answered for other in self.slots.values())):
             return False
         self._reset_slots = [slot]
         starting = _take_pending(slot)
@@ -196,7 +196,7 @@ class EnvHost:
 
     def _begin_together(self) -> bool:
         """Begin the episodes of the whole batch once no row runs; a row without a ticket is reset too, then idles."""
-        if any(slot.live or slot.asked for slot in self.slots.values()):
+        if any(slot.live or slot.has_request for slot in self.slots.values()):
             return False
         parts = [(slot, _take_pending(slot)) for slot in self.slots.values()]
         self._reset_slots = [slot for slot, starting in parts if starting]
@@ -263,14 +263,14 @@ class EnvHost:
             log.exception("env batch %s: a step failed", self.info.name)
             more = _in_call(fault, sum(member.due_rows for member in members))
             for member in members:
-                if member.asked:
-                    member.fail_asked(str(fault), more)
+                if member.has_request:
+                    member.fail_request(str(fault), more)
             return True
 
     def _step_and_record(self, members: Sequence[Slot]) -> bool:
         left = None
-        if any(member.runs_out for member in members):
-            left = np.concatenate([member.left() for member in members])
+        if any(member.may_reach_limit for member in members):
+            left = np.concatenate([member.steps_left() for member in members])
         if len(members) == 1:
             rows, actions = members[0].due()
         else:

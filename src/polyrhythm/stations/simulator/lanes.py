@@ -56,6 +56,6 @@ class Lanes:
 
 
 def _waits_for(slot: Slot) -> tuple[str, int]:
-    if slot.asked:
+    if slot.has_request:
         return GENERATOR, slot.sequence
     return THREAD if slot.live or slot.pending else TICKETS, 0

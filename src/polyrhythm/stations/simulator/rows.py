@@ -37,7 +37,7 @@ class RowStates:
     parked: the last observation of an episode that waits for its continuation.
     oldest, newest: weight versions that answered in the current sample.
     running: the active rows, ascending; index: the same for indexing; required: highest version among their tickets;
-    evaluating: one of them belongs to an evaluation; furthest: upper bound of their episodes' env steps.
+    evaluating: one of them belongs to an evaluation; max_elapsed: upper bound of their episodes' env steps.
     """
 
     def __init__(self, count: int, longest: int, stride: int, layout: ArenaLayout, tasks: Sequence[Task]) -> None:
@@ -67,7 +67,7 @@ class RowStates:
         self.index = as_index(self.running)
         self.required = int(self.version[self.index].max(initial=0))
         self.evaluating = bool(self.evaluation[self.index].any())
-        self.furthest = int(self.elapsed(self.index).max(initial=0))
+        self.max_elapsed = int(self.elapsed(self.index).max(initial=0))
         self._abreast = self._first_entry()
 
     def _first_entry(self) -> int | None:
@@ -124,7 +124,7 @@ class RowStates:
 
     def advance(self, rows: Index, result: ChunkResult) -> None:
         """Add the outcome of a chunk step of these rows."""
-        self.furthest += self._stride
+        self.max_elapsed += self._stride
         if self._abreast is not None:
             self._abreast = self._abreast + self._layout.blocks if rows is self.index else None
         rewards = result.rewards
@@ -132,7 +132,7 @@ class RowStates:
         self.steps[rows] += 1
         self.success[rows] |= result.success
 
-    def past(self, rows: Index, segment_steps: int) -> NDArray[np.bool_]:
+    def segment_done(self, rows: Index, segment_steps: int) -> NDArray[np.bool_]:
         """Whether each of these rows has completed a segment. Evaluation episodes are never cut."""
         return np.asarray((self.steps[rows] >= segment_steps) & ~self.evaluation[rows])
 

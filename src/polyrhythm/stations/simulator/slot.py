@@ -1,6 +1,6 @@
 """A slot: the shard of an env batch that requests actions. It posts requests, stores answers, emits finished samples.
 
-Life: idle → ready (active rows, observations written) → asked (request out) → answered → stepped → ready …
+Life: idle → ready (active rows, observations written) → requested → answered → stepped → ready …
 Invariant: at most one request is open; it holds all rows that were active when it was posted; a row that starts while
 it is open joins the next one. An answer is written only to blocks of rows that still wait for it: a cancelled row's
 block may belong to another row by then.
@@ -99,12 +99,12 @@ class Slot:
         self._rows = RowStates(info.rows, longest, self._stride, arena.layout, env.spec.tasks)
         self._numbers = np.arange(info.first, info.first + info.rows)
         self._sequence = -1
-        self._asked: NDArray[np.intp] | None = None
-        self._asked_rows = 0
+        self._request_rows: NDArray[np.intp] | None = None
+        self._request_size = 0
         self._due: Index = slice(0, 0)
         self._at: Entries = slice(0, 0)
         self._next: tuple[NDArray[np.intp], Entries] = (self._rows.running, self._at)
-        self._wanted: NDArray[np.intp] | None = None
+        self._answer_rows: NDArray[np.intp] | None = None
         self._actions: NDArray[np.generic] = np.zeros(0)
         answers = arena.layout.answers.items()
         self._floating = [name for name, array in answers if np.dtype(array.dtype).kind == "f"]
@@ -117,9 +117,9 @@ class Slot:
         return bool(len(self._rows.running))
 
     @property
-    def asked(self) -> bool:
+    def has_request(self) -> bool:
         """Whether a request is open, answered or not."""
-        return self._asked is not None
+        return self._request_rows is not None
 
     @property
     def sequence(self) -> int:
@@ -129,11 +129,11 @@ class Slot:
     @property
     def due_rows(self) -> int:
         """Number of rows of the open request that still run."""
-        return 0 if self._asked is None else len(self._asked)
+        return 0 if self._request_rows is None else len(self._request_rows)
 
     def outstanding(self) -> str:
         """Description of what the slot waits for."""
-        state = "answered" if self.answered else "waits for an answer" if self.asked else "has no open request"
+        state = "answered" if self.answered else "waits for an answer" if self.has_request else "has no open request"
         return f"{self.name} {state} with {len(self._rows.running)} rows, {len(self.pending)} grants pending"
 
     # ------------------------------------------------------------ begin
@@ -178,17 +178,17 @@ class Slot:
             nonfinite = self._recorder.observe(fresh, self._rows.entries(fresh), 0.0)
             self._fail_nonfinite(fresh, ENVIRONMENT, nonfinite)
 
-    # ------------------------------------------------------------ ask
+    # ------------------------------------------------------------ request
 
     def post(self) -> None:
         """Request actions for all active rows."""
         state, source = self._rows, self._source
-        self._asked, self.answered = state.running, False
-        self._asked_rows = len(state.running)
+        self._request_rows, self.answered = state.running, False
+        self._request_size = len(state.running)
         self._due = state.index
         running, at = self._next
         self._at = at if running is state.running else state.entries(state.index)
-        self._wanted = None
+        self._answer_rows = None
         self._sequence += 1
         self._arena.post(self.name, RequestView(numbers(self._at), state.next_keys(), state.greedy[state.index]))
         source.emit(
@@ -207,19 +207,19 @@ class Slot:
     def answer(self, reply: Reply) -> bool:
         """Store the answer; False if it is not the one expected. Rows whose answer is not finite fail, so that such
         actions reach no environment. Raises UnfitMessage if the number of rows differs."""
-        if self._asked is None or self.answered or reply.sequence != self._sequence:
+        if self._request_rows is None or self.answered or reply.sequence != self._sequence:
             return False
-        if len(reply.answers) != self._asked_rows:
+        if len(reply.answers) != self._request_size:
             given = len(reply.answers)
-            raise UnfitMessage("impossible", f"slot {self.name} requested {self._asked_rows} rows, not {given}")
-        answers = reply.answers if self._wanted is None else reply.answers[self._wanted]
+            raise UnfitMessage("impossible", f"slot {self.name} requested {self._request_size} rows, not {given}")
+        answers = reply.answers if self._answer_rows is None else reply.answers[self._answer_rows]
         self._arena.keep(self._at, answers)
         version = int(answers[VERSION][0]) if len(answers) else 0
         self._rows.answered(self._due, version)
         self._actions = answers[ACTIONS].copy()
         self.answered = True
         nonfinite = first_not_finite({name: answers[name] for name in self._floating})
-        self._fail_nonfinite(self._asked, POLICY, nonfinite, f", weights of version {version}")
+        self._fail_nonfinite(self._request_rows, POLICY, nonfinite, f", weights of version {version}")
         return True
 
     # ------------------------------------------------------------ step
@@ -229,17 +229,17 @@ class Slot:
         return self._numbers[self._due], self._actions
 
     @property
-    def runs_out(self) -> bool:
+    def may_reach_limit(self) -> bool:
         """Whether a row may reach its step limit in this chunk step."""
-        return self._rows.furthest + self._stride >= self._max_steps
+        return self._rows.max_elapsed + self._stride >= self._max_steps
 
-    def left(self) -> NDArray[np.int64]:
+    def steps_left(self) -> NDArray[np.int64]:
         """Env steps left to each of the rows to step."""
         return np.asarray(self._max_steps - self._rows.elapsed(self._due))
 
     def record(self, result: ChunkResult) -> bool:
         """Store the chunk step's outcome, observe, and emit the samples that ended or failed; True if any did."""
-        rows, index, state, arena = self._asked, self._due, self._rows, self._arena
+        rows, index, state, arena = self._request_rows, self._due, self._rows, self._arena
         assert rows is not None
         with np.errstate(over="ignore", invalid="ignore"):  # a reward beyond float32's range fails its row below
             arena.rewards[self._at] = result.rewards
@@ -253,9 +253,9 @@ class Slot:
         nonfinite = self._recorder.observe(index, at, elapsed / self._max_steps)
         if not is_finite(given):
             nonfinite |= first_not_finite({"reward": given})
-        self._asked, self.answered = None, False
+        self._request_rows, self.answered = None, False
         over = result.terminated | result.truncated
-        ended = over | state.past(index, self._settings.segment_steps) if self._settings.segment_steps else over
+        ended = over | state.segment_done(index, self._settings.segment_steps) if self._settings.segment_steps else over
         if nonfinite:
             ended = ended & ~np.isin(np.arange(len(rows)), list(nonfinite))
             self._fail_nonfinite(rows, ENVIRONMENT, nonfinite)
@@ -275,9 +275,9 @@ class Slot:
 
     def drop_answer(self) -> None:
         """Drop the answer: all rows of the request were cancelled."""
-        assert self._asked is not None
-        assert not len(self._asked)
-        self._asked, self.answered = None, False
+        assert self._request_rows is not None
+        assert not len(self._request_rows)
+        self._request_rows, self.answered = None, False
 
     def _finish(self, row: int, end: SampleEnd, last: int) -> None:
         """Emit the row's finished sample, whose last chunk step had `last` env steps."""
@@ -338,8 +338,8 @@ class Slot:
 
     def refuse(self, sequence: int, reason: str) -> None:
         """Fail the samples of the request's rows: it will not be answered."""
-        if self._asked is not None and not self.answered and sequence == self._sequence:
-            self.fail_asked(reason)
+        if self._request_rows is not None and not self.answered and sequence == self._sequence:
+            self.fail_request(reason)
 
     def _fail_nonfinite(self, rows: NDArray[np.intp], culprit: str, nonfinite: Mapping[int, str], by: str = "") -> None:
         """Fail the rows at these positions, each with the name of its non-finite array. by: detail on the culprit."""
@@ -348,26 +348,26 @@ class Slot:
             step = int(self._rows.elapsed(np.array([row]))[0])
             self.fail([row], not_finite_reason(culprit, what), f", env step {step}{by}")
 
-    def fail_asked(self, reason: str, more: str = "") -> None:
+    def fail_request(self, reason: str, more: str = "") -> None:
         """Fail the samples of the open request's rows and drop the request. more: added to each error detail."""
-        assert self._asked is not None
-        self.fail(self._asked.tolist(), reason, more)
-        self._asked, self.answered = None, False
+        assert self._request_rows is not None
+        self.fail(self._request_rows.tolist(), reason, more)
+        self._request_rows, self.answered = None, False
 
     def fail(self, rows: Sequence[int], reason: str, more: str = "") -> None:
         """Fail the samples of these active rows and free the rows. more: added to each error detail."""
         lost = [(row, self._rows.ticket(row)) for row in rows]
         self._rows.end(rows)
-        if self._asked is not None:
-            still = self._rows.active[self._asked]
-            wanted = np.arange(len(self._asked)) if self._wanted is None else self._wanted
-            self._asked, self._wanted = self._asked[still], wanted[still]
+        if self._request_rows is not None:
+            still = self._rows.active[self._request_rows]
+            kept = np.arange(len(self._request_rows)) if self._answer_rows is None else self._answer_rows
+            self._request_rows, self._answer_rows = self._request_rows[still], kept[still]
             if self.answered:
                 self._actions = self._actions[still]
-            self._due = as_index(self._asked)
+            self._due = as_index(self._request_rows)
             self._at = self._rows.entries(self._due)
-            if not len(self._asked) and not self.answered:
-                self._asked = None  # no row waits for the request any more
+            if not len(self._request_rows) and not self.answered:
+                self._request_rows = None  # no row waits for the request any more
         for row, ticket in lost:
             self._emit_failed(ticket, reason, self._rows.episode(row) + more)
 
