@@ -80,7 +80,7 @@ def _try_loss(algorithm: AlgorithmSettings, own: OwnFunction, valid: Tensor, act
             raise ConfigError(f"{what}: its metric {name} has the name of one of ours; rename it")
     if not output.loss.requires_grad:
         raise ConfigError(f"{what}: its loss does not depend on entries.logprob; nothing would be learned")
-    _refuse_moods(what, output.loss, _called(what, loss, entries).loss, entries[1:4], (proximal, behavior, advantage))
+    _check_pure(what, output.loss, _called(what, loss, entries).loss, entries[1:4], (proximal, behavior, advantage))
     again = _called(what, loss, entries._replace(proximal=behavior))
     if not own.uses_proximal and not torch.equal(output.loss, again.loss):
         raise ConfigError(f"{what}: it reads entries.proximal; set algorithm.loss.uses_proximal true")
@@ -101,7 +101,7 @@ def _try_advantage(algorithm: AlgorithmSettings, own: OwnFunction, valid: Tensor
     _refuse_unlike(f"{what}: its advantages", given.advantages, mask)
     _refuse_unlike(f"{what}: its returns", given.returns, mask)
     once_more = _called(what, estimate, samples).advantages
-    _refuse_moods(what, given.advantages, once_more, samples[:3], (rewards, penalty, values))
+    _check_pure(what, given.advantages, once_more, samples[:3], (rewards, penalty, values))
     again = _called(what, estimate, samples._replace(log_ratio=torch.zeros_like(log_ratio)))
     if not own.uses_proximal and not torch.equal(given.advantages, again.advantages):
         raise ConfigError(f"{what}: it reads samples.log_ratio; set algorithm.advantage.uses_proximal true")
@@ -126,12 +126,12 @@ def _called(what: str, function: Callable[..., Any], argument: object) -> Any:
         raise ConfigError(f"{what}: it {raised(error)}; fix it there") from error
 
 
-def _refuse_moods(what: str, first: Tensor, second: Tensor, given: Sequence[Tensor], before: Sequence[Tensor]) -> None:
-    """The same entries give the same numbers, and stay as they are."""
+def _check_pure(what: str, first: Tensor, second: Tensor, given: Sequence[Tensor], before: Sequence[Tensor]) -> None:
+    """Raise ConfigError unless the function is deterministic and leaves its inputs unchanged."""
     if not all(torch.equal(a, b) for a, b in zip(given, before, strict=True)):
-        raise ConfigError(f"{what}: it changes what it is given; work on a copy")
+        raise ConfigError(f"{what}: it modifies its input; work on a copy")
     if not torch.equal(first, second):
-        raise ConfigError(f"{what}: the same entries gave other numbers the second time; it must be a function of them")
+        raise ConfigError(f"{what}: not deterministic: equal inputs, different outputs; use only its input")
 
 
 def _refuse_unlike(what: str, given: object, mask: Tensor) -> None:
