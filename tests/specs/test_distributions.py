@@ -55,7 +55,7 @@ def test_durations(text, seconds):
     ("text", "said"),
     [
         ("", "unknown type ''"),
-        ("weibull:10ms:1", "unknown law 'weibull'; write constant:10ms"),
+        ("weibull:10ms:1", "unknown type 'weibull'; write constant:10ms"),
         ("constant:10", "duration '10' is not a number with a unit"),
         ("constant:-1ms", "duration '-1ms'"),
         ("lognormal:10ms", "has 1 values instead of 2; write lognormal:10ms:0.8"),
