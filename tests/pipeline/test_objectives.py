@@ -197,7 +197,7 @@ REFUSED = [
     (with_loss("of_nothing"), "it returned NoneType; return the loss per entry, or losses.LossOutput"),
     (with_loss("infinite"), "its loss has NaN or infinity for ordinary entries; check the formula"),
     (with_loss("constant"), "its loss does not depend on entries.logprob; nothing would be learned"),
-    (with_loss("mislabelled"), "its metric mean is a tensor \\[\\]; a tensor"),
+    (with_loss("mislabelled"), "its metric mean is a tensor \\[\\]; expected a tensor"),
     (
         with_loss("breaking"),
         "it raised RuntimeError: the formula has a hole .*test_objectives.py, line \\d+.; fix it there",
