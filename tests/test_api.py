@@ -205,7 +205,7 @@ def test_an_error_about_the_last_result_leaves_a_finished_run(tmp_path: Path) ->
 
 
 def test_what_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="int is no function and has neither on_update nor on_evaluation"):
+    with pytest.raises(ValueError, match="int is not a function and has neither on_update nor on_evaluation"):
         pr.train(_recipe(), out=tmp_path / "run", callbacks=3)
     with pytest.raises(RunFolderError, match="is not there"):
         pr.evaluate(tmp_path / "run")

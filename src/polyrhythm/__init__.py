@@ -1,7 +1,7 @@
-"""Polyrhythm: reinforcement-learning post-training of robot policies, each part at its own tempo.
+"""Polyrhythm: asynchronous reinforcement-learning post-training of robot policies.
 
-The public API is here, by name, and documented in docs/python-api.md; it is imported when it is first used, so that
-`import polyrhythm` and the command line's help load neither torch nor pydantic.
+The public API, documented in docs/python-api.md, is imported on first use, so that `import polyrhythm` and the command
+line's help load neither torch nor pydantic.
 """
 
 from __future__ import annotations

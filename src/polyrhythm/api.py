@@ -1,6 +1,6 @@
 """The public API: the commands train and eval as functions, and a trained policy for a robot. See docs/python-api.md.
 
-Nothing here prints: what a run says goes to `logging` and into its folder.
+Nothing here prints: runs write to `logging` and to their folder.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ __all__ = [
     "train",
 ]
 
-#: A recipe by name or path, as the sections that a file would have, or as `load_recipe` gave it.
+#: A recipe: its name or path, its sections as a mapping, or the result of `load_recipe`.
 Recipe = str | Path | Mapping[str, Any] | RunConfig
 
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """A run that has ended.
+    """The result of a run.
 
-    folder: where everything of it lies; summary: the content of its summary.json, empty unless it is finished;
-    finished: false where a callback has stopped it, so that it can go on by `resume`.
+    folder: the run's folder; summary: the content of its summary.json, empty unless it is finished;
+    finished: False if a callback stopped it, so that it can be resumed.
     """
 
     folder: Path
@@ -56,19 +56,19 @@ class TrainResult:
 
 
 def load_recipe(recipe: Recipe, *overrides: str | Mapping[str, Any]) -> RunConfig:
-    """The validated settings of a recipe, each override laid over what stands before it.
+    """The validated settings of a recipe with overrides, applied in order.
 
-    recipe: the name of one that ships with polyrhythm, the path of a YAML file, sections as such a file has them
-    (`extends` and `preset` too), or a loaded recipe; overrides: "section.key=value", or sections. `env` and `policy`
-    may be the settings object itself: {"env": MyEnvSettings(...)}. ConfigError: what is wrong, and what to do.
+    recipe: the name of a shipped recipe, the path of a YAML file, its sections as a mapping (also `extends` and
+    `preset`), or a loaded recipe; overrides: "section.key=value", or sections. `env` and `policy` may be settings
+    objects: {"env": MyEnvSettings(...)}. Raises ConfigError if a setting is invalid.
     """
     return load_config(recipe.model_dump(mode="json") if isinstance(recipe, RunConfig) else recipe, overrides)
 
 
 def check(recipe: Recipe) -> ValidatedRun:
-    """Whether the recipe can be run here: its settings, the environment's spec and the policy, untrained.
+    """Check whether the recipe can be run here; return its settings, the environment's spec and the untrained policy.
 
-    ConfigError, StartError: it cannot.
+    Raises ConfigError or StartError if it cannot.
     """
     return checking.validate_run(_config(recipe))
 
@@ -78,17 +78,17 @@ def train(recipe: Recipe, *, out: str | Path | None = None, callbacks: object = 
 
     out: an empty or new folder for the run (default: <out_dir>/<name>/<time>); callbacks: one, or a list: each has
     methods of `Callback`, or is a function of an update's metrics; they are called in this thread between two events.
-    Raises PolyrhythmError where the recipe cannot be run or the run cannot go on, KeyboardInterrupt where it was
-    interrupted, and what a callback raises.
+    Raises PolyrhythmError if the recipe cannot be run or the run cannot go on, KeyboardInterrupt if it is interrupted,
+    and any exception of a callback.
     """
-    heard, config = Callbacks(callbacks), _config(recipe)
+    own_callbacks, config = Callbacks(callbacks), _config(recipe)
     named = None if out is None else Path(out)
     folder = run_to_resume(config, named)
     checked = checking.validate_run(config)
     if folder is None:
         folder = new_folder(config, named)
     try:
-        return TrainResult(folder, running.train(checked, folder, callbacks=heard), finished=True)
+        return TrainResult(folder, running.train(checked, folder, callbacks=own_callbacks), finished=True)
     except StopTraining:
         return TrainResult(folder, {}, finished=False)
 
@@ -103,11 +103,11 @@ def evaluate(
     video: str | Path | None = None,
     video_episodes: int = 9,
 ) -> EvaluationResult:
-    """Success rate with its interval, and mean return, of a run's newest policy, of a checkpoint or a policy file.
+    """Evaluate a run's newest policy, a checkpoint or a policy file: success rate with its interval, and mean return.
 
-    episodes, seed: as in the run's own evaluation unless given; greedy: let the policy act without noise;
-    swap_instructions: show each task another's sentence, so that a policy that listens fails; video: a .gif or .mp4 to
-    make of the first `video_episodes` of the episodes.
+    episodes, seed: default to the run's own evaluation; greedy: act without noise; swap_instructions: show each task
+    another's instruction, so that a policy that follows instructions fails; video: a .gif or .mp4 file to write with
+    the first `video_episodes` episodes.
     """
     if video_episodes < 1:
         raise ConfigError(f"video_episodes = {video_episodes}: it must be at least 1")
@@ -117,12 +117,12 @@ def evaluate(
 
 
 def load_policy(run: str | Path | TrainResult, *, device: str = "cpu") -> StandalonePolicy:
-    """A run's newest policy, or that of a checkpoint or a policy file, ready to `act`: no simulator is needed."""
+    """Load a run's newest policy, or that of a checkpoint or a policy file; it needs no simulator."""
     return load_standalone(_path(run), device)
 
 
 def _config(recipe: Recipe) -> RunConfig:
-    """The settings. ConfigError: processes of their own would have to import what only this one has."""
+    """The settings. Raises ConfigError if station processes would have to import a class of `__main__`."""
     config = recipe if isinstance(recipe, RunConfig) else load_config(recipe)
     for path, address in in_main(config.model_dump(mode="json")) if config.launcher == "local" else ():
         name = address.partition(":")[2]

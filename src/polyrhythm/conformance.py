@@ -1,6 +1,6 @@
-"""What a conformance check reports, and the line of the user's own code that an exception came from.
+"""Findings of conformance checks, and the line of user code at which an exception was raised.
 
-`policies.conformance` and `envs.conformance` hold the checks; both report in this form.
+`policies.conformance` and `envs.conformance` hold the checks.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _FOREIGN = tuple(
     f"{Path(folder)}/"
     for folder in {str(Path(__file__).parent), *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))}
 )
-#: Characters of an exception's text that a sentence quotes.
+#: Maximum characters quoted of an exception's text.
 _QUOTED = 300
 
 
 class ContractViolation(Exception):
-    """Code does something that its contract forbids: `problem`, a clause, and `fix`, what to do about it."""
+    """User code violates its contract: `problem` and `fix`, each a clause."""
 
     def __init__(self, problem: str, fix: str) -> None:
         self.problem, self.fix = problem, fix
@@ -29,13 +29,13 @@ class ContractViolation(Exception):
 
 
 class Note(str):
-    """The result of a check that passes, with something that the user should know."""
+    """The result of a passed check, with something that the user should know."""
 
     __slots__ = ()
 
 
 class Finding(NamedTuple):
-    """The result of one check. note: it can be trained so; failed: it cannot. fix: what to do, "" for nothing."""
+    """The result of one check. note: training works; failed: it does not. fix: what to do, "" for none."""
 
     name: str
     state: Literal["ok", "note", "failed"]
@@ -43,12 +43,12 @@ class Finding(NamedTuple):
     fix: str = ""
 
 
-#: A check raises ContractViolation, or returns what it saw, "" for nothing worth saying.
+#: A check raises ContractViolation, or returns a detail, "" for none.
 Check = Callable[[], str]
 
 
 def run_checks(checks: Mapping[str, Check]) -> Iterator[Finding]:
-    """Run each check, also after one that failed."""
+    """Run all checks, also after a failure."""
     for name, check in checks.items():
         try:
             detail = check()
@@ -59,25 +59,25 @@ def run_checks(checks: Mapping[str, Check]) -> Iterator[Finding]:
 
 
 def violation_of(call: str, error: BaseException) -> ContractViolation:
-    """What a call into the user's code raised, as a violation that names the user's line."""
+    """Violation for an exception of a call into user code, with the user's line."""
     return ContractViolation(f"{call} {raised(error)}", "fix it there")
 
 
 def raised(error: BaseException) -> str:
-    """`raised TypeError: … (/home/me/own.py, line 12)`; no place where the function could not even be called."""
-    said = " ".join(str(error).split())
-    return f"raised {type(error).__name__}: {said[:_QUOTED]}{place(_frames(error))}"
+    """`raised TypeError: … (/home/me/own.py, line 12)`; without the line if the call itself failed."""
+    text = " ".join(str(error).split())
+    return f"raised {type(error).__name__}: {text[:_QUOTED]}{place(_frames(error))}"
 
 
 def own_place(error: BaseException) -> str:
-    """` (file, line 12)` of the innermost frame in the user's own code; "" if there is none."""
+    """` (file, line 12)` of the innermost frame in user code; "" if there is none."""
     return place([frame for frame in _frames(error) if _is_own(frame[0])])
 
 
 def place(frames: Sequence[tuple[str, int]]) -> str:
-    """` (file, line 12)` of the innermost frame in the user's own code, else of the innermost one; "" without frames.
+    """` (file, line 12)` of the innermost frame in user code, else of the innermost one; "" without frames.
 
-    frames: file and line, the innermost last.
+    frames: (file, line), the innermost last.
     """
     if not frames:
         return ""
@@ -86,7 +86,7 @@ def place(frames: Sequence[tuple[str, int]]) -> str:
 
 
 def _frames(error: BaseException) -> list[tuple[str, int]]:
-    """Where the error passed, below the function that caught it."""
+    """The error's traceback, (file, line), below the function that caught it."""
     return [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)[1:]]
 
 

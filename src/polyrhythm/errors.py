@@ -1,24 +1,24 @@
-"""Errors that a user can act on. Each message says what is wrong, shows the value, and says what to do.
+"""Errors that a user can fix. Each message has the setting, its value, the problem and the fix.
 
     PolyrhythmError          caught by the command line: one line on stderr, exit status 2
     ├── ConfigError          a recipe, an override, or a combination of settings is wrong
     ├── RunFolderError       a run folder or checkpoint is missing, incomplete or of another run
-    ├── StartError           this machine lacks what the run needs: shared memory, an address, a folder
+    ├── StartError           this machine lacks a resource of the run: shared memory, an address, a folder
     └── RunHalted            the run cannot go on (too many failures, for example)
-        └── RunDistrusted    what it has trained broke a promise of ours; to resume it would not mend that
+        └── RunDistrusted    the run violated a guarantee; resuming it would not help
 
-`flow` stands apart: it imports nothing of this package and raises `ValueError`.
+`scheduler` imports nothing of this package and raises `ValueError`.
 """
 
 from __future__ import annotations
 
 
 class PolyrhythmError(Exception):
-    """Base of every error that is the user's to solve."""
+    """Base of all errors that a user can fix."""
 
 
 class ConfigError(PolyrhythmError, ValueError):
-    """Settings that cannot be run. The message shows the first of `problems` and counts the others."""
+    """Invalid settings. The message has the first of `problems` and the number of others."""
 
     def __init__(self, *problems: str, origin: str = "") -> None:
         assert problems, "a ConfigError needs at least one problem"
@@ -34,12 +34,12 @@ class RunFolderError(PolyrhythmError):
 
 
 class StartError(PolyrhythmError):
-    """The machine cannot give what the run needs."""
+    """The machine lacks a resource of the run."""
 
 
 class RunHalted(PolyrhythmError):
-    """The run ended before its goal, for the reason in the message."""
+    """The run ended early, for the reason in the message."""
 
 
 class RunDistrusted(RunHalted):
-    """What the run has done breaks a guarantee, so that its result is not to be trusted."""
+    """The run violated a guarantee, so its result is not to be trusted."""

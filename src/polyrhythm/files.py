@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic writing of files, and messages for file errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOT_ALLOWED = frozenset(
 
 
 def trouble(error: OSError) -> str:
-    """What kept a file from being written or read, in a sentence that names it; "" if it is none of these reasons."""
+    """Sentence on why a file could not be written or read, with its path; "" for other errors."""
     path = error.filename2 or error.filename
     if error.errno in NO_ROOM:
         return f"{path or 'a file'} could not be written ({error.strerror}); make room on that disk"
@@ -41,9 +41,9 @@ def name_in_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """The path to write to in `path`'s stead, `<path>.part`, which takes its name when the block ends well.
+    """Yield a temporary path, `<path>.part`, which replaces `path` when the block succeeds.
 
-    When the block raises, what was written is gone; whoever is killed in it leaves what was there before.
+    If the block raises, the temporary file is deleted; if the process is killed, `path` is unchanged.
     """
     unfinished = path.with_name(path.name + ".part")
     try:

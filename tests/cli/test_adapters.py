@@ -122,14 +122,14 @@ def test_a_type_in_its_short_form_shows_what_it_offers(capsys: pytest.CaptureFix
     ("name", "section", "said"),
     [
         ("metaworld", {}, "depend on tasks"),
-        (OWN, {"sizes": [1]}, "cannot be told before: pip install no_such_simulator"),
+        (OWN, {"sizes": [1]}, "are unknown before: pip install no_such_simulator"),
         (
             SHOWN,
             {"broken": True},
-            r"cannot be told: spec\(\) raised RuntimeError: no licence \(.*test_adapters.py, line \d+\)",
+            r"are unknown: spec\(\) raised RuntimeError: no licence \(.*test_adapters.py, line \d+\)",
         ),
-        (SHOWN, {"brokn": True}, r"cannot be told: env.brokn = True: no such key; did you mean broken\?.*"),
-        ("gymnasium", {}, "cannot be told: env = .*"),
+        (SHOWN, {"brokn": True}, r"are unknown: env.brokn = True: no such key; did you mean broken\?.*"),
+        ("gymnasium", {}, "are unknown: env = .*"),
     ],
 )
 def test_why_an_environment_cannot_say_what_it_offers(name: str, section: dict[str, object], said: str) -> None:

@@ -58,7 +58,7 @@ def test_a_policy_is_not_checked_without_observations(capsys):
     words = ["check", "latency", "launcher=inline", WALK % "reset raises", "policy=gaussian"]
     assert main(words) == 1
     said = capsys.readouterr().out
-    assert "  ! contract                      not checked: it is tried on observations of the environment" in said
+    assert "  ! contract                      not checked: the check needs observations of the environment" in said
     assert said.splitlines()[-1].endswith(
         "environment: same seed, same state, environment: rows in the order asked, "
         "environment: rows reset alone, environment: rows step alone, environment: "

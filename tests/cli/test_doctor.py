@@ -95,7 +95,7 @@ def test_without_any_package_each_check_says_what_is_missing() -> None:
 
 
 def test_a_finding_is_one_aligned_line_and_what_to_run() -> None:
-    assert line(Finding("cores", "ok", "2 to use")) == "ok       cores             2 to use"
+    assert line(Finding("cores", "ok", "2 available")) == "ok       cores             2 available"
     lines = line(Finding("rendering egl", "missing", "no frame", "apt-get install x")).splitlines()
     assert lines == ["missing  rendering egl     no frame", f"{'':27}run: apt-get install x"]
 

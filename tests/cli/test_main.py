@@ -102,7 +102,7 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
         (["train", "cartpole", "out_dir=/proc/x"], "out_dir"),
         (["train", "cartpole", "resume=nowhere"], "it has no config.yaml; name another, or set resume=never"),
         (["train", "cartpole", "training.mini_batch_samples=10000000000"], "shared memory: "),
-        (["simulate", "nowhere.yaml"], "is not there"),
+        (["simulate", "nowhere.yaml"], "does not exist"),
     ],
 )
 def test_a_users_error_is_one_line_and_status_2(
@@ -308,7 +308,7 @@ def test_what_cannot_be_written_is_named_in_one_sentence(
     save_config(load_config(str(recipe)), folder / "config.yaml")
     (folder / obstacle).mkdir() if is_folder else (folder / obstacle).touch()
     status = main(["train", str(recipe), f"resume={folder}"])
-    told = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("to go on: ")]
+    told = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("to resume: ")]
     assert status == 2
     assert len(told) == 1
     assert told[0].startswith("polyrhythm: error: ")

@@ -42,7 +42,7 @@ def test_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert "T_async, max_lag 1    109 s, with β* = 0.220" in lines
     assert "workers that train             2              2" in lines
     assert main(["plan", "--theory", *GIVEN, "--max-lag", "0"]) == 0
-    assert "beware" in capsys.readouterr().out
+    assert "warning" in capsys.readouterr().out
 
 
 def test_times_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,10 +66,10 @@ def test_times_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "a version in that run" in capsys.readouterr().out
 
     assert main(["plan", "--theory", str(folder), "--epochs", "2"]) == 2
-    assert "--epochs without --train; a run's training time has all its epochs" in capsys.readouterr().err
+    assert "--epochs without --train; a run's training time includes all epochs" in capsys.readouterr().err
     (folder / "summary.json").write_text('{"rl"')
     assert main(["plan", "--theory", str(folder)]) == 2
-    assert "is cut short" in capsys.readouterr().err
+    assert "is truncated" in capsys.readouterr().err
     (folder / "summary.json").write_text("{}")
     assert main(["plan", "--theory", str(folder)]) == 2
     assert "summary.json has no ledger; name a run that trained to its end" in capsys.readouterr().err
@@ -82,7 +82,7 @@ def test_times_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         (GIVEN[2:], "--samples missing"),
         ([*GIVEN, "--workers", "1"], "workers is 1; it takes 2"),
         ([*GIVEN, "--rollout", "10"], "--rollout: duration '10' is not a number with a unit; write for example 10ms"),
-        ([*GIVEN, "--rollout", "pareto:10s:2"], "--rollout: distribution 'pareto:10s:2' has the unknown law 'pareto'"),
+        ([*GIVEN, "--rollout", "pareto:10s:2"], "--rollout: distribution 'pareto:10s:2' has the unknown type 'pareto'"),
         ([*GIVEN, "--train", "fast"], "--train: duration 'fast' is not a number with a unit"),
         ([*GIVEN, "--longest", "9s"], "longest is 9; make it at least the mean, 10"),
         ([*GIVEN, "--train", "0s"], "train is 0; make it more than 0 seconds"),

@@ -14,7 +14,7 @@ SMALL = ["training.versions=2", "training.mini_batch_samples=4", "rollout.rows=4
 def test_training_leaves_a_report_and_it_can_be_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     assert main(["train", "cartpole", "launcher=inline", *SMALL, "--out", str(folder)]) == 0
-    assert f"to look at: {folder / 'report.html'}" in capsys.readouterr().out
+    assert f"report: {folder / 'report.html'}" in capsys.readouterr().out
     whole = (folder / "report.html").read_text()
     (folder / "report.html").unlink()
     assert main(["report", str(folder)]) == 0
@@ -39,7 +39,7 @@ def test_a_run_is_not_lost_with_its_report(
     (tmp_path / "report.html").mkdir()  # nothing can be written there
     assert "after" in train(validate_run(load_config("cartpole", ["launcher=inline", *SMALL])), tmp_path)
     assert (tmp_path / "summary.json").is_file()
-    assert "no report was written; the run is whole" in caplog.text
+    assert "no report was written; the run is complete" in caplog.text
 
 
 def test_a_folder_without_a_run_is_the_users_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -216,7 +216,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_or_gone_says_so(run: Path, caps
     told = capsys.readouterr().err
     assert "is damaged: ValueError: run.json was changed); begin another run" in told
     assert "has no saved run that is whole (run-0" in told
-    assert "to go on" not in told, "that command could not succeed"
+    assert "to resume:" not in told, "that command could not succeed"
     shutil.rmtree(run / STATES)
     assert main(["resume", str(run), "training.versions=4"]) == 2
     told = capsys.readouterr().err
@@ -328,8 +328,8 @@ def test_a_run_of_own_classes_needs_them_as_they_were_and_says_where_they_are(
         assert main(["resume", str(run), "training.versions=4"]) == 2
         told = capsys.readouterr().err
         assert "weights do not fit the policy" in told
-        assert "if you changed the code of the policy, undo that, or begin another run" in told
-        assert "to go on" not in told
+        assert "if you changed the code of the policy, undo that, or start another run" in told
+        assert "to resume:" not in told
         del sys.modules["our_policy"]
         monkeypatch.chdir(away)
         sys.path.remove(str(home))

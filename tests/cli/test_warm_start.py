@@ -134,7 +134,7 @@ def test_nobody_demonstrates_cartpole(command: str, tmp_path: Path, capsys: pyte
     out = tmp_path / "out"
     assert main([command, cartpole(tmp_path), "--out", str(out)]) == 2
     told = capsys.readouterr().err
-    assert "env.type = gymnasium: this environment has no scripted expert; take one that has" in told
+    assert "env.type = gymnasium: this environment has no scripted expert; choose one that has" in told
     assert told.count("\n") == 1
     assert not out.exists()
 
@@ -169,8 +169,8 @@ def test_who_has_imitated_is_told_to_go_on_if_rewards_can_teach_the_policy(
     words = ["sft", recipe(tmp_path), "--out", str(tmp_path / "start"), "supervised.steps=2", f"policy.type={kind}"]
     assert main(words) == 0
     told = capsys.readouterr().out
-    assert "to measure it: polyrhythm eval" in told
-    assert ("to go on: polyrhythm train" in told) is goes_on
+    assert "to evaluate: polyrhythm eval" in told
+    assert ("to train: polyrhythm train" in told) is goes_on
 
 
 def test_a_person_at_a_terminal_sees_what_each_command_is_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,7 @@ def test_a_warm_start_that_is_cut_says_how_to_go_on(tmp_path: Path, capsys: pyte
     hasty = "env={type: 'tests.cli.test_warm_start:HastySettings'}"
     assert main(["sft", recipe(tmp_path), "--out", str(folder), hasty]) == 130
     told = capsys.readouterr().err
-    assert f"to go on: polyrhythm resume {folder}\n" in told
+    assert f"to resume: polyrhythm resume {folder}\n" in told
     assert not (folder / "summary.json").exists()
 
 
@@ -238,7 +238,7 @@ def test_demonstrations_of_other_settings_are_refused(tmp_path: Path, capsys: py
     Demonstrations(found.obs, found.actions, ("b", "a"), 1).save(renamed)
     rubbish.write_bytes(b"rubbish")
     refused = {
-        (str(file), "policy.chunk=2"): "actions is (1, 1), the policy and environment want (2, 1); record them again",
+        (str(file), "policy.chunk=2"): "actions is (1, 1), the policy and environment need (2, 1); record them again",
         (
             str(file),
             "rollout.action_repeat=3",
@@ -266,14 +266,14 @@ def test_weights_of_another_policy_are_refused_before_a_folder_is_made(
         (
             recipe(tmp_path),
             given,
-        ): "policy.type is gaussian here but categorical in the policy that those weights belong to",
+        ): "policy.type is gaussian here but categorical in the policy of those weights",
         (
             cartpole(tmp_path),
             given,
             "policy.activation=relu",
-        ): "policy.activation is relu here but tanh in the policy that those weights belong to; make",
+        ): "policy.activation is relu here but tanh in the policy of those weights; make",
         (cartpole(tmp_path), given, "env=gymnasium:Acrobot-v1"): "weights do not fit the policy",
-        (cartpole(tmp_path), f"{given}x"): "is not there; name the folder of a run or its policy.pt",
+        (cartpole(tmp_path), f"{given}x"): "it does not exist; name the folder of a run or its policy.pt",
         (cartpole(tmp_path), f"init_from={tmp_path}"): "holds no policy.pt",
     }
     for (path, *overrides), words in refused.items():
@@ -284,7 +284,7 @@ def test_weights_of_another_policy_are_refused_before_a_folder_is_made(
         assert told.count("\n") == 1
         assert not run.exists()
     assert main(["sft", recipe(tmp_path), given]) == 2
-    assert "sft makes the weights to begin with" in capsys.readouterr().err
+    assert "sft makes the initial weights" in capsys.readouterr().err
 
 
 def test_a_run_goes_on_without_the_weights_that_it_was_given(tmp_path: Path) -> None:
@@ -412,5 +412,5 @@ def test_a_full_disk_ends_a_run_with_a_line_and_the_way_to_go_on(
     told = capsys.readouterr().err.splitlines()
     assert told == [
         "polyrhythm: error: a file could not be written (No space left on device); make room on that disk",
-        f"to go on: polyrhythm resume {run}",
+        f"to resume: polyrhythm resume {run}",
     ]

@@ -143,7 +143,7 @@ def test_a_recipe_that_is_no_mapping_or_not_there(folder: Path) -> None:
         load_config("list.yaml")
     with pytest.raises(ConfigError, match="did you mean cartpole"):
         load_config("cartpol")
-    with pytest.raises(ConfigError, match="not there"):
+    with pytest.raises(ConfigError, match="does not exist"):
         load_config("nowhere/base.yaml")
 
 
@@ -199,7 +199,7 @@ def test_a_module_that_is_no_python_and_a_folder_are_named(folder: Path, monkeyp
     with pytest.raises(ConfigError, match=r"recipe '.*run' is a folder; give a path to a YAML file$"):
         load_config(str(folder / "run"))
     (folder / "run" / "config.yaml").touch()
-    with pytest.raises(ConfigError, match=r"is its config.yaml; to go on with that run: polyrhythm resume .*run$"):
+    with pytest.raises(ConfigError, match=r"is its config.yaml; to resume that run: polyrhythm resume .*run$"):
         load_config(str(folder / "run"))
 
 

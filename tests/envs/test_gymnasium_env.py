@@ -234,8 +234,8 @@ def test_what_is_no_number_is_no_metric():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "id or tasks is wanted"),
-        ({"id": "CartPole-v1", "tasks": [{"id": "CartPole-v1"}]}, "id or tasks is wanted"),
+        ({}, "set either id or tasks"),
+        ({"id": "CartPole-v1", "tasks": [{"id": "CartPole-v1"}]}, "set either id or tasks"),
         ({"id": "CartPole-v1", "metrics": ["a/b"]}, "env.metrics = ['a/b']: a metric's name is of letters"),
         ({"id": "CartPole-v1", "metrics": {"x": "median"}}, "env.metrics.x = 'median': did you mean mean? it must"),
         ({"id": "CartPole-v1", "wrapper": ["m:f"]}, "did you mean wrappers?"),
@@ -273,7 +273,7 @@ def test_the_registered_limit_is_the_default():
             "env.wrappers.0 = no_such_module:Thing: cannot be imported",
         ),
         (wrapping(f"{__name__}:nothing"), "has no attribute 'nothing'"),
-        (wrapping(f"{__name__}:Doubled", f"{__name__}:careless"), "careless: it gave NoneType; let it return an env"),
+        (wrapping(f"{__name__}:Doubled", f"{__name__}:careless"), "careless: it returned NoneType; return an env"),
         (wrapping({"apply": f"{__name__}:Doubled", "kwargs": {"by": 3}}), "raised TypeError: "),
         (wrapping(f"{__name__}:breaking"), "breaking: it raised RuntimeError: no display (" + __file__ + ", line "),
         (tasks({"action_space": Discrete(2)}, {"action_space": Discrete(3)}), "its actions are Discrete(3), those of"),
@@ -283,7 +283,7 @@ def test_the_registered_limit_is_the_default():
         ),
         (
             GymnasiumSettings(tasks=({"id": "CartPole-v1"}, {"id": "CartPole-v1"})),
-            "env.tasks.1.name = CartPole-v1: another task is called so; give each its own name",
+            "env.tasks.1.name = CartPole-v1: another task has this name; make names unique",
         ),
         (
             GymnasiumSettings(tasks=({"id": "CartPole-v1"}, {"id": "CartPol-v1"})),

@@ -47,5 +47,5 @@ def test_rows_step_as_one():
 
 
 def test_a_bad_law_is_refused_before_anything_starts():
-    with pytest.raises(ValidationError, match="unknown law 'weibull'"):
+    with pytest.raises(ValidationError, match="unknown type 'weibull'"):
         LatencySettings(step_time="weibull:10ms:1")

@@ -134,8 +134,8 @@ def test_an_evaluation_that_is_given_up_is_no_result_and_the_next_one_is(
         beside.finish()
     beside.close()
     pipeline.close()
-    given_up = "is given up" in caplog.text
-    assert given_up or weights != "second_copy", "generator-0 has the copy"
+    abandoned = "is abandoned" in caplog.text
+    assert abandoned or weights != "second_copy", "generator-0 has the copy"
     assert told
     assert all(versions == {version} for version, versions in told)
     versions = [version for version, _ in told]
@@ -200,14 +200,14 @@ def test_what_cannot_be_evaluated_is_refused(evaluation: dict[str, Any], told: s
 
 
 def test_a_pause_would_throw_parked_episodes_away() -> None:
-    with pytest.raises(ConfigError, match=r"evaluation.weights = 'pause': .* between two segments; set it to"):
+    with pytest.raises(ConfigError, match=r"evaluation.weights = 'pause': .* between segments; set it to"):
         config(evaluation={**EVALUATION, "weights": "pause"}, rollout={"segment_steps": 8})
     config(evaluation={**EVALUATION, "weights": "second_copy"}, rollout={"segment_steps": 8})
 
 
 def test_a_damaged_list_is_named(tmp_path: Path) -> None:
     (tmp_path / "evaluations.json").write_text("[{")
-    with pytest.raises(RunFolderError, match=r"evaluations.json is damaged .*; remove it to go on without it"):
+    with pytest.raises(RunFolderError, match=r"evaluations.json is damaged .*; remove it to continue without it"):
         BestCheckpoints(tmp_path, 1)
 
 

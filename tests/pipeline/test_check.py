@@ -182,7 +182,7 @@ REFUSED = [
     ),
     (
         {"rollout": {"queue_key": "tests.pipeline.test_check:no_order"}},
-        r"rollout: queue_key '.*no_order' returned None; return a number, a text, or a tuple of these",
+        r"rollout: queue_key '.*no_order' returned None; return a number, a string, or a tuple of these",
     ),
     (
         {"rollout": {"queue_key": "tests.pipeline.broken:key"}},
@@ -205,7 +205,7 @@ REFUSED = [
             "rollout": {"sharding": "tests.pipeline.test_check:second_is_cut"},
             "batching": {"type": "dynamic", "max_rows": 2},
         },
-        r"batching.max_rows = 2: a request is never split and .*second_is_cut cuts a slot of 6 rows; raise this",
+        r"batching.max_rows = 2: a request is never split and .*second_is_cut makes a slot of 6 rows; raise this",
     ),
     (
         {**LATENCY, "rollout": {"sharding": "even:2", "join": "none"}},
@@ -312,7 +312,7 @@ def test_a_spec_that_cannot_be_is_named_before_the_start():
 
 def test_a_batch_that_is_not_what_was_asked_for_is_refused_and_ends_a_run():
     short = config(env={"type": "tests.pipeline.test_check:ShortSettings"}, policy={"type": "gaussian"})
-    with pytest.raises(ConfigError, match=r"^env.type = .*: build\(6\) gave rows = 5; it must have 6 rows"):
+    with pytest.raises(ConfigError, match=r"^env.type = .*: build\(6\) returned rows = 5; it must have 6 rows"):
         validate_run(short)
     with pytest.raises(RunHalted, match=r"env.build\(6\) gave rows = 5, wanted is 6; mend the environment"):
         build_pipeline(short)
@@ -333,7 +333,7 @@ class OddSettings(WholeSettings):
     ("says", "told"),
     [
         ("raise", r"spec raised RuntimeError: no licence \(.*test_check.py, line \d+\); fix it there"),
-        ("none", r"spec gave NoneType; return an EnvSpec"),
+        ("none", r"spec returned NoneType; return an EnvSpec"),
     ],
 )
 def test_a_spec_that_is_none_is_refused(says, told):

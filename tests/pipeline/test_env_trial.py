@@ -33,8 +33,8 @@ def walk(defect: str, launcher: str, **changes: Any) -> Any:
         ("reset raises", f"reset raised RuntimeError: no such state {HERE}; fix it there"),
         ("build raises", f"build raised OSError: no licence {HERE}; fix it there"),
         ("spec raises", f"spec raised KeyError: 'spec' {HERE}; fix it there"),
-        ("build imports", f"build raised ModuleNotFoundError: .* {HERE}; install what is missing, or"),
-        ("reset imports", f"reset raised ModuleNotFoundError: .* {HERE}; install what is missing, or"),
+        ("build imports", f"build raised ModuleNotFoundError: .* {HERE}; install the missing package, or"),
+        ("reset imports", f"reset raised ModuleNotFoundError: .* {HERE}; install the missing package, or"),
         ("rebinds", f"observe raised TypeError: .* {HERE}; `out` is read-only: write into it, out"),
     ],
 )
@@ -54,9 +54,7 @@ def test_an_environment_that_hangs_is_reported_with_its_line(call, limit, launch
 
 @pytest.mark.parametrize(("defect", "call"), [("spec fatal", "spec"), ("fatal", "build")])
 def test_an_environment_that_ends_its_process_is_reported(defect, call):
-    with pytest.raises(
-        ConfigError, match=rf"{call} ended the process that tried it \(status -9\): driver: out of luck; "
-    ):
+    with pytest.raises(ConfigError, match=rf"{call} ended the trial process \(status -9\): driver: out of luck; "):
         validate_run(walk(defect, "local"))
 
 

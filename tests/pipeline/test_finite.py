@@ -122,11 +122,14 @@ def test_evaluation_episodes_that_fail_are_reported(caplog):
 
 @pytest.mark.parametrize(
     ("field", "words"),
-    [("value", r"value \[6, 1\] of torch.float32, \[6\] of floating"), ("actions", r"actions \[6, 1, 1, 1\] of")],
+    [
+        ("value", r"value \[6, 1\] of torch.float32, expected \[6\] of floating"),
+        ("actions", r"actions \[6, 1, 1, 1\] of"),
+    ],
 )
 def test_an_answer_of_another_shape_names_policy_and_field(field, words):
     with closing(build_pipeline(config(policy=slippery(field=field, extra=True)))) as pipeline:
-        said = rf"policy.type = {SLIPPERY}: act gave {words}.*; correct act"
+        said = rf"policy.type = {SLIPPERY}: act returned {words}.*; correct act"
         with pytest.raises(RunHalted, match=said):
             pipeline.loop.train_until(1)
 

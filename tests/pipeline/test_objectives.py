@@ -195,7 +195,7 @@ REFUSED = [
     (with_loss("of_nothing"), "it returned NoneType; return the loss per entry, or losses.LossOutput"),
     (with_loss("infinite"), "its loss has NaN or infinity for ordinary entries; check the formula"),
     (with_loss("constant"), "its loss does not depend on entries.logprob; nothing would be learned"),
-    (with_loss("mislabelled"), "its metric mean is a tensor \\[\\]; a tensor"),
+    (with_loss("mislabelled"), "its metric mean is a tensor \\[\\]; expected a tensor"),
     (
         with_loss("breaking"),
         "it raised RuntimeError: the formula has a hole .*test_objectives.py, line \\d+.; fix it there",
@@ -204,12 +204,12 @@ REFUSED = [
     (with_advantage("looking_back"), "it reads samples.log_ratio; set algorithm.advantage.uses_proximal true"),
     (with_loss("remembering"), "its metric moved has a gradient; detach it"),
     (with_loss("shadowing"), "its metric ratio has the name of one of ours; rename it"),
-    (with_loss("moody"), "the same entries gave other numbers the second time; it must be a function of them"),
-    (with_loss("grabbing"), "it changes what it is given; work on a copy"),
+    (with_loss("moody"), "not deterministic: equal inputs, different outputs; use only its input"),
+    (with_loss("grabbing"), "it modifies its input; work on a copy"),
     (with_loss("leaving"), "it raised SystemExit: 3 "),
     (with_loss("listing"), "its metrics are .1.0.; give a dict, name -> tensor"),
-    (with_advantage("counting"), "its advantages is of torch.int64; floating-point numbers are wanted"),
-    (with_advantage("no_advantage"), "its advantages is a tensor \\[2\\]; a tensor \\[5\\] is wanted"),
+    (with_advantage("counting"), "its advantages is of torch.int64; expected floating-point numbers"),
+    (with_advantage("no_advantage"), "its advantages is a tensor \\[2\\]; expected a tensor \\[5\\]"),
     (with_advantage("of_nothing"), "it returned NoneType; return the advantages, or advantages.Advantages"),
 ]
 

@@ -106,8 +106,8 @@ def test_a_batch_that_cannot_be_built_to_be_seen_names_its_line() -> None:
 @pytest.mark.parametrize(
     ("pictures", "error", "said"),
     [
-        ("none", ConfigError, "there is nothing to see: no observation is a picture"),
-        ("misdrawn", RunHalted, "render gave uint8 \\[16, 16\\], it must be uint8 \\[H,W,3\\]"),
+        ("none", ConfigError, "it has no pictures: no observation is an image"),
+        ("misdrawn", RunHalted, "render returned uint8 \\[16, 16\\], it must be uint8 \\[H,W,3\\]"),
     ],
 )
 def test_where_there_is_nothing_to_see(pictures: Any, error: type[Exception], said: str, tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_a_tally_has_intervals_and_tasks():
     assert "tasks" not in tally(results, [Task("a", "a")])
     with pytest.raises(RunHalted, match="dropped"):
         tally([], [Task("a", "a")])
-    with pytest.raises(RunHalted, match="an evaluation episode of a earned nan: the environment's reward is NaN"):
+    with pytest.raises(RunHalted, match="an evaluation episode of a has return nan: the environment's reward is NaN"):
         tally([SampleEvaluated("e", 0, 0, True, False, float("nan"), 0)], [Task("a", "a")])
 
 
@@ -180,7 +180,7 @@ class Recipe:
 def test_an_interrupted_run_leaves_the_newest_whole_weights(at, versions, tmp_path, monkeypatch, capsys):
     recipe = Recipe(tmp_path, monkeypatch, (at, at))
     assert recipe.train() == 130
-    assert f"to go on: polyrhythm resume {recipe.folder}\n" in capsys.readouterr().err
+    assert f"to resume: polyrhythm resume {recipe.folder}\n" in capsys.readouterr().err
     assert not (recipe.folder / "summary.json").exists()
     result = evaluate(recipe.folder, 4, 0, greedy=True)
     assert result["version"] in versions

@@ -128,7 +128,7 @@ def test_noise_is_a_function_of_seed_step_and_row() -> None:
         (_obs(), None, 0, "instruction = None: this policy needs one; it knows 'close the door', 'push the button'"),
         (_obs(), "close the dor", 0, "did you mean close the door"),
         (_obs(2), ["push"], 0, "1 sentences for 2 rows"),
-        (_obs(), "push", None, "step = None: this policy is shown how much"),
+        (_obs(), "push", None, "step = None: this policy uses the progress"),
         (_obs(), "push", -1, "step = -1: it must be"),
         (_obs(), "push", 0.5, "step = 0.5: it must be"),
     ],

@@ -35,7 +35,7 @@ DEFECTS = {
     "batch statistics": r"evaluate\(\).logprob of some rows alone differs from that in the batch by .*; a row",
     "evaluate's value": r"evaluate\(\).value differs from act\(\).value by up to 0.5 .*; compute it from",
     "value": r"value\(obs\) differs from act\(\).value by up to .*; compute it from the observation alone",
-    "no gradient": r"its log-probs do not depend on its parameters, so nothing would be learned",
+    "no gradient": r"its log-probs do not depend on its parameters, so it cannot learn",
     "global noise": r"act\(\).actions of the same keys differs from the first time's by .*; draw",
     "key of the first row": r"act\(\).actions of a row among other rows differs from its own before by .*; draw",
     "key ignored": r"act\(\) gives the same actions for 64 other keys; draw them with noise_key",

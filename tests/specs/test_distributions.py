@@ -54,8 +54,8 @@ def test_durations(text, seconds):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "unknown law ''"),
-        ("weibull:10ms:1", "unknown law 'weibull'; write constant:10ms"),
+        ("", "unknown type ''"),
+        ("weibull:10ms:1", "unknown type 'weibull'; write constant:10ms"),
         ("constant:10", "duration '10' is not a number with a unit"),
         ("constant:-1ms", "duration '-1ms'"),
         ("lognormal:10ms", "has 1 values instead of 2; write lognormal:10ms:0.8"),
@@ -63,7 +63,7 @@ def test_durations(text, seconds):
         ("lognormal:10ms:nan", "sigma 'nan' is not a plain number"),
         ("gamma:10ms:0", "coefficient of variation '0' must be above 0"),
         ("normal:10ms:0ms", "duration '0ms' must be above 0"),
-        ("mixture:constant:10ms", "is not weight*law"),
+        ("mixture:constant:10ms", "is not weight*distribution"),
         ("mixture:0.5*constant:10ms", "the weights sum to 0.5; make them sum to 1"),
         ("mixture:x*constant:10ms", "weight 'x' is not a plain number"),
         ("mixture:0.5*constant:10ms+0.5*constant:1", "duration '1' is not a number with a unit"),

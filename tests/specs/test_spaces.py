@@ -24,8 +24,8 @@ def spec(**changes: Any) -> EnvSpec:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: ArraySpec((0,), "float32"), r"whole numbers above 0, got \(0,\)"),
-        (lambda: ArraySpec((1.5,), "float32"), r"whole numbers above 0"),  # type: ignore[arg-type]
+        (lambda: ArraySpec((0,), "float32"), r"integers above 0, got \(0,\)"),
+        (lambda: ArraySpec((1.5,), "float32"), r"integers above 0"),  # type: ignore[arg-type]
         (lambda: ArraySpec((3,), "float23"), "'float23'"),
         (lambda: ArraySpec((3,), "object"), "'object'"),
         (lambda: ActionSpec("continuous", 2, (-1.0,), (1.0,)), "as many bounds, got 1 and 1"),
@@ -37,7 +37,7 @@ def spec(**changes: Any) -> EnvSpec:
         (lambda: ActionSpec("box", 1), "kind = 'box'"),  # type: ignore[arg-type]
         (
             lambda: spec(observation={"progress": ArraySpec((), "float32")}),
-            "no observation is named instruction or progress",
+            "no observation may be named instruction or progress",
         ),
         (lambda: spec(tasks=()), "one task or more"),
         (lambda: spec(tasks=(Task("a", "x"), Task("a", "y"))), r"got \['a', 'a'\]"),

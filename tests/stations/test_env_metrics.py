@@ -76,7 +76,7 @@ def test_a_number_that_is_not_finite_is_left_out_and_said_once(caplog):
             bench.start((0, ticket(number, 1)))
             assert finished(bench)[number].metrics == ()
     assert caplog.messages == [
-        "env/metrics/latest: an episode gave nan, left out of the mean (said once)",
+        "env/metrics/latest: an episode gave nan, excluded from the mean (logged once)",
     ]
 
 
@@ -99,10 +99,10 @@ def test_an_environment_without_metrics_has_none():
 @pytest.mark.parametrize(
     ("metrics", "told"),
     [
-        ({}, r"gave the metrics \[\], the spec declares \['x'\]"),
-        ({"y": np.zeros(2)}, r"gave the metrics \['y'\]"),
-        ({"x": [0.0, 0.0]}, r"gave metrics\[x\] as list"),
-        ({"x": np.zeros(3)}, r"gave metrics\[x\] as ndarray of shape \[3\]"),
+        ({}, r"returned the metrics \[\], the spec declares \['x'\]"),
+        ({"y": np.zeros(2)}, r"returned the metrics \['y'\]"),
+        ({"x": [0.0, 0.0]}, r"returned metrics\[x\] as list"),
+        ({"x": np.zeros(3)}, r"returned metrics\[x\] as ndarray of shape \[3\]"),
         ({"x": np.array(["a", "b"])}, r"metrics\[x\] .* return an array of shape \[2\]"),
     ],
 )

@@ -54,7 +54,7 @@ class Misshapen(Counting):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (tuple, "the environment.s step gave a tuple; return StepResult"),
+        (tuple, "the environment.s step returned a tuple; return StepResult"),
         (lambda r: r._replace(reward=r.reward[:, None]), r"reward as ndarray of shape \[2, 1\] and float32"),
         (lambda r: r._replace(reward=r.reward.tolist()), r"reward as list of shape \[2\]"),
         (lambda r: r._replace(terminated=r.terminated.astype(int)), r"terminated as .* int64; return .* and bool"),

@@ -1,4 +1,4 @@
-"""Environments and policies in words: one line each, or all of one."""
+"""Prints the list of environments or policies, or the details of one."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _WIDTH = 118
 
 
 def add_type(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("type", nargs="?", metavar="TYPE", help="show this one's settings (or module:Class, your own)")
-    parser.add_argument("--json", action="store_true", help="print all of it as JSON")
+    parser.add_argument("type", nargs="?", metavar="TYPE", help="show the settings of this one (also: module:Class)")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
 def show(kind: Literal["env", "policy"], arguments: argparse.Namespace) -> int:
-    """Print what the registry has of this kind, or the one that was named."""
+    """Print all registered adapters of this kind, or the one that is named."""
     from polyrhythm.config.catalog import adapter, adapters
     from polyrhythm.config.registry import expand
     from polyrhythm.specs.plain import as_plain
@@ -41,7 +41,7 @@ def show(kind: Literal["env", "policy"], arguments: argparse.Namespace) -> int:
 
 
 def offered(kind: Literal["env", "policy"], section: dict[str, Any], one: Adapter) -> EnvSpec | str:
-    """What an environment with these settings offers, or why that cannot be said; "" for a policy."""
+    """The spec of an environment with these settings, or why it is unknown; "" for a policy."""
     from polyrhythm.config.explain import explain
     from polyrhythm.config.registry import NestedRefusal, resolve
     from polyrhythm.conformance import raised
@@ -53,21 +53,21 @@ def offered(kind: Literal["env", "policy"], section: dict[str, Any], one: Adapte
     if lacking:
         return f"depend on {', '.join(lacking)}"
     if one.install:
-        return f"cannot be told before: {one.install}"
+        return f"are unknown before: {one.install}"
     try:
         settings = resolve("env", section)
     except NestedRefusal as error:
-        return f"cannot be told: {'; '.join(explain(error.error, error.model, kind))}"
+        return f"are unknown: {'; '.join(explain(error.error, error.model, kind))}"
     if not isinstance(settings, EnvSettings):
-        return "cannot be told: the settings need spec() and build(rows)"
+        return "are unknown: the settings need spec() and build(rows)"
     try:
         return settings.spec()
-    except Exception as error:  # noqa: BLE001 - whatever a user's class does
-        return f"cannot be told: spec() {raised(error)}"
+    except Exception as error:  # noqa: BLE001 - a user's class may raise anything
+        return f"are unknown: spec() {raised(error)}"
 
 
 def spec_lines(spec: EnvSpec | str) -> list[str]:
-    """Observation, action and episode of an environment; a reason instead, if that is all there is."""
+    """Observation, action, episode and tasks of an environment, or the reason why they are unknown."""
     if isinstance(spec, str):
         return ["", f"observation and action {spec}"] if spec else []
     width = max(map(len, spec.observation), default=0)
@@ -82,25 +82,25 @@ def spec_lines(spec: EnvSpec | str) -> list[str]:
 
 
 def _bounds(low: tuple[float, ...], high: tuple[float, ...]) -> str:
-    """`-1..1`, or for each entry where they differ."""
+    """`-1..1`, or one range per entry if they differ."""
     pairs = [f"{a:g}..{b:g}" for a, b in zip(low, high, strict=True)]
     return pairs[0] if len(set(pairs)) == 1 else ", ".join(pairs)
 
 
 def brief(one: Adapter) -> str:
-    """`metaworld   Meta-World tasks …` and, below, what it needs."""
+    """`metaworld   Meta-World tasks …` and, below, the packages that it needs."""
     return f"{one.type:11} {one.summary}\n{'':12}{needs(one)}"
 
 
 def needs(one: Adapter) -> str:
     if not one.needs:
-        return "needs nothing more"
+        return "needs no other package"
     parts = [f"{need.package} {need.version if need.found else 'MISSING'}".strip() for need in one.needs]
     return f"needs {', '.join(parts)}" + (f"; run: {one.install}" if one.install else "")
 
 
 def detailed(one: Adapter) -> str:
-    """All that there is to say: purpose, needs, settings, tasks."""
+    """Purpose, packages, settings and tasks."""
     about = [textwrap.fill(part, _WIDTH) for part in one.about.split("\n\n") if part]
     lines = [brief(one), "", *about, *[""] * bool(about), "settings"]
     for setting in one.settings:

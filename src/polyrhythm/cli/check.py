@@ -1,6 +1,6 @@
-"""Check everything short of training: the recipe, this machine, the contracts of environment and policy.
+"""Check a recipe without training: its settings, this machine, the contracts of environment and policy.
 
-Exit status 0 if it can be trained so, 1 otherwise.
+Exit status 0 if all checks pass, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
-from polyrhythm.cli.recipe_words import add_recipe
+from polyrhythm.cli.recipe_arguments import add_recipe
 from polyrhythm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,11 +65,11 @@ def _seats(config: RunConfig) -> dict[str, dict[str, str | int]] | None:
 
 
 def line(finding: Finding, *, color: bool = False, encoding: str | None = "utf-8") -> str:
-    """`  ✓ act                          actions [2, 1, 4] …`, and below what to do, if anything."""
+    """`  ✓ act                          actions [2, 1, 4] …`, and below the fix, if any."""
     mark = (_MARKS if _shows_marks(encoding) else _PLAIN_MARKS)[finding.state]
     head = f"  {_COLORS[finding.state]}{mark}\033[0m" if color else f"  {mark}"
     text = [finding.detail] * bool(finding.detail) + [f"fix: {finding.fix}"] * bool(finding.fix)
-    lines = [part for said in text for part in textwrap.wrap(said, _WIDTH - _INDENT, break_long_words=False)]
+    lines = [part for one in text for part in textwrap.wrap(one, _WIDTH - _INDENT, break_long_words=False)]
     return (
         f"{head} {finding.name:{_INDENT - 5}} " + f"\n{'':{_INDENT}}".join(lines) if lines else f"{head} {finding.name}"
     )

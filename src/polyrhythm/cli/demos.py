@@ -1,4 +1,4 @@
-"""Record demonstrations by the environment's scripted expert, and say how often it succeeds at each task."""
+"""Record demonstrations of the environment's scripted expert, and print its success rate per task."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 from polyrhythm.cli import show
 from polyrhythm.cli.numbers import count
-from polyrhythm.cli.recipe_words import IMITATION, add_recipe
+from polyrhythm.cli.recipe_arguments import IMITATION, add_recipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser, "--out FILE.npz [--episodes-per-task N] [--json]")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE.npz", help="where to write them (a new file)")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.npz", help="a new file to write them to")
     parser.add_argument(
-        "--episodes-per-task", type=count, metavar="N", help="episodes for each task (the recipe's, else 8)"
+        "--episodes-per-task", type=count, metavar="N", help="episodes per task (default: the recipe's, else 8)"
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 

@@ -1,6 +1,6 @@
-"""Try all that the quickstart needs of this machine, one frame included; say what is missing and what mends it.
+"""Check whether this machine can run the quickstart, by trying each part; name what is missing and how to fix it.
 
-Exit status 0 if all of it is there, 1 otherwise.
+Exit status 0 if it can, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"ready": not missing, "checks": [finding.as_json() for finding in findings]}, indent=2))
     else:
-        print(f"missing: {', '.join(missing)}" if missing else "all that the quickstart needs is here")
+        print(f"missing: {', '.join(missing)}" if missing else "ready for the quickstart")
     return 1 if missing else 0
 
 
 def line(finding: Finding) -> str:
-    """`ok       python            3.11.7, …`, and below what to run, if anything."""
+    """`ok       python            3.11.7, …`, and below the command to run, if any."""
     fix = f"\n{'':27}run: {finding.fix}" if finding.fix else ""
     return f"{finding.state:9}{finding.name:18}{finding.detail}{fix}"

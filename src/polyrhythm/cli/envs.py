@@ -1,4 +1,4 @@
-"""What environments there are, what each needs of this machine; with TYPE: its settings, their defaults and meaning."""
+"""List the environments and the packages that each needs; with TYPE: its settings, their defaults and meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measure a trained policy on held-out seeds: success rate with its Wilson 95% interval."""
+"""Evaluate a trained policy on held-out seeds: success rate with its Wilson 95% interval."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "path",
         type=Path,
         metavar="RUN_OR_CHECKPOINT",
-        help="folder of a run (finished or cut: its newest weights), one of its checkpoints/run-*, or a policy.pt",
+        help="folder of a run (its newest weights), one of its checkpoints/run-*, or a policy.pt",
     )
     parser.add_argument(
-        "--episodes", type=count, metavar="N", help="episodes, dealt over the tasks (as the run's `after`; else 128)"
+        "--episodes", type=count, metavar="N", help="episodes over all tasks (default: the run's evaluation, else 128)"
     )
-    parser.add_argument("--seed", type=whole, metavar="S", help="which held-out episodes (the run's evaluation.seed)")
-    way = parser.add_mutually_exclusive_group()
-    way.add_argument("--greedy", action="store_true", default=True, help="let the policy act without noise (default)")
-    way.add_argument("--sampled", action="store_false", dest="greedy", help="sample actions, as in training")
+    parser.add_argument("--seed", type=whole, metavar="S", help="seed of the held-out episodes (default: the run's)")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--greedy", action="store_true", default=True, help="act without noise (default)")
+    mode.add_argument("--sampled", action="store_false", dest="greedy", help="sample actions, as in training")
     parser.add_argument(
         "--swap-instructions",
         action="store_true",
-        help="show each task another's sentence: a policy that listens fails",
+        help="show each task another's instruction: a policy that follows instructions fails",
     )
+    parser.add_argument("--video", type=Path, metavar="FILE", help="write the first episodes to FILE.gif or FILE.mp4")
     parser.add_argument(
-        "--video", type=Path, metavar="FILE", help="show the first of these episodes as FILE.gif or FILE.mp4"
+        "--video-episodes", type=count, default=9, metavar="N", help="episodes in the video (default: 9)"
     )
-    parser.add_argument("--video-episodes", type=count, default=9, metavar="N", help="how many it shows (9)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 

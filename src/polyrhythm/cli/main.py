@@ -1,6 +1,6 @@
-"""From the words of the command line to one command, and from its outcome to an exit status.
+"""Runs one command of the command line and returns its exit status.
 
-Status 0: done; 2: the user's to solve, said in one line on stderr; 130: interrupted.
+Status 0: done; 2: an error that the user can fix, printed as one line on stderr; 130: interrupted.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from polyrhythm.files import trouble
 from polyrhythm.pipeline.signals import Interrupts
 from polyrhythm.runtime.memory.allocator import keep_freed_memory
 
-#: Command → what it does. Its module is polyrhythm.cli.<command>, or that of _BENCH.
+#: Command → its purpose. Its module is polyrhythm.cli.<command>, or that of _BENCH.
 COMMANDS = {
-    "train": "train a policy by a recipe",
-    "resume": "go on with a run, or extend a finished one",
+    "train": "train a policy with a recipe",
+    "resume": "resume a run, or extend a finished one",
     "check": "check a recipe, its environment and its policy, without training",
-    "demos": "record demonstrations by the environment's expert",
-    "sft": "make a supervised warm start, to train from",
-    "eval": "measure a trained policy on held-out seeds",
-    "report": "write the page that shows a run, or several side by side",
+    "demos": "record demonstrations of the environment's expert",
+    "sft": "run the supervised warm start alone",
+    "eval": "evaluate a trained policy on held-out seeds",
+    "report": "write an HTML report of a run, or a comparison of several",
     "envs": "list the environments, and what each needs",
     "policies": "list the policies, and what each needs",
     "doctor": "check whether this machine can run the quickstart",
     "simulate": "run the scheduler on a simulated cluster, in virtual time",
-    "plan": "say what asynchronous training would gain, from stage times",
+    "plan": "predict what asynchronous training would gain, from stage times",
     "bench": "measure a part of the system",
     "chaos": "run a recipe while its processes are killed, stopped and slowed",
 }
@@ -45,7 +45,7 @@ _BENCH = {"bench": "polyrhythm_bench.cli.bench", "chaos": "polyrhythm_bench.cli.
 
 
 class CommandModule(Protocol):
-    """What the module of a command offers."""
+    """Interface of a command's module."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
@@ -53,13 +53,13 @@ class CommandModule(Protocol):
 
 
 def entry() -> None:
-    """The installed script `polyrhythm`."""
+    """Entry point of the installed script `polyrhythm`."""
     sys.exit(main(sys.argv[1:]))
 
 
 def main(words: Sequence[str]) -> int:
-    """Run one command; its exit status."""
-    # `module:Class` of the user's own is found in the working folder, as with `python -m`.
+    """Run one command; return its exit status."""
+    # A user's `module:Class` is found in the working folder, as with `python -m`.
     if os.getcwd() not in sys.path and "" not in sys.path:  # noqa: PTH109 - sys.path holds strings
         sys.path.append(os.getcwd())  # noqa: PTH109
     # Before torch is imported: small models on shared cores are up to ten times slower with more threads.
@@ -67,13 +67,13 @@ def main(words: Sequence[str]) -> int:
     keep_freed_memory()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     try:
-        with Interrupts().handle_signals():  # a termination, too, goes through whatever cleans up
+        with Interrupts().handle_signals():  # SIGTERM then also runs cleanup code
             status = _dispatch(words)
         sys.stdout.flush()
         return status
     except PolyrhythmError as error:
         message = " ".join(str(error).split())
-        _tell(f"error: {message}", error)
+        _print_error(f"error: {message}", error)
         return 2
     except ModuleNotFoundError as error:
         if (error.name or "polyrhythm").partition(".")[0] in ("polyrhythm", "polyrhythm_bench"):
@@ -83,29 +83,29 @@ def main(words: Sequence[str]) -> int:
         )
         return 2
     except KeyboardInterrupt as error:
-        _tell("interrupted", error)
+        _print_error("interrupted", error)
         return 130
     except BrokenPipeError:
-        if not _nobody_reads():
+        if not _stdout_is_closed():
             raise
         return 0
     except OSError as error:
         if not (sentence := trouble(error)):
             raise
-        _tell(f"error: {sentence}", error)
+        _print_error(f"error: {sentence}", error)
         return 2
 
 
-def _tell(what: str, error: BaseException) -> None:
-    """One line, and below it what was noted on the error's way."""
+def _print_error(what: str, error: BaseException) -> None:
+    """Print one line, and below it the notes that were added to the error."""
     print(f"polyrhythm: {what}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
 
 
-def _nobody_reads() -> bool:
-    """Whether it is our own output that has no reader any more, as behind `head`; then the rest is thrown away."""
-    look = select.poll()
-    look.register(sys.stdout.fileno(), 0)  # asks for nothing: an error is always told
-    if not look.poll(0):
+def _stdout_is_closed() -> bool:
+    """Whether the reader of stdout has closed it, as `head` does; if so, redirect the rest to /dev/null."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)  # no event mask: errors are always reported
+    if not poll.poll(0):
         return False
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return True
@@ -129,7 +129,7 @@ def _dispatch(words: Sequence[str]) -> int:
 
 
 def _bench_module(command: str) -> ModuleType:
-    """The module of a command that measures us. ConfigError: the benchmarks are not installed."""
+    """The module of a benchmark command. Raises ConfigError if polyrhythm-bench is not installed."""
     if importlib.util.find_spec("polyrhythm_bench") is None:
         raise ConfigError(
             f"polyrhythm {command}: the distribution polyrhythm-bench is not installed; in a checkout of Polyrhythm "
@@ -139,9 +139,7 @@ def _bench_module(command: str) -> ModuleType:
 
 
 def _top_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="polyrhythm", description="Post-train robot policies, each part at its tempo."
-    )
+    parser = argparse.ArgumentParser(prog="polyrhythm", description="Asynchronous RL post-training of robot policies.")
     parser.add_argument("--version", action="version", version=f"polyrhythm {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
     for command, purpose in COMMANDS.items():

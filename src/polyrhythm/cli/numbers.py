@@ -1,4 +1,4 @@
-"""Numbers on the command line, refused with a sentence by argparse."""
+"""Argument types for numbers, with error messages for argparse."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import math
 def whole(text: str) -> int:
     """0 or more."""
     if not text.strip().isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 0 or more")
     return int(text)
 
 

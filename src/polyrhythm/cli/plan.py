@@ -1,7 +1,7 @@
-"""Say what asynchronous training would gain, from stage times: how long a version takes, and how to split the workers.
+"""Predict from stage times what asynchronous training would gain: time per version, and how to split the workers.
 
---theory: by the bounds of ROLL Flash, section 3.1. The stage times are given, or those of a finished RUN; what is given
-then replaces what was measured. Example: --samples 256 --workers 40 --rollout lognormal:60s:0.8 --train 12s --max-lag 2
+--theory: with the bounds of ROLL Flash, section 3.1. Stage times come from the options or from a finished RUN; options
+override measured times. Example: --samples 256 --workers 40 --rollout lognormal:60s:0.8 --train 12s --max-lag 2
 """
 
 from __future__ import annotations
@@ -19,27 +19,29 @@ if TYPE_CHECKING:
     from polyrhythm.planning.advice import Case
     from polyrhythm.planning.profile import Profile
 
-#: More versions than anybody is behind.
+#: Upper limit of max_lag.
 _LAGS = 1_000_000
 _NEEDED = ("samples", "workers", "rollout", "train", "max_lag")
 _SPLITS = {"best_share": "by β*", "equal_pace": "at equal pace"}
 _LIMITS = {
     "segment_steps": "rollout.segment_steps",
     "max_steps": "env.max_steps",
-    "metrics": "the largest mean of an update, no limit being known: it is at least that",
+    "metrics": "the largest mean of an update, a lower bound, since no limit is known",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, nargs="?", metavar="RUN", help="folder of a finished run, to take times from")
-    parser.add_argument("--theory", action="store_true", required=True, help="by the bounds of theory")
-    parser.add_argument("--samples", type=count, metavar="N", help="samples of a version")
+    parser.add_argument(
+        "run", type=Path, nargs="?", metavar="RUN", help="folder of a finished run, source of stage times"
+    )
+    parser.add_argument("--theory", action="store_true", required=True, help="use the theoretical bounds")
+    parser.add_argument("--samples", type=count, metavar="N", help="samples per version")
     parser.add_argument("--workers", type=count, metavar="K", help="equal workers that generate or train")
-    parser.add_argument("--rollout", metavar="LAW", help="time of a sample on one worker: 60s, or lognormal:60s:0.8")
-    parser.add_argument("--longest", metavar="TIME", help="what no sample exceeds (default: what the law lets expect)")
+    parser.add_argument("--rollout", metavar="DIST", help="time of a sample on one worker: 60s, or lognormal:60s:0.8")
+    parser.add_argument("--longest", metavar="TIME", help="longest sample (default: expected maximum)")
     parser.add_argument("--train", metavar="TIME", help="training on one sample once, on one worker: 12s")
-    parser.add_argument("--epochs", type=count, metavar="E", help="how often each sample is trained on (default: 1)")
-    parser.add_argument("--max-lag", type=float, metavar="A", help="how many versions a sample may be behind (real)")
+    parser.add_argument("--epochs", type=count, metavar="E", help="training passes over each sample (default: 1)")
+    parser.add_argument("--max-lag", type=float, metavar="A", help="versions that a sample may be behind (real)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -51,12 +53,12 @@ def run(arguments: argparse.Namespace) -> int:
         result = advise(_case(arguments))
     except ValueError as error:
         raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from None
-    print(json.dumps(result, indent=2) if arguments.json else words(result))
+    print(json.dumps(result, indent=2) if arguments.json else formatted(result))
     return 0
 
 
-def words(result: dict[str, Any]) -> str:
-    """The result for people: what is given, the paper's answers, and what whole workers make of them."""
+def formatted(result: dict[str, Any]) -> str:
+    """The result as text: the inputs, the paper's bounds, and the bounds for whole numbers of workers."""
     given, measured = result["given"], result["measured"]
     from_run = measured and given["longest_s"] == measured["longest_s"]
     limit = f" ({_LIMITS[measured['limit']]})" if from_run else ""
@@ -74,7 +76,7 @@ def words(result: dict[str, Any]) -> str:
     if measured:
         rows["measured"] = f"{_seconds(measured['version_s'])} a version in that run"
     if given["max_lag"] < 1:
-        rows["beware"] = "below max_lag 1 rollout and training hardly overlap: only `with pacing` holds"
+        rows["warning"] = "below max_lag 1 rollout and training hardly overlap: only `with pacing` holds"
     width = max(map(len, rows))
     lines = [f"{name:{width}}  {text}".rstrip() for name, text in rows.items()]
     splits = {_SPLITS[name]: _column(own) for name, own in result["splits"].items()}
@@ -100,34 +102,32 @@ def _longest(given: dict[str, Any]) -> str:
     version, pool = given["longest_s"], given["pool_longest_s"]
     if version == pool:
         return _seconds(version)
-    return f"of {given['samples']} {_seconds(version)}, of all that are made at once {_seconds(pool)}"
+    return f"of {given['samples']} {_seconds(version)}, of all concurrent samples {_seconds(pool)}"
 
 
-# ---------------------------------------------------------------- what is given
+# ---------------------------------------------------------------- inputs
 
 
 def _case(arguments: argparse.Namespace) -> Case:
-    """What is given, over what was measured."""
+    """The options over the measured values."""
     measured, max_lag = None, arguments.max_lag
     if arguments.run is None:
-        _complete(arguments)
+        _check_complete(arguments)
     else:
         if arguments.epochs and arguments.train is None:
-            raise ValueError(
-                "--epochs without --train; a run's training time has all its epochs in it, so leave it out"
-            )
+            raise ValueError("--epochs without --train; a run's training time includes all epochs, so leave it out")
         measured, own_lag = _measured(arguments.run, arguments.workers)
         max_lag = own_lag if max_lag is None else max_lag
-    return replace(_laid_over(arguments, measured, max_lag), measured=measured)
+    return replace(_merged(arguments, measured, max_lag), measured=measured)
 
 
-def _complete(arguments: argparse.Namespace) -> None:
+def _check_complete(arguments: argparse.Namespace) -> None:
     missing = [f"--{name.replace('_', '-')}" for name in _NEEDED if getattr(arguments, name) is None]
     if missing:
         raise ValueError(f"{', '.join(missing)} missing; give all of them, or the folder of a finished run")
 
 
-def _laid_over(arguments: argparse.Namespace, measured: Profile | None, max_lag: float) -> Case:
+def _merged(arguments: argparse.Namespace, measured: Profile | None, max_lag: float) -> Case:
     from polyrhythm.planning.advice import Case
     from polyrhythm.planning.theory import Workload
 
@@ -150,7 +150,7 @@ def _laid_over(arguments: argparse.Namespace, measured: Profile | None, max_lag:
 def _rollout(
     arguments: argparse.Namespace, measured: Profile | None, samples: int, max_lag: float
 ) -> tuple[float, float, float, float]:
-    """Mean, longest of a version, longest of all that are made at once, and what a version's longest really reaches."""
+    """Mean, longest of a version, longest of all concurrent samples, and the expected longest of a version (or 0)."""
     from polyrhythm.planning.longest import expected_longest
     from polyrhythm.specs.distributions import Constant, Distribution, parse_distribution, parse_duration
 
@@ -161,15 +161,15 @@ def _rollout(
         return measured.rollout_s, found, found, 0.0
     text = arguments.rollout
     try:
-        law: Distribution = parse_distribution(text) if ":" in text else Constant(parse_duration(text))
+        times: Distribution = parse_distribution(text) if ":" in text else Constant(parse_duration(text))
     except ValueError as error:
         raise ValueError(f"--rollout: {error}") from None
     if longest is not None:
-        return law.mean, longest, longest, 0.0
+        return times.mean, longest, longest, 0.0
     if not 0 <= max_lag < _LAGS:
         raise ValueError(f"max_lag is {max_lag:g}; make it 0 or more, and less than {_LAGS:,}")
-    of_version = expected_longest(law, samples)
-    return law.mean, of_version, expected_longest(law, (int(max_lag) + 1) * samples), of_version
+    of_version = expected_longest(times, samples)
+    return times.mean, of_version, expected_longest(times, (int(max_lag) + 1) * samples), of_version
 
 
 def _duration(name: str, text: str) -> float:
@@ -208,7 +208,7 @@ def _measured(folder: Path, workers: int | None) -> tuple[Profile, float]:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         return profile(layout, summary, map(json.loads, lines), workers), config.freshness.max_lag
     except json.JSONDecodeError as error:
-        said = f"summary.json or metrics.jsonl is cut short ({error})"
-        raise RunFolderError(f"folder {str(folder)!r}: {said}; name the folder of a finished run") from None
+        problem = f"summary.json or metrics.jsonl is truncated ({error})"
+        raise RunFolderError(f"folder {str(folder)!r}: {problem}; name the folder of a finished run") from None
     except ValueError as error:
         raise RunFolderError(f"folder {str(folder)!r}: {error}") from None

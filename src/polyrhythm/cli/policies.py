@@ -1,4 +1,4 @@
-"""What policies there are, what each needs of this machine; with TYPE: its settings, their defaults and meaning.
+"""List the policies and the packages that each needs; with TYPE: its settings, their defaults and meaning.
 
 With --recipe also its form in that recipe's environment and the memory that each station needs; nothing is built.
 """

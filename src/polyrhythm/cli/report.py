@@ -1,4 +1,4 @@
-"""Write the report on a run, or on several side by side: one page, for a browser, that needs nothing else."""
+"""Write the report of a run, or a comparison of several, as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help="where it goes (default: RUN/report.html; of several, comparison.html beside the first)",
+        help="file to write (default: RUN/report.html; for several runs, comparison.html beside the first)",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.observe.report import COMPARISON_FILE, write_report
 
-    # `report runs/quickstart/*` finds the page that it wrote the last time.
+    # `report runs/quickstart/*` also matches the page of an earlier call.
     runs = [path for path in arguments.runs if path.name != COMPARISON_FILE] or arguments.runs
     print(write_report(runs, arguments.out))
     return 0

@@ -1,9 +1,9 @@
-"""Go on with a run in its own folder: one that was cut short, or, with more versions to train, one that is finished.
+"""Resume a run in its own folder: an interrupted one, or, with more versions to train, a finished one.
 
-Its settings are those that it has. Some may be changed: training.versions, learning rates, evaluation, checkpoint,
-where and how it runs (launcher, placement, data_plane, supervision, shutdown_s), and what ends it
-(rollout.max_attempts, rollout.max_dropped, training.on_nonfinite_gradient, training.max_skipped_steps); such a change
-is noted in the folder, and marked in the report.
+It keeps its settings. Some may be changed: training.versions, learning rates, evaluation, checkpoint, where and how it
+runs (launcher, placement, data_plane, supervision, shutdown_s), and what ends it (rollout.max_attempts,
+rollout.max_dropped, training.on_nonfinite_gradient, training.max_skipped_steps); such a change is recorded in the
+folder and marked in the report.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [-h] [--json] RUN [section.key=value ...]"
-    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run; it goes on there")
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run")
     parser.add_argument(
         "overrides",
         nargs="*",
         default=[],
         metavar="section.key=value",
-        help="settings that differ from here on, as versions",
+        help="settings that change from here on, such as training.versions",
     )
-    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)  # known, so that it is refused with its reason
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)  # accepted only to refuse it with a reason
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
 

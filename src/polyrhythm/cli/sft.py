@@ -1,4 +1,4 @@
-"""Supervised warm start alone: demonstrations and imitation, for `train RECIPE init_from=DIR` to begin with."""
+"""Run the supervised warm start alone: demonstrations and imitation, for `train RECIPE init_from=DIR`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyrhythm.cli import show
-from polyrhythm.cli.recipe_words import IMITATION, add_recipe, noting_how_to_go_on
+from polyrhythm.cli.recipe_arguments import IMITATION, add_recipe, note_resume_command
 
 if TYPE_CHECKING:
     from polyrhythm.config.schema import RunConfig
@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser, "[--demos FILE.npz] [--out DIR] [--json]")
-    parser.add_argument("--demos", type=Path, metavar="FILE.npz", help="imitate these (from polyrhythm demos)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of this run (runs/<recipe>-sft/<time>)")
+    parser.add_argument(
+        "--demos", type=Path, metavar="FILE.npz", help="demonstrations to imitate (from polyrhythm demos)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder of this run (default: runs/<recipe>-sft/<time>)"
+    )
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
 
@@ -47,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def imitate_in(folder: Path, config: RunConfig, *, as_json: bool) -> int:
-    """Go on with the warm start in the folder."""
+    """Resume the warm start in the folder."""
     from polyrhythm.pipeline.persistence.resume_rules import naming_where_it_began
     from polyrhythm.pipeline.validation.check import validate_run
 
@@ -57,21 +61,21 @@ def imitate_in(folder: Path, config: RunConfig, *, as_json: bool) -> int:
 
 
 def _imitate(folder: Path, checked: ValidatedRun, demos: Path | None, words: list[str] | None, *, as_json: bool) -> int:
-    """Imitate in the folder, and say what came of it. words: recipe and overrides to train with afterwards."""
+    """Imitate in the folder and print the result. words: recipe and overrides to train with afterwards."""
     from polyrhythm.pipeline.observers.live import live_terminal
     from polyrhythm.pipeline.sft import imitate
     from polyrhythm.pipeline.validation.check import learns_from_rewards
 
-    with noting_how_to_go_on(folder), live_terminal(sys.stderr) as live:
+    with note_resume_command(folder), live_terminal(sys.stderr) as live:
         summary = imitate(checked, folder, demos, live)
     if as_json:
         print(json.dumps({"folder": str(folder), **summary}, indent=2))
         return 0
     experts = {f"the expert, {task}": result for task, result in summary.pop("tasks", {}).items()}
     print(show.lines({**summary, **experts}))
-    print(f"to measure it: polyrhythm eval {folder}")
+    print(f"to evaluate: polyrhythm eval {folder}")
     if not learns_from_rewards(checked.spec, checked.policy):
-        print("rewards cannot teach this policy: its log-probs do not depend on its parameters")
+        print("this policy cannot learn from rewards: its log-probs do not depend on its parameters")
     elif words is not None:
-        print(f"to go on: polyrhythm train {shlex.join([*words, f'init_from={folder}'])}")
+        print(f"to train: polyrhythm train {shlex.join([*words, f'init_from={folder}'])}")
     return 0

@@ -1,4 +1,4 @@
-"""Results in words, for people; `--json` has all of it, for programs."""
+"""Formats results as text for the terminal; `--json` prints all of them for programs."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ def rate(result: Mapping[str, Any]) -> str:
     return f"{100 * result['rate']:.0f}% [{low}, {high}], {counts}{mean}"
 
 
-def earned(result: Mapping[str, Any]) -> str:
-    """The same where the environment measures no success."""
+def mean_return(result: Mapping[str, Any]) -> str:
+    """The mean return, for an environment that does not report success."""
     episodes = counted(result["episodes"], "episode")
     return f"mean return {result['mean_return']:.4g}, {episodes}, none of which reported success"
 
 
 def lines(result: Mapping[str, Any]) -> str:
-    """One `name: value` line for each entry, rates last and in words. A result that is itself a rate comes first.
+    """One `name: value` line per entry, success rates last. If the result itself is a rate, it comes first.
 
-    Where the environment measures no success the return leads.
+    If the environment reports no success, mean returns replace the rates.
     """
     rates = [value for value in (result, *result.values()) if _is_rate(value)]
     succeeded = measures_success((one["successes"] for one in rates), (one.get("mean_return") for one in rates))
     first = [_value(result, succeeded)] if _is_rate(result) else []
-    said = _RATE | {"mean_return"} if first else set()
+    printed = _RATE | {"mean_return"} if first else set()
     rest = [
         f"{name}: {_value(value, succeeded)}"
         for name, value in sorted(result.items(), key=lambda item: _is_rate(item[1]))
-        if name not in said
+        if name not in printed
     ]
     return "\n".join(first + rest)
 
 
 def aligned(rows: Iterable[tuple[str, str]]) -> str:
-    """Names and values, a line each, the values below each other."""
+    """One line per name and value, with the values aligned."""
     listed = list(rows)
     width = max(len(name) for name, _ in listed)
     return "\n".join(f"{name.ljust(width)}  {value}" for name, value in listed)
 
 
 def samples(ledger: Mapping[str, Any]) -> str:
-    """Where a ledger's samples went: the states that have some."""
+    """A ledger's sample counts by state, without empty states."""
     counts = {state: sum(count.values()) if isinstance(count, dict) else count for state, count in ledger.items()}
     return ", ".join(f"{count:,} {state.replace('_', ' ')}" for state, count in counts.items() if count)
 
 
 def lag(summary: Mapping[str, Any]) -> str:
-    """How far behind the trainer the samples were, in versions."""
+    """Lag of the samples behind the trainer, in versions."""
     return f"mean {summary['mean']:.2f}, largest {summary['max']}"
 
 
@@ -66,32 +66,31 @@ def shares(parts: Mapping[str, float]) -> str:
 
 
 def table(columns: Mapping[str, Mapping[str, Any]]) -> str:
-    """Columns side by side, a line for each figure; a column that lacks one has a dash there.
+    """A table with one line per metric and a dash for a missing value.
 
-    A figure that is itself a mapping becomes a line for each of its entries. Lists stand below, by column: they are
-    wider than any column.
+    A metric that is a mapping becomes one line per entry. Lists are printed below the table, by column.
     """
-    cells = {name: dict(_figures(own)) for name, own in columns.items()}
-    figures = dict.fromkeys(figure for own in cells.values() for figure in own)
-    rows = [["", *cells], *([figure, *(own.get(figure, "-") for own in cells.values())] for figure in figures)]
+    cells = {name: dict(_flat_metrics(own)) for name, own in columns.items()}
+    names = dict.fromkeys(name for own in cells.values() for name in own)
+    rows = [["", *cells], *([name, *(own.get(name, "-") for own in cells.values())] for name in names)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     aligned = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
     return "\n".join([*aligned, "", *_below(columns)]).rstrip()
 
 
 def records(listed: Sequence[Mapping[str, Any]]) -> str:
-    """A line for each record, its figures under their names; one that a record lacks is a dash there."""
-    cells = [dict(_figures(record)) for record in listed]
+    """A table with one line per record, one column per metric, and a dash for a missing value."""
+    cells = [dict(_flat_metrics(record)) for record in listed]
     names = list(dict.fromkeys(name for record in cells for name in record))
     rows = [names, *([record.get(name, "-") for name in names] for record in cells)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def _figures(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _flat_metrics(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for name, value in values.items():
         if isinstance(value, Mapping):
-            yield from _figures(value, f"{prefix}{name} ")
+            yield from _flat_metrics(value, f"{prefix}{name} ")
         elif not isinstance(value, list):
             yield prefix + name, _plain(value)
 
@@ -110,7 +109,7 @@ def _plain(value: Any) -> str:
 
 
 def flat(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The result with its `tasks`, if it has any, as entries of their own: a line each."""
+    """The result with each of its `tasks`, if any, as a top-level entry."""
     return {**{name: value for name, value in result.items() if name != "tasks"}, **result.get("tasks", {})}
 
 
@@ -122,7 +121,7 @@ def _value(value: Any, succeeded: bool) -> str:
     if _is_rate(value):
         if succeeded or "mean_return" not in value:
             return rate(value)
-        return earned(value)
+        return mean_return(value)
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_value(part, succeeded)}" for name, part in value.items())
     if isinstance(value, list) and value:

@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.errors import ConfigError
 
     if not arguments.file.is_file():
-        raise ConfigError(f"file {str(arguments.file)!r} is not there; name a YAML description of a cluster")
+        raise ConfigError(f"file {str(arguments.file)!r} does not exist; name a YAML description of a cluster")
     from polyrhythm.clustersim.file import simulate_file
 
     summary = simulate_file(arguments.file, trace_path=arguments.trace)
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The summary without what only programs want."""
+    """The main entries of the summary."""
     throughput, requests = summary["throughput"], summary["requests"]
     trained, rows = throughput["trained_samples_per_s"], requests["rows_per_batch"]
     yield "simulated", f"{summary['versions']} versions in {summary['virtual_s']:,.1f} s, {summary['gpus']:g} GPUs"

@@ -1,4 +1,4 @@
-"""Train a policy by a recipe; settings are overridden by section.key=value."""
+"""Train a policy with a recipe; section.key=value overrides a setting."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from polyrhythm.cli import ending
-from polyrhythm.cli.recipe_words import noting_how_to_go_on
+from polyrhythm.cli import run_summary
+from polyrhythm.cli.recipe_arguments import note_resume_command
 from polyrhythm.config.recipes import recipe_names
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.config.load import load_config
 
     config = load_config(arguments.recipe, arguments.overrides)
-    # Imported only now: a wrong key is answered before any tensor library is loaded.
+    # Imported late, so that a wrong key is reported before torch is loaded.
     from polyrhythm.pipeline.persistence.resume_rules import new_folder, run_to_resume
     from polyrhythm.pipeline.validation.check import validate_run
 
@@ -46,18 +46,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def train_in(folder: Path, checked: ValidatedRun, *, as_json: bool) -> int:
-    """Train in the folder, which may hold a part of the run already, and say what came of it."""
+    """Train in the folder, which may hold a part of the run already, and print the result."""
     from polyrhythm.observe.report import REPORT_FILE
     from polyrhythm.pipeline.observers.live import live_terminal
     from polyrhythm.pipeline.train import train
 
-    with noting_how_to_go_on(folder), live_terminal(sys.stderr) as live:
+    with note_resume_command(folder), live_terminal(sys.stderr) as live:
         summary = train(checked, folder, live)
     if as_json:
         print(json.dumps(summary, indent=2))
     else:
-        print(ending.lines(summary))
-        print(f"all of it: {folder / 'summary.json'}")
+        print(run_summary.lines(summary))
+        print(f"summary: {folder / 'summary.json'}")
         if (folder / REPORT_FILE).is_file():
-            print(f"to look at: {folder / REPORT_FILE}")
+            print(f"report: {folder / REPORT_FILE}")
     return 0

@@ -1,4 +1,4 @@
-"""What a run is told: the schema (pydantic) and recipes (YAML). Imports neither torch nor a simulator by itself.
+"""A run's configuration: the schema (pydantic) and recipes (YAML). Imports neither torch nor a simulator.
 
-Import from its modules: listing recipes must not wait for pydantic.
+Import from its modules, so that listing recipes does not import pydantic.
 """

@@ -1,4 +1,4 @@
-"""What every section of a configuration has in common: its base class, its number types, and how it refuses."""
+"""Base class, number types and validation errors of configuration sections."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Seed = Annotated[int, Field(ge=0, lt=2**62, strict=True)]
 
 
 class Section(BaseModel):
-    """Frozen, closed to unknown keys, finite numbers only; a field is documented by the line under it."""
+    """Base of all sections: frozen, no unknown keys, finite numbers only; the string below a field documents it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 def type_or(default: str) -> Callable[[Any], Any]:
-    """For a union of sections: which one is meant by its `type`, where a section without one means `default`."""
+    """Discriminator of a union of sections by `type`; a section without one is of type `default`."""
 
     def type_of(value: Any) -> Any:
         if isinstance(value, BaseModel):
@@ -35,17 +35,17 @@ def type_or(default: str) -> Callable[[Any], Any]:
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:
-    """The models that a value of this annotation may be."""
+    """The models in an annotation, such as the members of a union."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [found for part in get_args(annotation) for found in models_in(part)]
 
 
 class InvalidSetting(ValueError):
-    """Raised inside a validator: a setting, or a pair of settings, that cannot be run.
+    """Error of a validator: a setting, or a combination of settings, that cannot be run.
 
-    path: dotted, relative to the section that refuses ("" for the section itself); value: what was found there;
-    why: a clause that completes "<path> = <value>: ..." and says what to change.
+    path: dotted, relative to the section that raises ("" for the section itself); value: the setting's value;
+    why: completes "<path> = <value>: ..." with the problem and the fix.
     """
 
     def __init__(self, path: str, value: object, why: str) -> None:
@@ -54,4 +54,4 @@ class InvalidSetting(ValueError):
 
 
 class NotFound(InvalidSetting):
-    """What the setting names, a module or something in it, is not there: it may be in another working folder."""
+    """A setting names a module, or an attribute of one, that does not exist; it may be in another working folder."""

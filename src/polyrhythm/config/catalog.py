@@ -1,8 +1,8 @@
-"""What there is to choose from: the adapters of the registry, their settings, and what they need of this machine.
+"""Describes the registered adapters: their settings, and the packages that they need.
 
-An adapter's settings class may say with class variables `needs` (packages to import), `extra` (the extra of this
-package that brings them) and `known_tasks` (task name → instruction). Nothing that it needs is imported to tell.
-It may have a method `check()`, which raises a `PolyrhythmError` with the remedy for whatever else this machine lacks.
+An adapter's settings class may have the class variables `needs` (packages to import), `extra` (the extra of this
+package that installs them) and `known_tasks` (task name → instruction); none of the packages is imported here.
+It may have a method `check()`, which raises a `PolyrhythmError` with the fix if this machine lacks something else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from polyrhythm.errors import ConfigError
 
 
 class Need(NamedTuple):
-    """A package that an adapter imports. version: "" where it is not found."""
+    """A package that an adapter imports. version: "" if it is not found."""
 
     package: str
     found: bool
@@ -29,7 +29,7 @@ class Need(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A field of an adapter's settings. default: plain data; None also where it is required."""
+    """A field of an adapter's settings. default: plain data; None also if it is required."""
 
     name: str
     kind: str
@@ -39,7 +39,7 @@ class Setting(NamedTuple):
 
 
 class Adapter(NamedTuple):
-    """An environment or a policy. install: the command that brings what is missing, "" where nothing is."""
+    """An environment or a policy. install: the command that installs missing packages, "" if none are."""
 
     type: str
     summary: str
@@ -51,12 +51,12 @@ class Adapter(NamedTuple):
 
 
 def adapters(kind: Kind) -> list[Adapter]:
-    """All that have a name."""
+    """All registered adapters of a kind."""
     return [adapter(kind, name) for name in TABLE[kind]]
 
 
 def adapter(kind: Kind, name: str) -> Adapter:
-    """One, by name or module:Class. ConfigError: there is none."""
+    """The adapter with this name or module:Class. Raises ConfigError if there is none."""
     try:
         model = settings_class(kind, name)
     except InvalidSetting as error:
@@ -78,19 +78,19 @@ def adapter(kind: Kind, name: str) -> Adapter:
 
 
 def check_installed(kind: Kind, settings: BaseModel) -> None:
-    """Raise ConfigError for a package that the adapter needs and that is not there; and what its own `check` raises."""
-    lacking = [package for package in getattr(settings, "needs", ()) if not need(package).found]
-    if lacking:
+    """Raise ConfigError if a package that the adapter needs is missing; then call the adapter's own `check`."""
+    missing = [package for package in getattr(settings, "needs", ()) if not need(package).found]
+    if missing:
         name = getattr(settings, "type", "")
         install = adapter(kind, name).install
-        raise ConfigError(f"{kind}.type = {name}: the package {lacking[0]} is not installed; run: {install}")
+        raise ConfigError(f"{kind}.type = {name}: the package {missing[0]} is not installed; run: {install}")
     own = getattr(settings, "check", None)
     if callable(own):
         own()
 
 
 def need(package: str) -> Need:
-    """Whether the package is there, without importing it."""
+    """Whether the package is installed, found without importing it."""
     found = importlib.util.find_spec(package) is not None
     try:
         return Need(package, found, metadata.version(package) if found else "")
@@ -99,7 +99,7 @@ def need(package: str) -> Need:
 
 
 def _settings(model: type[BaseModel], within: str = "") -> list[Setting]:
-    """The fields of a settings model, each followed by those of the sections that it may be: `head[bins].greedy`."""
+    """The fields of a settings model, each followed by those of its possible sections: `head[bins].greedy`."""
     found = []
     for name, field in model.model_fields.items():
         if name == "type":
@@ -127,7 +127,7 @@ def _sections(annotation: Any) -> dict[str, type[BaseModel]]:
 
 
 def _kind(annotation: Any) -> str:
-    """A type as a user would write it: `int`, `cheap | full`, `list of text`."""
+    """A type in the notation of the docs: `int`, `cheap | full`, `list of text`."""
     if annotation is NoneType:
         return "null"
     names = {str: "text", bool: "true | false", Mapping: "section", dict: "section"}

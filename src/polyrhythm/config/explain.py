@@ -1,4 +1,4 @@
-"""From pydantic's errors to sentences: dotted path, value, what is wrong, what to do, the nearest valid key."""
+"""Turns pydantic's errors into sentences: dotted path, value, problem, fix, nearest valid key."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _KINDS = {
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[str]:
-    """One sentence per problem, with `prefix` before every path."""
+    """One sentence per problem; `prefix` precedes every path."""
     sentences: list[str] = []
     for detail in error.errors(include_url=False):
         sentences += _explain_one(detail, model, prefix)
@@ -63,19 +63,19 @@ def _explain_one(detail: ErrorDetails, model: type[BaseModel], prefix: str) -> l
 
 
 def _instead(path: str, parts: list[str], holder: type[BaseModel] | None, model: type[BaseModel], prefix: str) -> str:
-    """What the user may have meant by a key that is not there."""
+    """A suggestion for an unknown key."""
     section, _, key = path.rpartition(".")
     keys = list(holder.model_fields) if holder else []
-    there = f"{f'the keys of {section}' if section else 'the sections'} are {', '.join(keys)}"
+    valid = f"{f'the keys of {section}' if section else 'the sections'} are {', '.join(keys)}"
     types = _types_with(key, parts[:-1], model)
     if types:
-        return f"{there}; {key} is one of {section}.type {' or '.join(types)}"
+        return f"{valid}; {key} is one of {section}.type {' or '.join(types)}"
     elsewhere = [f"{prefix}.{found}" if prefix else found for found in _paths_to(key, model)]
-    return nearest(key, keys, elsewhere=elsewhere) + there
+    return nearest(key, keys, elsewhere=elsewhere) + valid
 
 
 def _types_with(key: str, parts: Sequence[str], model: type[BaseModel]) -> list[str]:
-    """The types that the section at this path may have and that have the key."""
+    """Those types of the section at this path that have the key."""
     models = [model]
     for part in parts:
         fields = [candidate.model_fields[part] for candidate in models if part in candidate.model_fields]
@@ -92,8 +92,8 @@ def _sentence(path: str, value: object, why: str) -> str:
 def _why(detail: ErrorDetails) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
     if kind in _BOUNDS:
-        key, words = _BOUNDS[kind]
-        return f"it must be {words} {context[key]}"
+        key, relation = _BOUNDS[kind]
+        return f"it must be {relation} {context[key]}"
     if kind in _KINDS:
         return f"it must be {_KINDS[kind]}"
     if kind == "literal_error":
@@ -138,7 +138,7 @@ def _walk(model: type[BaseModel], loc: Location) -> tuple[list[str], type[BaseMo
 
 
 def _paths_to(key: str, model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Where in the model's sections there is a key of this name."""
+    """Dotted paths of the model's keys with this name."""
     found = [prefix + key] if key in model.model_fields else []
     for name, field in model.model_fields.items():
         for section in models_in(field.annotation):
@@ -147,6 +147,6 @@ def _paths_to(key: str, model: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 def _has_tag(model: type[BaseModel], tag: object) -> bool:
-    """Whether the tag of a union stands for the model: its type's literal, or module:function for a user's own."""
+    """Whether a union's tag selects the model: its type's literal, or module:function for a custom function."""
     field = model.model_fields.get("type")
     return field is not None and (tag in get_args(field.annotation) or (field.annotation is str and ":" in str(tag)))

@@ -1,7 +1,7 @@
-"""Recipes: YAML with `extends`, `preset` and `objective`, deep merge, `section.key=value` overrides, one clear error.
+"""Loads recipes: YAML with `extends`, `preset` and `objective`, deep merge, and `section.key=value` overrides.
 
-A recipe says only what differs. Merging goes section by section; a section that changes its `type` replaces the
-whole of the inherited one, since another type's keys mean nothing to it. Lists are replaced.
+A recipe contains only differences. Merging goes section by section; a section that changes its `type` replaces the
+whole inherited section, since the keys of another type do not apply. Lists are replaced.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Tree = dict[str, Any]
 
 
 def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str | Mapping[str, Any]] = ()) -> RunConfig:
-    """The validated configuration of a recipe under overrides, each of them `section.key=value` or sections.
+    """The validated configuration of a recipe with overrides, each of them `section.key=value` or sections.
 
-    recipe: a name, a path, or what a file would say; sections may hold settings as objects, and a key may be a path:
+    recipe: a name, a path, or the content of a file; sections may be settings objects, and a key may be a dotted path:
     {"training.versions": 3}.
     """
     origin = "recipe" if isinstance(recipe, Mapping) else str(recipe)
@@ -40,24 +40,24 @@ def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str 
         path = find_recipe(recipe)
         tree = {"name": path.stem, **_read_recipe(path, ())}
     changes: Tree = {}
-    _refuse_lost([override for override in overrides if isinstance(override, str)])
+    _check_order([override for override in overrides if isinstance(override, str)])
     for override in overrides:
         changes = merge(changes, _change(override))
-    return validate(_lay(tree, changes, "overrides"), origin=origin)
+    return validate(_merge_preset(tree, changes, "overrides"), origin=origin)
 
 
-def _lay(base: Tree, change: Tree, origin: str) -> Tree:
-    """`base`, the preset and the objective that `change` names, and `change` itself, one over the other."""
+def _merge_preset(base: Tree, change: Tree, origin: str) -> Tree:
+    """Merge `base`, the preset and the objective that `change` names, if any, and `change`, in this order."""
     own = {key: value for key, value in change.items() if key not in ("preset", "objective")}
     if "preset" in change:
         base = merge(base, preset(change["preset"], origin))
-    if "objective" in change:  # a whole section: what was inherited would mix two objectives
+    if "objective" in change:  # replaces the section: merging would mix two objectives
         base = base | {"algorithm": objective_preset(change["objective"], origin)}
     return merge(base, own)
 
 
 def validate(tree: Tree, origin: str = "") -> RunConfig:
-    """A `RunConfig` of plain data, or a `ConfigError` that lists every problem."""
+    """A `RunConfig` from plain data. Raises a `ConfigError` that lists every problem."""
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
@@ -65,14 +65,14 @@ def validate(tree: Tree, origin: str = "") -> RunConfig:
 
 
 def save_config(config: RunConfig, path: Path) -> None:
-    """Write the resolved configuration, every default included; `load_config(path)` gives it back."""
+    """Write the resolved configuration with all defaults; `load_config(path)` restores it."""
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     with atomic_write(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
 
 
 def merge(base: Tree, change: Tree) -> Tree:
-    """`base` with `change` laid over it; neither is modified."""
+    """`base` overridden by `change`; neither is modified."""
     merged = dict(base)
     for key, value in change.items():
         merged[key] = _merge_value(base.get(key), value)
@@ -96,7 +96,7 @@ def parse_override(text: str) -> Tree:
     keys = path.strip().split(".")
     if not equals or not all(keys):
         raise ConfigError(f"override {text!r}: it must look like section.key=value")
-    return _at(keys, parse(value, origin=f"override {text!r}"))
+    return _nested(keys, parse(value, origin=f"override {text!r}"))
 
 
 def _change(override: str | Mapping[str, Any]) -> Tree:
@@ -104,7 +104,7 @@ def _change(override: str | Mapping[str, Any]) -> Tree:
 
 
 def _sections(tree: Tree) -> Tree:
-    """The tree with every key that is a dotted path of sections as these, each laid over what stands before it."""
+    """The tree with dotted keys expanded to nested sections; later keys override earlier ones."""
     if not any("." in str(key) for key in tree):
         return tree
     found: Tree = {}
@@ -112,25 +112,25 @@ def _sections(tree: Tree) -> Tree:
         keys = str(path).split(".")
         if not all(keys):
             raise ConfigError(f"key {path!r}: it must look like section.key")
-        found = merge(found, _at(keys, value))
+        found = merge(found, _nested(keys, value))
     return found
 
 
-def _at(keys: Sequence[str], value: Any) -> Tree:
-    """The value below these keys, each a section of the one before."""
+def _nested(keys: Sequence[str], value: Any) -> Tree:
+    """The value nested in sections with these keys, the outermost first."""
     for key in reversed(keys):
         value = {key: value}
     assert isinstance(value, dict)
     return value
 
 
-def _refuse_lost(overrides: Sequence[str]) -> None:
-    """A section that is set after one of its keys would take that with it."""
+def _check_order(overrides: Sequence[str]) -> None:
+    """Raise ConfigError if a section is set after one of its keys, which would discard the key."""
     for place, override in enumerate(overrides):
         path, _, value = override.partition("=")
         for earlier in overrides[:place]:
             if earlier.startswith(f"{path.strip()}.") and not value.strip().startswith("{"):
-                raise ConfigError(f"{override} comes after {earlier}, which it would take away; give it first")
+                raise ConfigError(f"{override} comes after {earlier}, which it would discard; give it first")
 
 
 def _read_recipe(path: Path, seen: tuple[Path, ...]) -> Tree:
@@ -142,12 +142,12 @@ def _read_recipe(path: Path, seen: tuple[Path, ...]) -> Tree:
 
 
 def _extended(tree: Tree, origin: str, folder: Path, seen: tuple[Path, ...]) -> Tree:
-    """What a recipe says over the one that it extends, which may stand beside it in `folder`."""
+    """The recipe merged over the one that it extends, which may be in the same `folder`."""
     parent = tree.pop("extends", None)
     if parent is None:
-        return _lay({}, tree, origin)
+        return _merge_preset({}, tree, origin)
     if not isinstance(parent, str):
         raise ConfigError(f"extends = {parent}: it must be one recipe's name or path", origin=origin)
     inherited = _read_recipe(find_recipe(parent, beside=folder), seen)
     inherited.pop("name", None)
-    return _lay(inherited, tree, origin)
+    return _merge_preset(inherited, tree, origin)

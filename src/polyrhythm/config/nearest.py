@@ -1,4 +1,4 @@
-"""Did you mean …?"""
+"""Suggests the nearest valid word: did you mean …?"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 
 def nearest(word: object, valid: Iterable[str], elsewhere: Sequence[str] = ()) -> str:
-    """`did you mean X? ` for the places where the very word is known, else the closest valid word; or nothing."""
+    """`did you mean X? ` with the paths `elsewhere` that have the word, else the closest valid word; "" if none."""
     known, text = list(valid), str(word)
     holding = [name for name in known if len(text) > 2 and text in name]
     match = list(elsewhere[:3]) or holding[:1] or difflib.get_close_matches(text, known, n=1, cutoff=0.5)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from polyrhythm.config.base import Flag, InvalidSetting, NotNegative, Number, Positive, Section, type_or
-from polyrhythm.config.registry import imported
+from polyrhythm.config.registry import import_object
 
 Clip = Annotated[float, Field(gt=0, lt=1, strict=True)]
 Bound = Annotated[float, Field(gt=1, strict=True)]
@@ -40,9 +40,9 @@ class OwnFunction(Section):
     """Whether it reads entries.proximal or samples.log_ratio, which costs a forward pass."""
 
     def function(self) -> Callable[..., Any]:
-        """The function that `type` names. Refusal: there is none, it is no function, or it does not take its
-        settings."""
-        found = imported(self.type, self.type, "a function")
+        """The function that `type` names. Raises InvalidSetting if there is none, it is not a function, or it does not
+        accept its settings."""
+        found = import_object(self.type, self.type, "a function")
         if not callable(found):
             raise InvalidSetting("type", self.type, f"it is {type(found).__name__}; name a function")
         try:

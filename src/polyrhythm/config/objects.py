@@ -1,7 +1,7 @@
-"""Settings given from Python as objects: their plain data, and the address at which every station finds their class.
+"""Converts settings objects given from Python to plain data, with the module:Class by which stations find their class.
 
-A run's stations are built of plain data, in this process or in others, and a checkpoint holds nothing else; so a class
-of the user's own is known by module:Class, also in a script or a notebook, where the module is `__main__`.
+Stations and checkpoints hold plain data only, so a user's class is referenced by module:Class; in a script or notebook
+the module is `__main__`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pydantic import BaseModel
 from polyrhythm.config.registry import TABLE, Kind
 from polyrhythm.errors import ConfigError
 
-#: The module of a script, or of a notebook's cells: no other process can import it.
+#: The module of a script or notebook; no other process can import it.
 MAIN = "__main__"
 
 
 def plain(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe, or part of one, with every settings object and function in it as what YAML would say.
+    """The recipe, or part of one, with settings objects and functions converted to the data that YAML would have.
 
-    What `env` and `policy` are given as mappings is their own affair.
+    `env` and `policy` given as mappings are left unchanged.
     """
     return {
         key: value if key in TABLE and isinstance(value, Mapping) else _plain(value, key)
@@ -31,7 +31,7 @@ def plain(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_main(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Where in plain data something of the calling script is named: dotted path, and address."""
+    """Dotted path and address of each reference to `__main__` in plain data."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
             yield from in_main(value, f"{path}.{key}" if path else str(key))
@@ -53,26 +53,26 @@ def _plain(value: Any, path: str) -> Any:
 
 
 def _type(kind: Kind, settings: BaseModel) -> str:
-    """What `type` must say so that this very class is found. ConfigError: it cannot."""
-    said, found = str(getattr(settings, "type", "")), type(settings)
+    """The `type` by which the settings' class is found. Raises ConfigError if there is none."""
+    declared, found = str(getattr(settings, "type", "")), type(settings)
     own = f"{found.__module__}:{found.__qualname__}"
-    if TABLE[kind].get(said, said) == own:
-        return said
+    if TABLE[kind].get(declared, declared) == own:
+        return declared
     address = _address(found, kind)
     field = found.model_fields.get("type")
     if field is None or field.annotation is not str:
         raise ConfigError(
-            f"{kind}.type = {said or 'missing'}: it does not lead to the class {found.__qualname__}; declare it there "
+            f"{kind}.type = {declared or 'missing'}: it does not name the class {found.__qualname__}; declare it there "
             f'as type: str = "{address}"'
         )
     return address
 
 
 def _address(thing: type | FunctionType, path: str) -> str:
-    """module:name of a class or function. ConfigError: it has none, as it is made inside a function."""
+    """module:name of a class or function. Raises ConfigError if it is defined inside a function."""
     if "<" in thing.__qualname__:
         raise ConfigError(
-            f"{path} = {thing.__qualname__}: what is defined inside a function, or is a lambda, cannot be found by "
+            f"{path} = {thing.__qualname__}: a lambda, or what is defined inside a function, cannot be found by "
             "name; define it at the top of the file or cell"
         )
     return f"{thing.__module__}:{thing.__qualname__}"

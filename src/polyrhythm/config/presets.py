@@ -1,7 +1,7 @@
-"""Named modes: settings that belong together, as the field's systems bundle them.
+"""Presets: named sets of settings for common training modes.
 
-`preset: NAME` in a recipe stands for these settings below its own and above what it extends; `preset=NAME` on the
-command line lies over the recipe and below the other overrides. The resolved configuration knows no presets.
+`preset: NAME` in a recipe overrides what the recipe extends and is overridden by the recipe itself; `preset=NAME` on
+the command line overrides the recipe and is overridden by the other options. The resolved configuration has no preset.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ Tree = dict[str, Any]
 
 _DYNAMIC = {"type": "dynamic"}
 
-#: Name → what it means, and its settings. The last four are the modes of verl's fully asynchronous trainer.
+#: Name → description and settings. The last four are the modes of verl's fully asynchronous trainer.
 PRESETS: dict[str, tuple[str, Tree]] = {
     "lockstep": (
-        "everybody waits for everybody, and the same seed gives the same bits: the synchronous baseline",
+        "the synchronous baseline: rollout and training alternate, and the same seed gives the same bits",
         {
             "freshness": {"max_lag": 0.0, "sync_interval": 1, "on_update": "drain"},
             "batching": {"type": "lockstep"},
@@ -28,11 +28,11 @@ PRESETS: dict[str, tuple[str, Tree]] = {
         },
     ),
     "on_policy_pipeline": (
-        "every sample is of the weights that it trains; slots no longer wait for each other",
+        "every sample comes from the weights that it trains; slots do not wait for each other",
         {"freshness": {"max_lag": 0.0, "sync_interval": 1, "on_update": "drain"}, "batching": _DYNAMIC},
     ),
     "stream_off_policy": (
-        "four updates a version, each as soon as its samples are there; no sample is older than its version",
+        "four updates per version, each as soon as its samples are ready; no sample is older than its version",
         {
             "freshness": {"max_lag": 0.0, "sync_interval": 4, "on_update": "drain"},
             "batching": _DYNAMIC,
@@ -40,7 +40,7 @@ PRESETS: dict[str, tuple[str, Tree]] = {
         },
     ),
     "stale_stream": (
-        "rollout goes on while the trainer trains, but finishes its episodes before it takes new weights",
+        "rollout continues during training, but finishes its episodes before it loads new weights",
         {
             "freshness": {"max_lag": 1.0, "on_update": "drain"},
             "batching": _DYNAMIC,
@@ -48,7 +48,7 @@ PRESETS: dict[str, tuple[str, Tree]] = {
         },
     ),
     "partial_rollout": (
-        "the same, and unfinished episodes go on under new weights: nobody waits",
+        "as stale_stream, but unfinished episodes continue under new weights",
         {
             "freshness": {"max_lag": 1.0, "on_update": "continue"},
             "batching": _DYNAMIC,
@@ -59,7 +59,7 @@ PRESETS: dict[str, tuple[str, Tree]] = {
 
 
 def preset(name: Any, origin: str = "") -> Tree:
-    """The settings of a preset. ConfigError: there is none of this name."""
+    """The settings of a preset. Raises ConfigError if there is none of this name."""
     if not isinstance(name, str) or name not in PRESETS:
         names = sorted(PRESETS)
         near = nearest(name, names) if isinstance(name, str) else ""

@@ -1,4 +1,4 @@
-"""Where recipes are: by path, beside the recipe that extends them, or by name among those that ship with us."""
+"""Finds recipes: by path, beside the recipe that extends them, or by name among the shipped ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def recipes_folder() -> Path:
-    """An installed package carries its recipes inside; a checkout keeps them at its root."""
+    """The folder of shipped recipes: inside an installed package, at the root of a checkout."""
     inside = _PACKAGE / "recipes"
     return inside if inside.is_dir() else _PACKAGE.parents[1] / "recipes"
 
@@ -35,10 +35,10 @@ def find_recipe(recipe: str | Path, beside: Path | None = None) -> Path:
             return candidate
     names = recipe_names()
     if given.is_dir():
-        run = f"a run's is its config.yaml; to go on with that run: polyrhythm resume {recipe}"
+        run = f"a run's recipe is its config.yaml; to resume that run: polyrhythm resume {recipe}"
         remedy = run if (given / "config.yaml").is_file() else "give a path to a YAML file"
         raise ConfigError(f"recipe {str(recipe)!r} is a folder; {remedy}")
     raise ConfigError(
-        f"recipe {str(recipe)!r} is not there; {nearest(given.stem, names)}named recipes are {', '.join(names)}; "
+        f"recipe {str(recipe)!r} does not exist; {nearest(given.stem, names)}named recipes are {', '.join(names)}; "
         "or give a path to a YAML file"
     )

@@ -1,4 +1,4 @@
-"""Env and policy settings by name: each adapter's file declares its own model, imported only when it is asked for."""
+"""Registry of environment and policy settings by name; an adapter's module is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TABLE: dict[Kind, dict[str, str]] = {
 
 
 class NestedRefusal(ValueError):
-    """The settings of an adapter did not validate: its model and pydantic's error, to be explained with the path."""
+    """Validation error of an adapter's settings: its model and pydantic's error, for `explain` with the path."""
 
     def __init__(self, model: type[BaseModel], error: ValidationError) -> None:
         self.model, self.error = model, error
@@ -49,8 +49,8 @@ def expand(value: Any) -> Any:
 def resolve(kind: Kind, value: Any) -> BaseModel:
     """The validated settings of an env or policy, given as their model, a mapping with `type`, or a short form.
 
-    A key that the model does not have is refused whatever the model does with such keys, in its sections too: a typing
-    error would be a default otherwise. Only a section whose own model says extra="allow" keeps them.
+    Unknown keys are refused in all sections, even if the model would ignore them: a typo would otherwise mean a
+    default. Only a section whose own model has extra="allow" keeps them.
     """
     if isinstance(value, BaseModel):
         return value
@@ -60,7 +60,7 @@ def resolve(kind: Kind, value: Any) -> BaseModel:
             "", value, f"a section with a type is needed; the known types are {', '.join(TABLE[kind])}"
         )
     model = settings_class(kind, value["type"])
-    computed = model.model_computed_fields  # in what was saved, but not to be given
+    computed = model.model_computed_fields  # saved, but not accepted as input
     given = {key: item for key, item in value.items() if key not in computed}
     try:
         return model.model_validate(given, extra="forbid")
@@ -69,7 +69,7 @@ def resolve(kind: Kind, value: Any) -> BaseModel:
 
 
 def _with_allowed_keys(model: type[BaseModel], given: dict[str, Any], refused: ValidationError) -> BaseModel:
-    """The settings, if all that was `refused` is keys of sections that allow any; NestedRefusal otherwise."""
+    """The settings if `refused` names only keys of sections that allow any key. Raises NestedRefusal otherwise."""
     try:
         found = model.model_validate(given)
     except ValidationError as error:
@@ -89,7 +89,7 @@ def _allows_any_key(section: BaseModel | type[BaseModel]) -> bool:
 
 
 def _section_at(settings: BaseModel, location: Sequence[int | str]) -> BaseModel:
-    """The section that a location of pydantic's leads to; steps that are no field, key or index are tags of unions."""
+    """The section at a pydantic location; steps that are not a field, key or index are tags of unions."""
     section, value = settings, settings
     for step in location:
         content: Any = dict(value) if isinstance(value, BaseModel) else value
@@ -102,8 +102,8 @@ def _section_at(settings: BaseModel, location: Sequence[int | str]) -> BaseModel
     return section
 
 
-def imported(address: str, name: str, what: str) -> Any:
-    """What `module:name` names. Refusal of the setting `type` = `name`, which wants `what`: it is not there."""
+def import_object(address: str, name: str, what: str) -> Any:
+    """Import `module:name`. Raises InvalidSetting for `type` = `name`, which must name `what`, if that fails."""
     module_name, _, attribute = address.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -115,14 +115,14 @@ def imported(address: str, name: str, what: str) -> Any:
         raise InvalidSetting(
             "type", name, f"{module_name} cannot be imported ({error.msg}, line {error.lineno}); correct that line"
         ) from error
-    except (Exception, SystemExit) as error:  # whatever a user's module does
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise InvalidSetting("type", name, f"importing {module_name} {raised(error)}; fix it there") from error
     if module_name == "__main__" and not hasattr(module, attribute):
         raise InvalidSetting(
             "type",
             name,
             f"{attribute} was defined in a script or notebook, and this is another process; put it into a module (say "
-            f"own.py), name it own:{attribute}, or go on in that script",
+            f"own.py), name it own:{attribute}, or continue in that script",
         )
     if not hasattr(module, attribute):
         raise NotFound("type", name, f"module {module_name} has no {attribute}; name {what} in it")
@@ -130,15 +130,15 @@ def imported(address: str, name: str, what: str) -> Any:
 
 
 def settings_class(kind: Kind, name: str) -> type[BaseModel]:
-    """The settings model of a type, or of module:Class. Refusal: there is none."""
+    """The settings model of a type, or of module:Class. Raises InvalidSetting if there is none."""
     known = TABLE[kind]
     address = known.get(name, name)
     if ":" not in address:
         names = ", ".join(known)
         raise InvalidSetting("type", name, f"{nearest(name, known)}known types are {names}; your own is module:Class")
-    found = imported(address, name, "a settings class")
+    found = import_object(address, name, "a settings class")
     if not (isinstance(found, type) and issubclass(found, BaseModel) and "type" in found.model_fields):
         raise InvalidSetting(
-            "type", name, f"{address} is no settings model; name a pydantic model that has a `type` field"
+            "type", name, f"{address} is not a settings model; name a pydantic model that has a `type` field"
         )
     return found

@@ -1,4 +1,4 @@
-"""Settings of the flow: who steps, who answers, when a batch fires, how stale a sample may be."""
+"""Scheduler settings: simulators, generators, batching, freshness, groups."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def parse_sharding(value: Any) -> str | tuple[int, ...]:
             return tuple(value)
         raise InvalidSetting("", value, f"every slot needs at least 1 row; {choices}")
     if not isinstance(value, str):
-        raise InvalidSetting("", value, f"not a way to shard; {choices}")
+        raise InvalidSetting("", value, f"not a sharding; {choices}")
     kind, _, argument = value.partition(":")
     if value == "whole" or (kind == "even" and argument.isdecimal() and int(argument) >= 1):
         return value
     if kind not in ("even", "whole") and argument.isidentifier() and all(kind.split(".")):
         return value
-    raise InvalidSetting("", value, f"not a way to shard; {choices}")
+    raise InvalidSetting("", value, f"not a sharding; {choices}")
 
 
 Sharding = Annotated[str | tuple[int, ...], BeforeValidator(parse_sharding)]
@@ -48,7 +48,7 @@ Buckets = Annotated[str | tuple[int, ...], BeforeValidator(parse_buckets)]
 
 
 class RolloutSettings(Section):
-    """Simulators, generators, and what lies between them. Slots = simulators x env_batches x shards."""
+    """Simulators, generators and their requests. Slots = simulators x env_batches x shards."""
 
     simulators: Count = 1
     """Simulator stations."""
@@ -59,25 +59,25 @@ class RolloutSettings(Section):
     generators: Count = 1
     """Generator stations, each with its own copy of the policy."""
     sharding: Sharding = "whole"
-    """How an env batch is cut into slots: whole, even:N, a list of slot sizes, or module:function (docs/rollout.md)."""
+    """Split of an env batch into slots: whole, even:N, a list of slot sizes, or module:function (docs/rollout.md)."""
     join: Literal["auto", "all", "none"] = "auto"
     """Slots of an env batch that step together: all, none (each by itself), or auto: none where the env allows it."""
     action_repeat: Count = 1
     """Env steps for which each primitive action is held."""
     segment_steps: Whole = 0
-    """Chunk steps after which an unfinished episode ships as a segment; 0 for whole episodes."""
+    """Chunk steps after which an unfinished episode is cut into a segment; 0 for whole episodes."""
     routing: Literal["least_loaded", "round_robin", "fixed", "affinity"] = "least_loaded"
-    """Who serves a request: any idle generator, each in turn, number i mod n for slot i, or the one it had before."""
+    """Generator of a request: any idle one, each in turn, number i mod n for slot i, or the slot's previous one."""
     buckets: Buckets = "none"
     """Row counts that forward passes are padded to, for compiled inference: none, powers (of two), or a list."""
     queue_key: Annotated[str, BeforeValidator(lambda value: "" if value is None else value)] = ""
-    """module:function of a request, lowest served first; empty for the order of arrival."""
+    """module:function from a request to its sort key, lowest served first; empty for the order of arrival."""
     episode_deadline_s: Positive = 600.0
     """Seconds after which a ticket is cancelled and issued again."""
     max_attempts: Count = 3
-    """Tries before a ticket (with its group) is dropped and replaced."""
+    """Attempts before a ticket (with its group) is dropped and replaced."""
     max_dropped: Whole = 1000
-    """Samples dropped by faults, since the run began or was resumed, after which it halts."""
+    """Samples dropped by faults, since the run began or was resumed, after which the run halts."""
 
     @model_validator(mode="after")
     def _shards_fit(self) -> RolloutSettings:
@@ -98,7 +98,7 @@ class RolloutSettings(Section):
 
     @property
     def largest_slot_rows(self) -> int | None:
-        """Rows of the largest slot; None where a user's function cuts the slots."""
+        """Rows of the largest slot; None if a custom function makes the slots."""
         if isinstance(self.sharding, tuple):
             return max(self.sharding)
         if self.sharding == "whole":
@@ -109,32 +109,32 @@ class RolloutSettings(Section):
 
 
 class LockstepBatching(Section):
-    """A batch fires when every live slot waits."""
+    """A batch starts when every active slot waits."""
 
     type: Literal["lockstep"] = "lockstep"
-    """The rule's name."""
+    """Name of the rule."""
 
 
 class DynamicBatching(Section):
-    """A batch fires when one of its limits is reached, or its oldest request has waited long enough."""
+    """A batch starts when one of its limits is reached, or its oldest request has waited max_wait_ms."""
 
     type: Literal["dynamic"] = "dynamic"
-    """The rule's name."""
+    """Name of the rule."""
     max_rows: Count = 64
     """Rows in one forward pass."""
     max_requests: Count = 1_000_000
     """Requests in one forward pass."""
     max_wait_ms: NotNegative = 5.0
-    """Milliseconds that the oldest request may wait for company."""
+    """Milliseconds that the oldest request waits for others."""
 
 
 class AutoBatching(Section):
-    """As dynamic, with rows and wait chosen for throughput, by what is learned while the run goes on."""
+    """As dynamic, with rows and wait tuned for throughput during the run."""
 
     type: Literal["auto"] = "auto"
-    """The rule's name."""
+    """Name of the rule."""
     max_rows: Count = 64
-    """The most rows in one forward pass that may be chosen: what its memory allows."""
+    """Upper limit of the rows in one forward pass, set by memory."""
     max_requests: Count = 1_000_000
     """Requests in one forward pass."""
 
@@ -152,12 +152,12 @@ Batching = Annotated[
 
 
 class FreshnessSettings(Section):
-    """How far behaviour may trail the trainer, and what happens to work in flight when weights change."""
+    """How stale a sample may be, and what happens to running episodes when weights change."""
 
     max_lag: NotNegative = 2.0
     """Versions by which a sample may be older than the trainer when it is trained on (real; 0 is on-policy)."""
     bound: Literal["sample", "mean"] = "sample"
-    """What max_lag binds: every sample, or the mean over samples."""
+    """Whether max_lag limits every sample, or the mean over samples."""
     on_update: Literal["drain", "continue", "abort"] = "continue"
     """drain: finish episodes before new weights apply; continue: new weights between two forward passes."""
     sync_interval: Count = 1
@@ -175,22 +175,22 @@ class FreshnessSettings(Section):
 
 
 class GroupSettings(Section):
-    """Samples that share task and initial state: how many, which groups are trained on, how many run beside those."""
+    """Samples that share task and initial state: group size, filtering by return, redundant groups and members."""
 
     size: Count = 1
     """Samples per group; 1 for no groups."""
     min_return: Number | None = None
-    """Lowest mean return of a group that is trained on; one below is dropped and a new one begins; null for any."""
+    """Lowest mean return of a group that is trained on; groups below are replaced; null for any."""
     max_return: Number | None = None
-    """Highest mean return of a group that is trained on; one above is dropped and a new one begins; null for any."""
+    """Highest mean return of a group that is trained on; groups above are replaced; null for any."""
     max_filtered: Count = 100
-    """Groups that may be dropped for their return before the update has its samples."""
+    """Groups that may be dropped for their return per update."""
     on_max_filtered: Literal["accept", "stop"] = "accept"
-    """After max_filtered of them: accept the update's other groups whatever their return, or stop the run."""
+    """After max_filtered groups: accept the update's other groups regardless of return, or stop the run."""
     extra_groups: Whole = 0
-    """Groups in flight beyond those that are needed: the first complete ones are trained on, the others cancelled."""
+    """Redundant groups in flight: the first complete ones are trained on, the others cancelled."""
     extra_members: Whole = 0
-    """Members of a group beyond its size: the first finished ones are trained on, the others cancelled."""
+    """Redundant members per group: the first finished ones are trained on, the others cancelled."""
 
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> GroupSettings:
@@ -201,5 +201,5 @@ class GroupSettings(Section):
 
     @property
     def filters(self) -> bool:
-        """Whether groups are chosen by their mean return."""
+        """Whether groups are filtered by their mean return."""
         return self.min_return is not None or self.max_return is not None

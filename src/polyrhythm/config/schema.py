@@ -1,4 +1,4 @@
-"""The root of a configuration, and the combinations of sections that are refused.
+"""The root of a run's configuration, and the checks between its sections.
 
 A component receives its own section, never the root.
 """
@@ -43,22 +43,22 @@ def _policy(value: Any) -> BaseModel:
 
 
 class RunConfig(Section):
-    """Everything that a run is told."""
+    """Configuration of a run."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
-    """Name of the run's folder under out_dir; a recipe's own name unless it says otherwise."""
+    """Name of the run's folder under out_dir; default: the recipe's name."""
     seed: Seed = 0
     """Seed of initial weights, initial states and sampling noise."""
     launcher: Literal["local", "inline"] = "local"
-    """What hosts the stations: local is a process for each on this machine, inline is this process for all."""
+    """local: a process per station on this machine; inline: all stations in this process."""
     out_dir: str = "runs"
-    """Folder of all runs; this one goes to <out_dir>/<name>/<time>."""
+    """Folder of all runs; this run's is <out_dir>/<name>/<time>."""
     resume: str = "never"
-    """never: begin anew; auto: go on with the newest unfinished run of this recipe, if any; or the folder of a run."""
+    """never: start a new run; auto: resume the newest unfinished run of this recipe, if any; or the folder of a run."""
     init_from: str = ""
-    """Run folder or policy file whose weights to begin with, instead of the phases before training; empty for none."""
+    """Run folder or policy file with the initial weights, replacing the phases before training; empty for none."""
     shutdown_s: NotNegative = 10.0
-    """Seconds that the first Ctrl-C or SIGTERM gives the update under way; then it is abandoned."""
+    """Seconds that the update under way gets after the first Ctrl-C or SIGTERM; then it is abandoned."""
     env: Annotated[SerializeAsAny[BaseModel], BeforeValidator(_env)]
     """The environment's own settings, by type; gymnasium:ID is short for {type: gymnasium, id: ID}."""
     policy: Annotated[SerializeAsAny[BaseModel], BeforeValidator(_policy)]
@@ -66,13 +66,13 @@ class RunConfig(Section):
     rollout: RolloutSettings = RolloutSettings()
     """Simulators and generators."""
     batching: Batching = DynamicBatching()
-    """When a batch fires."""
+    """When a batch of requests starts."""
     freshness: FreshnessSettings = FreshnessSettings()
     """How stale a sample may be."""
     groups: GroupSettings = GroupSettings()
     """Samples that share an initial state."""
     training: TrainingSettings
-    """How much is trained and how an update is cut."""
+    """Length of training and structure of an update."""
     algorithm: AlgorithmSettings = AlgorithmSettings()
     """From trajectories to a loss."""
     evaluation: EvaluationSettings = EvaluationSettings()
@@ -84,7 +84,7 @@ class RunConfig(Section):
     supervision: SupervisionSettings = SupervisionSettings()
     """Deadlines of stations."""
     checkpoint: CheckpointSettings = CheckpointSettings()
-    """What a lost trainer or run goes back to."""
+    """When states are saved, from which a lost trainer or run is restored."""
     demonstrations: DemonstrationSettings | None = None
     """Episodes of the scripted expert; null for none."""
     supervised: SupervisedSettings | None = None
@@ -106,7 +106,7 @@ def _check_groups(config: RunConfig) -> None:
         raise InvalidSetting(
             "groups.size",
             size,
-            f"batch_size {batch} (mini_batch_samples x require_batches) is no multiple of it; make it {either}",
+            f"batch_size {batch} (mini_batch_samples x require_batches) is not a multiple of it; make it {either}",
         )
     if size > 1 and config.rollout.segment_steps:
         raise InvalidSetting(
@@ -121,14 +121,14 @@ def _check_groups(config: RunConfig) -> None:
         raise InvalidSetting(
             "evaluation.weights",
             "pause",
-            "an evaluation in training's rows would throw away the episodes that wait there between two segments; set "
+            "an evaluation in the rows of training would discard episodes that are parked between segments; set "
             "it to second_copy or own_generator, or rollout.segment_steps to 0",
         )
     if config.groups.filters and config.rollout.segment_steps:
         raise InvalidSetting(
             "rollout.segment_steps",
             config.rollout.segment_steps,
-            "groups.min_return and max_return judge whole episodes; set segment_steps to 0, or the bounds to null",
+            "groups.min_return and max_return need whole episodes; set segment_steps to 0, or the bounds to null",
         )
     _check_advantage(config)
 
@@ -138,11 +138,12 @@ def _check_redundancy(config: RunConfig, path: str, value: int) -> None:
         raise InvalidSetting(
             path,
             value,
-            "an update takes the lowest tickets, whoever is first; set training.order to arrival, or this to 0",
+            "with order ticket an update takes the lowest tickets, not the first to finish; set training.order to "
+            "arrival, or this to 0",
         )
     if config.rollout.segment_steps:
         raise InvalidSetting(
-            path, value, "an episode cut into segments cannot be thrown away; set segment_steps or this to 0"
+            path, value, "an episode cut into segments cannot be discarded; set segment_steps or this to 0"
         )
 
 
@@ -153,8 +154,8 @@ def _check_advantage(config: RunConfig) -> None:
         raise InvalidSetting("groups.size", 1, why)
     warmup = config.training.critic_warmup_updates
     if warmup and not (algorithm.needs_value and algorithm.value.coef):
-        who = f"{name} uses no value function" if algorithm.value.coef else "algorithm.value.coef is 0"
-        why = f"{who}, so there is nothing to wait for; set it to 0"
+        reason = f"{name} uses no value function" if algorithm.value.coef else "algorithm.value.coef is 0"
+        why = f"{reason}, so there is no critic to warm up; set it to 0"
         raise InvalidSetting("training.critic_warmup_updates", warmup, why)
     value_lr = config.training.optimizer.value_lr
     if value_lr is not None and not algorithm.value.coef:
@@ -164,13 +165,13 @@ def _check_advantage(config: RunConfig) -> None:
             "algorithm.value.coef is 0, so nothing trains the value; leave it out",
         )
     if algorithm.needs_value and not algorithm.value.coef and config.training.versions:
-        why = f"{name} judges by a value that nothing would train; raise it, or use grpo, rloo, reinforce_plus_plus"
+        why = f"{name} uses a value that nothing would train; raise it, or use grpo, rloo, reinforce_plus_plus"
         raise InvalidSetting("algorithm.value.coef", 0.0, why)
     if config.rollout.segment_steps and algorithm.bootstrap == "never" and algorithm.needs_value:
-        why = "the end of a segment is no end of an episode, its value is needed; use standard, or segment_steps 0"
+        why = "a segment's end is not an episode's end, so its value is needed; use standard, or segment_steps 0"
         raise InvalidSetting("algorithm.bootstrap", "never", why)
     if config.rollout.segment_steps and not algorithm.needs_value:
-        why = f"{name} judges whole episodes; set it to 0, or algorithm.advantage to gae"
+        why = f"{name} needs whole episodes; set it to 0, or algorithm.advantage to gae"
         raise InvalidSetting("rollout.segment_steps", config.rollout.segment_steps, why)
 
 

@@ -1,4 +1,4 @@
-"""YAML as recipes use it: PyYAML's safe loader, where 1e-3 is a number and a repeated key is an error."""
+"""Reads YAML with PyYAML's safe loader, except that 1e-3 is a number and a repeated key is an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polyrhythm.errors import ConfigError
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads 1e-3 as text and lets the last of two equal keys win; this one does neither."""
+    """Safe loader without two rules of YAML 1.1: 1e-3 is text, and the last of two equal keys wins."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -32,10 +32,10 @@ _Loader.add_implicit_resolver(
 
 
 def parse(text: str, origin: str) -> Any:
-    """Plain data of one YAML document; `origin` names it in errors."""
+    """Plain data of one YAML document; `origin`: its name in errors."""
     try:
         return yaml.load(text, Loader=_Loader)  # noqa: S506 - a subclass of the safe loader
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or number that there is not
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: an invalid date or number
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise ConfigError(f"{where}{getattr(error, 'problem', None) or error}", origin=origin) from error
@@ -52,7 +52,7 @@ def read(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(tree, dict):
         raise ConfigError(
-            f"a recipe has sections (key: value lines), this is a {type(tree).__name__}; write them so",
+            f"a recipe has sections (key: value lines), this is a {type(tree).__name__}; write sections",
             origin=str(path),
         )
     return tree

@@ -1,10 +1,10 @@
-"""The contract of an environment adapter: a batch of rows that step together.
+"""The interface of an environment adapter: a batch of rows that step together.
 
 Stepping and observing are separate calls, because rendering often costs more than physics and an action chunk
-needs one observation only. Autoreset is off: a row that ended stays as it is until `reset`.
+needs one observation only. Autoreset is off: a row that ended is unchanged until `reset`.
 An adapter's file declares a frozen pydantic settings model with a `type` literal that is an `EnvSettings`;
-heavy imports happen inside the functions. What it may say of itself besides (`needs`, `extra`, `known_tasks`) stands in
-`config.catalog`. `envs.conformance` holds the contract as checks, for `polyrhythm check`.
+heavy imports happen inside the functions. `config.catalog` describes its optional attributes (`needs`, `extra`,
+`known_tasks`). `envs.conformance` has checks of this interface, for `polyrhythm check`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 
 from polyrhythm.specs import EnvSpec
 
-#: Rows of a batch by their numbers; stations hold them as arrays.
+#: Row numbers of a batch; stations pass arrays.
 RowNumbers = Sequence[int] | NDArray[np.intp]
 
 
 class StepResult(NamedTuple):
-    """Outcome of one primitive env step for n rows, in the order asked: each [n].
+    """Outcome of one primitive env step for n rows, in the requested order: each [n].
 
-    `truncated` is the time limit; `success` is the task's own measure at this step; `metrics` has a number for each
-    name of `spec.metrics`, NaN where this step has none, and nothing else.
+    `truncated`: time limit reached; `success`: the task's own measure at this step; `metrics`: one array for each name
+    of `spec.metrics`, with NaN where this step has no value.
     """
 
     reward: NDArray[np.float32]
@@ -40,7 +40,7 @@ class StepResult(NamedTuple):
 class EnvBatch(Protocol):
     """A vector environment of `rows` rows, numbered from zero.
 
-    An episode that reaches `spec.max_steps` is cut by the station even if the environment does not say so.
+    The station truncates an episode at `spec.max_steps` even if the environment does not.
     """
 
     spec: EnvSpec
@@ -58,52 +58,52 @@ class EnvBatch(Protocol):
         ...
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
-        """Write the present observation of the n rows into `out[name][i]` for i in 0..n-1 (n = len(rows)).
+        """Write the current observation of the n rows into `out[name][i]` for i in 0..n-1 (n = len(rows)).
 
-        `out` is read-only: its arrays are where the observation stays, so an array that replaced one would be lost.
+        The mapping `out` is read-only: write into its arrays, do not replace them.
         """
         ...
 
     def close(self) -> None:
-        """Free everything; called once."""
+        """Free all resources; called once."""
         ...
 
 
 @runtime_checkable
 class EnvSettings(Protocol):
-    """What the settings model of an environment offers beside its fields."""
+    """Interface of an environment's settings model."""
 
     def spec(self) -> EnvSpec:
-        """What a batch will offer, without building one. ConfigError: there is no such environment."""
+        """The spec of a batch, without building one. Raises ConfigError if there is no such environment."""
         ...
 
     def build(self, rows: int) -> EnvBatch:
-        """A batch of `rows` rows; ImportError or PolyrhythmError if this machine cannot run it."""
+        """Build a batch of `rows` rows. Raises ImportError or PolyrhythmError if this machine cannot run it."""
         ...
 
 
 @runtime_checkable
 class Expert(Protocol):
-    """An env batch that can also act by itself, for demonstrations."""
+    """An env batch with a scripted expert, for demonstrations."""
 
     def expert_actions(self, rows: RowNumbers) -> NDArray[np.float32]:
-        """The scripted expert's action for the present state of each row: [n,A] in env units."""
+        """The scripted expert's action for the current state of each row: [n,A] in env units."""
         ...
 
 
 @runtime_checkable
 class Renderer(Protocol):
-    """An env batch that can draw a row for people, where no observation is a picture."""
+    """An env batch that can render a row for a video, for observations without an image."""
 
     def render(self, row: int) -> NDArray[np.uint8]:
-        """The present state of the row: [H,W,3]. ConfigError: this machine lacks what it takes."""
+        """Render the current state of the row: [H,W,3]. Raises ConfigError if this machine cannot."""
         ...
 
 
 @runtime_checkable
 class Renderable(Protocol):
-    """Settings of an environment that can draw its rows for people."""
+    """Settings of an environment that can render its rows."""
 
     def rendering(self) -> EnvSettings | None:
-        """The same settings, whose `build` gives a `Renderer`; None where these do not allow it."""
+        """The same settings, but with a `build` that returns a `Renderer`; None if they do not allow it."""
         ...

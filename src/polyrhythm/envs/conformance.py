@@ -1,7 +1,7 @@
-"""What every environment promises, as checks, and the one reset that every training is preceded by.
+"""Checks of the environment contract, and the single reset that precedes every training.
 
-All calls go through `Watched`, which announces each before it begins, so that whoever waits can give it up, and turns
-what it raises into a ContractViolation with the user's line.
+All calls go through `CheckedEnv`, which announces each call before it begins, so that the caller can apply a timeout,
+and turns exceptions into a ContractViolation with the user's line.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from numpy.typing import NDArray
 
 from polyrhythm.conformance import Check, ContractViolation, Finding, Note, run_checks
 from polyrhythm.envs.base import EnvSettings
-from polyrhythm.envs.watched import Arrays, Watched
+from polyrhythm.envs.checked_env import Arrays, CheckedEnv
 from polyrhythm.specs import EnvSpec
 
-#: Rows of a batch that is checked: one to act on, one that must stay as it is.
+#: Rows of a checked batch: one to act on, one that must stay unchanged.
 ROWS = 2
-#: Seconds after which an episode that is being run to its end is left.
+#: Seconds after which running an episode to its end is given up.
 _EPISODE_S = 60.0
-#: Equal seeds are looked at over so many steps.
+#: Steps over which equal seeds are compared.
 _REPLAYED = 5
 
 
 def observe_reset(settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> tuple[EnvSpec, Arrays]:
-    """The spec, and two rows' observation right after a reset; one row's after each of two resets if it has only one.
+    """The spec, and the observation of two rows after a reset, or of one row after two resets if there is only one.
 
     rows: of an env batch in the run.
     """
-    env = _built(settings, rows, about_to)
+    env = _build(settings, rows, about_to)
     every = range(env.rows)
     seen = []
     for seed in range(1, 2 if env.rows > 1 else 3):
@@ -42,11 +42,11 @@ def observe_reset(settings: EnvSettings, rows: int, about_to: Callable[[str], No
 
 
 def check_contract(settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> Iterator[Finding]:
-    """All checks, each as soon as it is done. rows: of an env batch in the run."""
-    made: list[Watched] = []
+    """Run all checks; yield each result as soon as it is known. rows: of an env batch in the run."""
+    made: list[CheckedEnv] = []
 
     def build() -> str:
-        env = _built(settings, rows, about_to)
+        env = _build(settings, rows, about_to)
         made.append(env)
         return f"{_count(env.rows, 'row')}, {_count(len(env.spec.tasks), 'task')}, max_steps {env.spec.max_steps}"
 
@@ -56,17 +56,17 @@ def check_contract(settings: EnvSettings, rows: int, about_to: Callable[[str], N
         yield from run_checks({"close": lambda: made[0].close() or ""})  # type: ignore[func-returns-value]
 
 
-def _built(settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> Watched:
-    """A batch of two rows; of as many as in the run if those are fewer, or if the environment refuses two."""
+def _build(settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> CheckedEnv:
+    """Build a batch of two rows, or of the run's rows if those are fewer or the environment refuses two."""
     try:
-        return Watched(settings, min(ROWS, rows), about_to)
+        return CheckedEnv(settings, min(ROWS, rows), about_to)
     except ContractViolation:
         if rows <= ROWS:
             raise
-        return Watched(settings, rows, about_to)
+        return CheckedEnv(settings, rows, about_to)
 
 
-def env_checks(env: Watched) -> dict[str, Check]:
+def env_checks(env: CheckedEnv) -> dict[str, Check]:
     """The checks of a batch by name; each begins with a reset."""
     checks = {
         "observe": lambda: check_observe(env),
@@ -83,20 +83,20 @@ def env_checks(env: Watched) -> dict[str, Check]:
     return checks
 
 
-def check_observe(env: Watched) -> str:
-    """Every entry of `out` is written, in place, with finite numbers, and equally when asked again."""
+def check_observe(env: CheckedEnv) -> str:
+    """Check that `observe` writes every entry of `out` in place with finite numbers, and repeats them."""
     first = _begin(env)
     again = env.observe(range(env.rows))
     for name, array in first.items():
         if not np.array_equal(array, again[name]):
-            return Note(f"{name!r} differs when it is observed again; a lock-step run is then not repeatable")
+            return Note(f"{name!r} differs when it is observed again; a lock-step run is then not reproducible")
         if array.dtype == np.uint8 and array.size > 1 and array.max(initial=0) <= 1:
-            return Note(f"{name!r} is uint8 and holds only 0 and 1: if those are pictures, scale them to 0..255")
+            return Note(f"{name!r} is uint8 and has only 0 and 1: if it is an image, scale it to 0..255")
     return ", ".join(f"{name} {a.dtype} {list(a.shape)}" for name, a in env.spec.observation.items())
 
 
-def check_step(env: Watched) -> str:
-    """Actions at both bounds and between give finite rewards and flags."""
+def check_step(env: CheckedEnv) -> str:
+    """Check that actions at both bounds and between give finite rewards and flags."""
     _begin(env)
     every = range(env.rows)
     rewards = []
@@ -109,67 +109,68 @@ def check_step(env: Watched) -> str:
     return f"rewards {min(rewards):.3g} to {max(rewards):.3g}"
 
 
-def check_seeds(env: Watched) -> str:
-    """Equal (task, seed) begin equally in any row and after any history; then, with equal actions, they go on so."""
+def check_seeds(env: CheckedEnv) -> str:
+    """Check that equal (task, seed) give equal initial states in any row and after any history, then equal rewards."""
     seed = 2**63 - 1
     first, last = range(env.rows), env.rows - 1
-    env.reset(first, [0] * env.rows, [seed + row - last for row in first])  # the last row has it
-    begun, went = _row(env.observe(first), last), _replay(env, last)
+    env.reset(first, [0] * env.rows, [seed + row - last for row in first])  # the last row has `seed`
+    initial, rewards = _row(env.observe(first), last), _replay(env, last)
     env.reset(first, [0] * env.rows, [seed - row for row in first])  # now the first row has it
     again = _row(env.observe(first), 0)
-    if unlike := _unlike(begun, again):
+    if name := _differing(initial, again):
         raise ContractViolation(
-            f"the same task and seed gave another {unlike!r} in another row or after other episodes",
-            "draw the initial state from a generator made of the seed at each reset",
+            f"the same task and seed gave another {name!r} in another row or after other episodes",
+            "draw the initial state from a generator seeded with the seed at each reset",
         )
-    if _replay(env, 0) != went:
-        return Note("the same seed and actions gave other rewards: steps draw from something that reset does not seed")
+    if _replay(env, 0) != rewards:
+        return Note("the same seed and actions gave other rewards: steps use randomness that reset does not seed")
     env.reset(first, [0] * env.rows, [7 + row for row in first])
-    if not _unlike(begun, _row(env.observe(first), 0)):
+    if not _differing(initial, _row(env.observe(first), 0)):
         return Note("another seed gave the same state: is the seed used?")
     return ""
 
 
-def check_order(env: Watched) -> str:
-    """observe(rows) shows row rows[i] at i."""
+def check_order(env: CheckedEnv) -> str:
+    """Check that observe(rows) writes row rows[i] at i."""
     forward = _begin(env)
     backward = env.observe(range(env.rows - 1, -1, -1))
-    if unlike := _unlike(forward, {name: array[::-1] for name, array in backward.items()}):
-        raise ContractViolation(f"observe shows {unlike!r} of the wrong rows", "out[name][i] is of row rows[i]")
+    fix = "write row rows[i] to out[name][i]"
+    if name := _differing(forward, {name: array[::-1] for name, array in backward.items()}):
+        raise ContractViolation(f"observe writes {name!r} of the wrong rows", fix)
     last = env.rows - 1
-    if unlike := _unlike(_row(forward, last), _row(env.observe([last]), 0)):
-        raise ContractViolation(f"observe([{last}]) shows {unlike!r} of another row", "out[name][i] is of row rows[i]")
+    if name := _differing(_row(forward, last), _row(env.observe([last]), 0)):
+        raise ContractViolation(f"observe([{last}]) writes {name!r} of another row", fix)
     return ""
 
 
-def check_reset_rows(env: Watched) -> str:
-    """A row's reset leaves the others as they are."""
+def check_reset_rows(env: CheckedEnv) -> str:
+    """Check that resetting a row does not change the others."""
     if not env.spec.reset_rows:
         return "the batch resets as a whole"
     before = _row(_begin(env), 1)
     env.reset([0], [0], [99])
-    if unlike := _unlike(before, _row(env.observe(range(env.rows)), 1)):
+    if name := _differing(before, _row(env.observe(range(env.rows)), 1)):
         raise ContractViolation(
-            f"reset([0]) changes {unlike!r} of row 1", "reset those rows alone, or set reset_rows False in the spec"
+            f"reset([0]) changes {name!r} of row 1", "reset only these rows, or set reset_rows False in the spec"
         )
     return ""
 
 
-def check_step_rows(env: Watched) -> str:
-    """A row's step leaves the others as they are."""
+def check_step_rows(env: CheckedEnv) -> str:
+    """Check that stepping a row does not change the others."""
     if not env.spec.step_rows:
         return "the batch steps as a whole"
     before = _row(_begin(env), 1)
     env.step([0], _actions(env, 1))
-    if unlike := _unlike(before, _row(env.observe(range(env.rows)), 1)):
+    if name := _differing(before, _row(env.observe(range(env.rows)), 1)):
         raise ContractViolation(
-            f"step([0]) changes {unlike!r} of row 1", "step those rows alone, or set step_rows False in the spec"
+            f"step([0]) changes {name!r} of row 1", "step only these rows, or set step_rows False in the spec"
         )
     return ""
 
 
-def check_end(env: Watched) -> str:
-    """An episode is run to its end: then the row stays as it is while others step, and can be reset."""
+def check_end(env: CheckedEnv) -> str:
+    """Run an episode to its end; check that the row then stays unchanged while others step, and can be reset."""
     initial = _row(_begin(env), 0)
     every, began = range(env.rows), time.monotonic()
     rng = np.random.default_rng(0)
@@ -182,52 +183,50 @@ def check_end(env: Watched) -> str:
             how = "terminated" if result.terminated[0] else "truncated"
         running[rows[result.terminated | result.truncated]] = False
         if time.monotonic() - began > _EPISODE_S:
-            return Note(f"{steps} steps took {_EPISODE_S:g} s; the end of an episode was not seen")
+            return Note(f"{steps} steps took {_EPISODE_S:g} s; the end of an episode was not checked")
     final = _row(env.observe(every), 0)
     _check_stays(env, final)
-    if steps > 1 and not _unlike(initial, final) and _moves(env):
+    if steps > 1 and not _differing(initial, final) and _moves(env):
         raise ContractViolation(
             f"after its end (step {steps}) a row shows its first observation again",
-            "switch autoreset off: a row that ended stays as it is until reset",
+            "switch autoreset off: a row that ended is unchanged until reset",
         )
     if not env.spec.step_rows:
-        env.step(every, _actions(env, env.rows))  # an ended row gets no-ops while others run
+        env.step(every, _actions(env, env.rows))  # a row that ended gets no-ops while others run
     again = _reset_first(env) if env.spec.reset_rows else _begin(env)
-    if unlike := _unlike(initial, _row(again, 0)):
-        raise ContractViolation(
-            f"after an episode the same seed gave another {unlike!r}", "reset must restore all of the state"
-        )
+    if name := _differing(initial, _row(again, 0)):
+        raise ContractViolation(f"after an episode the same seed gave another {name!r}", "restore all state in reset")
     return f"{how} after {steps} steps"
 
 
-def _check_stays(env: Watched, final: Arrays) -> None:
-    """Row 0, which has ended and shows `final`, does so after another row was reset and stepped."""
+def _check_stays(env: CheckedEnv, final: Arrays) -> None:
+    """Check that row 0, which has ended with `final`, is unchanged after another row was reset and stepped."""
     if env.rows < 2 or not (env.spec.step_rows and env.spec.reset_rows):
         return
     env.reset([1], [0], [2])
     env.step([1], _actions(env, 1))
-    if unlike := _unlike(final, _row(env.observe(range(env.rows)), 0)):
+    if name := _differing(final, _row(env.observe(range(env.rows)), 0)):
         raise ContractViolation(
-            f"a row that ended changes {unlike!r} while another row begins and steps",
-            "leave a row that ended as it is until it is reset",
+            f"a row that ended changes {name!r} while another row begins and steps",
+            "leave a row that ended unchanged until it is reset",
         )
 
 
-def _reset_first(env: Watched) -> Arrays:
-    """Reset row 0 alone, as `_begin` resets it with the others; what all rows show."""
+def _reset_first(env: CheckedEnv) -> Arrays:
+    """Reset row 0 alone, with the seed of `_begin`; return the observation of all rows."""
     env.reset([0], [0], [1])
     return env.observe(range(env.rows))
 
 
-def _moves(env: Watched) -> bool:
-    """Whether a step changes what row 0 shows."""
+def _moves(env: CheckedEnv) -> bool:
+    """Whether a step changes the observation of row 0."""
     before = _row(_begin(env), 0)
     env.step(range(env.rows), _actions(env, env.rows))
-    return bool(_unlike(before, _row(env.observe(range(env.rows)), 0)))
+    return bool(_differing(before, _row(env.observe(range(env.rows)), 0)))
 
 
-def check_tasks(env: Watched) -> str:
-    """Every task resets and shows itself."""
+def check_tasks(env: CheckedEnv) -> str:
+    """Check that every task can be reset and observed."""
     for task in range(len(env.spec.tasks)):
         try:
             _begin(env, task=task)
@@ -238,22 +237,22 @@ def check_tasks(env: Watched) -> str:
     return f"{_count(len(env.spec.tasks), 'task')} reset"
 
 
-# ------------------------------------------------------------ parts of checks
+# ------------------------------------------------------------ helpers
 
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-def _begin(env: Watched, *, seed: int = 1, task: int = 0) -> Arrays:
-    """Reset all rows; their observation."""
+def _begin(env: CheckedEnv, *, seed: int = 1, task: int = 0) -> Arrays:
+    """Reset all rows; return their observation."""
     every = range(env.rows)
     env.reset(every, [task] * env.rows, [seed + row for row in every])
     return env.observe(every)
 
 
-def _replay(env: Watched, row: int) -> list[float]:
-    """The rewards of a row over some steps of fixed actions, up to its end."""
+def _replay(env: CheckedEnv, row: int) -> list[float]:
+    """Rewards of a row over some steps of fixed actions, until an episode ends."""
     rng, rewards = np.random.default_rng(5), []
     for _ in range(_REPLAYED):
         result = env.step(range(env.rows), np.repeat(_actions(env, 1, rng), env.rows, axis=0))
@@ -263,7 +262,7 @@ def _replay(env: Watched, row: int) -> list[float]:
     return rewards
 
 
-def _actions(env: Watched, rows: int, rng: np.random.Generator | None = None) -> NDArray[Any]:
+def _actions(env: CheckedEnv, rows: int, rng: np.random.Generator | None = None) -> NDArray[Any]:
     """Random actions [rows,A] within the bounds."""
     rng, action = rng or np.random.default_rng(0), env.spec.action
     if action.kind == "discrete":
@@ -272,8 +271,8 @@ def _actions(env: Watched, rows: int, rng: np.random.Generator | None = None) ->
     return rng.uniform(low, high, size=(rows, action.dim)).astype(np.float32)
 
 
-def _bounding_actions(env: Watched) -> Iterator[NDArray[Any]]:
-    """Actions at the lower bounds, at the upper ones, and between, for all rows."""
+def _bounding_actions(env: CheckedEnv) -> Iterator[NDArray[Any]]:
+    """Actions at the lower bounds, at the upper bounds, and between, for all rows."""
     shape = (env.rows, env.spec.action.dim)
     if env.spec.action.kind == "discrete":
         yield from (np.full(shape, choice) for choice in (0, env.spec.action.choices - 1))
@@ -282,8 +281,8 @@ def _bounding_actions(env: Watched) -> Iterator[NDArray[Any]]:
     yield _actions(env, env.rows)
 
 
-def _finite_bounds(env: Watched) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The bounds of a continuous action, ±1 where there is none."""
+def _finite_bounds(env: CheckedEnv) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The bounds of a continuous action, ±1 for infinite ones."""
     low, high = np.array(env.spec.action.low), np.array(env.spec.action.high)
     return np.where(np.isfinite(low), low, -1.0), np.where(np.isfinite(high), high, 1.0)
 
@@ -292,6 +291,6 @@ def _row(arrays: Arrays, row: int) -> Arrays:
     return {name: array[row] for name, array in arrays.items()}
 
 
-def _unlike(left: Mapping[str, NDArray[Any]], right: Mapping[str, NDArray[Any]]) -> str:
-    """The first name whose arrays differ, "" if none does."""
+def _differing(left: Mapping[str, NDArray[Any]], right: Mapping[str, NDArray[Any]]) -> str:
+    """Name of the first arrays that differ, "" if none do."""
     return next((name for name, array in left.items() if not np.array_equal(array, right[name])), "")

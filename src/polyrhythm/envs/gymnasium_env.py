@@ -1,7 +1,7 @@
-"""Any Gymnasium environment as an env batch: `rows` separate instances stepped in one plain loop.
+"""Adapter for Gymnasium environments: an env batch of `rows` separate instances, stepped in a loop.
 
-No Gymnasium vector environment, and no wrapper beyond the registered ones and the user's: rows reset and step on their
-own, nothing resets by itself, and the time limit is counted here.
+It uses no Gymnasium vector environment and no wrappers except the registered ones and the user's: rows reset and step
+individually, there is no autoreset, and the time limit is counted here.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class _Settings(BaseModel):
 
 
 class GymnasiumWrapper(_Settings):
-    """A function or class that is given an environment and returns one."""
+    """A function or class that takes an environment and returns one."""
 
     apply: str
     """module:function or module:Class, from the working folder or anything importable."""
     kwargs: Mapping[str, Any] = Field(default_factory=dict)
-    """What it is given beside the environment."""
+    """Its keyword arguments."""
 
 
 class GymnasiumTask(_Settings):
@@ -43,11 +43,11 @@ class GymnasiumTask(_Settings):
     id: str
     """Registered id, as in `id` of the settings."""
     instruction: str = ""
-    """Sentence that tells a policy to do it; the id if empty."""
+    """Instruction for the policy; the id if empty."""
     name: str = ""
-    """What results call it; the instruction if empty."""
+    """Name in results; the instruction if empty."""
     kwargs: Mapping[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of its environment, over those of all tasks."""
+    """Keyword arguments of its environment; they override those of all tasks."""
 
 
 def _as_wrapper(value: Any) -> Any:
@@ -55,7 +55,7 @@ def _as_wrapper(value: Any) -> Any:
 
 
 def _as_aggregates(value: Any) -> Any:
-    """A list of names takes the last of each."""
+    """Expand a list of names to `last` for each."""
     return dict.fromkeys(value, "last") if isinstance(value, list | tuple) else value
 
 
@@ -63,8 +63,8 @@ class GymnasiumSettings(_Settings):
     """Registered Gymnasium environments: one task by its `id`, or several `tasks`.
 
     Observation: `state` for one array; a Dict space gives its keys, nested ones joined by a dot. float64 becomes
-    float32. Actions: Box (flattened), Discrete, or MultiDiscrete with equal counts. `success` is what the
-    environment reports as `success` or `is_success` in its info, else false.
+    float32. Actions: Box (flattened), Discrete, or MultiDiscrete with equal counts. `success`: `success` or
+    `is_success` of the environment's info, else false.
     """
 
     needs: ClassVar = ("gymnasium",)
@@ -81,7 +81,7 @@ class GymnasiumSettings(_Settings):
     wrappers: tuple[Annotated[GymnasiumWrapper, BeforeValidator(_as_wrapper)], ...] = ()
     """Applied to each environment in this order: module:Class, or {apply: module:Class, kwargs: {...}}."""
     rename: Mapping[str, str] = Field(default_factory=dict)
-    """Observation key → what it is called here."""
+    """Observation key → new name."""
     metrics: Annotated[Mapping[str, Aggregate], BeforeValidator(_as_aggregates)] = Field(default_factory=dict)
     """Numbers of `info` to report as env/metrics/NAME: {key: last | sum | mean | max} over an episode; a list: last."""
 
@@ -94,11 +94,11 @@ class GymnasiumSettings(_Settings):
     @model_validator(mode="after")
     def _id_or_tasks(self) -> GymnasiumSettings:
         if bool(self.id) == bool(self.tasks):
-            raise ValueError("id or tasks is wanted, one of the two: a registered id such as CartPole-v1, or a list")
+            raise ValueError("set either id or tasks: a registered id such as CartPole-v1, or a list of tasks")
         return self
 
     def spec(self) -> EnvSpec:
-        """What a batch offers; makes an environment of each task to see."""
+        """The spec of a batch; makes an environment of each task to get it."""
         envs = [self.make(task) for task in range(len(self.task_list))]
         try:
             return self.spec_of(envs)
@@ -112,22 +112,22 @@ class GymnasiumSettings(_Settings):
 
     @property
     def task_list(self) -> tuple[GymnasiumTask, ...]:
-        """All tasks, also where there is but one."""
+        """All tasks, at least one."""
         return self.tasks or (GymnasiumTask(id=self.id),)
 
     def rendering(self) -> GymnasiumSettings | None:
-        """The same environments with `render_mode: rgb_array`; None where they do not offer that."""
+        """The same environments with `render_mode: rgb_array`; None if they do not support it."""
         env = self.make()
         try:
-            offered = env.metadata.get("render_modes") or ()
+            supported = env.metadata.get("render_modes") or ()
         finally:
             env.close()
-        if "rgb_array" not in offered:
+        if "rgb_array" not in supported:
             return None
         return self.model_copy(update={"kwargs": {**self.kwargs, "render_mode": "rgb_array"}})
 
     def make(self, task: int = 0) -> gymnasium.Env[Any, Any]:
-        """One environment, wrapped, without Gymnasium's checks and time limit. ConfigError: what cannot be made."""
+        """Make one wrapped environment, without Gymnasium's checks and time limit. Raises ConfigError if it fails."""
         given = self.task_list[task]
         env = make_registered(given.id, {**self.kwargs, **given.kwargs}, self._where(task))
         for place, wrapper in enumerate(self.wrappers):
@@ -144,19 +144,19 @@ class GymnasiumSettings(_Settings):
         return limit
 
     def spec_of(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> EnvSpec:
-        """The spec of environments that `make` gave, one of each task."""
-        offered = [self._offered(env, self._where(task)) for task, env in enumerate(envs)]
-        for task, other in enumerate(offered):
-            for what, here, first in zip(("observations", "actions"), other, offered[0], strict=True):
+        """The spec of environments from `make`, one per task."""
+        spaces = [self._spaces(env, self._where(task)) for task, env in enumerate(envs)]
+        for task, other in enumerate(spaces):
+            for what, here, first in zip(("observations", "actions"), other, spaces[0], strict=True):
                 if here != first:
                     raise ConfigError(
                         f"{self._where(task)}: its {what} are {here}, those of {self.task_list[0].id} are {first}; "
-                        "tasks need equal ones, give env.wrappers that make them so"
+                        "tasks need equal ones: use env.wrappers that make them equal"
                     )
         names = [task.name or task.instruction or task.id for task in self.task_list]
         for task, name in enumerate(names):
             if name in names[:task]:
-                raise ConfigError(f"env.tasks.{task}.name = {name}: another task is called so; give each its own name")
+                raise ConfigError(f"env.tasks.{task}.name = {name}: another task has this name; make names unique")
         where = self._where(0)
         paths = array_paths(envs[0].observation_space, where, self.rename)
         return EnvSpec(
@@ -169,20 +169,20 @@ class GymnasiumSettings(_Settings):
             metrics=dict(self.metrics),
         )
 
-    def _offered(self, env: gymnasium.Env[Any, Any], where: str) -> tuple[object, object]:
-        """What all tasks need to have in common."""
+    def _spaces(self, env: gymnasium.Env[Any, Any], where: str) -> tuple[object, object]:
+        """Observation and action spaces, which must be equal for all tasks."""
         paths = array_paths(env.observation_space, where, self.rename)
         return {key: array_spec(env.observation_space, path, where) for key, path in paths.items()}, env.action_space
 
     def _where(self, task: int) -> str:
-        """The setting that names this task's environment."""
+        """The setting of this task's environment, `name = value`, for errors."""
         return f"env.tasks.{task}.id = {self.tasks[task].id}" if self.tasks else f"env.id = {self.id}"
 
 
 class GymnasiumBatch:
-    """`rows` environments, and the last observation of each in one array per key, so that observing is one copy.
+    """`rows` environments, and their last observations in one array per key, so that observing is one copy.
 
-    With several tasks a row has an instance of each that it was given, made when it first is.
+    With several tasks a row has one instance per task, made at the task's first reset.
     """
 
     def __init__(self, settings: GymnasiumSettings, rows: int) -> None:
@@ -232,7 +232,7 @@ class GymnasiumBatch:
             out[key][: len(rows)] = seen[picked]
 
     def render(self, row: int) -> NDArray[np.uint8]:
-        """What the environment draws with `render_mode: rgb_array`: [H,W,3]. ConfigError: a package is missing."""
+        """Render the row with `render_mode: rgb_array`: [H,W,3]. Raises ConfigError if a package is missing."""
         import gymnasium
 
         try:
@@ -259,7 +259,7 @@ class GymnasiumBatch:
 
 
 def _read_number(info: Mapping[str, Any], name: str) -> float:
-    """What `info` has under this key, or under its parts if it has dots; NaN where there is nothing."""
+    """The number under this key of `info`, or under its dot-separated parts; NaN if absent."""
     value: Any = info.get(name)
     if value is None and "." in name:
         value = info

@@ -1,4 +1,4 @@
-"""Makes one Gymnasium environment: the registered id, without checks and time limit, and the user's wrappers."""
+"""Makes one Gymnasium environment from a registered id, without checks and time limit, and applies user wrappers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def find_registered(env_id: str, where: str) -> gymnasium.envs.registration.EnvSpec:
-    """Gymnasium's own spec of an id. ConfigError about the setting `where`: there is none."""
+    """Gymnasium's spec of an id. Raises ConfigError, beginning with the setting `where`, if there is none."""
     import gymnasium
 
     try:
@@ -30,7 +30,7 @@ def find_registered(env_id: str, where: str) -> gymnasium.envs.registration.EnvS
 
 
 def make_registered(env_id: str, kwargs: Mapping[str, Any], where: str) -> gymnasium.Env[Any, Any]:
-    """One environment. ConfigError about the setting `where`: unknown id, bad kwargs."""
+    """Make one environment. Raises ConfigError, beginning with the setting `where`, for an unknown id or bad kwargs."""
     import gymnasium
 
     spec = find_registered(env_id, where)
@@ -44,21 +44,21 @@ def make_registered(env_id: str, kwargs: Mapping[str, Any], where: str) -> gymna
 def apply_wrapper(
     env: gymnasium.Env[Any, Any], address: str, kwargs: Mapping[str, Any], where: str
 ) -> gymnasium.Env[Any, Any]:
-    """What the wrapper `module:function` or `module:Class` makes of `env`. ConfigError about the setting `where`."""
+    """Apply the wrapper `module:function` or `module:Class` to `env`. Raises ConfigError, beginning with `where`."""
     import gymnasium
 
     module, _, name = address.partition(":")
     try:
         wrapper = getattr(importlib.import_module(module), name)
-    except Exception as error:  # whatever a user's module does
+    except Exception as error:  # a user's module may raise anything
         raise ConfigError(
             f"{where} = {address}: cannot be imported ({type(error).__name__}: {error}){own_place(error)}; write "
-            "module:function or module:Class of something that can"
+            "an importable module:function or module:Class"
         ) from error
     try:
         found = wrapper(env, **kwargs)
     except Exception as error:
         raise ConfigError(f"{where} = {address}: it {raised(error)}; correct it, or its kwargs") from error
     if not isinstance(found, gymnasium.Env):
-        raise ConfigError(f"{where} = {address}: it gave {type(found).__name__}; let it return an environment")
+        raise ConfigError(f"{where} = {address}: it returned {type(found).__name__}; return an environment")
     return found

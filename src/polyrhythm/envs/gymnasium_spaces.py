@@ -1,4 +1,4 @@
-"""Gymnasium's spaces as this project's specs. `where` begins every refusal: the setting that named the environment."""
+"""Converts Gymnasium's spaces to specs. `where`: the environment's setting, which begins every error."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 #: Observation key of an environment whose observation is one array.
 STATE = "state"
 
-#: Where an array is in a nested observation: () is the observation itself.
+#: Path of an array in a nested observation; () is the observation itself.
 Path = tuple[str, ...]
 
 
 def array_paths(space: gymnasium.Space[Any], where: str, rename: Mapping[str, str]) -> dict[str, Path]:
-    """Observation key → where it is: nested keys joined by a dot, a plain array is `state`, then renamed."""
+    """Observation key → path: nested keys joined by a dot, `state` for a single array, then renamed."""
     paths = {".".join(path) or STATE: path for path in _leaves(space, where)}
     for old in rename:
         if old not in paths:
@@ -48,7 +48,7 @@ def _leaves(space: gymnasium.Space[Any], where: str) -> list[Path]:
 
 
 def array_spec(space: gymnasium.Space[Any], path: Path, where: str) -> ArraySpec:
-    """The array at this path of an observation space."""
+    """Spec of the array at this path of an observation space."""
     import gymnasium
 
     for name in path:
@@ -64,7 +64,7 @@ def array_spec(space: gymnasium.Space[Any], path: Path, where: str) -> ArraySpec
 
 
 def action_spec(space: gymnasium.Space[Any], where: str) -> ActionSpec:
-    """The actions of a space."""
+    """Spec of an action space."""
     from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
     if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating):
@@ -80,7 +80,7 @@ def action_spec(space: gymnasium.Space[Any], where: str) -> ActionSpec:
 
 
 def action_converter(space: gymnasium.Space[Any]) -> Callable[[NDArray[np.generic]], Sequence[Any] | NDArray[Any]]:
-    """From actions [n,A] to n actions as the space wants them."""
+    """Function from actions [n,A] to n actions of the space."""
     from gymnasium.spaces import Discrete, MultiDiscrete
 
     if isinstance(space, Discrete):

@@ -1,6 +1,6 @@
-"""A synthetic environment that only takes time: for schedules, benchmarks and tests without a simulator.
+"""A synthetic environment that only sleeps, for benchmarks and tests of scheduling without a simulator.
 
-The batch sleeps once per step, by a random law, as a vectorised simulator computes once for all its rows.
+The batch sleeps once per step for a random time, as a vectorised simulator computes all its rows at once.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from polyrhythm.specs.distributions import parse_distribution
 from polyrhythm.specs.hashing import mix
 
 _TASK = Task("latency", "wait")
-#: Different observations.
+#: Number of different observations.
 _WINDOWS = 4096
 
 
 class LatencySettings(BaseModel):
     """Episodes of fixed length whose steps and resets take random times.
 
-    Observation: `state` float32 of `observation_shape`, uniform in 0..1, set by seed and step alone. Action: float32
-    [action_dim] in -1..1, ignored. Reward 1 per step, never a success; the time limit ends the episode.
+    Observation: `state` float32 of `observation_shape`, uniform in 0..1, a function of seed and step. Action: float32
+    [action_dim] in -1..1, ignored. Reward 1 per step, no success; the time limit ends the episode.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -39,11 +39,11 @@ class LatencySettings(BaseModel):
     episode_steps: Annotated[int, Field(ge=1)] = 50
     """Env steps of an episode."""
     step_time: str = "constant:10ms"
-    """Law of the batch's step time, such as `lognormal:10ms:0.8` (see `specs.distributions`)."""
+    """Distribution of the batch's step time, such as `lognormal:10ms:0.8` (see `specs.distributions`)."""
     reset_time: str = "constant:0ms"
-    """Law of the time of one call to reset, whatever the number of rows."""
+    """Distribution of the time of one reset call, independent of the number of rows."""
     times_by: Literal["seed", "chance"] = "seed"
-    """What decides the times: the seeds of the resets (a state is slow), or each batch by itself (a machine is)."""
+    """Source of the random times: the seeds of the resets (slow states), or each batch alone (slow machines)."""
     observation_shape: tuple[Annotated[int, Field(ge=1)], ...] = (8,)
     """Shape of a row's observation."""
     action_dim: Annotated[int, Field(ge=1)] = 7
@@ -51,12 +51,12 @@ class LatencySettings(BaseModel):
 
     @field_validator("step_time", "reset_time")
     @classmethod
-    def _parses(cls, law: str) -> str:
-        parse_distribution(law)
-        return law
+    def _parses(cls, text: str) -> str:
+        parse_distribution(text)
+        return text
 
     def spec(self) -> EnvSpec:
-        """What a batch offers."""
+        """The spec of a batch."""
         dim = self.action_dim
         return EnvSpec(
             observation={"state": ArraySpec(self.observation_shape, "float32")},
@@ -72,11 +72,11 @@ class LatencySettings(BaseModel):
 
 
 class LatencyBatch:
-    """Rows that reset on their own and step as one.
+    """Rows that reset individually and step together.
 
-    The times drawn follow from the seeds of the resets so far, in order: equal calls sleep equally, and batches
-    that serve different tickets are independent (times_by chance: all batches are, those of one group too). `sleep` is
-    a parameter so that tests need no real time.
+    The sleep times are a function of the seeds of all resets so far, in order: equal calls sleep equally, and batches
+    with different tickets are independent (with times_by chance all batches are). `sleep` is a parameter so that tests
+    need no real time.
     """
 
     def __init__(self, settings: LatencySettings, rows: int, sleep: Callable[[float], None]) -> None:
@@ -88,7 +88,7 @@ class LatencyBatch:
         self._seeds = [0] * rows
         self._reward, self._no = np.ones(rows, np.float32), np.zeros(rows, np.bool_)
         self._steps = np.zeros(rows, np.int64)
-        # Observations are windows of it, so that showing one costs a copy and no more.
+        # Observations are windows of this array, so that observing is only a copy.
         shape = settings.observation_shape
         self._noise = np.random.default_rng(0).random(_WINDOWS + math.prod(shape), dtype=np.float32)
 

@@ -1,1 +1,1 @@
-"""Where everything is wired together: the live loop, the phases of a run, evaluation."""
+"""Assembles and runs a training run: build, run loop, phases, evaluation."""

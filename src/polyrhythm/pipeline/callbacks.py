@@ -1,7 +1,7 @@
-"""Functions of the user's that a run calls: between two events, in the thread that runs it.
+"""Calls user functions during a run: between two events, in the thread that runs it.
 
-What they are told is queued by observers and passed on when the loop asks whether to stop. A function that raises ends
-the run in good order, saved so that it can go on: StopTraining quietly, anything else comes out as it was raised.
+Observers queue the calls, and the loop delivers them when it checks whether to stop. A function that raises ends the
+run cleanly, saved so that it can resume: StopTraining without an error, any other exception is raised again.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from polyrhythm.runtime.messages import Report
 
 
 class StopTraining(Exception):
-    """Raised by a callback: end the run here, in good order."""
+    """Raised by a callback to end the run cleanly."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """What an evaluation came to.
+    """The result of an evaluation.
 
-    name: before, during or after training (with _sampled where the policy acted with noise), swapped, or evaluation;
+    name: before, during or after training (with _sampled if the policy acted with noise), swapped, or evaluation;
     version: of the weights; rate: of success, low and high its Wilson 95% interval, successes of `episodes`;
-    mean_return; metrics: means of what the environment measures itself; tasks: the same numbers by task, where there
-    are several; greedy: without noise; video: the file, its episodes and how many of them succeeded, where one was
-    asked for.
+    mean_return; metrics: means of the environment's own metrics; tasks: the same by task, if there are several;
+    greedy: without noise; video: its file, episodes and successes, if one was requested.
     """
 
     name: str
@@ -46,62 +45,62 @@ class EvaluationResult:
 
     @classmethod
     def of(cls, name: str, found: Mapping[str, Any]) -> EvaluationResult:
-        """found: all else, by name; what has no place here is left out."""
+        """found: the other fields by name; unknown names are ignored."""
         own = {field.name: found[field.name] for field in fields(cls) if field.name in found}
         return cls(**{**own, "name": name})
 
 
 class Callback(Protocol):
-    """What `callbacks` may hold; either method may be missing. A plain function is an `on_update`."""
+    """Element of `callbacks`; either method may be missing. A plain function counts as an `on_update`."""
 
     def on_update(self, metrics: Mapping[str, float]) -> None:
-        """After each update of the trainer: what its line of metrics.jsonl says. An update that is done again, because
-        the trainer was lost, is told again."""
+        """Called after each update with the content of its line in metrics.jsonl; called again if the update is
+        redone after a loss of the trainer."""
         ...
 
     def on_evaluation(self, result: EvaluationResult) -> None:
-        """After each evaluation: before, during and after training."""
+        """Called after each evaluation: before, during and after training."""
         ...
 
 
 class Callbacks:
-    """The functions of one run. ended: what one of them raised, after which none is called any more."""
+    """The callbacks of one run. ended: the exception of one of them, after which none is called."""
 
     def __init__(self, given: object = ()) -> None:
-        """given: a callback, a function of an update's metrics, or a list of them. ValueError: one is neither."""
+        """given: a callback, a function of an update's metrics, or a list of them. Raises ValueError for others."""
         listed = list(given) if isinstance(given, list | tuple) else [given]
         self._updates = [found for one in listed if (found := _function(one, "on_update"))]
         self._evaluations = [found for one in listed if (found := _function(one, "on_evaluation"))]
         for one in listed:
             if _function(one, "on_update") is None and _function(one, "on_evaluation") is None:
                 raise ValueError(
-                    f"callbacks: {type(one).__name__} is no function and has neither on_update nor on_evaluation; "
-                    "give it one of them"
+                    f"callbacks: {type(one).__name__} is not a function and has neither on_update nor on_evaluation; "
+                    "add one of them"
                 )
         self.ended: Exception | None = None
         self._queue: deque[tuple[Callable[[Any], object], Any]] = deque()
 
     def on_update(self, metrics: Mapping[str, float]) -> None:
-        """To be told when the time comes."""
+        """Queue the calls for an update."""
         self._queue += ((function, metrics) for function in self._updates)
 
     def on_evaluation(self, result: EvaluationResult) -> None:
-        """To be told when the time comes."""
+        """Queue the calls for an evaluation."""
         self._queue += ((function, result) for function in self._evaluations)
 
     def deliver(self) -> bool:
-        """Call what is due; whether one of them has ended the run."""
+        """Make the queued calls; return whether one of them has ended the run."""
         while self._queue and self.ended is None:
             function, content = self._queue.popleft()
             try:
                 function(content)
-            except Exception as error:  # noqa: BLE001 - the user's own, raised again where the run ends
+            except Exception as error:  # noqa: BLE001 - raised again at the end of the run
                 self.ended = error
         return self.ended is not None
 
 
-class UpdatesHeard(Observer):
-    """An observer that passes on what `metrics` made of an update's report; it must be told after that one."""
+class UpdateForwarder(Observer):
+    """Observer that forwards the metrics of each update to the callbacks; attach it after `metrics`."""
 
     def __init__(self, metrics: UpdateMetrics, callbacks: Callbacks) -> None:
         self._metrics, self._callbacks = metrics, callbacks
@@ -111,7 +110,7 @@ class UpdatesHeard(Observer):
 
 
 def _function(given: object, name: str) -> Callable[[Any], object] | None:
-    """The method of this name; where there is neither method, what is callable is told of updates."""
+    """The method of this name; a callable without either method counts as `on_update`."""
     found = getattr(given, name, None)
     if found is None and name == "on_update" and not hasattr(given, "on_evaluation") and callable(given):
         found = given

@@ -1,4 +1,4 @@
-"""The warm start alone: a run that ends before reinforcement learning, for others to begin with (`init_from`)."""
+"""Runs the warm start alone: a run that ends before RL and whose weights other runs can use (`init_from`)."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from polyrhythm.training.demonstrations import Demonstrations
 
 
 def sft_config(config: RunConfig) -> RunConfig:
-    """The configuration of a recipe's warm start, a run of its own: <name>-sft."""
+    """The configuration of a recipe's warm start as a separate run: <name>-sft."""
     if config.init_from:
-        raise ConfigError(f"init_from = {config.init_from}: sft makes the weights to begin with; leave it out")
+        raise ConfigError(f"init_from = {config.init_from}: sft makes the initial weights; leave it out")
     return config.model_copy(update={"name": f"{config.name}-sft"})
 
 
 def refuse_without_expert(config: RunConfig) -> None:
-    """Raise ConfigError where nobody can demonstrate."""
+    """Raise ConfigError if the environment has no scripted expert."""
     if not has_expert(env_settings(config)):
         raise ConfigError(
             f"env.type = {getattr(config.env, 'type', '')}: this environment has no scripted expert; "
-            "take one that has, such as metaworld"
+            "choose one that has, such as metaworld"
         )
 
 
 def fitting_demonstrations(file: Path, checked: ValidatedRun) -> Demonstrations:
-    """The file's demonstrations. RunFolderError, ConfigError: it holds none, or they are not for this run."""
+    """The file's demonstrations. Raises RunFolderError if it holds none, ConfigError if they do not fit this run."""
     found = Demonstrations.load(file)
     refuse_misfit(found, checked.spec, checked.policy.chunk, checked.config.rollout.action_repeat)
     return found
 
 
 def imitate(checked: ValidatedRun, folder: Path, file: Path | None, live: LiveDisplay | None = None) -> dict[str, Any]:
-    """Demonstrate, or take the demonstrations in `file`, and imitate; the content of the folder's summary.json.
+    """Record demonstrations, or load those in `file`, and imitate them; return the content of summary.json.
 
-    What an earlier part of the same run has done is not done again. live: shows a person how it goes. RunFolderError:
-    another process works in the folder.
+    Finished phases of an earlier part of the run are not repeated. live: progress display. Raises RunFolderError if
+    another process uses the folder.
     """
     refuse_misplaced(folder)
     with lock_run_folder(folder):
@@ -62,7 +62,7 @@ def _imitate(checked: ValidatedRun, folder: Path, file: Path | None, live: LiveD
         decisions = len(fitting_demonstrations(file, checked))
         shutil.copyfile(file, folder / DEMONSTRATIONS_FILE)
         progress.commit("demonstrations", {"file": str(file), "decisions": decisions})
-    save_settings(checked.config, folder)  # from here on it can be resumed, without the file
+    save_settings(checked.config, folder)  # from here on it can be resumed without the file
     with MetricsWriter(folder) as metrics:
         prepare_initial_policy(checked, folder, progress, metrics)
     results = [progress.result(phase) or {} for phase in ("warm_start", "demonstrations")]

@@ -1,11 +1,11 @@
-"""A run from its configuration to its summary.
+"""Runs all phases of a training run, from its configuration to its summary.
 
     demonstrations → supervised warm start → evaluation → reinforcement learning → the same evaluation
 
-Everything lands in the run's folder: config.yaml, progress.json, metrics.jsonl, tensorboard/, trace.json, logs/,
-demonstrations.npz, checkpoints/, policy.pt, evaluations.json and best.pt (of evaluation during training),
-settings_changes.jsonl (of a run that was resumed with others), ledger.json and, last, summary.json and report.html.
-Each phase commits its result, so a run that was cut short goes on where it stood, and a finished one can be extended.
+All files are written to the run's folder: config.yaml, progress.json, metrics.jsonl, tensorboard/, trace.json, logs/,
+demonstrations.npz, checkpoints/, policy.pt, evaluations.json and best.pt (evaluation during training),
+settings_changes.jsonl (resumed with other settings), ledger.json and, last, summary.json and report.html.
+Each phase commits its result, so an interrupted run resumes where it stopped, and a finished one can be extended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from polyrhythm.observe import MetricsWriter, TraceWriter
 from polyrhythm.observe.report import write_report
 from polyrhythm.observe.run_folder import lock_run_folder
 from polyrhythm.pipeline.build import Pipeline, build_pipeline, run_seats
-from polyrhythm.pipeline.callbacks import Callbacks, StopTraining, UpdatesHeard
+from polyrhythm.pipeline.callbacks import Callbacks, StopTraining, UpdateForwarder
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.manager import EvaluationManager
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
@@ -51,48 +51,47 @@ from polyrhythm.specs import Task
 
 log = logging.getLogger(__name__)
 
-#: Share of the samples whose loss by faults is worth a warning at the end.
+#: Share of samples lost to faults above which the run ends with a warning.
 _MANY_DROPPED = 0.05
 
 
 def train(
     checked: ValidatedRun, folder: Path, live: LiveDisplay | None = None, callbacks: Callbacks | None = None
 ) -> dict[str, Any]:
-    """Run all phases that the configuration asks for and that the folder does not have; the content of summary.json.
+    """Run all phases of the configuration that the folder does not have yet; return the content of summary.json.
 
-    checked: what `pipeline.validation.check` gave; nothing is left to refuse, so the folder may be made before. Its
-    policy is trained in place. live: shows a person how it goes. Raises RunHalted when the run cannot go on,
-    KeyboardInterrupt when it was told to stop, and what a callback raised.
+    checked: from `pipeline.validation.check`; its policy is trained in place. live: progress display. Raises RunHalted
+    if the run cannot go on, KeyboardInterrupt if it was interrupted, and any exception of a callback.
     """
     refuse_misplaced(folder)
     callbacks = callbacks or Callbacks()
     with lock_run_folder(folder), Interrupts().handle_signals() as interrupts:
         progress = PhaseJournal(folder, live.phase if live else None)
         saved = take_up(checked, folder, progress)
-        with MetricsWriter(folder) as metrics, TraceWriter(_new_path(folder / "trace.json")) as trace:
+        with MetricsWriter(folder) as metrics, TraceWriter(_unused_path(folder / "trace.json")) as trace:
             finished = True
             try:
                 _phases(checked, folder, saved, (progress, interrupts), (metrics, trace), live, callbacks)
             except Interrupted:
                 finished = False
             except RunHalted:
-                _tell_the_rest(callbacks)
+                _deliver_remaining(callbacks)
                 raise
         if not finished:
             if callbacks.ended is None:
-                _tell_the_rest(callbacks)
+                _deliver_remaining(callbacks)
                 raise KeyboardInterrupt
             raise callbacks.ended
         summary = _summarise(checked.config, folder, progress)
-        _report(folder)
+        _write_report(folder)
     if callbacks.deliver() and not isinstance(callbacks.ended, StopTraining):
         assert callbacks.ended is not None
         raise callbacks.ended
     return summary
 
 
-def _tell_the_rest(callbacks: Callbacks) -> None:
-    """Updates that ended while the run wound down. What a callback raises here must not hide what ended the run."""
+def _deliver_remaining(callbacks: Callbacks) -> None:
+    """Deliver updates that ended during shutdown; log a callback's exception, so that it does not hide the run's."""
     if callbacks.ended is None and callbacks.deliver() and not isinstance(callbacks.ended, StopTraining):
         log.error("a callback failed while the run ended", exc_info=callbacks.ended)
 
@@ -106,7 +105,7 @@ def _phases(
     live: LiveDisplay | None,
     callbacks: Callbacks,
 ) -> None:
-    """The phases that are asked for and not done."""
+    """Run the configured phases that are not done."""
     config, spec, policy = checked
     (progress, interrupts), (metrics, trace) = course, writers
     version = saved.version if saved else prepare_initial_policy(checked, folder, progress, metrics)
@@ -121,7 +120,7 @@ def _phases(
         pipeline.loop.stop = lambda: interrupts.requested() or callbacks.deliver()
         if saved is None:
             run.start()
-        if saved is None and progress.result("rl") is None:  # else the weights before training are not there any more
+        if saved is None and progress.result("rl") is None:  # else the weights before training are gone
             with interrupts.defer_first():
                 run.evaluations.evaluate(pipeline, "before")
         if training:
@@ -135,13 +134,13 @@ def _phases(
 
 
 class _TrainingObservers(NamedTuple):
-    """Those who watch training and are asked afterwards."""
+    """Observers of training whose results are read afterwards."""
 
     episodes: EpisodeTracker
     lags: LagHistogram
     saver: RunCheckpointer
     timeline: TraceObserver
-    beside: BackgroundEvaluator
+    evaluator: BackgroundEvaluator
 
 
 class _Run:
@@ -168,15 +167,15 @@ class _Run:
             self._pipeline.loop.start()
 
     def learn(self, trace: TraceWriter, saved: SavedRun | None, interrupts: Interrupts) -> None:
-        """Reinforcement learning, up to the last version. A saved run is started here, under the observers' eyes.
+        """Train up to the last version. A saved run is started here, with observers attached.
 
-        What ends it between two events, the user or the conductor, leaves a run that is saved and can be resumed.
+        If the user or the conductor ends it between two events, the run is saved and can be resumed.
         """
         config, pipeline, progress = self._config, self._pipeline, self._progress
         loop, launcher, before = pipeline.loop, pipeline.launcher, pipeline.loop.observers
-        episodes, lags, saver, timeline, beside = self._observe(trace, saved)
+        episodes, lags, saver, timeline, evaluator = self._observe(trace, saved)
         if saved is None:
-            saver.save()  # from here on policy.pt changes, so a run that is cut short goes on from a saved one
+            saver.save()  # from here on policy.pt changes, so an interrupted run needs a saved state
         else:
             self.start()
             saver.start(loop.clock())
@@ -185,10 +184,10 @@ class _Run:
                 if self._live is not None:
                     self._live.train(self._updates, episodes, saver.account, lags, self.evaluations.after_s())
                 loop.train_until(config.training.versions)
-            saver.save()  # a run that is extended goes on from here
+            saver.save()  # an extended run resumes from here
             totals = saver.totals()
             with interrupts.defer_first():
-                self.evaluations.finish(beside)
+                self.evaluations.finish(evaluator)
         except (Interrupted, OrderlyHalt):
             ended = wind_down(loop, config.shutdown_s)
             saver.save()
@@ -196,19 +195,19 @@ class _Run:
             raise
         finally:
             timeline.finish(loop.clock())
-            beside.close()
+            evaluator.close()
             saver.wait()
             self._save_published()
         loop.remove_observers(*(observer for observer in loop.observers if observer not in before))
         lags.check_bound(config.freshness.max_lag, config.freshness.bound, clean=not saver.account.faults)
         ledger = self._balanced()
         _warn_of_dropped(ledger)
-        told = {"lag": lags.summary(), "ledger": ledger.as_dict(), **loop.conductor.summary()}
-        told |= {"failed_samples": dict(pipeline.failures.counts), "dropped_messages": launcher.dropped()}
-        progress.commit("rl", {**totals, **told})
+        counts = {"lag": lags.summary(), "ledger": ledger.as_dict(), **loop.conductor.summary()}
+        counts |= {"failed_samples": dict(pipeline.failures.counts), "dropped_messages": launcher.dropped()}
+        progress.commit("rl", {**totals, **counts})
 
     def _observe(self, trace: TraceWriter, saved: SavedRun | None) -> _TrainingObservers:
-        """Have training watched: by those who are asked afterwards, and by others. Each is told before who reads it."""
+        """Attach the observers of training, each before those that read it; return those that are read afterwards."""
         config, pipeline, loop = self._config, self._pipeline, self._pipeline.loop
         began, launcher = loop.clock(), pipeline.launcher
         lags, episodes = LagHistogram(saved.counts["lags"] if saved else None), EpisodeTracker(len(self._tasks))
@@ -220,12 +219,12 @@ class _Run:
         stations, timeline = StationActivity(launcher), TraceObserver(trace, launcher, began)
         sources = (loop.conductor.ledger, episodes, saver.account, stations, (idle, passes))
         metrics = UpdateMetrics(self._metrics, *sources, began=self._progress.began, now=began)
-        heard = UpdatesHeard(metrics, self._callbacks)
-        beside = self.evaluations.beside(pipeline, saved.version if saved else None)
-        loop.add_observers(episodes, idle, passes, metrics, heard, lags, stations, timeline, beside, saver)
+        forwarder = UpdateForwarder(metrics, self._callbacks)
+        evaluator = self.evaluations.background(pipeline, saved.version if saved else None)
+        loop.add_observers(episodes, idle, passes, metrics, forwarder, lags, stations, timeline, evaluator, saver)
         if self._live is None:
             loop.add_observers(ProgressLogger(self._updates, episodes, began))
-        return _TrainingObservers(episodes, lags, saver, timeline, beside)
+        return _TrainingObservers(episodes, lags, saver, timeline, evaluator)
 
     @property
     def _updates(self) -> int:
@@ -233,10 +232,10 @@ class _Run:
         return self._config.training.versions * self._config.freshness.sync_interval
 
     def _balanced(self) -> SampleLedger:
-        """The ledger. RunDistrusted: a sample vanished or was counted twice, or a block was never given back."""
+        """The ledger. Raises RunDistrusted if a sample is missing or counted twice, or a block was never released."""
         conductor = self._pipeline.loop.conductor
         ledger = conductor.ledger
-        # A trainer that came back from an older state may have left samples that nobody needs any more.
+        # A trainer restored from an older state may leave samples that are no longer needed.
         kept = {sample.payload_id for sample in conductor.rollout.samples.values() if sample.payload_id}
         leaked = sorted(set(self._pipeline.launcher.pool.finished()) - kept)
         if ledger.imbalance or leaked:
@@ -247,24 +246,24 @@ class _Run:
         return ledger
 
     def _save_published(self) -> None:
-        """The newest published weights: whole even where an update was cut short or went wrong."""
+        """Save the newest published weights; they are complete even if an update was interrupted or failed."""
         version, weights = self._pipeline.weights.read()
         save_policy(weights, self._config, self._folder / POLICY_FILE, version, self._pipeline.spec)
 
 
 def _warn_of_dropped(ledger: SampleLedger) -> None:
-    """A run that has come to its end may all the same have lost what matters: many samples, and not at random."""
+    """Warn if many samples failed: the policy was then trained on a biased remainder."""
     if ledger.dropped_by_faults > _MANY_DROPPED * ledger.started:
         log.warning(
-            "%d of %d samples were dropped because they failed (%s), and the policy was trained on the others alone; "
-            "to look for the reason: polyrhythm check RECIPE",
+            "%d of %d samples were dropped because they failed (%s), and the policy was trained only on the others; "
+            "to find the reason: polyrhythm check RECIPE",
             *(ledger.dropped_by_faults, ledger.started),
             "; ".join(f"{count} x {reason}" for reason, count in ledger.dropped_for_faults().items()),
         )
 
 
 def _summarise(config: RunConfig, folder: Path, progress: PhaseJournal) -> dict[str, Any]:
-    """Put the phases' results together, in the files that others read."""
+    """Combine the phases' results into ledger.json and summary.json; return the summary."""
     rl = progress.result("rl") or {}
     summary: dict[str, Any] = {}
     for part in ("evaluation_before", "rl", "evaluation_after", "best"):
@@ -276,16 +275,16 @@ def _summarise(config: RunConfig, folder: Path, progress: PhaseJournal) -> dict[
     return summary
 
 
-def _report(folder: Path) -> None:
-    """Write the run's page. The run is whole without it, so nothing that goes wrong there may cost it."""
+def _write_report(folder: Path) -> None:
+    """Write report.html; the run is complete without it, so an error here is only logged."""
     try:
         write_report([folder])
     except Exception:
-        log.exception("no report was written; the run is whole, to try again: polyrhythm report %s", folder)
+        log.exception("no report was written; the run is complete; retry: polyrhythm report %s", folder)
 
 
-def _new_path(path: Path) -> Path:
-    """The path, or with a number if a run's earlier part has written there."""
+def _unused_path(path: Path) -> Path:
+    """The path, with a number if the run's earlier part has written there."""
     number = 2
     found = path
     while found.exists():
@@ -300,7 +299,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def wind_down(loop: RunLoop, seconds: float) -> str:
-    """Let the update under way end and the trainer's state be saved; what became of them, in words."""
+    """Let the update under way end and the trainer's state be saved; return a sentence on the outcome."""
     under_way = bool(loop.conductor.updates.in_training)
     saved = loop.wind_down(seconds)
     if under_way:

@@ -1,6 +1,6 @@
-"""A trained policy by itself, for a robot: no simulator, no stations, not even the environment's class.
+"""Loads a trained policy for use on a robot, without simulator, stations or the environment's class.
 
-What it is shown, and how long an episode is, stands in the file beside its weights.
+The policy file holds the weights and the environment's spec.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from polyrhythm.specs.hashing import mix, mix_array
 
 
 class StandalonePolicy:
-    """Answers observations with actions.
+    """A trained policy that maps observations to actions.
 
-    spec: what it was trained in (observation, action, tasks with their instructions, max_steps); chunk: actions of one
-    answer (C); action_repeat: env steps that each was held for in training; version: of the weights;
-    reads_instruction, reads_progress: whether it looks at the instruction, and at how much of the episode is over.
+    spec: of its training environment (observation, action, tasks with their instructions, max_steps); chunk: actions
+    per call (C); action_repeat: env steps per action in training; version: of the weights;
+    reads_instruction, reads_progress: whether it uses the instruction, and the fraction of the episode that is over.
     """
 
     def __init__(self, policy: Policy, spec: EnvSpec, action_repeat: int, version: int, device: str = "cpu") -> None:
         module = as_module(policy).to(device).eval().requires_grad_(False)
         self.spec, self.chunk, self.action_repeat, self.version = spec, policy.chunk, action_repeat, version
         self._policy, self._device = policy, next(module.parameters()).device
-        read = _what_is_read(policy, spec, self._device)
+        read = _used_observations(policy, spec, self._device)
         self.reads_instruction, self.reads_progress = INSTRUCTION in read, PROGRESS in read
 
     def act(
@@ -53,33 +53,33 @@ class StandalonePolicy:
         step: int | Sequence[int] | None = None,
         seed: int | None = None,
     ) -> NDArray[Any]:
-        """The next actions [C,A] in the environment's units; [B,C,A] where the arrays of `obs` have B rows.
+        """The next actions [C,A] in the environment's units; [B,C,A] if the arrays of `obs` have B rows.
 
         obs: every array of `spec.observation`; others are ignored. instruction: one of `spec.tasks`' sentences, or the
-        task's name, for all rows or for each; needed where there are several and the policy looks at it.
-        step: env steps since the episode began, for all rows or for each; needed where the policy looks at it.
-        seed: sample, as in training, by noise that is a function of seed, step and row, so `step` is needed then too;
-        None: act without noise. ValueError: something does not fit.
+        task's name, for all rows or for each; required if there are several tasks and the policy uses it.
+        step: env steps since the episode began, for all rows or for each; required if the policy uses it.
+        seed: sample as in training, with noise from (seed, step, row), which requires `step`; None: act without noise.
+        Raises ValueError if an argument does not fit.
         """
         arrays, batched = self._checked(obs)
         rows = len(next(iter(arrays.values()))) if arrays else 1
         if seed is not None and step is None:
             raise ValueError(
-                f"seed = {seed}: without step the noise would be the same in every call; give the env steps since the "
-                "episode began as step"
+                f"seed = {seed}: without step the noise would be the same in every call; give step, the env steps "
+                "since the episode began"
             )
         steps = self._steps(step, rows)
         arrays[INSTRUCTION] = self._instructions(instruction, rows)
         arrays[PROGRESS] = np.minimum(steps / self.spec.max_steps, 1.0).astype(np.float32)
         streams = np.array([mix(seed or 0, row) for row in range(rows)], np.int64)
-        ways = {"greedy": np.full(rows, seed is None), "noise_key": mix_array(streams, steps)}
-        tensors, how = as_tensors(arrays, self._device), as_tensors(ways, self._device)
+        sampling = {"greedy": np.full(rows, seed is None), "noise_key": mix_array(streams, steps)}
+        tensors, keys = as_tensors(arrays, self._device), as_tensors(sampling, self._device)
         with torch.inference_mode():
-            actions = as_array(self._policy.act(tensors, how["greedy"], how["noise_key"]).actions)
+            actions = as_array(self._policy.act(tensors, keys["greedy"], keys["noise_key"]).actions)
         return actions if batched else actions[0]
 
     def _checked(self, obs: Mapping[str, ArrayLike]) -> tuple[dict[str, NDArray[Any]], bool]:
-        """Copies of the arrays, each with a dimension of rows, and whether they came with one."""
+        """Copies of the arrays, each with a row dimension, and whether the input had one."""
         arrays, sizes = {}, {}
         for name, spec in self.spec.observation.items():
             if name not in obs:
@@ -94,18 +94,18 @@ class StandalonePolicy:
             arrays[name] = array if batched else array[None]
         if len(set(sizes.values())) > 1:
             listed = ", ".join(f"{name} {'one' if rows is None else rows}" for name, rows in sizes.items())
-            raise ValueError(f"obs: the arrays are of different numbers of rows ({listed}); give them the same")
+            raise ValueError(f"obs: the arrays have different numbers of rows ({listed}); make them equal")
         return arrays, bool(sizes) and next(iter(sizes.values())) is not None
 
     def _steps(self, step: int | Sequence[int] | None, rows: int) -> NDArray[np.int64]:
         if step is None and self.reads_progress:
             raise ValueError(
-                "step = None: this policy is shown how much of its episode has passed; give the env steps since it "
+                "step = None: this policy uses the progress of the episode; give the env steps since it "
                 f"began, of {self.spec.max_steps}"
             )
         steps = np.asarray(0 if step is None else step)
         if steps.dtype.kind not in "iu" or steps.shape not in ((), (rows,)) or (steps < 0).any():
-            raise ValueError(f"step = {step}: it must be a whole number of 0 or more, or one for each of {rows} rows")
+            raise ValueError(f"step = {step}: it must be an integer of 0 or more, or one for each of {rows} rows")
         return np.broadcast_to(steps.astype(np.int64), rows)
 
     def _instructions(self, instruction: str | Sequence[str] | None, rows: int) -> NDArray[np.int64]:
@@ -120,9 +120,9 @@ class StandalonePolicy:
         return np.array([self._index(sentence) for sentence in given], np.int64)
 
     def _index(self, sentence: str) -> int:
-        """The task that the sentence tells, or names."""
+        """The task with this instruction or name."""
         for index, task in enumerate(self.spec.tasks):
-            if _words(sentence) in (_words(task.instruction), _words(task.name)):
+            if _normalize(sentence) in (_normalize(task.instruction), _normalize(task.name)):
                 return index
         near = nearest(sentence, [task.instruction for task in self.spec.tasks])
         raise ValueError(f"instruction = {sentence!r}: the policy was not trained on it; {near}{self._known()}")
@@ -132,9 +132,9 @@ class StandalonePolicy:
 
 
 def load_standalone(path: Path, device: str = "cpu") -> StandalonePolicy:
-    """The policy of a run folder, a checkpoint or a policy file, for `device`.
+    """The policy of a run folder, a checkpoint or a policy file, on `device`.
 
-    RunFolderError: there is none. ConfigError: its class cannot be found, or does not fit what it was trained in.
+    Raises RunFolderError if there is none, ConfigError if its class cannot be found or does not fit its spec.
     """
     saved = read_policy(path)
     spec = saved.spec or _spec_of_env(saved)
@@ -168,36 +168,36 @@ def _settings(saved: SavedPolicy) -> PolicySettings:
 
 
 def _spec_of_env(saved: SavedPolicy) -> EnvSpec:
-    """Of a file that does not say it: the environment's own."""
+    """The environment's spec, for a file that does not contain it."""
     return env_settings(validate(saved.config, origin=str(saved.file))).spec()
 
 
 def _of_dtype(name: str, array: NDArray[Any], spec: ArraySpec) -> NDArray[Any]:
-    """A copy as the policy wants it: only the width of a number is changed, never its kind. ValueError: it would be."""
-    wanted = np.dtype(spec.dtype)
-    if array.dtype.kind != wanted.kind:
-        raise ValueError(f"obs[{name!r}] is {array.dtype}: the policy needs {wanted}; convert it as in training")
-    if wanted.kind == "f" and not np.isfinite(array).all():
+    """A copy with the spec's dtype. Raises ValueError if the kind of number differs or a value does not fit."""
+    dtype = np.dtype(spec.dtype)
+    if array.dtype.kind != dtype.kind:
+        raise ValueError(f"obs[{name!r}] is {array.dtype}: the policy needs {dtype}; convert it as in training")
+    if dtype.kind == "f" and not np.isfinite(array).all():
         raise ValueError(f"obs[{name!r}] has NaN or inf; check the sensor")
-    converted: NDArray[Any] = array.astype(wanted, order="C")
-    if wanted.kind in "iu" and (converted != array).any():
-        raise ValueError(f"obs[{name!r}] has values beyond {wanted}; convert it as in training")
+    converted: NDArray[Any] = array.astype(dtype, order="C")
+    if dtype.kind in "iu" and (converted != array).any():
+        raise ValueError(f"obs[{name!r}] has values beyond {dtype}; convert it as in training")
     return converted
 
 
-def _words(sentence: str) -> str:
+def _normalize(sentence: str) -> str:
     return " ".join(re.findall(r"\w+", sentence.lower()))
 
 
-class _Noted(Mapping[str, Tensor]):
-    """Observations that note which of them are looked at."""
+class _ReadTracker(Mapping[str, Tensor]):
+    """Observations that record which of them are read."""
 
     def __init__(self, obs: Mapping[str, Tensor]) -> None:
         self.read: set[str] = set()
         self._obs = obs
 
     def __getitem__(self, name: str) -> Tensor:
-        found = self._obs[name]  # first: it may only be asked whether there is one of this name
+        found = self._obs[name]  # before `add`: a missing name, as `in` tries, is not a read
         self.read.add(name)
         return found
 
@@ -209,10 +209,10 @@ class _Noted(Mapping[str, Tensor]):
         return len(self._obs)
 
 
-def _what_is_read(policy: Policy, spec: EnvSpec, device: torch.device) -> set[str]:
-    """Names of the observations that `act` looks at, asked with one blank row."""
-    obs = _Noted({name: tensor.to(device) for name, tensor in blank(spec).items()})
-    ways = torch.ones(1, dtype=torch.bool, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+def _used_observations(policy: Policy, spec: EnvSpec, device: torch.device) -> set[str]:
+    """Names of the observations that `act` reads, found with one blank row."""
+    obs = _ReadTracker({name: tensor.to(device) for name, tensor in blank(spec).items()})
+    greedy, noise_key = torch.ones(1, dtype=torch.bool, device=device), torch.zeros(1, dtype=torch.int64, device=device)
     with torch.inference_mode():
-        policy.act(obs, *ways)
+        policy.act(obs, greedy, noise_key)
     return obs.read

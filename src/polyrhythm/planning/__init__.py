@@ -1,1 +1,1 @@
-"""What a layout would cost, from stage times: pure, so that any command or search may ask."""
+"""Predicts the time of a layout from stage times; pure functions."""

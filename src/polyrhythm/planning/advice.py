@@ -1,4 +1,4 @@
-"""What the theory says of one case: times, the split of the workers, what asynchronous training gains."""
+"""Evaluates the theory for one case: version times, split of the workers, gain of asynchronous training."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from polyrhythm.planning.theory import Workload
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is planned for.
+    """Inputs of a prediction.
 
-    work: with the longest of one version's samples; pool_longest_s: of all that are made at once when asynchronous.
-    reached_s: what the longest of a version takes in the mean, 0 if only a limit is known.
+    work: with the longest of one version's samples; pool_longest_s: longest of all concurrent samples if asynchronous.
+    reached_s: expected time of a version's longest sample, 0 if only a limit is known.
     """
 
     work: Workload
@@ -27,10 +27,11 @@ class Case:
 
 
 def advise(case: Case) -> dict[str, Any]:
-    """All answers, as plain data. Raises ValueError for what makes no sense.
+    """All predictions as plain data. Raises ValueError for invalid inputs.
 
-    splits: by whole workers, where (9) is least and where both go at one pace. A speed-up there lies between the floor
-    of T_sync over T_async's bound (below α = 1 the paced one, since (9) does not hold) and (8) over T_async's floor.
+    splits: by whole workers, where (9) is least and where both stages take equal time. A speed-up there lies between
+    the floor of T_sync over T_async's bound (below α = 1 the paced one, since (9) does not hold) and (8) over
+    T_async's floor.
     """
     work, max_lag = case.work, case.max_lag
     pool = replace(work, longest_s=case.pool_longest_s)

@@ -1,18 +1,18 @@
-"""Stage times of a finished run, in the terms of `theory`: what is taken from where.
+"""Computes the stage times of a finished run, in the terms of `theory`.
 
-| figure | from |
+| quantity | source |
 |---|---|
 | samples (N) | `training.batch_size` × `freshness.sync_interval` of the configuration |
-| workers (K) | given, or the parts that do one thing at a time: the env batches' threads, generators, the trainer |
+| workers (K) | given, or the number of sequential parts: the env batches' threads, generators, the trainer |
 | rollout_s (μ_gen) | seconds that simulators and generators were busy in `rl`, per trained sample |
 | train_s (μ_train) | seconds that the trainer was busy in `rl`, per trained sample: all epochs, so passes is 1 |
 | longest_s (L_gen) | rollout_s × rows / K × (longest over mean sample) |
-| version_s | `wall_s.rl` / `training.versions`: what really passed, waiting included |
+| version_s | `wall_s.rl` / `training.versions`: wall time, waiting included |
 
-Busy in `rl` is `utilisation` × `wall_s.rl` of summary.json: unlike `stations.busy_s` it leaves out evaluations and
-covers every part of a run that was resumed. Rows take turns on the workers, so an episode lasts rows / K times as long
-as its own work; the factor 1/(1-β) of (9) then fits. The longest sample is `rollout.segment_steps` chunk steps where
-it is set, else `env.max_steps` env steps, else (no limit is known) the largest mean of an update, which is too low.
+Busy in `rl` is `utilisation` × `wall_s.rl` of summary.json: unlike `stations.busy_s` it excludes evaluations and covers
+every part of a resumed run. Rows share the workers, so an episode lasts rows / K times as long as its own work; this
+matches the factor 1/(1-β) of (9). The longest sample is `rollout.segment_steps` chunk steps if set, else
+`env.max_steps` env steps, else (no known limit) the largest mean of an update, which is too low.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal
 
-#: Where `longest_s` comes from.
+#: Source of `longest_s`.
 Limit = Literal["segment_steps", "max_steps", "metrics"]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the configuration says of a run.
+    """Quantities from a run's configuration.
 
-    parts: of each simulator, with a thread each (env batches); mean_over: how many of them one figure of utilisation is
-    the mean of (all in processes, 1 in one thread); rows: of all env batches of all simulators; max_steps: env steps of
-    an episode, 0 if the environment's settings do not say.
+    parts: threads of a simulator (env batches); mean_over: number of parts over which a simulator's utilisation is
+    averaged (all in processes, 1 in one thread); rows: of all env batches of all simulators; max_steps: env steps of an
+    episode, 0 if unknown.
     """
 
     version_samples: int
@@ -48,7 +48,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Measured stage times, as the table above has them."""
+    """Measured stage times, as in the table above."""
 
     samples: int
     workers: int
@@ -62,10 +62,10 @@ class Profile:
 def profile(
     layout: Layout, summary: Mapping[str, Any], updates: Iterable[Mapping[str, Any]], workers: int | None = None
 ) -> Profile:
-    """summary: summary.json; updates: lines of metrics.jsonl, those of other phases included.
+    """Stage times from `summary` (summary.json) and `updates` (lines of metrics.jsonl, all phases).
 
-    workers: how many processors the stations shared, if fewer (or more) than they have parts.
-    Raises ValueError if the run trained nothing, or is too old to say.
+    workers: number of processors that the stations shared, if it differs from the number of parts.
+    Raises ValueError if the run trained nothing, or an older version wrote the files.
     """
     try:
         trained, rl_s = summary["ledger"]["trained"], summary["wall_s"]["rl"]
@@ -76,7 +76,7 @@ def profile(
         raise ValueError("ledger.trained is 0 in summary.json; name a run that trained")
     rollout_s = trainer_s = 0.0
     for name, busy in utilisation.items():
-        if name.endswith("-evaluation"):  # it serves evaluations alone
+        if name.endswith("-evaluation"):  # serves only evaluations
             continue
         if name.startswith("trainer"):
             trainer_s += busy * rl_s
@@ -96,7 +96,7 @@ def profile(
 
 
 def _longest_over_mean(layout: Layout, updates: Iterable[Mapping[str, Any]]) -> tuple[float, Limit]:
-    """The longest sample over the mean one, at least 1, and what says so."""
+    """Longest over mean sample, at least 1, and the source of the longest."""
     chunks, steps = [], []
     for line in updates:
         if line.get("env/sample_chunk_steps") and line.get("env/sample_env_steps"):

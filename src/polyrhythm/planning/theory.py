@@ -1,12 +1,12 @@
 """Bounds on the time of one version, synchronous and asynchronous: ROLL Flash, section 3.1 (propositions 1 and 2).
 
-K equal workers make the N samples of a version and train on them. Synchronous: all K generate, then all K train.
-Asynchronous: a share β of them trains while the others generate, at most α versions ahead. Seconds throughout.
-Assumed: a worker generates one sample at a time and takes the next at once; training divides over any number of
-workers without loss; weights move in no time. The paper's formulas are upper bounds, and a ratio of two is none.
+K equal workers generate the N samples of a version and train on them. Synchronous: all K generate, then all K train.
+Asynchronous: a share β of them trains while the others generate, at most α versions ahead. All times in seconds.
+Assumptions: a worker generates one sample at a time and starts the next at once; training scales perfectly over
+workers; weight transfer takes no time. The paper's formulas are upper bounds; a ratio of two bounds is not a bound.
 
-Ours are the two floors, and `paced_bound` for what admission does: docs/design/006-advisor.md has its proof, and says
-where each formula fails.
+The two floors, and `paced_bound` for our admission rule, are our additions: docs/design/006-advisor.md has the proof
+and states where each formula fails.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from dataclasses import dataclass
 class Workload:
     """One version of training, in the paper's terms.
 
-    samples: N; workers: K; rollout_s: μ_gen, mean time of one sample on one worker; longest_s: L_gen, which no sample
-    exceeds; train_s: μ_train, training on one sample once, on one worker; passes: E, how often each is trained on.
+    samples: N; workers: K; rollout_s: μ_gen, mean time of one sample on one worker; longest_s: L_gen, upper limit of a
+    sample's time; train_s: μ_train, one pass over one sample on one worker; passes: E, training passes over a sample.
     """
 
     samples: int
@@ -62,9 +62,9 @@ class Workload:
 
 
 def completion_bound(samples: float, workers: float, rollout_s: float, longest_s: float) -> float:
-    """Proposition 1, (4): Q samples on K workers that never idle while one waits take at most Q/K·μ + L.
+    """Proposition 1, (4): Q samples on K workers that never idle while a sample waits take at most Q/K·μ + L.
 
-    Holds for the mean of these very samples (for a law's mean in expectation), and with L·(1 - 1/K) for L.
+    Holds for these samples' mean (in expectation for a distribution's mean), and with L·(1 - 1/K) for L.
     Example: 10 samples of mean 2 s and at most 5 s on 4 workers: 10 s.
     """
     return samples / workers * rollout_s + longest_s
@@ -76,10 +76,10 @@ def synchronous_bound(work: Workload) -> float:
 
 
 def synchronous_floor(work: Workload, reached_s: float = 0.0) -> float:
-    """What a synchronous version takes at the least: max(N/K·μ_gen, longest) + N/K·E·μ_train. Work does not vanish.
+    """Lower bound on a synchronous version: max(N/K·μ_gen, longest) + N/K·E·μ_train.
 
-    reached_s: how long the longest of a version's samples takes in the mean, as far as known; 0 if it is not. (8) adds
-    what this takes the larger of, so it is up to twice as much; (8) over a T_async therefore promises too much.
+    reached_s: expected time of a version's longest sample, 0 if unknown. (8) has the sum of the two terms instead of
+    their maximum, so it is up to twice as large; (8) over a T_async therefore overestimates the speed-up.
     """
     return max(work.generating_s, reached_s) + work.training_s
 
@@ -88,8 +88,8 @@ def asynchronous_bound(work: Workload, max_lag: float, share: float) -> float:
     """Proposition 2, (9): the slower of generation on (1-β)K workers and training on βK, neither waiting for the other.
 
     max(N·μ_gen / ((1-β)K) + L_gen / ((α+1)(1-β)),  E·N·μ_train / (βK)). Proposition 1 has the tail without its 1/(1-β);
-    the paper's form is looser and balances in closed form. It leaves out that rollout waits for the trainer when it
-    is α versions ahead: below α = 1 nothing or little overlaps and the bound does not hold (see `paced_bound`).
+    the paper's form is looser and balances in closed form. It ignores that rollout waits for the trainer when it is
+    α versions ahead: below α = 1 little or nothing overlaps and the bound does not hold (see `paced_bound`).
     """
     _check(max_lag, share)
     tail = work.longest_s / ((max_lag + 1) * (1 - share))
@@ -97,18 +97,18 @@ def asynchronous_bound(work: Workload, max_lag: float, share: float) -> float:
 
 
 def asynchronous_floor(work: Workload, share: float) -> float:
-    """What an asynchronous version takes at the least: max(N·μ_gen / ((1-β)K), E·N·μ_train / (βK)), (9) without a tail.
+    """Lower bound on an asynchronous version: max(N·μ_gen / ((1-β)K), E·N·μ_train / (βK)), (9) without the tail.
 
-    It is least where both go at one pace, β = E·μ_train / (μ_gen + E·μ_train): (10) with α → ∞.
+    It is least where both terms are equal, β = E·μ_train / (μ_gen + E·μ_train): (10) with α → ∞.
     """
     _check(share=share)
     return max(work.generating_s / (1 - share), work.training_s / share)
 
 
 def best_share(work: Workload, max_lag: float) -> float:
-    """Proposition 2, (10): β*, the share of workers that trains when (9) is least; in (0, 1).
+    """Proposition 2, (10): β*, the share of training workers that minimizes (9); in (0, 1).
 
-    E·N·μ_train / (N·μ_gen + K·L_gen/(α+1) + E·N·μ_train). It counts the tail as work that more workers would shorten.
+    E·N·μ_train / (N·μ_gen + K·L_gen/(α+1) + E·N·μ_train). It treats the tail as work that more workers would shorten.
     """
     _check(max_lag)
     return work.training_s / balanced_bound(work, max_lag)
@@ -126,13 +126,12 @@ def speed_up_limit(work: Workload) -> float:
 
 
 def paced_bound(work: Workload, max_lag: float, share: float) -> float:
-    """Ours, for what admission does: max(t, g + (t + L_gen) / n), with n = ⌊α⌋ + 1, for any α.
+    """Bound under our admission rule: max(t, g + (t + L_gen) / n), with n = ⌊α⌋ + 1, for any α.
 
-    g = N·μ_gen / ((1-β)K), t = E·N·μ_train / (βK). Rollout runs n versions ahead of what has been trained and then
-    waits, so that once in n versions an update stands in its way. With α = 0 it is the sum g + t + L_gen: the
-    synchronous time, on workers that are split nevertheless. A bound where any n versions take the mean work; where
-    times vary, the mean of the larger of two times exceeds the larger of their means, and g + max(t, (t + L_gen) / n)
-    is what is kept for certain.
+    g = N·μ_gen / ((1-β)K), t = E·N·μ_train / (βK). Rollout runs n versions ahead of training and then waits, so it
+    waits for one update in n versions. With α = 0 it is the sum g + t + L_gen: the synchronous time, on split workers.
+    A bound if any n versions take the mean work; if times vary, the mean of a maximum exceeds the maximum of the means,
+    and the guaranteed bound is g + max(t, (t + L_gen) / n).
     """
     _check(max_lag, share)
     training = work.training_s / share
@@ -140,7 +139,7 @@ def paced_bound(work: Workload, max_lag: float, share: float) -> float:
 
 
 def best_split(work: Workload, bound: Callable[[float], float]) -> int:
-    """How many whole workers train where `bound`, a function of their share, is least; 1 to K-1."""
+    """Number of training workers, 1 to K-1, that minimizes `bound`, a function of their share."""
     if work.workers < 2:
         raise ValueError("workers is 1; it takes 2 for some to train while others generate")
     return min(range(1, work.workers), key=lambda training: bound(training / work.workers))

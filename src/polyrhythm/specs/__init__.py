@@ -1,4 +1,4 @@
-"""Action and observation specs, trajectories and masks: what environments, policies and training share.
+"""Action and observation specs, trajectories and masks, shared by environments, policies and training.
 
 Standard library and numpy only.
 """

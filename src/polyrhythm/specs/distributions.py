@@ -1,17 +1,16 @@
-"""Random durations written as one string, such as `lognormal:10ms:0.8`.
+"""Distributions of durations, written as strings such as `lognormal:10ms:0.8`.
 
-The synthetic environment sleeps by them and the cluster simulation draws its stage times from them, so a recipe
-and a simulated experiment speak of the same law. Every law keeps the mean it is written with.
+The synthetic environment and the cluster simulation share them. Unless noted, the first parameter is the mean.
 
-| text | law |
+| text | distribution |
 |---|---|
 | `constant:10ms` | always 10 ms |
 | `lognormal:10ms:0.8` | mean 10 ms, standard deviation 0.8 of the logarithm |
 | `gamma:10ms:0.5` | mean 10 ms, coefficient of variation 0.5 |
-| `normal:10ms:5ms` | location 10 ms, scale 5 ms, redrawn while below 0 (so the mean is a little above 10 ms) |
+| `normal:10ms:5ms` | location 10 ms, scale 5 ms, redrawn while below 0 (so the mean is slightly above 10 ms) |
 | `mixture:0.9*lognormal:8ms:0.5+0.1*constant:30ms` | one of the parts by its weight; weights sum to 1 |
 
-Durations carry a unit: ns, us, ms, s, min.
+Durations have a unit: ns, us, ms, s, min.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _WEIGHT_TOLERANCE = 1e-6
 
 
 class Distribution(Protocol):
-    """A law of non-negative durations in seconds."""
+    """A distribution of non-negative durations in seconds."""
 
     @property
     def mean(self) -> float:
@@ -45,7 +44,7 @@ class Distribution(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """Always `mean` seconds; draws nothing from the random state."""
+    """Always `mean` seconds; does not use the random generator."""
 
     mean: float
 
@@ -112,9 +111,9 @@ class Mixture:
 
 
 def parse_distribution(text: str) -> Distribution:
-    """The law written as `text` (see the table at the top of this module).
+    """Parse a distribution (see the table at the top of this module).
 
-    Raises ValueError naming the part that is wrong, its value and the form that is expected.
+    Raises ValueError with the invalid part, its value and the expected form.
 
     >>> parse_distribution("mixture:0.9*constant:10ms+0.1*constant:30ms").mean
     0.012
@@ -155,7 +154,7 @@ def _normal(arguments: list[str]) -> Distribution:
     return TruncatedNormal(parse_duration(location), _positive_duration(scale))
 
 
-_LAWS: dict[str, tuple[str, Callable[[list[str]], Distribution]]] = {
+_FORMS: dict[str, tuple[str, Callable[[list[str]], Distribution]]] = {
     "constant": ("constant:10ms", _constant),
     "lognormal": ("lognormal:10ms:0.8 (mean, sigma of the logarithm)", _lognormal),
     "gamma": ("gamma:10ms:0.5 (mean, coefficient of variation)", _gamma),
@@ -165,10 +164,10 @@ _MIXTURE_FORM = "mixture:0.9*lognormal:8ms:0.5+0.1*constant:30ms (weights sum to
 
 
 def _simple(text: str, name: str, arguments: list[str]) -> Distribution:
-    if name not in _LAWS:
-        forms = "; ".join(form for form, _ in _LAWS.values())
-        raise ValueError(f"distribution {text!r} has the unknown law {name!r}; write {forms}; or {_MIXTURE_FORM}")
-    form, make = _LAWS[name]
+    if name not in _FORMS:
+        forms = "; ".join(form for form, _ in _FORMS.values())
+        raise ValueError(f"distribution {text!r} has the unknown type {name!r}; write {forms}; or {_MIXTURE_FORM}")
+    form, make = _FORMS[name]
     expected = form.split(" ")[0].count(":")
     if len(arguments) != expected:
         raise ValueError(f"distribution {text!r} has {len(arguments)} values instead of {expected}; write {form}")
@@ -182,14 +181,16 @@ def _mixture(text: str, rest: str) -> Distribution:
     weights: list[float] = []
     parts: list[Distribution] = []
     for term in rest.split("+"):
-        weight, star, law = term.partition("*")
-        if not star or law.strip().startswith("mixture"):
-            raise ValueError(f"distribution {text!r}: the part {term!r} is not weight*law; write {_MIXTURE_FORM}")
+        weight, star, part = term.partition("*")
+        if not star or part.strip().startswith("mixture"):
+            raise ValueError(
+                f"distribution {text!r}: the part {term!r} is not weight*distribution; write {_MIXTURE_FORM}"
+            )
         try:
             weights.append(_positive("weight", weight))
         except ValueError as error:
             raise ValueError(f"distribution {text!r}: {error}; write {_MIXTURE_FORM}") from None
-        parts.append(parse_distribution(law))
+        parts.append(parse_distribution(part))
     if abs(math.fsum(weights) - 1.0) > _WEIGHT_TOLERANCE:
         raise ValueError(f"distribution {text!r}: the weights sum to {math.fsum(weights):g}; make them sum to 1")
     return Mixture(tuple(weights), tuple(parts))

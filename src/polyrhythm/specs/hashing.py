@@ -1,10 +1,10 @@
-"""Counter-based hashing: 63 random-looking bits from a few integers, with the same bits everywhere.
+"""Counter-based hashing: 63 pseudo-random bits from a few integers, the same on every platform.
 
-Seeds and noise keys come from here, never from a stateful generator, so what a row draws depends on its ticket and
-step alone: not on who shared its batch, how often it was tried, or where it ran.
+Seeds and noise keys are such hashes, never draws of a stateful generator, so a row's noise depends only on its ticket
+and step: not on the other rows of its batch, the attempt, or the process.
 
 `mix` on Python integers and `mix_array` in numpy agree bit for bit; so does `polyrhythm.policies.noise` in torch.
-Each part is folded in by the finalizer of splitmix64 (Steele, Lea, Flood 2014; constants of Stafford's "Mix13"):
+Each part is mixed in by the finalizer of splitmix64 (Steele, Lea, Flood 2014; constants of Stafford's "Mix13"):
 
     h ← 0;  for each part p:  h ← finalize((h + GOLDEN) xor p)  mod 2^64;  result: the low 63 bits of h
 """
@@ -40,7 +40,7 @@ def mix(*parts: int) -> int:
 
 
 def mix_array(keys: NDArray[np.int64], step: NDArray[np.int64] | int) -> NDArray[np.int64]:
-    """`mix(key, step)` for each pair of the broadcast arrays, as int64: a station's noise key per row."""
+    """`mix(key, step)` for each pair of the broadcast arrays, as int64: the noise key per row."""
     h = _fold(np.zeros((), np.uint64), np.asarray(keys, np.int64))
     h = _fold(h, np.asarray(step, np.int64))
     return (h & np.uint64(MASK_63)).astype(np.int64)

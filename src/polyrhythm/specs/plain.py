@@ -1,4 +1,4 @@
-"""An `EnvSpec` as plain data, for files: a saved policy says itself what it is to be shown."""
+"""Converts an `EnvSpec` to and from plain data, for files: a saved policy contains its spec."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polyrhythm.specs.spaces import ActionSpec, ArraySpec, EnvSpec, Task
 
 
 def as_plain(spec: EnvSpec) -> dict[str, Any]:
-    """Dicts, lists, text, numbers and flags; `from_plain` gives the spec back."""
+    """The spec as dicts, lists, strings, numbers and flags; `from_plain` restores it."""
     content = {
         "observation": {
             name: {"shape": array.shape, "dtype": np.dtype(array.dtype).name}
@@ -26,15 +26,15 @@ def as_plain(spec: EnvSpec) -> dict[str, Any]:
         "step_rows": bool(spec.step_rows),
         "metrics": dict(spec.metrics),
     }
-    plain: dict[str, Any] = json.loads(json.dumps(content, default=int))  # sizes may be numpy's whole numbers
+    plain: dict[str, Any] = json.loads(json.dumps(content, default=int))  # sizes may be numpy integers
     return plain
 
 
 def from_plain(content: Mapping[str, Any]) -> EnvSpec:
-    """The spec. KeyError, TypeError, ValueError: this is none."""
+    """Restore a spec. Raises KeyError, TypeError or ValueError if the content is not one."""
     observation = {
         name: ArraySpec(tuple(array["shape"]), array["dtype"]) for name, array in content["observation"].items()
     }
     tasks = tuple(Task(**task) for task in content["tasks"])
     made = {"observation": observation, "action": ActionSpec(**content["action"]), "tasks": tasks}
-    return EnvSpec(**{**content, **made, "metrics": dict(content.get("metrics", {}))})  # old files have none
+    return EnvSpec(**{**content, **made, "metrics": dict(content.get("metrics", {}))})  # absent in old files

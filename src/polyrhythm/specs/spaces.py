@@ -1,7 +1,7 @@
-"""What an environment shows and accepts, as plain data.
+"""Observation, action and task specs of an environment.
 
-An environment declares its `EnvSpec` before anything expensive starts; a policy is built from it alone, so
-the two never import each other.
+An environment declares its `EnvSpec` before anything expensive starts; a policy is built from the spec alone, so
+environments and policies never import each other.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from typing import Literal, get_args
 
 import numpy as np
 
-#: Observation key that the simulator station adds: index into `EnvSpec.tasks` of the instruction shown, int64 [].
+#: Observation key that the simulator station adds: index of the instruction in `EnvSpec.tasks`, int64 [].
 INSTRUCTION = "instruction"
 #: Observation key that the simulator station adds: env steps done / `EnvSpec.max_steps`, float32 [], in 0..1.
 PROGRESS = "progress"
-#: How a metric of single env steps becomes one number of the episode.
+#: How a metric is aggregated over the env steps of an episode.
 Aggregate = Literal["last", "sum", "mean", "max"]
-#: Metrics that an environment may declare, and what they may be called.
+#: Maximum number of metrics of an environment, and the pattern of their names.
 MAX_METRICS, METRIC_NAME = 32, re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """Shape of one row (no batch dimension) and numpy dtype name of an array. ValueError: there is no such array."""
+    """Shape of one row (no batch dimension) and numpy dtype name of an array. Raises ValueError if invalid."""
 
     shape: tuple[int, ...]
     dtype: str
 
     def __post_init__(self) -> None:
         if any(not isinstance(size, int | np.integer) or size < 1 for size in self.shape):
-            raise ValueError(f"an array's shape is of whole numbers above 0, got {self.shape}")
+            raise ValueError(f"an array's shape has integers above 0, got {self.shape}")
         try:
             kind = np.dtype(self.dtype).kind
         except TypeError:
             kind = "O"
         if kind not in "biuf":
-            raise ValueError(f"an array's dtype is the name of a number's or bool, as float32; got {self.dtype!r}")
+            raise ValueError(f"an array's dtype is the name of a numeric dtype or bool, as float32; got {self.dtype!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ActionSpec:
     """One primitive action of A = `dim` entries.
 
     `continuous`: float32 [A] within `low`..`high` (both of length A, in the environment's units).
-    `discrete`: int64 [A], each entry in 0..`choices`-1; `low` and `high` are empty. ValueError: it is neither.
+    `discrete`: int64 [A], each entry in 0..`choices`-1; `low` and `high` are empty. Raises ValueError if invalid.
     """
 
     kind: Literal["continuous", "discrete"]
@@ -56,7 +56,7 @@ class ActionSpec:
     choices: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("low", "high"):  # given as arrays, perhaps
+        for name in ("low", "high"):  # may be arrays
             object.__setattr__(self, name, tuple(float(bound) for bound in getattr(self, name)))
         bounds = len(self.low), len(self.high)
         if self.dim < 1:
@@ -78,7 +78,7 @@ class ActionSpec:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task by its simulator name, and the sentence that tells a policy to do it."""
+    """A task: its name in the simulator, and its instruction for the policy."""
 
     name: str
     instruction: str
@@ -86,14 +86,14 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class EnvSpec:
-    """What one env batch offers.
+    """Observations, actions, tasks and abilities of an env batch.
 
     observation: per-row arrays that the environment writes (`INSTRUCTION` and `PROGRESS` are added on top).
     max_steps: primitive env steps after which an episode is truncated.
     reset_rows: rows can be reset on their own; otherwise the batch's episodes begin together.
     step_rows: rows can be stepped on their own; otherwise a parked row gets a no-op whose output is discarded.
-    metrics: name → how the values of `StepResult.metrics` become one of the episode; at most `MAX_METRICS`.
-    ValueError: something of it cannot be.
+    metrics: name → how the values of `StepResult.metrics` are aggregated over an episode; at most `MAX_METRICS`.
+    Raises ValueError if invalid.
     """
 
     observation: Mapping[str, ArraySpec]
@@ -107,18 +107,18 @@ class EnvSpec:
     def __post_init__(self) -> None:
         if self.observation.keys() & {INSTRUCTION, PROGRESS}:
             raise ValueError(
-                f"no observation is named {INSTRUCTION} or {PROGRESS}, which are added; got {[*self.observation]}"
+                f"no observation may be named {INSTRUCTION} or {PROGRESS}, which are added; got {[*self.observation]}"
             )
         names = [task.name for task in self.tasks]
         if not names or len(set(names)) != len(names):
-            raise ValueError(f"an environment has one task or more, each with a name of its own; got {names}")
+            raise ValueError(f"an environment has one task or more, each with a different name; got {names}")
         if self.max_steps < 1:
             raise ValueError(f"an environment's max_steps is 1 or more, got {self.max_steps}")
         check_metrics(self.metrics)
 
 
 def check_metrics(metrics: Mapping[str, str]) -> None:
-    """Raise ValueError unless these are names and aggregates of metrics, and not too many."""
+    """Raise ValueError if a name or aggregate is invalid, or there are too many metrics."""
     if len(metrics) > MAX_METRICS:
         raise ValueError(f"an environment has at most {MAX_METRICS} metrics, got {len(metrics)}")
     for name, aggregate in metrics.items():

@@ -1,4 +1,4 @@
-"""One sample's data: what a ticket yields."""
+"""The data of one training sample."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 @dataclass(slots=True)
 class Trajectory:
-    """An episode, or one segment of it, of T chunk steps with C primitive actions of A entries each.
+    """An episode, or a segment of one, of T chunk steps with C primitive actions of A entries each.
 
     obs: name → [T+1, ...]; entry T is the observation after the last step (for the bootstrap value).
     actions [T,C,A] in env units; logprob [T,C,A] float32 and value [T] or [T,C] float32 as computed by the
-    behaviour policy; forward_inputs: name → [T, ...], what `evaluate` needs beyond obs.
+    behaviour policy; forward_inputs: name → [T, ...], further inputs of `evaluate`.
     rewards [T,C] float32; valid [T,C] bool: the primitive action was executed (the step that ended the
     episode counts, later ones of its chunk do not).
     version [T] int64: the weights that answered each chunk step.

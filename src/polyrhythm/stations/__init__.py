@@ -1,4 +1,4 @@
-"""The live workers: simulator, generator, trainer. They obey commands, do one unit of work at a time, and emit events.
+"""The workers of a run: simulator, generator, trainer. They take commands, do one unit of work at a time, emit events.
 
-`simulator` and what it imports reach neither torch nor transformers.
+`simulator` imports neither torch nor transformers, directly or indirectly.
 """

@@ -1,4 +1,4 @@
-"""The memory of a generator's passes: what is gathered for one, and what comes out. Made once, filled each time."""
+"""Input and output buffers of a generator's forward passes, allocated once and refilled for each pass."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ Inputs = tuple[dict[str, Tensor], Tensor, Tensor]
 
 
 class BatchBuffer:
-    """For n rows. view: which entries ask, and how [n]; obs: name → [n, ...]; answers: records [n]."""
+    """Buffers for n rows. view: requested arena entries, noise keys and greedy flags, each [n]; obs: name → [n, ...];
+    answers: records [n]."""
 
     def __init__(
         self, view: RequestView, obs: Mapping[str, NDArray[Any]], answers: NDArray[Any], device: torch.device
@@ -33,60 +34,60 @@ class BatchBuffer:
 
     @classmethod
     def of(cls, arena: Arena, device: torch.device, least: int = 0) -> BatchBuffer:
-        """For the largest batch there can be, and `least` rows; memory that no batch has touched costs nothing."""
+        """Buffers for the largest possible batch, at least `least` rows; untouched pages use no physical memory."""
         rows = max(least, sum(arena.layout.slots.values()))
         view = RequestView(np.zeros(rows, np.int64), np.zeros(rows, np.int64), np.zeros(rows, bool))
         obs = {name: np.zeros((rows, *array.shape[1:]), array.dtype) for name, array in arena.obs.items()}
         return cls(view, obs, np.zeros(rows, arena.layout.answer_dtype), device)
 
     def first(self, rows: int) -> BatchBuffer:
-        """The same memory, for its first rows only."""
+        """A view of the first rows of the same memory."""
         view = RequestView(self.view.index[:rows], self.view.noise_key[:rows], self.view.greedy[:rows])
         obs = {name: array[:rows] for name, array in self.obs.items()}
         return BatchBuffer(view, obs, self.answers[:rows], self._device)
 
-    def ask(self, first: int, view: RequestView) -> None:
-        """Put a request's rows at `first` and after."""
+    def put_request(self, first: int, view: RequestView) -> None:
+        """Write a request's rows from row `first` on."""
         own, part = self.view, slice(first, first + len(view.index))
         own.index[part], own.noise_key[part], own.greedy[part] = view.index, view.noise_key, view.greedy
 
     def pad(self, first: int) -> None:
-        """The rows from `first` on ask what the first one asks."""
+        """Fill the rows from `first` on with copies of row 0."""
         for array in (self.view.index, self.view.noise_key, self.view.greedy):
             array[first:] = array[0]
 
     def gather(self, arena: Arena) -> None:
-        """Copy what the rows that ask are shown, once."""
+        """Copy the observations of the requested rows from the arena."""
         for name, into in self.obs.items():
-            # A request that its slot has given up meanwhile may show any entry: clipped, it does no harm.
+            # A request that its slot has abandoned may name any entry; clipping keeps the index valid.
             arena.obs[name].take(self.view.index, 0, into, "clip")
 
     def inputs(self) -> Inputs:
-        """What was gathered, on the policy's device; on the CPU it is this memory itself."""
+        """The gathered inputs on the policy's device; on the CPU they share this memory."""
         return self._shared or self._tensors()
 
     def _tensors(self) -> Inputs:
         keys = as_tensors({"greedy": self.view.greedy, "noise_key": self.view.noise_key}, self._device)
         return as_tensors(self.obs, self._device), keys["greedy"], keys["noise_key"]
 
-    def complaint(self, act: Act) -> str:
-        """What of the policy's answer has not the form that its answers had before the start; "" if all has."""
+    def form_error(self, act: Act) -> str:
+        """How the policy's output differs in keys, shapes or types from its output before the start; "" if equal."""
         given = {ACTIONS: act.actions, LOGPROB: act.logprob, VALUE: act.value}
         given |= {FORWARD_INPUTS + name: tensor for name, tensor in act.forward_inputs.items()}
         if given.keys() != self._forms.keys():
-            return f"forward_inputs {sorted(act.forward_inputs)}, before the start it gave {self._forward_inputs()}"
+            return f"forward_inputs {sorted(act.forward_inputs)}, but {self._forward_inputs()} before the start"
         for name, (shape, is_float) in self._forms.items():
             tensor = given[name]
             if tensor.shape != shape or (tensor.is_floating_point() and not is_float):
-                wanted = f"{list(shape)} of {'floating-point numbers' if is_float else 'whole numbers'}"
-                return f"{name} {list(tensor.shape)} of {tensor.dtype}, {wanted} is wanted"
+                expected = f"{list(shape)} of {'floating-point numbers' if is_float else 'integers'}"
+                return f"{name} {list(tensor.shape)} of {tensor.dtype}, expected {expected}"
         return ""
 
     def _forward_inputs(self) -> list[str]:
         return sorted(name.removeprefix(FORWARD_INPUTS) for name in self._forms if name.startswith(FORWARD_INPUTS))
 
     def answer(self, act: Act, version: int) -> None:
-        """Write what the policy answered as records. It has no `complaint`."""
+        """Write the policy's output as records; requires `form_error(act) == ""`."""
         fields = self._fields
         fields[ACTIONS][...] = as_array(act.actions)
         fields[LOGPROB][...] = as_array(act.logprob)

@@ -1,7 +1,7 @@
 """The generator station: holds the policy for inference and serves one batch in one forward pass.
 
-Invariant: weights change only between two passes, whole; every answer carries the version that computed it; a batch is
-answered completely before `BatchDone`.
+Invariant: weights change only between two passes and all at once; every answer carries the version that computed it;
+all answers of a batch are sent before its `BatchDone`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from polyrhythm.stations.simulator.guard import IDLE
 
 
 class Generator:
-    """Serves `policy`, which is its own copy. version: of the weights in it, -1 until the first are applied.
+    """Inference server of one policy copy. version: of its weights, -1 until the first are applied.
 
-    pinned: the copy for evaluations beside training, if this is the evaluator; the same one where it does nothing else.
-    buckets: row counts, ascending; a pass is padded with copies of its first row up to the next one, so that inference
-    which is compiled for shapes meets these alone, each of them once before the station announces itself. label: what
-    an error calls the policy, for those who know its settings to change.
+    pinned: the policy copy for evaluations during training, if this is the evaluator; equal to `policy` where the
+    station does nothing else. buckets: row counts, ascending; a pass is padded with copies of its first row to the next
+    bucket, so that shape-compiled inference sees these shapes only, each once before the station joins. label: the
+    policy's name in errors; a caller that knows its setting may replace it.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Generator:
         self._warm_up()
 
     def _warm_up(self) -> None:
-        """One pass of every shape there will be, over nothing."""
+        """Run one pass of every bucket's shape on zeros."""
         copies = [self._policy] if self._pinned in (None, self._policy) else [self._policy, self._evaluated()]
         with torch.inference_mode():
             for rows in self._buckets:
@@ -75,18 +75,18 @@ class Generator:
                     policy.act(*self._buffer.first(rows).inputs())
 
     def joined(self) -> GeneratorJoined:
-        """The event that announces it."""
+        """The event that announces this station."""
         return GeneratorJoined(self.name, self.incarnation, self.version)
 
     def handle(self, command: Order) -> None:
         if not isinstance(command, Serve | ApplyWeights) or command.generator != self.name:
-            raise UnfitMessage("misdirected", f"{self.name} does not do {type(command).__name__} of others")
+            raise UnfitMessage("misdirected", f"{self.name} received {type(command).__name__}, which is not for it")
         if not (self._can_serve(command.batch) if isinstance(command, Serve) else self._can_apply(command)):
-            raise UnfitMessage("impossible", f"{self.name} cannot do {command}")
+            raise UnfitMessage("impossible", f"{self.name} cannot execute {command}")
         self._todo.append(command)
 
     def _can_serve(self, batch: Batch) -> bool:
-        """Whether its requests are different slots' and fit what these have posted."""
+        """Whether its requests come from distinct slots, each with a valid row count."""
         slots, seen = self._arena.layout.slots, set()
         for request in batch.requests:
             if request.slot in seen or not 0 < request.rows <= slots.get(request.slot, 0):
@@ -95,13 +95,13 @@ class Generator:
         return bool(seen) and (self._pinned is not None or not batch.pinned)
 
     def _can_apply(self, command: ApplyWeights) -> bool:
-        """Whether the weights are there, and the copy."""
+        """Whether the version is published, and the pinned copy exists if it is for that."""
         return 0 <= command.version <= self._weights.newest and (self._pinned is not None or not command.pinned)
 
     def work(self) -> bool:
-        """One forward pass, or one change of weights.
+        """Do one forward pass or one weight change.
 
-        Consumes: batches and weights, in the order commanded. Waits for: nothing. Unblocked by: `handle`.
+        Consumes: batches and weights, in command order. Waits for: nothing. Unblocked by: `handle`.
         Produces: a reply to each slot of the batch, then `BatchDone`; or `WeightsApplied`.
         """
         if not self._todo:
@@ -132,7 +132,7 @@ class Generator:
             self._staging = None
 
     def spans(self, begin: float, end: float) -> Iterator[Span]:
-        """What the last unit of work was. A request is in the batch until its actions are computed."""
+        """Spans of the last unit of work. A request's span ends when its actions are computed."""
         match self._done:
             case Serve(batch=batch):
                 yield Span(self.name, PASS, begin, end, len(batch.requests))
@@ -151,7 +151,7 @@ class Generator:
         self._links.emit(WeightsApplied(self.name, self.incarnation, version, command.pinned))
 
     def _evaluated(self) -> Policy:
-        assert self._pinned is not None, f"{self.name} is no evaluator"
+        assert self._pinned is not None, f"{self.name} is not the evaluator"
         return self._pinned
 
     def _serve(self, batch: Batch) -> None:
@@ -159,8 +159,8 @@ class Generator:
         policy, version = (self._evaluated(), self._pinned_version) if batch.pinned else (self._policy, self.version)
         with torch.inference_mode():
             act = policy.act(*buffer.inputs())
-            if wrong := buffer.complaint(act):
-                raise RunHalted(f"{self.label}: act gave {wrong}; correct act")
+            if wrong := buffer.form_error(act):
+                raise RunHalted(f"{self.label}: act returned {wrong}; correct act")
             buffer.answer(act, version)
         self._computed = time.monotonic()
         replies, first = [], 0
@@ -175,14 +175,14 @@ class Generator:
         self._links.emit(BatchDone(self.name, self.incarnation, batch.number, version))
 
     def _gather(self, batch: Batch) -> BatchBuffer:
-        """The active rows of all requests, one after another, and what pads them."""
+        """Gather the active rows of all requests, one after another, and pad them to the bucket."""
         rows = padded(sum(request.rows for request in batch.requests), self._buckets)
         buffer = self._buffers.get(rows)
         if buffer is None:
             buffer = self._buffers[rows] = self._buffer.first(rows)
         first = 0
         for request in batch.requests:
-            buffer.ask(first, self._arena.view(request.slot, request.rows))
+            buffer.put_request(first, self._arena.view(request.slot, request.rows))
             first += request.rows
         if first < rows:
             buffer.pad(first)
@@ -196,7 +196,7 @@ class Generator:
         return [f"{self.name} has {type(command).__name__} to do" for command in list(self._todo)]
 
     def statistics(self) -> dict[str, float]:
-        """passes: forward passes; rows: answered in them; padding: rows computed for nobody."""
+        """passes: forward passes; rows: answered in them; padding: rows computed as padding."""
         return {"passes": float(self._passes), "rows": float(self._rows), "padding": float(self._padding)}
 
     def close(self) -> None:

@@ -1,11 +1,10 @@
-"""The trainer station: turns lent samples into updates, one optimizer step per unit of work, and publishes weights.
+"""The trainer station: trains on samples, one optimizer step per unit of work, and publishes weights.
 
-Where a publication may overlap the next update, a thread copies the weights while that update collates, prepares and
-does its first forward and backward pass; the first step that changes weights waits for it.
+If publication may overlap the next update, a thread copies the weights while that update collates, prepares and does
+its first forward and backward pass; the first step that changes weights waits for the copy.
 
-Invariant: commands are obeyed in order, so weights are published only between two updates, and saved before they are
-published: what a generator has ever seen can be gone back to. A sample is read only between `StartUpdate` and
-`UpdateDone`.
+Invariant: commands are executed in order, so weights are published only between two updates; a version that is due to
+be saved is saved before it is published. A sample is read only between `StartUpdate` and `UpdateDone`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from polyrhythm.training.steps import Metrics, Steps
 
 
 class Saver(Protocol):
-    """Where the trainer's state goes."""
+    """Destination of the trainer's state."""
 
     def due(self, version: int) -> bool:
         """Whether the state is saved before this version is published."""
@@ -40,9 +39,9 @@ class Saver(Protocol):
 
 
 class Trainer:
-    """Trains with `learner`; the figures of each update go to `links.report` under the topic "update".
+    """Trainer around a `learner`; reports the metrics of each update to `links.report` under the topic "update".
 
-    overlap: publish in a thread of its own.
+    overlap: publish in a separate thread.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class Trainer:
         self._links, self._saver, self._overlap = links, saver, overlap
         self._todo: deque[StartUpdate | PublishWeights | SaveTrainer] = deque()
         self._steps: Steps | None = None
-        self._figures: Metrics = {}
+        self._metrics: Metrics = {}
         self._publication: _Publication | None = None
         self._done: StartUpdate | PublishWeights | SaveTrainer | None = None  # in the last unit of work
         self._publication_span: Span | None = None
@@ -72,12 +71,12 @@ class Trainer:
         self._update_s = 0.0
 
     def joined(self) -> TrainerJoined:
-        """The event that announces it."""
+        """The event that announces this station."""
         return TrainerJoined(self.name, self.incarnation, self._learner.updates)
 
     def handle(self, command: Order) -> None:
         if not isinstance(command, StartUpdate | PublishWeights | SaveTrainer) or command.trainer != self.name:
-            raise UnfitMessage("misdirected", f"{self.name} does not do {type(command).__name__} of others")
+            raise UnfitMessage("misdirected", f"{self.name} received {type(command).__name__}, which is not for it")
         if isinstance(command, StartUpdate) and not self._can_train(command):
             raise UnfitMessage("impossible", f"{self.name} cannot train on {command}")
         if isinstance(command, PublishWeights) and not 0 <= command.version < FAR - 1:
@@ -85,7 +84,7 @@ class Trainer:
         self._todo.append(command)
 
     def _can_train(self, command: StartUpdate) -> bool:
-        """Whether it is the update that comes next, on samples that lie where it says."""
+        """Whether it is the next update and the arena holds its samples where it says."""
         due = self._learner.updates + sum(isinstance(other, StartUpdate) for other in self._todo)
         places = zip(command.tickets, command.payload_ids, strict=False)
         return (
@@ -95,12 +94,12 @@ class Trainer:
         )
 
     def work(self) -> bool:
-        """One optimizer step, one publication, or one save.
+        """Do one optimizer step, one publication, or one save.
 
-        Consumes: lent samples and requests to publish or save, in the order commanded. Waits for: nothing but a
-        publication that is still copying what a step would change. Unblocked by: `handle`.
-        Produces: `UpdateDone` and a report after an update's last step; `Checkpointed`; `Published`. To find that a
-        publication is over is a unit of its own, so that it is in the spans if nothing follows.
+        Consumes: samples and requests to publish or save, in command order. Waits for: only a publication that is
+        still copying weights that a step would change. Unblocked by: `handle`.
+        Produces: `UpdateDone` and a report after an update's last step; `Checkpointed`; `Published`. Noticing that a
+        publication has ended counts as a unit, so that its span is reported even if nothing follows.
         """
         settled = self._publication is not None and self._publication.over
         if settled:
@@ -125,7 +124,7 @@ class Trainer:
         return True
 
     def spans(self, begin: float, end: float) -> Iterator[Span]:
-        """What the last unit of work was; and the last publication, once it is known to be over."""
+        """Spans of the last unit of work, and of the last publication once it has ended."""
         match self._done:
             case StartUpdate(update=update):
                 yield Span(self.name, UPDATE, begin, end, update)
@@ -138,7 +137,7 @@ class Trainer:
     def _train(self, command: StartUpdate, begin: float) -> None:
         if self._steps is None:
             samples = [self._arena.read(payload_id) for payload_id in command.payload_ids]
-            self._figures = _describe(samples, command)
+            self._metrics = _sample_metrics(samples, command)
             self._steps = self._learner.update(
                 samples,
                 command.update,
@@ -153,10 +152,10 @@ class Trainer:
         except StopIteration as stop:
             self._todo.popleft()
             self._steps, self._published = None, False
-            self._figures["time/actor/update"] = self._update_s + time.monotonic() - begin
+            self._metrics["time/actor/update"] = self._update_s + time.monotonic() - begin
             self._update_s = 0.0
             self._links.report(
-                Report(self.name, self.incarnation, "update", command.update, {**self._figures, **stop.value})
+                Report(self.name, self.incarnation, "update", command.update, {**self._metrics, **stop.value})
             )
             self._links.emit(UpdateDone(self.name, self.incarnation, command.update, self._learner.halt))
 
@@ -177,7 +176,7 @@ class Trainer:
             self._links.emit(Checkpointed(self.name, self.incarnation, self._learner.updates))
 
     def _settle(self) -> None:
-        """Wait for the publication under way; raises what went wrong in it."""
+        """Wait for the publication under way; raise its error, if any."""
         if self._publication is not None:
             self._publication.wait()
             self._publication_span = Span(self.name, PUBLISH, *self._publication.lasted, self._publication.version)
@@ -198,12 +197,12 @@ class Trainer:
         self._settle()
 
 
-#: What a unit of work is called, by its command.
+#: Command type → name of its unit of work.
 _WORDS: dict[type, str] = {StartUpdate: "update", PublishWeights: "publish", SaveTrainer: "save"}
 
 
 class _Publication:
-    """One publication, now or in a thread. lasted: from when to when, once it is over."""
+    """One publication, done at once or in a thread. lasted: its begin and end, once it is over."""
 
     def __init__(self, publish: Callable[[int], None], version: int, overlap: bool) -> None:
         self._publish, self.version = publish, version
@@ -211,19 +210,19 @@ class _Publication:
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="publication", daemon=True) if overlap else None
         if self._thread is None:
-            self._act()
+            self._publish_timed()
         else:
             self._thread.start()
 
-    def _act(self) -> None:
+    def _publish_timed(self) -> None:
         begin = time.monotonic()
         self._publish(self.version)
         self.lasted = (begin, time.monotonic())
 
     def _run(self) -> None:
         try:
-            self._act()
-        except Exception as error:  # noqa: BLE001 - handed to whoever waits
+            self._publish_timed()
+        except Exception as error:  # noqa: BLE001 - raised by wait()
             self._error = error
 
     @property
@@ -231,16 +230,16 @@ class _Publication:
         return self._thread is None or not self._thread.is_alive()
 
     def wait(self) -> None:
-        """Until it is over. Raises what went wrong in it."""
+        """Wait until it is over; raise its error, if any."""
         if self._thread is not None:
             self._thread.join()
         if self._error is not None:
             raise self._error
 
 
-def _describe(samples: list[Trajectory], command: StartUpdate) -> Metrics:
-    """Figures of the samples themselves. lag: trainer's version minus the oldest behaviour version of each; span: the
-    newest minus the oldest, above zero where new weights came in the middle of it."""
+def _sample_metrics(samples: list[Trajectory], command: StartUpdate) -> Metrics:
+    """Metrics of the samples. lag: the trainer's version minus a sample's oldest behaviour version; span: its newest
+    minus its oldest, above zero if new weights arrived during the sample."""
     oldest = [int(sample.version.min()) for sample in samples]
     spans = [int(sample.version.max()) - first for sample, first in zip(samples, oldest, strict=True)]
     lags = [command.version - first for first in oldest]

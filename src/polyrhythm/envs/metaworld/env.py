@@ -1,7 +1,7 @@
-"""Meta-World as an env batch: 50 manipulation tasks from pixels, told by an instruction, with scripted experts.
+"""Adapter for Meta-World: 50 manipulation tasks from pixels with language instructions and scripted experts.
 
-Any row runs any of the tasks: a task's model and renderer are made when its first ticket comes and shared by all
-rows (`metaworld_scene`), so a batch of 16 rows on 4 tasks holds 4 models and at most one state per row and task.
+Any row runs any of the tasks: a task's model and renderer are made at its first reset and shared by all rows
+(`envs.metaworld.scene`), so a batch of 16 rows on 4 tasks holds 4 models and at most one state per row and task.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from polyrhythm.envs.metaworld.tasks import INSTRUCTIONS
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
 _ACTION_DIM = 4
-#: Meta-World refuses to step an episode further than this.
+#: Maximum number of steps of an episode in Meta-World.
 _LONGEST_EPISODE = 500
-#: Highest dense reward that Meta-World gives in one step.
+#: Maximum dense reward of one step in Meta-World.
 _DENSE_SCALE = 10.0
 
 
 class MetaWorldSettings(BaseModel):
-    """Meta-World tasks seen by one camera, or by their state.
+    """Meta-World tasks with images of one camera, or with the state, as observation.
 
     Observation: `image` uint8 [image_size,image_size,3], `proprio` float32 [4] = hand position (metres) and gripper
     opening (0..1); with `observation: state` instead `state` float32 [39], Meta-World's own: hand, gripper and objects
     now and a step ago, and the goal. Action: float32 [4] in -1..1 = hand displacement in cm per step, gripper (1
     closes).
 
-    Rendering is not Meta-World's: a free camera, upright, and with `cheap` no shadows, reflections, sky, haze or
-    multisampling, one light, and neither collision shapes nor marker sites nor the robot's head, pedestal, base and
-    first links (they cost most and tell least); the wrist and the gripper are drawn, and so is the goal's marker
-    where nothing else shows the goal. `full` draws everything, from the same camera. Use one of them for
-    demonstrations, training and evaluation alike.
+    Rendering differs from Meta-World's: a free camera, upright, and with `cheap` no shadows, reflections, sky, haze or
+    multisampling, one light, and no collision shapes, marker sites, robot head, pedestal, base or first links (the most
+    expensive and least informative parts); wrist and gripper are drawn, and also the goal's marker if nothing else
+    shows the goal. `full` draws everything, from the same camera. Use the same setting for demonstrations, training and
+    evaluation.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -49,19 +49,18 @@ class MetaWorldSettings(BaseModel):
 
     type: Literal["metaworld"] = "metaworld"
     tasks: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Task names such as `door-close-v3`; tickets name them by position."""
+    """Task names such as `door-close-v3`."""
     observation: Literal["pixels", "state"] = "pixels"
-    """What a policy is shown. `state` draws nothing and needs no graphics library."""
+    """Observation of the policy. `state` renders nothing and needs no graphics library."""
     image_size: Annotated[int, Field(ge=8, le=1024)] = 64
     """Edge of the square image in pixels."""
     render: Literal["cheap", "full"] = "cheap"
-    """`cheap` is a few milliseconds a frame, `full` 10 to 50 times that."""
+    """`cheap` takes a few milliseconds per frame, `full` 10 to 50 times as long."""
     max_steps: Annotated[int, Field(ge=1, le=_LONGEST_EPISODE)] = 100
     """Simulator steps after which an episode ends."""
     time_limit: Literal["terminates", "truncates"] = "terminates"
-    """What the end by `max_steps` means. `terminates`: the task is to succeed in time, nothing is earned afterwards.
-    `truncates`: the episode is only cut, and what would have followed is estimated by the value function. With a sparse
-    reward that estimate would pay for failures."""
+    """Meaning of the end by `max_steps`. `terminates`: the task must succeed in time, no reward follows.
+    `truncates`: the value function estimates the remaining return; with a sparse reward that would reward failures."""
     end_on_success: bool = True
     """The first success ends the episode."""
     reward: Literal["sparse", "dense"] = "sparse"
@@ -79,12 +78,12 @@ class MetaWorldSettings(BaseModel):
         return tasks
 
     def check(self) -> None:
-        """Raise RenderingUnavailable if something is to be drawn and nothing here can."""
+        """Raise RenderingUnavailable if images are needed and this machine cannot render."""
         if self.observation == "pixels":
             choose_gl_backend()
 
     def spec(self) -> EnvSpec:
-        """What a batch offers; starts no simulator."""
+        """The spec of a batch; starts no simulator."""
         image = ArraySpec((self.image_size, self.image_size, 3), "uint8")
         pixels = {"image": image, "proprio": ArraySpec((4,), "float32")}
         return EnvSpec(
@@ -140,7 +139,7 @@ class MetaWorldBatch:
                 out["proprio"][i] = instance.proprioception
 
     def expert_actions(self, rows: RowNumbers) -> NDArray[np.float32]:
-        """The scripted policy's action for the present state of each row, clipped to -1..1: [n,4]."""
+        """The scripted policy's action for the current state of each row, clipped to -1..1: [n,4]."""
         actions = np.empty((len(rows), _ACTION_DIM), np.float32)
         for i, row in enumerate(rows):
             actions[i] = self._instance(row).expert_action()
@@ -156,7 +155,7 @@ class MetaWorldBatch:
         return held[1]
 
     def _instance_for(self, row: int, task: int) -> Instance:
-        """The row's instance of the task; one of another task goes back to its scene."""
+        """The row's instance of the task; an instance of another task is returned to its scene."""
         held = self._held[row]
         if held is not None:
             if held[0] == task:

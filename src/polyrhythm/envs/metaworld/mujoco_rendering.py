@@ -1,6 +1,6 @@
-"""Drawing MuJoCo scenes without a display: which GL backend, and a renderer that is cheap or full.
+"""Renders MuJoCo scenes without a display: choice of the GL backend, and a renderer with two qualities.
 
-MuJoCo decides on its GL backend when it is imported, so `choose_gl_backend` comes before that import.
+MuJoCo selects its GL backend at import, so call `choose_gl_backend` before importing it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _VARIABLE = "MUJOCO_GL"
 _LIBRARIES = {"osmesa": ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so"), "egl": ("libEGL.so.1", "libEGL.so")}
 #: GL backends that need no screen, the preferred one first.
 BACKENDS = tuple(_LIBRARIES)
-_MEND = {
+_INSTALL = {
     "osmesa": "apt-get install -y libosmesa6",
     "egl": "apt-get install -y libegl1 libegl-mesa0 libgl1-mesa-dri",
 }
@@ -38,26 +38,26 @@ _VISUAL_GROUPS = 3
 
 
 class RenderingUnavailable(PolyrhythmError):
-    """Nothing on this machine can draw; the message has the command that mends it."""
+    """This machine cannot render; the message has the command that fixes it."""
 
 
 def choose_gl_backend() -> None:
-    """Set `MUJOCO_GL` if it is not set (Linux): osmesa, else egl, whichever library is there.
+    """Set `MUJOCO_GL` if it is not set (Linux): osmesa, else egl, whichever library loads.
 
-    The window backend is never chosen, even with a display: env batches draw from threads of their own, which
-    it does not allow. `RenderingUnavailable` names the missing library and the command that installs it.
+    The window backend is never chosen, even with a display, since it does not allow rendering from other threads.
+    Raises RenderingUnavailable with the missing library and the command that installs it.
     """
-    logging.getLogger("OpenGL.acceleratesupport").setLevel(logging.WARNING)  # tells of an optional package at INFO
+    logging.getLogger("OpenGL.acceleratesupport").setLevel(logging.WARNING)  # logs an optional package at INFO
     chosen = os.environ.get(_VARIABLE, "").lower().strip()
     if not sys.platform.startswith("linux") or (chosen and chosen not in _LIBRARIES):
         return
     if chosen:
         if not is_loadable(chosen):
-            raise RenderingUnavailable(f"{_VARIABLE}={chosen}, but its library is missing; run: {_MEND[chosen]}")
+            raise RenderingUnavailable(f"{_VARIABLE}={chosen}, but its library is missing; run: {_INSTALL[chosen]}")
         return
     found = next((backend for backend in _LIBRARIES if is_loadable(backend)), None)
     if found is None:
-        raise RenderingUnavailable(f"no GL library to render with (tried osmesa and egl); run: {_MEND['osmesa']}")
+        raise RenderingUnavailable(f"no GL library to render with (tried osmesa and egl); run: {_INSTALL['osmesa']}")
     if "mujoco" in sys.modules:
         raise RenderingUnavailable(
             f"mujoco was imported before the GL backend was chosen; set {_VARIABLE}={found} in the environment"
@@ -66,7 +66,7 @@ def choose_gl_backend() -> None:
 
 
 def is_loadable(backend: str) -> bool:
-    """Whether the library of one of `BACKENDS` is there."""
+    """Whether the library of one of `BACKENDS` can be loaded."""
     for library in _LIBRARIES[backend]:
         try:
             ctypes.CDLL(library)
@@ -77,10 +77,10 @@ def is_loadable(backend: str) -> bool:
 
 
 def make_cheap(model: mujoco.MjModel, hidden_bodies: Collection[str], shown_sites: Collection[str]) -> None:
-    """Prepare a model for cheap drawing; physics is untouched.
+    """Prepare a model for cheap rendering; physics is unchanged.
 
-    Multisampling and shadow maps off, one light, the geoms of `hidden_bodies` and all sites but `shown_sites`
-    transparent. Call it before a `FrameRenderer` is made: the GL context reads the qualities once.
+    Multisampling and shadow maps off, one light, the geoms of `hidden_bodies` and all sites except `shown_sites`
+    transparent. Call it before a `FrameRenderer` is made: the GL context reads these settings once.
     """
     model.vis.quality.offsamples = 0
     model.vis.quality.shadowsize = 0
@@ -93,13 +93,13 @@ def make_cheap(model: mujoco.MjModel, hidden_bodies: Collection[str], shown_site
 
 
 class FrameRenderer:
-    """Draws states of one model into `size` × `size` RGB images; belongs to the thread that made it."""
+    """Renderer of one model's states to `size` × `size` RGB images; use it only in the thread that made it."""
 
     def __init__(self, model: mujoco.MjModel, size: int, quality: Quality) -> None:
         import mujoco
 
         model.vis.global_.offwidth = model.vis.global_.offheight = size
-        # Its __del__ asks for these, also where a Ctrl-C came in the middle of its __init__.
+        # Its __del__ reads these, even if Ctrl-C interrupted its __init__.
         self._renderer = mujoco.Renderer.__new__(mujoco.Renderer)
         self._renderer._gl_context = self._renderer._mjr_context = None
         self._renderer.__init__(model, size, size)

@@ -1,6 +1,6 @@
-"""Render one frame of a Meta-World task as a run does: `python -m polyrhythm.envs.metaworld.render_probe TASK`.
+"""Renders a frame of a Meta-World task as a run does: `python -m polyrhythm.envs.metaworld.render_probe TASK`.
 
-A process of its own, because a broken driver can hang or crash the one that draws. Prints one line of JSON.
+It runs in a separate process, because a broken driver can hang or crash it. Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from polyrhythm.errors import PolyrhythmError
 
 
 def probe(task: str) -> dict[str, float]:
-    """first_s: seconds up to the first frame; frame_ms: of the second; shades: different values in it."""
+    """first_s: seconds until the first frame; frame_ms: time of the second; shades: distinct values in it."""
     batch = MetaWorldSettings(tasks=(task,)).build(1)
     out = {name: np.zeros((1, *array.shape), array.dtype) for name, array in batch.spec.observation.items()}
     began = time.perf_counter()

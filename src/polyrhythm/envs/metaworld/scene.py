@@ -1,8 +1,8 @@
-"""One Meta-World task for many rows: a single compiled model and renderer, and a cheap instance per running row.
+"""Shares one compiled model and renderer of a Meta-World task between many rows, with one instance per running row.
 
 Compiling a task's model takes 0.1–0.5 s and 20 MB, a state of it under 1 ms and 0.4 MB. A reset moves bodies
-and sites of the *model*, so a shared model needs care. Invariant: while an instance resets or steps, the model
-carries the placement of that instance, which is all that an episode ever changes in it.
+and sites of the *model*. Invariant: while an instance resets or steps, the model has that instance's placement, which
+is all that an episode changes in the model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from polyrhythm.envs.metaworld.tasks import GOAL_MARKERS
 if TYPE_CHECKING:
     import mujoco
 
-#: Bodies that cheap rendering does not draw: the arm's meshes cost more than all the rest.
+#: Bodies that cheap rendering hides: the arm's meshes cost more than everything else.
 HIDDEN_BODIES = frozenset(
     {
         "controller_box",
@@ -34,14 +34,14 @@ HIDDEN_BODIES = frozenset(
     }
 )
 
-#: Numbers in Meta-World's observation: 18 now, 18 a step ago, the goal's place.
+#: Size of Meta-World's observation: 18 now, 18 a step ago, the goal's position.
 STATE_DIM = 39
 
 Placement = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 class TaskScene:
-    """Model, renderer and instances of one task; used by one thread. quality: None where nothing is drawn."""
+    """Model, renderer and instances of one task; used by one thread. quality: None without rendering."""
 
     def __init__(self, task: str, image_size: int, quality: Quality | None) -> None:
         if quality is not None:
@@ -62,25 +62,25 @@ class TaskScene:
         self._renderer: FrameRenderer | None = None
 
     def check_out(self) -> Instance:
-        """An instance that no row holds; made when there is none."""
+        """An idle instance, made if there is none."""
         return self._idle.pop() if self._idle else Instance(self, self._env_class())
 
     def check_in(self, instance: Instance) -> None:
-        """Take back an instance whose row has gone to another task."""
+        """Take back an instance whose row has changed to another task."""
         self._idle.append(instance)
 
     def placement(self) -> Placement:
-        """Where the model's bodies and sites are now."""
+        """Current positions of the model's bodies and sites."""
         return self.model.body_pos.copy(), self.model.site_pos.copy()
 
     def place(self, placement: Placement) -> None:
-        """Put the model's bodies and sites there."""
+        """Set the positions of the model's bodies and sites."""
         self.model.body_pos[:], self.model.site_pos[:] = placement
 
     def draw(self, data: mujoco.MjData, out: NDArray[np.uint8]) -> None:
-        """Draw a state of this task; the GL context is made by the first call, in the thread that steps."""
+        """Render a state of this task; the first call makes the GL context, in the thread that steps."""
         if self._renderer is None:
-            assert self._quality is not None, "this scene is not to be drawn"
+            assert self._quality is not None, "this scene has no renderer"
             self._renderer = FrameRenderer(self.model, self._image_size, self._quality)
         self._renderer.draw(data, out)
 
@@ -91,10 +91,10 @@ class TaskScene:
 
 
 class Instance:
-    """One state of a task: physics data and Meta-World's own bookkeeping."""
+    """One state of a task: physics data and Meta-World's own attributes."""
 
     def __init__(self, scene: TaskScene, env: Any) -> None:
-        # Unlimited seeded goals, and a goal that the expert can see.
+        # Unlimited seeded goals, and a goal that is visible to the expert.
         env._set_task_called = True
         env._partially_observable = False
         env._freeze_rand_vec = False
@@ -106,7 +106,7 @@ class Instance:
         self._observation: NDArray[np.float64] = np.zeros(0)
 
     def reset(self, seed: int) -> None:
-        """Begin an episode whose initial state depends on the seed alone, not on what this instance did before."""
+        """Begin an episode; its initial state depends only on the seed, not on earlier episodes."""
         import mujoco
 
         env, model = self._env, self._scene.model
@@ -116,7 +116,7 @@ class Instance:
         mujoco.mj_resetData(model, env.data)
         env.seed(seed)
         observation, _ = env.reset()
-        # Some tasks move a body last thing in their reset: bring the kinematics up to date before anyone looks.
+        # Some tasks move a body at the end of their reset: update the kinematics before observing.
         mujoco.mj_forward(model, env.data)
         current = env._get_curr_obs_combined_no_goal()
         env._prev_obs = current
@@ -124,7 +124,7 @@ class Instance:
         self._placement = self._scene.placement()
 
     def step(self, action: NDArray[np.float32]) -> tuple[float, bool]:
-        """One simulator step with an action [4] in -1..1: Meta-World's dense reward (0..10) and success."""
+        """Do one simulator step with an action [4] in -1..1; return Meta-World's dense reward (0..10) and success."""
         assert self._placement is not None, "stepped before reset"
         self._scene.place(self._placement)
         self._observation, reward, _, _, info = self._env.step(action)
@@ -142,7 +142,7 @@ class Instance:
 
     def expert_action(self) -> NDArray[np.float64]:
         """Meta-World's scripted policy at this state: [4], unclipped."""
-        # The experts aim beyond the box and warn of it once; the batch clips. (Again here: filters may be reset.)
+        # The experts exceed the action bounds and warn once; the batch clips. (Set here, since filters may be reset.)
         warnings.filterwarnings("ignore", message=r"Constant\(s\) may be too high", category=UserWarning)
         action: NDArray[np.float64] = self._scene.expert.get_action(self._observation)
         return action
@@ -152,7 +152,7 @@ class Instance:
 
 
 def _sharing(env_class: type[Any], model: mujoco.MjModel) -> type[Any]:
-    """The task's class, with instances that use `model` instead of compiling one each."""
+    """Subclass of the task's class whose instances share `model` instead of compiling one each."""
 
     def initialize(_: Any) -> tuple[mujoco.MjModel, mujoco.MjData]:
         import mujoco

@@ -1,11 +1,11 @@
-"""The 50 Meta-World tasks: the sentence for each, and which goals nothing but a marker shows.
+"""The 50 Meta-World tasks: their instructions, and the goals that only a marker shows.
 
-Plain data, so that a config can be checked and a policy built without the simulator.
+Plain data, so that a configuration can be checked and a policy built without the simulator.
 """
 
 from __future__ import annotations
 
-#: Task name → what a policy is told.
+#: Task name → instruction of the policy.
 INSTRUCTIONS: dict[str, str] = {
     "assembly-v3": "pick up the ring by its handle and put it over the peg",
     "basketball-v3": "drop the ball through the hoop",
@@ -59,7 +59,7 @@ INSTRUCTIONS: dict[str, str] = {
     "window-open-v3": "slide the window open",
 }
 
-#: Tasks whose goal is a bare place → the site that marks it; it stays visible when rendering is cheap.
+#: Tasks whose goal is only a position → the site that marks it; cheap rendering keeps it visible.
 GOAL_MARKERS: dict[str, str] = {
     "coffee-pull-v3": "mug_goal",
     "hand-insert-v3": "goal",

@@ -1,1 +1,1 @@
-"""Held-out evaluation: before, beside and after training, and of a trained policy alone."""
+"""Held-out evaluation: before, during and after training, and of a trained policy alone."""

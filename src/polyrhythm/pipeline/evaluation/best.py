@@ -1,11 +1,10 @@
-"""Which policies of a run were the best, by evaluations of their own: a list for people, and the weights that stay.
+"""Lists a run's evaluations and keeps the weights of the best policies.
 
     evaluations.json                    every evaluation during training, and the one after it
     checkpoints/policy-<version>.pt     the weights of the best `keep` of them
-    best.pt                             those of the best one
+    best.pt                             the weights of the best one
 
-The best is the one with the highest lower end of its success interval, then the highest mean return; of equals the
-older.
+The best has the highest lower end of its success interval, then the highest mean return; of equals the older.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ EVALUATIONS_FILE, BEST_FILE = "evaluations.json", "best.pt"
 
 
 class BestCheckpoints:
-    """Of the run in `folder`; goes on with what an earlier part of it has listed."""
+    """Best checkpoints of the run in `folder`; continues the list of the run's earlier part."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder, self._keep = folder, keep
@@ -35,35 +34,35 @@ class BestCheckpoints:
                 self.listed = _entries(json.loads(self._file.read_text(encoding="utf-8")))
         except ValueError as error:
             raise RunFolderError(
-                f"{self._file} is damaged ({error}); remove it to go on without its results"
+                f"{self._file} is damaged ({error}); remove it to continue without its results"
             ) from error
 
     @property
     def newest(self) -> int:
-        """The newest version that is listed; 0 before the first."""
+        """The newest listed version; 0 before the first."""
         return max((entry["version"] for entry in self.listed), default=0)
 
     def path(self, version: int) -> Path:
-        """Where the weights of a version lie, before and after it is listed."""
+        """File of a version's weights, before and after it is listed."""
         return self._folder / STATES / f"policy-{version:06d}.pt"
 
     def rewind(self, version: int) -> None:
-        """The run goes on from `version`: what came after it is done anew."""
+        """Drop entries newer than `version`, from which the run resumes."""
         self.listed = [entry for entry in self.listed if entry["version"] <= version]
-        self._settle()
+        self._write()
 
     def add(self, version: int, tallies: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        """List an evaluation; the entry. The weights are in `path(version)`, unless nobody could take them in time.
+        """List an evaluation and return its entry. The weights are in `path(version)`, unless they could not be saved.
 
-        tallies: by the way of acting, greedy or sampled; the first of them decides. OSError: it cannot be written.
+        tallies: by action mode, greedy or sampled; the first ranks. Raises OSError if the list cannot be written.
         """
         entry = {"version": version, **tallies}
         self.listed = [*(other for other in self.listed if other["version"] != version), entry]
-        self._settle()
+        self._write()
         return entry
 
     def forget(self, version: int) -> None:
-        """The weights of a version that was not evaluated after all may go."""
+        """Delete the weights of a version whose evaluation was abandoned."""
         if not any(entry["version"] == version for entry in self.listed):
             self.path(version).unlink(missing_ok=True)
 
@@ -73,15 +72,15 @@ class BestCheckpoints:
         return ranked[0] if ranked else None
 
     def _ranked(self) -> list[dict[str, Any]]:
-        there = [entry for entry in self.listed if self.path(entry["version"]).is_file()]
-        return sorted(there, key=_merit, reverse=True)
+        present = [entry for entry in self.listed if self.path(entry["version"]).is_file()]
+        return sorted(present, key=_rank_key, reverse=True)
 
-    def _settle(self) -> None:
-        """Write the list, and let only the best stay."""
+    def _write(self) -> None:
+        """Write the list, and delete all weights but the best."""
         with atomic_write(self._file) as unfinished:
             unfinished.write_text(json.dumps(self.listed, indent=2) + "\n", encoding="utf-8")
         ranked = self._ranked()
-        stay = {self.path(entry["version"]) for entry in ranked[: self._keep]}
+        kept = {self.path(entry["version"]) for entry in ranked[: self._keep]}
         best = self._folder / BEST_FILE
         if not ranked:
             best.unlink(missing_ok=True)
@@ -90,20 +89,20 @@ class BestCheckpoints:
                 unfinished.unlink(missing_ok=True)
                 os.link(self.path(ranked[0]["version"]), unfinished)
         for path in (self._folder / STATES).glob("policy-*.pt*"):
-            if path not in stay and path.is_file():
+            if path not in kept and path.is_file():
                 path.unlink()
 
 
 def _entries(content: Any) -> list[dict[str, Any]]:
-    """The list that `BestCheckpoints` writes. ValueError: this is something else."""
+    """Parse the list that `BestCheckpoints` writes. Raises ValueError if it is something else."""
     try:
         entries = [{**entry, "version": int(entry["version"])} for entry in content]
-        sum(sum(_merit(entry)) for entry in entries)
+        sum(sum(_rank_key(entry)) for entry in entries)
     except (LookupError, StopIteration, TypeError, ValueError) as error:
-        raise ValueError(f"it is no list of evaluations: {type(error).__name__}: {error}") from error
+        raise ValueError(f"it is not a list of evaluations: {type(error).__name__}: {error}") from error
     return entries
 
 
-def _merit(entry: dict[str, Any]) -> tuple[float, float]:
+def _rank_key(entry: dict[str, Any]) -> tuple[float, float]:
     tally = deciding(entry)
     return tally["low"], tally["mean_return"]

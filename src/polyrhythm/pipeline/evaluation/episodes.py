@@ -1,4 +1,4 @@
-"""Which episodes an evaluation runs, and what their results come to."""
+"""Chooses the held-out episodes of an evaluation and summarizes their results."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from polyrhythm.scheduler.records import Episode, SampleEvaluated
 from polyrhythm.specs import Task
 from polyrhythm.specs.hashing import mix
 
-#: Keeps held-out seeds apart from those of training (tagged 1 and 2 by the conductor) and of demonstrations.
+#: Hash domain that separates held-out seeds from those of training (domains 1 and 2) and of demonstrations.
 _DOMAIN = 4
 
 
 def held_out(count: int, seed: int, tasks: int, *, greedy: bool, swap: bool = False) -> list[Episode]:
-    """`count` episodes dealt over the tasks, the same ones for the same seed.
+    """`count` episodes distributed over the tasks, the same ones for the same seed.
 
-    The initial state of episode i is a hash of (seed, i), in a domain of its own: training never sees it. swap: show
-    each task the next one's instruction; a policy that listens then fails.
+    The initial state of episode i is a hash of (seed, i) in a separate domain: training never sees it. swap: show each
+    task the next one's instruction; a policy that follows instructions then fails.
     """
     return [
         Episode(
@@ -34,10 +34,10 @@ def held_out(count: int, seed: int, tasks: int, *, greedy: bool, swap: bool = Fa
 
 
 def tally(results: Iterable[SampleEvaluated], tasks: Sequence[Task]) -> dict[str, Any]:
-    """successes, episodes, rate, low, high (Wilson 95%), mean_return; `metrics`: means of the environment's own, if it
-    has any; `tasks`: the same by name if there are several.
+    """successes, episodes, rate, low, high (Wilson 95%), mean_return; `metrics`: means of the environment's own
+    metrics, if any; `tasks`: the same by task name if there are several.
 
-    Raises RunHalted if every episode was dropped, or one earned what is no number.
+    Raises RunHalted if every episode was dropped, or a return is not finite.
     """
     listed = list(results)
     if not listed:
@@ -45,8 +45,8 @@ def tally(results: Iterable[SampleEvaluated], tasks: Sequence[Task]) -> dict[str
     odd = next((result for result in listed if not math.isfinite(result.episode_return)), None)
     if odd is not None:
         raise RunHalted(
-            f"an evaluation episode of {tasks[odd.task].name} earned {odd.episode_return}: the environment's reward is "
-            "NaN or infinite; look at what its step returns"
+            f"an evaluation episode of {tasks[odd.task].name} has return {odd.episode_return}: the environment's "
+            "reward is NaN or infinite; check what its step returns"
         )
     total = _tally(listed)
     if len(tasks) > 1:
@@ -68,5 +68,5 @@ def mean_metrics(episodes: Iterable[Sequence[tuple[str, float]]]) -> dict[str, f
     for metrics in episodes:
         for name, number in metrics:
             found.setdefault(name, []).append(number)
-    # Divided first, so that no sum is too large.
+    # Divide before summing, to avoid overflow.
     return {name: sum(x / len(numbers) for x in numbers) for name, numbers in sorted(found.items())}

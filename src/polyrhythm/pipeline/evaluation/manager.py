@@ -1,4 +1,4 @@
-"""How a run's policy is measured before, during and after training, and where the results go."""
+"""Evaluates a run's policy before, during and after training, and records the results."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from polyrhythm.specs import Task
 
 log = logging.getLogger(__name__)
 
-#: What of an evaluation's tally goes to the metrics.
+#: Fields of an evaluation's tally that go to the metrics.
 _MEASURED = ("rate", "low", "high", "mean_return")
-#: How the policy acts: greedy, swapped (each task is shown another's instruction); and what that is called.
-Way = tuple[bool, bool]
-_WORDS: dict[Way, str] = {(True, False): "greedy", (False, False): "sampled", (True, True): "swapped"}
+#: Action mode: (greedy, swapped: each task is shown another's instruction); and its name.
+Mode = tuple[bool, bool]
+_MODE_NAMES: dict[Mode, str] = {(True, False): "greedy", (False, False): "sampled", (True, True): "swapped"}
 
 
 class EvaluationManager:
-    """Those of one run: the same seeds each time."""
+    """All evaluations of one run, with the same seeds each time."""
 
     def __init__(
         self,
@@ -48,101 +48,102 @@ class EvaluationManager:
         self._best = BestCheckpoints(folder, config.checkpoint.keep_best)
 
     def evaluate(self, pipeline: Pipeline, name: str) -> None:
-        """Measure the policy `before` or `after` training, unless that is done.
+        """Evaluate the policy `before` or `after` training, unless that is done.
 
-        The phase's result is {name: greedy tally, name_sampled: sampled tally, swapped: …}, of those asked for; the
-        metrics get them too, at the step of the version that was measured. RunHalted: not one episode ended.
+        The phase's result is {name: greedy tally, name_sampled: sampled tally, swapped: …}, of those requested; they
+        are also logged as metrics at the evaluated version. Raises RunHalted if no episode ended.
         """
-        wanted, progress = self._config.evaluation, self._progress
-        if not wanted.episodes or progress.result(f"evaluation_{name}") is not None:
+        settings, progress = self._config.evaluation, self._progress
+        if not settings.episodes or progress.result(f"evaluation_{name}") is not None:
             return
-        ways = self._ways(name)
+        modes = self._modes(name)
         with progress.phase(f"evaluation_{name}"):
-            results = pipeline.evaluate(name, self._episodes(wanted.episodes, ways))
-        tallies = self._tell(ways, results)
-        if name == "after" and wanted.every:
-            self._compete(results[0].version, tallies)
+            results = pipeline.evaluate(name, self._episodes(settings.episodes, modes))
+        tallies = self._record(modes, results)
+        if name == "after" and settings.every:
+            self._list_trained(results[0].version, tallies)
         progress.commit(f"evaluation_{name}", tallies)
 
-    def beside(self, pipeline: Pipeline, resumed: int | None) -> BackgroundEvaluator:
-        """Who evaluates during training. resumed: the version that the run goes on from, if it does."""
+    def background(self, pipeline: Pipeline, resumed: int | None) -> BackgroundEvaluator:
+        """The evaluator during training. resumed: the version from which the run resumes, if it does."""
         evaluation = self._config.evaluation
-        episodes = self._episodes(evaluation.episodes_beside, self._ways("during"))
+        episodes = self._episodes(evaluation.episodes_beside, self._modes("during"))
         if self._best.listed or (evaluation.every and resumed is not None):
             self._best.rewind(resumed or 0)
-        beside = BackgroundEvaluator(self._config, pipeline, self._best, episodes, self._during)
+        evaluator = BackgroundEvaluator(self._config, pipeline, self._best, episodes, self._during)
         if evaluation.every:
-            words = "evaluation of %s every %s, weights: %s (%s)"
+            template = "evaluation of %s every %s, weights: %s (%s)"
             every = counted(evaluation.every, "version")
-            log.info(words, counted(len(episodes), "episode"), every, evaluation.weights, beside.memory())
-        return beside
+            log.info(template, counted(len(episodes), "episode"), every, evaluation.weights, evaluator.memory())
+        return evaluator
 
-    def finish(self, beside: BackgroundEvaluator) -> None:
-        """Wait for the evaluation during training that is under way, if there is one."""
-        if beside.under_way:
+    def finish(self, evaluator: BackgroundEvaluator) -> None:
+        """Wait for the evaluation under way, if there is one."""
+        if evaluator.under_way:
             with self._progress.phase("evaluation_during"):
-                beside.finish()
+                evaluator.finish()
 
     def after_s(self) -> float:
-        """What the evaluation after training will take, by what the one before did."""
-        before, after = self._ways("before"), self._ways("after")
+        """Estimated seconds of the evaluation after training, from the one before."""
+        before, after = self._modes("before"), self._modes("after")
         return self._progress.wall_s.get("evaluation_before", 0.0) * len(after) / max(1, len(before))
 
     def best(self) -> dict[str, Any]:
-        """{best: the evaluation of the policy in best.pt}; empty where there is none."""
+        """{best: the evaluation of the policy in best.pt}; empty if there is none."""
         found = self._best.best()
         return {} if found is None else {"best": found}
 
     def _during(self, version: int, results: Sequence[SampleEvaluated]) -> None:
-        ways = self._ways("during")
-        self._list(version, ways, self._tell(ways, results))
+        modes = self._modes("during")
+        self._list(version, modes, self._record(modes, results))
 
-    def _compete(self, version: int, tallies: Mapping[str, dict[str, Any]]) -> None:
-        """The trained policy is among those that may be the best."""
+    def _list_trained(self, version: int, tallies: Mapping[str, dict[str, Any]]) -> None:
+        """Add the trained policy to the candidates for the best."""
         try:
             with atomic_write(self._best.path(version)) as unfinished:
                 shutil.copyfile(self._folder / POLICY_FILE, unfinished)
         except OSError as error:
-            log.error("the weights of version %d cannot be kept (%s); make room", version, error.strerror)
-        self._list(version, self._ways("after"), tallies)
+            log.error("the weights of version %d cannot be saved (%s); make room", version, error.strerror)
+        self._list(version, self._modes("after"), tallies)
 
-    def _list(self, version: int, ways: Mapping[str, Way], tallies: Mapping[str, dict[str, Any]]) -> None:
-        """Among the evaluations that may be the best; a disk that takes nothing costs the entry, not the run."""
+    def _list(self, version: int, modes: Mapping[str, Mode], tallies: Mapping[str, dict[str, Any]]) -> None:
+        """Add to the candidates for the best; if the disk cannot be written, log an error and go on."""
         try:
-            self._best.add(version, {_WORDS[way]: tallies[key] for key, way in ways.items() if not way[1]})
+            self._best.add(version, {_MODE_NAMES[mode]: tallies[key] for key, mode in modes.items() if not mode[1]})
         except OSError as error:
             why = trouble(error) or error.strerror
             log.error("the evaluation of version %d cannot be listed: %s", version, why)
 
-    def _ways(self, name: str) -> dict[str, Way]:
-        """What the tallies are called → how the policy acts; greedily first, if at all."""
-        wanted = self._config.evaluation
-        asked = (
-            (name, True, False, wanted.greedy),
-            (f"{name}_sampled", False, False, wanted.sampled),
-            ("swapped", True, True, wanted.swapped and name == "after"),
+    def _modes(self, name: str) -> dict[str, Mode]:
+        """Name of the tally → action mode; greedy first, if requested."""
+        settings = self._config.evaluation
+        candidates = (
+            (name, True, False, settings.greedy),
+            (f"{name}_sampled", False, False, settings.sampled),
+            ("swapped", True, True, settings.swapped and name == "after"),
         )
-        return {key: (greedy, swap) for key, greedy, swap, is_asked in asked if is_asked}
+        return {key: (greedy, swap) for key, greedy, swap, requested in candidates if requested}
 
-    def _episodes(self, count: int, ways: Mapping[str, Way]) -> list[Episode]:
-        """`count` held-out episodes in each of these ways."""
+    def _episodes(self, count: int, modes: Mapping[str, Mode]) -> list[Episode]:
+        """`count` held-out episodes in each mode."""
         seed, tasks = self._config.evaluation.seed, len(self._tasks)
-        return [e for greedy, swap in ways.values() for e in held_out(count, seed, tasks, greedy=greedy, swap=swap)]
+        return [e for greedy, swap in modes.values() for e in held_out(count, seed, tasks, greedy=greedy, swap=swap)]
 
-    def _tell(self, ways: Mapping[str, Way], results: Sequence[SampleEvaluated]) -> dict[str, dict[str, Any]]:
-        """What an evaluation came to, by the names of `ways`; the metrics and the log get it too."""
+    def _record(self, modes: Mapping[str, Mode], results: Sequence[SampleEvaluated]) -> dict[str, dict[str, Any]]:
+        """Tallies of an evaluation by the names of `modes`; also sent to metrics, callbacks and log."""
         tallies = {}
-        for key, (greedy, swap) in ways.items():
+        for key, (greedy, swap) in modes.items():
             own = [r for r in results if r.greedy == greedy and (r.instruction != r.task) == swap]
             total = tallies[key] = tally(own, self._tasks)
-            way, version = _WORDS[greedy, swap], results[0].version
+            mode, version = _MODE_NAMES[greedy, swap], results[0].version
             self._callbacks.on_evaluation(EvaluationResult.of(key, {**total, "version": version, "greedy": greedy}))
-            values = {f"evaluation/{way}/{part}": total[part] for part in _MEASURED}
-            values |= {f"evaluation/{way}/metrics/{name}": mean for name, mean in total.get("metrics", {}).items()}
+            values = {f"evaluation/{mode}/{part}": total[part] for part in _MEASURED}
+            values |= {f"evaluation/{mode}/metrics/{name}": mean for name, mean in total.get("metrics", {}).items()}
             self._metrics.log(version, values, self._progress.summary()["total"])
-            said, earned = "%s, version %d: %s", f"return {total['mean_return']:.4g}"
+            mean_return = f"return {total['mean_return']:.4g}"
             if measures_success([total["successes"]], [total["mean_return"]]):
-                log.info(said, key, version, f"{success_in_words(total['successes'], total['episodes'])}, {earned}")
+                result = f"{success_in_words(total['successes'], total['episodes'])}, {mean_return}"
             else:
-                log.info(said, key, version, f"{earned} over {counted(total['episodes'], 'episode')}")
+                result = f"{mean_return} over {counted(total['episodes'], 'episode')}"
+            log.info("%s, version %d: %s", key, version, result)
         return tallies

@@ -1,8 +1,8 @@
-"""Some of an evaluation's episodes played again, to be looked at: one env batch, a row each, in this process.
+"""Replays some of an evaluation's episodes for a video: one env batch, one row per episode, in this process.
 
-The stations of an evaluation keep nothing of its episodes, so that thousands cost no memory. What is played here has
-the same seeds, the same noise and the same order of calls, so these are the first of the episodes that are counted;
-they come out otherwise only where the environment or the policy's arithmetic depends on who shares the batch.
+An evaluation's stations store no episodes, so that thousands need no memory. The replay has the same seeds, noise and
+order of calls, so it shows the first evaluated episodes; they differ only if the environment or the policy's
+arithmetic depends on the other rows of the batch.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Picture = NDArray[np.uint8]
 
 
 @dataclass(slots=True)
-class Played:
-    """An episode: what the policy was shown of it, at its first step, after each step that is kept, and at its end."""
+class PlayedEpisode:
+    """A replayed episode: its outcome, and pictures of its first state, some states in between, and its last."""
 
     episode: Episode
     pictures: list[Picture] = field(default_factory=list)
@@ -47,46 +47,46 @@ class Played:
 
 def play(
     settings: EnvSettings, policy: Policy, episodes: Sequence[Episode], step: StepSettings, pictures: int, rows: int
-) -> list[Played]:
-    """These episodes, side by side, with `pictures` pictures of each at most, and the last. rows: of a batch in a run.
+) -> list[PlayedEpisode]:
+    """Play these episodes in parallel with at most `pictures` pictures each, plus the last. rows: of a run's batch.
 
-    ConfigError: the environment has no pictures, or cannot be built. RunHalted: it raised while it was played.
+    Raises ConfigError if the environment has no pictures or cannot be built, RunHalted if it raises during the replay.
     """
     kind = getattr(settings, "type", "")
-    batch = _built(settings, kind, len(episodes), rows)
+    batch = _build_visible(settings, kind, len(episodes), rows)
     try:
         every = -(-step.episode_steps(batch.spec.max_steps) // pictures)
         turns = [episodes[first : first + batch.rows] for first in range(0, len(episodes), batch.rows)]
         return [played for turn in turns for played in _Playback(batch, policy, turn, step, every).run()]
     except EnvFault as fault:
         raise RunHalted(
-            f"env.type = {kind}: {fault}, while its episodes were played for a video; fix it, or leave --video out"
+            f"env.type = {kind}: {fault}, while its episodes were replayed for a video; fix it, or leave --video out"
         ) from fault
     finally:
         batch.close()
 
 
-def _built(settings: EnvSettings, kind: str, wanted: int, rows: int) -> EnvBatch:
-    """A batch of `wanted` rows that can be seen; of `rows`, as in a run, if the environment refuses those."""
+def _build_visible(settings: EnvSettings, kind: str, wanted: int, rows: int) -> EnvBatch:
+    """Build a batch with pictures, of `wanted` rows, or of `rows` as in a run if the environment refuses that."""
     drawn, call, batch = picture_of(settings.spec()) is None, "rendering", None
     try:
         found = settings.rendering() if drawn and isinstance(settings, Renderable) else settings
         call = "build"
         if found:
-            batch = _of_either_size(found, wanted, rows)
+            batch = _build(found, wanted, rows)
     except PolyrhythmError:
         raise
     except (Exception, SystemExit) as error:
         raise ConfigError(f"env.type = {kind}: {violation_of(call, error)}") from error
     if batch is None or (drawn and not isinstance(batch, Renderer)):
         raise ConfigError(
-            f"env.type = {kind}: there is nothing to see: no observation is a picture (uint8 [H,W,3]), and it does not "
+            f"env.type = {kind}: it has no pictures: no observation is an image (uint8 [H,W,3]), and it does not "
             "render its rows; leave --video out, or give its batch a render(row)"
         )
     return batch
 
 
-def _of_either_size(settings: EnvSettings, wanted: int, rows: int) -> EnvBatch:
+def _build(settings: EnvSettings, wanted: int, rows: int) -> EnvBatch:
     try:
         return settings.build(wanted)
     except Exception:
@@ -96,12 +96,12 @@ def _of_either_size(settings: EnvSettings, wanted: int, rows: int) -> EnvBatch:
 
 
 def picture_of(spec: EnvSpec) -> str | None:
-    """The observation that is a picture, the first of several; None if there is none."""
+    """Name of the first observation that is an image; None if there is none."""
     return next((name for name, array in spec.observation.items() if _as_rgb(array) is not None), None)
 
 
 class _Playback:
-    """Plays episode i in row i; rows that ended, or have no episode, are left alone. every: chunk steps between two
+    """Replay of episode i in row i; rows that ended or have no episode are not stepped. every: chunk steps between
     pictures."""
 
     def __init__(
@@ -111,20 +111,20 @@ class _Playback:
         self._spec, self._policy = batch.spec, policy
         as_module(policy).eval()
         self._advance: Step = self._env.step if self._spec.step_rows else whole_batch(self._env)
-        self._played = [Played(episode) for episode in episodes]
+        self._played = [PlayedEpisode(episode) for episode in episodes]
         self._obs = {name: np.zeros((len(episodes), *a.shape), a.dtype) for name, a in shown(self._spec).items()}
         self._obs[INSTRUCTION][:] = [episode.instruction for episode in episodes]
         self._greedy = np.array([episode.greedy for episode in episodes])
         self._noise = np.array([noise_stream(episode) for episode in episodes], np.int64)
-        self._picture = _drawing(batch)
+        self._picture = _picture_function(batch)
 
-    def run(self) -> list[Played]:
+    def run(self) -> list[PlayedEpisode]:
         episodes = [played.episode for played in self._played]
         running = np.arange(len(episodes))
         begun = [*episodes, *[episodes[-1]] * (self._batch.rows - len(episodes))]
         self._env.reset(np.arange(len(begun)), [episode.task for episode in begun], [episode.seed for episode in begun])
-        self._look(running)
-        self._keep(running)
+        self._observe(running)
+        self._add_pictures(running)
         steps = 0
         while len(running):
             result = self._act(running, steps)
@@ -132,42 +132,42 @@ class _Playback:
             over = result.terminated | result.truncated
             for i, row in enumerate(running):
                 self._count(self._played[row], result, i)
-            self._look(running)
-            self._keep(running[over] if steps % self._every else running)
+            self._observe(running)
+            self._add_pictures(running[over] if steps % self._every else running)
             running = running[~over]
         return self._played
 
     def _act(self, rows: NDArray[np.intp], steps: int) -> ChunkResult:
-        """One chunk step of these rows, all of which have done `steps`."""
-        obs = as_tensors({name: array[rows] for name, array in self._obs.items()}, torch.device("cpu"))
-        ways = {"greedy": self._greedy[rows], "noise_key": mix_array(self._noise[rows], steps)}
-        how = as_tensors(ways, torch.device("cpu"))
+        """Do one chunk step of these rows, which have done `steps` before."""
+        cpu = torch.device("cpu")
+        obs = as_tensors({name: array[rows] for name, array in self._obs.items()}, cpu)
+        keys = as_tensors({"greedy": self._greedy[rows], "noise_key": mix_array(self._noise[rows], steps)}, cpu)
         with torch.inference_mode():
-            actions = as_array(self._policy.act(obs, how["greedy"], how["noise_key"]).actions)
+            actions = as_array(self._policy.act(obs, keys["greedy"], keys["noise_key"]).actions)
         done = np.array([self._played[row].env_steps for row in rows])
         return step_chunk(self._advance, rows, actions, self._step.action_repeat, self._spec.max_steps - done)
 
     @staticmethod
-    def _count(played: Played, result: ChunkResult, place: int) -> None:
+    def _count(played: PlayedEpisode, result: ChunkResult, place: int) -> None:
         played.success |= bool(result.success[place])
         played.episode_return += float(result.rewards[place].sum())
         played.env_steps += int(result.steps[place])
 
-    def _look(self, rows: NDArray[np.intp]) -> None:
-        """Have the environment show these rows, as the simulator station does after each chunk step."""
+    def _observe(self, rows: NDArray[np.intp]) -> None:
+        """Observe these rows, as the simulator station does after each chunk step."""
         seen = {name: np.empty((len(rows), *a.shape), a.dtype) for name, a in self._spec.observation.items()}
         self._env.observe(rows, seen)
         for name, array in seen.items():
             self._obs[name][rows] = array
         self._obs[PROGRESS][rows] = [self._played[row].env_steps / self._spec.max_steps for row in rows]
 
-    def _keep(self, rows: NDArray[np.intp]) -> None:
+    def _add_pictures(self, rows: NDArray[np.intp]) -> None:
         for row in rows:
             self._played[row].pictures.append(reduced(self._picture(self._obs, int(row))))
 
 
-def _drawing(batch: EnvBatch) -> Callable[[dict[str, NDArray[Any]], int], Picture]:
-    """How a row's picture is made: of what the policy is shown, else drawn by the environment."""
+def _picture_function(batch: EnvBatch) -> Callable[[dict[str, NDArray[Any]], int], Picture]:
+    """Function from (observations, row) to the row's picture: an image observation, else the env's rendering."""
     name = picture_of(batch.spec)
     if name is not None:
         rgb = _as_rgb(batch.spec.observation[name])
@@ -178,7 +178,7 @@ def _drawing(batch: EnvBatch) -> Callable[[dict[str, NDArray[Any]], int], Pictur
 
 
 def _rendered(batch: Renderer, row: int) -> Picture:
-    """What the environment draws. EnvFault: it raised, or gave something else."""
+    """The environment's rendering. Raises EnvFault if it raises or returns another form."""
     try:
         picture = batch.render(row)
     except (PolyrhythmError, ImportError):
@@ -187,12 +187,12 @@ def _rendered(batch: Renderer, row: int) -> Picture:
         raise EnvFault(f"render: {type(error).__name__}: {error}") from error
     found = np.asarray(picture)
     if found.dtype != np.uint8 or found.ndim != 3 or found.shape[2] != 3:
-        raise EnvFault(f"render gave {found.dtype} {list(found.shape)}, it must be uint8 [H,W,3]")
+        raise EnvFault(f"render returned {found.dtype} {list(found.shape)}, it must be uint8 [H,W,3]")
     return found
 
 
 def _as_rgb(array: ArraySpec) -> Callable[[NDArray[Any]], Picture] | None:
-    """From one row of such an array to a picture: grey or colour, channels last or first; None if it is none."""
+    """Function from one row of an image array to RGB: grey or colour, channels last or first; None if not an image."""
     shape = array.shape
     if array.dtype != "uint8" or len(shape) not in (2, 3) or min(sorted(shape)[-2:]) < 8:
         return None

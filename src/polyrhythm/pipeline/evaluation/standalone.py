@@ -1,4 +1,4 @@
-"""Measuring a trained policy: the stations of a run, without training."""
+"""Evaluates a trained policy with the stations of a run, without training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from polyrhythm.observe.video import Clip, check_format, write_video
 from polyrhythm.pipeline.array_specs import step_settings
 from polyrhythm.pipeline.build import build_pipeline, env_settings
 from polyrhythm.pipeline.evaluation.episodes import held_out, tally
-from polyrhythm.pipeline.evaluation.playback import Played, play
+from polyrhythm.pipeline.evaluation.playback import PlayedEpisode, play
 from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.persistence.checkpoints import load_policy
 from polyrhythm.pipeline.validation.check import refuse_swapping, validate_run
@@ -27,14 +27,14 @@ from polyrhythm.runtime.memory.tensors import apply_state
 from polyrhythm.scheduler.records import Episode
 from polyrhythm.specs import EnvSpec
 
-#: Pictures of an episode in a video, at most, beside the last.
+#: Maximum number of pictures of an episode in a video, not counting the last.
 _PICTURES = 200
-#: Episodes where neither the caller nor the run's own configuration names a number.
+#: Number of episodes if neither the caller nor the run's configuration sets it.
 EPISODES = 128
 
 
 class Video(NamedTuple):
-    """file: .gif or .mp4, absent so far; episodes: the first ones of the evaluation."""
+    """A video to write. file: a new .gif or .mp4; episodes: how many, the first of the evaluation."""
 
     file: Path
     episodes: int = 9
@@ -51,10 +51,10 @@ def evaluate(
 ) -> dict[str, Any]:
     """Success rate with its Wilson 95% interval, and the mean return, of the policy in a run folder or checkpoint.
 
-    episodes: dealt over the tasks, their initial states a function of `seed`, never seen in training; both as in the
-    run's own evaluation unless given, so that a finished run's `after` comes out again.
-    swap_instructions: show every task the next one's sentence; a policy that listens then fails.
-    live: shows a person how it goes; video: to be made of the first episodes. RunFolderError: there is no such policy.
+    episodes: distributed over the tasks, with initial states derived from `seed` and never seen in training; both
+    default to the run's own evaluation, which reproduces a finished run's `after`.
+    swap_instructions: show each task the next one's sentence; a policy that follows instructions then fails.
+    live: progress display; video: of the first episodes. Raises RunFolderError if there is no such policy.
     """
     config, weights, version = load_policy(path)
     if video:
@@ -73,7 +73,7 @@ def evaluate(
     if live:
         live.phase("evaluation", time.monotonic())
     played = _play(config, policy, wanted[: video.episodes]) if video else []
-    with _logs() as folder, closing(build_pipeline(config, policy, folder, trainer=False)) as pipeline:
+    with _log_folder() as folder, closing(build_pipeline(config, policy, folder, trainer=False)) as pipeline:
         if live:
             live.watch(pipeline)
         results = pipeline.evaluate("evaluation", wanted)
@@ -87,28 +87,28 @@ def evaluate(
     return found
 
 
-def _play(config: RunConfig, policy: Policy, episodes: Sequence[Episode]) -> list[Played]:
-    """The episodes with their pictures. Before those of the evaluation: what is missing is known at once."""
+def _play(config: RunConfig, policy: Policy, episodes: Sequence[Episode]) -> list[PlayedEpisode]:
+    """Play the episodes for the video, before the evaluation, so that a failure is known at once."""
     return play(
         env_settings(config), policy, episodes, step_settings(config, policy.chunk), _PICTURES, config.rollout.rows
     )
 
 
-def _clips(played: Sequence[Played], spec: EnvSpec, *, measured: bool) -> list[Clip]:
-    """measured: the environment says what a success is; else an episode is told by its return."""
+def _clips(played: Sequence[PlayedEpisode], spec: EnvSpec, *, measured: bool) -> list[Clip]:
+    """Captioned clips. measured: the environment reports success; else the caption shows the return."""
     clips = []
     for one in played:
         ended = f"return {one.episode_return:.4g}"
         if measured:
             ended = f"success, {one.env_steps} steps" if one.success else "no success"
-        told = spec.tasks[one.episode.instruction].instruction
-        clips.append(Clip(one.pictures, told, ended, one.success if measured else None))
+        instruction = spec.tasks[one.episode.instruction].instruction
+        clips.append(Clip(one.pictures, instruction, ended, one.success if measured else None))
     return clips
 
 
 @contextmanager
-def _logs() -> Iterator[Path]:
-    """A folder for the stations' logs, which stays only where the error that ends it names one of them."""
+def _log_folder() -> Iterator[Path]:
+    """A temporary folder for the stations' logs; it is kept only if the error that ends the block names it."""
     folder, named = Path(mkdtemp(prefix="polyrhythm-")), False
     try:
         yield folder

@@ -1,6 +1,6 @@
-"""Everything short of training, check by check: settings, machine, environment, policy, objective.
+"""Runs all checks of `polyrhythm check`: settings, machine, environment, policy, objective.
 
-A check that fails ends no other, unless the others need what it should have given.
+A failed check does not stop the others, unless they need its result.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import ContractViolation, Finding, run_checks
-from polyrhythm.envs.watched import Arrays
+from polyrhythm.envs.checked_env import Arrays
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.pipeline.build import env_settings, policy_settings, run_seats
 from polyrhythm.pipeline.seats import group_seats
@@ -33,48 +33,48 @@ from polyrhythm.specs import EnvSpec
 
 
 class Examined(NamedTuple):
-    """A finding, and what it is about: recipe, environment, policy or training."""
+    """A finding and its part: recipe, environment, policy or training."""
 
     part: str
     finding: Finding
 
 
 def examine(config: RunConfig) -> Iterator[Examined]:
-    """All checks of a configuration, each as soon as it is done."""
-    given: dict[str, Any] = {}
+    """Run all checks of a configuration; yield each result as soon as it is known."""
+    results: dict[str, Any] = {}
 
     def keep(name: str, make: Callable[[], Any]) -> None:
-        given[name] = make()
+        results[name] = make()
 
-    yield from _told("recipe", {"devices": lambda: group_seats(run_seats(config))})
-    yield from _told(
+    yield from _run("recipe", {"devices": lambda: group_seats(run_seats(config))})
+    yield from _run(
         "recipe", {"environment's spec": lambda: keep("spec", lambda: try_spec(config, installed_env(config)))}
     )
-    if "spec" not in given:
+    if "spec" not in results:
         return
-    spec: EnvSpec = given["spec"]
-    yield from _told("recipe", {"rows and batches": lambda: check_rollout(config, spec)})
-    yield from _told("recipe", {"policy's build": lambda: keep("policy", lambda: check_build(config, spec))})
-    if "policy" in given:
-        yield from _told("recipe", {"policy's form": lambda: keep("form", lambda: check_form(config, spec))})
+    spec: EnvSpec = results["spec"]
+    yield from _run("recipe", {"rows and batches": lambda: check_rollout(config, spec)})
+    yield from _run("recipe", {"policy's build": lambda: keep("policy", lambda: check_build(config, spec))})
+    if "policy" in results:
+        yield from _run("recipe", {"policy's form": lambda: keep("form", lambda: check_form(config, spec))})
     rows: Arrays = {}
     yield from _environment(config, rows)
-    if "form" not in given:
+    if "form" not in results:
         return
     if not rows:
-        said = "not checked: it is tried on observations of the environment, and there are none"
-        yield Examined("policy", Finding("contract", "note", said))
+        detail = "not checked: the check needs observations of the environment, and there are none"
+        yield Examined("policy", Finding("contract", "note", detail))
         return
     passed = True
     for examined in _policy(config, spec, rows):
         passed &= examined.finding.state != "failed"
         yield examined
     if passed:
-        yield from _training(config, spec, given["policy"], given["form"])
+        yield from _training(config, spec, results["policy"], results["form"])
 
 
 def _environment(config: RunConfig, rows: Arrays) -> Iterator[Examined]:
-    """The environment's contract; a crash or a hang is a finding too. rows: gets the first rows."""
+    """Check the environment's contract; a crash or a hang is a finding too. rows: receives the first rows."""
     failed = False
     try:
         for seen in try_contract(config, env_settings(config)):
@@ -84,12 +84,12 @@ def _environment(config: RunConfig, rows: Arrays) -> Iterator[Examined]:
             else:
                 rows.update(seen)
     except PolyrhythmError as error:
-        if not failed:  # else it is the same again
+        if not failed:  # else it is reported already
             yield Examined("environment", _failed("calls", error))
 
 
 def _policy(config: RunConfig, spec: EnvSpec, rows: Arrays) -> Iterator[Examined]:
-    """The policy's contract, on the environment's first observations."""
+    """Check the policy's contract on the environment's first observations."""
     settings = policy_settings(config)
     try:
         checks = policy_checks(
@@ -107,8 +107,8 @@ def _policy(config: RunConfig, spec: EnvSpec, rows: Arrays) -> Iterator[Examined
 
 
 def _training(config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm) -> Iterator[Examined]:
-    """What takes a policy that keeps its contract."""
-    yield from _told(
+    """Run the checks that need a policy that keeps its contract."""
+    yield from _run(
         "training",
         {
             "objective": lambda: check_learning(config, spec, policy, form, trainer=True),
@@ -119,8 +119,8 @@ def _training(config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm
     )
 
 
-def _told(part: str, checks: Mapping[str, Callable[[], object]]) -> Iterator[Examined]:
-    """Checks that raise a PolyrhythmError, as findings."""
+def _run(part: str, checks: Mapping[str, Callable[[], object]]) -> Iterator[Examined]:
+    """Run checks that raise a PolyrhythmError on failure; yield their findings."""
     for name, check in checks.items():
         try:
             said = check()
@@ -131,6 +131,6 @@ def _told(part: str, checks: Mapping[str, Callable[[], object]]) -> Iterator[Exa
 
 
 def _failed(name: str, error: PolyrhythmError) -> Finding:
-    """A sentence of the form `setting = value: problem; fix`."""
+    """Finding of an error of the form `setting = value: problem; fix`."""
     problem, _, fix = " ".join(str(error).split()).rpartition("; ")
     return Finding(name, "failed", problem or fix, fix if problem else "")

@@ -1,8 +1,7 @@
-"""What environment, policy and settings refuse of each other, found before anything starts or a folder is made.
+"""Checks that environment, policy and settings fit together, before anything starts or a folder is made.
 
-The schema refuses what it can see in the configuration alone; here are the combinations that only the parts know, and
-the trial of the policy on the environment's first observations. Everything that is refused is a ConfigError: what,
-value, remedy.
+The schema checks the configuration alone; here are the checks that need the parts themselves, and the trial of the
+policy on the environment's first observations. A failed check raises ConfigError: `setting = value: problem; fix`.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from polyrhythm.training.optim import adamw
 
 
 class ValidatedRun(NamedTuple):
-    """A configuration that can be run, its environment's spec, and its policy with the initial weights."""
+    """A checked configuration, its environment's spec, and its policy with the initial weights."""
 
     config: RunConfig
     spec: EnvSpec
@@ -47,10 +46,10 @@ class ValidatedRun(NamedTuple):
 
 
 def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
-    """Raise ConfigError for the first thing that cannot be run, StartError for what the machine lacks.
+    """Raise ConfigError for the first setting that cannot be run, StartError if the machine lacks resources.
 
-    The environment is built once, with two rows, and reset once: its observations are what the policy is tried on.
-    trainer: whether there will be one.
+    The environment is built once, with two rows, and reset once; the policy is tried on these observations.
+    trainer: whether the run has a trainer.
     """
     check_devices(config)
     spec, rows = try_env(config, installed_env(config))
@@ -58,7 +57,7 @@ def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
     policy = check_build(config, spec)
     form = check_form(config, spec)
     learns = trainer and config.training.versions > 0
-    try_on(rows, _kind(config.policy), policy, form, spec, learns=learns)
+    try_on(rows, _type_of(config.policy), policy, form, spec, learns=learns)
     check_learning(config, spec, policy, form, trainer=trainer)
     check_processes(config, spec, trainer=trainer)
     check_memory(config, spec, form, trainer=trainer)
@@ -67,7 +66,7 @@ def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
 
 
 def installed_env(config: RunConfig) -> EnvSettings:
-    """The environment's settings. ConfigError: a package is missing that environment or policy says it needs."""
+    """The environment's settings. Raises ConfigError if a package that environment or policy requires is missing."""
     env = env_settings(config)
     check_installed("env", config.env)
     check_installed("policy", config.policy)
@@ -75,23 +74,23 @@ def installed_env(config: RunConfig) -> EnvSettings:
 
 
 def check_rollout(config: RunConfig, spec: EnvSpec) -> None:
-    """Rows, slots and batches, against what the environment can do."""
-    with _naming("config"):
+    """Check rows, slots and batches against the environment's abilities."""
+    with _errors_of("config"):
         flow_settings(config, spec)
     infos = env_batch_infos(config, spec)
-    bucket_sizes(config, infos)  # for what they refuse
+    bucket_sizes(config, infos)  # raises if they do not fit
     _check_slots(config, infos)
-    with _naming(f"rollout.segment_steps = {config.rollout.segment_steps}"):
+    with _errors_of(f"rollout.segment_steps = {config.rollout.segment_steps}"):
         refuse_segments(spec, config.rollout.segment_steps)
-    with _naming("rollout"):
+    with _errors_of("rollout"):
         _try_key(config.rollout.queue_key)
 
 
 def check_build(config: RunConfig, spec: EnvSpec) -> Policy:
-    """The policy as the trainer builds it, with the seed's weights; a module with the attributes of its contract."""
-    what = f"policy.type = {_kind(config.policy)}"
+    """Build the policy as the trainer does, with the seed's weights, and check the attributes of its contract."""
+    what = f"policy.type = {_type_of(config.policy)}"
     settings = policy_settings(config)
-    with _naming(what, "its build()"):
+    with _errors_of(what, "its build()"):
         policy = settings.build(spec, seed=config.seed, device="cpu", role="train")
     try:
         check_attributes(policy, spec)
@@ -102,11 +101,11 @@ def check_build(config: RunConfig, spec: EnvSpec) -> Policy:
 
 def check_form(config: RunConfig, spec: EnvSpec) -> PolicyForm:
     """The policy's declared form."""
-    with _naming(f"policy.type = {_kind(config.policy)}", "its form()"):
+    with _errors_of(f"policy.type = {_type_of(config.policy)}", "its form()"):
         form = policy_settings(config).form(spec)
     if not isinstance(form, PolicyForm):
         raise ConfigError(
-            f"policy.type = {_kind(config.policy)}: form() gave a {type(form).__name__}; "
+            f"policy.type = {_type_of(config.policy)}: form() gave a {type(form).__name__}; "
             "return a PolicyForm (polyrhythm.policies.form.describe makes one)"
         )
     return form
@@ -121,23 +120,23 @@ def check_processes(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -
 
 
 def check_memory(config: RunConfig, spec: EnvSpec, form: PolicyForm, *, trainer: bool = True) -> None:
-    """Raise StartError unless the run's shared memory fits; that of dead runs is removed first."""
+    """Remove the shared memory of dead runs, then raise StartError unless the run's own fits."""
     if config.launcher == "local":
         remove_orphans()
         refuse_shortage(shared_sizes(config, spec, form, trainer=trainer))
 
 
 def check_start(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: bool = True) -> None:
-    """Where the first weights come from, and whether instructions can be swapped."""
+    """Check the source of the first weights, and whether instructions can be swapped."""
     if trainer and config.init_from:
-        _check_given(config, policy)
+        _check_init_from(config, policy)
     elif trainer and config.demonstrations is not None:
         _check_expert(config)
     if config.evaluation.swapped:
         refuse_swapping(spec)
 
 
-def _kind(section: object) -> str:
+def _type_of(section: object) -> str:
     return getattr(section, "type", "")
 
 
@@ -149,7 +148,7 @@ def shared_sizes(config: RunConfig, spec: EnvSpec, form: PolicyForm, *, trainer:
 
 
 def refuse_swapping(spec: EnvSpec) -> None:
-    """Raise ConfigError where there is no other instruction to show."""
+    """Raise ConfigError if the environment has only one task, so that there is no other instruction."""
     if len(spec.tasks) < 2:
         raise ConfigError(
             "swapping instructions: it takes at least 2 tasks, and the environment has 1; leave it out "
@@ -163,18 +162,18 @@ def check_devices(config: RunConfig) -> None:
 
 
 @contextmanager
-def _naming(what: str, call: str = "") -> Iterator[None]:
-    """A ValueError inside becomes a ConfigError about `what`, unless it is one already or says so itself.
+def _errors_of(what: str, call: str = "") -> Iterator[None]:
+    """Turn a ValueError of this block into a ConfigError; prefix it with `what` unless its text begins so.
 
-    call: of the user's code; then whatever else it raises becomes one too, with the line.
+    call: of the user's code, if any; then every other exception becomes a ConfigError with the user's line.
     """
     try:
         yield
     except PolyrhythmError:
         raise
     except ValueError as error:
-        said = str(error) + own_place(error) * bool(call)
-        raise ConfigError(said if said.startswith(what.partition(" ")[0]) else f"{what}: {said}") from error
+        text = str(error) + own_place(error) * bool(call)
+        raise ConfigError(text if text.startswith(what.partition(" ")[0]) else f"{what}: {text}") from error
     except (Exception, SystemExit) as error:
         if not call:
             raise
@@ -182,28 +181,28 @@ def _naming(what: str, call: str = "") -> Iterator[None]:
 
 
 def check_learning(config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm, *, trainer: bool) -> None:
-    """Raise ConfigError where objective and policy do not fit each other."""
+    """Check that objective, optimizer and policy fit together."""
     _check_value(config, form)
     if trainer and config.training.versions:
         _check_trainable(config, spec, policy)
         rates = config.training.optimizer
-        with _naming("training.optimizer"):
+        with _errors_of("training.optimizer"):
             adamw(as_module(policy), lr=rates.lr, weight_decay=rates.weight_decay, value_lr=rates.value_lr)
         dry_run_objective(config.algorithm, policy)
 
 
 def _check_value(config: RunConfig, form: PolicyForm) -> None:
-    """The policy's value per chunk or per action, against what `reward_level` needs."""
-    given, wanted = form.value, config.algorithm.reward_level
-    if given != wanted:
+    """Check that the policy's value is per chunk or per action as `reward_level` says."""
+    actual, expected = form.value, config.algorithm.reward_level
+    if actual != expected:
         raise ConfigError(
-            f"algorithm.reward_level = {wanted}: the policy {_kind(config.policy)} gives one value per "
-            f"{given}; set algorithm.reward_level to {given}"
+            f"algorithm.reward_level = {expected}: the policy {_type_of(config.policy)} gives one value per "
+            f"{actual}; set algorithm.reward_level to {actual}"
         )
 
 
 def learns_from_rewards(spec: EnvSpec, policy: Policy) -> bool:
-    """Whether the log-prob of an action depends on the parameters; asked with one blank row."""
+    """Whether the log-prob of an action depends on the parameters; computed for one blank row."""
     obs = blank(spec)
     act = policy.act(obs, torch.zeros(1, dtype=torch.bool), torch.zeros(1, dtype=torch.int64))
     return policy.evaluate(obs, act.forward_inputs).logprob.requires_grad
@@ -212,26 +211,26 @@ def learns_from_rewards(spec: EnvSpec, policy: Policy) -> bool:
 def _check_trainable(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
     if not learns_from_rewards(spec, policy):
         raise ConfigError(
-            f"policy.type = {_kind(config.policy)}: its log-probs do not depend on its parameters, so "
-            "nothing would be learned from rewards; use another head (for flow matching: policy.head.method.type "
+            f"policy.type = {_type_of(config.policy)}: its log-probs do not depend on its parameters, so "
+            "it cannot learn from rewards; use another head (for flow matching: policy.head.method.type "
             "flow_sde or flow_noise), or set training.versions to 0"
         )
 
 
 def _check_slots(config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]]) -> None:
-    """Slots that a function has cut fit a batch."""
+    """Raise ConfigError if a slot of a custom sharding function exceeds the batch limit."""
     if not isinstance(config.batching, LimitedBatching):
         return
     largest = max(slot.rows for own in infos for info in own if not info.reserved for slot in info.slots)
     if largest > config.batching.max_rows:
         raise ConfigError(
             f"batching.max_rows = {config.batching.max_rows}: a request is never split and {config.rollout.sharding} "
-            f"cuts a slot of {largest} rows; raise this, or cut smaller slots"
+            f"makes a slot of {largest} rows; raise this, or make smaller slots"
         )
 
 
 def _try_key(path: str) -> None:
-    """Raise ValueError unless the function, if there is one, gives requests an order."""
+    """Raise ValueError if the queue key function, if there is one, raises or returns keys that have no order."""
     if not path:
         return
     key = load_function(path, "queue_key")
@@ -241,11 +240,11 @@ def _try_key(path: str) -> None:
     except Exception as error:
         raise ValueError(f"queue_key {path!r} {raised(error)}; fix it there") from error
     if not all(map(_is_plain, keys)):
-        raise ValueError(f"queue_key {path!r} returned {keys[0]!r}; return a number, a text, or a tuple of these")
+        raise ValueError(f"queue_key {path!r} returned {keys[0]!r}; return a number, a string, or a tuple of these")
 
 
 def _is_plain(key: object) -> bool:
-    """A key that has an order and that a checkpoint can hold."""
+    """Whether the key can be ordered and saved in a checkpoint."""
     return all(map(_is_plain, key)) if isinstance(key, tuple) else type(key) in (int, float, str)
 
 
@@ -256,7 +255,7 @@ def _check_expert(config: RunConfig) -> None:
         )
 
 
-def _check_given(config: RunConfig, policy: Policy) -> None:
-    """A run that goes on has its weights already: those that it was once given may be gone."""
+def _check_init_from(config: RunConfig, policy: Policy) -> None:
+    """Check the weights of `init_from`; a resumed run has its own, and the originals may be gone."""
     if config.resume == "never":
         load_init_weights(config, policy)

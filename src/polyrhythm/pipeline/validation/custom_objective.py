@@ -1,4 +1,4 @@
-"""What is tried before the start: the policy on real observations, a user's loss and advantage on made-up entries."""
+"""Tries the policy on real observations, and a custom loss and advantage on random entries, before the start."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def try_on(
 
 
 def as_shown(observations: Mapping[str, NDArray[Any]], spec: EnvSpec) -> dict[str, Tensor]:
-    """The rows as a policy sees them: from the first to the last instruction, at the beginning of an episode."""
+    """The rows as policy input: instructions from the first to the last, progress 0."""
     rows = len(next(iter(observations.values())))
     shown = {name: torch.from_numpy(array) for name, array in observations.items()}
     instructions = torch.linspace(0, len(spec.tasks) - 1, rows).long()
@@ -65,7 +65,7 @@ def as_shown(observations: Mapping[str, NDArray[Any]], spec: EnvSpec) -> dict[st
 
 
 def dry_run_objective(algorithm: AlgorithmSettings, policy: Policy) -> None:
-    """Raise ConfigError unless what the user wrote gives what it must, for a policy of these chunks and actions."""
+    """Raise ConfigError if a custom loss or advantage violates its contract for the policy's chunk and action size."""
     valid = torch.ones(sum(_STEPS), policy.chunk, dtype=torch.bool)
     valid[-1, 1:] = False
     if isinstance(algorithm.loss, OwnFunction):
@@ -95,7 +95,7 @@ def _try_loss(algorithm: AlgorithmSettings, own: OwnFunction, valid: Tensor, act
             raise ConfigError(f"{what}: its metric {name} has the name of one of ours; rename it")
     if not output.loss.requires_grad:
         raise ConfigError(f"{what}: its loss does not depend on entries.logprob; nothing would be learned")
-    _refuse_moods(what, output.loss, _called(what, loss, entries).loss, entries[1:4], (proximal, behavior, advantage))
+    _check_pure(what, output.loss, _called(what, loss, entries).loss, entries[1:4], (proximal, behavior, advantage))
     again = _called(what, loss, entries._replace(proximal=behavior))
     if not own.uses_proximal and not torch.equal(output.loss, again.loss):
         raise ConfigError(f"{what}: it reads entries.proximal; set algorithm.loss.uses_proximal true")
@@ -116,7 +116,7 @@ def _try_advantage(algorithm: AlgorithmSettings, own: OwnFunction, valid: Tensor
     _refuse_unlike(f"{what}: its advantages", given.advantages, mask)
     _refuse_unlike(f"{what}: its returns", given.returns, mask)
     once_more = _called(what, estimate, samples).advantages
-    _refuse_moods(what, given.advantages, once_more, samples[:3], (rewards, penalty, values))
+    _check_pure(what, given.advantages, once_more, samples[:3], (rewards, penalty, values))
     again = _called(what, estimate, samples._replace(log_ratio=torch.zeros_like(log_ratio)))
     if not own.uses_proximal and not torch.equal(given.advantages, again.advantages):
         raise ConfigError(f"{what}: it reads samples.log_ratio; set algorithm.advantage.uses_proximal true")
@@ -141,19 +141,19 @@ def _called(what: str, function: Callable[..., Any], argument: object) -> Any:
         raise ConfigError(f"{what}: it {raised(error)}; fix it there") from error
 
 
-def _refuse_moods(what: str, first: Tensor, second: Tensor, given: Sequence[Tensor], before: Sequence[Tensor]) -> None:
-    """The same entries give the same numbers, and stay as they are."""
+def _check_pure(what: str, first: Tensor, second: Tensor, given: Sequence[Tensor], before: Sequence[Tensor]) -> None:
+    """Raise ConfigError unless the function is deterministic and leaves its inputs unchanged."""
     if not all(torch.equal(a, b) for a, b in zip(given, before, strict=True)):
-        raise ConfigError(f"{what}: it changes what it is given; work on a copy")
+        raise ConfigError(f"{what}: it modifies its input; work on a copy")
     if not torch.equal(first, second):
-        raise ConfigError(f"{what}: the same entries gave other numbers the second time; it must be a function of them")
+        raise ConfigError(f"{what}: not deterministic: equal inputs, different outputs; use only its input")
 
 
 def _refuse_unlike(what: str, given: object, mask: Tensor) -> None:
     if not isinstance(given, Tensor) or given.shape != mask.shape:
-        raise ConfigError(f"{what} is {_name(given)}; a tensor {list(mask.shape)} is wanted, one number per entry")
+        raise ConfigError(f"{what} is {_name(given)}; expected a tensor {list(mask.shape)}, one number per entry")
     if not given.is_floating_point():
-        raise ConfigError(f"{what} is of {given.dtype}; floating-point numbers are wanted")
+        raise ConfigError(f"{what} is of {given.dtype}; expected floating-point numbers")
     if not given.isfinite().all():
         raise ConfigError(f"{what} has NaN or infinity for ordinary entries; check the formula")
 

@@ -1,7 +1,7 @@
-"""Whether this machine can run the quickstart: each thing is tried, not only looked up, and what is missing is named
-with the command that mends it. Nothing here prompts, and each check stands alone: one that fails ends no other.
+"""Checks whether this machine can run the quickstart, by trying each part, and names the command that fixes a failure.
 
-Other modules are imported inside the checks, since what is missing may be what they need.
+Nothing here prompts; a failed check does not stop the others. Other modules are imported inside the checks, since the
+packages that they need may be missing.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Literal, NamedTuple
 from polyrhythm.errors import PolyrhythmError
 
 RECIPE = "quickstart"
-#: Bytes of memory that the quickstart's processes take (1.1 GB measured on 2 cores), and some to spare.
+#: Bytes of memory for the quickstart's processes (1.1 GB measured on 2 cores), with some margin.
 MEMORY_BYTES = 1_500_000_000
-#: What draws without a screen, by Debian's names; tools/render_libs.sh installs the same.
+#: Debian packages for rendering without a screen; tools/render_libs.sh installs the same.
 RENDER_PACKAGES = "libosmesa6 libgl1 libegl1"
 
 _PYTHON = (3, 11)
@@ -32,7 +32,7 @@ _RENDER_S, _START_S, _MESSAGE_S = 120.0, 60.0, 5.0
 
 
 class Finding(NamedTuple):
-    """missing: the quickstart cannot run so; note: it can. fix: the command that helps, "" for none."""
+    """The result of one check. missing: the quickstart cannot run; note: it can. fix: a command, "" for none."""
 
     name: str
     state: Literal["ok", "note", "missing"]
@@ -45,7 +45,7 @@ class Finding(NamedTuple):
 
 
 def examine() -> Iterator[Finding]:
-    """All checks, each as soon as it is done; rendering, which takes seconds, last."""
+    """Run all checks; yield each result as soon as it is known. Rendering, which takes seconds, comes last."""
     checks: dict[str, Callable[[], Finding]] = {
         "python": _python,
         "packages": _packages,
@@ -100,7 +100,7 @@ def _packages() -> Finding:
 
 
 def _satisfies(requirement: str, version: str) -> bool:
-    """Whether the version is in the requirement's range; yes where nothing here can tell."""
+    """Whether the version is in the requirement's range; True if `packaging` is not installed."""
     try:
         from packaging.requirements import Requirement
     except ImportError:
@@ -119,12 +119,12 @@ def _torch() -> Finding:
 def _cores() -> Finding:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = os.environ.get("OMP_NUM_THREADS", "")
-    detail = f"{cores} to use, OMP_NUM_THREADS {threads or 'not set'}"
+    detail = f"{cores} available, OMP_NUM_THREADS {threads or 'not set'}"
     if threads.isdecimal() and int(threads) > cores:
         detail = f"{detail}: more threads than cores are many times slower"
         return Finding("", "note", detail, "export OMP_NUM_THREADS=1")
     if cores < 2:
-        return Finding("", "note", f"{detail}; with one, simulation and training take turns")
+        return Finding("", "note", f"{detail}; simulation and training share one core")
     return Finding("", "ok", detail)
 
 
@@ -139,7 +139,7 @@ def _memory() -> Finding:
 
 
 def _container_limit() -> int | None:
-    """Bytes that the control group still allows; None where it sets no limit."""
+    """Bytes left within the control group's limit; None if it has no limit."""
     for folder, most, used in (
         ("/sys/fs/cgroup", "memory.max", "memory.current"),
         ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -204,20 +204,20 @@ def _messages() -> Finding:
     try:
         inbox = Inbox(context, endpoint("ipc", str(memory.folder), "doctor"))
         outbox = Outbox(context, inbox.endpoint)
-        outbox.send(b"well?")
-        heard = inbox.receive(_MESSAGE_S)
+        outbox.send(b"probe")
+        received = inbox.receive(_MESSAGE_S)
         outbox.close()
         inbox.close()
     finally:
         context.term()
         memory.remove()
-    if heard == b"well?":
+    if received == b"probe":
         return Finding("", "ok", f"ZeroMQ {zmq.zmq_version()} over ipc in {memory.folder.parent}")
     return Finding("", "missing", f"no message came through {inbox.endpoint}; set data_plane.transport=tcp")
 
 
 def _backends() -> dict[str, bool]:
-    """GL backends to try → whether the quickstart would use it: MUJOCO_GL, else the first whose library is there."""
+    """GL backend to try → whether the quickstart would use it: MUJOCO_GL, else the first whose library loads."""
     chosen = os.environ.get("MUJOCO_GL", "").lower().strip()
     try:
         from polyrhythm.envs.metaworld.mujoco_rendering import BACKENDS, is_loadable
@@ -255,7 +255,7 @@ def _rendering(backend: str, *, needed: bool) -> Finding:
 
 
 def _render_fix(backend: str) -> str:
-    """The one command that lets the quickstart draw without a screen."""
+    """Command that enables rendering without a screen."""
     if backend not in ("osmesa", "egl"):
         return "unset MUJOCO_GL"
     if not shutil.which("apt-get"):
@@ -268,7 +268,7 @@ def _as_root() -> str:
 
 
 def _last(text: str) -> str:
-    """The last line that says something, before what Python adds when it tidies up."""
+    """The last line that is not empty, before Python's messages at exit."""
     lines = [line.strip() for line in text.partition("Exception ignored")[0].splitlines() if line.strip()]
     return lines[-1] if lines else "it printed nothing"
 

@@ -1,8 +1,8 @@
-"""The environment is tried before the run, where its stations will work, with a deadline for each call.
+"""Tries the environment before the run, in the kind of process that its stations will use, with a deadline per call.
 
-Launcher local: in a process of its own, so that the main process survives a simulator that crashes, in spec() too.
-Launcher inline: in a thread of this process, as there the environment is this process's affair, and its class may be
-known to this process alone. Either way an environment that hangs is reported, not waited for.
+Launcher local: in a separate process, so that the main process survives a simulator that crashes, in spec() too.
+Launcher inline: in a thread of this process, since its class may be defined only here. Either way an environment that
+hangs is reported.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ import torch
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import Finding, place
 from polyrhythm.envs.base import EnvSettings
-from polyrhythm.envs.watched import Arrays
+from polyrhythm.envs.checked_env import Arrays
 from polyrhythm.errors import ConfigError
-from polyrhythm.pipeline.validation.env_trial_process import perform, unpacked
+from polyrhythm.pipeline.validation.env_trial_process import decode_event, run_trial
 from polyrhythm.specs import EnvSpec
 
-#: The setting that limits each call, by the call.
+#: Call → the setting of its time limit.
 LIMITS = {
     "spec": "start_s",
     "build": "start_s",
@@ -43,40 +43,40 @@ LIMITS = {
     "observe": "step_s",
     "close": "step_s",
 }
-#: Seconds that the process has beyond a call's limit to end itself, with its traceback.
+#: Seconds beyond a call's limit within which the process ends itself, with its traceback.
 _GRACE_S = 5.0
 _LAST_BYTES = 16_384
 
 
-class Tried(NamedTuple):
-    """What an environment offers, and what two of its rows show right after a reset."""
+class EnvTrial(NamedTuple):
+    """An environment's spec, and the observations of two rows after a reset."""
 
     spec: EnvSpec
     rows: Arrays
 
 
 def try_spec(config: RunConfig, settings: EnvSettings) -> EnvSpec:
-    """What the environment says that it offers. ConfigError: its spec() raises, hangs or crashes."""
+    """The environment's spec. Raises ConfigError if spec() raises, hangs or crashes."""
     spec: EnvSpec = dict(_events("spec", config, settings))["spec"]
     return spec
 
 
-def try_env(config: RunConfig, settings: EnvSettings) -> Tried:
-    """Build the environment once and reset it once. ConfigError: what is wrong with it."""
+def try_env(config: RunConfig, settings: EnvSettings) -> EnvTrial:
+    """Build the environment once and reset it once. Raises ConfigError if it breaks its contract."""
     seen = dict(_events("observe", config, settings))
-    return Tried(seen["spec"], seen["arrays"])
+    return EnvTrial(seen["spec"], seen["arrays"])
 
 
 def try_contract(config: RunConfig, settings: EnvSettings) -> Iterator[Finding | Arrays]:
-    """The findings of all checks of the environment, then its first rows. ConfigError: it hangs or crashes, or those
-    rows are not to be had."""
+    """Yield the findings of all checks of the environment, then its first rows. Raises ConfigError if it hangs or
+    crashes, or these rows cannot be observed."""
     for kind, seen in _events("contract", config, settings):
         if kind != "spec":
             yield Finding(*seen) if kind == "finding" else seen
 
 
 def _events(job: str, config: RunConfig, settings: EnvSettings) -> Iterator[tuple[str, Any]]:
-    """What is seen, by its kind; ConfigError for a job that fails."""
+    """Yield the trial's results as (kind, content). Raises ConfigError if the job fails."""
     what = f"env.type = {getattr(config.env, 'type', '')}"
     trial = _in_thread if config.launcher == "inline" else _in_process
     for event in trial(what, job, config, settings):
@@ -95,24 +95,24 @@ def _limits(config: RunConfig) -> dict[str, float]:
     return {call: getattr(config.supervision, name) for call, name in LIMITS.items()}
 
 
-def _hung(what: str, call: str, limit: float, where: str) -> ConfigError:
+def _timeout_error(what: str, call: str, limit: float, where: str) -> ConfigError:
     return ConfigError(
         f"{what}: {call} has not returned within {limit:g} s{where}; fix it there, or raise supervision.{LIMITS[call]}"
     )
 
 
-# ------------------------------------------------------------ in this process
+# ------------------------------------------------------------ in a thread
 
 
 def _in_thread(what: str, job: str, config: RunConfig, settings: EnvSettings) -> Iterator[list[Any]]:
-    """Consumes: the thread's events. Waits for: the next. Unblocked by: it, or the limit of the call under way."""
+    """Yield the thread's events. Waits for: the next event. Unblocked by: it, or the current call's time limit."""
     events: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
     limits, call = _limits(config), "spec"
 
     def work() -> None:
         try:
-            perform(job, settings, config.rollout.rows, lambda *event: events.put(list(event)))
-        except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+            run_trial(job, settings, config.rollout.rows, lambda *event: events.put(list(event)))
+        except BaseException as error:  # noqa: BLE001 - raised by the waiting thread
             events.put(["raised", error])
 
     thread = threading.Thread(target=work, name="env trial", daemon=True)
@@ -122,7 +122,7 @@ def _in_thread(what: str, job: str, config: RunConfig, settings: EnvSettings) ->
             try:
                 event = events.get(timeout=limits[call])
             except queue.Empty:
-                raise _hung(what, call, limits[call], _place_of(thread)) from None
+                raise _timeout_error(what, call, limits[call], _thread_location(thread)) from None
             if event[0] == "call":
                 call = event[1]
                 continue
@@ -133,15 +133,15 @@ def _in_thread(what: str, job: str, config: RunConfig, settings: EnvSettings) ->
             yield event
 
 
-def _place_of(thread: threading.Thread) -> str:
-    """Where the thread is."""
+def _thread_location(thread: threading.Thread) -> str:
+    """` (file, line 12)` where the thread is."""
     frame = sys._current_frames().get(thread.ident or 0)
     return place([(entry.filename, entry.lineno or 0) for entry in traceback.extract_stack(frame)]) if frame else ""
 
 
 @contextmanager
 def _same_random_numbers() -> Iterator[None]:
-    """The global generators of Python, numpy and torch are afterwards as they were."""
+    """Restore the global random generators of Python, numpy and torch afterwards."""
     python, array = random.getstate(), np.random.get_state()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
@@ -152,11 +152,11 @@ def _same_random_numbers() -> Iterator[None]:
         np.random.set_state(array)
 
 
-# ------------------------------------------------------------ in a process of its own
+# ------------------------------------------------------------ in a process
 
 
 def _in_process(what: str, job: str, config: RunConfig, _: EnvSettings) -> Iterator[list[Any]]:
-    """Consumes: the process's lines. Waits for: the next. Unblocked by: it, the process's end, or the limit."""
+    """Yield the process's events. Waits for: its next line. Unblocked by: it, the process's end, or the limit."""
     limits, call = _limits(config), "spec"
     with tempfile.TemporaryFile() as log:
         popen, lines = _start(job, config, limits, log)
@@ -164,8 +164,8 @@ def _in_process(what: str, job: str, config: RunConfig, _: EnvSettings) -> Itera
             while True:
                 line = lines.next(limits[call] + _GRACE_S)
                 if not line:
-                    raise _how_it_ended(what, call, limits[call], popen, log)
-                event = unpacked(line)
+                    raise _exit_error(what, call, limits[call], popen, log)
+                event = decode_event(line)
                 if event[0] == "call":
                     call = event[1]
                 else:
@@ -176,8 +176,8 @@ def _in_process(what: str, job: str, config: RunConfig, _: EnvSettings) -> Itera
             lines.close()
 
 
-class _Lines:
-    """The lines that come out of a pipe."""
+class _LineReader:
+    """Reads lines from a pipe with a timeout."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe, self._rest = pipe, b""
@@ -200,8 +200,8 @@ class _Lines:
 
 def _start(
     job: str, config: RunConfig, limits: dict[str, float], log: IO[bytes]
-) -> tuple[subprocess.Popen[bytes], _Lines]:
-    """The process at work, in a session of its own: what a terminal sends is main's affair."""
+) -> tuple[subprocess.Popen[bytes], _LineReader]:
+    """Start the process in a new session, so that only main receives the terminal's signals."""
     ours, theirs = os.pipe()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     popen = subprocess.Popen(
@@ -221,12 +221,12 @@ def _start(
         popen.stdin.write(json.dumps(task).encode())
         popen.stdin.close()
     except BrokenPipeError:
-        pass  # it has ended already, which is noticed where its lines are read
-    return popen, _Lines(ours)
+        pass  # it has ended already; reading its lines reports that
+    return popen, _LineReader(ours)
 
 
-def _how_it_ended(what: str, call: str, limit: float, popen: subprocess.Popen[bytes], log: IO[bytes]) -> ConfigError:
-    """Why no line came."""
+def _exit_error(what: str, call: str, limit: float, popen: subprocess.Popen[bytes], log: IO[bytes]) -> ConfigError:
+    """Error for a process that ended or timed out before its next line."""
     log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_BYTES))
     text = log.read().decode("utf-8", errors="replace")
     threads = text.rpartition("Timeout (")[2].split("\n\n")
@@ -235,11 +235,11 @@ def _how_it_ended(what: str, call: str, limit: float, popen: subprocess.Popen[by
     try:
         status = popen.wait(_GRACE_S)
     except subprocess.TimeoutExpired:
-        return _hung(what, call, limit, "")
+        return _timeout_error(what, call, limit, "")
     if "Timeout (" in text:
-        return _hung(what, call, limit, place([(file, int(line)) for file, line in reversed(dumped)]))
+        return _timeout_error(what, call, limit, place([(file, int(line)) for file, line in reversed(dumped)]))
     last = next((line for line in reversed(text.splitlines()) if line.strip()), "it printed nothing")
     return ConfigError(
-        f"{what}: {call} ended the process that tried it (status {status}): {last.strip()}; make it run outside of "
+        f"{what}: {call} ended the trial process (status {status}): {last.strip()}; make it run outside of "
         "polyrhythm first"
     )

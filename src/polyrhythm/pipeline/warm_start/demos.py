@@ -1,10 +1,10 @@
-"""Demonstrations by an environment's scripted expert, through the environment contract alone.
+"""Records demonstrations of an environment's scripted expert.
 
-Each primitive action of a chunk is what the expert does in the state in which that action begins; it is then held for
-`action_repeat` env steps. In every `noise_every`-th episode noise is added to what is executed, never to the label, so
-that states off the expert's path are seen with the way back. The last entry of an action, the gripper by convention,
-is executed clean. Of the unsuccessful episodes only the noisy ones are kept: their labels are still right. An episode
-in which an observation or a label is NaN or infinite ends there and is dropped.
+Each primitive action of a chunk is the expert's action in the state in which it begins, held for `action_repeat` env
+steps. In every `noise_every`-th episode noise is added to the executed action, not to the label, so that the policy
+learns to return to the expert's path. The last entry of an action, by convention the gripper, gets no noise. Of the
+unsuccessful episodes only the noisy ones are kept: their labels are still correct. An episode in which an observation
+or a label is NaN or infinite ends there and is dropped.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from polyrhythm.training.demonstrations import Demonstrations
 
 log = logging.getLogger(__name__)
 
-#: Keeps demonstration seeds apart from those of training and evaluation.
+#: Hash domain that separates demonstration seeds from those of training and evaluation.
 _DOMAIN = 5
 
 
 @dataclass(slots=True)
 class _Episode:
-    """One demonstration under way: observations and labels so far. wrong: which of them is not finite, "" if none."""
+    """One demonstration: observations and labels so far. nonfinite: the one that has NaN or infinity, "" if none."""
 
     task: int
     seed: int
@@ -47,23 +47,23 @@ class _Episode:
     labels: list[NDArray[np.float32]] = field(default_factory=list)
     steps: int = 0
     success: bool = False
-    wrong: str = ""
+    nonfinite: str = ""
 
 
 class Recorded(NamedTuple):
-    """The decisions worth imitating, and by task name how often the expert succeeded (noisy episodes included):
-    successes, episodes, rate, low, high (Wilson 95%)."""
+    """Demonstrations, and by task name the expert's successes (noisy episodes included): successes, episodes, rate,
+    low, high (Wilson 95%)."""
 
     demonstrations: Demonstrations
     tasks: dict[str, dict[str, float]]
 
     def summary(self) -> dict[str, Any]:
-        """decisions: how many; tasks."""
+        """decisions: number of chunk steps; tasks."""
         return {"decisions": len(self.demonstrations), "tasks": self.tasks}
 
 
 def record(config: RunConfig, settings: DemonstrationSettings, chunk: int) -> Recorded:
-    """`demonstrate` in the run's environment, for a policy with chunks of this length."""
+    """Record demonstrations in the run's environment, for a policy with chunks of this length."""
     env = env_settings(config).build(config.rollout.rows)
     try:
         return demonstrate(env, settings, StepSettings(chunk, config.rollout.action_repeat))
@@ -72,7 +72,7 @@ def record(config: RunConfig, settings: DemonstrationSettings, chunk: int) -> Re
 
 
 def has_expert(env: EnvSettings) -> bool:
-    """Whether the environment can demonstrate; makes a batch of one row to see."""
+    """Whether the environment has a scripted expert; builds a batch of one row to find out."""
     batch = env.build(1)
     try:
         return isinstance(batch, Expert)
@@ -94,20 +94,20 @@ def refuse_misfit(found: Demonstrations, spec: EnvSpec, chunk: int, action_repea
             "steps; set it to that"
         )
     shapes = {name: x.shape[1:] for name, x in found.obs.items()} | {"actions": found.actions.shape[1:]}
-    wanted = {name: x.shape for name, x in shown(spec).items()} | {"actions": (chunk, spec.action.dim)}
-    if shapes != wanted:
-        odd = next(name for name in sorted(wanted | shapes) if shapes.get(name) != wanted.get(name))
+    expected = {name: x.shape for name, x in shown(spec).items()} | {"actions": (chunk, spec.action.dim)}
+    if shapes != expected:
+        odd = next(name for name in sorted(expected | shapes) if shapes.get(name) != expected.get(name))
         raise ConfigError(
             f"these demonstrations are of other settings: {odd} is {shapes.get(odd, 'absent')}, "
-            f"the policy and environment want {wanted.get(odd, 'none')}; record them again"
+            f"the policy and environment need {expected.get(odd, 'none')}; record them again"
         )
 
 
 def demonstrate(env: EnvBatch, settings: DemonstrationSettings, step: StepSettings) -> Recorded:
-    """Let the expert do `episodes_per_task` episodes of each task.
+    """Record `episodes_per_task` episodes of the expert per task.
 
-    Raises ConfigError if the environment has no expert, RunHalted if the expert never succeeds at some task without
-    numbers that are not finite.
+    Raises ConfigError if the environment has no expert, RunHalted if the expert has no successful, finite episode of
+    some task.
     """
     if not isinstance(env, Expert):
         raise ConfigError("demonstrations = set: this environment has no scripted expert; set demonstrations to null")
@@ -121,17 +121,17 @@ def demonstrate(env: EnvBatch, settings: DemonstrationSettings, step: StepSettin
     succeeded = [episode for episode in episodes if episode.success]
     log.info("demonstrations: the expert succeeded in %d of %d episodes", len(succeeded), len(episodes))
     for task, name in enumerate(env.spec.tasks):
-        wrong = _describe_wrong([episode for episode in episodes if episode.task == task], env.spec)
-        if wrong:
-            log.warning("demonstrations: %s", wrong)
+        dropped = _describe_dropped([episode for episode in episodes if episode.task == task], env.spec)
+        if dropped:
+            log.warning("demonstrations: %s", dropped)
         if not any(episode.task == task for episode in succeeded):
             raise RunHalted(
                 f"the expert never succeeded at {name.name} in {settings.episodes_per_task} episodes; "
-                f"{wrong and wrong + '; correct the environment or its expert, or '}"
+                f"{dropped and dropped + '; correct the environment or its expert, or '}"
                 f"lower demonstrations.noise_std ({settings.noise_std:g}) or rollout.action_repeat "
                 f"({step.action_repeat})"
             )
-    kept = [episode for episode in episodes if not episode.wrong and (episode.success or episode.noise is not None)]
+    kept = [episode for episode in episodes if not episode.nonfinite and (episode.success or episode.noise is not None)]
     observed = [obs for episode in kept for obs in episode.obs]
     labels = [label for episode in kept for label in episode.labels]
     demonstrations = Demonstrations(
@@ -143,14 +143,14 @@ def demonstrate(env: EnvBatch, settings: DemonstrationSettings, step: StepSettin
     return Recorded(demonstrations, _successes(episodes, env.spec))
 
 
-def _describe_wrong(episodes: list[_Episode], spec: EnvSpec) -> str:
+def _describe_dropped(episodes: list[_Episode], spec: EnvSpec) -> str:
     """How many of these episodes of one task were dropped, and the first of them; "" if none was."""
-    dropped = [episode for episode in episodes if episode.wrong]
+    dropped = [episode for episode in episodes if episode.nonfinite]
     if not dropped:
         return ""
     first = dropped[0]
     where = f"task {spec.tasks[first.task].name}, seed {first.seed}, env step {first.steps}"
-    return f"{len(dropped)} episodes were dropped, the first since {first.wrong} is not finite ({where})"
+    return f"{len(dropped)} episodes were dropped, the first since {first.nonfinite} is not finite ({where})"
 
 
 def _successes(episodes: list[_Episode], spec: EnvSpec) -> dict[str, dict[str, float]]:
@@ -168,27 +168,27 @@ def _episode(settings: DemonstrationSettings, task: int, index: int) -> _Episode
 
 
 def _perform(env: EnvBatch, episodes: list[_Episode], settings: DemonstrationSettings, step: StepSettings) -> None:
-    """Run these episodes side by side, one a row."""
+    """Run these episodes in parallel, one per row."""
     rows = list(range(len(episodes) if env.spec.reset_rows else env.rows))
     given = [episodes[min(row, len(episodes) - 1)] for row in rows]
     env.reset(rows, [episode.task for episode in given], [episode.seed for episode in given])
     running = np.arange(len(episodes))
     while len(running):
         under_way = [episodes[row] for row in running]
-        _look(env, running, under_way)
-        finite = np.array([not episode.wrong for episode in under_way])
-        running, under_way = running[finite], [episode for episode in under_way if not episode.wrong]
+        _observe(env, running, under_way)
+        finite = np.array([not episode.nonfinite for episode in under_way])
+        running, under_way = running[finite], [episode for episode in under_way if not episode.nonfinite]
         if len(running):
             running = running[_act(env, running, under_way, settings.noise_std, step)]
 
 
-def _look(env: EnvBatch, rows: NDArray[np.intp], episodes: list[_Episode]) -> None:
-    """Add what is seen now to each episode, as the simulator station shows it; note what is not finite."""
+def _observe(env: EnvBatch, rows: NDArray[np.intp], episodes: list[_Episode]) -> None:
+    """Add the current observation to each episode, in the simulator station's form; note non-finite ones."""
     seen = {name: np.empty((len(rows), *a.shape), a.dtype) for name, a in env.spec.observation.items()}
     env.observe(rows, seen)
     floating = {f"observation {name}": array for name, array in seen.items() if array.dtype.kind == "f"}
     for i, what in first_not_finite(floating).items():
-        episodes[i].wrong = what
+        episodes[i].nonfinite = what
     for i, episode in enumerate(episodes):
         obs = {name: array[i] for name, array in seen.items()}
         obs[INSTRUCTION] = np.array(episode.task, np.int64)
@@ -199,7 +199,7 @@ def _look(env: EnvBatch, rows: NDArray[np.intp], episodes: list[_Episode]) -> No
 def _act(
     env: EnvBatch, rows: NDArray[np.intp], episodes: list[_Episode], noise_std: float, step: StepSettings
 ) -> NDArray[np.bool_]:
-    """One chunk of the expert in these rows, its labels added to the episodes; which of them go on [n]."""
+    """Execute one chunk of the expert in these rows and add its labels to the episodes; which ones continue [n]."""
     assert isinstance(env, Expert)
     spec = env.spec
     advance = env.step if spec.step_rows else whole_batch(env)
@@ -212,7 +212,7 @@ def _act(
         # A row that ends keeps its last label for the rest of the chunk.
         labels[alive, c:] = env.expert_actions(rows[alive])[:, None]
         for place in first_not_finite({"action": labels[alive, c]}):
-            episodes[alive[place]].wrong = "the expert's action"
+            episodes[alive[place]].nonfinite = "the expert's action"
             going[alive[place]] = False
         alive = np.flatnonzero(going)
         if not len(alive):
@@ -231,7 +231,7 @@ def _act(
 
 
 def _noise(episode: _Episode, noise_std: float, dim: int) -> NDArray[np.float32]:
-    """Added to one executed action [A]: zero in clean episodes, and for the last entry."""
+    """Noise for one executed action [A]: zero in clean episodes and for the last entry."""
     noise = np.zeros(dim, np.float32)
     if episode.noise is not None:
         noise[: max(1, dim - 1)] = episode.noise.normal(0.0, noise_std, max(1, dim - 1))

@@ -1,4 +1,4 @@
-"""The weights that a run is told to begin with (`init_from`), and whether they are of its policy."""
+"""Loads the initial weights given by `init_from` and checks that they fit the policy."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from polyrhythm.runtime.memory.tensors import apply_state
 
 
 def load_init_weights(config: RunConfig, policy: Policy) -> None:
-    """Give the policy the weights in `init_from`.
+    """Load the weights of `init_from` into the policy.
 
-    Raises RunFolderError if there are none, or they are of a policy with other settings; then nothing has changed.
+    Raises RunFolderError, with the policy unchanged, if there are none or they belong to other settings.
     """
     path = Path(config.init_from)
     if not path.exists():
-        raise RunFolderError(f"init_from = {path} is not there; name the folder of a run or its policy.pt")
+        raise RunFolderError(f"init_from = {path}: it does not exist; name the folder of a run or its policy.pt")
     theirs, weights, _ = load_policy(path)
-    found, wanted = (section.model_dump(mode="json") for section in (theirs.policy, config.policy))
-    differing = differences(found, wanted, "policy.")
+    saved, current = (section.model_dump(mode="json") for section in (theirs.policy, config.policy))
+    differing = differences(saved, current, "policy.")
     if differing:
-        key, has, asked = differing[0]
+        key, has, own = differing[0]
         raise RunFolderError(
-            f"init_from = {path}: {key} is {asked} here but {has} in the policy that those weights belong to; "
-            "make that equal, or name other weights"
+            f"init_from = {path}: {key} is {own} here but {has} in the policy of those weights; "
+            "make them equal, or name other weights"
         )
     try:
         apply_state(as_module(policy), weights)

@@ -1,4 +1,4 @@
-"""The weights that a run begins with: given, or learnt from demonstrations; made once, then read from its folder."""
+"""Prepares a run's initial weights, from `init_from` or from demonstrations, once; a resumed run reads its folder."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ DEMONSTRATIONS_FILE = "demonstrations.npz"
 
 
 def prepare_initial_policy(checked: ValidatedRun, folder: Path, progress: PhaseJournal, metrics: MetricsWriter) -> int:
-    """Give the policy the weights to begin with: the given ones, or by demonstrations and imitation; their version."""
+    """Load or learn the policy's initial weights; return their version."""
     config, spec, policy = checked
     file = folder / POLICY_FILE
     if progress.result("warm_start") is not None:
         _, weights, version = load_policy(file)
         give_weights(policy, weights, file)
         return version
-    figures: dict[str, float] = {}
+    learned: dict[str, float] = {}
     if config.init_from:
         load_init_weights(config, policy)
-        log.info("begins with the weights of %s", config.init_from)
+        log.info("initial weights: %s", config.init_from)
     elif config.demonstrations is not None and config.supervised is not None:
         demonstrations = _demonstrations(config, folder, policy, progress)
         with progress.phase("supervised"):
-            figures = finish(SupervisedLearner(policy, config.supervised, seed=config.seed).steps(demonstrations))
-            metrics.log(0, figures, progress.summary()["total"])
+            learned = finish(SupervisedLearner(policy, config.supervised, seed=config.seed).steps(demonstrations))
+            metrics.log(0, learned, progress.summary()["total"])
     save_policy(policy.state_dict(), config, file, 0, spec)
-    progress.commit("warm_start", figures)
+    progress.commit("warm_start", learned)
     return 0
 
 
 def give_weights(policy: Policy, weights: Mapping[str, Tensor], origin: Path) -> None:
-    """Give the policy the weights of its own run, read from `origin`. RunFolderError: they do not fit it any more."""
+    """Load weights of the policy's own run, read from `origin`. Raises RunFolderError if they no longer fit."""
     try:
         apply_state(as_module(policy), weights)
     except ValueError as error:
         raise RunFolderError(
-            f"{origin}: {error}; if you changed the code of the policy, undo that, or begin another run"
+            f"{origin}: {error}; if you changed the code of the policy, undo that, or start another run"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""One chunk step of some rows: C primitive actions, each held for several env steps; a row that ends is left alone."""
+"""Chunk step of some rows: C primitive actions, each held for several env steps; a row that ends is not stepped on."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Step = Callable[[NDArray[np.intp], NDArray[Any]], StepResult]
 
 
 class ChunkResult(NamedTuple):
-    """Outcome for n rows.
+    """Outcome of a chunk step for n rows.
 
-    rewards [n,C] float32, the held steps of an action summed; valid [n,C]: the action was executed; steps [n]: env
-    steps executed; terminated, truncated, success [n], the last at any of the steps.
+    rewards [n,C] float32, summed over the env steps of an action; valid [n,C]: the action was executed; steps [n]: env
+    steps executed; terminated, truncated [n]; success [n]: at any of the steps.
     """
 
     rewards: NDArray[np.float32]
@@ -39,8 +39,8 @@ def step_chunk(
 ) -> ChunkResult:
     """Execute actions [n,C,A] in the n env rows, each action for `hold` env steps.
 
-    A row is truncated at the latest after `left` [n] env steps, whatever the environment says. None: no row's time
-    runs out in this chunk.
+    A row is truncated after `left` [n] env steps even if the environment goes on. None: no row reaches its step limit
+    in this chunk.
     """
     n, chunk = actions.shape[:2]
     if chunk == hold == 1:
@@ -72,7 +72,7 @@ def step_chunk(
 
 
 def _one_step(outcome: StepResult, n: int, left: NDArray[np.int64] | None) -> ChunkResult:
-    """The same for a single env step, after which there is nothing to go on with."""
+    """`step_chunk` for a single env step."""
     valid, steps = _one_each(n)
     cut = outcome.truncated if left is None else outcome.truncated | (left <= 1)
     truncated = cut & ~outcome.terminated
@@ -81,12 +81,12 @@ def _one_step(outcome: StepResult, n: int, left: NDArray[np.int64] | None) -> Ch
 
 @lru_cache
 def _one_each(n: int) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """`valid` and `steps` of n rows that did one env step."""
+    """`valid` and `steps` of n rows after one env step."""
     return np.ones((n, 1), bool), np.ones(n, np.int64)
 
 
 def whole_batch(env: EnvBatch) -> Step:
-    """A step for an environment that steps only all rows together; the others get a no-op, the outcome is discarded."""
+    """A step function for an environment that steps only whole batches: the other rows do a no-op, unrecorded."""
     every = np.arange(env.rows)
     idle = np.broadcast_to(no_op(env.spec.action), (env.rows, env.spec.action.dim))
 
@@ -101,6 +101,6 @@ def whole_batch(env: EnvBatch) -> Step:
 
 
 def no_op(action: ActionSpec) -> NDArray[Any]:
-    """The action that does least: zero, or what is nearest to it within the bounds."""
+    """The no-op action: zero, clipped to the bounds."""
     zero = np.zeros(action.dim, action.dtype)
     return np.clip(zero, action.low, action.high).astype(action.dtype) if action.low else zero

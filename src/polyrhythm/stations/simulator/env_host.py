@@ -1,7 +1,7 @@
-"""Hosts one env batch: resets rows, steps slots as soon as their actions are in, survives what the environment raises.
+"""Hosts one env batch: resets rows, steps slots as soon as their actions arrive, fails samples when the env raises.
 
-Invariant: an environment that steps or resets only whole batches is never stepped while a row has seen an observation
-that it has not yet acted on, so a no-op never moves a running episode.
+Invariant: an environment that steps or resets only whole batches is never stepped while a row has an observation that
+it has not acted on, so a no-op never advances a running episode.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ log = logging.getLogger(__name__)
 
 
 def refuse_segments(spec: EnvSpec, segment_steps: int) -> None:
-    """Raise ValueError where a parked episode would not be left as it is."""
+    """Raise ValueError if segments are set but the environment cannot keep a parked episode unchanged."""
     if segment_steps and not spec.step_rows:
         raise ValueError(
-            "the environment steps only whole batches, so a parked episode would go on by no-ops; "
-            "set segment_steps to 0"
+            "the environment steps only whole batches, so no-ops would advance a parked episode; set segment_steps to 0"
         )
     if segment_steps and not spec.reset_rows:
         raise ValueError(
@@ -66,20 +65,20 @@ class EnvHost:
         self._hold = settings.action_repeat
         self._todo: deque[Slot] = deque()
         self._lanes = Lanes()
-        self._reset_slots: Sequence[Slot] = ()  # that the last unit began, until `_reset_end`
-        self._step_slots: Sequence[Slot] = ()  # that it stepped after that
+        self._reset_slots: Sequence[Slot] = ()  # slots reset in the last unit, until `_reset_end`
+        self._step_slots: Sequence[Slot] = ()  # slots stepped after that in the same unit
         self._reset_end = 0.0
-        self._dropped: dict[str, Slot] = {}  # whose answers were, until the spans of a unit are asked for
+        self._dropped: dict[str, Slot] = {}  # slots whose answer was dropped since the last `spans`
 
     @property
     def env_steps(self) -> int:
         """Executed env steps of active rows."""
         return sum(slot.env_steps for slot in self.slots.values())
 
-    # ------------------------------------------------------------ what comes in
+    # ------------------------------------------------------------ messages
 
     def start(self, start: StartRowsInBlocks) -> None:
-        """UnfitMessage: its rows cannot be started so."""
+        """Queue the granted rows. Raises UnfitMessage if they cannot be started."""
         slot = self.slots[start.command.slot]
         grants, blocks = len(start.command.grants), len(start.blocks)
         if grants != blocks:
@@ -87,14 +86,14 @@ class EnvHost:
         pending = list(map(Pending, start.command.grants, start.blocks))
         slot.check(pending)
         if not self.info.reset_rows and any(grant.resume for grant in start.command.grants):
-            raise UnfitMessage("impossible", f"slot {slot.name}: a row is to resume, but its batch begins together")
+            raise UnfitMessage("impossible", f"slot {slot.name}: a row cannot resume, its batch resets only as a whole")
         slot.pending += pending
         self._queue(slot)
 
     def cancel(self, command: CancelRow) -> None:
         slot = self.slots[command.slot]
         if not slot.cancel(command.ticket, command.attempt):
-            log.info("slot %s: ticket %d is to be cancelled, but has ended", command.slot, command.ticket)
+            log.info("slot %s: ticket %d has ended, nothing to cancel", command.slot, command.ticket)
         self._lanes.note_change(slot, time.monotonic())
         self._queue_all()
 
@@ -109,7 +108,7 @@ class EnvHost:
         if slot.answer(reply):
             self._queue(slot)
         else:
-            log.warning("slot %s: an answer to request %d comes too late and is ignored", reply.slot, reply.sequence)
+            log.warning("slot %s: late answer to request %d ignored", reply.slot, reply.sequence)
 
     def _queue(self, slot: Slot) -> None:
         if slot not in self._todo:
@@ -122,24 +121,24 @@ class EnvHost:
     # ------------------------------------------------------------ work
 
     def work(self) -> bool:
-        """One unit: begin rows of a slot, or one chunk step.
+        """Do one unit: begin rows of a slot, or do one chunk step.
 
         Consumes: grants and answers. Waits for: nothing. Unblocked by: `start` and `deliver`.
         Produces: `SampleFinished` and `SampleFailed`, always before the slot's next `RequestArrived`. After a step that
-        ended samples the request waits for the next unit, so that the rows that are granted meanwhile can join it.
+        ended samples the request is posted in the next unit, so that rows granted in between can join it.
         """
         self._reset_slots = self._step_slots = ()
         while self._todo:
-            if self._turn(self._todo.popleft()):
+            if self._work_on(self._todo.popleft()):
                 self._lanes.note_unit()
                 return True
         return False
 
     def spans(self, begin: float, end: float) -> Iterator[Span]:
-        """What the last unit of work was for; its slots' tickets and requests are still as it left them.
+        """Spans of the last unit of work; call it before the slots change again.
 
-        All of it is resetting or stepping: the request that follows belongs to either, one that is posted later is a
-        (short) stepping of its own.
+        The unit's time is all resetting or stepping; it includes posting the request that follows. A request posted
+        in a unit of its own counts as (short) stepping.
         """
         for slot in self._dropped.values():
             self._lanes.note_change(slot, begin)
@@ -148,27 +147,27 @@ class EnvHost:
         yield from self._lanes.close_unit(RESETTING, self._reset_slots, begin, middle)
         yield from self._lanes.close_unit(STEPPING, self._step_slots, middle, end)
 
-    def _turn(self, slot: Slot) -> bool:
+    def _work_on(self, slot: Slot) -> bool:
         worked = bool(slot.pending) and self._begin(slot)
         if worked:
             self._reset_end = time.monotonic()
         if slot.answered:
-            members = self._members(slot)
+            members = self._slots_to_step(slot)
             if members:
                 self._step_slots = members
-                self._go_on(slot, ended=self._step_members(members))
+                self._request_next(slot, ended=self._step_members(members))
                 return True
             if slot.answered:
                 return worked
-        if slot.live and not slot.asked:
+        if slot.live and not slot.has_request:
             slot.post()
             if not worked:
                 self._step_slots = [slot]
             return True
         return worked
 
-    def _go_on(self, slot: Slot, *, ended: bool) -> None:
-        """After a step: ask again, at once if the same rows go on."""
+    def _request_next(self, slot: Slot, *, ended: bool) -> None:
+        """After a step: request the next actions, at once if the same rows continue."""
         if self._together:
             self._queue_all()
         elif ended or slot.pending:
@@ -179,10 +178,10 @@ class EnvHost:
     # ------------------------------------------------------------ begin
 
     def _begin(self, slot: Slot) -> bool:
-        """Reset the granted rows and let them join; False if that must wait for the batch's other rows."""
+        """Reset the granted rows and activate them; False if that must wait for the batch's other rows."""
         if not self.info.reset_rows:
             return self._begin_together()
-        if self._whole and (slot.asked or any(other.answered for other in self.slots.values())):
+        if self._whole and (slot.has_request or any(other.answered for other in self.slots.values())):
             return False
         self._reset_slots = [slot]
         starting = _take_pending(slot)
@@ -196,8 +195,8 @@ class EnvHost:
         return True
 
     def _begin_together(self) -> bool:
-        """Begin the episodes of the whole batch, once no row runs; a row without a ticket is reset too, and idles."""
-        if any(slot.live or slot.asked for slot in self.slots.values()):
+        """Begin the episodes of the whole batch once no row runs; a row without a ticket is reset too, then idles."""
+        if any(slot.live or slot.has_request for slot in self.slots.values()):
             return False
         parts = [(slot, _take_pending(slot)) for slot in self.slots.values()]
         self._reset_slots = [slot for slot, starting in parts if starting]
@@ -205,7 +204,7 @@ class EnvHost:
         for _, starting in parts:
             for pending in starting:
                 row, ticket = pending.grant.row, pending.grant.ticket
-                assert not pending.grant.resume, f"row {row} is to resume, but its batch begins together"
+                assert not pending.grant.resume, f"row {row} cannot resume, its batch resets only as a whole"
                 tasks[row], seeds[row] = ticket.task, ticket.seed
         if self._reset(range(self.env.rows), tasks, seeds, parts):
             for slot, starting in parts:
@@ -241,8 +240,8 @@ class EnvHost:
 
     # ------------------------------------------------------------ step
 
-    def _members(self, slot: Slot) -> list[Slot]:
-        """The slots to step now: this one; where the batch steps together, all live ones, once all are answered."""
+    def _slots_to_step(self, slot: Slot) -> list[Slot]:
+        """The slots to step now: this one; if the batch steps together, all live ones once all are answered."""
         others = list(self.slots.values()) if self._joint else [slot]
         if self._joint and not all(other.answered for other in others if other.live):
             return []
@@ -257,21 +256,21 @@ class EnvHost:
         return members
 
     def _step_members(self, members: Sequence[Slot]) -> bool:
-        """One chunk step of these slots together; True if a sample ended or failed."""
+        """Do one chunk step of these slots together; True if a sample ended or failed."""
         try:
             return self._step_and_record(members)
         except EnvFault as fault:
             log.exception("env batch %s: a step failed", self.info.name)
             more = _in_call(fault, sum(member.due_rows for member in members))
             for member in members:
-                if member.asked:
-                    member.fail_asked(str(fault), more)
+                if member.has_request:
+                    member.fail_request(str(fault), more)
             return True
 
     def _step_and_record(self, members: Sequence[Slot]) -> bool:
         left = None
-        if any(member.runs_out for member in members):
-            left = np.concatenate([member.left() for member in members])
+        if any(member.may_reach_limit for member in members):
+            left = np.concatenate([member.steps_left() for member in members])
         if len(members) == 1:
             rows, actions = members[0].due()
         else:
@@ -289,13 +288,13 @@ class EnvHost:
 
 
 def _in_call(fault: EnvFault, rows: int) -> str:
-    """What is told of each row of a call that raised: nobody knows which of them it was."""
+    """Error detail for each row of a call that raised; the culprit row is unknown."""
     others = f", or another of the {rows} rows of that call" if rows > 1 else ""
     return f"{others}{fault.place}"
 
 
 def _take_pending(slot: Slot) -> list[Pending]:
-    """What the slot was granted and has not begun, by row."""
+    """Remove and return the slot's pending grants, sorted by row."""
     starting = sorted(slot.pending, key=lambda pending: pending.grant.row)
     slot.pending.clear()
     return starting

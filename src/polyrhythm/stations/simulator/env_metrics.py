@@ -1,7 +1,7 @@
-"""The environment's own metrics: from the numbers of single env steps to one number of each episode.
+"""Aggregates the environment's own metrics over env steps to one number per episode.
 
-They are kept where the rows are, so that an episode that is cut into segments is one episode here, and nothing but
-the finished numbers travels. An environment that declares none has no `EpisodeMetrics`, and pays nothing.
+The simulator keeps them, so an episode that is cut into segments counts as one episode and only the result is sent.
+An environment that declares no metrics has no `EpisodeMetrics` and no overhead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class EpisodeMetrics:
-    """Those of an env batch of `rows` rows. A step whose number is NaN does not count; the others do, once each."""
+    """Episode metrics of an env batch of `rows` rows. Steps whose number is NaN are skipped."""
 
     def __init__(self, metrics: Mapping[str, Aggregate], rows: int) -> None:
         self._aggregates = dict(metrics)
@@ -30,7 +30,7 @@ class EpisodeMetrics:
         self._warned: set[str] = set()
 
     def wrap(self, step: Step) -> Step:
-        """The same step; what it says of the rows is counted."""
+        """The step function with its metrics added up."""
 
         def watched(rows: NDArray[np.intp], actions: NDArray[np.generic]) -> StepResult:
             outcome = step(rows, actions)
@@ -40,18 +40,18 @@ class EpisodeMetrics:
         return watched
 
     def begin(self, rows: NDArray[np.intp]) -> None:
-        """An episode begins in each of these rows."""
+        """Reset the metrics of these rows, in which an episode begins."""
         for name, values in self._values.items():
             values[rows] = -np.inf if self._aggregates[name] == "max" else 0.0
             self._counts[name][rows] = 0
 
     def summarize(self, row: int) -> tuple[tuple[str, float], ...]:
-        """(name, number) of the episode that ended in this row; without those that are not finite."""
+        """(name, number) of the episode that ended in this row, finite ones only."""
         numbers = {name: self._aggregate(name, row) for name in self._aggregates}
         for name, number in numbers.items():
             if not math.isfinite(number) and name not in self._warned:
                 self._warned.add(name)
-                log.warning("env/metrics/%s: an episode gave %s, left out of the mean (said once)", name, number)
+                log.warning("env/metrics/%s: an episode gave %s, excluded from the mean (logged once)", name, number)
         return tuple((name, number) for name, number in numbers.items() if math.isfinite(number))
 
     def _aggregate(self, name: str, row: int) -> float:
@@ -71,5 +71,5 @@ class EpisodeMetrics:
             elif aggregate == "max":
                 total[chosen] = np.maximum(total[chosen], numbers)
             else:
-                with np.errstate(over="ignore", invalid="ignore"):  # what becomes of it is not finite, and left out
+                with np.errstate(over="ignore", invalid="ignore"):  # `summarize` drops a result that is not finite
                     total[chosen] += numbers

@@ -1,4 +1,4 @@
-"""An env batch whose time is measured and whose errors can be told from ours."""
+"""Wraps an env batch: measures the time spent in it and marks its exceptions as the environment's."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from polyrhythm.envs.base import EnvBatch, RowNumbers, StepResult
 from polyrhythm.envs.results import check_form
 from polyrhythm.errors import PolyrhythmError, RunHalted
 
-#: What `Station.doing` gives between two units of work.
+#: `Station.doing` between two units of work.
 IDLE = ("", 0.0)
 
 
 class EnvFault(Exception):
-    """The environment raised; the message says in which call and what. place: ` (file, line 12)` in the user's own
-    code, where it passed there."""
+    """Error raised by the environment; the message names the call and the error. place: ` (file, line 12)` in the
+    user's code, if the traceback passes through it."""
 
     def __init__(self, message: str, place: str = "") -> None:
         super().__init__(message)
@@ -28,11 +28,10 @@ class EnvFault(Exception):
 
 
 class GuardedEnv:
-    """The env batch `inner`. seconds: time spent in it so far; doing: the call under way and since when, ("", 0): none.
+    """Wrapper of env batch `inner`. seconds: time spent in it; doing: (call under way, its begin), ("", 0) if none.
 
-    What it raises comes out as an EnvFault, but for what no other attempt would mend: a PolyrhythmError, which is the
-    user's to solve, and a missing package. A step's result is looked at once for each number of rows: RunHalted if it
-    is not what `StepResult` says.
+    An exception becomes an EnvFault, except those that a retry cannot solve: PolyrhythmError and ImportError. A step's
+    result is checked once for each number of rows: RunHalted if it does not match `StepResult`.
     """
 
     def __init__(self, inner: EnvBatch) -> None:

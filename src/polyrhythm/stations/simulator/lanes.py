@@ -1,7 +1,7 @@
-"""The lanes of an env batch's slots: what its thread did to each, and what each waited for in between.
+"""Timeline lanes of an env batch's slots: what its thread did for each slot, and what the slot waited for in between.
 
-Invariant: a lane's spans do not overlap, and those of stepping and resetting, each divided by the slots that shared it,
-add up over the lanes to the units of work of the thread.
+Invariant: a lane's spans do not overlap; the stepping and resetting spans of all lanes, each divided by the number of
+slots that shared it, add up to the thread's units of work.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from polyrhythm.stations.simulator.slot import Slot
 class Lanes:
     """Since when each slot waits, and for what: (kind, sequence of its request).
 
-    It says THREAD only where the slot's last unit left it more to do. When a ticket or an answer came while the thread
-    was at another slot is known by whoever sent it, so that part of a wait is cut off where the spans come together
-    (`pipeline.observers.timeline`). Where a unit is followed by another and nobody asked for its spans, they are lost.
+    A wait is THREAD only if the slot's last unit left it more to do. If a ticket or an answer arrives while the thread
+    works for another slot, only the sender knows when; `pipeline.observers.timeline` splits the wait there. Spans that
+    are not read before the next unit are lost.
     """
 
     def __init__(self) -> None:
@@ -26,14 +26,14 @@ class Lanes:
         self._unasked = False
 
     def note_unit(self) -> None:
-        """There was a unit of work; if somebody measures, `close_unit` follows."""
+        """Note a unit of work; `close_unit` follows if spans are recorded."""
         if self._unasked:
             self._since.clear()
             self._changed.clear()
         self._unasked = True
 
     def close_unit(self, kind: str, slots: Sequence[Slot], begin: float, end: float) -> Iterator[Span]:
-        """A unit of work, or a part of one, for these slots together: how each had waited for it, and that it came."""
+        """Spans of a unit of work, or a part of one, for these slots together: each slot's wait, then the work."""
         self._unasked = False
         yield from self._changed
         self._changed.clear()
@@ -43,7 +43,7 @@ class Lanes:
             self._since[slot.name] = (end, _waits_for(slot))
 
     def note_change(self, slot: Slot, now: float) -> None:
-        """Between two units of work the slot may have come to wait for something else."""
+        """Note between two units that the slot may now wait for something else."""
         waits_for = _waits_for(slot)
         if slot.name in self._since and self._since[slot.name][1] != waits_for:
             self._changed += self._waited(slot.name, now)
@@ -56,6 +56,6 @@ class Lanes:
 
 
 def _waits_for(slot: Slot) -> tuple[str, int]:
-    if slot.asked:
+    if slot.has_request:
         return GENERATOR, slot.sequence
     return THREAD if slot.live or slot.pending else TICKETS, 0

@@ -1,7 +1,7 @@
-"""Where a slot's observations and answers are written, once: the arena's blocks of its rows.
+"""Writes a slot's observations into the arena blocks of its rows.
 
-Each running row writes its own block. Rows that go abreast are rendered together, straight into their entries.
-Otherwise small observations are made for all rows in one call and scattered, large ones are rendered row by row.
+Rows at the same step in adjacent blocks are rendered in one call, straight into their entries. Otherwise small
+observations are made for all rows in one call and scattered, large ones are rendered row by row.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from polyrhythm.specs import INSTRUCTION, PROGRESS
 from polyrhythm.specs.finite import first_not_finite
 from polyrhythm.stations.simulator.rows import Index
 
-#: From this size on, in bytes of one row, an observation is rendered in place rather than scattered.
+#: Observations of at least this many bytes per row are rendered in place rather than scattered.
 _LARGE = 4096
 
 
 class Recorder:
-    """Writes for one slot, whose rows are `first`..`first + rows - 1` of `env`."""
+    """Observation writer of one slot, whose rows are `first`..`first + rows - 1` of `env`."""
 
     def __init__(self, info: SlotInfo, env: EnvBatch, arena: Arena) -> None:
         self.arena = arena
@@ -42,9 +42,9 @@ class Recorder:
         self._moves = [(whole(array), whole(self._shown[name])) for name, array in self._scratch.items()]
 
     def observe(self, rows: Index, entries: Entries, progress: NDArray[np.float64] | float) -> dict[int, str]:
-        """Have the environment show these rows (ascending, within the slot), each at its entry.
+        """Observe these rows (ascending, numbered within the slot), each into its entry.
 
-        Of those that show NaN or infinity: place among `rows` → which observation.
+        Returns for each row with NaN or infinity: position in `rows` → name of the observation.
         """
         numbers = self._numbers[rows]
         self._progress[entries] = progress
@@ -62,16 +62,16 @@ class Recorder:
                 into = {name: array[entry : entry + 1] for name, array in self._shown.items()}
                 self._env.observe(numbers[place : place + 1], ReadOnly(into))
             seen = {name: self._shown[name][entries] for name in self._floating}
-        # Scattered entries were made in one piece: looked at there, they need not be gathered again.
-        return first_not_finite({told: seen[name] for name, told in self._floating.items()})
+        # Scattered entries are checked in the scratch array: no second gather.
+        return first_not_finite({label: seen[name] for name, label in self._floating.items()})
 
     def show_instruction(self, block: int, instruction: int) -> None:
-        """The whole block shows this instruction."""
+        """Write this instruction to the whole block."""
         layout = self.arena.layout
         self._instruction[layout.block(block, layout.entries)] = instruction
 
     def restore(self, entry: int, observation: dict[str, NDArray[Any]], progress: float) -> None:
-        """Show at an entry what `final` gave."""
+        """Write to an entry the observation that `final` returned."""
         for name, array in observation.items():
             self._shown[name][entry] = array
         self._progress[entry] = progress

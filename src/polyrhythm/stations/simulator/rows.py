@@ -1,7 +1,7 @@
-"""What a slot knows of its rows: which hold tickets, how far their samples are. Arrays, so that a step costs no loop.
+"""State of a slot's rows in arrays: which rows hold tickets, and how far their samples are.
 
 Invariant: a row is active exactly while it holds a ticket; `running`, `index`, `required` and `evaluating` describe the
-active rows and change only when a ticket comes or goes.
+active rows and change only when a row gains or loses a ticket.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Index = slice | NDArray[np.intp]
 
 
 def as_index(rows: NDArray[np.intp]) -> Index:
-    """Ascending rows as a slice if they are consecutive (then indexing makes a view), else as they are."""
+    """Ascending rows as a slice if they are consecutive (indexing then makes a view), else unchanged."""
     if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
         return slice(int(rows[0]), int(rows[-1]) + 1)
     return rows
@@ -31,13 +31,13 @@ def as_index(rows: NDArray[np.intp]) -> Index:
 class RowStates:
     """State of `count` rows, numbered within the slot.
 
-    steps: chunk steps of the present sample, of `stride` env steps each unless they end it; before: env steps of the
-    episode before it; block: of the arena, where it is written; keys[t, row]: noise key of the sample's chunk step t.
-    task, seed, instruction: the episode's, which a continuation keeps whatever its ticket says.
+    steps: chunk steps of the current sample, `stride` env steps each except possibly the last; before: env steps of
+    the episode before this sample; block: arena block it is written to; keys[t, row]: noise key of chunk step t.
+    task, seed, instruction: of the episode; a continuation keeps them whatever its ticket says.
     parked: the last observation of an episode that waits for its continuation.
-    oldest, newest: versions of the weights that answered in the present sample.
+    oldest, newest: weight versions that answered in the current sample.
     running: the active rows, ascending; index: the same for indexing; required: highest version among their tickets;
-    evaluating: one of them belongs to an evaluation; furthest: none of their episodes has more env steps than that.
+    evaluating: one of them belongs to an evaluation; max_elapsed: upper bound of their episodes' env steps.
     """
 
     def __init__(self, count: int, longest: int, stride: int, layout: ArenaLayout, tasks: Sequence[Task]) -> None:
@@ -67,11 +67,11 @@ class RowStates:
         self.index = as_index(self.running)
         self.required = int(self.version[self.index].max(initial=0))
         self.evaluating = bool(self.evaluation[self.index].any())
-        self.furthest = int(self.elapsed(self.index).max(initial=0))
+        self.max_elapsed = int(self.elapsed(self.index).max(initial=0))
         self._abreast = self._first_entry()
 
     def _first_entry(self) -> int | None:
-        """Where the active rows are, if they go abreast: at the same step, in blocks side by side."""
+        """First entry of the active rows if they are at the same step in adjacent blocks, else None."""
         if self.evaluating or not isinstance(self.index, slice) or not len(self.running):
             return None
         block, steps = self.block[self.index], self.steps[self.index]
@@ -80,7 +80,7 @@ class RowStates:
         return int(block[0] + steps[0] * self._layout.blocks)
 
     def elapsed(self, rows: Index) -> NDArray[np.int64]:
-        """Env steps that the episodes of these active rows have lasted."""
+        """Env steps so far in the episodes of these active rows."""
         return self.before[rows] + self.steps[rows] * self._stride
 
     def next_keys(self) -> NDArray[np.int64]:
@@ -90,7 +90,7 @@ class RowStates:
         return self.keys[self.steps[self.index], self.running]
 
     def entries(self, rows: Index) -> Entries:
-        """The arena's entries that these active rows are at; an evaluation's episode may go around its block."""
+        """The current arena entries of these active rows; an evaluation episode may wrap around its block."""
         if self._abreast is not None and rows is self.index:
             return slice(self._abreast, self._abreast + len(self.running))
         steps = self.steps[rows]
@@ -102,7 +102,7 @@ class RowStates:
         return ticket
 
     def episode(self, row: int, begins: Ticket | None = None) -> str:
-        """The row's episode in words: the one that it is in or has parked, or the one that a ticket begins."""
+        """Description of the row's current or parked episode, or of the one that ticket `begins` starts."""
         task, seed = (self.task[row], self.seed[row]) if begins is None else (begins.task, begins.seed)
         return f"task {self._tasks[task].name}, seed {seed}"
 
@@ -115,7 +115,7 @@ class RowStates:
         return None
 
     def answered(self, rows: Index, version: int) -> None:
-        """These rows' actions come from weights of this version."""
+        """Note that these rows' actions come from weights of this version."""
         every = rows is self.index
         if not every or version != self._answered_by:
             self._answered_by = version if every else None
@@ -123,8 +123,8 @@ class RowStates:
             self.newest[rows] = np.maximum(self.newest[rows], version)
 
     def advance(self, rows: Index, result: ChunkResult) -> None:
-        """These rows did a chunk step."""
-        self.furthest += self._stride
+        """Add the outcome of a chunk step of these rows."""
+        self.max_elapsed += self._stride
         if self._abreast is not None:
             self._abreast = self._abreast + self._layout.blocks if rows is self.index else None
         rewards = result.rewards
@@ -132,12 +132,12 @@ class RowStates:
         self.steps[rows] += 1
         self.success[rows] |= result.success
 
-    def past(self, rows: Index, segment_steps: int) -> NDArray[np.bool_]:
-        """Whether each of these rows has filled a segment. Evaluation episodes are never cut."""
+    def segment_done(self, rows: Index, segment_steps: int) -> NDArray[np.bool_]:
+        """Whether each of these rows has completed a segment. Evaluation episodes are never cut."""
         return np.asarray((self.steps[rows] >= segment_steps) & ~self.evaluation[rows])
 
     def begin(self, grants: Sequence[Grant], rows: Sequence[int], blocks: Sequence[int]) -> None:
-        """These rows hold tickets now, and write to `blocks`."""
+        """Give these rows tickets and the arena `blocks` to write to."""
         for row, grant in zip(rows, grants, strict=True):
             assert self.tickets[row] is None, f"row {row} is granted ticket {grant.ticket.number}, but holds one"
             self.tickets[row] = grant.ticket
@@ -160,7 +160,7 @@ class RowStates:
         self._changed()
 
     def end(self, rows: Sequence[int]) -> None:
-        """These rows hold tickets no longer."""
+        """Take the tickets from these rows."""
         for row in rows:
             self.tickets[row] = None
             self.active[row] = False

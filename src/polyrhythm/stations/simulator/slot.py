@@ -1,9 +1,9 @@
-"""A slot: the shard of an env batch that asks for actions. It posts requests, keeps answers, and cuts finished samples.
+"""A slot: the shard of an env batch that requests actions. It posts requests, stores answers, emits finished samples.
 
-Life: idle → ready (active rows, observations written) → asked (request out) → answered → stepped → ready …
-Invariant: at most one request is out; all active rows that were ready when it was posted are in it; a row that starts
-while it is out joins the next one. An answer is written only to blocks of rows that still wait for it: a cancelled
-row's block may have another owner by then.
+Life: idle → ready (active rows, observations written) → requested → answered → stepped → ready …
+Invariant: at most one request is open; it holds all rows that were active when it was posted; a row that starts while
+it is open joins the next one. An answer is written only to blocks of rows that still wait for it: a cancelled row's
+block may belong to another row by then.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from polyrhythm.stations.simulator.rows import Index, RowStates, as_index
 
 @dataclass(frozen=True, slots=True)
 class StepSettings:
-    """chunk: primitive actions per chunk step (C); action_repeat: env steps that each is held for; segment_steps: chunk
-    steps after which a training sample is cut, 0 for whole episodes; join: the slots of an env batch step together,
-    once all of them are answered, also where the environment could step them one by one."""
+    """chunk: primitive actions per chunk step (C); action_repeat: env steps per primitive action; segment_steps: chunk
+    steps after which a training sample is cut, 0 for whole episodes; join: step all slots of an env batch together
+    once all are answered, even if the environment could step them one by one."""
 
     chunk: int
     action_repeat: int = 1
@@ -52,14 +52,14 @@ class StepSettings:
         return -(-max_steps // (self.chunk * self.action_repeat))
 
     def sample_steps(self, max_steps: int) -> int:
-        """Chunk steps of the longest sample that is kept."""
+        """Chunk steps of the longest training sample."""
         longest = self.episode_steps(max_steps)
         return min(self.segment_steps, longest) if self.segment_steps else longest
 
 
 @dataclass(frozen=True, slots=True)
 class SlotIdentity:
-    """Identity of a slot: `simulator` and `incarnation` sign its events, answers go to `address`."""
+    """Sender identity of a slot: its events carry `simulator` and `incarnation`; answers go to `address`."""
 
     simulator: str
     incarnation: int
@@ -69,14 +69,14 @@ class SlotIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A grant that has not begun, and its block."""
+    """A grant whose episode has not begun, and its arena block."""
 
     grant: Grant
     block: int
 
 
 class Slot:
-    """One slot of `env`. env_steps: that its rows have executed. metrics: of the env batch's episodes, if any."""
+    """One slot of `env`. env_steps: executed by its rows. metrics: of the env batch's episodes, if any."""
 
     def __init__(
         self,
@@ -99,12 +99,12 @@ class Slot:
         self._rows = RowStates(info.rows, longest, self._stride, arena.layout, env.spec.tasks)
         self._numbers = np.arange(info.first, info.first + info.rows)
         self._sequence = -1
-        self._asked: NDArray[np.intp] | None = None
-        self._asked_rows = 0
+        self._request_rows: NDArray[np.intp] | None = None
+        self._request_size = 0
         self._due: Index = slice(0, 0)
         self._at: Entries = slice(0, 0)
         self._next: tuple[NDArray[np.intp], Entries] = (self._rows.running, self._at)
-        self._wanted: NDArray[np.intp] | None = None
+        self._answer_rows: NDArray[np.intp] | None = None
         self._actions: NDArray[np.generic] = np.zeros(0)
         answers = arena.layout.answers.items()
         self._floating = [name for name, array in answers if np.dtype(array.dtype).kind == "f"]
@@ -113,37 +113,37 @@ class Slot:
 
     @property
     def live(self) -> bool:
-        """A row holds a ticket and takes part."""
+        """Whether a row holds a ticket."""
         return bool(len(self._rows.running))
 
     @property
-    def asked(self) -> bool:
-        """A request is out, answered or not."""
-        return self._asked is not None
+    def has_request(self) -> bool:
+        """Whether a request is open, answered or not."""
+        return self._request_rows is not None
 
     @property
     def sequence(self) -> int:
-        """The number of its last request, from 0."""
+        """Number of the last request, from 0."""
         return self._sequence
 
     @property
     def due_rows(self) -> int:
-        """Rows that the request out was for and that still run."""
-        return 0 if self._asked is None else len(self._asked)
+        """Number of rows of the open request that still run."""
+        return 0 if self._request_rows is None else len(self._request_rows)
 
     def pending_work(self) -> str:
-        """What it waits for, in words."""
-        state = "answered" if self.answered else "waits for an answer" if self.asked else "is not asking"
+        """Description of what the slot waits for."""
+        state = "answered" if self.answered else "waits for an answer" if self.has_request else "has no open request"
         return f"{self.name} {state} with {len(self._rows.running)} rows, {len(self.pending)} grants pending"
 
     # ------------------------------------------------------------ begin
 
     def row(self, grant: Grant) -> int:
-        """The row within the slot."""
+        """The grant's row, numbered within the slot."""
         return grant.row - self.first
 
     def check(self, starting: Sequence[Pending]) -> None:
-        """UnfitMessage: one of these cannot begin here now."""
+        """Raise UnfitMessage if one of these cannot begin now."""
         taken = {self.row(pending.grant) for pending in self.pending}
         for pending in starting:
             row, ticket = self.row(pending.grant), pending.grant.ticket
@@ -160,7 +160,7 @@ class Slot:
             taken.add(row)
 
     def begin(self, starting: Sequence[Pending]) -> None:
-        """Rows that were reset, or go on with a parked episode, join the next request. `starting` is sorted by row."""
+        """Activate rows that were reset or resume a parked episode. `starting` is sorted by row."""
         grants = [pending.grant for pending in starting]
         rows = [self.row(grant) for grant in grants]
         blocks = [pending.block for pending in starting]
@@ -178,17 +178,17 @@ class Slot:
             nonfinite = self._recorder.observe(fresh, self._rows.entries(fresh), 0.0)
             self._fail_nonfinite(fresh, ENVIRONMENT, nonfinite)
 
-    # ------------------------------------------------------------ ask
+    # ------------------------------------------------------------ request
 
     def post(self) -> None:
-        """Ask for actions for all active rows."""
+        """Request actions for all active rows."""
         state, source = self._rows, self._source
-        self._asked, self.answered = state.running, False
-        self._asked_rows = len(state.running)
+        self._request_rows, self.answered = state.running, False
+        self._request_size = len(state.running)
         self._due = state.index
         running, at = self._next
         self._at = at if running is state.running else state.entries(state.index)
-        self._wanted = None
+        self._answer_rows = None
         self._sequence += 1
         self._arena.post(self.name, RequestView(numbers(self._at), state.next_keys(), state.greedy[state.index]))
         source.emit(
@@ -205,21 +205,21 @@ class Slot:
         )
 
     def answer(self, reply: Reply) -> bool:
-        """Keep the answer; False if it is not the one waited for. Rows whose answer is not finite fail, so that no
-        environment is given such actions. UnfitMessage: it is of another number of rows."""
-        if self._asked is None or self.answered or reply.sequence != self._sequence:
+        """Store the answer; False if it is not the one expected. Rows whose answer is not finite fail, so that such
+        actions reach no environment. Raises UnfitMessage if the number of rows differs."""
+        if self._request_rows is None or self.answered or reply.sequence != self._sequence:
             return False
-        if len(reply.answers) != self._asked_rows:
+        if len(reply.answers) != self._request_size:
             given = len(reply.answers)
-            raise UnfitMessage("impossible", f"slot {self.name} asked for {self._asked_rows} rows, not {given}")
-        answers = reply.answers if self._wanted is None else reply.answers[self._wanted]
+            raise UnfitMessage("impossible", f"slot {self.name} requested {self._request_size} rows, not {given}")
+        answers = reply.answers if self._answer_rows is None else reply.answers[self._answer_rows]
         self._arena.keep(self._at, answers)
         version = int(answers[VERSION][0]) if len(answers) else 0
         self._rows.answered(self._due, version)
         self._actions = answers[ACTIONS].copy()
         self.answered = True
         nonfinite = first_not_finite({name: answers[name] for name in self._floating})
-        self._fail_nonfinite(self._asked, POLICY, nonfinite, f", weights of version {version}")
+        self._fail_nonfinite(self._request_rows, POLICY, nonfinite, f", weights of version {version}")
         return True
 
     # ------------------------------------------------------------ step
@@ -229,19 +229,19 @@ class Slot:
         return self._numbers[self._due], self._actions
 
     @property
-    def runs_out(self) -> bool:
-        """The time limit may be reached in this chunk step."""
-        return self._rows.furthest + self._stride >= self._max_steps
+    def may_reach_limit(self) -> bool:
+        """Whether a row may reach its step limit in this chunk step."""
+        return self._rows.max_elapsed + self._stride >= self._max_steps
 
-    def left(self) -> NDArray[np.int64]:
-        """Env steps that each of the rows to step has left."""
+    def steps_left(self) -> NDArray[np.int64]:
+        """Env steps left to each of the rows to step."""
         return np.asarray(self._max_steps - self._rows.elapsed(self._due))
 
     def record(self, result: ChunkResult) -> bool:
-        """Keep the outcome of the chunk step, observe, and send off the samples that ended or fail; True if any did."""
-        rows, index, state, arena = self._asked, self._due, self._rows, self._arena
+        """Store the chunk step's outcome, observe, and emit the samples that ended or failed; True if any did."""
+        rows, index, state, arena = self._request_rows, self._due, self._rows, self._arena
         assert rows is not None
-        with np.errstate(over="ignore", invalid="ignore"):  # a float64 above float32's range fails its row below
+        with np.errstate(over="ignore", invalid="ignore"):  # a reward beyond float32's range fails its row below
             arena.rewards[self._at] = result.rewards
         given = arena.rewards[self._at]  # as float32
         arena.valid[self._at] = result.valid
@@ -253,9 +253,9 @@ class Slot:
         nonfinite = self._recorder.observe(index, at, elapsed / self._max_steps)
         if not is_finite(given):
             nonfinite |= first_not_finite({"reward": given})
-        self._asked, self.answered = None, False
+        self._request_rows, self.answered = None, False
         over = result.terminated | result.truncated
-        ended = over | state.past(index, self._settings.segment_steps) if self._settings.segment_steps else over
+        ended = over | state.segment_done(index, self._settings.segment_steps) if self._settings.segment_steps else over
         if nonfinite:
             ended = ended & ~np.isin(np.arange(len(rows)), list(nonfinite))
             self._fail_nonfinite(rows, ENVIRONMENT, nonfinite)
@@ -274,13 +274,13 @@ class Slot:
         return True
 
     def drop_answer(self) -> None:
-        """The answer is of no use: all rows that asked were cancelled."""
-        assert self._asked is not None
-        assert not len(self._asked)
-        self._asked, self.answered = None, False
+        """Drop the answer: all rows of the request were cancelled."""
+        assert self._request_rows is not None
+        assert not len(self._request_rows)
+        self._request_rows, self.answered = None, False
 
     def _finish(self, row: int, end: SampleEnd, last: int) -> None:
-        """Its last chunk step had `last` env steps."""
+        """Emit the row's finished sample, whose last chunk step had `last` env steps."""
         state, arena = self._rows, self._arena
         ticket, block, steps = state.ticket(row), int(state.block[row]), int(state.steps[row])
         success, env_steps = bool(state.success[row]), (steps - 1) * self._stride + last
@@ -324,7 +324,7 @@ class Slot:
     # ------------------------------------------------------------ fail
 
     def cancel(self, ticket: int, attempt: int) -> bool:
-        """Give up this attempt, running or not yet begun; False if it is not here (its sample has just ended)."""
+        """Cancel this attempt, running or pending; False if it is not here (its sample has just ended)."""
         for pending in self.pending:
             if (pending.grant.ticket.number, pending.grant.ticket.attempt) == (ticket, attempt):
                 self.pending.remove(pending)
@@ -337,42 +337,42 @@ class Slot:
         return True
 
     def refuse(self, sequence: int, reason: str) -> None:
-        """The request will not be answered, so the samples of its rows come to nothing."""
-        if self._asked is not None and not self.answered and sequence == self._sequence:
-            self.fail_asked(reason)
+        """Fail the samples of the request's rows: it will not be answered."""
+        if self._request_rows is not None and not self.answered and sequence == self._sequence:
+            self.fail_request(reason)
 
     def _fail_nonfinite(self, rows: NDArray[np.intp], culprit: str, nonfinite: Mapping[int, str], by: str = "") -> None:
-        """Fail the rows at these places, each by what of it is not finite. by: more to tell of the culprit."""
+        """Fail the rows at these positions, each with the name of its non-finite array. by: detail on the culprit."""
         for place, what in nonfinite.items():
             row = int(rows[place])
             step = int(self._rows.elapsed(np.array([row]))[0])
             self.fail([row], not_finite_reason(culprit, what), f", env step {step}{by}")
 
-    def fail_asked(self, reason: str, more: str = "") -> None:
-        """The request out comes to nothing, and with it the samples of its rows. more: to tell of each."""
-        assert self._asked is not None
-        self.fail(self._asked.tolist(), reason, more)
-        self._asked, self.answered = None, False
+    def fail_request(self, reason: str, more: str = "") -> None:
+        """Fail the samples of the open request's rows and drop the request. more: added to each error detail."""
+        assert self._request_rows is not None
+        self.fail(self._request_rows.tolist(), reason, more)
+        self._request_rows, self.answered = None, False
 
     def fail(self, rows: Sequence[int], reason: str, more: str = "") -> None:
-        """The samples of these active rows are lost, and the rows are free. more: to tell beside task and seed."""
+        """Fail the samples of these active rows and free the rows. more: added to each error detail."""
         lost = [(row, self._rows.ticket(row)) for row in rows]
         self._rows.end(rows)
-        if self._asked is not None:
-            still = self._rows.active[self._asked]
-            wanted = np.arange(len(self._asked)) if self._wanted is None else self._wanted
-            self._asked, self._wanted = self._asked[still], wanted[still]
+        if self._request_rows is not None:
+            still = self._rows.active[self._request_rows]
+            kept = np.arange(len(self._request_rows)) if self._answer_rows is None else self._answer_rows
+            self._request_rows, self._answer_rows = self._request_rows[still], kept[still]
             if self.answered:
                 self._actions = self._actions[still]
-            self._due = as_index(self._asked)
+            self._due = as_index(self._request_rows)
             self._at = self._rows.entries(self._due)
-            if not len(self._asked) and not self.answered:
-                self._asked = None  # whatever becomes of the request, nobody waits for it
+            if not len(self._request_rows) and not self.answered:
+                self._request_rows = None  # no row waits for the request any more
         for row, ticket in lost:
             self._emit_failed(ticket, reason, self._rows.episode(row) + more)
 
     def fail_grants(self, grants: Sequence[Grant], reason: str, more: str = "") -> None:
-        """What was granted and has not begun comes to nothing. more: to tell of each."""
+        """Fail grants that have not begun. more: added to each error detail."""
         for grant in grants:
             begins = None if grant.resume else grant.ticket
             self._emit_failed(grant.ticket, reason, self._rows.episode(self.row(grant), begins) + more)

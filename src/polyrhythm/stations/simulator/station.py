@@ -1,4 +1,4 @@
-"""The simulator station: hosts env batches and lets each do its turn. Reaches neither torch nor transformers."""
+"""The simulator station: hosts env batches and works on them in turn. Imports neither torch nor transformers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from polyrhythm.stations.simulator.slot import SlotIdentity, StepSettings
 
 
 class Simulator:
-    """Hosts `batches` and signs its events with `name` and `incarnation`; answers come to `address`.
+    """Simulator of `batches`; its events carry `name` and `incarnation`; answers arrive at `address`.
 
-    Raises ValueError for a setting that one of the environments cannot do.
+    Raises ValueError for a setting that an environment does not support.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Simulator:
         self._turns = deque(self.hosts)
 
     def joined(self) -> SimulatorJoined:
-        """The event that announces it."""
+        """The event that announces this station."""
         return SimulatorJoined(self.name, self.incarnation, tuple(host.info for host in self.hosts))
 
     def handle(self, command: Order) -> None:
@@ -51,10 +51,10 @@ class Simulator:
             case RefuseRequest():
                 self._host(command.slot).refuse(command)
             case _:
-                raise UnfitMessage("misdirected", f"a simulator does not do {type(command).__name__}")
+                raise UnfitMessage("misdirected", f"{type(command).__name__} is not for a simulator")
 
     def deliver(self, reply: Reply) -> None:
-        """A generator's answer to one of the slots. UnfitMessage: it answers something else."""
+        """Deliver a generator's answer to its slot. Raises UnfitMessage if it does not fit."""
         self._host(reply.slot).deliver(reply)
 
     def _host(self, slot: str) -> EnvHost:
@@ -64,7 +64,7 @@ class Simulator:
         return host
 
     def work(self) -> bool:
-        """One unit of one env batch, each in its turn.
+        """Do one unit of work of one env batch, in round-robin order.
 
         Consumes: grants and answers. Waits for: nothing. Unblocked by: `handle` and `deliver`.
         Produces: requests, finished and failed samples.
@@ -77,19 +77,19 @@ class Simulator:
         return False
 
     def spans(self, begin: float, end: float) -> Iterable[Span]:
-        """What the last unit of work was for: the env batch's that had its turn."""
+        """Spans of the last unit of work."""
         return self._turns[-1].spans(begin, end)
 
     def current_call(self) -> tuple[str, float]:
-        """The call into an environment that has lasted longest."""
+        """The environment call under way that began first."""
         return min((doing for host in self.hosts if (doing := host.env.doing)[0]), key=lambda d: d[1], default=IDLE)
 
     def pending_work(self) -> list[str]:
-        """What each live slot waits for, for a stall report."""
+        """What each active slot waits for, for a stall report."""
         return [slot.pending_work() for host in self.hosts for slot in host.slots.values() if slot.live or slot.pending]
 
     def statistics(self) -> dict[str, float]:
-        """env_s: seconds inside the environments; env_steps: transitions; chunk_steps: of rows."""
+        """env_s: seconds inside the environments; env_steps: transitions; chunk_steps: summed over rows."""
         return {
             "env_s": sum(host.env.seconds for host in self.hosts),
             "env_steps": float(sum(host.env_steps for host in self.hosts)),

@@ -1,4 +1,4 @@
-"""What a training run came to, on a screen: the figures that one looks for first, the rest is in summary.json."""
+"""Formats the main results of a training run for the terminal; summary.json has all of them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _EVALUATIONS = {
 
 
 def lines(summary: Mapping[str, Any]) -> str:
-    """The content of summary.json in a few aligned lines; what the run did not do is left out."""
+    """The content of summary.json in a few aligned lines; phases that did not run are left out."""
     return show.aligned(_rows(summary))
 
 
 def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    rates = {name: words for name, words in _EVALUATIONS.items() if name in summary}
+    rates = {name: label for name, label in _EVALUATIONS.items() if name in summary}
     tallies = [*(summary[name] for name in rates), *([deciding(summary["best"])] if "best" in summary else [])]
     succeeded = measures_success(
         (tally["successes"] for tally in tallies), (tally.get("mean_return") for tally in tallies)
     )
-    for name, words in rates.items():
-        yield words, show.rate(summary[name]) if succeeded else show.earned(summary[name])
+    for name, label in rates.items():
+        yield label, show.rate(summary[name]) if succeeded else show.mean_return(summary[name])
     if "best" in summary:
         yield "best.pt", _best(summary["best"], succeeded=succeeded)
     yield "time", _time(summary["wall_s"])
@@ -47,11 +47,11 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _best(entry: Mapping[str, Any], *, succeeded: bool) -> str:
     tally = deciding(entry)
-    return f"version {entry['version']}: {show.rate(tally) if succeeded else show.earned(tally)}"
+    return f"version {entry['version']}: {show.rate(tally) if succeeded else show.mean_return(tally)}"
 
 
 def _time(wall_s: Mapping[str, float]) -> str:
-    """`8.3 min: demonstrations 0.6, …, rl 5.1`; of a short run in seconds."""
+    """`8.3 min: demonstrations 0.6, …, rl 5.1`; seconds for a short run."""
     unit, by = ("min", 60.0) if wall_s["total"] >= 120 else ("s", 1.0)
     phases = (f"{name.replace('_', ' ')} {took / by:.1f}" for name, took in wall_s.items() if name != "total")
     return f"{wall_s['total'] / by:.1f} {unit}: {', '.join(phases)}"

@@ -1,4 +1,4 @@
-"""RECIPE and section.key=value, as all commands that take a recipe have them."""
+"""The arguments RECIPE and section.key=value, shared by all commands that take a recipe."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from polyrhythm.config.recipes import recipe_names
 from polyrhythm.errors import ConfigError, PolyrhythmError, RunDistrusted, RunFolderError
 
-#: Laid under the user's overrides: a recipe without demonstrations or supervised training gets their defaults.
+#: Overrides applied before the user's: a recipe without demonstrations or supervised training gets their defaults.
 IMITATION = ("demonstrations={}", "supervised={}")
 
 
 def add_recipe(parser: argparse.ArgumentParser, options: str) -> None:
-    """Add `recipe` and `overrides`; `options` is how the usage line shows the command's own."""
+    """Add `recipe` and `overrides`; `options`: the command's own options in the usage line."""
     parser.usage = f"%(prog)s [-h] {options} recipe [section.key=value ...]"
     parser.add_argument("recipe", help=f"one of {', '.join(recipe_names())}; or the path of a YAML file")
     parser.add_argument(
@@ -25,11 +25,11 @@ def add_recipe(parser: argparse.ArgumentParser, options: str) -> None:
 
 
 @contextmanager
-def noting_how_to_go_on(folder: Path) -> Iterator[None]:
-    """Whatever ends this block early tells, below its own message, the words that go on in the run's folder.
+def note_resume_command(folder: Path) -> Iterator[None]:
+    """Add the command that resumes the run to an exception of this block.
 
-    Not where they would only lead to the same message: the folder or the settings are refused, the run has broken a
-    promise, or it has not even begun.
+    Not if resuming would only raise it again: the folder or the settings are refused, the run is distrusted, or it
+    has not begun.
     """
     try:
         yield
@@ -37,5 +37,5 @@ def noting_how_to_go_on(folder: Path) -> Iterator[None]:
         raise
     except (KeyboardInterrupt, PolyrhythmError, OSError) as error:
         if (folder / "config.yaml").is_file():
-            error.add_note(f"to go on: polyrhythm resume {shlex.quote(str(folder))}")
+            error.add_note(f"to resume: polyrhythm resume {shlex.quote(str(folder))}")
         raise

@@ -1,4 +1,4 @@
-"""An environment whose calls are announced, and whose answers are looked at."""
+"""Wraps an environment: announces its calls and checks their results."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from polyrhythm.specs import EnvSpec
 Arrays = dict[str, NDArray[Any]]
 
 
-class Watched:
-    """The env batch of `settings`, with `rows` rows. about_to: told the name of each call before it begins."""
+class CheckedEnv:
+    """The env batch of `settings`, with `rows` rows. about_to: called with the name of each call before it begins."""
 
     def __init__(self, settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> None:
         self._about_to = about_to
@@ -30,24 +30,24 @@ class Watched:
         self._check_built()
 
     def _check_built(self) -> None:
-        """What was built is what was asked for."""
+        """Check the batch's methods, rows and spec."""
         if not isinstance(self._inner, EnvBatch):
             missing = [
                 name for name in ("spec", "rows", "reset", "step", "observe", "close") if not hasattr(self._inner, name)
             ]
             raise ContractViolation(
-                f"build({self.rows}) gave a {type(self._inner).__name__} without {', '.join(missing)}",
+                f"build({self.rows}) returned a {type(self._inner).__name__} without {', '.join(missing)}",
                 "return an EnvBatch",
             )
         if self._inner.rows != self.rows:
             raise ContractViolation(
-                f"build({self.rows}) gave rows = {self._inner.rows}", f"it must have {self.rows} rows"
+                f"build({self.rows}) returned rows = {self._inner.rows}", f"it must have {self.rows} rows"
             )
         for field in fields(EnvSpec):
-            found, wanted = getattr(self._inner.spec, field.name), getattr(self.spec, field.name)
-            if found != wanted:
+            actual, expected = getattr(self._inner.spec, field.name), getattr(self.spec, field.name)
+            if actual != expected:
                 raise ContractViolation(
-                    f"the spec of build({self.rows}) has {field.name} = {found}, that of the settings {wanted}",
+                    f"the spec of build({self.rows}) has {field.name} = {actual}, that of the settings {expected}",
                     "return the same spec from both",
                 )
 
@@ -55,15 +55,15 @@ class Watched:
         self._call("reset", self._inner.reset, rows, tasks, seeds)
 
     def step(self, rows: RowNumbers, actions: NDArray[Any]) -> StepResult:
-        """One step; ContractViolation unless the result is [n] finite numbers and flags."""
+        """Do one step. Raises ContractViolation unless the result is [n] finite numbers and flags."""
         result: StepResult = self._call("step", self._inner.step, rows, actions)
         check_form(result, len(rows), self.spec.metrics)
         if not np.isfinite(result.reward).all():
-            raise ContractViolation("step gave a reward of NaN or infinity", "look at what the simulator returns")
+            raise ContractViolation("step returned a reward of NaN or infinity", "check what the simulator returns")
         return result
 
     def observe(self, rows: RowNumbers) -> Arrays:
-        """The rows' observation, finite; ContractViolation if `out` was rebound or left unwritten somewhere."""
+        """The rows' observation. Raises ContractViolation if entries are not finite, unwritten, or `out` is rebound."""
         first, second = (self._observe_over(rows, fill) for fill in (0, 1))
         for name, array in first.items():
             if bool((_is_fill(array, 0) & _is_fill(second[name], 1)).any()):
@@ -72,12 +72,12 @@ class Watched:
                 )
             if not np.isfinite(array).all():
                 raise ContractViolation(
-                    f"observe gave NaN or infinity in {name!r}", "look at what the simulator returns"
+                    f"observe wrote NaN or infinity to {name!r}", "check what the simulator returns"
                 )
         return first
 
     def _observe_over(self, rows: RowNumbers, turn: int) -> Arrays:
-        """Observe into arrays that are full of a number of this turn's."""
+        """Observe into arrays that are filled with this turn's fill value."""
         out = {
             name: np.full((len(rows), *array.shape), _fill(np.dtype(array.dtype), turn), array.dtype)
             for name, array in self.spec.observation.items()
@@ -93,15 +93,15 @@ class Watched:
 
 
 def ask_spec(settings: EnvSettings, about_to: Callable[[str], None]) -> EnvSpec:
-    """What the environment offers. ContractViolation: its spec() raised, or gave something else."""
+    """The environment's spec. Raises ContractViolation if spec() raises or returns something else."""
     spec = _call(about_to, "spec", settings.spec)
     if not isinstance(spec, EnvSpec):
-        raise ContractViolation(f"spec gave {type(spec).__name__}", "return an EnvSpec")
+        raise ContractViolation(f"spec returned {type(spec).__name__}", "return an EnvSpec")
     return spec
 
 
 def _call(about_to: Callable[[str], None], call: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Announce and make a call into the user's code. ContractViolation: what it raised, with the user's line."""
+    """Announce and make a call into user code. Raises ContractViolation, with the user's line, for an exception."""
     about_to(call)
     try:
         return function(*arguments)
@@ -110,14 +110,14 @@ def _call(about_to: Callable[[str], None], call: str, function: Callable[..., An
     except (Exception, SystemExit) as error:
         violation = violation_of(call, error)
         if isinstance(error, ImportError):
-            violation = ContractViolation(violation.problem, "install what is missing, or correct the import")
+            violation = ContractViolation(violation.problem, "install the missing package, or correct the import")
         elif "mappingproxy" in str(error):
             violation = ContractViolation(violation.problem, "`out` is read-only: write into it, out[name][:] = …")
         raise violation from error
 
 
 def _fill(dtype: np.dtype[Any], turn: int) -> Any:
-    """A number that an observation hardly is, another one each turn."""
+    """A fill value that is unlikely as an observation, different for each turn."""
     if dtype.kind == "f":
         return -1.2345e4 * (turn + 1)
     return bool(turn) if dtype.kind == "b" else (85, 42)[turn]
