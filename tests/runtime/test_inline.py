@@ -80,12 +80,13 @@ class Workers:
     units: int = 0
     speaks: tuple = ()
     slots: tuple = ()
+    worker = Worker
 
     def parts(self, host, incarnation):
         self.made = []
 
         def make(slot):
-            self.made.append(Worker(self, host, slot))
+            self.made.append(self.worker(self, host, slot))
             return self.made[-1]
 
         return [(f"{self.name}.{slot}", lambda slot=slot: make(slot)) for slot in self.slots or ("",)]
@@ -189,3 +190,40 @@ def test_replies_reports_and_counters():
     assert launcher.pending_work() == ["a has 0 units left", "s.0/0 has 0 units left", "s.1/0 has 0 units left"]
     launcher.close()
     assert all(worker.closed for worker in (a, first, second))
+
+
+class Fragile(Worker):
+    """Fails while it is made, or while it is closed."""
+
+    def __init__(self, job, host, slot=""):
+        if slot == "unmade":
+            raise ValueError("cannot be made")
+        super().__init__(job, host, slot)
+
+    def close(self):
+        super().close()
+        if self.slot == "unclosed":
+            raise ValueError("cannot be closed")
+
+
+@dataclass
+class FragileWorkers(Workers):
+    worker = Fragile
+
+
+def test_what_was_made_before_a_part_that_cannot_be_made_is_closed():
+    job = FragileWorkers("s", [], slots=("s.0/0", "unmade"))
+    launcher = build_inline_launcher([(job, Resources())], LAYOUT, WeightsLayout.of({}))
+    with pytest.raises(ValueError, match="cannot be made"):
+        launcher.start()
+    launcher.close()
+    assert [worker.closed for worker in job.made] == [True]
+
+
+def test_a_part_that_cannot_be_closed_does_not_keep_the_others_open():
+    job = FragileWorkers("s", [], slots=("unclosed", "s.0/0"))
+    launcher = build_inline_launcher([(job, Resources())], LAYOUT, WeightsLayout.of({}))
+    launcher.start()
+    with pytest.raises(ValueError, match="cannot be closed"):
+        launcher.close()
+    assert [worker.closed for worker in job.made] == [True, True]

@@ -56,6 +56,16 @@ class Stand:
             pass
 
 
+def test_updates_are_counted_since_the_start_of_the_station():
+    """Those before are in the counters of the incarnation that did them: a run adds the counters of all."""
+    stand = Stand()
+    stand.do(LEND)
+    links = Channels(print, print, print)
+    restarted = Trainer("t", 1, stand.learner, stand.arena, stand.channel, links)
+    assert restarted.joined().updates == 1
+    assert restarted.statistics()["updates"] == 0
+
+
 def test_an_update_is_several_units_and_ends_with_a_report_and_an_event():
     stand = Stand()
     trainer, said = stand.trainer, stand.said

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from polyrhythm.runtime.factories import Resources, StationContext, StationFactory
@@ -49,23 +50,22 @@ class InlineHosting:
         joined: list[Joined] = []
         for job, resources in self._jobs:
             context = StationContext(self._arena, lambda: self._weights, channels, resources.device)
-            parts = [_Part(job.name, make()) for _, make in job.parts(context, incarnation=0)]
-            announcements = [part.station.joined() for part in parts]
-            for part, announcement in zip(parts, announcements, strict=True):
-                self._host(part, announcement)
+            announcements = [self._host(_Part(job.name, make())) for _, make in job.parts(context, incarnation=0)]
             together = records.merge_joined(announcements)
             assert isinstance(together, Joined)
             joined.append(together)
         return joined
 
-    def _host(self, part: _Part, joined: records.Event) -> None:
-        """Turns follow the order of the jobs."""
-        part.spans.on = self._measuring
+    def _host(self, part: _Part) -> Joined:
+        """Take the part in, after those that are here: turns follow the order of the jobs. Its announcement."""
         self._parts.append(part)
+        joined = part.station.joined()
+        part.spans.on = self._measuring
         self._turns.append(part)
         self._by_name[part.name] = part.station
         if isinstance(joined, records.SimulatorJoined):
             self._by_slot |= {slot.slot: part.station for info in joined.batches for slot in info.slots}
+        return joined
 
     def _deliver(self, replies: Sequence[Reply]) -> None:
         for reply in replies:
@@ -162,10 +162,11 @@ class InlineHosting:
         return {}
 
     def close(self) -> None:
-        """Close all stations; a second call does nothing."""
+        """Close all stations, those after one that raises too; a second call does nothing."""
         closed, self._closed = self._closed, True
-        for part in self._parts if not closed else ():
-            part.station.close()
+        with ExitStack() as stack:
+            for part in reversed(self._parts if not closed else []):
+                stack.callback(part.station.close)
 
 
 class _Part:

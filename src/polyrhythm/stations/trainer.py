@@ -67,6 +67,7 @@ class Trainer:
         self._publication_span: Span | None = None
         self._published = learner.updates == 0  # whether its weights are those of the newest version
         self._doing = IDLE
+        self._updates_before = learner.updates
         self._optimizer_steps = 0
         self._update_s = 0.0
 
@@ -189,7 +190,8 @@ class Trainer:
         return [f"{self.name} has {type(command).__name__} to do" for command in list(self._todo)]
 
     def statistics(self) -> dict[str, float]:
-        return {"optimizer_steps": float(self._optimizer_steps), "updates": float(self._learner.updates)}
+        updates = self._learner.updates - self._updates_before  # others are counted by the incarnation that did them
+        return {"optimizer_steps": float(self._optimizer_steps), "updates": float(updates)}
 
     def close(self) -> None:
         if self._steps is not None:

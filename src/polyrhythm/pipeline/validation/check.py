@@ -51,7 +51,7 @@ def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
     The environment is built once, with two rows, and reset once; the policy is tried on these observations.
     trainer: whether the run has a trainer.
     """
-    check_devices(config)
+    check_devices(config, trainer=trainer)
     spec, rows = try_env(config, installed_env(config))
     check_rollout(config, spec)
     policy = check_build(config, spec)
@@ -156,9 +156,9 @@ def refuse_swapping(spec: EnvSpec) -> None:
         )
 
 
-def check_devices(config: RunConfig) -> None:
+def check_devices(config: RunConfig, *, trainer: bool = True) -> None:
     """Raise ConfigError unless every station has a seat on this machine."""
-    run_seats(config)
+    run_seats(config, trainer=trainer)
 
 
 @contextmanager

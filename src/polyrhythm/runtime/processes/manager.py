@@ -136,8 +136,6 @@ class ProcessManager:
     def dismiss(self, process: ChildProcess) -> None:
         """Kill it and close all lines to it, without waiting: once it has exited it writes nowhere."""
         process.kill()
-        if process.heartbeat is not None:
-            self._past[process.station].update(process.heartbeat.statistics)
         if isinstance(process.joined, records.SimulatorJoined):
             self._tell_generators(wire.Connect(process.address, ""))
 
@@ -158,6 +156,8 @@ class ProcessManager:
 
     def start_next(self, process: ChildProcess, now: float) -> None:
         """Start the next incarnation of a station that was dismissed."""
+        if process.heartbeat is not None:
+            self._past[process.station].update(process.heartbeat.statistics)
         self._spawn(process.station, process.incarnation + 1, now)
 
     def close(self) -> None:
