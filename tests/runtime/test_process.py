@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
+from contextlib import closing
 from pathlib import Path
+from typing import IO, Any
 
+import pytest
+from tests.process.runs import config
+from tests.runtime.scripted import ScriptedFactory
+
+from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import Resources
+from polyrhythm.runtime.local import LocalHosting
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import start_child
@@ -45,3 +54,18 @@ def test_starting_a_process_does_not_wait_until_it_reads_its_spec(tmp_path: Path
     started[0].wait()
     assert not waited
     assert {path.name for path in tmp_path.iterdir()} <= {"gate", "log", "sitecustomize.py", "__pycache__"}
+
+
+def test_a_process_that_the_system_cannot_start_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
+    def spawn(spec: ChildSpec, log: IO[bytes]) -> Any:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    layout, limits = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={}), config().supervision
+    jobs = [(ScriptedFactory("a"), Resources())]
+    folder = tmp_path / "shared"
+    folder.mkdir(mode=0o700)
+    with (
+        closing(LocalHosting(jobs, layout, folder, WeightsLayout.of({}), limits, tmp_path, spawn=spawn)) as hosting,
+        pytest.raises(RunHalted, match=r"a: its process cannot be started \(Resource temporarily unavailable\); "),
+    ):
+        hosting.start()

@@ -69,6 +69,7 @@ class ProcessManager:
             self._spawn(name, 0, now)
 
     def _spawn(self, name: str, incarnation: int, now: float) -> None:
+        """Start an incarnation of a station. RunHalted: the system cannot."""
         job, resources = self._jobs[name]
         kind, content = pack(job)
         spec = ChildSpec(
@@ -85,8 +86,14 @@ class ProcessManager:
             keys=self._sockets.keys,
             parent=os.getpid(),
         )
-        self._logs.mkdir(parents=True, exist_ok=True)
-        self.processes[name] = ChildProcess(spec, log_file(self._logs, name, incarnation), now, self._spawn_child)
+        try:
+            self._logs.mkdir(parents=True, exist_ok=True)
+            self.processes[name] = ChildProcess(spec, log_file(self._logs, name, incarnation), now, self._spawn_child)
+        except OSError as error:
+            raise RunHalted(
+                f"{name}: its process cannot be started ({error.strerror}); free memory, processes (ulimit -u) or room "
+                f"in {self._logs}, then start again with resume"
+            ) from error
 
     @property
     def complete(self) -> bool:
