@@ -54,7 +54,8 @@ class Generator:
         self._pinned_receiver = Receiver(weights, as_module(pinned).eval()) if pinned is not None else None
         self._arena, self._weights, self._links = arena, weights, links
         self._todo: deque[Serve | ApplyWeights] = deque()
-        self._on_cpu = next(self._module.parameters()).is_cpu
+        # On the CPU a second copy would gain nothing; the evaluator alone takes versions only when it is told.
+        self._stages_ahead = pinned is not policy and not next(self._module.parameters()).is_cpu
         self._staging: threading.Thread | None = None
         self._doing = IDLE
         self._done: Serve | ApplyWeights | None = None  # in the last unit of work
@@ -117,11 +118,11 @@ class Generator:
         return True
 
     def _stage_ahead(self) -> None:
-        """On another device than the CPU, where weights lie in host memory: copy a version that was published there in
-        a thread, while passes go on. On the CPU a second copy would gain nothing."""
+        """Copy a version that was published in host memory to this station's device, in a thread, while passes go
+        on."""
         newest, receiver = self._weights.newest, self._receiver
         idle = self._staging is None or not self._staging.is_alive()
-        if self._on_cpu or not idle or newest <= max(receiver.version, receiver.staged):
+        if not self._stages_ahead or not idle or newest <= max(receiver.version, receiver.staged):
             return
         self._staging = threading.Thread(target=receiver.stage, args=(newest,), name="staging", daemon=True)
         self._staging.start()
