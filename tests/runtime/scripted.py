@@ -21,7 +21,7 @@ RAISES, HANGS, DIES, REFUSES, AT_ONCE = 1001, 1002, 1003, 1004, 1005
 
 class Scripted:
     def __init__(self, name: str, incarnation: int, context: StationContext) -> None:
-        self.name, self._incarnation, self._channels = name, incarnation, context.links
+        self.name, self._incarnation, self._channels = name, incarnation, context.channels
         self._todo: deque[Any] = deque()
         self._doing = ("", 0.0)
         self._units = 0

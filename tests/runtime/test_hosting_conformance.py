@@ -37,8 +37,8 @@ STATIONS = ("a", "b")
 
 def local(transport: str) -> Callable[[Path], Launcher]:
     limits = config(supervision={"update_s": 1.0}).supervision
-    jobs = [(ScriptedFactory(name), Resources()) for name in STATIONS]
-    return lambda folder: build_local_launcher(jobs, LAYOUT, NO_WEIGHTS, limits, folder, transport)  # type: ignore[arg-type]
+    stations = [(ScriptedFactory(name), Resources()) for name in STATIONS]
+    return lambda folder: build_local_launcher(stations, LAYOUT, NO_WEIGHTS, limits, folder, transport)  # type: ignore[arg-type]
 
 
 def inline(folder: Path) -> Launcher:

@@ -61,11 +61,11 @@ def test_a_process_that_the_system_cannot_start_ends_the_run_with_a_sentence(tmp
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     layout, limits = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={}), config().supervision
-    jobs = [(ScriptedFactory("a"), Resources())]
+    stations = [(ScriptedFactory("a"), Resources())]
     folder = tmp_path / "shared"
     folder.mkdir(mode=0o700)
     with (
-        closing(LocalHosting(jobs, layout, folder, WeightsLayout.of({}), limits, tmp_path, spawn=spawn)) as hosting,
+        closing(LocalHosting(stations, layout, folder, WeightsLayout.of({}), limits, tmp_path, spawn=spawn)) as hosting,
         pytest.raises(RunHalted, match=r"a: its process cannot be started \(Resource temporarily unavailable\); "),
     ):
         hosting.start()

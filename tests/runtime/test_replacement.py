@@ -133,9 +133,9 @@ def test_events_of_others_flow_while_a_killed_station_takes_long_to_die(tmp_path
 
     layout = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
     limits = config(supervision={"update_s": 0.5}).supervision
-    jobs = [(ScriptedFactory(name), Resources()) for name in ("a", "b")]
+    stations = [(ScriptedFactory(name), Resources()) for name in ("a", "b")]
     with closing_folder(layout) as folder:
-        hosting = LocalHosting(jobs, layout, folder.folder, WeightsLayout.of({}), limits, tmp_path, spawn=spawn)
+        hosting = LocalHosting(stations, layout, folder.folder, WeightsLayout.of({}), limits, tmp_path, spawn=spawn)
         with closing(hosting):
             hosting.start()
             hosting.send("a", PublishWeights("a", 1))

@@ -60,12 +60,12 @@ class Stand:
         self.arena, self.weights = in_memory(layout), inline_weights(self.policy)
         self.rng = np.random.default_rng(0)
         self.arena.obs["x"][:] = self.rng.normal(size=(45, 3))
-        links = Channels(
+        channels = Channels(
             self.said.append,
             lambda replies: self.said.extend((reply, reply.answers.copy()) for reply in replies),
             self.said.append,
         )
-        self.generator = Generator("g", 0, served or policy(2), self.arena, self.weights, links, buckets=buckets)
+        self.generator = Generator("g", 0, served or policy(2), self.arena, self.weights, channels, buckets=buckets)
         self.weights.publish(0, self.policy.state_dict())
         self.generator.handle(ApplyWeights("g", 0))
         assert self.generator.work()

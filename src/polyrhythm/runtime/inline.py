@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from polyrhythm.runtime.factories import Resources, StationContext, StationFactory
+from polyrhythm.runtime.factories import StationContext, StationList
 from polyrhythm.runtime.hosting import Joined
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.messages import Channels, Order, Reply, Report, Spans, Station
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 class InlineHosting:
-    """Hosts the stations of `jobs`, and measures how long each was busy. arena, weights: the memory that they share."""
+    """Hosts `stations`, and measures how long each was busy. arena, weights: the memory that they share."""
 
     def __init__(
         self,
-        jobs: Sequence[tuple[StationFactory, Resources]],
+        stations: StationList,
         arena: Arena,
         weights: Weights,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock, self._arena, self._weights = clock, arena, weights
-        self._jobs = list(jobs)
+        self._stations = list(stations)
         self._work_done = 0
         self._parts: list[_Part] = []
         self._by_name: dict[str, Station] = {}
@@ -45,19 +45,21 @@ class InlineHosting:
         self._measuring = self._closed = False
 
     def start(self) -> list[Joined]:
-        """Make all stations; their announcements, in the order of the jobs."""
+        """Make all stations; their announcements, in the order of the stations."""
         channels = Channels(self._events.append, self._deliver, self._reports.append)
         joined: list[Joined] = []
-        for job, resources in self._jobs:
+        for factory, resources in self._stations:
             context = StationContext(self._arena, lambda: self._weights, channels, resources.device)
-            announcements = [self._host(_Part(job.name, make())) for _, make in job.parts(context, incarnation=0)]
+            announcements = [
+                self._host(_Part(factory.name, make())) for _, make in factory.parts(context, incarnation=0)
+            ]
             together = records.merge_joined(announcements)
             assert isinstance(together, Joined)
             joined.append(together)
         return joined
 
     def _host(self, part: _Part) -> Joined:
-        """Take the part in, after those that are here: turns follow the order of the jobs. Its announcement."""
+        """Add the part after those that are here: turns follow the order of the stations. Its announcement."""
         self._parts.append(part)
         joined = part.station.joined()
         part.spans.on = self._measuring

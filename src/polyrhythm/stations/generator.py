@@ -43,7 +43,7 @@ class Generator:
         policy: Policy,
         arena: Arena,
         weights: Weights,
-        links: Channels,
+        channels: Channels,
         pinned: Policy | None = None,
         buckets: tuple[int, ...] = (),
     ) -> None:
@@ -52,7 +52,7 @@ class Generator:
         self._receiver = Receiver(weights, self._module)
         self._pinned, self._pinned_version = pinned, -1
         self._pinned_receiver = Receiver(weights, as_module(pinned).eval()) if pinned is not None else None
-        self._arena, self._weights, self._links = arena, weights, links
+        self._arena, self._weights, self._channels = arena, weights, channels
         self._todo: deque[Serve | ApplyWeights] = deque()
         # On the CPU a second copy would gain nothing; the evaluator alone takes versions only when it is told.
         self._stages_ahead = pinned is not policy and not next(self._module.parameters()).is_cpu
@@ -149,7 +149,7 @@ class Generator:
         else:
             self._wait_for_staging()
             version = self.version = self._receiver.apply(command.version)
-        self._links.emit(WeightsApplied(self.name, self.incarnation, version, command.pinned))
+        self._channels.emit(WeightsApplied(self.name, self.incarnation, version, command.pinned))
 
     def _evaluated(self) -> Policy:
         assert self._pinned is not None, f"{self.name} is not the evaluator"
@@ -169,11 +169,11 @@ class Generator:
             stop = first + request.rows
             replies.append(Reply(request.reply_to, request.slot, request.sequence, buffer.answers[first:stop]))
             first = stop
-        self._links.reply(replies)
+        self._channels.reply(replies)
         self._passes += 1
         self._rows += first
         self._padding += len(buffer.answers) - first
-        self._links.emit(BatchDone(self.name, self.incarnation, batch.number, version))
+        self._channels.emit(BatchDone(self.name, self.incarnation, batch.number, version))
 
     def _gather(self, batch: Batch) -> BatchBuffer:
         """Gather the active rows of all requests, one after another, and pad them to the bucket."""

@@ -30,7 +30,7 @@ class SimulatorFactory:
     batches: tuple[EnvBatchInfo, ...]
     step: StepSettings
 
-    def parts(self, host: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
+    def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         settings = resolve("env", self.env)
         assert isinstance(settings, EnvSettings), "checked before the start"
 
@@ -40,7 +40,9 @@ class SimulatorFactory:
                 undo.callback(env.close)
                 _refuse_other(env, self.spec, self.rows)
                 batches = [(info, env)]
-                station = Simulator(self.name, incarnation, batches, self.step, host.arena, host.links.emit, address)
+                station = Simulator(
+                    self.name, incarnation, batches, self.step, context.arena, context.channels.emit, address
+                )
                 undo.pop_all()
             return station
 

@@ -19,7 +19,7 @@ from polyrhythm.conformance import ContractViolation, own_place, raised
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.pipeline.array_specs import arena_layout, blank, bucket_sizes
-from polyrhythm.pipeline.build import env_batch_infos, env_settings, flow_settings, policy_settings, run_seats
+from polyrhythm.pipeline.build import env_batch_infos, env_settings, policy_settings, run_seats, scheduler_settings
 from polyrhythm.pipeline.validation.custom_objective import dry_run_objective, try_on
 from polyrhythm.pipeline.validation.env_trial import try_env
 from polyrhythm.pipeline.warm_start.demos import has_expert
@@ -76,7 +76,7 @@ def installed_env(config: RunConfig) -> EnvSettings:
 def check_rollout(config: RunConfig, spec: EnvSpec) -> None:
     """Check rows, slots and batches against the environment's abilities."""
     with _errors_of("config"):
-        flow_settings(config, spec)
+        scheduler_settings(config, spec)
     infos = env_batch_infos(config, spec)
     bucket_sizes(config, infos)  # raises if they do not fit
     _check_slots(config, infos)

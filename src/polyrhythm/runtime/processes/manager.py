@@ -7,11 +7,10 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.runtime.factories import Resources, StationFactory, pack
+from polyrhythm.runtime.factories import StationList, pack
 from polyrhythm.runtime.hosting import Joined
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.processes.child import ChildSpec
@@ -32,14 +31,14 @@ _REAP_S = 10.0
 
 
 class ProcessManager:
-    """Stations by name, in the order of `jobs`. main: the endpoint of main's inbox.
+    """Keeps the processes of `stations`, by station in their order. main: the endpoint of main's inbox.
 
     progress: rises while a station works or is being started. updates: that the trainer has said it did.
     """
 
     def __init__(
         self,
-        jobs: Sequence[tuple[StationFactory, Resources]],
+        stations: StationList,
         layout: ArenaLayout,
         weights: WeightsLayout,
         sockets: Sockets,
@@ -51,7 +50,7 @@ class ProcessManager:
     ) -> None:
         self.processes: dict[str, ChildProcess] = {}
         self.progress = self.updates = 0
-        self._jobs = {job.name: (job, resources) for job, resources in jobs}
+        self._stations = {factory.name: (factory, resources) for factory, resources in stations}
         self._layout, self._weights, self._sockets, self._main = layout, weights, sockets, main
         self._limits, self._logs, self._spawn_child = limits, logs, spawn
         self._failures = FailureTracker()
@@ -59,19 +58,19 @@ class ProcessManager:
         self._parts: dict[str, int] = {}
         self._asked: list[str] = []
         self._pending_work: dict[str, tuple[str, ...]] = {}
-        self._past: dict[str, Counter[str]] = {name: Counter() for name in self._jobs}
+        self._past: dict[str, Counter[str]] = {name: Counter() for name in self._stations}
 
     # ------------------------------------------------------------ come and go
 
     def start(self, now: float) -> None:
         """Start the first incarnation of every station."""
-        for name in self._jobs:
+        for name in self._stations:
             self._spawn(name, 0, now)
 
     def _spawn(self, name: str, incarnation: int, now: float) -> None:
         """Start an incarnation of a station. RunHalted: the system cannot."""
-        job, resources = self._jobs[name]
-        kind, content = pack(job)
+        factory, resources = self._stations[name]
+        kind, content = pack(factory)
         spec = ChildSpec(
             station=name,
             incarnation=incarnation,
