@@ -28,6 +28,7 @@ from polyrhythm.scheduler.records import (
     TrainerJoined,
     UpdateDone,
 )
+from polyrhythm.specs import WeightsLayout
 
 LAYOUT = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
 STATIONS = ("a", "b")
@@ -36,11 +37,11 @@ STATIONS = ("a", "b")
 def local(transport: str) -> Callable[[Path], Launcher]:
     limits = config(supervision={"update_s": 1.0}).supervision
     jobs = [(ScriptedFactory(name), Resources()) for name in STATIONS]
-    return lambda folder: build_local_launcher(jobs, LAYOUT, 64, limits, folder, transport)  # type: ignore[arg-type]
+    return lambda folder: build_local_launcher(jobs, LAYOUT, WeightsLayout.of({}), limits, folder, transport)  # type: ignore[arg-type]
 
 
 def inline(folder: Path) -> Launcher:
-    return build_inline_launcher([(ScriptedFactory(name), Resources()) for name in STATIONS], LAYOUT, 64)
+    return build_inline_launcher([(ScriptedFactory(name), Resources()) for name in STATIONS], LAYOUT, WeightsLayout.of({}))
 
 
 HOSTINGS = {"inline": inline, "local-ipc": local("ipc"), "local-tcp": local("tcp")}

@@ -21,6 +21,7 @@ from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import start_child
 from polyrhythm.runtime.processes.replacement import Replacements
 from polyrhythm.scheduler.records import Published, PublishWeights, StationLost, TrainerJoined
+from polyrhythm.specs import WeightsLayout
 
 
 class Process:
@@ -134,7 +135,7 @@ def test_events_of_others_flow_while_a_killed_station_takes_long_to_die(tmp_path
     limits = config(supervision={"update_s": 0.5}).supervision
     jobs = [(ScriptedFactory(name), Resources()) for name in ("a", "b")]
     with closing_folder(layout) as folder:
-        hosting = LocalHosting(jobs, layout, folder.folder, limits, tmp_path, spawn=spawn)
+        hosting = LocalHosting(jobs, layout, folder.folder, WeightsLayout.of({}), limits, tmp_path, spawn=spawn)
         with closing(hosting):
             hosting.start()
             hosting.send("a", PublishWeights("a", HANGS))
