@@ -41,7 +41,8 @@ def local(transport: str) -> Callable[[Path], Launcher]:
 
 
 def inline(folder: Path) -> Launcher:
-    return build_inline_launcher([(ScriptedFactory(name), Resources()) for name in STATIONS], LAYOUT, WeightsLayout.of({}))
+    jobs = [(ScriptedFactory(name), Resources()) for name in STATIONS]
+    return build_inline_launcher(jobs, LAYOUT, WeightsLayout.of({}))
 
 
 HOSTINGS = {"inline": inline, "local-ipc": local("ipc"), "local-tcp": local("tcp")}
