@@ -6,6 +6,7 @@ import pytest
 
 from polyrhythm.pipeline.observers.ticket_audit import TicketAudit
 from polyrhythm.scheduler import records
+from polyrhythm.scheduler.records import DropReason
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 
 
@@ -104,8 +105,8 @@ def test_the_audit_finds(decisions, words):
         ({"started": 2, "running": 1, "buffered": 1}, []),
         ({"started": 3, "running": 2, "buffered": 1}, ["2 tickets were granted, the ledger has 3", "1 tickets are ru"]),
         ({"started": 2, "trained": 1, "running": 1}, ["1 tickets are buffered, the ledger has 0", "0 tickets are tr"]),
-        ({"started": 2, "running": 1, "dropped": {"deadline": 1}}, ["samples were dropped: {'deadline': 1}"]),
-        ({"started": 2, "running": 1, "dropped": {"rollback": 1}}, []),
+        ({"started": 2, "running": 1, "dropped": {DropReason.DEADLINE: 1}}, ["samples were dropped: {'deadline': 1}"]),
+        ({"started": 2, "running": 1, "dropped": {DropReason.ROLLBACK: 1}}, []),
     ],
 )
 def test_the_audit_is_compared_with_the_ledger(ledger, words):

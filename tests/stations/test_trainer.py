@@ -170,7 +170,7 @@ def test_an_update_whose_steps_are_all_skipped_waits_for_the_publication_before_
     assert channel.begun.wait(10)
     update = threading.Thread(target=stand.do)
     update.start()
-    while stand.trainer.doing()[0] != "update" and update.is_alive():
+    while stand.trainer.current_call()[0] != "update" and update.is_alive():
         pass
     update.join(0.2)
     assert stand.said == [Checkpointed("t", 0, 0)], "the update does not end while the weights are being copied"

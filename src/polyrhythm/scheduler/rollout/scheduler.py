@@ -40,7 +40,7 @@ from polyrhythm.scheduler.samples.buffer import SampleBuffer
 from polyrhythm.scheduler.samples.filtering import ReturnFilter
 from polyrhythm.scheduler.samples.groups import Group, Sample
 from polyrhythm.scheduler.samples.ledger import SampleLedger, SampleState
-from polyrhythm.scheduler.samples.selection import SelectionStats
+from polyrhythm.scheduler.samples.selection_bias import SelectionStats
 from polyrhythm.scheduler.settings import SchedulerSettings
 
 
