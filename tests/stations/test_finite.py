@@ -42,7 +42,7 @@ class Diverging(Counting):
 
 def told(events):
     """(ticket, reason, detail) of the samples that failed."""
-    return [(e.ticket, e.reason, e.detail) for e in events if isinstance(e, SampleFailed)]
+    return [(e.ticket, e.error, e.detail) for e in events if isinstance(e, SampleFailed)]
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])

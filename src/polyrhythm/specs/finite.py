@@ -1,4 +1,4 @@
-"""Finds NaN and infinity in arrays, and words the failure reason."""
+"""Finds NaN and infinity in arrays, and describes them as the error of a sample."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 POLICY, ENVIRONMENT = "policy", "environment"
 
 
-def not_finite_reason(culprit: str, what: str) -> str:
-    """Failure reason of a sample: `policy: logprob is not finite`. Without numbers, so that equal faults are counted
+def describe_not_finite(culprit: str, what: str) -> str:
+    """Error of a failed sample: `policy: logprob is not finite`. Without numbers, so that equal faults are counted
     together. culprit: POLICY or ENVIRONMENT."""
     return f"{culprit}: {what} is not finite"
 

@@ -31,7 +31,6 @@ from polyrhythm.scheduler.records import (
     SampleFinished,
     StartRows,
     Ticket,
-    drop_reason,
 )
 from polyrhythm.scheduler.rollout.evaluation import EvaluationQueue, EvaluationState
 from polyrhythm.scheduler.rollout.rows import IdleRows, RowRegistry, SlotState
@@ -199,7 +198,7 @@ class RolloutScheduler:
     def fail(self, event: SampleFailed, now: float) -> list[Command]:
         """The simulator gave a sample up, or answers a cancellation."""
         sample = self._vacate(event.ticket, event.attempt, parked=False)
-        return [] if sample is None else self._lose(sample, drop_reason(event.reason), now)
+        return [] if sample is None else self._lose(sample, event.reason, now)
 
     def expire(self, now: float) -> list[Command]:
         """Cancel what ran past its deadline and let it go out again."""
