@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from tests.algorithms.entries import entries
 
+from polyrhythm.algorithms.entry_selection import covariance_band, second_moment_excess, top_covariance
 from polyrhythm.algorithms.losses import LossInput
-from polyrhythm.algorithms.selection import covariance_band, second_moment_excess, top_covariance
 
 
 def masked(seed: int = 30) -> LossInput:

@@ -9,14 +9,19 @@ import pytest
 
 from polyrhythm.pipeline.observers.failures import SampleFailureLog
 from polyrhythm.runtime.messages import Report
-from polyrhythm.scheduler.records import SampleFailed
+from polyrhythm.scheduler.records import DropReason, SampleFailed
 
 
-def told(failures: SampleFailureLog, reasons: list[str], caplog: pytest.LogCaptureFixture) -> list[str]:
+def told(
+    failures: SampleFailureLog,
+    errors: list[str],
+    caplog: pytest.LogCaptureFixture,
+    reason: DropReason = DropReason.ENVIRONMENT_RAISED,
+) -> list[str]:
     caplog.clear()
     with caplog.at_level(logging.WARNING):
-        for ticket, reason in enumerate(reasons):
-            failures.on_decision(0.0, SampleFailed("simulator-0", 2, ticket, 0, reason), [])
+        for ticket, error in enumerate(errors):
+            failures.on_decision(0.0, SampleFailed("simulator-0", 2, ticket, 0, reason, error), [])
     return caplog.messages
 
 
@@ -38,13 +43,13 @@ def test_who_gave_what_is_not_finite_is_named_by_its_setting_with_task_and_seed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     failures = SampleFailureLog(Path("run/logs"), {"policy": "policy.type = mine:Mine"})
-    reason, detail = "policy: logprob is not finite", "task reach, seed 3, env step 0, weights of version 2"
+    error, detail = "policy: logprob is not finite", "task reach, seed 3, env step 0, weights of version 2"
     with caplog.at_level(logging.WARNING):
-        failures.on_decision(0.0, SampleFailed("simulator-0", 2, 7, 1, reason, detail), [])
+        failures.on_decision(0.0, SampleFailed("simulator-0", 2, 7, 1, DropReason.POLICY_NOT_FINITE, error, detail), [])
     said = "policy.type = mine:Mine: logprob is not finite (task reach, seed 3, env step 0, weights of version 2)"
     assert caplog.messages == [f"simulator-0: a sample failed: {said}"]
     assert failures.last == said
-    assert failures.counts == {reason: 1}
+    assert failures.counts == {error: 1}
 
 
 def test_updates_with_skipped_steps_are_told_and_not_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
@@ -57,4 +62,4 @@ def test_updates_with_skipped_steps_are_told_and_not_one_by_one(caplog: pytest.L
 
 
 def test_what_was_cancelled_did_not_fail(caplog: pytest.LogCaptureFixture) -> None:
-    assert told(SampleFailureLog(None), ["cancelled"] * 3, caplog) == []
+    assert told(SampleFailureLog(None), [""] * 3, caplog, DropReason.CANCELLED) == []

@@ -109,7 +109,7 @@ def test_an_environment_that_raises_costs_attempts_and_no_sample(changes, caplog
         pipeline.loop.train_until(2)
     failed = [d.event for d in pipeline.loop.trace if isinstance(d.event, SampleFailed)]
     assert failed
-    assert failed[0].reason == "step: RuntimeError: the simulator fell over"
+    assert failed[0].error == "step: RuntimeError: the simulator fell over"
     ledger = pipeline.loop.conductor.ledger
     assert (ledger.imbalance, ledger.running, ledger.reissuing) == (0, 0, 0)
     assert ledger.trained == 2 * settings.training.batch_size * settings.freshness.sync_interval

@@ -27,6 +27,7 @@ from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import (
     Batch,
     CancelRow,
+    DropReason,
     GeneratorJoined,
     Grant,
     Request,
@@ -143,7 +144,7 @@ def test_the_environments_own_metrics_are_means_over_the_episodes_that_have_them
     [
         (start(-1, 0, evaluation="before"), finish(-1, 9.0, 9)),
         (start(0, 0), CancelRow("s", "e/0", 0, 1), finish(0, 9.0, 9)),
-        (start(0, 0), SampleFailed("s", 0, 0, 1, "fell over"), finish(0, 9.0, 9)),
+        (start(0, 0), SampleFailed("s", 0, 0, 1, DropReason.ENVIRONMENT_RAISED), finish(0, 9.0, 9)),
         (start(0, 0), StationLost("s", 0, "died"), finish(0, 9.0, 9)),
         (start(0, 0), finish(0, 9.0, 9, attempt=2)),
     ],

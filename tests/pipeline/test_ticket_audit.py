@@ -49,7 +49,7 @@ def test_a_ticket_that_goes_its_way_is_no_violation():
         finished(0),
         (lost, []),  # 1 and 2 ran in it
         (WAKE, [grant(ticket(1, 2), ticket(2, 2))]),
-        records.SampleFailed("s", 1, 2, 2, "raised"),
+        records.SampleFailed("s", 1, 2, 2, records.DropReason.ENVIRONMENT_RAISED),
         (WAKE, [grant(ticket(2, 3), ticket(3))]),
         (finished(1, 2, oldest=1), [lend(0, 1, oldest=(0, 1), version=1)]),
         LOST_TRAINER,

@@ -61,8 +61,8 @@ class DisagreeingSettings(CategoricalSettings):
 
     type: Literal["tests.process.policies:DisagreeingSettings"] = "tests.process.policies:DisagreeingSettings"  # type: ignore[assignment]
 
-    def build(self, env_spec: Any, seed: int) -> Any:
-        policy = super().build(env_spec, seed)
+    def build(self, env_spec: Any, *, seed: int, device: str, role: Any) -> Any:
+        policy = super().build(env_spec, seed=seed, device=device, role=role)
         evaluate = policy.evaluate
 
         def lower(obs: Any, forward_inputs: Any) -> Any:

@@ -15,9 +15,9 @@ from tests.process.runs import LOCKSTEP, config
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.observers.base import ALL_RECORDS, Observer
 from polyrhythm.pipeline.persistence.checkpoints import STATES
 from polyrhythm.runtime.memory.tensors import apply_state
-from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.checkpoint import load_state
@@ -28,8 +28,10 @@ VERSIONS = 3
 PASS_ROWS = 16
 
 
-class Witness:
+class Witness(Observer):
     """Copies every finished sample, and every version while it can be read."""
+
+    hears = ALL_RECORDS
 
     def __init__(self, pipeline) -> None:
         self._pipeline = pipeline
@@ -41,9 +43,6 @@ class Witness:
         self.weights.setdefault(version, {name: tensor.clone() for name, tensor in weights.items()})
         if isinstance(event, records.SampleFinished):
             self.samples.append(copy.deepcopy(self._pipeline.launcher.arena.trajectory(int(event.payload_id))))
-
-    def on_report(self, now: float, report: Report) -> None:
-        pass
 
 
 def logprobs(policy, sample):
@@ -65,7 +64,7 @@ def test_replies_are_computed_by_the_published_bfloat16_weights(launcher, tmp_pa
     spec = settings.env.spec()
     with closing(build_pipeline(settings, folder=tmp_path)) as pipeline:
         witness = Witness(pipeline)
-        pipeline.loop.observers.append(witness)
+        pipeline.loop.add_observers(witness)
         pipeline.loop.train_until(VERSIONS)
         version, published = pipeline.weights.read()
     assert version == VERSIONS

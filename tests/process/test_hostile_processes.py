@@ -57,7 +57,7 @@ def lies(layout: ArenaLayout) -> Iterator[bytes]:
             r.RequestArrived("simulator-0", 0, "nowhere", 0, 1, 0, ""),
             r.RequestArrived("trainer", 0, slot, 0, 1, 0, ""),
         ),
-        *(r.SampleFailed("simulator-0", 0, 10**9, 1, ""), r.BatchDone("generator-0", 0, 10**9, 0)),
+        *(r.SampleFailed("simulator-0", 0, 10**9, 1, r.DropReason.REFUSED), r.BatchDone("generator-0", 0, 10**9, 0)),
         r.SampleFinished("simulator-0", 0, 10**9, 1, "5", r.SampleEnd.TERMINATED, 1, 1, 0, 0, True, float("nan")),
         *(r.UpdateDone("trainer", 0, 10**6), r.Published("trainer", 0, 10**6), r.Checkpointed("trainer", 0, 10**6)),
         *(r.WeightsApplied("generator-0", 0, 10**6), r.StationLost("trainer", 0, ""), r.TrainerJoined("trainer", 9, 0)),

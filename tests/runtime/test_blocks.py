@@ -17,6 +17,7 @@ from polyrhythm.runtime.memory.blocks import BlockPool, blocks_needed
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import (
     Command,
+    DropReason,
     Episode,
     Evaluate,
     Event,
@@ -42,7 +43,7 @@ def finished(number: int, payload_id: str, *, simulator: str = "s", attempt: int
 
 
 def failed(number: int, *, attempt: int = 1) -> SampleFailed:
-    return SampleFailed("s", 0, number, attempt, "cancelled")
+    return SampleFailed("s", 0, number, attempt, DropReason.CANCELLED)
 
 
 def test_a_block_goes_from_the_simulator_to_the_conductor_and_is_free_again() -> None:

@@ -92,7 +92,7 @@ def attack(obeying: Obeying, seed: int, names: dict[str, Any], between: Callable
 
 def test_a_simulator_survives_hostile_messages() -> None:
     bench = Bench(4, blocks=8)
-    names = {"simulator": ["s"], "slot": ["e/0"], "handle": ["s.0.0"], "ticket": [1, 2], "sequence": [0, 1, 2]}
+    names = {"simulator": ["s"], "slot": ["e/0"], "reply_to": ["s.0.0"], "ticket": [1, 2], "sequence": [0, 1, 2]}
     obeying = Obeying(bench.simulator, bench.arena.layout)
     bench.pool.hear = lambda event: None  # type: ignore[method-assign]  # some messages are grants of nobody
     bench.start((0, ticket(0, 9)), (1, ticket(1, 9)))
@@ -164,10 +164,10 @@ TRUE = [
     r.RequestArrived("s", 0, "e/1", 0, 1, 2, "s.0.0"),
     *(
         r.SampleFinished("s", 0, 0, 1, "0", r.SampleEnd.SEGMENT, 4, 9, 2, 3, True, 0.5),
-        r.SampleFailed("s", 0, 1, 1, "why"),
+        r.SampleFailed("s", 0, 1, 1, r.DropReason.REFUSED),
     ),
     *(
-        r.SampleFailed("s", 0, 2, 1, "why"),
+        r.SampleFailed("s", 0, 2, 1, r.DropReason.REFUSED),
         r.SampleFinished("s", 0, 3, 1, "", r.SampleEnd.TRUNCATED, 90, 90, 2, 2, True, 1.0),
     ),
     *(r.BatchDone("g", 0, 8, 2), r.WeightsApplied("g", 0, 3), r.WeightsApplied("g", 0, 3, pinned=True)),
@@ -202,7 +202,7 @@ FALSE = [
     ),
     *(
         r.SampleFinished("s", 0, 0, 1, "0", r.SampleEnd.SEGMENT, 4, 3, 2, 3, True, 0.5),
-        r.SampleFailed("s", 0, 0, 2, ""),
+        r.SampleFailed("s", 0, 0, 2, r.DropReason.REFUSED),
     ),
     *(r.BatchDone("g", 0, 7, 2), r.BatchDone("t", 0, 8, 2), r.BatchDone("?", 0, 8, 2), r.WeightsApplied("g", 0, 1)),
     *(r.WeightsApplied("g", 0, 4), r.WeightsApplied("g", 0, 2, pinned=True), r.UpdateDone("t", 0, 5)),

@@ -14,6 +14,7 @@ from polyrhythm.runtime.messages import Reply, Report, SaveTrainer, StartRowsInB
 from polyrhythm.scheduler.records import (
     ApplyWeights,
     CancelRow,
+    DropReason,
     EnvBatchInfo,
     GeneratorJoined,
     Grant,
@@ -159,7 +160,7 @@ def test_a_grant_comes_with_a_block_that_is_the_rows_until_its_attempt_ends():
     assert start.command == command
     assert len(set(start.blocks)) == 2
     assert launcher.pool.describe() == "2 blocks free, 2 being written, 0 finished"
-    failed = SampleFailed("s", 0, 0, 1, "fell over")
+    failed = SampleFailed("s", 0, 0, 1, DropReason.ENVIRONMENT_RAISED, "fell over")
     first.context.channels.emit(failed)
     assert launcher.receive(1.0) == failed
     assert launcher.pool.describe() == "3 blocks free, 1 being written, 0 finished"

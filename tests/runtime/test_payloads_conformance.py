@@ -61,7 +61,7 @@ def test_a_block_has_one_owner_until_it_is_released(both: tuple[Payloads, Arena]
     first = list(payloads.assign(start(3)))
     assert len(set(first)) == 3
     payloads.hear(finished(0, first[0]))
-    payloads.hear(r.SampleFailed("s", 0, 1, 1, "fell over"))
+    payloads.hear(r.SampleFailed("s", 0, 1, 1, r.DropReason.ENVIRONMENT_RAISED, "fell over"))
     second = list(payloads.assign(start(2, first=10)))
     assert not set(second) & {first[0], first[2]}, "finished and written blocks are not given out"
     payloads.release([str(first[0])])

@@ -23,7 +23,10 @@ BATCHES = (r.EnvBatchInfo("e", (r.SlotInfo("e/0", 0, 4, "g"), r.SlotInfo("e/1", 
 MESSAGES = [
     *(r.SimulatorJoined("s", 1, BATCHES), r.GeneratorJoined("g", 2, 5), r.TrainerJoined("t", 0, 12)),
     *(r.StationLost("s", 1, "ended by SIGKILL"), r.RequestArrived("s", 0, "e/0", 3, 4, 2, "s.0.1", True)),
-    *(r.BatchDone("g", 0, 8, 3), r.SampleFailed("s", 0, 7, 1, "step: RuntimeError: ä")),
+    *(
+        r.BatchDone("g", 0, 8, 3),
+        r.SampleFailed("s", 0, 7, 1, r.DropReason.ENVIRONMENT_RAISED, "step: RuntimeError: ä", "seed 3"),
+    ),
     *(r.SampleFinished("s", 0, 7, 1, "5", end, 3, 30, 1, 2, True, -0.5) for end in r.SampleEnd),
     r.SampleFinished(
         "s", 0, 7, 1, "5", r.SampleEnd.TRUNCATED, 3, 30, 1, 2, True, -0.5, (("push", 0.25), ("slip", -1e300))

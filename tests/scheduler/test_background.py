@@ -199,7 +199,7 @@ def test_an_evaluator_that_is_lost_ends_the_evaluation_and_the_next_begins_when_
     assert r.EvaluationDone("first", 1, 2) in said
     assert {c.ticket for c in said if isinstance(c, r.CancelRow)} == {-2, -3}
     for number in (-2, -3):
-        script.say(r.SampleFailed("apart", 0, number, 1, "cancelled"))
+        script.say(r.SampleFailed("apart", 0, number, 1, r.DropReason.CANCELLED))
     assert r.RefuseRequest("apart", "e/0", 1, "its rows were cancelled") in script.said
     said = script.say(r.GeneratorJoined(script.evaluator, 1))
     assert r.ApplyWeights(script.evaluator, 0, pinned=True) in said
@@ -244,7 +244,7 @@ def test_a_pause_is_given_up_when_its_weights_are_nowhere_any_more() -> None:
     assert [c for c in said if isinstance(c, r.EvaluationDone)] == [r.EvaluationDone("pause", 0, 3)]
     assert {c.ticket for c in said if isinstance(c, r.CancelRow)} == {-1, -2}
     for number in (-1, -2):
-        script.say(r.SampleFailed("sim", 0, number, 1, "cancelled"))
+        script.say(r.SampleFailed("sim", 0, number, 1, r.DropReason.CANCELLED))
     assert granted(script.said) != [], "training goes on"
     assert script.tickets[3].version == 1
 

@@ -309,7 +309,7 @@ def test_running_members_of_a_dropped_group_are_cancelled_and_their_rows_come_ba
     script.say(r.SampleFailed("sim", 0, 0, 1, r.DropReason.ENVIRONMENT_RAISED))
     assert script.of(r.CancelRow) == [r.CancelRow("sim", "s1", 1, 1)]
     assert [g.row for c in script.of(r.StartRows) for g in c.grants] == [0]
-    script.say(r.SampleFailed("sim", 0, 1, 1, "cancelled"))
+    script.say(r.SampleFailed("sim", 0, 1, 1, r.DropReason.CANCELLED))
     assert script.said[0] == r.RefuseRequest("sim", "s1", 1, "its rows were cancelled")
     assert [g.row for c in script.of(r.StartRows) for g in c.grants] == [1]
 
@@ -393,11 +393,11 @@ def test_a_checkpoint_of_an_earlier_trainer_is_none_of_the_present_ones() -> Non
 
 def test_too_many_dropped_samples_halt_the_run() -> None:
     script = Script(slots=1, max_attempts=1, max_dropped=0)
-    script.say(r.SampleFailed("sim", 0, 0, 1, r.DropReason.ENVIRONMENT_RAISED, "task reach, seed 3"))
+    script.say(r.SampleFailed("sim", 0, 0, 1, r.DropReason.ENVIRONMENT_RAISED, "step: E: broken", "task reach, seed 3"))
     (halt,) = script.of(r.Halt)
     assert halt.reason == (
         "rollout.max_dropped = 0: 1 samples were dropped after rollout.max_attempts = 1 attempts each "
-        "(1 x environment raised); the last failure: environment raised (task reach, seed 3); "
+        "(1 x environment raised); the last failure: step: E: broken (task reach, seed 3); "
         "correct what fails, then resume the run"
     )
 

@@ -18,6 +18,7 @@ from tests.stations.counting import MAX_STEPS, Bench, Counting, ticket
 from polyrhythm.runtime.memory.blocks import BlockPool
 from polyrhythm.scheduler.records import (
     CancelRow,
+    DropReason,
     RefuseRequest,
     RequestArrived,
     SampleEnd,
@@ -336,7 +337,11 @@ def test_a_reset_that_raises_fails_the_rows_it_was_for(caplog):
     bench.env.unborn = {4}
     bench.start((0, ticket(0, 4)))
     (failed,) = bench.run()
-    assert (failed.ticket, failed.reason) == (0, "reset: RuntimeError: no state for seed 4")
+    assert (failed.ticket, failed.reason, failed.error) == (
+        0,
+        DropReason.ENVIRONMENT_RAISED,
+        "reset: RuntimeError: no state for seed 4",
+    )
     assert re.fullmatch(r"task a, seed 4 \(.*counting.py, line \d+\)", failed.detail), "where the user's code raised"
     bench.start((0, ticket(1, 4)))
     assert kinds(bench.run()) == ["RequestArrived"]
@@ -347,7 +352,7 @@ def test_cancelling_frees_the_row_and_its_answer_is_not_used():
     bench.start((0, ticket(0, 4)), (1, ticket(1, 4)))
     (request,) = bench.run()
     bench.simulator.handle(CancelRow("s", "e/0", 0, 1))
-    assert bench.events[-1] == SampleFailed("s", 0, 0, 1, "cancelled", "task a, seed 4")
+    assert bench.events[-1] == SampleFailed("s", 0, 0, 1, DropReason.CANCELLED, detail="task a, seed 4")
     bench.start((0, ticket(2, 4)))
     bench.run()
     bench.answer(request, value=lambda i: i + 1)
@@ -402,7 +407,7 @@ def test_a_refused_request_fails_its_samples():
     bench.simulator.handle(RefuseRequest("s", "e/0", request.sequence + 5, "somebody else's"))
     assert bench.run() == []
     bench.simulator.handle(RefuseRequest("s", "e/0", request.sequence, "nobody can serve it"))
-    assert bench.events[-1] == SampleFailed("s", 0, 0, 1, "nobody can serve it", "task a, seed 4")
+    assert bench.events[-1] == SampleFailed("s", 0, 0, 1, DropReason.REFUSED, "nobody can serve it", "task a, seed 4")
 
 
 def test_an_answer_that_nobody_waits_for_is_ignored_and_said_so(caplog):

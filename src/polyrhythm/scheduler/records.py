@@ -14,7 +14,7 @@ from enum import StrEnum
 class DropReason(StrEnum):
     """Why a sample failed or was dropped: the only keys of `SampleLedger.dropped` and of the metrics made from it.
 
-    The text of an exception is never a reason: it is the detail of `SampleFailed` and goes to the log.
+    The text of an exception is never a reason: it is the error of `SampleFailed` and goes to the log.
     """
 
     #: Answer to `CancelRow`: given up by command, not a failure.
@@ -37,17 +37,6 @@ class DropReason(StrEnum):
     POLICY_NOT_FINITE = "policy not finite"
     #: Its request was refused (`RefuseRequest`).
     REFUSED = "request refused"
-
-
-def drop_reason(reason: str) -> DropReason:
-    """The reason of a failed sample. What is none of `DropReason`'s is an error of the environment or the policy."""
-    try:
-        return DropReason(reason)
-    except ValueError:
-        culprit = reason.partition(":")[0]
-        if not reason.endswith(" is not finite"):
-            return DropReason.ENVIRONMENT_RAISED
-        return DropReason.POLICY_NOT_FINITE if culprit == "policy" else DropReason.ENVIRONMENT_NOT_FINITE
 
 
 #: Reasons of samples that were not needed: they do not count as faults.
@@ -257,7 +246,8 @@ class SampleFinished:
 class SampleFailed:
     """The sample could not be completed (the environment raised, a number is not finite); the row is free again.
 
-    Also the answer to `CancelRow`, with the reason CANCELLED. detail: what happened in words, the episode's task and
+    Also the answer to `CancelRow`, with the reason CANCELLED. error: in words what failed, without numbers of the
+    sample, so that equal failures are counted together ("" if the reason says all). detail: the episode's task and
     seed, and where in the episode.
     """
 
@@ -265,8 +255,14 @@ class SampleFailed:
     incarnation: int
     ticket: int
     attempt: int
-    reason: str
+    reason: DropReason
+    error: str = ""
     detail: str = ""
+
+    @property
+    def what(self) -> str:
+        """The error, or the reason where there is none."""
+        return self.error or self.reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +368,7 @@ class StartRows:
 
 @dataclass(frozen=True, slots=True)
 class CancelRow:
-    """Give up the row's sample; the simulator answers `SampleFailed(reason="cancelled")`."""
+    """Give up the row's sample; the simulator answers `SampleFailed` with the reason CANCELLED."""
 
     simulator: str
     slot: str

@@ -76,9 +76,9 @@ class TrainingBatch:
 
     valid [N,C] bool. At log-prob level (zero where masked): behavior, proximal, advantage, weight; reference where
     there is such a policy; correction, the factor of `algorithm.rollout_correction`; selected (bool), see
-    `algorithms.selection`. At reward level: old_value, returns, value_mask (bool), value_weight where the value loss is
-    aggregated by weights. alpha [N] where the proximal policy is interpolated, see `algorithms.proximal`; `proximal` is
-    the behaviour policy then.
+    `algorithms.entry_selection`. At reward level: old_value, returns, value_mask (bool), value_weight where the value
+    loss is aggregated by weights. alpha [N] where the proximal policy is interpolated, see `algorithms.proximal`;
+    `proximal` is the behaviour policy then.
     """
 
     obs: Arrays

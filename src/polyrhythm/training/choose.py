@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from polyrhythm.algorithms.advantages import ADVANTAGES, AdvantageInput, Advantages, gae
+from polyrhythm.algorithms.entry_selection import SELECTION_RULES, SelectionRule
 from polyrhythm.algorithms.losses import POLICY_LOSSES, LossInput, LossOutput, PolicyLoss
-from polyrhythm.algorithms.selection import SELECTION_RULES, SelectionRule
 from polyrhythm.config.objectives import OwnFunction
 
 if TYPE_CHECKING:

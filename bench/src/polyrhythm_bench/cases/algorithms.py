@@ -31,6 +31,10 @@ OBJECTIVES: dict[str, tuple[str, ...]] = {
     "cispo": ("algorithm.loss=cispo",),
     "topr": ("algorithm.loss=topr",),
     "weighted_topr": ("algorithm.loss={type: topr, negative_weight: 0.5}",),
+    "sapo": ("algorithm.loss=sapo",),
+    "clip_cov": ("algorithm.loss=clip_cov",),
+    "kl_cov": ("algorithm.loss=kl_cov",),
+    "m2po": ("algorithm.loss=m2po",),
     "v_trace": ("algorithm.loss={type: tis, cap: 1.0}", "algorithm.advantage=v_trace"),
 }
 _MANY_ROWS = ("rollout.rows=36", "rollout.sharding=even:9", "training.mini_batch_samples=4")

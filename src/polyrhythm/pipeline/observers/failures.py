@@ -36,13 +36,13 @@ class SampleFailureLog(Observer):
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         if isinstance(event, records.SampleFailed) and event.reason != records.DropReason.CANCELLED:
-            kind = ": ".join(event.reason.split(": ")[:2])
+            kind = ": ".join(event.what.split(": ")[:2])
             self.counts[kind] += 1
             count = self.counts[kind]
-            culprit, _, what = event.reason.partition(": ")
+            culprit, _, what = event.what.partition(": ")
             known = self._types.get(culprit)
             detail = f" ({event.detail})" if event.detail else ""
-            self.last = f"{f'{known}: {what}' if known else event.reason}{detail}"
+            self.last = f"{f'{known}: {what}' if known else event.what}{detail}"
             if _is_told(count):
                 self._warn(event, count, traceback=known is None)
 

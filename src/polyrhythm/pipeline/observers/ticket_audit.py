@@ -175,7 +175,7 @@ class TicketAudit(Observer):
         """
         said = ledger.as_dict()
         allowed = records.NOT_NEEDED | ({records.DropReason.ROLLBACK} if may_roll_back else set())
-        if dropped := {reason: count for reason, count in ledger.dropped.items() if reason not in allowed}:
+        if dropped := {reason.value: count for reason, count in ledger.dropped.items() if reason not in allowed}:
             self._complain(f"samples were dropped: {dropped}")
         found = Counter(entry.place for entry in self._entries.values())
         if len(self._entries) != ledger.started:

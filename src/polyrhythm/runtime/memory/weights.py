@@ -7,8 +7,9 @@
 `InlineWeights` hands versions over by reference within a process, `SharedWeights` through shared memory on one host.
 Every implementation passes tests/conformance/test_weights.py.
 
-Invariants: versions only rise; of the two newest at least the newest can be read whole at any time, also when the
-writer died in the middle; what is read is one version, whole; all processes use one `WeightsLayout`.
+Invariants: versions only rise; the newest complete version can be read at any time, also when the writer died in the
+middle of another; what is read is one version, whole; all processes use one `WeightsLayout`. The writer's tensors do
+not change while they are copied: the trainer's next optimizer step waits (`before_step` in stations/trainer.py).
 
 A writer that dies before it has announced a version leaves it readable, and its successor may publish the same version
 with other content. Therefore publications are numbered: a copy of the first is not taken for the second.

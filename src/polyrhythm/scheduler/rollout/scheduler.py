@@ -31,7 +31,6 @@ from polyrhythm.scheduler.records import (
     SampleFinished,
     StartRows,
     Ticket,
-    drop_reason,
 )
 from polyrhythm.scheduler.rollout.evaluation import EvaluationQueue, EvaluationState
 from polyrhythm.scheduler.rollout.rows import IdleRows, RowRegistry, SlotState
@@ -41,7 +40,7 @@ from polyrhythm.scheduler.samples.buffer import SampleBuffer
 from polyrhythm.scheduler.samples.filtering import ReturnFilter
 from polyrhythm.scheduler.samples.groups import Group, Sample
 from polyrhythm.scheduler.samples.ledger import SampleLedger, SampleState
-from polyrhythm.scheduler.samples.selection import SelectionStats
+from polyrhythm.scheduler.samples.selection_bias import SelectionStats
 from polyrhythm.scheduler.settings import SchedulerSettings
 
 
@@ -199,7 +198,7 @@ class RolloutScheduler:
     def fail(self, event: SampleFailed, now: float) -> list[Command]:
         """The simulator gave a sample up, or answers a cancellation."""
         sample = self._vacate(event.ticket, event.attempt, parked=False)
-        return [] if sample is None else self._lose(sample, drop_reason(event.reason), now)
+        return [] if sample is None else self._lose(sample, event.reason, now)
 
     def expire(self, now: float) -> list[Command]:
         """Cancel what ran past its deadline and let it go out again."""

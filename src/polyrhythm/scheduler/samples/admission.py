@@ -1,11 +1,13 @@
 """Admission: how many samples may be started at each version. It delays tickets and drops nothing.
 
+B is the number of samples consumed per version (batch_size · sync_interval).
+
 A group of g samples is admitted while consumed + outstanding + g <= floor((version + 1 + max_lag)·B), where version is
 the applied version and is stamped on its tickets. Lost tickets go out again before any new one.
 
-`bound: sample` is deadline scheduling. A sample of version s must be lent before floor((s + 1 + max_lag)·B) samples
-are consumed. Lending a younger group brings every older deadline nearer, so it is allowed only while each older
-version s' keeps room for what is outstanding of it:
+`bound: sample` is deadline scheduling. A sample of version s must be lent (given to the trainer) before floor((s + 1 +
+max_lag)·B) samples are consumed. Lending a younger group brings every older deadline nearer, so `buffer.py` allows it
+only while each older version s' keeps room (`slack`) for what is outstanding of it:
 
     floor((s' + 1 + max_lag)·B) - consumed - outstanding(version <= s') >= g        for every s' < s with outstanding
 

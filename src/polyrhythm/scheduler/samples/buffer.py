@@ -83,7 +83,7 @@ class SampleBuffer:
             if chosen == wanted:
                 return [admission.groups[number] for share in shares for number in self._first(*share)]
             if count * size < admission.outstanding[version]:  # some of this version are not here yet
-                # What was chosen from versions up to this one leaves its slack unchanged; what is younger uses it up.
+                # Groups of this version or older cost it no slack, each younger one costs `size`.
                 allowed = min(allowed, chosen + max(0, slack) // size)
                 if allowed == chosen:
                     return None

@@ -5,7 +5,7 @@ Invariant: samples that an earlier part of a resumed run dropped never halt it a
 
 from __future__ import annotations
 
-from polyrhythm.scheduler.records import DropReason, Halt, SampleFailed, drop_reason
+from polyrhythm.scheduler.records import DropReason, Halt, SampleFailed
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 from polyrhythm.scheduler.settings import SchedulerSettings
 
@@ -30,8 +30,8 @@ class FaultLimit:
     def note(self, event: SampleFailed) -> None:
         """A sample failed, or answers a cancellation."""
         if event.reason != DropReason.CANCELLED:
-            self._last_reason = drop_reason(event.reason)
-            self._last_failure = f"{event.reason} ({event.detail})" if event.detail else event.reason
+            self._last_reason = event.reason
+            self._last_failure = f"{event.what} ({event.detail})" if event.detail else event.what
 
     def forgive(self, ledger: SampleLedger) -> None:
         """The run was resumed: what was dropped before does not count."""

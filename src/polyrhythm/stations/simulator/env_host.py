@@ -18,7 +18,7 @@ from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.messages import Reply, StartRowsInBlocks
 from polyrhythm.runtime.spans import RESETTING, STEPPING, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
-from polyrhythm.scheduler.records import CancelRow, EnvBatchInfo, RefuseRequest
+from polyrhythm.scheduler.records import CancelRow, DropReason, EnvBatchInfo, RefuseRequest
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.simulator.chunk import step_chunk, whole_batch
 from polyrhythm.stations.simulator.env_metrics import EpisodeMetrics
@@ -61,7 +61,7 @@ class EnvHost:
         self._joint = self._whole or settings.join
         step = whole_batch(self.env) if self._whole else self.env.step
         self._step = metrics.wrap(step) if metrics else step
-        self._together = self._joint or not info.reset_rows
+        self._together = len(info.slots) > 1 and (self._joint or not info.reset_rows)
         self._hold = settings.action_repeat
         self._todo: deque[Slot] = deque()
         self._lanes = Lanes()
@@ -224,7 +224,8 @@ class EnvHost:
         except EnvFault as fault:
             log.exception("env batch %s: reset of rows %s failed", self.info.name, list(rows))
             for slot, starting in parts:
-                slot.fail_grants([pending.grant for pending in starting], str(fault), _in_call(fault, len(rows)))
+                grants, more = [pending.grant for pending in starting], _in_call(fault, len(rows))
+                slot.fail_grants(grants, DropReason.ENVIRONMENT_RAISED, str(fault), more)
             return False
         return True
 
@@ -236,7 +237,8 @@ class EnvHost:
         except EnvFault as fault:
             log.exception("env batch %s: the first observation failed", self.info.name)
             more = _in_call(fault, len(starting))
-            slot.fail([slot.row(pending.grant) for pending in starting], str(fault), more)
+            rows = [slot.row(pending.grant) for pending in starting]
+            slot.fail(rows, DropReason.ENVIRONMENT_RAISED, str(fault), more)
 
     # ------------------------------------------------------------ step
 
@@ -264,7 +266,7 @@ class EnvHost:
             more = _in_call(fault, sum(member.due_rows for member in members))
             for member in members:
                 if member.has_request:
-                    member.fail_request(str(fault), more)
+                    member.fail_request(DropReason.ENVIRONMENT_RAISED, str(fault), more)
             return True
 
     def _step_and_record(self, members: Sequence[Slot]) -> bool:

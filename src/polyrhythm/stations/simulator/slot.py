@@ -29,7 +29,14 @@ from polyrhythm.scheduler.records import (
     SlotInfo,
     Ticket,
 )
-from polyrhythm.specs.finite import ENVIRONMENT, POLICY, first_not_finite, is_finite, not_finite_reason
+from polyrhythm.specs.finite import (
+    ENVIRONMENT,
+    POLICY,
+    RecordCheck,
+    describe_not_finite,
+    first_not_finite,
+    is_finite,
+)
 from polyrhythm.stations.simulator.chunk import ChunkResult
 from polyrhythm.stations.simulator.env_metrics import EpisodeMetrics
 from polyrhythm.stations.simulator.recorder import Recorder
@@ -106,8 +113,7 @@ class Slot:
         self._next: tuple[NDArray[np.intp], Entries] = (self._rows.running, self._at)
         self._answer_rows: NDArray[np.intp] | None = None
         self._actions: NDArray[np.generic] = np.zeros(0)
-        answers = arena.layout.answers.items()
-        self._floating = [name for name, array in answers if np.dtype(array.dtype).kind == "f"]
+        self._check = RecordCheck(arena.layout.answer_dtype)
 
     # ------------------------------------------------------------ state
 
@@ -218,8 +224,8 @@ class Slot:
         self._rows.answered(self._due, version)
         self._actions = answers[ACTIONS].copy()
         self.answered = True
-        nonfinite = first_not_finite({name: answers[name] for name in self._floating})
-        self._fail_nonfinite(self._request_rows, POLICY, nonfinite, f", weights of version {version}")
+        if nonfinite := self._check.first_not_finite(answers):
+            self._fail_nonfinite(self._request_rows, POLICY, nonfinite, f", weights of version {version}")
         return True
 
     # ------------------------------------------------------------ step
@@ -241,8 +247,11 @@ class Slot:
         """Store the chunk step's outcome, observe, and emit the samples that ended or failed; True if any did."""
         rows, index, state, arena = self._request_rows, self._due, self._rows, self._arena
         assert rows is not None
-        with np.errstate(over="ignore", invalid="ignore"):  # a reward beyond float32's range fails its row below
+        if result.rewards.dtype == np.float32:
             arena.rewards[self._at] = result.rewards
+        else:
+            with np.errstate(over="ignore", invalid="ignore"):  # a float64 above float32's range fails its row below
+                arena.rewards[self._at] = result.rewards
         given = arena.rewards[self._at]  # as float32
         arena.valid[self._at] = result.valid
         elapsed = state.elapsed(index) + result.steps
@@ -339,23 +348,24 @@ class Slot:
     def refuse(self, sequence: int, reason: str) -> None:
         """Fail the samples of the request's rows: it will not be answered."""
         if self._request_rows is not None and not self.answered and sequence == self._sequence:
-            self.fail_request(reason)
+            self.fail_request(DropReason.REFUSED, reason)
 
     def _fail_nonfinite(self, rows: NDArray[np.intp], culprit: str, nonfinite: Mapping[int, str], by: str = "") -> None:
         """Fail the rows at these positions, each with the name of its non-finite array. by: detail on the culprit."""
+        reason = DropReason.POLICY_NOT_FINITE if culprit == POLICY else DropReason.ENVIRONMENT_NOT_FINITE
         for place, what in nonfinite.items():
             row = int(rows[place])
             step = int(self._rows.elapsed(np.array([row]))[0])
-            self.fail([row], not_finite_reason(culprit, what), f", env step {step}{by}")
+            self.fail([row], reason, describe_not_finite(culprit, what), f", env step {step}{by}")
 
-    def fail_request(self, reason: str, more: str = "") -> None:
-        """Fail the samples of the open request's rows and drop the request. more: added to each error detail."""
+    def fail_request(self, reason: DropReason, error: str, more: str = "") -> None:
+        """Fail the samples of the open request's rows and drop the request. more: added to each detail."""
         assert self._request_rows is not None
-        self.fail(self._request_rows.tolist(), reason, more)
+        self.fail(self._request_rows.tolist(), reason, error, more)
         self._request_rows, self.answered = None, False
 
-    def fail(self, rows: Sequence[int], reason: str, more: str = "") -> None:
-        """Fail the samples of these active rows and free the rows. more: added to each error detail."""
+    def fail(self, rows: Sequence[int], reason: DropReason, error: str = "", more: str = "") -> None:
+        """Fail the samples of these active rows and free the rows. more: added to each detail."""
         lost = [(row, self._rows.ticket(row)) for row in rows]
         self._rows.end(rows)
         if self._request_rows is not None:
@@ -369,14 +379,14 @@ class Slot:
             if not len(self._request_rows) and not self.answered:
                 self._request_rows = None  # no row waits for the request any more
         for row, ticket in lost:
-            self._emit_failed(ticket, reason, self._rows.episode(row) + more)
+            self._emit_failed(ticket, reason, error, self._rows.episode(row) + more)
 
-    def fail_grants(self, grants: Sequence[Grant], reason: str, more: str = "") -> None:
-        """Fail grants that have not begun. more: added to each error detail."""
+    def fail_grants(self, grants: Sequence[Grant], reason: DropReason, error: str = "", more: str = "") -> None:
+        """Fail grants that have not begun. more: added to each detail."""
         for grant in grants:
             begins = None if grant.resume else grant.ticket
-            self._emit_failed(grant.ticket, reason, self._rows.episode(self.row(grant), begins) + more)
+            self._emit_failed(grant.ticket, reason, error, self._rows.episode(self.row(grant), begins) + more)
 
-    def _emit_failed(self, ticket: Ticket, reason: str, detail: str) -> None:
-        source = self._source
-        source.emit(SampleFailed(source.simulator, source.incarnation, ticket.number, ticket.attempt, reason, detail))
+    def _emit_failed(self, ticket: Ticket, reason: DropReason, error: str, detail: str) -> None:
+        source, attempt = self._source, ticket.attempt
+        source.emit(SampleFailed(source.simulator, source.incarnation, ticket.number, attempt, reason, error, detail))
