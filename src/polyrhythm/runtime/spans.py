@@ -1,8 +1,8 @@
-"""What stations did, measured where they did it: spans of time, while somebody wants them for a timeline.
+"""Spans of time that stations measure for a timeline: which lane did what, from when to when.
 
-A unit of work lasts from `begin` to `end`, as the launcher measures it for `busy_s`; the station says afterwards which
-lanes it was for. So nothing is estimated, and the spans of a thread's units add up to its busy time exactly.
-Times are `time.monotonic` seconds, which the processes of one host share.
+A unit of work lasts from `begin` to `end`, which the launcher also counts as `busy_s`; after it the station names the
+lanes that it was for. So the spans of a thread's units add up to its busy time exactly. Times are `time.monotonic`
+seconds, which the processes of one host share.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-#: What is done to a slot, and what it waits for: a ticket, its simulator's thread, an answer; IN_BATCH: being served.
+#: Kinds of a slot's spans: being stepped or reset; waiting for tickets, for its simulator's thread or for an answer;
+#: IN_BATCH: in a forward pass.
 STEPPING, RESETTING = "stepping", "resetting"
 TICKETS, THREAD, GENERATOR, IN_BATCH = "tickets", "thread", "generator", "in_batch"
-#: What a generator and a trainer do.
+#: Kinds of a generator's and of a trainer's spans.
 PASS, APPLY = "pass", "apply"
 UPDATE, PUBLISH, SAVE = "update", "publish", "save"
 
-#: Spans that are kept until they are taken, twice a second: more than a thread does in that time.
+#: Spans that a log holds. They are taken twice a second, and a thread does fewer units of work in that time.
 _MOST = 8192
 
 
 class Span(NamedTuple):
-    """What the lane (a slot's or a station's name) was at, from begin to end.
+    """Work or waiting of a lane (the name of a slot or station), from begin to end.
 
     number: the request's sequence for `generator` and `in_batch`, the requests of a `pass`, the version or the update
     of the others. slots: that share the unit of work, each of which has a span like this; so a lane's part of the
@@ -39,7 +40,7 @@ class Span(NamedTuple):
 
 
 class SpanLog:
-    """The latest spans of one part of a station. Its thread adds, any other may take. on: somebody wants them."""
+    """Spans of one part of a station. Its thread adds them, any other may take them. on: they are measured."""
 
     def __init__(self, most: int = _MOST) -> None:
         self.on = False
@@ -47,7 +48,7 @@ class SpanLog:
         self._most, self._lost, self._told = most, 0, 0
 
     def add(self, spans: Iterable[Span]) -> None:
-        """Keep them; what there is no room for is counted."""
+        """Add spans; those for which there is no room are counted as lost."""
         for span in spans:
             if len(self._spans) < self._most:
                 self._spans.append(span)

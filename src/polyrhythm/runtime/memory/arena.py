@@ -1,10 +1,10 @@
-"""Where samples live: one memory of equal blocks, written once by simulators, read in place by everybody else.
+"""The arena: memory of equal blocks for samples, written once by simulators and read in place by all other stations.
 
-A ticket gets a block when it is granted. Its observations are rendered straight into the block, the answers and
-rewards are written beside them, and the finished sample is the block: nothing is copied out, a handle is its number.
-A block has an entry for each chunk step and one for the last observation; across blocks the entries of an array are
-numbered through, so that the rows of a request are read, and its answers written, by one index. The blocks of one step
-lie side by side: rows that go in step write memory that is in one piece.
+A ticket gets a block when it is granted. The simulator writes its observations, answers and rewards straight into the
+block, and the block is the finished sample: nothing is copied out, and the payload id is the block's number. A block
+has one entry per chunk step and one for the last observation. The entries of all blocks have one numbering, so one
+index reads the rows of a request or writes their answers. The entries of one step lie side by side over all blocks, so
+rows that step together write contiguous memory.
 
     arrays [entries * blocks, ...]      entry e of block b is e * blocks + b
 
@@ -27,21 +27,22 @@ from polyrhythm.specs import ArraySpec, Trajectory
 #: Some entries: by their numbers, or a slice where they are in one piece.
 Entries = NDArray[np.int64] | slice
 
-#: Above what arrays of numbers hold.
+#: Above every int64.
 FAR = 2**63
 
 _ALIGNMENT = 64
 
-#: Longer numbers name no block.
+#: Most digits of a block's number; with this many it still fits an int64.
 _DIGITS = 19
-#: A block's head, what a sample tells beside its arrays.
+#: The numbers in a block's head: what a sample has beside its arrays.
 _HEAD = ("steps", "terminated", "success", "env_steps", "ticket", "group", "task")
 
 
 @dataclass(frozen=True, slots=True)
 class ArenaLayout:
-    """What an arena holds. steps: chunk steps of the longest sample; obs, answers: arrays of one entry, by name (the
-    answers' names are those of `runtime.messages`); chunk: primitive actions per chunk step; slots: name → rows."""
+    """Shapes and sizes of an arena. steps: chunk steps of the longest sample. obs, answers: arrays of one entry, by
+    name, the answers by the names of `runtime.messages`. chunk: primitive actions per chunk step. slots: name → rows.
+    """
 
     blocks: int
     steps: int
@@ -61,7 +62,7 @@ class ArenaLayout:
 
     @property
     def answer_dtype(self) -> np.dtype[np.void]:
-        """A row's answer as one record, so that it is sent and kept in one piece."""
+        """dtype of one row's answer as a record, so that it is sent and stored in one piece."""
         fields = [(name, array.dtype, array.shape) for name, array in self.answers.items()]
         return np.dtype([*fields, (VERSION, "int64")], align=True)
 
@@ -85,7 +86,7 @@ class ArenaLayout:
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """What a generator reads: which entries [n] ask, their noise keys [n] int64, and which act greedily [n] bool."""
+    """A request as a generator reads it: entries [n] with the observations, noise keys [n] int64, greedy flags [n]."""
 
     index: NDArray[np.int64]
     noise_key: NDArray[np.int64]
@@ -114,7 +115,7 @@ class Arena:
         self._requests = {slot: found[f"request.{slot}"] for slot in layout.slots}
 
     def post(self, slot: str, view: RequestView) -> None:
-        """Make the slot's request readable; it stays until the slot posts again."""
+        """Write the slot's request; it stays until the slot posts again."""
         area, count = self._requests[slot], len(view.index)
         area[0, :count], area[1, :count], area[2, :count] = view.index, view.noise_key, view.greedy
 
@@ -124,7 +125,7 @@ class Arena:
         return RequestView(area[0, :count], area[1, :count], area[2, :count] != 0)
 
     def keep(self, entries: Entries, answers: NDArray[np.void]) -> None:
-        """Write an answer's records [n], which may be anybody's memory, to n entries; each is copied in one piece."""
+        """Copy an answer's records [n] to n entries, each in one piece."""
         records = answers.view(self._unread.dtype)
         if isinstance(entries, slice):
             self._unread[entries] = records

@@ -1,15 +1,15 @@
-"""Who owns each block of the arena. Kept by the main process, from the commands and events that pass through it.
+"""Ownership of the arena's blocks. The main process keeps it, from the commands and events that pass through it.
 
-    free → writing (a simulator, for one attempt of a ticket) → finished (the conductor, by handle) → free
+    free → writing (a simulator, for one attempt of a ticket) → finished (the conductor, by payload id) → free
 
-Only the conductor frees a finished block; a failed attempt frees its own. A lost simulator's blocks are free once its
-process is gone, which `lose` takes for granted. As many blocks as rows and as admission lets wait are enough
-(`blocks_needed`), so no ticket ever waits for one.
+Only the conductor frees a finished block; a failed attempt frees its own. The blocks of a lost simulator are freed by
+`lose`, which must be called only after its process has ended. The arena has a block for each row and for each sample
+that admission lets wait (`blocks_needed`), so no ticket ever waits for one.
 
 While a run is saved, a reader in another thread copies the finished blocks. One that is released before its turn is
 held, and is given out last: then it is copied on the spot.
 
-Invariant: a block is in exactly one of the three states, or held; a block that is given out will not be read any more.
+Invariant: a block is in exactly one of the three states, or held; nobody reads a block any more when it is given out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from polyrhythm.scheduler import records
 def blocks_needed(
     rows: int, version_samples: int, max_lag: float, *, group_size: int = 1, extra_groups: int = 0
 ) -> int:
-    """Every row writes one; the others are finished, as many as admission lets be ahead of the applied version.
+    """Blocks of an arena: one that each row writes, and the finished samples that admission allows.
 
     version_samples: consumed for each version. A lent sample is ahead as well: it counts as consumed until its version
     is applied. extra_groups: these are outside admission, and of each all members but one may have finished (with the
@@ -71,7 +71,7 @@ class BlockPool:
         return blocks
 
     def hear(self, event: records.Event) -> None:
-        """Note what an event of a present station tells of its blocks."""
+        """Update the owners after an event of a present station."""
         if isinstance(event, records.SampleFinished | records.SampleFailed):
             block, _ = self._writing.pop((event.ticket, event.attempt))
             if isinstance(event, records.SampleFinished) and event.payload_id:
@@ -83,14 +83,14 @@ class BlockPool:
                 heapq.heappush(self._free, block)
 
     def lose(self, simulator: str) -> None:
-        """The simulator's process is gone, and can write no more."""
+        """Free the blocks that the simulator was writing. Its process must have ended."""
         for attempt, (block, owner) in list(self._writing.items()):
             if owner == simulator:
                 del self._writing[attempt]
                 heapq.heappush(self._free, block)
 
     def release(self, payload_ids: Iterable[str]) -> None:
-        """Free finished blocks. The empty handle is an evaluation's: its block is free already."""
+        """Free finished blocks. The empty payload id is an evaluation's: its block is free already."""
         for payload_id in payload_ids:
             if payload_id:
                 block = int(payload_id)
@@ -118,7 +118,7 @@ class BlockPool:
         self._free = sorted(set(self._free) - self._finished)
 
     def finished(self) -> tuple[str, ...]:
-        """Handles of the finished samples that are not released yet."""
+        """Payload ids of the finished samples that are not released yet."""
         return tuple(str(block) for block in sorted(self._finished))
 
     def describe(self) -> str:

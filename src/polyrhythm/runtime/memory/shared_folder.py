@@ -1,9 +1,9 @@
-"""The run's folder in shared memory: its segments and its sockets, and the removal of what dead runs left.
+"""The run's folder in shared memory, with its segments and sockets; removal of the folders of dead runs.
 
     /dev/shm/polyrhythm-<user>-<run id>/     owner (locked while the main process lives), arena, weights, sockets
 
-The kernel drops the lock with its holder, however that ends, so whoever gets it knows that the run is over: or, while
-no process id is in it, that the run is just about to lock it.
+The kernel releases the lock when its holder ends, however it ends. So a process that gets the lock knows that the run
+is over, or, while the file holds no process id yet, that the run is about to lock it.
 Where there is no /dev/shm a run refuses to start. POLYRHYTHM_SHARED_MEMORY names another folder; one on a disk works,
 but everything that stations exchange is then written to that disk.
 """
@@ -34,7 +34,7 @@ _YOUNG_S = 60.0
 def shared_root(
     sizes: Mapping[str, int] | None = None, shared: Path = _SHARED, environment: Mapping[str, str] = os.environ
 ) -> Path:
-    """The folder where runs keep their shared memory. StartError: there is none; the text has the sum of `sizes`."""
+    """The folder where runs keep their shared memory. StartError: there is none. sizes: for the error text."""
     chosen = environment.get(_VARIABLE)
     root = Path(chosen) if chosen else shared
     if root.is_dir() and os.access(root, os.W_OK):
@@ -48,7 +48,7 @@ def shared_root(
 
 
 class SharedRunFolder:
-    """A folder of this run's own, with segments of the given sizes in bytes, reserved and zero.
+    """The folder of one run, with segments of the given sizes in bytes, reserved and zero.
 
     Raises StartError if there is too little memory, or the folder cannot be made; then nothing is left.
     """
@@ -77,7 +77,7 @@ class SharedRunFolder:
         return open_segment(self.folder, name)
 
     def remove(self) -> None:
-        """Take the folder away. Who has a segment mapped keeps it until it ends."""
+        """Remove the folder. A process that has mapped a segment keeps it until the process ends."""
         shutil.rmtree(self.folder, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)
@@ -85,18 +85,18 @@ class SharedRunFolder:
 
 
 def open_segment(folder: Path, name: str) -> mmap.mmap:
-    """A segment as memory that is shared with everybody who opens it."""
+    """Map a segment; all processes that open it share the memory."""
     with (folder / name).open("r+b") as file:
         return mmap.mmap(file.fileno(), 0)
 
 
 def remove_orphans(root: Path | None = None) -> list[Path]:
-    """Remove this user's folders whose runs are over; what was removed. StartError: there is no shared memory."""
+    """Remove this user's folders of runs that are over; returns these. StartError: there is no shared memory."""
     removed = []
     for folder in sorted((root or shared_root()).glob(f"{_prefix()}*")):
         if _is_orphan(folder):
             shutil.rmtree(folder, ignore_errors=True)
-            log.info("removed %s, which a dead run had left", folder)
+            log.info("removed %s, left by a run that had ended", folder)
             removed.append(folder)
     return removed
 
@@ -106,7 +106,7 @@ def _prefix() -> str:
 
 
 def _is_orphan(folder: Path) -> bool:
-    """Whether its run is over. It is not if somebody holds the lock; what cannot be looked into is no run of ours."""
+    """Whether its run is over: no process holds the lock. False for a folder that we cannot open: it is not ours."""
     try:
         if not (folder / _LOCK).exists():
             return _is_old(folder)
@@ -125,7 +125,7 @@ def _is_old(folder: Path) -> bool:
 
 
 def refuse_shortage(sizes: Mapping[str, int], root: Path | None = None) -> None:
-    """Raise StartError if segments of these sizes, in bytes by name, cannot be had."""
+    """Raise StartError unless there is room for segments of these sizes (bytes by name)."""
     root = root or shared_root(sizes)
     wanted, free = sum(sizes.values()), shutil.disk_usage(root).free
     if wanted > free:

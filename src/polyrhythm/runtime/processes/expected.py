@@ -1,7 +1,7 @@
-"""What each station may say next, by what it has announced and was told; everything else is impossible.
+"""Checks each event of a station against its announcement and the commands that it was sent.
 
-Events carry numbers and names that the conductor takes for true. Here each is held against the commands that went out,
-so that a damaged, repeated or invented event is dropped before anyone acts on it.
+The conductor trusts the names and numbers in events. So an event that no command leads to, because it was damaged,
+repeated or invented, is dropped here before the conductor sees it.
 
 Invariant: an event that was accepted belongs to the incarnation that joined last, and is not accepted again.
 """
@@ -24,7 +24,7 @@ from polyrhythm.scheduler import records
 
 @dataclass(slots=True)
 class _Sample:
-    """One attempt under way. handle: what its sample will have; version: of its ticket."""
+    """One attempt under way. payload_id: of its sample; version: of its ticket."""
 
     payload_id: str
     version: int
@@ -32,7 +32,7 @@ class _Sample:
 
 @dataclass(slots=True)
 class _Station:
-    """One incarnation. addresses: of its inboxes; rows, sequences: of each slot, and its next request's number;
+    """One incarnation. addresses: of its parts; rows, sequences: by slot, its rows and the number of its next request;
     samples: under way by ticket and attempt; passes: batches that it serves; applying: (version, pinned) that it was
     told to apply; update: that it works on, -1 for none; publishing: versions; updates: most that it can have done."""
 
@@ -49,7 +49,7 @@ class _Station:
 
 
 class ExpectedEvents:
-    """Of the present incarnation of each station. newest: version of the weights that anyone was told of."""
+    """Events that the present incarnation of each station may send."""
 
     def __init__(self, layout: ArenaLayout) -> None:
         self._layout = layout
@@ -60,7 +60,7 @@ class ExpectedEvents:
     # ------------------------------------------------------------ stations and commands
 
     def join(self, joined: Joined, addresses: Collection[str]) -> None:
-        """A station announces itself, with the addresses of its inboxes. UnfitMessage: it cannot be so."""
+        """Take in a station's announcement, with the addresses of its parts. UnfitMessage: it contradicts the run."""
         name, _ = sender_of(joined) or ("", 0)
         before = self._stations.get(name)
         station = _Station(joined, addresses)
@@ -79,8 +79,7 @@ class ExpectedEvents:
         self._stations[name] = station
 
     def _why_not(self, name: str, station: _Station, before: _Station | None) -> str:
-        """Why it cannot join, "" if it can: it is what it was before, its slots are its own, its weights and updates
-        those that can be."""
+        """Why it cannot join, "" if it can: kind, slots, weights and updates must be possible for it."""
         joined = station.joined
         if before is not None and type(before.joined) is not type(joined):
             return f"it was a {type(before.joined).__name__} before"
@@ -93,7 +92,7 @@ class ExpectedEvents:
                 return "" if -1 <= version <= self._newest else f"version {version}; the newest is {self._newest}"
 
     def _why_not_slots(self, name: str, rows: dict[str, int], before: _Station | None) -> str:
-        """Why a simulator cannot have these slots, "" if it can."""
+        """The reason why a simulator cannot have these slots, "" if it can."""
         for slot, count in rows.items():
             if self._layout.slots.get(slot) != count:
                 return f"slot {slot} has {count} rows; the run's has {self._layout.slots.get(slot, 0)}"
@@ -155,7 +154,7 @@ class ExpectedEvents:
     # ------------------------------------------------------------ what they say
 
     def accept(self, event: object) -> None:
-        """Take note of an event of a station. UnfitMessage: nothing that was told or announced leads to it."""
+        """Note an event of a station. UnfitMessage: no command or announcement leads to it."""
         accepting = _ACCEPTING.get(type(event))
         if accepting is None:
             raise UnfitMessage("misdirected", f"{type(event).__name__} is not for the main process")
@@ -222,7 +221,7 @@ class ExpectedEvents:
         return True
 
     def _accept_weights(self, event: records.WeightsApplied) -> bool:
-        """What was told, or newer weights that have come since."""
+        """The version of the command, or a newer one that replaced it."""
         applying = self._station(event.generator, event.incarnation).applying
         for told in applying:
             if told[1] == event.pinned and told[0] <= event.version <= self._newest:
@@ -268,7 +267,7 @@ _ACCEPTING: dict[type, Callable[[ExpectedEvents, Any], bool]] = {
 }
 
 
-#: What each kind of station measures; and what is measured of a slot, not of the station.
+#: Kinds of spans of slots; and kinds of spans by kind of station.
 _OF_SLOTS = frozenset((kinds.STEPPING, kinds.RESETTING, kinds.TICKETS, kinds.THREAD, kinds.GENERATOR, kinds.IN_BATCH))
 _KINDS: dict[type, frozenset[str]] = {
     records.SimulatorJoined: _OF_SLOTS - {kinds.IN_BATCH},
@@ -278,5 +277,5 @@ _KINDS: dict[type, frozenset[str]] = {
 
 
 def _is_plausible(span: Span, now: float) -> bool:
-    """Whether it lies in the past, forwards; NaN does not."""
+    """Whether it begins before it ends and ends by now; False for NaN."""
     return -math.inf < span.begin <= span.end <= now and span.slots >= 1

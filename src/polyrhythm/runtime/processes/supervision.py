@@ -1,7 +1,8 @@
-"""When a station is given up, and when a run is: pure rules over what was heard and when.
+"""Rules for giving up a station and for ending a run after failures. They are pure functions of heartbeats and time.
 
-A process that ends is seen at once by whoever holds it; here is what only time tells. A station that is stopped, or
-that hangs without letting other threads run, sends no heartbeat; one that hangs in a call says so in its heartbeats.
+The end of a process is seen by its parent at once; these rules find stations that hang. A station that is stopped, or
+that hangs without letting other threads run, sends no heartbeat. One that hangs in a call names the call in its
+heartbeats.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Protocol
 
 
 class SupervisionLimits(Protocol):
-    """Seconds after which a station is given up, by what it does; and how many failures a run survives."""
+    """Seconds after which a station is given up, by its call under way; and the number of failures a run survives."""
 
     @property
     def heartbeat_s(self) -> float: ...
@@ -42,15 +43,14 @@ class SupervisionLimits(Protocol):
     def forgive_s(self) -> float: ...
 
 
-#: Failures in a row of a station whose own program raises with the same words, while no update is done.
+#: A station that fails so often in a row with the same error text, while no update is done, ends the run.
 MAX_SAME_WORDS = 5
 
 
 @dataclass(slots=True)
 class LivenessMonitor:
-    """What is known of one incarnation. heard: when its last heartbeat came; doing, since: its unit of work under way.
-
-    present: it has been ready."""
+    """Heartbeat state of one incarnation. began: when it was started. present: it has announced itself. heard: when its
+    last heartbeat came. doing, since: its call under way."""
 
     began: float
     present: bool = False
@@ -62,20 +62,20 @@ class LivenessMonitor:
         self.heard, self.doing, self.since = now, doing, now - for_s
 
     def current_call(self, now: float) -> str:
-        """What it is at, and for how long, in words; "" between two units of work."""
+        """The call under way and its duration, in words; "" between two units of work."""
         if not self.present:
             return f"being started for {now - self.began:.1f} s"
         return f"in one {self.doing} for {now - self.since:.1f} s" if self.doing else ""
 
     def deadline(self, limits: SupervisionLimits) -> float:
-        """When it is to be given up, if nothing is heard before."""
+        """The time at which it is given up, if no heartbeat comes before."""
         if not self.present:
             return self.began + limits.start_s
         due = self.heard + limits.heartbeat_s
         return min(due, self.since + _limit(self.doing, limits)) if self.doing else due
 
     def complaint(self, now: float, limits: SupervisionLimits) -> str:
-        """Why it is given up now; "" if it is not."""
+        """The reason for giving it up now; "" if there is none."""
         if now < self.deadline(limits):
             return ""
         if not self.present:
@@ -85,7 +85,7 @@ class LivenessMonitor:
         return f"has been in one {self.doing} for {now - self.since:.1f} s (supervision.{_setting(self.doing)})"
 
 
-#: The setting that limits a unit of work, by what the station is doing; all else is the trainer's.
+#: Setting that limits a call, by its name; every other call is the trainer's (update_s).
 _SETTING = {"reset": "reset_s", "step": "step_s", "observe": "step_s", "pass": "pass_s"}
 
 
@@ -100,10 +100,10 @@ def _limit(doing: str, limits: SupervisionLimits) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failure of a station. began: when that incarnation was started; was_present: it had been ready by then.
+    """One failure of a station. began: when that incarnation was started; was_present: it had announced itself.
 
-    killed: somebody else ended it by a signal, so its program is not to blame. words: with which its own program
-    raised, "" if it ended otherwise. updates: of the run so far.
+    killed: a signal from outside ended it, so its program is not the cause. words: the error that its program raised,
+    "" if it ended otherwise. updates: of the run so far.
     """
 
     station: str
@@ -116,12 +116,12 @@ class Failure:
 
 @dataclass(slots=True)
 class FailureTracker:
-    """Counts failures; `verdict` says when they end the run.
+    """Counts failures; `verdict` decides whether they end the run.
 
-    total: of the run; recent: since the last quiet time, which is `forgive_s` without a failure, in which an update was
-    done. starts: failures by a station's own fault in a row before it was ready. repeats: of a station in a row with
-    the same words and after the same number of updates of the run. last, updates: when the latest was, and the updates
-    done by then. A start that fails is no quiet time, however long it takes.
+    total: failures of the run. recent: failures since the last quiet period, which is `forgive_s` without a failure and
+    with at least one update; a start that fails is not quiet, however long it takes. starts: by station, failures in a
+    row before it was ready, by its own fault. repeats: by station, (error, updates of the run, failures in a row with
+    both). last, updates: time of the latest failure, and the updates done by then.
     """
 
     total: int = 0
@@ -150,7 +150,7 @@ class FailureTracker:
         self.repeats[station] = (words, updates, again + 1 if words else 0)
 
     def verdict(self, station: str, limits: SupervisionLimits) -> str:
-        """Why the run ends; "" if it goes on."""
+        """The reason for ending the run; "" if it goes on."""
         starts = self.starts.get(station, 0)
         if starts > limits.max_start_failures:
             return (

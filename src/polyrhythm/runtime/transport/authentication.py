@@ -1,9 +1,10 @@
-"""Who may speak on a run's tcp sockets: holders of CURVE keys that were made for it and never leave its processes.
+"""Authentication of a run's tcp sockets by CURVE keys that are made for the run and never leave its processes.
 
-An inbox proves with the run's inbox key whose it is, an outbox with the run's outbox key that it belongs there; what
-they say is encrypted. CURVE alone would let in whoever knows the inbox's public key, so each process with an inbox has
-a thread that ZeroMQ asks at every handshake (ZAP, RFC 27) and that accepts the run's outbox key alone. Without an
-answer of that thread nobody is let in. A message costs what its encryption costs, the thread only works at handshakes.
+An inbox proves its identity with the run's inbox key, an outbox with the run's outbox key; messages are encrypted.
+CURVE alone admits everyone who knows the inbox's public key. So each process with an inbox has a thread that ZeroMQ
+asks at every handshake (ZAP, RFC 27) and that accepts only the run's outbox key; without its answer a connection is
+refused.
+The thread works only at handshakes; each message costs its encryption.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from polyrhythm.errors import StartError
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
-#: Where ZeroMQ asks, in each context; and where an inbox belongs, without which it would not have to ask.
+#: Address at which ZeroMQ asks in each context; domain of the inboxes (without one ZeroMQ does not ask).
 _ZAP, _DOMAIN = "inproc://zeromq.zap.01", b"polyrhythm"
 _ACCEPT, _REFUSE = (b"200", b"OK"), (b"400", b"not a key of this run")
-#: What the thread is told by its own process, in place of a request.
+#: Requests of the thread's own process, beside those of ZeroMQ.
 _WATCH, _LEAVE = b"watch", b"leave"
-#: Milliseconds that it may take to answer.
+#: Milliseconds within which the thread answers its own process.
 _ANSWER_MS = 5000
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
 
@@ -41,7 +42,7 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class RunKeys:
-    """The keys of one run: of everyone who listens, and of everyone who speaks. Never shown, written or logged."""
+    """The keys of one run: of all inboxes, and of all outboxes. Never shown, written or logged."""
 
     inbox: KeyPair
     outbox: KeyPair
@@ -58,18 +59,18 @@ def make_keys(*, has_curve: bool = zmq.has("curve")) -> RunKeys:
 
 
 def prove(socket: zmq.Socket[bytes], keys: RunKeys) -> None:
-    """Let a socket that will connect to an inbox speak as the run's."""
+    """Give a socket the run's keys, before it connects to an inbox."""
     socket.curve_serverkey = keys.inbox.public
     socket.curve_publickey, socket.curve_secretkey = keys.outbox.public, keys.outbox.secret
 
 
 class Connections:
-    """The open connections of one inbox by file descriptor, and which of them may be a stranger's.
+    """The open connections of one inbox by file descriptor, to count those that lack the run's keys (strangers).
 
-    A connection that ends before any proof of its keys was a stranger's, whatever it said: garbage instead of a
-    greeting is no failed handshake to ZeroMQ. ZeroMQ does not say which connection a proof is of (its value is 0): all
-    are proven once there are as many proofs as connections. One that ends before that takes a proof with it, as if it
-    were its own, so that none of the run's own is ever counted in excess.
+    A connection that ends before it has proven its keys was a stranger's; ZeroMQ reports no failed handshake for one
+    that sends garbage. ZeroMQ does not report which connection a proof belongs to (its value is 0). So all are proven
+    once there are as many proofs as connections, and a connection that ends before that uses up one proof: the count of
+    strangers may be too low, but never includes a connection of the run.
     """
 
     def __init__(self) -> None:
@@ -77,7 +78,7 @@ class Connections:
         self._proofs = 0  # of connections in `_unproven`
 
     def accept(self, connection: int) -> None:
-        """A connection is open; its number may be that of one that has ended."""
+        """A connection is open; descriptors of ended ones are used again."""
         self._unproven.add(connection)
 
     def prove(self) -> None:
@@ -86,7 +87,7 @@ class Connections:
         self._settle()
 
     def is_stranger(self, connection: int) -> bool:
-        """A connection has ended: whether no proof can have been its own."""
+        """A connection has ended: whether it was certainly a stranger's."""
         if connection not in self._unproven:
             return False
         self._unproven.remove(connection)
@@ -102,8 +103,8 @@ class Connections:
 
 
 class Authenticator:
-    """Admits the run's own to the inboxes of one process. on_stranger: called from its thread for each connection that
-    was refused."""
+    """Admits connections with the run's keys to the inboxes of one process. on_stranger: called from its thread for
+    each connection that was refused."""
 
     def __init__(self, context: Context, keys: RunKeys, on_stranger: Callable[[], None]) -> None:
         self._context, self._keys, self._on_stranger = context, keys, on_stranger
@@ -116,7 +117,7 @@ class Authenticator:
         self._thread.start()
 
     def guard(self, socket: zmq.Socket[bytes]) -> None:
-        """Let only the run's own speak to an inbox's socket. Called before it is bound."""
+        """Make an inbox's socket admit the run's keys only. Call it before the socket is bound."""
         socket.curve_server = True
         socket.curve_secretkey = self._keys.inbox.secret
         socket.zap_domain = _DOMAIN

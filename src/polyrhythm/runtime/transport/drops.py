@@ -1,4 +1,4 @@
-"""Messages that were dropped: counted by kind, and said once for each kind."""
+"""Counts dropped messages by kind; the first of each kind is logged."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Literal
 
 log = logging.getLogger(__name__)
 
-#: stranger: a connection without the run's keys; too_large, undecodable: no message of ours; misdirected: not for whom
-#: it reached; unknown_station, earlier_incarnation: signed by nobody who is present; impossible: its content is.
+#: stranger: a connection without the run's keys. too_large, undecodable: not a message of this protocol. misdirected:
+#: the receiver is not its addressee. unknown_station, earlier_incarnation: its sender is not a present station.
+#: impossible: its content contradicts what was sent and announced before.
 DropKind = Literal[
     "stranger", "too_large", "undecodable", "misdirected", "unknown_station", "earlier_incarnation", "impossible"
 ]
-#: How a station's counters call them, before the kind.
+#: Prefix of the kinds in a station's counters.
 DROPPED = "dropped/"
-#: Characters of a reason that are logged: who sends rubbish does not fill the log.
+#: Characters of a reason that are logged, so that garbage cannot fill the log.
 _SAID = 300
 
 
 class UnfitMessage(ValueError):
-    """A message that is not obeyed: found before anything has changed."""
+    """A message cannot be accepted. Raised before anything has changed."""
 
     def __init__(self, kind: DropKind, why: str) -> None:
         super().__init__(why)
@@ -29,14 +30,14 @@ class UnfitMessage(ValueError):
 
 
 class DropCounter:
-    """Counts for one process, from any of its threads. owner: in the log."""
+    """Counts the dropped messages of one process; any thread may use it. owner: name of the process in the log."""
 
     def __init__(self, owner: str) -> None:
         self._owner, self._turn = owner, threading.Lock()
         self._counts: Counter[str] = Counter()
 
     def drop(self, kind: DropKind, why: str) -> None:
-        """A message was dropped: count it, and warn if it is the first of its kind."""
+        """Count a dropped message, and log a warning if it is the first of its kind."""
         with self._turn:
             self._counts[kind] += 1
             first = self._counts[kind] == 1
@@ -45,14 +46,14 @@ class DropCounter:
             log.warning("%s dropped a message (%s): %s; more of this kind are only counted", self._owner, kind, said)
 
     def stranger(self) -> None:
-        """Someone without the keys of this run was refused."""
-        self.drop("stranger", "whoever connected has not the keys of this run")
+        """Count a connection that was refused because it lacks the keys of this run."""
+        self.drop("stranger", "a connection did not have the keys of this run")
 
     def counts(self) -> dict[str, int]:
-        """How many so far, by kind."""
+        """Dropped messages so far, by kind."""
         with self._turn:
             return dict(self._counts)
 
     def statistics(self) -> dict[str, float]:
-        """The same as a station's counters."""
+        """`counts` in the form of a station's counters."""
         return {DROPPED + kind: float(count) for kind, count in self.counts().items()} if self._counts else {}

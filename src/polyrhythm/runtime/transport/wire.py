@@ -1,9 +1,10 @@
-"""Messages as bytes: a tag, then MessagePack of a typed record. Nothing that arrives is executed (no pickle).
+"""Messages as bytes: a tag, then MessagePack of a typed record. Receiving executes no code (no pickle).
 
-A reply's head is followed by the answers' records as they lie in memory: one piece, as every piece costs the receiver.
+In a reply the head is followed by the answers' records as they lie in memory, in one message, because each message
+costs the receiver.
 
-A process has one inbox. What is sent to it together goes in one frame, which says for each message the part of the
-process that it is for:
+A process has one inbox. Messages that are sent to it together go in one frame, which names for each message the part
+of the process that it is for:
 
     tag, length of the index, index [[part, bytes], ...], padding, message, padding, message, padding, ...
 
@@ -54,7 +55,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """To generators: replies to the parts of the process at `address` go to `endpoint`, "" when it has ended."""
+    """To generators: send replies for the process `address` to `endpoint`; "" means that it has ended."""
 
     address: str
     endpoint: str
@@ -62,7 +63,7 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A station's last words; fatal: another attempt would not mend it."""
+    """Why a station ends. fatal: it would fail again if it was started again."""
 
     station: str
     incarnation: int
@@ -72,7 +73,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A station cannot obey a command, encoded as it came; why: what is wrong with it."""
+    """A station cannot obey a command, encoded as it came. why: the reason."""
 
     station: str
     incarnation: int
@@ -82,14 +83,14 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Send a heartbeat now. pending_work: with what is not finished, which a stall report tells."""
+    """Send a heartbeat now. pending_work: with the unfinished work, for a stall report."""
 
     pending_work: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureSpans:
-    """Say in `Spans` what you do, from now on or no longer."""
+    """Start (on) or stop sending `Spans`."""
 
     on: bool
 
@@ -101,7 +102,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class ReplyHead:
-    """What a reply says beside its records."""
+    """The part of a reply before its records."""
 
     reply_to: str
     slot: str
@@ -138,12 +139,12 @@ _TYPES: tuple[type, ...] = (
 )
 _TAGS = {kind: bytes([tag]) for tag, kind in enumerate(_TYPES)}
 _REPLY, _FRAME = _TAGS[ReplyHead], b"\xff"
-#: Bytes that tell the length of a reply's head or of a frame's index; where a reply's records and the messages of a
-#: frame may begin, so that numpy finds the records aligned.
+#: Bytes of the field with the length of a reply's head or of a frame's index; alignment of a reply's records and of the
+#: messages in a frame, which numpy needs.
 _LENGTH, _ALIGNMENT = 4, 16
 _encode = msgspec.msgpack.Encoder().encode
 _DECODERS: list[msgspec.msgpack.Decoder[Message]] = [msgspec.msgpack.Decoder(kind) for kind in _TYPES]
-#: Bytes of the largest message, answers left out: far above what a run says, far below what hurts.
+#: Bytes of the largest message without answers: far more than any real message, and little memory.
 LARGEST = 16 * 2**20
 _decode_head = msgspec.msgpack.Decoder(ReplyHead).decode
 _decode_index = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode
@@ -169,7 +170,7 @@ def largest_message(layout: ArenaLayout) -> int:
 
 
 def frame(messages: Sequence[tuple[int, bytes]]) -> bytes:
-    """What is sent to a process: encoded messages, at least one, each with the number of the part that it is for."""
+    """One frame of encoded messages, at least one, each with the number of the part that it is for."""
     if len(messages) == 1 and messages[0][0] == 0:
         return messages[0][1]
     index = _encode([(part, len(content)) for part, content in messages])
@@ -180,7 +181,7 @@ def frame(messages: Sequence[tuple[int, bytes]]) -> bytes:
 
 
 def unframe(content: bytes, largest: int = LARGEST) -> Iterator[tuple[int, Content]]:
-    """The messages of what a process was sent, in order, each with the part that it is for; not decoded yet.
+    """The messages of a frame, in order, each with the part that it is for; not decoded yet.
 
     UnfitMessage, before the first of them: it is larger than `largest`, or a damaged frame.
     """
@@ -203,16 +204,16 @@ def _messages_of(content: bytes) -> list[tuple[int, Content]]:
     for part, length in index:
         stop = begin + length
         if not begin < stop <= len(content):
-            raise UnfitMessage("undecodable", f"a frame of {len(content)} bytes is to hold a message of {length}")
+            raise UnfitMessage("undecodable", f"a frame of {len(content)} bytes cannot hold a message of {length}")
         messages.append((part, view[begin:stop]))
         begin = stop + -stop % _ALIGNMENT
     if not index or begin != len(content):
-        raise UnfitMessage("undecodable", f"a frame of {len(content)} bytes; its index speaks of {begin}")
+        raise UnfitMessage("undecodable", f"a frame of {len(content)} bytes; its index counts {begin}")
     return messages
 
 
 def decode(content: Content, answer_dtype: np.dtype[Any] | None = None, largest: int = LARGEST) -> Message | Reply:
-    """What was encoded. answer_dtype: of replies; None where none is due. UnfitMessage: it is no message of ours."""
+    """Decode a message. answer_dtype: of replies; None where no reply is expected. UnfitMessage: it is not valid."""
     if len(content) > largest:
         raise UnfitMessage("too_large", f"a message of {len(content)} bytes; at most {largest} are expected")
     try:
@@ -228,7 +229,7 @@ def decode(content: Content, answer_dtype: np.dtype[Any] | None = None, largest:
 
 def _decode_reply(content: Content, answer_dtype: np.dtype[Any] | None) -> Reply:
     if answer_dtype is None:
-        raise UnfitMessage("misdirected", "an answer came to someone who asked nothing")
+        raise UnfitMessage("misdirected", "a reply came to a station that sends no requests")
     stop = 1 + _LENGTH + int.from_bytes(content[1 : 1 + _LENGTH], "little")
     head = _decode_head(content[1 + _LENGTH : stop])
     answers = np.frombuffer(content, answer_dtype, offset=stop + -stop % _ALIGNMENT)
