@@ -319,7 +319,7 @@ def test_rows_of_a_step_that_raises_are_lost_and_the_others_go_on(caplog):
         bench.answer(first)
         bench.answer(second)
         events = bench.run()
-    assert [(e.ticket, e.reason) for e in events if isinstance(e, SampleFailed)] == [
+    assert [(e.ticket, e.error) for e in events if isinstance(e, SampleFailed)] == [
         (0, "step: RuntimeError: row 1 fell over"),
         (1, "step: RuntimeError: row 1 fell over"),
     ]
