@@ -41,25 +41,25 @@ class BatchBuffer:
 
     def first(self, rows: int) -> BatchBuffer:
         """The same memory, for its first rows only."""
-        view = RequestView(self.view.index[:rows], self.view.noise_key[:rows], self.view.greedy[:rows])
+        view = RequestView(self.view.entries[:rows], self.view.noise_key[:rows], self.view.greedy[:rows])
         obs = {name: array[:rows] for name, array in self.obs.items()}
         return BatchBuffer(view, obs, self.answers[:rows], self._device)
 
     def ask(self, first: int, view: RequestView) -> None:
         """Put a request's rows at `first` and after."""
-        own, part = self.view, slice(first, first + len(view.index))
-        own.index[part], own.noise_key[part], own.greedy[part] = view.index, view.noise_key, view.greedy
+        own, part = self.view, slice(first, first + len(view.entries))
+        own.entries[part], own.noise_key[part], own.greedy[part] = view.entries, view.noise_key, view.greedy
 
     def pad(self, first: int) -> None:
         """The rows from `first` on ask what the first one asks."""
-        for array in (self.view.index, self.view.noise_key, self.view.greedy):
+        for array in (self.view.entries, self.view.noise_key, self.view.greedy):
             array[first:] = array[0]
 
     def gather(self, arena: Arena) -> None:
         """Copy what the rows that ask are shown, once."""
         for name, into in self.obs.items():
             # A request that its slot has given up meanwhile may show any entry: clipped, it does no harm.
-            arena.obs[name].take(self.view.index, 0, into, "clip")
+            arena.obs[name].take(self.view.entries, 0, into, "clip")
 
     def inputs(self) -> Inputs:
         """What was gathered, on the policy's device; on the CPU it is this memory itself."""
