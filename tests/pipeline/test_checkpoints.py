@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -248,13 +249,14 @@ class Gate:
     first was taken."""
 
     def __init__(self, pipeline):
-        self.begun, self.over, self.opened = [], [], threading.Event()
+        self.begun, self.over, self.opened, self.written = [], [], threading.Event(), threading.Event()
         self._arena, self.samples = pipeline.launcher.arena, {}
 
     def __call__(self, snapshot, keep):
         self.begun.append(snapshot)
         assert self.opened.wait(60.0)
         self.over.append(write_snapshot(snapshot, keep))
+        self.written.set()
         return self.over[-1]
 
     def note(self, conductor):
@@ -349,9 +351,80 @@ def test_a_save_that_does_not_end_is_said_once_and_nobody_waits_for_it(tmp_path,
     saver.save()
     assert "run-000000.part is not written after" in caplog.text
     gate.opened.set()
-    while not gate.over:
-        saver.wait()
+    assert gate.written.wait(60.0)
     pipeline.close()
+
+
+def test_a_save_that_was_given_up_is_not_waited_for_again(tmp_path, caplog):
+    settings = config(**ASYNCHRONOUS)
+    pipeline = build_pipeline(settings, folder=tmp_path)
+    gate = Gate(pipeline)
+    saver = RunCheckpointer(
+        *(tmp_path / STATES, pipeline, settings.checkpoint, LagHistogram(), None, 0.0), deadline_s=0.0, write=gate
+    )
+    saver.save()
+    saver.wait()
+    assert caplog.text.count("run-000000.part is not written after") == 1
+    gate.opened.set()
+    assert gate.written.wait(60.0)
+    pipeline.close()
+
+
+def test_an_interrupt_while_the_last_save_is_written_ends_the_waiting_for_good(tmp_path, caplog):
+    settings = config(**ASYNCHRONOUS)
+    pipeline = build_pipeline(settings, folder=tmp_path)
+    gate = Gate(pipeline)
+    saver = RunCheckpointer(
+        *(tmp_path / STATES, pipeline, settings.checkpoint, LagHistogram(), None, 0.0), deadline_s=2.0, write=gate
+    )
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5)  # as a second Ctrl-C
+        with pytest.raises(KeyboardInterrupt):
+            saver.save()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    saver.wait()
+    assert "is given up" not in caplog.text, "nobody waited for the deadline"
+    gate.opened.set()
+    assert gate.written.wait(60.0)
+    pipeline.close()
+
+
+def test_a_bug_while_a_run_is_written_is_raised_once(tmp_path):
+    settings = config(**ASYNCHRONOUS)
+    pipeline = build_pipeline(settings, folder=tmp_path)
+
+    def broken(snapshot, keep):
+        raise ValueError("a bug")
+
+    given = (tmp_path / STATES, pipeline, settings.checkpoint, LagHistogram(), None, 0.0)
+    saver = RunCheckpointer(*given, write=broken)
+    with pytest.raises(ValueError, match="a bug"):
+        saver.save()
+    saver.wait()  # what ends the run goes on: the weights are still to be saved
+    pipeline.close()
+
+
+def test_a_run_is_saved_though_an_older_one_cannot_be_removed(tmp_path, caplog):
+    pipeline = stopped(tmp_path, in_the_second_version)
+    save(tmp_path, pipeline)
+    (tmp_path / STATES / "run-000000").replace(tmp_path / "elsewhere")
+    (tmp_path / STATES / "run-000000").symlink_to(tmp_path / "elsewhere")
+    runs = [save(tmp_path, pipeline) for _ in range(pipeline.states.keep)]
+    pipeline.close()
+    assert saved_runs(tmp_path / STATES)[1:] == runs
+    assert "run-000000 cannot be removed" in caplog.text
+
+
+def test_a_run_whose_trainers_states_somebody_removed_is_not_saved_and_goes_on(tmp_path, caplog):
+    settings = config(**ASYNCHRONOUS)
+    pipeline = build_pipeline(settings, folder=tmp_path)
+    for path in pipeline.states.paths():
+        path.unlink()
+    RunCheckpointer(tmp_path / STATES, pipeline, settings.checkpoint, LagHistogram(), None, 0.0).save()
+    pipeline.close()
+    assert f"the run cannot be saved in {tmp_path / STATES}: there is no trainer-*.pt" in caplog.text
 
 
 def test_a_run_that_cannot_be_written_is_said_and_the_one_before_stays(tmp_path, caplog):

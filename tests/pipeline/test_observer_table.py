@@ -56,6 +56,23 @@ class LaterTicks(Noting):
     tick_s = 2.5
 
 
+def test_an_observer_that_adds_and_removes_others_at_its_tick_ends_no_run():
+    notes = []
+
+    class Replaces(Observer):
+        tick_s = 1.0
+
+        def on_tick(self, now):
+            table.remove(self, old)
+            table.add(Ticks("new", notes))
+
+    old = Ticks("old", notes)
+    table = ObserverTable([Replaces(), old])
+    table.tick(0.0)
+    table.tick(1.0)
+    assert [name for name, *_ in notes] == ["new"]
+
+
 def test_an_observer_is_called_once_for_a_decision_with_a_type_that_it_hears_in_the_order_of_adding():
     notes = []
     table = ObserverTable([HearsWake("a", notes), Noting("deaf", notes), HearsServe("b", notes), HearsWake("c", notes)])

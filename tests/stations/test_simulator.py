@@ -319,7 +319,7 @@ def test_rows_of_a_step_that_raises_are_lost_and_the_others_go_on(caplog):
         bench.answer(first)
         bench.answer(second)
         events = bench.run()
-    assert [(e.ticket, e.reason) for e in events if isinstance(e, SampleFailed)] == [
+    assert [(e.ticket, e.error) for e in events if isinstance(e, SampleFailed)] == [
         (0, "step: RuntimeError: row 1 fell over"),
         (1, "step: RuntimeError: row 1 fell over"),
     ]
@@ -390,7 +390,7 @@ def test_a_late_answer_does_not_reach_the_next_owner_of_a_cancelled_rows_block()
     bench.simulator.handle(CancelRow("s", "e/0", 0, 1))
     bench.start((2, ticket(2, 1)), slot="e/1")
     (request,) = bench.run()
-    assert bench.view(request).index[0] == 0, "it has the cancelled row's block"
+    assert bench.view(request).entries[0] == 0, "it has the cancelled row's block"
     bench.answer(request, value=lambda i: 3)
     bench.answer(late, value=lambda i: 9 - i)
     events = bench.run()

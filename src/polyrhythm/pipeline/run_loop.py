@@ -26,8 +26,6 @@ from polyrhythm.scheduler.conductor import Conductor
 log = logging.getLogger(__name__)
 
 
-
-
 #: Longest wait for an event, after which `RunLoop.stop` is asked again.
 _PATIENCE_S = 0.5
 #: A stop that takes longer says what it waits for.

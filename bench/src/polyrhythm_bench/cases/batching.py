@@ -38,8 +38,7 @@ PASSES = ("10ms+0.1ms", "2ms+1ms", "1ms+0.05ms", "30ms+0.01ms")
 
 
 def scenes() -> list[BatchingScenario]:
-    """Each pair of step time and pass time with 1, 2 and 4 generators; slots and rows in turns; then those that change.
-    """
+    """Each pair of step time and pass time with 1, 2 and 4 generators, slots and rows in turns; then changing ones."""
     found = []
     sizes = ((4, 1), (16, 4), (64, 1), (16, 1), (64, 4), (4, 16), (16, 16), (256, 1), (64, 16), (4, 4), (16, 1))
     for index, (generators, step, serve) in enumerate(product((1, 2, 4), STEPS, PASSES)):

@@ -61,10 +61,11 @@ def run(
             if size in refused and not turns[size]:
                 continue  # it would fail again
             try:
-                turns[size].append(measure(*size, seconds, turn))
+                window = measure(*size, seconds, turn)
+                turns[size].append(window)
+                said = f"{window.main_us:.1f} us per chunk step"
             except (OSError, zmq.ZMQError, RuntimeError, PolyrhythmError) as error:
-                refused[size] = _reason(error)
-            said = refused[size] if len(turns[size]) <= turn else f"{turns[size][-1].main_us:.1f} us per chunk step"
+                said = refused[size] = _reason(error)
             log.info("turn %d, %d env batches in %d processes: %s", turn + 1, *size, said)
     found = [summarise(size, turns[size], refused.get(size, "")) for size in sizes]
     measured = {entry["env_batches"]: entry for entry in found if entry["processes"] == max(processes)}

@@ -94,8 +94,8 @@ class ObserverTable:
         """Call the observers whose tick is due."""
         if now < self._tick_due:
             return
-        for observer, due in self._next_tick.items():
-            if now >= due:
+        for observer, due in tuple(self._next_tick.items()):
+            if now >= due and observer in self._next_tick:
                 self._next_tick[observer] = now + observer.tick_s
                 observer.on_tick(now)
         self._tick_due = min(self._next_tick.values(), default=math.inf)

@@ -85,16 +85,21 @@ class RunCheckpointer(Observer):
 
     def wait(self) -> None:
         """Wait until nothing is being written; after the deadline the log says that it is given up."""
-        if self._writing is not None:
-            self._writing.join(self._deadline_s)
-        if (writing := self._under_way()) is not None:
+        writing = self._writing
+        if writing is None or writing.given_up:
+            return
+        writing.given_up = True  # an interrupt ends the waiting for good
+        writing.wait(self._deadline_s)
+        if self._under_way() is not None:
             said = "%s is not written after %g s and is given up; the saved run before it stays"
             log.error(said, writing.part, writing.lasted_s)
 
     def _under_way(self) -> _Writing | None:
         """What is being written now."""
-        if self._writing is not None and self._writing.is_over():
+        writing = self._writing
+        if writing is not None and writing.over:
             self._writing = None
+            writing.raise_bug()
         return self._writing
 
     def _begin(self, statistics: Mapping[str, Mapping[str, float]], level: int) -> None:
@@ -139,16 +144,20 @@ class RunCheckpointer(Observer):
 
 
 class _Writing:
-    """A thread that writes one snapshot to the folder `part`. late: the log has said that it takes too long."""
+    """A thread that writes one snapshot to the folder `part`. late: the log has said that it takes too long; given_up:
+    main has waited for it, and does not wait again.
+
+    An event says that it is over: an interrupted `Thread.join` may mark a thread that runs as ended (CPython 3.11).
+    """
 
     def __init__(self, write: Callable[[], Path], part: Path, level: int) -> None:
-        self.part, self.late = part, False
+        self.part, self.late, self.given_up = part, False, False
         self._write, self._level = write, level
         self._bug: Exception | None = None
+        self._over = threading.Event()
         self._began = time.monotonic()
         # A daemon: a file system that never answers must not keep the process.
-        self._thread = threading.Thread(target=self._run, name="run-checkpointer", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name="run-checkpointer", daemon=True).start()
 
     def _run(self) -> None:
         """Consumes: the snapshot. Waits for: the disk. Unblocked by: it. Produces: a saved run, or a warning."""
@@ -156,27 +165,31 @@ class _Writing:
             log.log(self._level, "saved the run: %s", self._write())
         except OSError as error:
             _warn_not_saved(self.part.parent, error)
-        except Exception as error:  # noqa: BLE001 - raised again by `is_over`
+        except Exception as error:  # noqa: BLE001 - raised again by `raise_bug`
             self._bug = error
+        finally:
+            self._over.set()
 
     @property
     def lasted_s(self) -> float:
         """Seconds since it began."""
         return time.monotonic() - self._began
 
-    def join(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> None:
         """Wait until it is over, but no longer than so many seconds."""
-        self._thread.join(seconds)
+        self._over.wait(seconds)
 
-    def is_over(self) -> bool:
-        """Whether it has ended; raises what nobody expected in it."""
-        if self._thread.is_alive():
-            return False
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self._over.is_set()
+
+    def raise_bug(self) -> None:
+        """Raise what nobody expected in it, if anything."""
         if self._bug is not None:
             raise self._bug
-        return True
 
 
 def _warn_not_saved(folder: Path, error: OSError) -> None:
     """What it costs is time: the saved run before this one is whole, and another try comes."""
-    log.warning("the run cannot be saved in %s: %s", folder, trouble(error) or f"{error.strerror}; make room there")
+    log.warning("the run cannot be saved in %s: %s", folder, trouble(error) or error.strerror or error)

@@ -9,6 +9,7 @@ Invariant: a folder gets its final name after everything in it has reached the d
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import zipfile
@@ -41,6 +42,8 @@ from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.specs import Trajectory
 from polyrhythm.stations.trainer_factory import TrainerStates
 from polyrhythm.training.checkpoint import save_state
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,9 @@ def take_snapshot(
     part = whole.with_name(whole.name + PART)
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    state, versions = states.paths()[-1], conductor.versions
+    if not (saved := states.paths()):
+        raise OSError(f"there is no {states.pattern} any more")
+    state, versions = saved[-1], conductor.versions
     os.link(state, part / TRAINER_FILE)  # a state is replaced, never changed
     version, published = versions.trained, None
     if versions.in_version or states.updates(state) != versions.updates:
@@ -104,7 +109,10 @@ def write_snapshot(snapshot: RunSnapshot, keep: int) -> Path:
         raise
     _sync(whole.parent)
     for old in saved_runs(whole.parent)[:-keep]:
-        shutil.rmtree(old)
+        try:
+            shutil.rmtree(old)
+        except OSError as error:
+            log.warning("the older saved run %s cannot be removed: %s", old, error)
     return whole
 
 

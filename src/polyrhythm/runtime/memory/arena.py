@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,11 +84,10 @@ class ArenaLayout:
         return sum(_padded(shape, dtype) for _, shape, dtype in self.arrays())
 
 
-@dataclass(frozen=True, slots=True)
-class RequestView:
+class RequestView(NamedTuple):
     """A request as a generator reads it: entries [n] with the observations, noise keys [n] int64, greedy flags [n]."""
 
-    index: NDArray[np.int64]
+    entries: NDArray[np.int64]
     noise_key: NDArray[np.int64]
     greedy: NDArray[np.bool_]
 
@@ -116,8 +115,8 @@ class Arena:
 
     def post(self, slot: str, view: RequestView) -> None:
         """Write the slot's request; it stays until the slot posts again."""
-        area, count = self._requests[slot], len(view.index)
-        area[0, :count], area[1, :count], area[2, :count] = view.index, view.noise_key, view.greedy
+        area, count = self._requests[slot], len(view.entries)
+        area[0, :count], area[1, :count], area[2, :count] = view.entries, view.noise_key, view.greedy
 
     def view(self, slot: str, count: int) -> RequestView:
         """The request that the slot posted, of `count` rows, in place."""

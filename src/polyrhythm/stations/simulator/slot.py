@@ -247,12 +247,11 @@ class Slot:
         """Store the chunk step's outcome, observe, and emit the samples that ended or failed; True if any did."""
         rows, index, state, arena = self._request_rows, self._due, self._rows, self._arena
         assert rows is not None
-        if result.rewards.dtype == np.float32:
-            arena.rewards[self._at] = result.rewards
-        else:
+        rewards = result.rewards
+        if rewards.dtype != np.float32:
             with np.errstate(over="ignore", invalid="ignore"):  # a float64 above float32's range fails its row below
-                arena.rewards[self._at] = result.rewards
-        given = arena.rewards[self._at]  # as float32
+                rewards = rewards.astype(np.float32)
+        arena.rewards[self._at] = rewards
         arena.valid[self._at] = result.valid
         elapsed = state.elapsed(index) + result.steps
         state.advance(index, result)
@@ -260,8 +259,8 @@ class Slot:
         at = state.entries(index)
         self._next = (rows, at)
         nonfinite = self._recorder.observe(index, at, elapsed / self._max_steps)
-        if not is_finite(given):
-            nonfinite |= first_not_finite({"reward": given})
+        if not is_finite(rewards):
+            nonfinite |= first_not_finite({"reward": rewards})
         self._request_rows, self.answered = None, False
         over = result.terminated | result.truncated
         ended = over | state.segment_done(index, self._settings.segment_steps) if self._settings.segment_steps else over
