@@ -290,6 +290,15 @@ def test_the_environments_own_metrics_are_drawn_and_listed(run: Callable[..., Pa
     ]
 
 
+def test_episodes_that_an_evaluation_lacks_are_shown(run: Callable[..., Path]) -> None:
+    folders = [run("one"), run("two")]
+    summary = {**SUMMARY, "before": {**tally(8), "dropped": 3}}
+    (folders[0] / "summary.json").write_text(json.dumps(summary))
+    said = f"{tally(8)['episodes']} (3 dropped)"
+    for chosen in (folders[:1], folders):
+        assert checked(write_report(chosen)).count(said) == 1
+
+
 def test_ticks_are_round_and_inside() -> None:
     assert svg.ticks(0, 1) == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
     assert svg.ticks(-3, 487_000) == [0, 100_000, 200_000, 300_000, 400_000]
