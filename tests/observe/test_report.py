@@ -246,7 +246,9 @@ def test_points_of_the_curves(run: Callable[..., Path]) -> None:
     assert [point.transitions for point in points] == [2000.0, 4000.0, 6000.0, 8000.0]
     assert (points[1].rate, points[1].low, points[1].high) == wilson(10, 32)[2:]
     assert [point.mean_return for point in points] == [0.5, 2.5, 4.5, 6.5]
-    assert pace_points(read) == [(25.0 + 10 * update, 100.0) for update in range(UPDATES - 1)]
+    assert pace_points(read) == [[(25.0 + 10 * update, 100.0) for update in range(UPDATES - 1)]]
+    resumed = replace(read, updates=[*read.updates, *({**x, "time_s": x["time_s"] + 900.0} for x in read.updates)])
+    assert [len(part) for part in pace_points(resumed)] == [UPDATES - 1] * 2, "no line over the pause"
     assert fault_times(read) == [70.0]
     assert lag_points(read)[0] == (1000.0, 0.5, 1.0)
     assert mean_points(read, "train/actor/behav_approx_kl")[3] == (4000.0, 0.03)
