@@ -1,4 +1,4 @@
-"""The table of bench/results/batching.md: `batching: auto` beside the best fixed setting, scene by scene.
+"""Writes bench/results/batching.md: `batching: auto` compared with the best fixed setting, scene by scene.
 
     python bench/scripts/batching.py [--seeds 2] [--only 3 7] [--out bench/results/batching.md]
 
@@ -16,38 +16,39 @@ from typing import Any
 
 from polyrhythm.clustersim.scenario import WARM_UP_S
 from polyrhythm_bench.cases.batching import TO_REACH, WAITS_MS, run
+from polyrhythm_bench.harness.markdown import wrap_prose
 
 _FOREVER_MS = 1e6
 
 
 def page(result: dict[str, Any], seeds: int, day: dt.date) -> str:
-    """The page for what `run` returned."""
+    """The page for the result of `run`."""
     ratios = sorted(row["ratio"] for row in result["scenes"])
     waits = ", ".join(f"{wait:g}" for wait in WAITS_MS[:-1])
-    head = f"""# Batching that chooses for itself, simulated
+    head = f"""# Automatic batching, simulated
 
 `python bench/scripts/batching.py --seeds {seeds}`, {day}; means over the seeds.
 
 Rows per second of virtual time after a warm-up of {WARM_UP_S:g} s; where something changes, {WARM_UP_S:g} s after the
 change. Training and messages take no time. `best` is the fastest `dynamic` setting of a grid: max_rows of all rows, a
-half, a quarter, 4, 16, 64 and 256; max_wait {waits} ms and for ever. `at once` is
-all rows and no wait. What `auto` chose last is given in rows of full slots.
+half, a quarter, 4, 16, 64 and 256; max_wait {waits} ms and unlimited (`for ever`). `at once` is all rows and no wait.
+The last choice of `auto` is given in rows of full slots.
 
-The worst ratio is **{result["ratio"]:.3f}** (to reach: {TO_REACH}), the median {ratios[len(ratios) // 2]:.3f}, the best
-{ratios[-1]:.3f}: `auto` may wait for times that the grid leaves out.
+The worst ratio is **{result["ratio"]:.3f}** (target: {TO_REACH}), the median {ratios[len(ratios) // 2]:.3f}, the best
+{ratios[-1]:.3f}: `auto` may choose waits that the grid does not have.
 
 | | scene | auto/best | auto | best | at once | best: rows, wait | auto: rows, wait | choices |
 |---|---|---|---|---|---|---|---|---|
 """
-    return head + "".join(_row(row) for row in result["scenes"])
+    return wrap_prose(head + "".join(_row(row) for row in result["scenes"]))
 
 
 def _row(row: dict[str, Any]) -> str:
     best = f"{row['best_max_rows']}, {_wait(row['best_max_wait_ms'])}"
     auto = f"{row['auto_max_rows']}, {_wait(row['auto_max_wait_ms'])}" if row["auto_choices"] else "none"
-    figures = f"{row['auto']:.0f} | {row['best']:.0f} | {row['served_at_once']:.0f}"
+    rates = f"{row['auto']:.0f} | {row['best']:.0f} | {row['served_at_once']:.0f}"
     return (
-        f"| {row['number']} | {row['scene']} | {row['ratio']:.3f} | {figures} | {best} | {auto} | "
+        f"| {row['number']} | {row['scene']} | {row['ratio']:.3f} | {rates} | {best} | {auto} | "
         f"{row['auto_choices']} |\n"
     )
 

@@ -1,9 +1,9 @@
-"""The page of `bench learning`: `learning.md` and `learning_TASK.svg` in bench/results, or in --out FOLDER.
+"""Writes the page of `bench learning`: `learning.md` and `learning_TASK.svg` in bench/results, or in --out FOLDER.
 
     polyrhythm bench learning --json > learning.json
     python bench/scripts/learning_table.py learning.json
 
-Parts may be measured apart (`--tasks`): give all the files, a later one counts.
+Parts measured separately (`--tasks`) are given as several files; of a part in two files the later one counts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from polyrhythm_bench.cases.learning_page import write
 from polyrhythm_bench.harness.from_files import main
 
-#: Where the tables lie.
+#: Folder of the pages.
 RESULTS = Path(__file__).parents[1] / "results"
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The page bench/results/papers.md, from the result of `polyrhythm bench papers --json`.
+"""Writes the page bench/results/papers.md from the result of `polyrhythm bench papers --json`.
 
 polyrhythm bench papers --json > papers.json
 python bench/scripts/papers_table.py papers.json [--out bench/results/papers.md]
@@ -13,15 +13,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-#: Where the tables lie.
+from polyrhythm_bench.harness.markdown import wrap_prose
+
+#: Folder of the tables.
 RESULTS = Path(__file__).parents[1] / "results"
 
 INTRODUCTION = """\
-# Published throughputs, beside the simulated cluster
+# Published throughputs and the simulated cluster
 
-`polyrhythm bench papers --json`, {date}; page by `bench/scripts/papers_table.py`. Transitions per second (figure 9:
-as the rows say); an error is predicted / published - 1. Cost models see the fitted rows alone. What the model is, what
-it leaves out and what was tried besides: [009](../../docs/design/009-papers.md).
+`polyrhythm bench papers --json`, {date}; the page is `bench/scripts/papers_table.py`'s. Transitions per second
+(figure 9: as the rows say); an error is predicted / published - 1. Cost models see the fitted rows alone. The model and
+its limits: [009](../../docs/design/009-papers.md); other forms that were tried: [papers-notes.md](papers-notes.md).
 """
 
 
@@ -42,7 +44,7 @@ def summary(found: dict[str, dict[str, float]]) -> list[str]:
 
 
 def comparison(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """A table for each of the papers' tables; predicted rows in bold."""
+    """One Markdown table for each of the papers' tables; errors of predicted rows in bold."""
     for name in dict.fromkeys(row["table"] for row in rows):
         cells = []
         for row in (row for row in rows if row["table"] == name):
@@ -53,7 +55,7 @@ def comparison(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def fits(found: dict[str, dict[str, float]]) -> list[str]:
-    """Costs in seconds; misfit: the sum of squared residuals."""
+    """Markdown table of the fitted costs; misfit: the sum of squared residuals."""
     rows = [
         [
             name,
@@ -115,12 +117,12 @@ def page(result: dict[str, Any]) -> str:
         "",
         f"First bottleneck, fully asynchronous: {result['first_bottleneck']}.",
     ]
-    return "\n".join([*lines, ""])
+    return wrap_prose("\n".join(lines))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("result", type=Path, help="what `polyrhythm bench papers --json` printed")
+    parser.add_argument("result", type=Path, help="output of `polyrhythm bench papers --json`")
     parser.add_argument("--out", type=Path, default=RESULTS / "papers.md")
     arguments = parser.parse_args()
     text = page(json.loads(arguments.result.read_text(encoding="utf-8")))

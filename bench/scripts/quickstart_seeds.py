@@ -1,9 +1,9 @@
-"""The quickstart over several seeds, as a table in bench/results/quickstart_seeds.md.
+"""Runs the quickstart with several seeds and writes bench/results/quickstart_seeds.md.
 
     python bench/scripts/quickstart_seeds.py --seeds 0 1 2 3 4       # runs them, some nine minutes each on two cores
-    python bench/scripts/quickstart_seeds.py --runs RUN RUN ...      # of runs that are there
+    python bench/scripts/quickstart_seeds.py --runs RUN RUN ...      # uses finished runs
 
-The summary of every run goes to `quickstart_seeds.json` beside it. --out is the folder of the runs.
+The summaries of the runs go to `quickstart_seeds.json` in the same folder. --out is the folder of the runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import Any
 
 import yaml
 
-#: Where the tables lie.
+from polyrhythm_bench.harness.markdown import wrap_prose
+
+#: Folder of the tables.
 RESULTS = Path(__file__).parents[1] / "results"
 
 _TEXT = """# The quickstart over seeds
@@ -35,7 +37,7 @@ after, with Wilson 95% intervals; swapped: the same episodes with the instructio
 
 Greedy success rises by at least 25 points with separate intervals on {risen} of {count} seeds; the median rise is
 {median:.0f} points. With swapped instructions success is at most half of `after`, its upper end below `after`'s lower
-one, on {obeyed} of {count} seeds. The longest run took {minutes:.1f} minutes.
+one, on {followed} of {count} seeds. The longest run took {minutes:.1f} minutes.
 """
 
 TABLE = RESULTS / "quickstart_seeds.md"
@@ -44,9 +46,9 @@ TABLE = RESULTS / "quickstart_seeds.md"
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], metavar="N")
-    parser.add_argument("--runs", type=Path, nargs="+", metavar="RUN", help="folders of runs, instead of running them")
-    parser.add_argument("--note", default="", help="a sentence on the circumstances, for the table")
-    parser.add_argument("--out", type=Path, default=Path("runs/seeds"), help="where runs go")
+    parser.add_argument("--runs", type=Path, nargs="+", metavar="RUN", help="folders of finished runs to use instead")
+    parser.add_argument("--note", default="", help="a sentence about the measurement, for the page")
+    parser.add_argument("--out", type=Path, default=Path("runs/seeds"), help="folder of new runs")
     arguments = parser.parse_args()
     runs = arguments.runs or [_run(seed, arguments.out / str(seed)) for seed in arguments.seeds]
     summaries = [_read(run) for run in runs]
@@ -58,7 +60,7 @@ def main() -> None:
 def _run(seed: int, folder: Path) -> Path:
     words = [f"seed={seed}", f"demonstrations.seed={seed}"] if seed else []
     command = [sys.executable, "-m", "polyrhythm", "train", "quickstart", "--out", str(folder), *words]
-    subprocess.run(command, check=False)  # noqa: S603 - one that fails is told in the table
+    subprocess.run(command, check=False)  # noqa: S603 - the table names runs that failed
     return folder
 
 
@@ -70,18 +72,18 @@ def _read(run: Path) -> dict[str, Any]:
 
 
 def table(summaries: list[dict[str, Any]], note: str) -> str:
-    """Markdown: a row for each run, and what the whole comes to. One that did not finish counts as one that failed."""
+    """The page: a row for each run, and the totals, in which an unfinished run counts as failed."""
     ended = [summary for summary in summaries if "after" in summary]
     rows = sorted(ended, key=lambda summary: summary["seed"])
     lost = [summary["seed"] for summary in summaries if "after" not in summary]
     note += f" Seeds {lost} did not finish." if lost else ""
     gains = [100 * (row["after"]["rate"] - row["before"]["rate"]) for row in rows]
     apart = [row["after"]["low"] > row["before"]["high"] for row in rows]
-    obeys = [
+    follows = [
         row["swapped"]["rate"] <= row["after"]["rate"] / 2 and row["swapped"]["high"] < row["after"]["low"]
         for row in rows
     ]
-    return _TEXT.format(
+    page = _TEXT.format(
         date=datetime.now(UTC).date().isoformat(),
         note=note.strip(),
         episodes=rows[0]["after"]["episodes"],
@@ -89,9 +91,10 @@ def table(summaries: list[dict[str, Any]], note: str) -> str:
         risen=sum(gain >= 25 and is_apart for gain, is_apart in zip(gains, apart, strict=True)),
         count=len(summaries),
         median=statistics.median(gains),
-        obeyed=sum(obeys),
+        followed=sum(follows),
         minutes=max(row["wall_s"]["total"] for row in rows) / 60,
     )
+    return wrap_prose(page)
 
 
 def _row(summary: dict[str, Any], gain: float) -> str:

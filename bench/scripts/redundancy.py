@@ -1,4 +1,4 @@
-"""More groups against larger groups: seconds per update where environments are slow or stop, simulated or live.
+"""Measures seconds per update with redundant groups and members where environments slow down or hang.
 
     python bench/scripts/redundancy.py [--updates 8] [--seeds 1] [--out bench/results/redundancy.md]
     python bench/scripts/redundancy.py --live [--updates 3] [--second 20ms] [--out bench/results/redundancy_live.md]
@@ -11,12 +11,13 @@ environments fail; here an episode has 10 steps, and
 
 - healthy: nothing fails;
 - fail-slow: one step in 500 takes 400 s (so 2% of the episodes take five times as long);
-- fail-stop: one step in 1,000 does not come back for 1,200 s (1% of the episodes); after 300 s the ticket is taken away
-  and begins anew on another row.
+- fail-stop: one step in 1,000 hangs for 1,200 s (1% of the episodes); after 300 s the ticket is revoked and reissued to
+  another row.
 
 Live, the same on the `latency` environment with every second shortened to `--second`, in processes of this machine: the
-conductor, messages and weights are real, only the environments sleep. The first update is left out (it starts things).
-As simulated, it is a machine that is slow, not a state: the members of a group, which share one, are so by themselves.
+conductor, messages and weights are real, only the environments sleep. The first update is left out (it includes the
+start). As simulated, slowness is independent of the initial state: members of a group share one but slow down
+independently.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ from polyrhythm.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import TrainUntil
 from polyrhythm.specs.distributions import parse_duration
+from polyrhythm_bench.harness.markdown import wrap_prose
 
-#: Where the tables lie.
+#: Folder of the tables.
 RESULTS = Path(__file__).parents[1] / "results"
 
 GROUPS, SIZE = 32, 8
@@ -51,10 +53,11 @@ GRID = ((32, 36, 40), (8, 9, 10, 12))
 
 @dataclass(frozen=True)
 class Scene:
-    """law: of one env step, for a given second; deadline: seconds that an episode may take."""
+    """A kind of failure. step_time: distribution of an env step, given the length of a second; deadline: seconds after
+    which an episode is reissued."""
 
     name: str
-    law: Callable[[str], str]
+    step_time: Callable[[str], str]
     deadline: float = 100_000.0
 
 
@@ -97,7 +100,7 @@ def outcome(seconds: float, updates: int, conductor: Conductor) -> Outcome:
 
 @functools.cache
 def simulated(scene: Scene, groups: int, size: int, updates: int, seed: int, max_lag: float = 0.0) -> Outcome:
-    """On the virtual clock; a pass takes no time, so only environments are waited for."""
+    """The outcome on the virtual clock; forward passes take no time, so only environments do."""
     settings = ClusterSettings.model_validate(
         {
             "seed": seed,
@@ -113,7 +116,7 @@ def simulated(scene: Scene, groups: int, size: int, updates: int, seed: int, max
                 "seed": seed,
                 **shape_settings(groups, size),
             },
-            "simulators": [{"env_batches": groups * size, "step": scene.law("1s"), "steps": STEPS}],
+            "simulators": [{"env_batches": groups * size, "step": scene.step_time("1s"), "steps": STEPS}],
             "generators": [{}],
             "trainer": {"update": "100s" if max_lag else "0s"},
         }
@@ -126,7 +129,7 @@ def simulated(scene: Scene, groups: int, size: int, updates: int, seed: int, max
 
 
 def live(scene: Scene, groups: int, size: int, updates: int, second: str) -> Outcome:
-    """In processes of this machine."""
+    """The outcome in processes of this machine."""
     from polyrhythm.config.load import validate  # only this part needs torch
     from polyrhythm.pipeline.build import build_pipeline
 
@@ -136,7 +139,7 @@ def live(scene: Scene, groups: int, size: int, updates: int, second: str) -> Out
             "env": {
                 "type": "latency",
                 "episode_steps": STEPS,
-                "step_time": scene.law(second),
+                "step_time": scene.step_time(second),
                 "times_by": "chance",
                 "observation_shape": [4],
                 "action_dim": 2,
@@ -174,7 +177,7 @@ def _mean(outcomes: list[Outcome]) -> tuple[float, float]:
 
 
 def shapes_table(run: Callable[[Scene, int, int], list[Outcome]], shapes: tuple[tuple[int, int], ...]) -> list[str]:
-    """Seconds per update, the gain over the first shape, and what was thrown away, by scene and shape."""
+    """Markdown table of seconds per update, gain over the first shape and discarded share, by scene and shape."""
     lines = [
         "| groups × members | environments | " + " | ".join(scene.name for scene in SCENES) + " |",
         "|---|---|" + "---|" * len(SCENES),
@@ -191,7 +194,7 @@ def shapes_table(run: Callable[[Scene, int, int], list[Outcome]], shapes: tuple[
 
 
 def grid_table(scene: Scene, updates: int, seeds: int) -> list[str]:
-    """Gain over 32×8 by number of groups and members."""
+    """Markdown table of the gain over 32×8 by number of groups and members."""
     rows, columns = GRID
     lines = [
         f"| {scene.name} | " + " | ".join(f"{size} members" for size in columns) + " |",
@@ -206,7 +209,7 @@ def grid_table(scene: Scene, updates: int, seeds: int) -> list[str]:
 
 
 def asynchronous_table(updates: int, seeds: int) -> list[str]:
-    """The same shapes where the trainer may be a version ahead and takes 100 s an update."""
+    """Markdown table of the shapes with max_lag 1 and a trainer that takes 100 s an update."""
     lines = ["| max_lag 1 | " + " | ".join(scene.name for scene in SCENES) + " |", "|---|" + "---|" * len(SCENES)]
     base: dict[str, float] = {}
     for groups, size in ((32, 8), (36, 8), (36, 9)):
@@ -219,7 +222,7 @@ def asynchronous_table(updates: int, seeds: int) -> list[str]:
 
 
 def selection_lines(scene: Scene, found: Outcome) -> list[str]:
-    """What was trained against what was thrown away."""
+    """A Markdown list item: samples that were trained, released and cancelled."""
     selection = found.selection
     trained, released, cancelled = (selection[fate] for fate in ("trained", "released", "cancelled"))
     fates = (
@@ -265,7 +268,7 @@ def live_page(updates: int, second: str) -> list[str]:
     return [
         "# Redundant groups and members, live",
         "",
-        f"`bench/scripts/redundancy.py --live --updates {updates} --second {second}`, {_today()}; one run a cell.",
+        f"`python bench/scripts/redundancy.py --live --updates {updates} --second {second}`, {_today()}; one run a cell.",
         "",
         f"Seconds (each {second} of real time) per update, gain over 32×8, samples thrown away per sample trained:",
         "",
@@ -282,8 +285,8 @@ def main() -> None:
     parser.add_argument("--live", action="store_true", help="real processes; a few minutes")
     parser.add_argument("--updates", type=int, default=0, help="updates per run: 8 simulated, 3 live unless given")
     parser.add_argument("--seeds", type=int, default=1, help="simulated runs per cell")
-    parser.add_argument("--second", default="20ms", help="what a second of the scene lasts live")
-    parser.add_argument("--out", type=Path, help="where the page goes; beside this script unless given")
+    parser.add_argument("--second", default="20ms", help="real length of a second of the scene")
+    parser.add_argument("--out", type=Path, help="path of the page (bench/results)")
     arguments = parser.parse_args()
     if arguments.live:
         lines = live_page(arguments.updates or 3, arguments.second)
@@ -291,7 +294,7 @@ def main() -> None:
         lines = simulated_page(arguments.updates or 8, arguments.seeds)
     name = "redundancy_live.md" if arguments.live else "redundancy.md"
     out = arguments.out or RESULTS / name
-    text = "\n".join([*lines, ""])
+    text = wrap_prose("\n".join(lines))
     out.write_text(text, encoding="utf-8")
     print(text)
 

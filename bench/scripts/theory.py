@@ -1,12 +1,12 @@
-"""The bounds of ROLL Flash, section 3.1, beside the simulated cluster: the real conductor on a virtual clock.
+"""Compares the bounds of ROLL Flash, section 3.1, with the simulated cluster: the real conductor on a virtual clock.
 
     python bench/scripts/theory.py [--versions 60] [--out bench/results/theory.md]
 
 N = 64 samples a version, training 3 s a sample on one worker, a rollout of 10 s in the mean, K workers. Synchronous: K
 slots and an update at the pace of K workers, max_lag 0 with `drain`. Asynchronous: whole workers are split by β* (where
-(9) is least) or at equal pace (where the floor is); those that generate are slots of one row, those that train set the
-pace of the update. Inference, publication and messages take no time, so that only what the theory speaks of counts. The
-first versions of a run are left out. An error is theory / simulated - 1.
+(9) is least) or at equal pace (where the floor is); generating workers are slots of one row, training workers set the
+pace of the update. Inference, publication and messages take no time, because the theory ignores them. The first
+versions of a run are left out. An error is theory / simulated - 1.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from polyrhythm.planning import theory
 from polyrhythm.planning.longest import expected_longest
 from polyrhythm.scheduler.records import Command, Event, TrainUntil, UpdateDone
 from polyrhythm.specs.distributions import parse_distribution
+from polyrhythm_bench.harness.markdown import wrap_prose
 
-#: Where the tables lie.
+#: Folder of the tables.
 RESULTS = Path(__file__).parents[1] / "results"
 
 SAMPLES, TRAIN_S = 64, 3.0
-#: Versions left out at the beginning, and a target that is never reached.
+#: Versions left out at the beginning, and a number of versions that is never reached.
 WARM_UP, ENDLESS = 10, 1_000_000
-LAWS = {
+DISTRIBUTIONS = {
     "constant": "constant:10s",
     "normal, σ 5 s": "normal:10s:5s",
     "lognormal σ 0.8": "lognormal:10s:0.8",
@@ -44,37 +45,38 @@ WORKERS = (8, 32, 128)
 LAGS = (1.0, 2.0, 4.0)
 BOUNDS = ("sample", "mean")
 BETA, PACE = "β*", "equal pace"
-#: Where the best split is searched for, and where nothing or little overlaps.
+#: Settings of the search for the best split, and those in which little or nothing overlaps.
 SEARCHED, SEARCH_LAG, SPLITS = ("constant", "lognormal σ 0.8", "5% are 5× longer"), 2.0, (3, 4, 5, 6, 7, 8, 9, 10, 12)
-SMALL_LAWS, SMALL_LAGS = ("constant", "lognormal σ 0.8"), (0.0, 0.5)
+SMALL_LAG_ROLLOUTS, SMALL_LAGS = ("constant", "lognormal σ 0.8"), (0.0, 0.5)
 
 INTRODUCTION = """\
-What `polyrhythm plan --theory` says, beside the real conductor on a virtual clock. N = 64, rollout 10 s in the mean,
-training 3 s a sample on one worker; seconds of a version. An error is theory / simulated - 1, so that a bound that
-holds has none below 0.
+Results of `polyrhythm plan --theory`, compared with the real conductor on a virtual clock. N = 64, rollout 10 s in the
+mean, training 3 s a sample on one worker; seconds of a version. An error is theory / simulated - 1, so that a bound
+that holds has none below 0.
 """
-WORDS = """\
-What this says:
+CONCLUSIONS = """\
+Conclusions:
 
-- **(8) is loose where the tail is as long as the rest.** It lets the longest sample begin last, when the other workers
-  have nothing to do; really it begins anywhere. Where the tail is all there is (long tails, K = 128) it is near; below
-  0 is the luck of sixty versions with rare samples.
-- **(9) at β\\* is a fair estimate and no bound.** It lets neither wait for the other. But admission counts the samples
-  that are being trained on, so with α = 1 rollout prepares one version during an update and then waits. And the tail
-  divided by α + 1 is one straggler for α + 1 versions; under `sample` each straggler is waited for, and long tails have
-  more than one. `mean` waits for none: from α = 2 on (9) holds there.
+- **(8) is loose where the tail is as long as the rest.** It assumes that the longest sample begins last, when the other
+  workers are idle; in fact it begins anywhere. Where the tail dominates (long tails, K = 128) it is close; errors below
+  0 are chance, from sixty versions with rare samples.
+- **(9) at β\\* is a fair estimate but not a bound.** It assumes that neither stage waits for the other. But admission
+  counts the samples that are being trained on, so with α = 1 rollout prepares one version during an update and then
+  waits. And the tail divided by α + 1 means one straggler for α + 1 versions; under `sample` each straggler is waited
+  for, and long tails have more than one. `mean` waits for none: from α = 2 on (9) holds there.
 - **β\\* gives training too few workers.** (10) counts the tail as work that more workers would shorten; no number of
   workers shortens one sample. At equal pace, β = E·μ_train / (μ_gen + E·μ_train), no version was longer, most with 32
-  workers or more were shorter by a fifth at least, and (9) held everywhere. There it is loose: the tail has room.
+  workers or more were shorter by a fifth at least, and (9) held everywhere. There it is loose, because the tail
+  overlaps with other work.
 - **The speed-up (8) over (9) is a ratio of two bounds.** It is off by 6 to 16% in the median, and above 1 where
-  asynchronous training was slower: few workers, that cannot be split evenly, and times that hardly vary. The range
-  between the floors says so.
-- **Below α = 1 little or nothing overlaps.** (9) does not know; the paced bound does, and for α = 0 comes near. For
-  larger α it is a bound to rely on but for the longest tails, and a third or more too long.
+  asynchronous training was slower: few workers that cannot be split evenly, and times that hardly vary. The range
+  between the floors shows this.
+- **Below α = 1 little or nothing overlaps.** (9) ignores this; the paced bound does not, and for α = 0 it is close. For
+  larger α it is a reliable bound except for the longest tails, and a third or more too long.
 """
 
 
-def simulated(law: str, slots: int, update_s: float, max_lag: float, bound: str, versions: int) -> float:
+def simulated(distribution: str, slots: int, update_s: float, max_lag: float, bound: str, versions: int) -> float:
     """Seconds of a version in steady state."""
     settings = ClusterSettings.model_validate(
         {
@@ -86,7 +88,7 @@ def simulated(law: str, slots: int, update_s: float, max_lag: float, bound: str,
                 "max_rows": 1,
                 "max_wait_s": 0.0,
             },
-            "simulators": [{"env_batches": slots, "episode_time": law}],
+            "simulators": [{"env_batches": slots, "episode_time": distribution}],
             "generators": [{}],
             "trainer": {"update": f"{update_s:.9f}s"},
         }
@@ -121,9 +123,9 @@ class Overlapped:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A law and a number of workers. bound_s, floor_s: of the synchronous version, simulated_s beside them."""
+    """A time distribution and a number of workers. bound_s, floor_s, simulated_s: of a synchronous version."""
 
-    law: str
+    rollout: str
     workers: int
     bound_s: float
     floor_s: float
@@ -131,19 +133,19 @@ class Case:
     overlapped: tuple[Overlapped, ...]
 
 
-def workload(law: str, workers: int, samples: int = SAMPLES) -> theory.Workload:
-    """The longest is that of so many `samples`."""
-    times = parse_distribution(LAWS[law])
+def workload(rollout: str, workers: int, samples: int = SAMPLES) -> theory.Workload:
+    """The theory's workload, its longest rollout the expected maximum of `samples`."""
+    times = parse_distribution(DISTRIBUTIONS[rollout])
     return theory.Workload(SAMPLES, workers, times.mean, expected_longest(times, samples), TRAIN_S)
 
 
-def pool(law: str, workers: int, max_lag: float) -> theory.Workload:
-    """With the longest of all samples that are made at once."""
-    return workload(law, workers, (int(max_lag) + 1) * SAMPLES)
+def pool(rollout: str, workers: int, max_lag: float) -> theory.Workload:
+    """The workload with the expected maximum of all samples that are in flight at once."""
+    return workload(rollout, workers, (int(max_lag) + 1) * SAMPLES)
 
 
-def overlapped(law: str, workers: int, max_lag: float, bound: str, split: str, versions: int) -> Overlapped:
-    work = pool(law, workers, max_lag)
+def overlapped(rollout: str, workers: int, max_lag: float, bound: str, split: str, versions: int) -> Overlapped:
+    work = pool(rollout, workers, max_lag)
     least: Callable[[float], float] = (
         partial(theory.asynchronous_bound, work, max_lag) if split == BETA else partial(theory.asynchronous_floor, work)
     )
@@ -157,20 +159,20 @@ def overlapped(law: str, workers: int, max_lag: float, bound: str, split: str, v
         theory.asynchronous_bound(work, max_lag, share),
         theory.asynchronous_floor(work, share),
         theory.paced_bound(work, max_lag, share),
-        simulated(LAWS[law], workers - training, work.training_s / share, max_lag, bound, versions),
+        simulated(DISTRIBUTIONS[rollout], workers - training, work.training_s / share, max_lag, bound, versions),
     )
 
 
-def case(law: str, workers: int, versions: int) -> Case:
-    work = workload(law, workers)
+def case(rollout: str, workers: int, versions: int) -> Case:
+    work = workload(rollout, workers)
     return Case(
-        law,
+        rollout,
         workers,
         theory.synchronous_bound(work),
         theory.synchronous_floor(work, work.longest_s),
-        simulated(LAWS[law], workers, work.training_s, 0.0, "sample", versions),
+        simulated(DISTRIBUTIONS[rollout], workers, work.training_s, 0.0, "sample", versions),
         tuple(
-            overlapped(law, workers, max_lag, bound, split, versions)
+            overlapped(rollout, workers, max_lag, bound, split, versions)
             for max_lag in LAGS
             for split in (BETA, PACE)
             for bound in BOUNDS
@@ -186,7 +188,7 @@ def percent(found: float) -> str:
 
 
 def grid(cases: Sequence[Case]) -> list[str]:
-    """Each setting at the split by β*."""
+    """Markdown table of theory and error in each setting, at the split by β*."""
     heads = " | ".join(f"α={lag:g}: (9), error of `sample`, `mean`" for lag in LAGS)
     lines = [f"| rollout | K | (8), error | {heads} |", "|---|---|---|" + "---|" * len(LAGS)]
     for one in cases:
@@ -195,7 +197,7 @@ def grid(cases: Sequence[Case]) -> list[str]:
             own = [a for a in one.overlapped if a.max_lag == lag and a.split == BETA]
             errors = ", ".join(percent(a.bound_s / a.simulated_s - 1) for a in own)
             cells.append(f"{own[0].bound_s:.1f}, {errors}")
-        lines.append(f"| {one.law} | {one.workers} | {' | '.join(cells)} |")
+        lines.append(f"| {one.rollout} | {one.workers} | {' | '.join(cells)} |")
     return lines
 
 
@@ -251,7 +253,7 @@ def speed_ups(cases: Sequence[Case]) -> list[str]:
 
 
 def splits(cases: Sequence[Case]) -> list[str]:
-    """How much shorter a version is at equal pace, in the simulation."""
+    """Markdown table: how much shorter a version is at equal pace, in the simulation."""
     lines = [
         "| equal pace against the split by β*, simulated | K=8 | K=32 | K=128 |",
         "|---|---|---|---|",
@@ -271,17 +273,17 @@ def splits(cases: Sequence[Case]) -> list[str]:
 
 
 def searched(versions: int) -> list[str]:
-    """The best number of training workers in the simulation, beside what theory says."""
+    """Markdown table: the best number of training workers in the simulation, and by theory."""
     workers = WORKERS[1]
     lines = [
         f"| rollout, K={workers}, α={SEARCH_LAG:g}, `sample` | best split, T | by β*, lost | at equal pace, lost |",
         "|---|---|---|---|",
     ]
-    for law in SEARCHED:
-        work = pool(law, workers, SEARCH_LAG)
+    for rollout in SEARCHED:
+        work = pool(rollout, workers, SEARCH_LAG)
         times = {
             training: simulated(
-                LAWS[law], workers - training, work.training_s * workers / training, SEARCH_LAG, "sample", versions
+                DISTRIBUTIONS[rollout], workers - training, work.training_s * workers / training, SEARCH_LAG, "sample", versions
             )
             for training in SPLITS
         }
@@ -289,7 +291,7 @@ def searched(versions: int) -> list[str]:
         beta = theory.best_split(work, partial(theory.asynchronous_bound, work, SEARCH_LAG))
         pace = theory.best_split(work, partial(theory.asynchronous_floor, work))
         cells = (f"{chosen}, {percent(times[chosen] / times[best] - 1)}" for chosen in (beta, pace))
-        lines.append(f"| {law} | {best} train, {times[best]:.1f} | {' | '.join(cells)} |")
+        lines.append(f"| {rollout} | {best} train, {times[best]:.1f} | {' | '.join(cells)} |")
     return lines
 
 
@@ -299,11 +301,11 @@ def small_lags(versions: int) -> list[str]:
         f"| rollout, K={workers}, by β* | α | simulated | (9), error | paced bound, error |",
         "|---|---|---|---|---|",
     ]
-    for law in SMALL_LAWS:
+    for rollout in SMALL_LAG_ROLLOUTS:
         for lag in SMALL_LAGS:
-            one = overlapped(law, workers, lag, "sample", BETA, versions)
+            one = overlapped(rollout, workers, lag, "sample", BETA, versions)
             cells = (f"{value:.1f}, {percent(value / one.simulated_s - 1)}" for value in (one.bound_s, one.paced_s))
-            lines.append(f"| {law} | {lag:g} | {one.simulated_s:.1f} | {' | '.join(cells)} |")
+            lines.append(f"| {rollout} | {lag:g} | {one.simulated_s:.1f} | {' | '.join(cells)} |")
     return lines
 
 
@@ -313,22 +315,23 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / f"{Path(__file__).stem}.md")
     arguments = parser.parse_args()
     began = time.process_time()
-    cases = [case(law, workers, arguments.versions) for law in LAWS for workers in WORKERS]
+    cases = [case(rollout, workers, arguments.versions) for rollout in DISTRIBUTIONS for workers in WORKERS]
     short = max(1, arguments.versions // 2)
     tables = [table(cases) for table in (grid, errors, speed_ups, splits)] + [searched(short), small_lags(short)]
     took, today = time.process_time() - began, dt.datetime.now(tz=dt.UTC).date()
     text = "\n".join(
         [
-            "# Theory beside simulation",
+            "# Theory compared with simulation",
             "",
             f"`python bench/scripts/theory.py --versions {arguments.versions}`, {today}, {took:.0f} CPU seconds.",
             "",
             INTRODUCTION,
             *(line for table in tables for line in (*table, "")),
-            WORDS,
+            CONCLUSIONS,
         ]
     )
-    arguments.out.write_text(text.rstrip() + "\n", encoding="utf-8")
+    text = wrap_prose(text.rstrip())
+    arguments.out.write_text(text, encoding="utf-8")
     print(text)
 
 

@@ -1,4 +1,4 @@
-"""What each choice of freshness costs: trainer utilisation on the virtual clock, beside a reference table.
+"""Measures the trainer utilisation of each freshness setting on the virtual clock, against a reference table.
 
     python bench/scripts/utilisation_table.py [--units 1500] [--seeds 2] [--out bench/results/utilisation_table.md]
 
@@ -22,8 +22,9 @@ from pathlib import Path
 from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler.records import TrainUntil
+from polyrhythm_bench.harness.markdown import wrap_prose
 
-#: Where the tables lie.
+#: Folder of the tables.
 RESULTS = Path(__file__).parents[1] / "results"
 
 WARM_UP = 50.0
@@ -32,11 +33,11 @@ ENDLESS = 1_000_000
 
 
 def lognormal_of_median_one(sigma: float) -> str:
-    """The law exp(N(0, sigma)) seconds, written by its mean exp(sigma²/2)."""
+    """The distribution exp(N(0, sigma)) seconds, given by its mean exp(sigma²/2)."""
     return f"lognormal:{math.exp(sigma**2 / 2):.6f}s:{sigma}"
 
 
-#: label, law of the episode time (seconds are units), the reference: lock-step, then sample and mean for each α.
+#: Label, episode-time distribution (seconds are units), reference: lock-step, then sample and mean for each α.
 ROWS = (
     ("lognormal σ 0.4", lognormal_of_median_one(0.4), (0.39, 0.74, 1.00, 0.96, 1.00, 1.00, 1.00)),
     (
@@ -58,7 +59,7 @@ COLUMNS = (
 )
 
 
-def utilisation(law: str, max_lag: float, bound: str, on_update: str, units: float, seed: int) -> float:
+def utilisation(episode_time: str, max_lag: float, bound: str, on_update: str, units: float, seed: int) -> float:
     """Trainer utilisation between `WARM_UP` and `units`."""
     settings = ClusterSettings.model_validate(
         {
@@ -73,7 +74,7 @@ def utilisation(law: str, max_lag: float, bound: str, on_update: str, units: flo
                 "max_wait_s": 0.0,
                 "seed": seed,
             },
-            "simulators": [{"env_batches": SLOTS, "episode_time": law}],
+            "simulators": [{"env_batches": SLOTS, "episode_time": episode_time}],
             "generators": [{}],
             "trainer": {"update": "250ms"},
         }
@@ -88,15 +89,15 @@ def utilisation(law: str, max_lag: float, bound: str, on_update: str, units: flo
 
 
 def table(units: float, seeds: int) -> tuple[list[str], float]:
-    """The rows in markdown, ours above the reference's, and the largest difference."""
+    """The Markdown table, simulated rows above reference rows, and the largest difference."""
     lines = [
         "| episode time, K=4 | | lock-step | α=1 sample / mean | α=2 sample / mean | α=4 sample / mean |",
         "|---|---|---|---|---|---|",
     ]
     worst = 0.0
-    for label, law, expected in ROWS:
+    for label, episode_time, expected in ROWS:
         found = [
-            statistics.fmean(utilisation(law, *column, units, seed) for seed in range(seeds)) for column in COLUMNS
+            statistics.fmean(utilisation(episode_time, *column, units, seed) for seed in range(seeds)) for column in COLUMNS
         ]
         worst = max(worst, *(abs(a - b) for a, b in zip(found, expected, strict=True)))
         lines += [_line(label, "simulated", found), _line("", "reference", expected)]
@@ -118,7 +119,7 @@ def main() -> None:
     lines, worst = table(arguments.units, arguments.seeds)
     today = dt.datetime.now(tz=dt.UTC).date()
     command = f"python bench/scripts/utilisation_table.py --units {arguments.units:g} --seeds {arguments.seeds}"
-    text = "\n".join(
+    page = "\n".join(
         [
             "# Trainer utilisation by freshness",
             "",
@@ -134,6 +135,7 @@ def main() -> None:
             "",
         ]
     )
+    text = wrap_prose(page)
     arguments.out.write_text(text, encoding="utf-8")
     print(text)
 

@@ -124,6 +124,17 @@ def test_a_version_left_by_a_dead_writer_is_replaced_and_the_one_before_it_stays
         assert module.values() == [value]
 
 
+def test_what_was_staged_or_applied_of_a_version_that_was_replaced_since_is_not_used(ends):
+    """A generator may stage, or take in place of one that is gone, a version that its writer never announced."""
+    publish(ends.writer, 3, 4, 5)
+    modules = Module(9), Module(9)
+    staging, applied = (Receiver(ends.reader, module) for module in modules)
+    assert staging.stage(5) == applied.apply(5) == 5
+    ends.writer.publish(5, state(8))
+    assert staging.apply(5) == applied.apply(5) == 5
+    assert [module.values() for module in modules] == [[8], [8]]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -291,8 +291,11 @@ class ShortSettings(WholeSettings):
 
     type: Literal["tests.pipeline.test_check:ShortSettings"] = "tests.pipeline.test_check:ShortSettings"
 
+    made: ClassVar[list[Counting]] = []
+
     def build(self, rows):
-        return Counting(rows - 1, reset_rows=False)
+        self.made.append(Counting(rows - 1, reset_rows=False))
+        return self.made[-1]
 
 
 class BoundlessSettings(WholeSettings):
@@ -314,8 +317,9 @@ def test_a_batch_that_is_not_what_was_asked_for_is_refused_and_ends_a_run():
     short = config(env={"type": "tests.pipeline.test_check:ShortSettings"}, policy={"type": "gaussian"})
     with pytest.raises(ConfigError, match=r"^env.type = .*: build\(6\) returned rows = 5; it must have 6 rows"):
         validate_run(short)
-    with pytest.raises(RunHalted, match=r"env.build\(6\) gave rows = 5, wanted is 6; mend the environment"):
+    with pytest.raises(RunHalted, match=r"env.build\(6\) gave rows = 5, it must be 6; correct the environment"):
         build_pipeline(short)
+    assert ShortSettings.made[-1].closed
 
 
 class OddSettings(WholeSettings):
@@ -341,3 +345,11 @@ def test_a_spec_that_is_none_is_refused(says, told):
         validate_run(
             config(env={"type": "tests.pipeline.test_check:OddSettings", "says": says}, policy={"type": "gaussian"})
         )
+
+
+def test_a_run_without_a_trainer_takes_no_device_for_it():
+    """A policy can be evaluated where the device that it was trained on is not."""
+    settings = config(placement={"trainer": {"devices": "700"}})
+    with pytest.raises(ConfigError, match=r"placement\.trainer\.devices = 700"):
+        validate_run(settings)
+    validate_run(settings, trainer=False)

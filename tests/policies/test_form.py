@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from pydantic import BaseModel
@@ -74,6 +75,36 @@ def test_forms_of_all_policies_import_no_compiler():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.stack([torch.zeros(2), torch.zeros(2, dtype=torch.float64)]),
+        lambda: torch.stack(tensors=[torch.zeros(2, 3)] * 4, dim=-2),
+        lambda: torch.stack((torch.zeros(2, 3), torch.ones(2, 3)), -1),
+        lambda: 1 / torch.arange(1, 7, 2) * torch.ones(2, 1, dtype=torch.bfloat16),
+        lambda: torch.ones(3, dtype=torch.bool) + torch.tensor(2),
+        lambda: torch.arange(0, 1, 0.25) - torch.linspace(0, 1, 4, dtype=torch.float64),
+    ],
+)
+def test_shapes_and_dtypes_of_a_constructors_arithmetic_are_torchs(make):
+    class Computed(torch.nn.Module):
+        chunk, action_dim = 1, 1
+
+        def __init__(self, _role):
+            super().__init__()
+            self.register_buffer("x", make())
+
+    assert describe(Computed, {}).published == weight_specs({"x": make()})
+
+
+class Multiplier(torch.nn.Module):
+    chunk, action_dim = 1, 1
+
+    def __init__(self, _role):
+        super().__init__()
+        self.register_buffer("x", torch.ones(3) * np.ones(3, np.float32))
+
+
 class Reader(torch.nn.Module):
     chunk, action_dim = 1, 1
 
@@ -82,9 +113,10 @@ class Reader(torch.nn.Module):
         self.size = int(torch.ones(3).sum().item())
 
 
-def test_a_constructor_that_reads_values_is_told_so():
+@pytest.mark.parametrize("module", [Reader, Multiplier])
+def test_a_constructor_that_reads_values_is_told_so(module):
     with pytest.raises(ValueError, match=r"form\(\): the policy's constructor reads values of tensors \(.*; comp"):
-        describe(Reader, {})
+        describe(module, {})
 
 
 @pytest.mark.parametrize(

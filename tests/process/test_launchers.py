@@ -172,11 +172,11 @@ class Sits:
 
 @dataclass(frozen=True)
 class Sitting:
-    """The job of one that sits."""
+    """Makes one that sits."""
 
     name: str
 
-    def parts(self, host, incarnation):
+    def parts(self, context, incarnation):
         return [(self.name, lambda: Sits(self.name, incarnation))]
 
 

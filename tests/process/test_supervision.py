@@ -271,11 +271,11 @@ def test_a_station_that_is_killed_again_and_again_while_it_starts_does_not_end_t
 
 @dataclass(frozen=True)
 class Lacking:
-    """A job whose package is missing where it is to be done."""
+    """A factory whose package is missing where the station is made."""
 
     name: str
 
-    def parts(self, host, incarnation):
+    def parts(self, context, incarnation):
         raise ImportError("No module named 'robot_hands'")
 
 

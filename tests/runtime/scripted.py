@@ -1,4 +1,4 @@
-"""A station that does as `PublishWeights` tells it: answers, raises, hangs, dies, or refuses the command."""
+"""A station that does as `PublishWeights` tells it: answers, raises, hangs, dies, refuses or answers in `handle`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import Published, PublishWeights, StartUpdate, TrainerJoined, UpdateDone
 
 #: Versions that are not published: what the station does instead.
-RAISES, HANGS, DIES, REFUSES = 1001, 1002, 1003, 1004
+RAISES, HANGS, DIES, REFUSES, AT_ONCE = 1001, 1002, 1003, 1004, 1005
 
 
 class Scripted:
     def __init__(self, name: str, incarnation: int, context: StationContext) -> None:
-        self.name, self._incarnation, self._channels = name, incarnation, context.links
+        self.name, self._incarnation, self._channels = name, incarnation, context.channels
         self._todo: deque[Any] = deque()
         self._doing = ("", 0.0)
         self._units = 0
@@ -32,6 +32,9 @@ class Scripted:
     def handle(self, command: Any) -> None:
         if isinstance(command, PublishWeights) and command.version == REFUSES:
             raise UnfitMessage("impossible", "this version is refused")
+        if isinstance(command, PublishWeights) and command.version == AT_ONCE:
+            self._channels.emit(Published(self.name, self._incarnation, AT_ONCE))
+            return
         self._todo.append(command)
 
     def work(self) -> bool:

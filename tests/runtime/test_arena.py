@@ -122,12 +122,12 @@ def test_a_request_stays_until_the_slot_posts_again() -> None:
     arena.post("a", RequestView(np.array([4, 11, 18]), keys, np.array([True, False, True])))
     arena.post("b", RequestView(np.array([1]), np.array([9]), np.array([False])))
     view = arena.view("a", 3)
-    assert (view.index.tolist(), view.noise_key.tolist()) == ([4, 11, 18], keys.tolist())
+    assert (view.entries.tolist(), view.noise_key.tolist()) == ([4, 11, 18], keys.tolist())
     assert view.greedy.dtype == bool
     assert view.greedy.tolist() == [True, False, True]
-    assert arena.view("b", 1).index.tolist() == [1]
+    assert arena.view("b", 1).entries.tolist() == [1]
     arena.post("a", RequestView(np.array([5]), keys[:1], np.array([False])))
-    assert arena.view("a", 1).index.tolist() == [5]
+    assert arena.view("a", 1).entries.tolist() == [5]
 
 
 def test_two_arenas_over_the_same_memory_are_one() -> None:

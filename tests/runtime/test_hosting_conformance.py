@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.process.runs import children, config, orphaned_folders
-from tests.runtime.scripted import DIES, HANGS, RAISES, REFUSES, ScriptedFactory
+from tests.runtime.scripted import AT_ONCE, DIES, HANGS, RAISES, REFUSES, ScriptedFactory
 
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosting import Hosting
@@ -28,19 +28,21 @@ from polyrhythm.scheduler.records import (
     TrainerJoined,
     UpdateDone,
 )
+from polyrhythm.specs import WeightsLayout
 
 LAYOUT = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
+NO_WEIGHTS = WeightsLayout.of({})
 STATIONS = ("a", "b")
 
 
 def local(transport: str) -> Callable[[Path], Launcher]:
     limits = config(supervision={"update_s": 1.0}).supervision
-    jobs = [(ScriptedFactory(name), Resources()) for name in STATIONS]
-    return lambda folder: build_local_launcher(jobs, LAYOUT, 64, limits, folder, transport)  # type: ignore[arg-type]
+    stations = [(ScriptedFactory(name), Resources()) for name in STATIONS]
+    return lambda folder: build_local_launcher(stations, LAYOUT, NO_WEIGHTS, limits, folder, transport)  # type: ignore[arg-type]
 
 
 def inline(folder: Path) -> Launcher:
-    return build_inline_launcher([(ScriptedFactory(name), Resources()) for name in STATIONS], LAYOUT, 64)
+    return build_inline_launcher([(ScriptedFactory(name), Resources()) for name in STATIONS], LAYOUT, NO_WEIGHTS)
 
 
 HOSTINGS = {"inline": inline, "local-ipc": local("ipc"), "local-tcp": local("tcp")}
@@ -85,6 +87,13 @@ def test_commands_and_events_keep_their_order(hosting: Hosting) -> None:
     for name in STATIONS:
         own = [event for event in events if isinstance(event, Published) and event.trainer == name]
         assert [event.version for event in own] == list(range(1, 201))
+
+
+@every
+def test_what_a_station_says_while_it_hears_a_command_comes_without_a_unit_of_work(hosting: Hosting) -> None:
+    """As the failed sample of a cancelled row, after which its slot has nothing to do."""
+    hosting.send("a", PublishWeights("a", AT_ONCE))
+    assert received(hosting, 1, 10.0) == [Published("a", 0, AT_ONCE)]
 
 
 @every

@@ -37,9 +37,9 @@ LAYOUT = ArenaLayout(4, 2, 1, {"x": ArraySpec((3,), "float32")}, {"value": Array
 class Worker:
     """Does `units` units; each is noted, and emits an event if it is in `speaks`. A simulator if it has slots."""
 
-    def __init__(self, job, host, slot=""):
-        self.name, self.host, self.slot, self.diary = job.name, host, slot, job.diary
-        self.units, self.speaks = job.units, job.speaks
+    def __init__(self, factory, context, slot=""):
+        self.name, self.context, self.slot, self.diary = factory.name, context, slot, factory.diary
+        self.units, self.speaks = factory.units, factory.speaks
         self.heard, self.closed = [], False
 
     def joined(self):
@@ -59,7 +59,7 @@ class Worker:
         self.units -= 1
         self.diary.append((self.slot or self.name, self.units))
         if self.units in self.speaks:
-            self.host.links.emit(WeightsApplied(self.name, 0, self.units))
+            self.context.channels.emit(WeightsApplied(self.name, 0, self.units))
         return True
 
     def pending_work(self):
@@ -81,12 +81,13 @@ class Workers:
     units: int = 0
     speaks: tuple = ()
     slots: tuple = ()
+    worker = Worker
 
-    def parts(self, host, incarnation):
+    def parts(self, context, incarnation):
         self.made = []
 
         def make(slot):
-            self.made.append(Worker(self, host, slot))
+            self.made.append(self.worker(self, context, slot))
             return self.made[-1]
 
         return [(f"{self.name}.{slot}", lambda slot=slot: make(slot)) for slot in self.slots or ("",)]
@@ -95,12 +96,12 @@ class Workers:
 def hosted(*, clock=None, slots=(), **units):
     """Stations of the given (units, speaks); a simulator `s` with `slots` comes last."""
     diary = []
-    jobs = [Workers(name, diary, *given) for name, given in units.items()]
-    jobs += [Workers("s", diary, 1, slots=slots)] if slots else []
-    seats = [(job, Resources()) for job in jobs]
+    factories = [Workers(name, diary, *given) for name, given in units.items()]
+    factories += [Workers("s", diary, 1, slots=slots)] if slots else []
+    seats = [(factory, Resources()) for factory in factories]
     launcher = build_inline_launcher(seats, LAYOUT, WeightsLayout.of({}), **({"clock": clock} if clock else {}))
     joined = launcher.start()
-    return launcher, diary, [worker for job in jobs for worker in job.made], joined
+    return launcher, diary, [worker for factory in factories for worker in factory.made], joined
 
 
 def test_stations_take_turns_until_one_says_something():
@@ -127,13 +128,13 @@ def test_the_timeout_is_kept_while_there_is_work():
     assert worker.units > 400
 
 
-def test_all_parts_of_a_station_announce_themselves_as_one_in_the_order_of_the_jobs():
+def test_all_parts_of_a_station_announce_themselves_as_one_in_the_order_of_the_stations():
     launcher, _, workers, joined = hosted(a=(0, ()), slots=("s.0/0", "s.1/0"))
     infos = tuple(EnvBatchInfo(slot, (SlotInfo(slot, 0, 2),)) for slot in ("s.0/0", "s.1/0"))
     assert joined == [GeneratorJoined("a", 0), SimulatorJoined("s", 0, infos)]
     launcher.arena.obs["x"][0] = 7
-    assert all(np.shares_memory(worker.host.arena.obs["x"], launcher.arena.obs["x"]) for worker in workers)
-    assert all(worker.host.weights() is launcher.weights for worker in workers)
+    assert all(np.shares_memory(worker.context.arena.obs["x"], launcher.arena.obs["x"]) for worker in workers)
+    assert all(worker.context.weights() is launcher.weights for worker in workers)
 
 
 def test_commands_go_to_the_station_or_the_slot_that_they_name():
@@ -160,7 +161,7 @@ def test_a_grant_comes_with_a_block_that_is_the_rows_until_its_attempt_ends():
     assert len(set(start.blocks)) == 2
     assert launcher.pool.describe() == "2 blocks free, 2 being written, 0 finished"
     failed = SampleFailed("s", 0, 0, 1, DropReason.ENVIRONMENT_RAISED, "fell over")
-    first.host.links.emit(failed)
+    first.context.channels.emit(failed)
     assert launcher.receive(1.0) == failed
     assert launcher.pool.describe() == "3 blocks free, 1 being written, 0 finished"
 
@@ -177,9 +178,9 @@ def test_released_payloads_are_free():
 def test_replies_reports_and_counters():
     launcher, _, (a, first, second), _ = hosted(a=(2, ()), slots=("s.0/0", "s.1/0"))
     reply = Reply("s.s.1/0", "s.1/0", 1, np.zeros(1, LAYOUT.answer_dtype))
-    a.host.links.reply([reply])
+    a.context.channels.reply([reply])
     assert (first.heard, second.heard) == ([], [reply])
-    a.host.links.report(Report("a", 0, "update", 1, {"x": 1.0}))
+    a.context.channels.report(Report("a", 0, "update", 1, {"x": 1.0}))
     assert [report.step for report in launcher.reports()] == [1]
     assert launcher.reports() == []
     launcher.receive(0.01)
@@ -190,3 +191,40 @@ def test_replies_reports_and_counters():
     assert launcher.pending_work() == ["a has 0 units left", "s.0/0 has 0 units left", "s.1/0 has 0 units left"]
     launcher.close()
     assert all(worker.closed for worker in (a, first, second))
+
+
+class Fragile(Worker):
+    """Fails while it is made, or while it is closed."""
+
+    def __init__(self, factory, context, slot=""):
+        if slot == "unmade":
+            raise ValueError("cannot be made")
+        super().__init__(factory, context, slot)
+
+    def close(self):
+        super().close()
+        if self.slot == "unclosed":
+            raise ValueError("cannot be closed")
+
+
+@dataclass
+class FragileWorkers(Workers):
+    worker = Fragile
+
+
+def test_what_was_made_before_a_part_that_cannot_be_made_is_closed():
+    factory = FragileWorkers("s", [], slots=("s.0/0", "unmade"))
+    launcher = build_inline_launcher([(factory, Resources())], LAYOUT, WeightsLayout.of({}))
+    with pytest.raises(ValueError, match="cannot be made"):
+        launcher.start()
+    launcher.close()
+    assert [worker.closed for worker in factory.made] == [True]
+
+
+def test_a_part_that_cannot_be_closed_does_not_keep_the_others_open():
+    factory = FragileWorkers("s", [], slots=("unclosed", "s.0/0"))
+    launcher = build_inline_launcher([(factory, Resources())], LAYOUT, WeightsLayout.of({}))
+    launcher.start()
+    with pytest.raises(ValueError, match="cannot be closed"):
+        launcher.close()
+    assert [worker.closed for worker in factory.made] == [True, True]

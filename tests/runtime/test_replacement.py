@@ -21,6 +21,7 @@ from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import start_child
 from polyrhythm.runtime.processes.replacement import Replacements
 from polyrhythm.scheduler.records import Published, PublishWeights, StationLost, TrainerJoined
+from polyrhythm.specs import WeightsLayout
 
 
 class Process:
@@ -132,11 +133,15 @@ def test_events_of_others_flow_while_a_killed_station_takes_long_to_die(tmp_path
 
     layout = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
     limits = config(supervision={"update_s": 0.5}).supervision
-    jobs = [(ScriptedFactory(name), Resources()) for name in ("a", "b")]
+    stations = [(ScriptedFactory(name), Resources()) for name in ("a", "b")]
     with closing_folder(layout) as folder:
-        hosting = LocalHosting(jobs, layout, folder.folder, limits, tmp_path, spawn=spawn)
+        hosting = LocalHosting(stations, layout, folder.folder, WeightsLayout.of({}), limits, tmp_path, spawn=spawn)
         with closing(hosting):
             hosting.start()
+            hosting.send("a", PublishWeights("a", 1))
+            while hosting.receive(1.0) is None:
+                pass
+            assert hosting.statistics()["a"]["units"] == 1.0
             hosting.send("a", PublishWeights("a", HANGS))
             answered, slowest, lost = 0, 0.0, None
             while lost is None:
@@ -153,6 +158,7 @@ def test_events_of_others_flow_while_a_killed_station_takes_long_to_die(tmp_path
                 if handles["a"].killed < float("inf"):
                     answered += 1
                     assert not hosting.reaches("a")
+                    assert hosting.latest()["a"]["units"] == 1.0, "what it has done counts once"
             assert lost.station == "a"
             assert time.monotonic() - handles["a"].killed >= 2.0, "not before it has been reaped"
             assert answered > 100, "the other station was heard all the time"

@@ -7,6 +7,7 @@ import fcntl
 import os
 from contextlib import contextmanager
 from itertools import permutations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,24 +30,26 @@ class Busy(Exception):
 class Impatient(SharedWeights):
     """Raises Busy instead of waiting for a buffer."""
 
-    @contextmanager
-    def _locked(self, index, *, exclusive):
-        file = os.open(self._files[index], os.O_RDWR | os.O_CREAT)
+    def _lock(self, index, operation):
         try:
-            fcntl.flock(file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            return super()._lock(index, operation | fcntl.LOCK_NB)
         except BlockingIOError:
+            if operation & fcntl.LOCK_NB:
+                raise
             raise Busy from None
-        else:
-            yield
-        finally:
-            os.close(file)
 
 
 class Lockless(SharedWeights):
     """A reader that takes no lock: what the order of stores does to it shows that the interleavings are adverse."""
 
-    @contextmanager
-    def _locked(self, index, *, exclusive):
+    def _lock(self, index, operation):
+        return Path(os.devnull).open("rb")
+
+
+@contextmanager
+def locked(writer, index):
+    """The buffer as a writer holds it."""
+    with writer._lock(index, fcntl.LOCK_EX):
         yield
 
 
@@ -75,7 +78,7 @@ def in_every_order(folder, reader):
         writer, other = ends(folder, reader)
         writer.publish(0, state(0))
         writer.publish(1, state(1))
-        with writer._locked(0, exclusive=True):
+        with locked(writer, 0):
             for store in order:
                 match store:
                     case "empty":
@@ -109,11 +112,25 @@ def test_a_buffer_that_is_being_read_is_not_overwritten(tmp_path):
     with reader._reading(0) as (found, tensors):
         with pytest.raises(Busy):
             writer.publish(2, state(2))
-        assert (found, float(tensors["b"])) == (0, 0.0)
+        assert (found.version, float(tensors["b"])) == (0, 0.0)
         assert writer.versions() == (0, 1)
     with reader._reading(1):
         writer.publish(2, state(2))
     assert writer.versions() == (2, 1)
+
+
+def test_a_reader_does_not_wait_for_a_writer_that_is_stopped(tmp_path):
+    """One that the kernel has stopped just after it locked a buffer; main reads too, and it is main that ends it."""
+    writer, reader = ends(tmp_path, Impatient)
+    writer.publish(0, state(0))
+    writer.publish(1, state(1))
+    with locked(writer, 0):
+        assert seen(reader, 0) == (1, [1])
+        assert seen(reader, 1) == (1, [1])
+        assert reader.read()[0] == 1
+    with locked(writer, 1):
+        assert reader.read()[0] == 0
+        assert seen(reader, 1) is None, "0 is older than what it was told of"
 
 
 class Killed(Exception):

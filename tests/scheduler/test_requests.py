@@ -86,8 +86,8 @@ def test_removed_requests_are_neither_counted_nor_served() -> None:
     assert slots(queue.take((ANY,), 9, 9)) == ["b"]
 
 
-def test_the_heaps_stay_small_whoever_asks_which_of_them() -> None:
-    queue = RequestQueue()
+@pytest.mark.parametrize("queue", [RequestQueue(), RequestQueue(key=lambda r: r.slot)])
+def test_the_heaps_stay_small_whoever_asks_which_of_them(queue: RequestQueue) -> None:
     for number in range(5000):
         queue.push(request("a", float(number)), ANY)
         queue.push(request("b", number + 0.5), ANY)

@@ -181,7 +181,7 @@ class Bench:
 
     def shown(self, event: records.Event, name: str = "x") -> list[Any]:
         """What the request shows of an array, active rows only."""
-        return self.arena.obs[name][self.view(event).index].tolist()  # type: ignore[no-any-return]
+        return self.arena.obs[name][self.view(event).entries].tolist()  # type: ignore[no-any-return]
 
     def sample(self, event: records.Event) -> Trajectory:
         """The finished sample, in place."""

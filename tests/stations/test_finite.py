@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.stations.counting import Bench, Counting, ticket
 
 from polyrhythm.runtime.messages import ACTIONS, LOGPROB, VALUE
 from polyrhythm.scheduler.records import RequestArrived, SampleFailed, SampleFinished
-from polyrhythm.specs.finite import is_finite
+from polyrhythm.specs.finite import RecordCheck, is_finite
 from polyrhythm.stations.simulator.slot import StepSettings
 
 
@@ -191,3 +191,33 @@ def test_a_reward_beyond_float32_fails_its_row_and_raises_nothing():
     with np.errstate(all="raise"):
         bench.answer(request)
         assert told(bench.run()) == [(0, "environment: reward is not finite", "task a, seed 5, env step 1")]
+
+
+@pytest.mark.parametrize("count", [2, 64, 65, 5000])
+def test_no_place_among_few_or_many_float32_is_overlooked(count):
+    numbers = np.linspace(-3e38, 3e38, count, dtype=np.float32)
+    assert is_finite(numbers)
+    for place in range(count):
+        spoilt = numbers.copy()
+        spoilt[place] = (np.nan, np.inf, -np.inf)[place % 3]
+        assert not is_finite(spoilt)
+    assert not is_finite(np.array([np.inf, -np.inf], np.float32))  # their sum is no infinity
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_records_are_looked_at_as_their_fields_are(data):
+    dtypes = st.lists(st.sampled_from(["f2", "f4", "f8", "i4", "i8", "u1"]), min_size=1, max_size=4)
+    fields = [(str(n), dtype, (n + 1,)) for n, dtype in enumerate(data.draw(dtypes))]
+    dtype = np.dtype([*fields, ("version", "i8")], align=True)
+    rows = data.draw(st.integers(1, 12))
+    records = np.frombuffer(data.draw(st.binary(min_size=rows, max_size=rows)) * dtype.itemsize, dtype).copy()
+    expected = {}
+    for name, kind, _ in fields:
+        if kind.startswith("f"):
+            records[name] = np.arange(rows)[:, None]
+            if data.draw(st.booleans()):
+                row = data.draw(st.integers(0, rows - 1))
+                records[name][row, -1] = data.draw(st.sampled_from([np.nan, np.inf, -np.inf]))
+                expected.setdefault(row, name)
+    assert RecordCheck(dtype).first_not_finite(records) == expected

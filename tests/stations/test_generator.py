@@ -60,12 +60,12 @@ class Stand:
         self.arena, self.weights = in_memory(layout), inline_weights(self.policy)
         self.rng = np.random.default_rng(0)
         self.arena.obs["x"][:] = self.rng.normal(size=(45, 3))
-        links = Channels(
+        channels = Channels(
             self.said.append,
             lambda replies: self.said.extend((reply, reply.answers.copy()) for reply in replies),
             self.said.append,
         )
-        self.generator = Generator("g", 0, served or policy(2), self.arena, self.weights, links, buckets=buckets)
+        self.generator = Generator("g", 0, served or policy(2), self.arena, self.weights, channels, buckets=buckets)
         self.weights.publish(0, self.policy.state_dict())
         self.generator.handle(ApplyWeights("g", 0))
         assert self.generator.work()
@@ -93,7 +93,7 @@ class Stand:
         """What the policy answers all of them, in one pass."""
         views = [self.arena.view(request.slot, request.rows) for request in requests]
         index, keys, greedy = (
-            np.concatenate([getattr(view, name) for view in views]) for name in ("index", "noise_key", "greedy")
+            np.concatenate([getattr(view, name) for view in views]) for name in ("entries", "noise_key", "greedy")
         )
         obs = {name: torch.from_numpy(array[index]) for name, array in self.arena.obs.items()}
         return self.policy.act(obs, torch.from_numpy(greedy), torch.from_numpy(keys))

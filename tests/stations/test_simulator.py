@@ -390,7 +390,7 @@ def test_a_late_answer_does_not_reach_the_next_owner_of_a_cancelled_rows_block()
     bench.simulator.handle(CancelRow("s", "e/0", 0, 1))
     bench.start((2, ticket(2, 1)), slot="e/1")
     (request,) = bench.run()
-    assert bench.view(request).index[0] == 0, "it has the cancelled row's block"
+    assert bench.view(request).entries[0] == 0, "it has the cancelled row's block"
     bench.answer(request, value=lambda i: 3)
     bench.answer(late, value=lambda i: 9 - i)
     events = bench.run()

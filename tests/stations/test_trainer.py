@@ -46,14 +46,24 @@ class Stand:
         self.channel = channel or InlineWeights(layout_of(self.policy))
         train = training(epochs=2, minibatch_steps=3)
         self.learner = Learner(self.policy, settings or algorithm(), train, total_updates=4, seed=0)
-        links = Channels(self.said.append, print, self.said.append)
-        self.trainer = Trainer("t", 0, self.learner, self.arena, self.channel, links, states, overlap=overlap)
+        channels = Channels(self.said.append, print, self.said.append)
+        self.trainer = Trainer("t", 0, self.learner, self.arena, self.channel, channels, states, overlap=overlap)
 
     def do(self, *commands):
         for command in commands:
             self.trainer.handle(command)
         while self.trainer.work():
             pass
+
+
+def test_updates_are_counted_since_the_start_of_the_station():
+    """Those before are in the counters of the incarnation that did them: a run adds the counters of all."""
+    stand = Stand()
+    stand.do(LEND)
+    channels = Channels(print, print, print)
+    restarted = Trainer("t", 1, stand.learner, stand.arena, stand.channel, channels)
+    assert restarted.joined().updates == 1
+    assert restarted.statistics()["updates"] == 0
 
 
 def test_an_update_is_several_units_and_ends_with_a_report_and_an_event():

@@ -27,7 +27,7 @@ from polyrhythm.pipeline.persistence.checkpoints import STATES, SavedRun
 from polyrhythm.pipeline.run_loop import RunLoop
 from polyrhythm.pipeline.seats import Kind, assign_seats, describe_seat, list_unused_devices
 from polyrhythm.policies.base import Policy, PolicySettings, as_settings
-from polyrhythm.runtime.factories import Resources, StationFactory
+from polyrhythm.runtime.factories import Resources, StationFactory, StationList
 from polyrhythm.runtime.launcher import Launcher, build_inline_launcher, build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.tensors import count_devices, use_one_thread
@@ -94,7 +94,7 @@ def policy_settings(config: RunConfig) -> PolicySettings:
         raise ConfigError(str(error)) from error
 
 
-def flow_settings(config: RunConfig, spec: EnvSpec, buckets: tuple[int, ...] = ()) -> SchedulerSettings:
+def scheduler_settings(config: RunConfig, spec: EnvSpec, buckets: tuple[int, ...] = ()) -> SchedulerSettings:
     """What the conductor is told. buckets: row counts that passes are padded to."""
     rollout, freshness, batching, groups = config.rollout, config.freshness, config.batching, config.groups
     limits: dict[str, Any] = {}
@@ -248,21 +248,21 @@ def build_pipeline(
     last = config.training.versions
     states = TrainerStates(str(folder / STATES), kept.every_versions, kept.keep_last, last) if folder else None
     buckets = bucket_sizes(config, infos)
-    jobs = _jobs(config, spec, infos, form.chunk, buckets)
+    factories = _factories(config, spec, infos, form.chunk, buckets)
     if trainer:
         assert not isinstance(initial, torch.nn.Module), "the trainer reads its first weights from a file"
-        jobs.append(_trainer_job(config, spec, states, str(initial or ""), version))
+        factories.append(_trainer_factory(config, spec, states, str(initial or ""), version))
     seats = run_seats(config, trainer=trainer)
     for name, seat in seats.items():
         log.info("%s: %s", name, describe_seat(seat))
     for sentence in list_unused_devices(config.placement, station_names(config, trainer=trainer)):
         log.warning(sentence)
     layout = arena_layout(config, spec, infos, form, trainer=trainer)
-    seated = [(job, seats[job.name]) for job in jobs]
-    launcher = _launcher(config, seated, layout, WeightsLayout.of(form.published), folder)
+    stations = [(factory, seats[factory.name]) for factory in factories]
+    launcher = _launcher(config, stations, layout, WeightsLayout.of(form.published), folder)
     weights = launcher.weights
     try:
-        conductor = Conductor(flow_settings(config, spec, buckets))
+        conductor = Conductor(scheduler_settings(config, spec, buckets))
         if states is not None and trainer:
             states.reset(saved.trainer if saved else None)
         if saved is not None:
@@ -338,19 +338,21 @@ def _places(payload_ids: Iterable[str], blocks: int) -> dict[str, str]:
 
 def _launcher(
     config: RunConfig,
-    jobs: Sequence[tuple[StationFactory, Resources]],
+    stations: StationList,
     layout: ArenaLayout,
     weights: WeightsLayout,
     folder: Path | None,
 ) -> Launcher:
     if config.launcher == "inline":
-        return build_inline_launcher(jobs, layout, weights)
+        return build_inline_launcher(stations, layout, weights)
     assert folder is not None, "processes write their logs to a folder"
     transport, logs = config.data_plane.transport, folder / LOGS
-    return build_local_launcher(jobs, layout, weights, config.supervision, logs, transport, check_report=check_metrics)
+    return build_local_launcher(
+        stations, layout, weights, config.supervision, logs, transport, check_report=check_metrics
+    )
 
 
-def _jobs(
+def _factories(
     config: RunConfig,
     spec: EnvSpec,
     infos: Sequence[Sequence[EnvBatchInfo]],
@@ -361,20 +363,20 @@ def _jobs(
     step = step_settings(config, chunk)
     env = config.env.model_dump(mode="json")
     own = _policy_factory(config, spec)
-    jobs: list[StationFactory] = []
+    factories: list[StationFactory] = []
     for batches in infos:
         name, rows = batches[0].name.rpartition(".")[0], sum(slot.rows for slot in batches[0].slots)
-        jobs.append(SimulatorFactory(name, env, spec, rows, tuple(batches), step))
+        factories.append(SimulatorFactory(name, env, spec, rows, tuple(batches), step))
     evaluator = evaluator_name(config) if any(info.reserved for own_infos in infos for info in own_infos) else ""
     for name in generator_names(config):
         evaluates: Literal["no", "too"] = "too" if name == evaluator else "no"
-        jobs.append(GeneratorFactory(name, own, evaluates, buckets))
+        factories.append(GeneratorFactory(name, own, evaluates, buckets))
     if evaluator == _EVALUATION_GENERATOR:
-        jobs.append(GeneratorFactory(evaluator, own, "only", buckets))
-    return jobs
+        factories.append(GeneratorFactory(evaluator, own, "only", buckets))
+    return factories
 
 
-def _trainer_job(
+def _trainer_factory(
     config: RunConfig, spec: EnvSpec, states: TrainerStates | None, initial: str, version: int
 ) -> StationFactory:
     """The trainer, which begins with the policy file `initial` ("": the seed's weights) and publishes `version`."""

@@ -39,7 +39,8 @@ def memory_by_station(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> dic
     for name in dict.fromkeys([*generator_names(config), *[evaluator] * bool(evaluator)]):
         pinned = {"weights of the evaluation": form.act_bytes}
         both = name == evaluator and name in generator_names(config)
-        found[name] = {"weights": form.act_bytes, **(pinned if both else {}), **staging}
+        stages = staging if name in generator_names(config) else {}
+        found[name] = {"weights": form.act_bytes, **(pinned if both else {}), **stages}
     found["trainer"] = {
         "weights": form.train_bytes,
         "gradients": form.trainable_bytes,

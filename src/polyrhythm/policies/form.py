@@ -88,7 +88,7 @@ class _ShapesOnly(TorchFunctionMode):
             return first
         if not kwargs and func in _SAME | _FLOAT | _BOOL and all(not isinstance(x, Tensor) or x.is_meta for x in args):
             return _elementwise(func, *args)
-        if func is torch.stack and args[0][0].is_meta:
+        if func is torch.stack and _is_plain_stack(args, kwargs or {}):
             return _stacked(*args, **(kwargs or {}))
         if func in _FACTORIES and not kwargs and _takes(func, args):
             return _FACTORIES[func](*args)
@@ -114,6 +114,12 @@ def _elementwise(func: Any, left: Tensor, right: Any) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
+def _is_plain_stack(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether it stacks tensors of one dtype on the meta device."""
+    alike = bool(args) and len({(x.dtype, x.is_meta) for x in args[0]}) == 1
+    return alike and args[0][0].is_meta and kwargs.keys() <= {"dim"}
+
+
 def _stacked(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     shape = list(tensors[0].shape)
     shape.insert(dim % (len(shape) + 1), len(tensors))
@@ -131,7 +137,7 @@ def describe(
     try:
         with torch.device("meta"), _ShapesOnly(), torch.random.fork_rng(devices=[]):
             acting, training = make("act"), make("train")
-    except (NotImplementedError, RuntimeError) as error:
+    except (NotImplementedError, RuntimeError, TypeError) as error:
         if "meta" not in str(error):
             raise
         raise ValueError(

@@ -1,7 +1,7 @@
-"""A station to be made: described as plain data, so that it can be made in this process or in another.
+"""How a station is made: a factory is plain data, so it can make its station in this process or in another.
 
-A job's class is named as module:Class and found in the process that does the job; what it imports is imported there
-alone. The content is MessagePack of the job itself.
+A factory travels as the name of its class, module:Class, and its content in MessagePack. The class is imported where
+the station is made, and so is what that module imports.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Where a station works: device (cpu or cuda:N), threads per operation, variables of its process's environment."""
+    """What a station gets: device (cpu or cuda:N), threads per operation, environment variables of its process."""
 
     device: str = "cpu"
     threads: int = 1
@@ -32,34 +32,39 @@ class Resources:
 @dataclass(frozen=True, slots=True)
 class StationContext:
     """What a process offers to its station. weights: opens this process's end of the weights channel, which imports
-    torch; overlap: threads may be used."""
+    torch; overlap: whether the station may use threads of its own."""
 
     arena: Arena
     weights: Callable[[], Weights]
-    links: Channels
+    channels: Channels
     device: str = "cpu"
     overlap: bool = False
 
 
 class StationFactory(Protocol):
-    """A station to be made."""
+    """Makes the parts of one station. Plain data: MessagePack can encode it."""
 
     @property
     def name(self) -> str: ...
 
-    def parts(self, host: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
-        """The station's parts, each with the address of its inbox; a part is made and works in a thread of its own."""
+    def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
+        """The station's parts, each as its address and a function that makes it. In a process of its own, each part is
+        made in its own thread and works there."""
         ...
 
 
-def pack(job: StationFactory) -> tuple[str, bytes]:
-    """The job's class and content."""
-    kind = type(job)
-    return f"{kind.__module__}:{kind.__qualname__}", msgspec.msgpack.encode(job)
+#: The stations of a run: the factory and the resources of each.
+StationList = Sequence[tuple[StationFactory, Resources]]
+
+
+def pack(factory: StationFactory) -> tuple[str, bytes]:
+    """The factory's class and content."""
+    kind = type(factory)
+    return f"{kind.__module__}:{kind.__qualname__}", msgspec.msgpack.encode(factory)
 
 
 def unpack(kind: str, content: bytes) -> StationFactory:
-    """The job that `pack` described."""
+    """The factory that `pack` described."""
     module, _, name = kind.partition(":")
-    job: StationFactory = msgspec.msgpack.decode(content, type=getattr(importlib.import_module(module), name))
-    return job
+    factory: StationFactory = msgspec.msgpack.decode(content, type=getattr(importlib.import_module(module), name))
+    return factory

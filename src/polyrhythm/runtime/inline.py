@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from polyrhythm.runtime.factories import Resources, StationContext, StationFactory
+from polyrhythm.runtime.factories import StationContext, StationList
 from polyrhythm.runtime.hosting import Joined
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.messages import Channels, Order, Reply, Report, Spans, Station
@@ -23,17 +24,17 @@ if TYPE_CHECKING:
 
 
 class InlineHosting:
-    """Hosts the stations of `jobs`, and measures how long each was busy. arena, weights: the memory that they share."""
+    """Hosts `stations`, and measures how long each was busy. arena, weights: the memory that they share."""
 
     def __init__(
         self,
-        jobs: Sequence[tuple[StationFactory, Resources]],
+        stations: StationList,
         arena: Arena,
         weights: Weights,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock, self._arena, self._weights = clock, arena, weights
-        self._jobs = list(jobs)
+        self._stations = list(stations)
         self._work_done = 0
         self._parts: list[_Part] = []
         self._by_name: dict[str, Station] = {}
@@ -44,28 +45,29 @@ class InlineHosting:
         self._measuring = self._closed = False
 
     def start(self) -> list[Joined]:
-        """Make all stations; their announcements, in the order of the jobs."""
+        """Make all stations; their announcements, in the order of the stations."""
         channels = Channels(self._events.append, self._deliver, self._reports.append)
         joined: list[Joined] = []
-        for job, resources in self._jobs:
+        for factory, resources in self._stations:
             context = StationContext(self._arena, lambda: self._weights, channels, resources.device)
-            parts = [_Part(job.name, make()) for _, make in job.parts(context, incarnation=0)]
-            announcements = [part.station.joined() for part in parts]
-            for part, announcement in zip(parts, announcements, strict=True):
-                self._host(part, announcement)
+            announcements = [
+                self._host(_Part(factory.name, make())) for _, make in factory.parts(context, incarnation=0)
+            ]
             together = records.merge_joined(announcements)
             assert isinstance(together, Joined)
             joined.append(together)
         return joined
 
-    def _host(self, part: _Part, joined: records.Event) -> None:
-        """Turns follow the order of the jobs."""
-        part.spans.on = self._measuring
+    def _host(self, part: _Part) -> Joined:
+        """Add the part after those that are here: turns follow the order of the stations. Its announcement."""
         self._parts.append(part)
+        joined = part.station.joined()
+        part.spans.on = self._measuring
         self._turns.append(part)
         self._by_name[part.name] = part.station
         if isinstance(joined, records.SimulatorJoined):
             self._by_slot |= {slot.slot: part.station for info in joined.batches for slot in info.slots}
+        return joined
 
     def _deliver(self, replies: Sequence[Reply]) -> None:
         for reply in replies:
@@ -162,10 +164,11 @@ class InlineHosting:
         return {}
 
     def close(self) -> None:
-        """Close all stations; a second call does nothing."""
+        """Close all stations, those after one that raises too; a second call does nothing."""
         closed, self._closed = self._closed, True
-        for part in self._parts if not closed else ():
-            part.station.close()
+        with ExitStack() as stack:
+            for part in reversed(self._parts if not closed else []):
+                stack.callback(part.station.close)
 
 
 class _Part:

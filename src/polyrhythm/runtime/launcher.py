@@ -9,12 +9,12 @@ Invariant: no block is given out while a station that may write to it lives. A s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from polyrhythm.runtime.factories import Resources, StationFactory
+from polyrhythm.runtime.factories import StationList
 from polyrhythm.runtime.hosting import Hosting, Joined
 from polyrhythm.runtime.inline import InlineHosting
 from polyrhythm.runtime.local import LocalHosting
@@ -29,8 +29,6 @@ from polyrhythm.specs import WeightsLayout
 
 if TYPE_CHECKING:
     from polyrhythm.runtime.memory.weights import Weights
-
-Jobs = Sequence[tuple[StationFactory, Resources]]
 
 
 class Launcher:
@@ -125,17 +123,17 @@ class Launcher:
 
 
 def build_inline_launcher(
-    jobs: Jobs, layout: ArenaLayout, weights: WeightsLayout, clock: Callable[[], float] = time.monotonic
+    stations: StationList, layout: ArenaLayout, weights: WeightsLayout, clock: Callable[[], float] = time.monotonic
 ) -> Launcher:
     """The launcher `inline`: all stations in this thread, all memory in this process."""
     from polyrhythm.runtime.memory.weights import InlineWeights  # torch
 
     payloads, channel = ArenaPayloads.in_memory(layout), InlineWeights(weights)
-    return Launcher(InlineHosting(jobs, payloads.arena, channel, clock), payloads, channel, clock)
+    return Launcher(InlineHosting(stations, payloads.arena, channel, clock), payloads, channel, clock)
 
 
 def build_local_launcher(
-    jobs: Jobs,
+    stations: StationList,
     layout: ArenaLayout,
     weights: WeightsLayout,
     limits: SupervisionLimits,
@@ -156,7 +154,7 @@ def build_local_launcher(
         payloads = ArenaPayloads(layout, memoryview(folder.segment("arena")))
         channel = SharedWeights(weights, memoryview(folder.segment("weights")), folder.folder)
         hosting = LocalHosting(
-            jobs, layout, folder.folder, weights, limits, logs, transport=transport, check_report=check_report
+            stations, layout, folder.folder, weights, limits, logs, transport=transport, check_report=check_report
         )
         undo.pop_all()
     return Launcher(hosting, payloads, channel, folder=folder)

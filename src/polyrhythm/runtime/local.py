@@ -18,12 +18,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.runtime.factories import Resources, StationFactory
+from polyrhythm.runtime.factories import StationList
 from polyrhythm.runtime.hosting import Joined
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import ORDERS, Order, Report, Spans, sender_of
@@ -50,7 +50,7 @@ _ANSWER_S = 2.0
 
 
 class LocalHosting:
-    """Hosts the stations of `jobs`, each with its resources. folder: of the run, with its memory and its sockets.
+    """Hosts `stations`, each in a process of its own. folder: of the run, with its memory and its sockets.
 
     check_report: raises ValueError for metrics that the observers do not know. spawn: starts a process. StartError: an
     address is taken, or strangers could not be kept out; then nothing has been started.
@@ -58,7 +58,7 @@ class LocalHosting:
 
     def __init__(  # noqa: PLR0913 - what every process is told
         self,
-        jobs: Sequence[tuple[StationFactory, Resources]],
+        stations: StationList,
         layout: ArenaLayout,
         folder: Path,
         weights: WeightsLayout,
@@ -79,7 +79,7 @@ class LocalHosting:
             self._inbox = self._sockets.inbox("main")
             undo.pop_all()
         self._manager = ProcessManager(
-            jobs, layout, weights, self._sockets, main=self._inbox.endpoint, limits=limits, logs=logs, spawn=spawn
+            stations, layout, weights, self._sockets, main=self._inbox.endpoint, limits=limits, logs=logs, spawn=spawn
         )
         self._replacements = Replacements(self._manager)
         self._known: dict[str, int] = {}
@@ -89,7 +89,7 @@ class LocalHosting:
         self._looked = time.monotonic()
 
     def start(self) -> list[Joined]:
-        """Start all stations and wait until each is ready; their announcements, in the order of the jobs.
+        """Start all stations and wait until each is ready; their announcements, in the order of the stations.
 
         RunHalted: one of them cannot be started.
         """
@@ -176,6 +176,9 @@ class LocalHosting:
             raise UnfitMessage("misdirected", f"{type(message).__name__} is not for the main process")
         self._manager.check_sender(*sender)
         match message:
+            case records.RequestArrived() | records.BatchDone():  # first: the most frequent
+                self._expected.accept(message)
+                self._events.append(message)
             case wire.Heartbeat():
                 self._manager.hear(message, time.monotonic())
                 self._note_drops(message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
@@ -21,8 +21,7 @@ VERSION = "version"
 _DIGITS = 7
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """A generator's answer to one request: records [n] (`ArenaLayout.answer_dtype`) for its n active rows, in order.
 
     reply_to: the address of the part that asked (`part_address`); sequence: the request's, so that a late answer is

@@ -9,6 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+#: Up to so many float32 are summed one by one in Python: a third of numpy's time, half of that on a core that has just
+#: slept; and, unlike `np.dot`, it does not release the interpreter's lock to another thread.
+_FEW = 64
+
 #: Sources of non-finite numbers.
 POLICY, ENVIRONMENT = "policy", "environment"
 
@@ -22,14 +26,38 @@ def describe_not_finite(culprit: str, what: str) -> str:
 def is_finite(values: NDArray[Any]) -> bool:
     """Whether no entry is NaN or infinite; numbers of any dtype.
 
-    For contiguous float32 it first computes the sum of squares, in a third of the time: finite only if all entries are.
+    A few float32 are finite exactly if their sum in float64 is. For more of them in one piece it first computes the sum
+    of squares, in a third of the time: finite only if all entries are.
     """
+    if values.dtype == np.float32 and values.size <= _FEW:
+        return math.isfinite(sum(values.ravel().tolist()))
     if values.dtype == np.float32 and values.flags.c_contiguous:
         flat = values.reshape(-1)
         with np.errstate(over="ignore", invalid="ignore"):  # finite numbers above 1.8e19 overflow: check each below
             if math.isfinite(np.dot(flat, flat)):
                 return True
     return int(np.count_nonzero(np.isfinite(values))) == values.size
+
+
+class RecordCheck:
+    """Looks at all floating fields of records of one dtype at once."""
+
+    def __init__(self, dtype: np.dtype[np.void]) -> None:
+        fields = {name: dtype[name].base for name in dtype.names or ()}
+        self._floating = [name for name, field in fields.items() if field.kind == "f"]
+        # Half-precision numbers could be NaN without their float32 word being it; float64's upper word always is.
+        words = dtype.itemsize % 4 == 0 and dtype.alignment % 4 == 0
+        self._as_words = words and all(fields[name].itemsize in (4, 8) for name in self._floating)
+
+    def first_not_finite(self, records: NDArray[np.void]) -> dict[int, str]:
+        """Place of each record [n], in one piece, that holds NaN or infinity → its first field that does.
+
+        All bytes are read as float32 first. What is not finite in a floating field is not finite there either; whole
+        numbers may seem so too (-1 does), and then each field is asked.
+        """
+        if self._as_words and is_finite(records.view(np.float32)):
+            return {}
+        return first_not_finite({name: records[name] for name in self._floating})
 
 
 def first_not_finite(arrays: Mapping[str, NDArray[Any]]) -> dict[int, str]:

@@ -42,25 +42,25 @@ class BatchBuffer:
 
     def first(self, rows: int) -> BatchBuffer:
         """A view of the first rows of the same memory."""
-        view = RequestView(self.view.index[:rows], self.view.noise_key[:rows], self.view.greedy[:rows])
+        view = RequestView(self.view.entries[:rows], self.view.noise_key[:rows], self.view.greedy[:rows])
         obs = {name: array[:rows] for name, array in self.obs.items()}
         return BatchBuffer(view, obs, self.answers[:rows], self._device)
 
     def put_request(self, first: int, view: RequestView) -> None:
         """Write a request's rows from row `first` on."""
-        own, part = self.view, slice(first, first + len(view.index))
-        own.index[part], own.noise_key[part], own.greedy[part] = view.index, view.noise_key, view.greedy
+        own, part = self.view, slice(first, first + len(view.entries))
+        own.entries[part], own.noise_key[part], own.greedy[part] = view.entries, view.noise_key, view.greedy
 
     def pad(self, first: int) -> None:
         """Fill the rows from `first` on with copies of row 0."""
-        for array in (self.view.index, self.view.noise_key, self.view.greedy):
+        for array in (self.view.entries, self.view.noise_key, self.view.greedy):
             array[first:] = array[0]
 
     def gather(self, arena: Arena) -> None:
         """Copy the observations of the requested rows from the arena."""
         for name, into in self.obs.items():
             # A request that its slot has abandoned may name any entry; clipping keeps the index valid.
-            arena.obs[name].take(self.view.index, 0, into, "clip")
+            arena.obs[name].take(self.view.entries, 0, into, "clip")
 
     def inputs(self) -> Inputs:
         """The gathered inputs on the policy's device; on the CPU they share this memory."""

@@ -43,7 +43,7 @@ class Generator:
         policy: Policy,
         arena: Arena,
         weights: Weights,
-        links: Channels,
+        channels: Channels,
         pinned: Policy | None = None,
         buckets: tuple[int, ...] = (),
     ) -> None:
@@ -52,9 +52,10 @@ class Generator:
         self._receiver = Receiver(weights, self._module)
         self._pinned, self._pinned_version = pinned, -1
         self._pinned_receiver = Receiver(weights, as_module(pinned).eval()) if pinned is not None else None
-        self._arena, self._weights, self._links = arena, weights, links
+        self._arena, self._weights, self._channels = arena, weights, channels
         self._todo: deque[Serve | ApplyWeights] = deque()
-        self._on_cpu = next(self._module.parameters()).is_cpu
+        # On the CPU a second copy would gain nothing; the evaluator alone takes versions only when it is told.
+        self._stages_ahead = pinned is not policy and not next(self._module.parameters()).is_cpu
         self._staging: threading.Thread | None = None
         self._doing = IDLE
         self._done: Serve | ApplyWeights | None = None  # in the last unit of work
@@ -117,11 +118,11 @@ class Generator:
         return True
 
     def _stage_ahead(self) -> None:
-        """On another device than the CPU, where weights lie in host memory: copy a version that was published there in
-        a thread, while passes go on. On the CPU a second copy would gain nothing."""
+        """Copy a version that was published in host memory to this station's device, in a thread, while passes go
+        on."""
         newest, receiver = self._weights.newest, self._receiver
         idle = self._staging is None or not self._staging.is_alive()
-        if self._on_cpu or not idle or newest <= max(receiver.version, receiver.staged):
+        if not self._stages_ahead or not idle or newest <= max(receiver.version, receiver.staged):
             return
         self._staging = threading.Thread(target=receiver.stage, args=(newest,), name="staging", daemon=True)
         self._staging.start()
@@ -148,7 +149,7 @@ class Generator:
         else:
             self._wait_for_staging()
             version = self.version = self._receiver.apply(command.version)
-        self._links.emit(WeightsApplied(self.name, self.incarnation, version, command.pinned))
+        self._channels.emit(WeightsApplied(self.name, self.incarnation, version, command.pinned))
 
     def _evaluated(self) -> Policy:
         assert self._pinned is not None, f"{self.name} is not the evaluator"
@@ -168,11 +169,11 @@ class Generator:
             stop = first + request.rows
             replies.append(Reply(request.reply_to, request.slot, request.sequence, buffer.answers[first:stop]))
             first = stop
-        self._links.reply(replies)
+        self._channels.reply(replies)
         self._passes += 1
         self._rows += first
         self._padding += len(buffer.answers) - first
-        self._links.emit(BatchDone(self.name, self.incarnation, batch.number, version))
+        self._channels.emit(BatchDone(self.name, self.incarnation, batch.number, version))
 
     def _gather(self, batch: Batch) -> BatchBuffer:
         """Gather the active rows of all requests, one after another, and pad them to the bucket."""

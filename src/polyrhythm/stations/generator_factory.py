@@ -57,15 +57,17 @@ class GeneratorFactory:
     evaluates: Literal["no", "too", "only"] = "no"
     buckets: tuple[int, ...] = ()
 
-    def parts(self, host: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
+    def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         def make() -> Station:
-            weights = host.weights()
-            policy = self.policy.build(host.device, "act", weights.layout)
+            weights = context.weights()
+            policy = self.policy.build(context.device, "act", weights.layout)
             pinned = None
             if self.evaluates != "no":
                 own = self.evaluates == "too"
-                pinned = self.policy.build(host.device, "act", weights.layout) if own else policy
-            generator = Generator(self.name, incarnation, policy, host.arena, weights, host.links, pinned, self.buckets)
+                pinned = self.policy.build(context.device, "act", weights.layout) if own else policy
+            generator = Generator(
+                self.name, incarnation, policy, context.arena, weights, context.channels, pinned, self.buckets
+            )
             generator.label = self.policy.label
             return generator
 

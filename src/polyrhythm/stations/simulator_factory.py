@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -29,14 +30,21 @@ class SimulatorFactory:
     batches: tuple[EnvBatchInfo, ...]
     step: StepSettings
 
-    def parts(self, host: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
+    def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         settings = resolve("env", self.env)
         assert isinstance(settings, EnvSettings), "checked before the start"
 
         def make(info: EnvBatchInfo, address: str) -> Station:
-            env = settings.build(self.rows)
-            _refuse_other(env, self.spec, self.rows)
-            return Simulator(self.name, incarnation, [(info, env)], self.step, host.arena, host.links.emit, address)
+            with ExitStack() as undo:
+                env = settings.build(self.rows)
+                undo.callback(env.close)
+                _refuse_other(env, self.spec, self.rows)
+                batches = [(info, env)]
+                station = Simulator(
+                    self.name, incarnation, batches, self.step, context.arena, context.channels.emit, address
+                )
+                undo.pop_all()
+            return station
 
         process = process_address(self.name, incarnation)
         addresses = [part_address(process, part) for part in range(len(self.batches))]
@@ -53,4 +61,4 @@ def _refuse_other(env: EnvBatch, spec: EnvSpec, rows: int) -> None:
     for name, (found, wanted) in pairs.items():
         if found != wanted:
             where = "env.build" if name == "rows" else "the spec of env.build"
-            raise RunHalted(f"{where}({rows}) gave {name} = {found}, wanted is {wanted}; mend the environment")
+            raise RunHalted(f"{where}({rows}) gave {name} = {found}, it must be {wanted}; correct the environment")

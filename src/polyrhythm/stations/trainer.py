@@ -39,7 +39,7 @@ class Saver(Protocol):
 
 
 class Trainer:
-    """Trainer around a `learner`; reports the metrics of each update to `links.report` under the topic "update".
+    """Trainer around a `learner`; reports the metrics of each update to `channels.report` under the topic "update".
 
     overlap: publish in a separate thread.
     """
@@ -51,14 +51,14 @@ class Trainer:
         learner: Learner,
         arena: Arena,
         weights: Weights,
-        links: Channels,
+        channels: Channels,
         saver: Saver | None = None,
         *,
         overlap: bool = False,
     ) -> None:
         self.name, self.incarnation = name, incarnation
         self._learner, self._arena, self._weights = learner, arena, weights
-        self._links, self._saver, self._overlap = links, saver, overlap
+        self._channels, self._saver, self._overlap = channels, saver, overlap
         self._todo: deque[StartUpdate | PublishWeights | SaveTrainer] = deque()
         self._steps: Steps | None = None
         self._metrics: Metrics = {}
@@ -67,6 +67,7 @@ class Trainer:
         self._publication_span: Span | None = None
         self._published = learner.updates == 0  # whether its weights are those of the newest version
         self._doing = IDLE
+        self._updates_before = learner.updates
         self._optimizer_steps = 0
         self._update_s = 0.0
 
@@ -154,10 +155,10 @@ class Trainer:
             self._steps, self._published = None, False
             self._metrics["time/actor/update"] = self._update_s + time.monotonic() - begin
             self._update_s = 0.0
-            self._links.report(
+            self._channels.report(
                 Report(self.name, self.incarnation, "update", command.update, {**self._metrics, **stop.value})
             )
-            self._links.emit(UpdateDone(self.name, self.incarnation, command.update, self._learner.halt))
+            self._channels.emit(UpdateDone(self.name, self.incarnation, command.update, self._learner.halt))
 
     def _publish(self, version: int) -> None:
         self._settle()
@@ -168,12 +169,12 @@ class Trainer:
         if self._saver is not None and self._saver.due(version):
             self._save()
         self._weights.publish(version, as_module(self._learner.policy).state_dict())
-        self._links.emit(Published(self.name, self.incarnation, version))
+        self._channels.emit(Published(self.name, self.incarnation, version))
 
     def _save(self) -> None:
         if self._saver is not None:
             self._saver.save(self._learner)
-            self._links.emit(Checkpointed(self.name, self.incarnation, self._learner.updates))
+            self._channels.emit(Checkpointed(self.name, self.incarnation, self._learner.updates))
 
     def _settle(self) -> None:
         """Wait for the publication under way; raise its error, if any."""
@@ -189,7 +190,8 @@ class Trainer:
         return [f"{self.name} has {type(command).__name__} to do" for command in list(self._todo)]
 
     def statistics(self) -> dict[str, float]:
-        return {"optimizer_steps": float(self._optimizer_steps), "updates": float(self._learner.updates)}
+        updates = self._learner.updates - self._updates_before  # others are counted by the incarnation that did them
+        return {"optimizer_steps": float(self._optimizer_steps), "updates": float(updates)}
 
     def close(self) -> None:
         if self._steps is not None:

@@ -95,10 +95,10 @@ class TrainerFactory:
     initial: str = ""
     version: int = 0
 
-    def parts(self, host: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
+    def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         def make() -> Station:
-            weights = host.weights()
-            policy = self.policy.build(host.device, "train", weights.layout)
+            weights = context.weights()
+            policy = self.policy.build(context.device, "train", weights.layout)
             learner = Learner(
                 policy,
                 AlgorithmSettings.model_validate(self.algorithm),
@@ -117,7 +117,14 @@ class TrainerFactory:
             if weights.newest < 0:
                 weights.publish(self.version, as_module(policy).state_dict())
             return Trainer(
-                self.name, incarnation, learner, host.arena, weights, host.links, self.states, overlap=host.overlap
+                self.name,
+                incarnation,
+                learner,
+                context.arena,
+                weights,
+                context.channels,
+                self.states,
+                overlap=context.overlap,
             )
 
         return [(f"{self.name}.{incarnation}", make)]

@@ -1,4 +1,4 @@
-"""The page and curves made from the result of `polyrhythm bench algorithms --json`."""
+"""Writes the page and the plots from the result of `polyrhythm bench algorithms --json`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from polyrhythm.observe.report.svg import Plot, picture, standing_alone
 from polyrhythm_bench.harness.curves import mean_curve, placed
+from polyrhythm_bench.harness.markdown import wrap_prose
 
 PAGE = "algorithms.md"
 #: Colour and dash of each objective's line: blue clips, orange weighs, grey does neither, green corrects the values.
@@ -40,7 +41,7 @@ _STYLE = "".join(
 _HEAD = """# Objectives under growing staleness
 
 By `polyrhythm bench algorithms --json` and `python bench/scripts/algorithms_table.py`, {date}. What the objectives are:
-[docs/objectives.md](../docs/objectives.md). α = 0 is lock-step; otherwise rollout never waits for training, and the
+[docs/objectives.md](../../docs/objectives.md). α = 0 is lock-step; otherwise rollout never waits for training, and the
 mean lag (last line) is near α.
 """
 _TASK = """
@@ -69,14 +70,14 @@ Area by seed:
 
 
 def write(parts: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Path]:
-    """Write the page and the plots of these tasks' results into `folder`; the paths written."""
+    """Write the page and the plots of these tasks' results into `folder`; return the paths written."""
     written = [folder / PAGE]
     text = [_HEAD.format(date=datetime.now(UTC).date().isoformat())]
     for name, part in parts.items():
         written.append(folder / f"algorithms_{name}.svg")
         written[-1].write_text(figure(name, part), encoding="utf-8")
         text.append(task_text(name, part, written[-1].name))
-    written[0].write_text("".join(text), encoding="utf-8")
+    written[0].write_text(wrap_prose("".join(text)), encoding="utf-8")
     return written
 
 
@@ -115,7 +116,7 @@ def task_text(name: str, part: Mapping[str, Any], figure_name: str) -> str:
 
 
 def choose_text(choose: Mapping[str, Sequence[str]]) -> str:
-    """Markdown: by α, the objectives that cannot be told from the best."""
+    """Markdown table by α of the objectives that are statistically indistinguishable from the best."""
     lines = [f"| {alpha} | {', '.join(choose[alpha])} |" for alpha in sorted(choose, key=int)]
     return "\n".join(["| α | as good as the best, as far as these seeds tell |", "|---|---|", *lines])
 
@@ -130,7 +131,7 @@ def _each(cells: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
 
 
 def figure(name: str, part: Mapping[str, Any]) -> str:
-    """An SVG file: a panel for each α with every objective's mean curve, and what the lines are."""
+    """An SVG file: a panel for each α with every objective's mean curve, and a legend."""
     cells, samples, window = part["cells"], part["samples"], part["window"]
     objectives, alphas = _each(cells, "objective"), _each(cells, "alpha")
     highest = max(value for cell in cells for points in cell["curves"] for value in points)
@@ -166,6 +167,6 @@ def _legend(objectives: Sequence[str]) -> str:
 
 
 def _inside(svg: str, x: int, y: int) -> str:
-    """An SVG nested in another."""
+    """The SVG as a nested element of another at x, y."""
     width, height = _PANEL
     return svg.replace("<svg ", f'<svg x="{x}" y="{y}" width="{width}" height="{height}" ', 1)

@@ -1,4 +1,4 @@
-"""The page and plots made from the result of `polyrhythm bench learning --json`."""
+"""Writes the page and the plots from the result of `polyrhythm bench learning --json`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from polyrhythm.observe.report.svg import Plot, standing_alone
 from polyrhythm_bench.harness.curves import mean_curve, placed
+from polyrhythm_bench.harness.markdown import wrap_prose
 
 PAGE = "learning.md"
 _COLOURS = ("#1f6fb4", "#c2570c", "#1b7f5a")
@@ -61,7 +62,7 @@ follows them means.
 
 
 def write(parts: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Path]:
-    """Write the page and the plots of these parts of results into `folder`; the paths written."""
+    """Write the page and the plots of these parts of results into `folder`; return the paths written."""
     page = folder / PAGE
     text = [_HEAD.format(date=datetime.now(UTC).date().isoformat())]
     written = [page]
@@ -72,12 +73,12 @@ def write(parts: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Path]:
         written.append(folder / f"learning_{name}.svg")
         written[-1].write_text(figure(name, part), encoding="utf-8")
         text.append(curve_table(name, part, written[-1].name))
-    page.write_text("".join(text), encoding="utf-8")
+    page.write_text(wrap_prose("".join(text)), encoding="utf-8")
     return written
 
 
 def curve_table(name: str, part: Mapping[str, Any], figure: str) -> str:
-    """Markdown of one task: the modes, and every seed's area."""
+    """Markdown of one task: a table of the modes, and a table of every seed's area."""
     modes = part["modes"]
     measured = any(own["success"] for own in modes.values())
     lines = []
@@ -101,7 +102,7 @@ def curve_table(name: str, part: Mapping[str, Any], figure: str) -> str:
 
 
 def clock_table(part: Mapping[str, Any]) -> str:
-    """Markdown of the time to the same success."""
+    """Markdown of the time to the same success, by mode and by seed."""
     lines = []
     for mode, own in part["modes"].items():
         turns = ", ".join(f"{value:.2f}" for value in own["speedup_by_seed"])
@@ -120,7 +121,7 @@ def clock_table(part: Mapping[str, Any]) -> str:
 def _by_seed(
     seeds: Sequence[int], values: Mapping[str, Sequence[float]], what: str, *, inverse: bool
 ) -> dict[str, str]:
-    """names, columns, rows of a table of all seeds: each mode's value, and its ratio to the first's in brackets."""
+    """names, columns, rows of a table by seed: each mode's value, and in brackets its ratio to the first mode's."""
     first, *others = values
     rows = []
     for place, seed in enumerate(seeds):
@@ -142,7 +143,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def figure(name: str, part: Mapping[str, Any]) -> str:
-    """An SVG file: the curves of all seeds thin, their mean thick, a colour and a dash for each mode."""
+    """An SVG file: thin curves of all seeds and their thick mean, one colour and dash per mode."""
     modes, samples, window = part["modes"], part["samples"], part["window"]
     highest = max(value for own in modes.values() for points in own["curves"] for value in points)
     lowest = min(value for own in modes.values() for points in own["curves"] for value in points)

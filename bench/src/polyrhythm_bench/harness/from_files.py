@@ -1,4 +1,4 @@
-"""The command line that some of bench/scripts share: a page from the JSON that a benchmark printed."""
+"""The shared command line of scripts that write a page from a benchmark's JSON output."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-#: Writes the page and plots of these parts of results into a folder; the paths written.
+#: Writes the page and plots of these parts of results into a folder and returns the paths.
 Write = Callable[[Mapping[str, Mapping[str, Any]], Path], list[Path]]
 
 
 def main(write: Write, about: str, folder: Path) -> None:
-    """Parts may be measured apart: all the files are given, a later one counts. folder: the default of --out."""
+    """Merge the parts of all files, later ones first, and write the page. folder: the default of --out."""
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
-    parser.add_argument("results", type=Path, nargs="+", metavar="FILE", help="what the benchmark printed, as JSON")
+    parser.add_argument("results", type=Path, nargs="+", metavar="FILE", help="JSON output of the benchmark")
     parser.add_argument("--out", type=Path, default=folder, metavar="FOLDER")
     arguments = parser.parse_args()
     parts: dict[str, Any] = {}
     for file in arguments.results:
         parts |= json.loads(file.read_text(encoding="utf-8"))["parts"]
     for path in write(parts, arguments.out):
-        print(path)  # noqa: T201 (a script's answer)
+        print(path)  # noqa: T201 (a script's output)

@@ -19,7 +19,7 @@ from polyrhythm.conformance import ContractViolation, own_place, raised
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.pipeline.array_specs import arena_layout, blank, bucket_sizes
-from polyrhythm.pipeline.build import env_batch_infos, env_settings, flow_settings, policy_settings, run_seats
+from polyrhythm.pipeline.build import env_batch_infos, env_settings, policy_settings, run_seats, scheduler_settings
 from polyrhythm.pipeline.validation.custom_objective import dry_run_objective, try_on
 from polyrhythm.pipeline.validation.env_trial import try_env
 from polyrhythm.pipeline.warm_start.demos import has_expert
@@ -51,7 +51,7 @@ def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
     The environment is built once, with two rows, and reset once; the policy is tried on these observations.
     trainer: whether the run has a trainer.
     """
-    check_devices(config)
+    check_devices(config, trainer=trainer)
     spec, rows = try_env(config, installed_env(config))
     check_rollout(config, spec)
     policy = check_build(config, spec)
@@ -76,7 +76,7 @@ def installed_env(config: RunConfig) -> EnvSettings:
 def check_rollout(config: RunConfig, spec: EnvSpec) -> None:
     """Check rows, slots and batches against the environment's abilities."""
     with _errors_of("config"):
-        flow_settings(config, spec)
+        scheduler_settings(config, spec)
     infos = env_batch_infos(config, spec)
     bucket_sizes(config, infos)  # raises if they do not fit
     _check_slots(config, infos)
@@ -156,9 +156,9 @@ def refuse_swapping(spec: EnvSpec) -> None:
         )
 
 
-def check_devices(config: RunConfig) -> None:
+def check_devices(config: RunConfig, *, trainer: bool = True) -> None:
     """Raise ConfigError unless every station has a seat on this machine."""
-    run_seats(config)
+    run_seats(config, trainer=trainer)
 
 
 @contextmanager

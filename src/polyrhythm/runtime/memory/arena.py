@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,11 +83,10 @@ class ArenaLayout:
         return sum(_padded(shape, dtype) for _, shape, dtype in self.arrays())
 
 
-@dataclass(frozen=True, slots=True)
-class RequestView:
+class RequestView(NamedTuple):
     """What a generator reads: which entries [n] ask, their noise keys [n] int64, and which act greedily [n] bool."""
 
-    index: NDArray[np.int64]
+    entries: NDArray[np.int64]
     noise_key: NDArray[np.int64]
     greedy: NDArray[np.bool_]
 
@@ -115,8 +114,8 @@ class Arena:
 
     def post(self, slot: str, view: RequestView) -> None:
         """Make the slot's request readable; it stays until the slot posts again."""
-        area, count = self._requests[slot], len(view.index)
-        area[0, :count], area[1, :count], area[2, :count] = view.index, view.noise_key, view.greedy
+        area, count = self._requests[slot], len(view.entries)
+        area[0, :count], area[1, :count], area[2, :count] = view.entries, view.noise_key, view.greedy
 
     def view(self, slot: str, count: int) -> RequestView:
         """The request that the slot posted, of `count` rows, in place."""

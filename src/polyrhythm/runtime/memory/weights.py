@@ -10,16 +10,18 @@ Every implementation passes tests/conformance/test_weights.py.
 Invariants: versions only rise; the newest complete version can be read at any time, also when the writer died in the
 middle of another; what is read is one version, whole; all processes use one `WeightsLayout`. The writer's tensors do
 not change while they are copied: the trainer's next optimizer step waits (`before_step` in stations/trainer.py).
+
+A writer that dies before it has announced a version leaves it readable, and its successor may publish the same version
+with other content. Therefore publications are numbered: a copy of the first is not taken for the second.
 """
 
 from __future__ import annotations
 
 import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,6 +30,17 @@ from polyrhythm.specs.weights import WeightsLayout, first_misfit, weight_specs
 
 _HEADER = 64
 _EMPTY = -1
+
+
+class Publication(NamedTuple):
+    """One publication of a version. number: counts the publications of a channel, from 1."""
+
+    version: int
+    number: int
+
+
+#: What a module holds that has received nothing.
+NOTHING = Publication(_EMPTY, 0)
 
 
 class Weights(Protocol):
@@ -48,10 +61,14 @@ class Weights(Protocol):
         """
         ...
 
-    def fetch(self, version: int, into: State, present: int = _EMPTY) -> int:
+    def find(self, version: int) -> Publication | None:
+        """The publication of `version` that can be read now; None if that is gone."""
+        ...
+
+    def fetch(self, version: int, into: State, present: Publication = NOTHING) -> Publication:
         """Copy `version`, or the newest if that is gone, into the layout's tensors of `into`; which it is.
 
-        present: the version that `into` holds; nothing is copied where it is this one.
+        present: what `into` holds; nothing is copied where it is this one.
         """
         ...
 
@@ -66,6 +83,7 @@ class InlineWeights:
     def __init__(self, layout: WeightsLayout) -> None:
         self.layout = layout
         self._held: dict[int, State] = {}
+        self._numbers: dict[int, int] = {}
 
     @property
     def newest(self) -> int:
@@ -77,9 +95,15 @@ class InlineWeights:
         older = {held: tensors for held, tensors in self._held.items() if held < version}
         kept = sorted(older)[-1:]
         self._held = {**{held: older[held] for held in kept}, version: copies}
+        number = max(self._numbers.values(), default=0) + 1
+        self._numbers = {**{held: self._numbers[held] for held in kept}, version: number}
 
-    def fetch(self, version: int, into: State, present: int = _EMPTY) -> int:
-        found, tensors = self.read(version)
+    def find(self, version: int) -> Publication | None:
+        return Publication(version, self._numbers[version]) if version in self._held else None
+
+    def fetch(self, version: int, into: State, present: Publication = NOTHING) -> Publication:
+        version, tensors = self.read(version)
+        found = Publication(version, self._numbers[version])
         if found != present:
             copy_into(into, tensors)
         return found
@@ -92,7 +116,8 @@ class InlineWeights:
 
 
 class SharedWeights:
-    """In memory that processes of one host share: a header with the version in each buffer, then two equal buffers.
+    """In memory that processes of one host share: a header with the version and the number of the publication in each
+    buffer, then two equal buffers.
 
     memory: `shared_nbytes(layout)` bytes, zero when new; folder: where the buffers' lock files are.
 
@@ -102,6 +127,9 @@ class SharedWeights:
     its lock, and its own stores are visible in program order: the header says "empty" before the first tensor is
     overwritten. `newest` reads the header without the lock, as a hint: whoever asks for a version was told of it by a
     message, which was sent after the unlock.
+
+    A reader waits for a writer only if the other buffer cannot serve: one that is stopped while it holds a lock does
+    not stop main, which also reads, and which ends processes that are stopped.
     """
 
     def __init__(self, layout: WeightsLayout, memory: memoryview | bytearray, folder: Path) -> None:
@@ -109,6 +137,7 @@ class SharedWeights:
         view = memoryview(memory)
         # Versions are stored plus one, so that zeroed memory is empty.
         self._stored = np.frombuffer(view, np.int64, 2)
+        self._numbers = np.frombuffer(view, np.int64, 2, self._stored.nbytes)
         size = layout.nbytes
         self._buffers = [tensors_over(layout, view[_HEADER + i * size : _HEADER + (i + 1) * size]) for i in range(2)]
         self._files = [folder / f"weights.{index}.lock" for index in range(2)]
@@ -126,12 +155,17 @@ class SharedWeights:
         check_fit(self.layout, state, convertible=True)
         held = self.versions()
         index = held.index(max(held)) if max(held) >= version else held.index(min(held))
-        with self._locked(index, exclusive=True):
+        with self._lock(index, fcntl.LOCK_EX):
             self._stored[index] = 0
+            self._numbers[index] = self._numbers.max() + 1
             copy_into(self._buffers[index], state)
             self._stored[index] = version + 1
 
-    def fetch(self, version: int, into: State, present: int = _EMPTY) -> int:
+    def find(self, version: int) -> Publication | None:
+        held = self.versions()
+        return Publication(version, int(self._numbers[held.index(version)])) if version in held else None
+
+    def fetch(self, version: int, into: State, present: Publication = NOTHING) -> Publication:
         with self._reading(version) as (found, tensors):
             if found != present:
                 copy_into(into, tensors)
@@ -139,30 +173,38 @@ class SharedWeights:
 
     def read(self, version: int | None = None) -> tuple[int, State]:
         with self._reading(_EMPTY if version is None else version) as (found, tensors):
-            return found, {name: tensor.clone() for name, tensor in tensors.items()}
+            return found.version, {name: tensor.clone() for name, tensor in tensors.items()}
 
     @contextmanager
-    def _reading(self, version: int) -> Iterator[tuple[int, State]]:
+    def _reading(self, version: int) -> Iterator[tuple[Publication, State]]:
         """`version`, or the newest if that is gone, and its tensors, which nobody overwrites meanwhile."""
         while True:
             held = self.versions()
-            found = version if version in held and version >= 0 else max(held)
-            assert found >= 0, "nothing was published"
-            index = held.index(found)
-            with self._locked(index, exclusive=False):
-                if self.versions()[index] == found:
-                    yield found, self._buffers[index]
+            assert max(held) >= 0, "nothing was published"
+            index = held.index(version if version in held and version >= 0 else max(held))
+            try:
+                serves = held[1 - index] >= max(version, 0)
+                file = self._lock(index, fcntl.LOCK_SH | (fcntl.LOCK_NB if serves else 0))
+            except BlockingIOError:  # it is being overwritten, so it counts as gone
+                index = 1 - index
+                file = self._lock(index, fcntl.LOCK_SH)
+            with file:
+                if self.versions()[index] == held[index]:
+                    yield Publication(held[index], int(self._numbers[index])), self._buffers[index]
                     return
 
-    @contextmanager
-    def _locked(self, index: int, *, exclusive: bool) -> Iterator[None]:
-        """Hold the lock of a buffer. Each use opens the file anew, so threads of a process exclude each other too."""
-        file = os.open(self._files[index], os.O_RDWR | os.O_CREAT, 0o600)
+    def _lock(self, index: int, operation: int) -> BinaryIO:
+        """Lock a buffer until the file that this returns is closed. BlockingIOError: with LOCK_NB it is locked.
+
+        Each use opens the file anew, so threads of a process exclude each other too.
+        """
+        file = self._files[index].open("ab")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
-            yield
-        finally:
-            os.close(file)
+            fcntl.flock(file, operation)
+        except BaseException:
+            file.close()
+            raise
+        return file
 
 
 def shared_nbytes(layout: WeightsLayout) -> int:

@@ -50,8 +50,8 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """All that a station's process is told. kind, content: the packed job; main: the endpoint of main's inbox; keys: of
-    the run, where its sockets ask for them."""
+    """What a station's process gets at its start. kind, content: the packed factory; main: the endpoint of main's
+    inbox; keys: of the run, if its sockets need them; parent: process id of main."""
 
     station: str
     incarnation: int

@@ -7,11 +7,10 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.runtime.factories import Resources, StationFactory, pack
+from polyrhythm.runtime.factories import StationList, pack
 from polyrhythm.runtime.hosting import Joined
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.processes.child import ChildSpec
@@ -32,14 +31,14 @@ _REAP_S = 10.0
 
 
 class ProcessManager:
-    """Stations by name, in the order of `jobs`. main: the endpoint of main's inbox.
+    """Keeps the processes of `stations`, by station in their order. main: the endpoint of main's inbox.
 
     progress: rises while a station works or is being started. updates: that the trainer has said it did.
     """
 
     def __init__(
         self,
-        jobs: Sequence[tuple[StationFactory, Resources]],
+        stations: StationList,
         layout: ArenaLayout,
         weights: WeightsLayout,
         sockets: Sockets,
@@ -51,7 +50,7 @@ class ProcessManager:
     ) -> None:
         self.processes: dict[str, ChildProcess] = {}
         self.progress = self.updates = 0
-        self._jobs = {job.name: (job, resources) for job, resources in jobs}
+        self._stations = {factory.name: (factory, resources) for factory, resources in stations}
         self._layout, self._weights, self._sockets, self._main = layout, weights, sockets, main
         self._limits, self._logs, self._spawn_child = limits, logs, spawn
         self._failures = FailureTracker()
@@ -59,18 +58,19 @@ class ProcessManager:
         self._parts: dict[str, int] = {}
         self._asked: list[str] = []
         self._pending_work: dict[str, tuple[str, ...]] = {}
-        self._past: dict[str, Counter[str]] = {name: Counter() for name in self._jobs}
+        self._past: dict[str, Counter[str]] = {name: Counter() for name in self._stations}
 
     # ------------------------------------------------------------ come and go
 
     def start(self, now: float) -> None:
         """Start the first incarnation of every station."""
-        for name in self._jobs:
+        for name in self._stations:
             self._spawn(name, 0, now)
 
     def _spawn(self, name: str, incarnation: int, now: float) -> None:
-        job, resources = self._jobs[name]
-        kind, content = pack(job)
+        """Start an incarnation of a station. RunHalted: the system cannot."""
+        factory, resources = self._stations[name]
+        kind, content = pack(factory)
         spec = ChildSpec(
             station=name,
             incarnation=incarnation,
@@ -85,8 +85,14 @@ class ProcessManager:
             keys=self._sockets.keys,
             parent=os.getpid(),
         )
-        self._logs.mkdir(parents=True, exist_ok=True)
-        self.processes[name] = ChildProcess(spec, log_file(self._logs, name, incarnation), now, self._spawn_child)
+        try:
+            self._logs.mkdir(parents=True, exist_ok=True)
+            self.processes[name] = ChildProcess(spec, log_file(self._logs, name, incarnation), now, self._spawn_child)
+        except OSError as error:
+            raise RunHalted(
+                f"{name}: its process cannot be started ({error.strerror}); free memory, processes (ulimit -u) or room "
+                f"in {self._logs}, then start again with resume"
+            ) from error
 
     @property
     def complete(self) -> bool:
@@ -136,8 +142,6 @@ class ProcessManager:
     def dismiss(self, process: ChildProcess) -> None:
         """Kill it and close all lines to it, without waiting: once it has exited it writes nowhere."""
         process.kill()
-        if process.heartbeat is not None:
-            self._past[process.station].update(process.heartbeat.statistics)
         if isinstance(process.joined, records.SimulatorJoined):
             self._tell_generators(wire.Connect(process.address, ""))
 
@@ -158,6 +162,8 @@ class ProcessManager:
 
     def start_next(self, process: ChildProcess, now: float) -> None:
         """Start the next incarnation of a station that was dismissed."""
+        if process.heartbeat is not None:
+            self._past[process.station].update(process.heartbeat.statistics)
         self._spawn(process.station, process.incarnation + 1, now)
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Protocol
@@ -151,13 +152,20 @@ def start_child(spec: ChildSpec, log: IO[bytes]) -> subprocess.Popen[bytes]:
     environment |= spec.resources.environment
     command = [sys.executable, "-m", "polyrhythm.runtime.processes.child", spec.station]  # the name is for `ps`
     # A session of its own: what a terminal sends to main's group is main's affair from the first moment.
-    popen = subprocess.Popen(  # noqa: S603
-        command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
-    )
-    assert popen.stdin is not None
-    try:
-        popen.stdin.write(msgspec.msgpack.encode(spec))
-        popen.stdin.close()
-    except BrokenPipeError:
-        pass  # it has ended already, which is noticed where processes are watched
-    return popen
+    with _in_memory(msgspec.msgpack.encode(spec), spec.folder) as content:
+        return subprocess.Popen(  # noqa: S603
+            command, stdin=content, stdout=log, stderr=log, env=environment, start_new_session=True
+        )
+
+
+def _in_memory(content: bytes, folder: str) -> IO[bytes]:
+    """A file without a name that has this content; unlike a pipe it takes any size at once. It is in memory, because
+    the content has the keys of the run; where the system has no such files, it is in the run's folder."""
+    file: IO[bytes]
+    if sys.platform == "linux":
+        file = os.fdopen(os.memfd_create("spec"), "w+b")
+    else:
+        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by the caller
+    file.write(content)
+    file.seek(0)
+    return file

@@ -107,8 +107,9 @@ class StationThread:
                     return
                 content = inbox.receive()
             begin, patience = time.monotonic(), _WAIT_S
-            if station.work():
-                self._host.flush()
+            worked = station.work()
+            self._host.flush()  # also without work: a station may say something while it hears a message
+            if worked:
                 end = time.monotonic()
                 self.units += 1
                 self.busy_s += end - begin

@@ -39,8 +39,12 @@ def load_key(settings: SchedulerSettings) -> Key:
 
 @dataclass(slots=True)
 class Pool:
-    """Waiting requests of one pool: heaps by key and by arrival, whose stale entries are dropped when they surface."""
+    """Waiting requests of one pool: heaps by key and by arrival, whose stale entries are dropped when they surface.
 
+    keyed: the key is not arrival itself; otherwise one heap says both, and `by_key` stays empty.
+    """
+
+    keyed: bool = False
     rows: int = 0
     waiting: dict[int, Request] = field(default_factory=dict)
     by_key: list[tuple[Any, int]] = field(default_factory=list)
@@ -49,14 +53,16 @@ class Pool:
     def push(self, order: int, key: Any, request: Request) -> None:
         self.waiting[order] = request
         self.rows += request.rows
-        heapq.heappush(self.by_key, (key, order))
         heapq.heappush(self.by_arrival, (request.arrived, order))
+        if self.keyed:
+            heapq.heappush(self.by_key, (key, order))
 
-    def head(self) -> tuple[Any, int] | None:
-        """Key and order of the request to serve next."""
-        while self.by_key and self.by_key[0][1] not in self.waiting:
-            heapq.heappop(self.by_key)
-        return self.by_key[0] if self.by_key else None
+    def head(self) -> tuple[Any, int]:
+        """Key and order of the request to serve next; IndexError when empty."""
+        heap = self.by_key if self.keyed else self.by_arrival
+        while heap and heap[0][1] not in self.waiting:
+            heapq.heappop(heap)
+        return heap[0]
 
     def oldest(self) -> float:
         """Arrival of the oldest request; infinite when empty."""
@@ -87,7 +93,7 @@ class RequestQueue:
     """
 
     key: Key = field(default=by_arrival, metadata=UNSAVED)
-    pools: dict[str, Pool] = field(default_factory=lambda: {ANY: Pool()})
+    pools: dict[str, Pool] = field(default_factory=dict)
     bound: dict[str, None] = field(default_factory=dict)
     orders: dict[str, tuple[str, int]] = field(default_factory=dict)
     pushed: int = 0
@@ -100,7 +106,9 @@ class RequestQueue:
         assert request.slot not in self.orders, f"slot {request.slot} waits already"
         self.pushed += 1
         self.orders[request.slot] = (pool, self.pushed)
-        self.pools.setdefault(pool, Pool()).push(self.pushed, self.key(request), request)
+        if pool not in self.pools:
+            self.pools[pool] = Pool(keyed=self.key is not by_arrival)
+        self.pools[pool].push(self.pushed, self.key(request), request)
         if pool != ANY:
             self.bound[pool] = None
 
@@ -135,16 +143,17 @@ class RequestQueue:
         """
         taken: list[Request] = []
         rows = 0
-        while len(taken) < max_requests and self.orders:
-            heads = [(head, name) for name in names if name in self.pools and (head := self.pools[name].head())]
-            if not heads:
-                break
-            (_, order), name = min(heads)
-            request = self.pools[name].waiting[order]
+        pools = [self.pools[name] for name in names if name in self.pools and self.pools[name].waiting]
+        while pools and len(taken) < max_requests:
+            pool = pools[0] if len(pools) == 1 else min(pools, key=Pool.head)
+            _, order = pool.head()
+            request = pool.waiting[order]
             if taken and rows + request.rows > max_rows:
                 break
             taken.append(self._remove(request.slot))
             rows += request.rows
+            if not pool.waiting:
+                pools = [other for other in pools if other.waiting]
         return tuple(taken)
 
     def move_all(self, source: str, target: str) -> None:

@@ -172,13 +172,12 @@ class BatchScheduler:
 
     def _unanswered(self, generator: GeneratorState) -> list[tuple[Request, ServedSlot]]:
         """The requests of the pass under way whose slots still wait for them; others are gone or have gone on."""
-        requests = generator.batch.requests if generator.batch else ()
-        slots = [(request, self.slots.slots.get(request.slot)) for request in requests]
+        requests, slots = generator.batch.requests if generator.batch else (), self.slots.slots
         # Mostly it is the same object; after a resumption it is only equal.
         return [
             (request, slot)
-            for request, slot in slots
-            if slot is not None and (slot.request is request or slot.request == request)
+            for request in requests
+            if (slot := slots.get(request.slot)) is not None and (slot.request is request or slot.request == request)
         ]
 
     def _unconfirmed(self, generator: str) -> list[tuple[Request, ServedSlot]]:

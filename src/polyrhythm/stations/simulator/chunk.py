@@ -91,6 +91,8 @@ def whole_batch(env: EnvBatch) -> Step:
     idle = np.broadcast_to(no_op(env.spec.action), (env.rows, env.spec.action.dim))
 
     def step(rows: NDArray[np.intp], actions: NDArray[Any]) -> StepResult:
+        if len(rows) == env.rows:
+            return env.step(every, actions)
         whole = idle.astype(actions.dtype)
         whole[rows] = actions
         reward, terminated, truncated, success, metrics = env.step(every, whole)

@@ -61,7 +61,7 @@ class EnvHost:
         self._joint = self._whole or settings.join
         step = whole_batch(self.env) if self._whole else self.env.step
         self._step = metrics.wrap(step) if metrics else step
-        self._together = self._joint or not info.reset_rows
+        self._together = len(info.slots) > 1 and (self._joint or not info.reset_rows)
         self._hold = settings.action_repeat
         self._todo: deque[Slot] = deque()
         self._lanes = Lanes()

@@ -29,7 +29,14 @@ from polyrhythm.scheduler.records import (
     SlotInfo,
     Ticket,
 )
-from polyrhythm.specs.finite import ENVIRONMENT, POLICY, describe_not_finite, first_not_finite, is_finite
+from polyrhythm.specs.finite import (
+    ENVIRONMENT,
+    POLICY,
+    RecordCheck,
+    describe_not_finite,
+    first_not_finite,
+    is_finite,
+)
 from polyrhythm.stations.simulator.chunk import ChunkResult
 from polyrhythm.stations.simulator.env_metrics import EpisodeMetrics
 from polyrhythm.stations.simulator.recorder import Recorder
@@ -106,8 +113,7 @@ class Slot:
         self._next: tuple[NDArray[np.intp], Entries] = (self._rows.running, self._at)
         self._answer_rows: NDArray[np.intp] | None = None
         self._actions: NDArray[np.generic] = np.zeros(0)
-        answers = arena.layout.answers.items()
-        self._floating = [name for name, array in answers if np.dtype(array.dtype).kind == "f"]
+        self._check = RecordCheck(arena.layout.answer_dtype)
 
     # ------------------------------------------------------------ state
 
@@ -218,8 +224,8 @@ class Slot:
         self._rows.answered(self._due, version)
         self._actions = answers[ACTIONS].copy()
         self.answered = True
-        nonfinite = first_not_finite({name: answers[name] for name in self._floating})
-        self._fail_nonfinite(self._request_rows, POLICY, nonfinite, f", weights of version {version}")
+        if nonfinite := self._check.first_not_finite(answers):
+            self._fail_nonfinite(self._request_rows, POLICY, nonfinite, f", weights of version {version}")
         return True
 
     # ------------------------------------------------------------ step
@@ -241,9 +247,11 @@ class Slot:
         """Store the chunk step's outcome, observe, and emit the samples that ended or failed; True if any did."""
         rows, index, state, arena = self._request_rows, self._due, self._rows, self._arena
         assert rows is not None
-        with np.errstate(over="ignore", invalid="ignore"):  # a reward beyond float32's range fails its row below
-            arena.rewards[self._at] = result.rewards
-        given = arena.rewards[self._at]  # as float32
+        rewards = result.rewards
+        if rewards.dtype != np.float32:
+            with np.errstate(over="ignore", invalid="ignore"):  # a float64 above float32's range fails its row below
+                rewards = rewards.astype(np.float32)
+        arena.rewards[self._at] = rewards
         arena.valid[self._at] = result.valid
         elapsed = state.elapsed(index) + result.steps
         state.advance(index, result)
@@ -251,8 +259,8 @@ class Slot:
         at = state.entries(index)
         self._next = (rows, at)
         nonfinite = self._recorder.observe(index, at, elapsed / self._max_steps)
-        if not is_finite(given):
-            nonfinite |= first_not_finite({"reward": given})
+        if not is_finite(rewards):
+            nonfinite |= first_not_finite({"reward": rewards})
         self._request_rows, self.answered = None, False
         over = result.terminated | result.truncated
         ended = over | state.segment_done(index, self._settings.segment_steps) if self._settings.segment_steps else over

@@ -1,4 +1,4 @@
-"""Jobs as plain data: what is packed in one process is the same job in another."""
+"""Factories as plain data: what is packed in one process is the same factory in another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RUN = config(rollout={"env_batches": 2, "sharding": "even:2", "generators": 2}, 
 SPEC = RUN.env.spec()  # type: ignore[attr-defined]
 
 
-def jobs() -> list[StationFactory]:
+def factories() -> list[StationFactory]:
     policy = PolicyFactory(RUN.policy.model_dump(mode="json"), SPEC, 3)
     infos = env_batch_infos(RUN, SPEC)[0]
     algorithm, training = (section.model_dump(mode="json") for section in (RUN.algorithm, RUN.training))
@@ -32,14 +32,16 @@ def jobs() -> list[StationFactory]:
     ]
 
 
-@pytest.mark.parametrize("job", jobs(), ids=lambda job: type(job).__name__)
-def test_a_job_comes_out_as_it_was_packed(job: StationFactory) -> None:
-    kind, content = pack(job)
-    assert kind == f"{type(job).__module__}:{type(job).__name__}"
-    assert unpack(kind, content) == job
+@pytest.mark.parametrize("factory", factories(), ids=lambda factory: type(factory).__name__)
+def test_a_factory_comes_out_as_it_was_packed(factory: StationFactory) -> None:
+    kind, content = pack(factory)
+    assert kind == f"{type(factory).__module__}:{type(factory).__name__}"
+    assert unpack(kind, content) == factory
 
 
 def test_a_simulator_has_a_part_for_each_env_batch_with_an_address_of_its_own() -> None:
-    simulator, layout = jobs()[0], ArenaLayout(1, 1, 1, {}, {}, {})
-    host = StationContext(in_memory(layout), lambda: InlineWeights(WeightsLayout.of({})), Channels(print, print, print))
-    assert [address for address, _ in simulator.parts(host, incarnation=4)] == ["s.4.0", "s.4.1"]
+    simulator, layout = factories()[0], ArenaLayout(1, 1, 1, {}, {}, {})
+    context = StationContext(
+        in_memory(layout), lambda: InlineWeights(WeightsLayout.of({})), Channels(print, print, print)
+    )
+    assert [address for address, _ in simulator.parts(context, incarnation=4)] == ["s.4.0", "s.4.1"]
