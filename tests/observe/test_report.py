@@ -246,7 +246,9 @@ def test_points_of_the_curves(run: Callable[..., Path]) -> None:
     assert [point.transitions for point in points] == [2000.0, 4000.0, 6000.0, 8000.0]
     assert (points[1].rate, points[1].low, points[1].high) == wilson(10, 32)[2:]
     assert [point.mean_return for point in points] == [0.5, 2.5, 4.5, 6.5]
-    assert pace_points(read) == [(25.0 + 10 * update, 100.0) for update in range(UPDATES - 1)]
+    assert pace_points(read) == [[(25.0 + 10 * update, 100.0) for update in range(UPDATES - 1)]]
+    resumed = replace(read, updates=[*read.updates, *({**x, "time_s": x["time_s"] + 900.0} for x in read.updates)])
+    assert [len(part) for part in pace_points(resumed)] == [UPDATES - 1] * 2, "no line over the pause"
     assert fault_times(read) == [70.0]
     assert lag_points(read)[0] == (1000.0, 0.5, 1.0)
     assert mean_points(read, "train/actor/behav_approx_kl")[3] == (4000.0, 0.03)
@@ -288,6 +290,15 @@ def test_the_environments_own_metrics_are_drawn_and_listed(run: Callable[..., Pa
     assert re.findall("<t[dh](?: [^>]*)?>(.*?)</t[dh]>", table) == [
         *("metric", "before, greedy", "after, greedy", "push", "3.25", "–"),
     ]
+
+
+def test_episodes_that_an_evaluation_lacks_are_shown(run: Callable[..., Path]) -> None:
+    folders = [run("one"), run("two")]
+    summary = {**SUMMARY, "before": {**tally(8), "dropped": 3}}
+    (folders[0] / "summary.json").write_text(json.dumps(summary))
+    said = f"{tally(8)['episodes']} (3 dropped)"
+    for chosen in (folders[:1], folders):
+        assert checked(write_report(chosen)).count(said) == 1
 
 
 def test_ticks_are_round_and_inside() -> None:

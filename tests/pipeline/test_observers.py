@@ -87,7 +87,7 @@ def told(episodes, *heard):
         else:
             episodes.on_decision(0.0, thing, [])
     episodes.on_report(0.0, REPORT)
-    return episodes.figures
+    return episodes.metrics
 
 
 def test_segments_are_put_together_and_counted_where_the_episode_ends():

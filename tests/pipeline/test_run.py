@@ -122,6 +122,8 @@ def test_a_tally_has_intervals_and_tasks():
     assert total["low"] < 0.25 < total["high"]
     assert total["tasks"]["b"]["successes"] == 0
     assert "tasks" not in tally(results, [Task("a", "a")])
+    assert "dropped" not in tally(results, [Task("a", "a")], 8)
+    assert tally(results, [Task("a", "a")], 10)["dropped"] == 2
     with pytest.raises(RunHalted, match="dropped"):
         tally([], [Task("a", "a")])
     with pytest.raises(RunHalted, match="an evaluation episode of a has return nan: the environment's reward is NaN"):

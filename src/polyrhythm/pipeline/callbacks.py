@@ -27,7 +27,8 @@ class EvaluationResult:
     name: before, during or after training (with _sampled if the policy acted with noise), swapped, or evaluation;
     version: of the weights; rate: of success, low and high its Wilson 95% interval, successes of `episodes`;
     mean_return; metrics: means of the environment's own metrics; tasks: the same by task, if there are several;
-    greedy: without noise; video: its file, episodes and successes, if one was requested.
+    dropped: episodes that failed and are missing; greedy: without noise; video: its file, episodes and successes, if
+    one was requested.
     """
 
     name: str
@@ -42,6 +43,7 @@ class EvaluationResult:
     tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     video: Mapping[str, Any] | None = None
+    dropped: int = 0
 
     @classmethod
     def of(cls, name: str, found: Mapping[str, Any]) -> EvaluationResult:

@@ -182,10 +182,10 @@ class _Run:
         try:
             with interrupts.defer_first(), progress.phase("rl"):
                 if self._live is not None:
-                    self._live.train(self._updates, episodes, saver.account, lags, self.evaluations.after_s())
+                    self._live.train(self._updates, episodes, saver.totals, lags, self.evaluations.after_s())
                 loop.train_until(config.training.versions)
             saver.save()  # an extended run resumes from here
-            totals = saver.totals()
+            totals = saver.summary()
             with interrupts.defer_first():
                 self.evaluations.finish(evaluator)
         except (Interrupted, OrderlyHalt):
@@ -199,7 +199,7 @@ class _Run:
             saver.wait()
             self._save_published()
         loop.remove_observers(*(observer for observer in loop.observers if observer not in before))
-        lags.check_bound(config.freshness.max_lag, config.freshness.bound, clean=not saver.account.faults)
+        lags.check_bound(config.freshness.max_lag, config.freshness.bound, clean=not saver.totals.faults)
         ledger = self._balanced()
         _warn_of_dropped(ledger)
         counts = {"lag": lags.summary(), "ledger": ledger.as_dict(), **loop.conductor.summary()}
@@ -217,7 +217,7 @@ class _Run:
         )
         idle, passes = IdleMeter(loop.conductor, began), PassMeter(loop.conductor.settings.buckets)
         stations, timeline = StationActivity(launcher), TraceObserver(trace, launcher, began)
-        sources = (loop.conductor.ledger, episodes, saver.account, stations, (idle, passes))
+        sources = (loop.conductor.ledger, episodes, saver.totals, stations, (idle, passes))
         metrics = UpdateMetrics(self._metrics, *sources, began=self._progress.began, now=began)
         forwarder = UpdateForwarder(metrics, self._callbacks)
         evaluator = self.evaluations.background(pipeline, saved.version if saved else None)

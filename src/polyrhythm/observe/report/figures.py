@@ -18,6 +18,7 @@ from polyrhythm.observe.report.read import (
     fault_times,
     lag_points,
     pace_points,
+    split_at_pauses,
     training_points,
 )
 from polyrhythm.observe.report.svg import Plot, percent
@@ -190,14 +191,16 @@ def throughput(runs: Sequence[Run]) -> Figure | None:
     curves = [pace_points(run) for run in runs]
     if not any(curves):
         return None
-    times = [x for curve in curves for x, _ in curve]
+    points = [point for curve in curves for part in curve for point in part]
+    times = [x for x, _ in points]
     unit, name = _unit(times)
-    highest = max(y for curve in curves for _, y in curve)
+    highest = max(y for _, y in points)
     plot = Plot("Transitions per second over time", (min(times) / unit, max(times) / unit), (0, 1.1 * highest))
     plot.axes(f"{name} since the run began", "transitions/s")
     lost = False
     for number, (run, curve) in enumerate(zip(runs, curves, strict=True)):
-        plot.line([(x / unit, y) for x, y in curve], look(number))
+        for part in curve:
+            plot.line([(x / unit, y) for x, y in part], look(number))
         for time_s in fault_times(run):
             plot.upright(time_s / unit)
             lost = True
@@ -206,7 +209,8 @@ def throughput(runs: Sequence[Run]) -> Figure | None:
     if lost:
         keys.append((line_key("fault"), "a station was lost"))
     sentence = (
-        "Env steps of the training samples that finished, each second; evaluations before and after are left out."
+        "Env steps of the training samples that finished, each second; evaluations before and after are left out. A "
+        "line is interrupted where no update ended for long: the run was resumed or evaluated there."
     )
     return Figure("Throughput", sentence, keys, [plot.text])
 
@@ -271,7 +275,8 @@ def _curves(run: Run, names: Sequence[str]) -> str:
     plot = Plot("Utilisation over time", (min(times) / unit, max(times) / unit), (0, 1), size=HALF)
     plot.axes(f"{words} since the run began", "share at work", y_format=percent)
     for number, curve in enumerate(series):
-        plot.line([(x / unit, y) for x, y in curve[:: max(1, len(curve) // 150)]], look(number))
+        for part in split_at_pauses(curve):
+            plot.line([(x / unit, y) for x, y in part[:: max(1, len(curve) // 150)]], look(number))
     return plot.text
 
 

@@ -7,7 +7,9 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import yaml
@@ -20,6 +22,8 @@ Line = Mapping[str, Any]
 
 #: The least episodes of a point of the training curve, and about how many points it has.
 _EPISODES, _POINTS = 32, 60
+#: An interval between updates that is so many times the median is a pause.
+_PAUSE = 10.0
 
 
 class Measured(NamedTuple):
@@ -153,12 +157,28 @@ def training_points(run: Run) -> list[Point]:
     return points
 
 
-def pace_points(run: Run) -> list[tuple[float, float]]:
-    """(seconds since the run began, transitions/s), of updates taken together to about as many points."""
+def split_at_pauses(series: Sequence[tuple[float, float]]) -> list[Sequence[tuple[float, float]]]:
+    """A series over time, cut where the next update came after more than `_PAUSE` times the median interval: the run
+    was resumed there, or evaluated."""
+    intervals = [after[0] - before[0] for before, after in pairwise(series)]
+    longest = _PAUSE * median(intervals) if intervals else 0.0
+    cuts = [0, *(place for place, interval in enumerate(intervals, 1) if interval > longest), len(series)]
+    return [series[first:last] for first, last in pairwise(cuts)]
+
+
+def pace_points(run: Run) -> list[list[tuple[float, float]]]:
+    """(seconds since the run began, transitions/s), of updates taken together to about as many points; a list for each
+    time without a pause."""
     series = run.series("throughput/transitions", over="time_s")
     if len(series) < 2:
         return []
-    least = (series[-1][0] - series[0][0]) / _POINTS
+    parts = split_at_pauses(series)
+    least = sum(part[-1][0] - part[0][0] for part in parts) / _POINTS
+    return [points for part in parts if (points := _paces(part, least))]
+
+
+def _paces(series: Sequence[tuple[float, float]], least: float) -> list[tuple[float, float]]:
+    """Points of at least `least` seconds each."""
     points, (begin, before) = [], series[0]
     for time_s, transitions in series[1:]:
         if time_s - begin >= least and time_s > begin:

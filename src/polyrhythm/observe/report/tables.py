@@ -35,7 +35,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> s
 def interval(result: Mapping[str, Any], *, counts: bool = True) -> str:
     """`73% [66, 79], 117 of 160`; a line is not broken within the interval."""
     said = f"{100 * result['rate']:.0f}%&[{100 * result['low']:.0f},&{100 * result['high']:.0f}]".replace("&", "\u00a0")
-    return f"{said}, {result['successes']} of {result['episodes']}" if counts else said
+    return f"{said}, {result['successes']} of {_episodes(result)}" if counts else said
 
 
 def results(runs: Sequence[Run]) -> str:
@@ -61,7 +61,13 @@ def _caption(*, success: bool) -> str:
 def _cells(result: Mapping[str, Any], *, success: bool) -> list[str]:
     low, high = (f"{100 * result[key]:.0f}%" for key in ("low", "high"))
     rate = [f"{100 * result['rate']:.0f}%", f"{low} to {high}", str(result["successes"])] if success else []
-    return [*rate, str(result["episodes"]), f"{result['mean_return']:.4g}"]
+    return [*rate, _episodes(result), f"{result['mean_return']:.4g}"]
+
+
+def _episodes(result: Mapping[str, Any]) -> str:
+    """`160`, or `158 (2 dropped)`: how many count, and how many failed and are missing."""
+    dropped = f" ({result['dropped']} dropped)" if result.get("dropped") else ""
+    return f"{result['episodes']}{dropped}"
 
 
 def _result(result: Mapping[str, Any] | None, *, success: bool) -> str:

@@ -33,9 +33,10 @@ def held_out(count: int, seed: int, tasks: int, *, greedy: bool, swap: bool = Fa
     ]
 
 
-def tally(results: Iterable[SampleEvaluated], tasks: Sequence[Task]) -> dict[str, Any]:
+def tally(results: Iterable[SampleEvaluated], tasks: Sequence[Task], requested: int = 0) -> dict[str, Any]:
     """successes, episodes, rate, low, high (Wilson 95%), mean_return; `metrics`: means of the environment's own
-    metrics, if any; `tasks`: the same by task name if there are several.
+    metrics, if any; `tasks`: the same by task name if there are several; `dropped`: how many of the `requested`
+    episodes failed and are missing, if any.
 
     Raises RunHalted if every episode was dropped, or a return is not finite.
     """
@@ -49,6 +50,8 @@ def tally(results: Iterable[SampleEvaluated], tasks: Sequence[Task]) -> dict[str
             "reward is NaN or infinite; check what its step returns"
         )
     total = _tally(listed)
+    if requested > len(listed):
+        total["dropped"] = requested - len(listed)
     if len(tasks) > 1:
         by_task = {task.name: [r for r in listed if r.task == index] for index, task in enumerate(tasks)}
         total["tasks"] = {name: _tally(part) for name, part in by_task.items() if part}

@@ -59,7 +59,7 @@ class EvaluationManager:
         modes = self._modes(name)
         with progress.phase(f"evaluation_{name}"):
             results = pipeline.evaluate(name, self._episodes(settings.episodes, modes))
-        tallies = self._record(modes, results)
+        tallies = self._record(modes, results, settings.episodes)
         if name == "after" and settings.every:
             self._list_trained(results[0].version, tallies)
         progress.commit(f"evaluation_{name}", tallies)
@@ -95,7 +95,7 @@ class EvaluationManager:
 
     def _during(self, version: int, results: Sequence[SampleEvaluated]) -> None:
         modes = self._modes("during")
-        self._list(version, modes, self._record(modes, results))
+        self._list(version, modes, self._record(modes, results, self._config.evaluation.episodes_beside))
 
     def _list_trained(self, version: int, tallies: Mapping[str, dict[str, Any]]) -> None:
         """Add the trained policy to the candidates for the best."""
@@ -129,12 +129,15 @@ class EvaluationManager:
         seed, tasks = self._config.evaluation.seed, len(self._tasks)
         return [e for greedy, swap in modes.values() for e in held_out(count, seed, tasks, greedy=greedy, swap=swap)]
 
-    def _record(self, modes: Mapping[str, Mode], results: Sequence[SampleEvaluated]) -> dict[str, dict[str, Any]]:
-        """Tallies of an evaluation by the names of `modes`; also sent to metrics, callbacks and log."""
+    def _record(
+        self, modes: Mapping[str, Mode], results: Sequence[SampleEvaluated], episodes: int
+    ) -> dict[str, dict[str, Any]]:
+        """Tallies of an evaluation by the names of `modes`, of `episodes` requested in each; also sent to metrics,
+        callbacks and log."""
         tallies = {}
         for key, (greedy, swap) in modes.items():
             own = [r for r in results if r.greedy == greedy and (r.instruction != r.task) == swap]
-            total = tallies[key] = tally(own, self._tasks)
+            total = tallies[key] = tally(own, self._tasks, episodes)
             mode, version = _MODE_NAMES[greedy, swap], results[0].version
             self._callbacks.on_evaluation(EvaluationResult.of(key, {**total, "version": version, "greedy": greedy}))
             values = {f"evaluation/{mode}/{part}": total[part] for part in _MEASURED}

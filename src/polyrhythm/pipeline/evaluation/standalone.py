@@ -77,7 +77,7 @@ def evaluate(
         if live:
             live.watch(pipeline)
         results = pipeline.evaluate("evaluation", wanted)
-    found = {**tally(results, spec.tasks), "greedy": greedy, "seed": seed, "version": version}
+    found = {**tally(results, spec.tasks, len(wanted)), "greedy": greedy, "seed": seed, "version": version}
     if video:
         measured = measures_success([found["successes"]], [found["mean_return"]])
         write_video(video.file, _clips(played, spec, measured=measured))

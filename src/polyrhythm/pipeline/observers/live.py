@@ -47,7 +47,7 @@ class _Training:
 
     updates: int
     episodes: EpisodeTracker
-    account: RunTotals
+    totals: RunTotals
     lags: LagHistogram
     after_s: float
 
@@ -87,13 +87,13 @@ class LiveDisplay(Observer):
         pipeline.loop.add_observers(self)
 
     def train(
-        self, updates: int, episodes: EpisodeTracker, account: RunTotals, lags: LagHistogram, after_s: float
+        self, updates: int, episodes: EpisodeTracker, totals: RunTotals, lags: LagHistogram, after_s: float
     ) -> None:
-        """The present phase is training, of so many updates; `episodes`, `account` and `lags` go on."""
+        """The present phase is training, of so many updates; `episodes`, `totals` and `lags` go on."""
         assert self._pipeline is not None
-        self._training = _Training(updates, episodes, account, lags, after_s)
+        self._training = _Training(updates, episodes, totals, lags, after_s)
         self._done, self._of = self._pipeline.loop.conductor.versions.updates, updates
-        self._faults = len(account.faults)
+        self._faults = len(totals.faults)
 
     # ------------------------------------------------------------ as observer
 

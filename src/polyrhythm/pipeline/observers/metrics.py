@@ -40,7 +40,7 @@ class _Episode:
 class EpisodeTracker(Observer):
     """The training episodes that ended, whole ones: segments of one episode are put together again.
 
-    figures: at an update's report, of the episodes that ended since the one before: env/episodes, env/return,
+    metrics: at an update's report, of the episodes that ended since the one before: env/episodes, env/return,
     env/success_once (also by task where there are several), env/episode_len, and env/metrics/NAME by the environment's
     own metrics. Empty if none ended. recent: success and return of the last ones. It must be told before those who
     read it.
@@ -52,7 +52,7 @@ class EpisodeTracker(Observer):
     )
 
     def __init__(self, tasks: int) -> None:
-        self.figures: dict[str, float] = {}
+        self.metrics: dict[str, float] = {}
         self.recent: deque[tuple[bool, float]] = deque(maxlen=_RECENT)
         self._tasks = tasks
         self._running: dict[tuple[int, int], tuple[str, str, int]] = {}
@@ -97,29 +97,29 @@ class EpisodeTracker(Observer):
 
     def on_report(self, now: float, report: Report) -> None:  # noqa: ARG002
         ended, self._ended = self._ended, []
-        self.figures = {}
+        self.metrics = {}
         if not ended:
             return
-        self.figures["env/episodes"] = float(len(ended))
-        self.figures["env/return"] = fmean(episode.reward for episode, _ in ended)
-        self.figures["env/success_once"] = fmean(success for _, success in ended)
-        self.figures["env/episode_len"] = fmean(episode.env_steps for episode, _ in ended)
+        self.metrics["env/episodes"] = float(len(ended))
+        self.metrics["env/return"] = fmean(episode.reward for episode, _ in ended)
+        self.metrics["env/success_once"] = fmean(success for _, success in ended)
+        self.metrics["env/episode_len"] = fmean(episode.env_steps for episode, _ in ended)
         for task in range(self._tasks) if self._tasks > 1 else ():
             if own := [success for episode, success in ended if episode.task == task]:
-                self.figures[f"env/success_once/task_{task}"] = fmean(own)
+                self.metrics[f"env/success_once/task_{task}"] = fmean(own)
         means = mean_metrics(episode.metrics for episode, _ in ended)
-        self.figures |= {f"env/metrics/{name}": mean for name, mean in means.items()}
+        self.metrics |= {f"env/metrics/{name}": mean for name, mean in means.items()}
 
 
 def check_metrics(values: Mapping[str, float]) -> None:
-    """ValueError: these are not the figures of an update, as a trainer reports them."""
+    """ValueError: these are not the metrics of an update, as a trainer reports them."""
     check_names(values)
     if "staleness/lag_mean" not in values:
         raise ValueError("a report without staleness/lag_mean")
 
 
 class UpdateMetrics(Observer):
-    """Writes the figures of each update, and beside them what the other observers have.
+    """Writes the metrics of each update, the trainer's and those of the other observers.
 
     An update that a lost trainer takes with it is written anew. began: when the run did; now: when its training does.
     latest: the last line, `step` and `time_s` included.
@@ -132,7 +132,7 @@ class UpdateMetrics(Observer):
         writer: MetricsWriter,
         ledger: SampleLedger,
         episodes: EpisodeTracker,
-        account: RunTotals,
+        totals: RunTotals,
         stations: StationActivity,
         meters: tuple[IdleMeter, PassMeter],
         *,
@@ -141,8 +141,8 @@ class UpdateMetrics(Observer):
     ) -> None:
         self.latest: dict[str, float] = {}
         self._writer, self._ledger, self._episodes = writer, ledger, episodes
-        self._account, self._stations, (self._idle, self._passes) = account, stations, meters
-        self._began, self._last, self._transitions = began, now, account.transitions
+        self._totals, self._stations, (self._idle, self._passes) = totals, stations, meters
+        self._began, self._last, self._transitions = began, now, totals.transitions
         self._updates = 0
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
@@ -151,18 +151,18 @@ class UpdateMetrics(Observer):
 
     def on_report(self, now: float, report: Report) -> None:
         self._updates = report.step + 1
-        values = {**self._episodes.figures, **report.values}
+        values = {**self._episodes.metrics, **report.values}
         counts = self._ledger.as_dict()
         values |= {f"samples/{state}": float(count) for state, count in counts.items() if isinstance(count, int)}
         values |= {f"samples/dropped/{reason}": float(count) for reason, count in self._ledger.dropped.items()}
-        transitions = self._account.transitions
+        transitions = self._totals.transitions
         values["throughput/transitions"] = transitions
         values["throughput/transitions_per_s"] = (transitions - self._transitions) / max(now - self._last, 1e-9)
         self._last, self._transitions = now, transitions
         utilisation = self._stations.activity.utilisation()
         values |= self._idle.take(now) | self._passes.take() | self._stations.seconds()
         values |= {f"stations/utilisation/{name}": share for name, share in utilisation.items()}
-        values["stations/faults"] = len(self._account.faults)
+        values["stations/faults"] = len(self._totals.faults)
         values["transport/dropped_messages"] = self._stations.dropped()
         self._writer.log(report.step, values, now - self._began)
         self.latest = {"step": report.step, "time_s": now - self._began, **values}

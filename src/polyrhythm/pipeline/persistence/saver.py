@@ -26,7 +26,7 @@ class RunCheckpointer(Observer):
     """Saves the run every `settings.run_every_s` seconds: at the next moment at which the trainer's saved state is
     exactly as old as the conductor. No save begins while another is being written.
 
-    account: of all parts of the run. deadline_s: of a save that is not written after so long the log warns, and nobody
+    totals: of all parts of the run. deadline_s: of a save that is not written after so long the log warns, and nobody
     waits for it any longer. write: writes a snapshot and keeps as many saved runs as it is told; returns its path.
     """
 
@@ -47,7 +47,7 @@ class RunCheckpointer(Observer):
     ) -> None:
         self._folder, self._pipeline, self._settings, self._lags = folder, pipeline, settings, lags
         self._before: dict[str, Any] = saved.counts if saved else {"wall_s": 0.0, "busy_s": {}}
-        self.account = RunTotals(self._before.get("account"))
+        self.totals = RunTotals(self._before.get("totals"))
         self._began, self._next = now, now + settings.run_every_s
         self._deadline_s, self._write = deadline_s, write
         self._writing: _Writing | None = None
@@ -59,7 +59,7 @@ class RunCheckpointer(Observer):
         self._began = now
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
-        self.account.on_decision(now, event, commands)
+        self.totals.on_decision(now, event, commands)
         if not isinstance(event, records.Checkpointed) or now < self._next:
             return
         if event.updates == self._pipeline.loop.conductor.versions.updates and self._under_way() is None:
@@ -124,21 +124,21 @@ class RunCheckpointer(Observer):
             busy[name] = busy.get(name, 0) + (counts.get("busy_s", 0.0) - earlier.get("busy_s", 0.0))
         wall_s = before["wall_s"] + self._pipeline.loop.clock() - self._began
         return {
-            "account": self.account.as_dict(),
+            "totals": self.totals.as_dict(),
             "lags": self._lags.summary()["counts"],
             "wall_s": wall_s,
             "busy_s": busy,
         }
 
-    def totals(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """transitions_per_s (of finished samples), utilisation by station, faults, the stations' own counters."""
         statistics = self._pipeline.launcher.statistics()
         counts = self._counts(statistics)
         wall_s = counts["wall_s"]
         return {
-            "transitions_per_s": self.account.transitions / wall_s,
+            "transitions_per_s": self.totals.transitions / wall_s,
             "utilisation": {name: busy / wall_s for name, busy in counts["busy_s"].items()},
-            "faults": self.account.faults,
+            "faults": self.totals.faults,
             "stations": statistics,
         }
 

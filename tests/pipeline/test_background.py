@@ -214,7 +214,7 @@ def test_a_damaged_list_is_named(tmp_path: Path) -> None:
 class CutSettings(GymnasiumSettings):
     """CartPole whose user presses Ctrl-C when the episode with this seed begins, once per `marker`."""
 
-    type: Literal["tests.pipeline.test_beside:CutSettings"] = "tests.pipeline.test_beside:CutSettings"  # type: ignore[assignment]
+    type: Literal["tests.pipeline.test_background:CutSettings"] = "tests.pipeline.test_background:CutSettings"  # type: ignore[assignment]
     seed: int = 0
     marker: str = ""
 
