@@ -93,7 +93,7 @@ class Stand:
         """What the policy answers all of them, in one pass."""
         views = [self.arena.view(request.slot, request.rows) for request in requests]
         index, keys, greedy = (
-            np.concatenate([getattr(view, name) for view in views]) for name in ("index", "noise_key", "greedy")
+            np.concatenate([getattr(view, name) for view in views]) for name in ("entries", "noise_key", "greedy")
         )
         obs = {name: torch.from_numpy(array[index]) for name, array in self.arena.obs.items()}
         return self.policy.act(obs, torch.from_numpy(greedy), torch.from_numpy(keys))
