@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from polyrhythm.runtime.transport import wire
+from polyrhythm.scheduler import records
 
 #: What stands where something else should.
 _EVIL: Sequence[Any] = (
@@ -74,6 +75,7 @@ def _replace(rng: random.Random, content: bytes, names: Mapping[str, Sequence[An
         fields = msgspec.msgpack.decode(content[1:])
     except ValueError:  # a reply, or damaged before
         return _flip(rng, content, names)
+    fields = _with_names(content[0], fields)
     if rng.random() < 0.8:
         _fill_in(rng, fields, names)
     spots = list(_spots(fields))
@@ -85,7 +87,31 @@ def _replace(rng: random.Random, content: bytes, names: Mapping[str, Sequence[An
             holder[key] = deepcopy(rng.choice(_EVIL))
     elif isinstance(fields, dict):
         fields[rng.choice(("x", "incarnation", ""))] = deepcopy(rng.choice(_EVIL))
-    return content[:1] + msgspec.msgpack.encode(fields)
+    return content[:1] + msgspec.msgpack.encode(_without_names(fields))
+
+
+class _Named(dict[str, Any]):
+    """A named tuple, which travels without the names of its fields."""
+
+
+def _with_names(tag: int, value: Any) -> Any:
+    """The content of a message with the fields of requests, its own or those in a batch, named."""
+    if isinstance(value, list) and tag == wire._TYPES.index(records.RequestArrived):
+        return _Named(zip(records.RequestArrived._fields, value, strict=False))
+    batch = value.get("batch") if isinstance(value, dict) else None
+    requests = batch.get("requests") if isinstance(batch, dict) else None
+    for place, each in enumerate(requests if isinstance(requests, list) else ()):
+        if isinstance(each, list):  # not damaged before
+            requests[place] = _Named(zip(records.Request._fields, each, strict=False))
+    return value
+
+
+def _without_names(value: Any) -> Any:
+    if isinstance(value, _Named):
+        return [_without_names(item) for item in value.values()]
+    if isinstance(value, dict):
+        return {key: _without_names(item) for key, item in value.items()}
+    return [_without_names(item) for item in value] if isinstance(value, list) else value
 
 
 def _fill_in(rng: random.Random, value: Any, names: Mapping[str, Sequence[Any]]) -> None:

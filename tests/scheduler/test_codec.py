@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from polyrhythm.scheduler.codec import UNSAVED, Codec
-from polyrhythm.scheduler.records import Ticket
+from polyrhythm.scheduler.records import Request, Ticket
 from polyrhythm.scheduler.samples.ledger import SampleState
 
 
@@ -16,7 +16,7 @@ class Box:
     owner: str = field(default="", metadata=UNSAVED)
 
 
-CODEC = Codec([Box, Ticket, SampleState])
+CODEC = Codec([Box, Request, Ticket, SampleState])
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,7 @@ CODEC = Codec([Box, Ticket, SampleState])
         deque([(1, 2)]),
         SampleState.RUNNING,
         Ticket(1, 2, 0, 0, 2**63 - 1, 5, 3),
+        Request("slot", "simulator", 3, 1, 0, "address", math.inf),
     ],
 )
 def test_values_survive_json_with_their_types(value: object) -> None:

@@ -1,7 +1,7 @@
 """Codec: records and component states as plain JSON-able data, and back.
 
-Used for saving the conductor, for event traces and for messages. Encoded forms: a dataclass is
-`{"$": "Name", field: …}`, a tuple `{"()": […]}`, a dict `{"{}": [[k, v], …]}`, an
+Used for saving the conductor, for event traces and for messages. Encoded forms: a dataclass or a named tuple is
+`{"$": "Name", field: …}`, any other tuple `{"()": […]}`, a dict `{"{}": [[k, v], …]}`, an
 infinite float `{"f": "inf"}`; everything else is itself. Fields marked `metadata=UNSAVED` are supplied at decoding.
 """
 
@@ -19,7 +19,7 @@ UNSAVED: Mapping[str, bool] = {"unsaved": True}
 
 
 class Codec:
-    """Encodes instances of the given dataclasses and enums."""
+    """Encodes instances of the given dataclasses, named tuples and enums."""
 
     def __init__(self, types: Iterable[type]) -> None:
         self._types = {t.__name__: t for t in types}
@@ -32,7 +32,7 @@ class Codec:
         if isinstance(value, float):
             return value if math.isfinite(value) else {"f": str(value)}
         if isinstance(value, tuple):
-            return {"()": [self.encode(item) for item in value]}
+            return self._encode_tuple(value)
         if isinstance(value, deque):
             return {"deque": [self.encode(item) for item in value]}
         if isinstance(value, list):
@@ -45,6 +45,12 @@ class Codec:
             }
             return {"$": type(value).__name__, **saved}
         raise TypeError(f"{type(value).__name__} is not plain data and not a known record")
+
+    def _encode_tuple(self, value: tuple[Any, ...]) -> Any:
+        if is_named_tuple(type(value)) and type(value).__name__ in self._types:
+            names = type(value)._fields  # type: ignore[attr-defined]
+            return {"$": type(value).__name__, **dict(zip(names, map(self.encode, value), strict=True))}
+        return {"()": [self.encode(item) for item in value]}
 
     def decode(self, data: Any, given: Mapping[str, Any] | None = None) -> Any:
         if isinstance(data, list):
@@ -71,7 +77,11 @@ class Codec:
         if cls is None:
             raise ValueError(f"unknown record {data['$']!r}; the data was written by another version")
         content = {name: self.decode(item, given) for name, item in data.items() if name != "$"}
-        for f in fields(cls):
+        for f in fields(cls) if is_dataclass(cls) else ():
             if f.metadata.get("unsaved") and f.init:
                 content[f.name] = given[f.name]
         return cls(**content)
+
+
+def is_named_tuple(kind: type) -> bool:
+    return issubclass(kind, tuple) and hasattr(kind, "_fields")

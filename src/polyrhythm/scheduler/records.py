@@ -2,6 +2,8 @@
 
 All records are immutable plain data. A payload appears only as its id, a string that the launcher interprets.
 `incarnation` is that of the sending station; an event of an older incarnation is refused.
+`Request` and `RequestArrived`, one for every chunk step, are named tuples: they are made and decoded in half the time
+of a frozen dataclass, and travel without the names of their fields.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class DropReason(StrEnum):
@@ -98,8 +101,7 @@ class EnvBatchInfo:
     reserved: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One slot's observation, waiting.
 
     rows: active rows, each of which holds a ticket; version: highest version among those tickets (a generator
@@ -196,8 +198,7 @@ class StationLost:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class RequestArrived:
+class RequestArrived(NamedTuple):
     simulator: str
     incarnation: int
     slot: str

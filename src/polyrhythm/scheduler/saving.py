@@ -1,4 +1,4 @@
-"""The codec of a saved conductor: it knows every dataclass and enum of the scheduler.
+"""The codec of a saved conductor: it knows every dataclass, named tuple and enum of the scheduler.
 
 Invariant: their names are unique, as a saved record carries the name of its class alone.
 """
@@ -14,7 +14,7 @@ from enum import Enum
 from functools import cache
 
 import polyrhythm.scheduler
-from polyrhythm.scheduler.codec import Codec
+from polyrhythm.scheduler.codec import Codec, is_named_tuple
 
 
 @cache
@@ -30,6 +30,6 @@ def _types() -> Iterator[type]:
     package = polyrhythm.scheduler
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         for kind in vars(importlib.import_module(module.name)).values():
-            known = isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, Enum))
+            known = isinstance(kind, type) and (is_dataclass(kind) or is_named_tuple(kind) or issubclass(kind, Enum))
             if known and kind.__module__ == module.name:
                 yield kind
