@@ -265,10 +265,11 @@ def live_page(updates: int, second: str) -> list[str]:
     def run(scene: Scene, groups: int, size: int) -> list[Outcome]:
         return [live(scene, groups, size, updates, second)]
 
+    command = f"python bench/scripts/redundancy.py --live --updates {updates} --second {second}"
     return [
         "# Redundant groups and members, live",
         "",
-        f"`python bench/scripts/redundancy.py --live --updates {updates} --second {second}`, {_today()}; one run a cell.",
+        f"`{command}`, {_today()}; one run a cell.",
         "",
         f"Seconds (each {second} of real time) per update, gain over 32×8, samples thrown away per sample trained:",
         "",

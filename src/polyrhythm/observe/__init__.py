@@ -1,4 +1,4 @@
-"""What a run shows of itself: metrics, traces, utilisation, intervals, and the folder that holds them. No torch."""
+"""Output of a run: metrics, traces, utilisation, confidence intervals and the run folder. Imports no torch."""
 
 from polyrhythm.observe.activity import Activity
 from polyrhythm.observe.intervals import Interval, wilson

@@ -1,4 +1,4 @@
-"""How sure a success rate is."""
+"""Computes Wilson confidence intervals of success rates, and formats results of episodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Interval(NamedTuple):
-    """A rate with its 95% interval; with the counts these are the fields of `summary.json`."""
+    """A success rate with its counts and 95% interval, as in `summary.json`."""
 
     successes: int
     episodes: int
@@ -24,7 +24,7 @@ def wilson(successes: int, episodes: int, z: float = 1.959963984540054) -> Inter
     29 of 160 gives 0.181 [0.129, 0.248]; 0 of 10 gives 0 [0, 0.278]. (Wilson 1927, JASA 22.)
     """
     if episodes < 1 or not 0 <= successes <= episodes:
-        raise ValueError(f"{successes} successes of {episodes} episodes; at least one episode and no more successes")
+        raise ValueError(f"{successes} successes of {episodes} episodes; give 1 or more episodes and 0 to that many")
     rate, square = successes / episodes, z * z
     centre = (rate + square / (2 * episodes)) / (1 + square / episodes)
     spread = math.sqrt(rate * (1 - rate) / episodes + square / (4 * episodes**2))
@@ -35,33 +35,33 @@ def wilson(successes: int, episodes: int, z: float = 1.959963984540054) -> Inter
 
 
 def success_in_words(successes: int, episodes: int, of: str = "") -> str:
-    """`success in 5 of 64 (8% [3, 17])`: the count with the rate and its interval in per cent. of: before the 64."""
+    """`success in 5 of 64 (8% [3, 17])`: count, rate and interval in per cent. of: words before the 64."""
     rate, low, high = (f"{100 * share:.0f}" for share in wilson(successes, episodes)[2:])
     return f"success in {successes} of {of}{episodes} ({rate}% [{low}, {high}])"
 
 
 def return_in_words(returns: Sequence[float]) -> str:
-    """`return 0.31`: the mean of those that are finite, and how many are not."""
+    """`return 0.31`: the mean of the finite returns, with the number of the others if there are any."""
     finite = [earned for earned in returns if math.isfinite(earned)]
     if not finite:
         return "return not finite"
-    odd = len(returns) - len(finite)
+    others = len(returns) - len(finite)
     mean = f"return {sum(finite) / len(finite):.4g}"
-    return f"{mean} (not finite in {odd} of {len(returns)})" if odd else mean
+    return f"{mean} (not finite in {others} of {len(returns)})" if others else mean
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 episode`, `2 episodes`."""
+    """The count with its noun: `1 episode`, `2 episodes`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def measures_success(successes: Iterable[float], returns: Iterable[float | None]) -> bool:
-    """Whether episodes tell by success how good they were; not where they earned something and none succeeded: then
-    the environment says nothing of success, and the return counts. successes: counts or rates."""
+    """Whether success, rather than return, ranks the episodes. False if some earned a reward and none succeeded: the
+    environment then reports no success. successes: counts or rates."""
     return any(successes) or not any(returns)
 
 
 def deciding(evaluated: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The tally that ranks an entry {version, way: tally, …} of evaluations.json: the first, greedy if measured."""
+    """The tally that ranks an entry {version, way: tally, …} of evaluations.json: its first, greedy if measured."""
     tally: Mapping[str, Any] = next(value for name, value in evaluated.items() if name != "version")
     return tally

@@ -1,4 +1,4 @@
-"""The live block of a running command: a status in, a few lines of text out. Pure, reads no clock."""
+"""Formats the live status block of a running command. Pure, reads no clock."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from polyrhythm.observe.activity import by_kind
 from polyrhythm.observe.intervals import measures_success, return_in_words, success_in_words
 
-#: More stations than this are shown as one for each kind, with the mean of their shares.
+#: More stations than this are shown by kind, with the mean of their shares.
 _STATIONS = 6
 _BAR = 10
-#: For terminals that show nothing but ASCII.
+#: Replacements for terminals that show ASCII only.
 _PLAIN = str.maketrans({"─": "-", "█": "#", "░": ".", "·": "|", "×": "x", "…": "~"})
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a run says of itself at a moment. None or empty: there is nothing to say yet.
+    """The state of a run at one moment. None or empty: not known yet.
 
-    done, of: units of the phase (updates, or episodes of an evaluation); left_s: for the rest of the run, or of what
-    left_of says; recent: success and return of the last training episodes; lag: mean of the last update, largest of
+    done, of: units of the phase (updates, or episodes of an evaluation); left_s: estimated time to the end of the run,
+    or of `left_of`; recent: success and return of the last training episodes; lag: mean of the last update, largest of
     all; buffer: finished samples that wait for the trainer; utilisation: share of the last seconds, by station.
     """
 
@@ -41,7 +41,7 @@ class Status:
 
 def block(status: Status, width: int, *, plain: bool = False) -> list[str]:
     """The lines of the block, none longer than `width`. plain: ASCII only."""
-    lines = [_heading(status, width), *_wrapped(_figures(status), " · ", width)]
+    lines = [_heading(status, width), *_wrapped(_metrics(status), " · ", width)]
     lines += _wrapped(_stations(status.utilisation), "   ", width)
     cut = [line if len(line) <= width else line[: width - 1] + "…" for line in lines]
     return [line.translate(_PLAIN) for line in cut] if plain else cut
@@ -57,23 +57,23 @@ def _heading(status: Status, width: int) -> str:
     return f"── {' · '.join(parts)} ".ljust(width, "─")
 
 
-def _figures(status: Status) -> list[str]:
-    figures = []
+def _metrics(status: Status) -> list[str]:
+    parts = []
     if status.recent:
-        figures.append(episodes(status.recent))
+        parts.append(episodes(status.recent))
     if status.transitions_per_s is not None:
-        figures.append(f"{status.transitions_per_s:,.0f} transitions/s")
+        parts.append(f"{status.transitions_per_s:,.0f} transitions/s")
     if status.lag is not None:
-        figures.append(f"lag {status.lag[0]:.1f} (largest {status.lag[1]})")
+        parts.append(f"lag {status.lag[0]:.1f} (largest {status.lag[1]})")
     if status.buffer is not None:
-        figures.append(f"buffer {_counted(status.buffer, 'sample')}")
-    if figures or status.faults:
-        figures.append(_counted(status.faults, "fault"))
-    return figures
+        parts.append(f"buffer {_counted(status.buffer, 'sample')}")
+    if parts or status.faults:
+        parts.append(_counted(status.faults, "fault"))
+    return parts
 
 
 def episodes(recent: Sequence[tuple[bool, float]]) -> str:
-    """How the last episodes went: the mean return, and successes with their 95% interval unless only rewards come."""
+    """Mean return of the last episodes, and their success rate with its 95% interval where success is measured."""
     count, successes = len(recent), sum(success for success, _ in recent)
     earned = return_in_words([reward for _, reward in recent])
     if not measures_success([successes], (reward for _, reward in recent)):
@@ -87,13 +87,13 @@ def _stations(utilisation: Mapping[str, float]) -> list[str]:
 
 
 def bar(share: float, length: int = _BAR) -> str:
-    """A bar that is filled to `share`, 0..1."""
+    """A text bar filled to `share`, 0..1."""
     filled = round(max(0.0, min(1.0, share)) * length)
     return "█" * filled + "░" * (length - filled)
 
 
 def duration(seconds: float) -> str:
-    """`0:07`, `12:30`, `1:02:03`."""
+    """The time as `0:07`, `12:30` or `1:02:03`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
@@ -104,7 +104,7 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _wrapped(parts: Sequence[str], between: str, width: int) -> list[str]:
-    """The parts in as few lines as they fit into; a part is never split."""
+    """The parts joined into as few lines of `width` as possible; a part is never split."""
     lines: list[str] = []
     for part in parts:
         if lines and len(lines[-1]) + len(between) + len(part) <= width:

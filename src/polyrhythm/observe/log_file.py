@@ -1,6 +1,6 @@
-"""A file that a run appends to while it goes on, and whose loss must not end it.
+"""Appends text to a file of a running run; a write error is logged and does not end the run.
 
-Invariant: the file holds whole pieces of text only. A piece that could not be written whole is cut off again.
+Invariant: the file holds whole pieces of text only. A partly written piece is truncated away.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from polyrhythm.files import trouble
 
 log = logging.getLogger(__name__)
 
-#: Bytes that are kept until they are written at once.
+#: Bytes that a buffered file collects before it writes them.
 _BUFFER = 64 * 1024
 
 
 class LogFile:
-    """Appends text to `path`. `failed`: the log has said that something could not be written; it says so once.
+    """An append-only text file. `failed`: a write has failed, which is logged once.
 
-    buffered: several pieces go to the disk at once, when there are enough of them or at `flush`. OSError: the file
-    cannot be opened; nothing later raises one.
+    buffered: collect pieces and write them together, when there are enough of them or at `flush`. OSError: the file
+    cannot be opened; later calls raise none.
     """
 
     def __init__(self, path: Path, *, anew: bool = False, buffered: bool = False) -> None:
-        """anew: begin with an empty file."""
+        """anew: truncate the file first."""
         self.failed = False
         self._path, self._most = path, _BUFFER if buffered else 0
         self._file = path.open("wb" if anew else "ab", buffering=0)
@@ -37,7 +37,7 @@ class LogFile:
         return self._file.closed
 
     def write(self, text: str) -> None:
-        """Append this text, whole or not at all."""
+        """Append the text, whole or not at all."""
         piece = text.encode()
         self._pieces.append(piece)
         self._size += len(piece)
@@ -45,7 +45,7 @@ class LogFile:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is kept. If that is impossible it is lost."""
+        """Write the buffered text; on a write error it is lost."""
         rest, self._pieces, self._size = memoryview(b"".join(self._pieces)), [], 0
         end = os.fstat(self._file.fileno()).st_size
         try:
@@ -59,15 +59,15 @@ class LogFile:
                 self._file.seek(end)
 
     def close(self) -> None:
-        """Write what is kept and close the file; a second call does nothing."""
+        """Flush and close the file; a second call does nothing."""
         if not self._file.closed:
             self.flush()
             self._file.close()
 
 
 def warn_of_loss(path: Path, error: OSError, *, again: bool = False) -> None:
-    """Say, unless it was said before, that a run goes on without something that it would write for its reader."""
+    """Log once that the run continues although `path` cannot be written. again: it was logged before."""
     if not again:
         error.filename = error.filename or str(path)
-        said = trouble(error) or f"{error.filename} could not be written ({error.strerror})"
-        log.warning("%s; the run goes on, and what cannot be written there is lost", said)
+        problem = trouble(error) or f"{error.filename} could not be written ({error.strerror})"
+        log.warning("%s; the run goes on, and what cannot be written there is lost", problem)

@@ -1,7 +1,7 @@
-"""Scalars of a run: `metrics.jsonl`, one object a line, and the same numbers for TensorBoard.
+"""Writes the scalars of a run to `metrics.jsonl`, one JSON object a line, and to TensorBoard.
 
-A name is `group/what`, in one of the documented `GROUPS`; another group is refused, so that it is found by the first
-run and not by an empty chart. docs/metrics.md has every name. Step is the trainer's update (evaluation: the version).
+A name is `group/name`, in one of the documented `GROUPS`; other groups are rejected, so that the first run finds the
+mistake. docs/metrics.md has every name. Step is the trainer's update (evaluation: the version).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: What the names of each group tell. The names within are those of the public systems where they have one.
+#: Metrics of each group. Names follow public systems where these have one.
 GROUPS: Mapping[str, str] = {
     "env": (
         "training episodes that ended since the update before, absent if none did: episodes (how many), return, "
@@ -62,11 +62,11 @@ GROUPS: Mapping[str, str] = {
 
 
 class MetricsWriter:
-    """Appends to `<folder>/metrics.jsonl` and, if asked, to `<folder>/tensorboard`.
+    """Writer of `<folder>/metrics.jsonl` and, optionally, of `<folder>/tensorboard`.
 
-    Each line is written at once: updates are seconds apart, and a run that is killed keeps its last one. TensorBoard is
-    flushed when `flush_s` seconds of the given times have passed. A resumed run appends. What cannot be written, as on
-    a full disk, is lost with one warning; OSError: the files cannot be opened.
+    Each line is written at once: updates are seconds apart, and a killed run keeps its last one. TensorBoard is
+    flushed when `flush_s` seconds of the given times have passed. A resumed run appends. Lines that cannot be written,
+    as on a full disk, are lost with one warning. OSError: the files cannot be opened.
     """
 
     def __init__(self, folder: Path, tensorboard: bool = True, flush_s: float = 10.0) -> None:
@@ -96,12 +96,12 @@ class MetricsWriter:
             self._flushed_s = time_s
 
     def _give_up_tensorboard(self, error: OSError) -> None:
-        """Its writer cannot go on after an error; metrics.jsonl has the same numbers."""
+        """Stop writing TensorBoard files: their writer cannot continue after an error. metrics.jsonl has the same."""
         warn_of_loss(self._folder / "tensorboard", error)
         self._tensorboard = None
 
     def rewind(self, step: int) -> None:
-        """Forget the lines of updates from `step` on, which are done again: the trainer was lost and came back."""
+        """Remove the lines of updates from `step` on, which are redone after the trainer was lost."""
         self._lines.close()
         path, failed = self._folder / "metrics.jsonl", self._lines.failed
         try:
@@ -132,14 +132,14 @@ class MetricsWriter:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """ValueError: one belongs to no group."""
+    """Raise ValueError if a name belongs to no group."""
     for name in names:
         if not any(name.startswith(f"{group}/") for group in GROUPS):
-            raise ValueError(f"metric {name!r} belongs to no documented group; use {', '.join(GROUPS)}/name")
+            raise ValueError(f"metric {name!r} belongs to no documented group; use one of {', '.join(GROUPS)}")
 
 
 def last_time_s(folder: Path) -> float:
-    """When the latest line was written, in seconds since the run began; 0 where there is none that can be read."""
+    """Time of the latest line, in seconds since the run began; 0 if no line can be read."""
     try:
         lines = _lines(folder)
     except OSError:
@@ -148,7 +148,7 @@ def last_time_s(folder: Path) -> float:
 
 
 def _time_s(line: str) -> float:
-    """0 for a line that a crash cut short."""
+    """The line's time; 0 for a truncated line."""
     try:
         time_s = float(json.loads(line)["time_s"])
     except (ValueError, TypeError, KeyError):
@@ -157,7 +157,7 @@ def _time_s(line: str) -> float:
 
 
 def has_updates(folder: Path) -> bool:
-    """Whether there is a line of an update of reinforcement learning, whole or not."""
+    """Whether a line, even a truncated one, is of an update of reinforcement learning."""
     try:
         return any('"throughput/' in line for line in _lines(folder))
     except OSError:
@@ -165,29 +165,29 @@ def has_updates(folder: Path) -> bool:
 
 
 def _lines(folder: Path) -> list[str]:
-    """The lines of metrics.jsonl, if there is one; a byte that is no text damages its own line alone."""
+    """The lines of metrics.jsonl, if there is one; a byte that is not UTF-8 damages its own line only."""
     path = folder / "metrics.jsonl"
     return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
 
 
 def rewind(folder: Path, step: int, version: int | None = None) -> None:
-    """Forget the lines of updates from `step` on, before they are written again; those of phases stay.
+    """Remove the lines of updates from `step` on, before they are written again; keep those of phases.
 
-    version: forget the evaluations of later versions too, whose weights are trained again.
+    version: also remove the evaluations of later versions, whose weights are trained again.
     """
     path = folder / "metrics.jsonl"
     if not path.is_file():
         return
     found = _lines(folder)
     if damaged := [str(number) for number, line in enumerate(found, 1) if _content(line) is None]:
-        log.warning("%s: what cannot be read is left out, line %s", path, ", ".join(damaged))
-    lines = [line for line in found if _stays(line, step, version)]
+        log.warning("%s: removed damaged lines: %s", path, ", ".join(damaged))
+    lines = [line for line in found if _is_kept(line, step, version)]
     with atomic_write(path) as unfinished:
         unfinished.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
 
 
-def _stays(line: str, step: int, version: int | None) -> bool:
-    """Whether a line is early enough, or of a phase; one that is cut short or damaged is as good as forgotten."""
+def _is_kept(line: str, step: int, version: int | None) -> bool:
+    """Whether a line is early enough, or of a phase; False for a damaged line."""
     content = _content(line)
     if content is None:
         return False
@@ -198,7 +198,7 @@ def _stays(line: str, step: int, version: int | None) -> bool:
 
 
 def _content(line: str) -> dict[str, Any] | None:
-    """None where the line is cut short or damaged."""
+    """The parsed line; None if it is truncated or damaged."""
     try:
         content = json.loads(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The folder of one run: <root>/<recipe>/<time>, never shared and never overwritten."""
+"""Creates and locks the folder of a run: <root>/<recipe>/<time>, never shared and never overwritten."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polyrhythm.errors import RunFolderError
 def new_run_folder(root: Path, name: str, now: datetime) -> Path:
     """Make <root>/<name>/<YYYYmmdd-HHMMSS>; runs that start in the same second get -2, -3, …
 
-    Making the folder is the claim to it, so two processes never get the same one. RunFolderError: it cannot be made.
+    Creating the folder claims it, so two processes never get the same one. RunFolderError: it cannot be made.
     """
     parent = root / name
     try:
@@ -40,7 +40,7 @@ def _claim(parent: Path, stamp: str) -> Path:
 
 
 def take_file(file: Path) -> Path:
-    """A file that the user named: it must be absent, and its folder is made. RunFolderError: it cannot be written."""
+    """Check that a file named by the user does not exist, and make its folder. RunFolderError: it cannot be written."""
     if file.exists():
         raise RunFolderError(f"file {file} is there already; name another, nothing is overwritten")
     try:
@@ -54,9 +54,9 @@ def take_file(file: Path) -> Path:
 
 @contextmanager
 def lock_run_folder(folder: Path) -> Iterator[None]:
-    """Have the folder to oneself: the kernel drops the claim with its holder, however that ends.
+    """Lock the folder for this process; the kernel releases the lock when the process ends, however it ends.
 
-    RunFolderError: another process has it.
+    RunFolderError: another process holds the lock.
     """
     with (folder / ".lock").open("a+", encoding="utf-8") as file:
         try:
@@ -73,7 +73,7 @@ def lock_run_folder(folder: Path) -> Iterator[None]:
 
 
 def take_folder(folder: Path) -> Path:
-    """Use a folder that the user named: it must be absent or empty."""
+    """Make the folder that the user named. RunFolderError: it is not empty, or cannot be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         taken = any(folder.iterdir())

@@ -1,4 +1,4 @@
-"""The settings of a run that were changed when it was resumed: `settings_changes.jsonl`, one object a line.
+"""Records settings that were changed when a run was resumed: `settings_changes.jsonl`, one object a line.
 
     {"time": ISO 8601, "update": 40, "changes": {"training.versions": [120, 200]}}
 
@@ -19,7 +19,7 @@ CHANGES_FILE = "settings_changes.jsonl"
 
 
 class Change(NamedTuple):
-    """One setting that was changed, before which update."""
+    """A changed setting, with the first update under the new value."""
 
     time: str
     update: int
@@ -29,7 +29,7 @@ class Change(NamedTuple):
 
 
 def read_changes(folder: Path) -> list[Change]:
-    """All changes of the run in `folder`, oldest first; a line that is damaged is left out."""
+    """All changes of the run in `folder`, oldest first; damaged lines are left out."""
     return [
         Change(str(entry["time"]), entry["update"], setting, *values)
         for entry in _entries(folder / CHANGES_FILE)
@@ -38,9 +38,9 @@ def read_changes(folder: Path) -> list[Change]:
 
 
 def note_changes(folder: Path, update: int, changes: Mapping[str, tuple[Any, Any]], now: datetime) -> None:
-    """Add changes {setting: (before, after)}, if there are any, to those of the run in `folder`.
+    """Append changes {setting: (before, after)}, if there are any, to those of the run in `folder`.
 
-    The run goes on from `update`: where it had come further, what was changed there holds from `update` on too.
+    The run resumes at `update`: earlier changes recorded after it are moved to `update`.
     """
     path = folder / CHANGES_FILE
     noted = [{**entry, "update": min(entry["update"], update)} for entry in _entries(path)]
@@ -52,7 +52,7 @@ def note_changes(folder: Path, update: int, changes: Mapping[str, tuple[Any, Any
 
 
 def _entries(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines that are whole."""
+    """The lines that are not damaged."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     for line in lines:
         try:

@@ -1,7 +1,7 @@
-"""A terminal with a block of lines at its end that is drawn anew while other text passes above it.
+"""Draws a status block at the end of a terminal while other text scrolls above it.
 
-Whoever writes to it (log handlers, warnings) writes as to a file: the block goes, the text comes, the block comes
-back, in one write. An unfinished line waits for its end, so that the block never stands in the middle of it.
+Log handlers and warnings write to it as to a file: one write erases the block, prints the text and redraws the block.
+An unfinished line is held back until its end, so that the block never splits it.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TextIO
 
-#: To the begin of a line some lines above, and away with all below.
+#: Escape sequences: go to the start of the line n lines above; erase everything below.
 _UP, _ERASE = "\x1b[{}F", "\x1b[J"
 
 
 class Terminal(io.TextIOBase):
-    """Writes to `stream`, which is a terminal; safe for threads."""
+    """A text stream that draws a status block on the terminal `stream`; thread-safe."""
 
     def __init__(self, stream: TextIO, columns: Callable[[], int] | None = None) -> None:
-        """columns: how wide it is at the moment; asks the system unless given."""
+        """columns: returns the current width; by default the operating system is asked."""
         self._stream, self._columns = stream, columns
         self._lock = threading.RLock()
         self._lines: list[str] = []
@@ -33,14 +33,14 @@ class Terminal(io.TextIOBase):
 
     @property
     def width(self) -> int:
-        """Columns that can be used: in the last one some terminals would begin another line."""
+        """Usable columns: without the last one, in which some terminals wrap."""
         if self._columns is not None:
             return self._columns() - 1
         try:
             columns = os.get_terminal_size(self._stream.fileno()).columns
         except OSError:
             columns = 0
-        return max(20, (columns or 80) - 1)  # some say 0, as a pseudo-terminal that nobody has sized
+        return max(20, (columns or 80) - 1)  # 0 on a pseudo-terminal without a size
 
     def isatty(self) -> bool:
         return self._stream.isatty()
@@ -52,7 +52,7 @@ class Terminal(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Text above the block, whole lines at a time."""
+        """Print text above the block, whole lines at a time."""
         with self._lock:
             whole, newline, self._unfinished = (self._unfinished + text).rpartition("\n")
             if newline:
@@ -63,21 +63,21 @@ class Terminal(io.TextIOBase):
         self._stream.flush()
 
     def show(self, lines: Sequence[str]) -> None:
-        """Put this block in place of the one before; no lines: none."""
+        """Replace the block; no lines: remove it."""
         with self._lock:
             self._lines = list(lines)
             self._put("")
 
     def end(self) -> None:
-        """Take the block away, and write what was unfinished."""
+        """Remove the block, and write the unfinished line."""
         with self._lock:
             rest, self._unfinished, self._lines = self._unfinished, "", []
             self._put(rest)
 
     def _put(self, text: str) -> None:
-        away = _UP.format(self._drawn) + _ERASE if self._drawn else ""
+        erase = _UP.format(self._drawn) + _ERASE if self._drawn else ""
         self._drawn = len(self._lines)
-        if all_of_it := away + text + "".join(line + "\n" for line in self._lines):
-            with suppress(OSError):  # it has been closed: nobody reads any more, and the run saves itself
-                self._stream.write(all_of_it)
+        if output := erase + text + "".join(line + "\n" for line in self._lines):
+            with suppress(OSError):  # the terminal was closed; the run still saves its state
+                self._stream.write(output)
                 self._stream.flush()

@@ -1,8 +1,8 @@
-"""A timeline for Perfetto (ui.perfetto.dev) or chrome://tracing, from times that the caller gives.
+"""Writes a timeline for Perfetto (ui.perfetto.dev) or chrome://tracing, from times that the caller gives.
 
-The times may be a clock's or a simulation's: seconds in, microseconds in the file. Every process and thread is a
-name; numbers are handed out in the order of appearance. The file is a JSON array written one event a line, so a
-run that is killed leaves a file that the viewers still open.
+The times may be real or simulated: seconds in, microseconds in the file. Processes and threads are given by name and
+numbered in the order of appearance. The file is a JSON array with one event a line, so viewers still open the file of
+a killed run.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class TraceWriter:
-    """Writes events as they come; `close` ends the array. Order of events does not matter to the viewers.
+    """Writer of a trace file; `close` ends the array. Events may come in any order.
 
-    Where the file cannot be written any more, as on a full disk, the timeline ends with one warning.
+    When the file cannot be written, as on a full disk, the timeline ends with one warning.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,10 +36,10 @@ class TraceWriter:
     def complete(
         self, process: str, thread: str, name: str, start_s: float, end_s: float, args: Mapping[str, Any] | None = None
     ) -> None:
-        """A bar from start_s to end_s on a thread's line; `args` show when it is clicked."""
+        """Write a bar from start_s to end_s on a thread's line; viewers show `args` on a click."""
         assert end_s >= start_s, f"{name} ends at {end_s} before it starts at {start_s}"
         pid, tid = self._ids(process, thread)
-        # The end is rounded, not the length, so that bars which touch do not overlap.
+        # Rounding the end instead of the length keeps adjacent bars from overlapping.
         start_us, end_us = _micros(start_s), _micros(end_s)
         event = {"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": start_us, "dur": round(end_us - start_us, 3)}
         self._write(event | ({"args": dict(args)} if args else {}))
@@ -47,13 +47,13 @@ class TraceWriter:
     def instant(
         self, process: str, thread: str, name: str, time_s: float, args: Mapping[str, Any] | None = None
     ) -> None:
-        """A mark on a thread's line."""
+        """Write a mark on a thread's line."""
         pid, tid = self._ids(process, thread)
         event = {"ph": "i", "s": "t", "pid": pid, "tid": tid, "name": name, "ts": _micros(time_s)}
         self._write(event | ({"args": dict(args)} if args else {}))
 
     def counter(self, process: str, name: str, time_s: float, values: Mapping[str, float]) -> None:
-        """A stacked curve of one or more numbers, such as queue lengths."""
+        """Write a point of a stacked curve of one or more numbers, such as queue lengths."""
         pid = self._process(process)
         self._write({"ph": "C", "pid": pid, "tid": 0, "name": name, "ts": _micros(time_s), "args": dict(values)})
 

@@ -1,12 +1,12 @@
-"""Busy time of a station, measured: ∫min(active, slots)dt / ∫slots dt (guarantee 9)."""
+"""Measures the utilisation of a station: ∫min(active, slots)dt / ∫slots dt (guarantee 9)."""
 
 from __future__ import annotations
 
 
 class Utilisation:
-    """An accumulator that reads no clock: every change comes with its time, which never runs backwards.
+    """An accumulator of busy time; it reads no clock, each change comes with its time, which never decreases.
 
-    slots: pieces of work that the station can do at once (0 while it is away); active: pieces it has at hand.
+    slots: work items that the station can process at once (0 while it is away); active: items that it has.
     Example: one slot, one piece from 0 s to 3 s, read at 4 s: 3/4.
     """
 
@@ -21,22 +21,22 @@ class Utilisation:
 
     @property
     def active(self) -> int:
-        """Pieces of work at hand, some of which may be waiting for a slot."""
+        """Work items of the station, some of which may be waiting for a slot."""
         return self._active
 
     def begin(self, now: float, pieces: int = 1) -> None:
-        """Work arrived."""
+        """Record that work arrived."""
         self._advance(now)
         self._active += pieces
 
     def end(self, now: float, pieces: int = 1) -> None:
-        """Work is done."""
+        """Record that work is done."""
         self._advance(now)
         assert self._active >= pieces, f"{pieces} pieces ended, {self._active} were active"
         self._active -= pieces
 
     def offer(self, now: float, slots: int) -> None:
-        """The station has another number of slots from now on; 0 when it is lost, and what it did is lost with it."""
+        """Change the number of slots; 0 when the station is lost, and its active work with it."""
         self._advance(now)
         self._slots = slots
         if slots == 0:

@@ -1,4 +1,4 @@
-"""Episodes as a moving picture: a grid of them, each marked when it has ended, as GIF or MP4."""
+"""Writes a video of a grid of episodes, each marked when it has ended, as GIF or MP4."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from PIL import Image, ImageDraw, ImageFont
 from polyrhythm.errors import ConfigError
 from polyrhythm.files import atomic_write
 
-#: Pictures a second, fewer where there are few; how long they then take together, and the last one stays.
+#: Most and least frames a second; target length of the video; how long the last frame stays.
 _MOST_RATE, _LEAST_RATE, _SECONDS, _HOLD_S = 10, 4, 4.0, 1.5
-#: Longer edge of an episode's picture, its frame, and the height of a line below it, in pixels.
+#: Longer edge of an episode's picture, its border, and the height of a text line below it, in pixels.
 _EDGE, _FRAME, _LINE = 192, 4, 15
 _BACKGROUND, _INK, _RUNNING = (24, 24, 27), (228, 228, 231), (82, 82, 91)
 _MARKS = {True: (34, 197, 94), False: (239, 68, 68), None: (96, 165, 250)}
 
 
 class Clip(NamedTuple):
-    """An episode. pictures: uint8 [H,W,3], one or more; caption: what was to be done; outcome: how it ended, in words;
-    success: None where that is not measured."""
+    """An episode. pictures: uint8 [H,W,3], one or more; caption: the task; outcome: the result as text; success: None
+    if not measured."""
 
     pictures: Sequence[NDArray[np.uint8]]
     caption: str
@@ -34,7 +34,7 @@ class Clip(NamedTuple):
 
 
 def check_format(path: Path) -> None:
-    """Raise ConfigError unless this machine can write such a file."""
+    """Raise ConfigError unless this machine can write a video of this suffix."""
     if path.suffix not in (".gif", ".mp4"):
         raise ConfigError(f"video = {path}: its name must end with .gif or .mp4; rename it")
     if path.suffix == ".mp4" and importlib.util.find_spec("imageio_ffmpeg") is None:
@@ -44,7 +44,7 @@ def check_format(path: Path) -> None:
 
 
 def reduced(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The picture, smaller if it is larger than a tile's."""
+    """The picture, scaled down to a tile's size if it is larger."""
     factor = _EDGE / max(picture.shape[:2])
     if factor >= 1:
         return picture
@@ -53,7 +53,7 @@ def reduced(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def write_video(path: Path, clips: Sequence[Clip]) -> None:
-    """Write the clips side by side, by the suffix of the name."""
+    """Write the clips side by side, in the format of the suffix."""
     with atomic_write(path) as unfinished:
         if path.suffix == ".gif":
             _write_gif(unfinished, clips)
@@ -62,7 +62,7 @@ def write_video(path: Path, clips: Sequence[Clip]) -> None:
 
 
 def grids(clips: Sequence[Clip]) -> Iterator[Image.Image]:
-    """The pictures of the video: near a square of tiles; an episode that has ended stays, with its mark."""
+    """The frames of the video, nearly square grids of tiles; an ended episode keeps its last picture and its mark."""
     columns = math.ceil(math.sqrt(len(clips)))
     rows = math.ceil(len(clips) / columns)
     longest = max(len(clip.pictures) for clip in clips)
@@ -75,20 +75,20 @@ def grids(clips: Sequence[Clip]) -> Iterator[Image.Image]:
 
 
 def _rate(clips: Sequence[Clip]) -> int:
-    """Pictures a second."""
+    """Frames a second."""
     longest = max(len(clip.pictures) for clip in clips)
     return min(_MOST_RATE, max(_LEAST_RATE, round(longest / _SECONDS)))
 
 
 def _tile(clip: Clip, moment: int) -> Image.Image:
-    """One episode at a moment: its picture in a frame of the mark's colour, two lines below."""
+    """One episode in one frame: its picture with a coloured border, and two lines of text below."""
     last = len(clip.pictures) - 1
     picture = Image.fromarray(reduced(clip.pictures[min(moment, last)]))
     ended = moment >= last
-    factor = _EDGE // max(picture.size)  # whole, so that small pictures stay sharp
+    factor = _EDGE // max(picture.size)  # an integer, so that small pictures stay sharp
     picture = picture.resize((factor * picture.width, factor * picture.height), Image.Resampling.NEAREST)
     colour = _MARKS[clip.success] if ended else _RUNNING
-    # Even sizes, as video codecs want them.
+    # Video codecs need even sizes.
     width = 2 * math.ceil((picture.width + 2 * _FRAME + 2) / 2)
     height = 2 * math.ceil((picture.height + 2 * _FRAME + 2 * _LINE + 4) / 2)
     tile = Image.new("RGB", (width, height), _BACKGROUND)
@@ -96,14 +96,14 @@ def _tile(clip: Clip, moment: int) -> Image.Image:
     draw.rectangle((0, 0, picture.width + 2 * _FRAME - 1, picture.height + 2 * _FRAME - 1), fill=colour)
     tile.paste(picture, (_FRAME, _FRAME))
     top, font = picture.height + 2 * _FRAME + 1, ImageFont.load_default(11)
-    said = clip.outcome if ended else ""
+    outcome = clip.outcome if ended else ""
     draw.text((_FRAME, top), _fitting(clip.caption, font, width - 2 * _FRAME), fill=_INK, font=font)
-    draw.text((_FRAME, top + _LINE), _fitting(said, font, width - 2 * _FRAME), fill=colour, font=font)
+    draw.text((_FRAME, top + _LINE), _fitting(outcome, font, width - 2 * _FRAME), fill=colour, font=font)
     return tile
 
 
 def _fitting(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
-    """The text, cut where it would be wider."""
+    """The text, truncated to the width."""
     if font.getlength(text) <= width:
         return text
     while text and font.getlength(f"{text}...") > width:

@@ -1,4 +1,4 @@
-"""The report on a run, or on several: what its folder holds, as one page for people."""
+"""Writes the HTML report on a run, or the comparison of several, from their folders."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ REPORT_FILE, COMPARISON_FILE = "report.html", "comparison.html"
 
 
 def write_report(folders: Sequence[Path], path: Path | None = None) -> Path:
-    """Write the page on these runs; its path: the first run's report.html, or comparison.html beside it for several.
+    """Write the page on these runs and return its path: the run's report.html, or comparison.html next to the first.
 
-    RunFolderError: one of them is no run's folder, or the page cannot be written.
+    RunFolderError: a folder is not a run's, or the page cannot be written.
     """
     runs = [read_run(folder) for folder in folders]
     try:

@@ -1,4 +1,4 @@
-"""Two figures whose bars are times: what the stations did side by side, and how long each phase took."""
+"""Draws the two figures with time bars: the stations' timeline, and the wall time of each phase."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from polyrhythm.observe.report.read import Run
 from polyrhythm.observe.report.timeline import Window, timeline_window
 
 _WIDTH, _LEFT, _RIGHT = 920, 145, 12
-#: Most lanes of one kind, and the height of a lane and of what it leaves free.
+#: Most lanes of one kind; height of a lane and of the gap below it.
 _LANES, _LANE, _GAP = 12, 18, 5
 
-#: Kind of a bar → its class, its height, and what it is called. What waits is drawn thin.
+#: Kind of a bar → CSS class, height, legend. Waiting is drawn thin.
 _THIN = 6
 _KINDS = {
     "stepping": ("s2", _LANE, "slot: its simulator steps it"),
@@ -32,7 +32,7 @@ _KINDS = {
 
 
 def timeline(run: Run) -> Figure | None:
-    """A few seconds of the trace, a lane for each slot, generator and trainer."""
+    """A few seconds of the trace, with a lane for each slot, each generator and the trainer."""
     window = timeline_window(run.folder)
     if window is None:
         return None
@@ -60,7 +60,7 @@ def timeline(run: Run) -> Figure | None:
 
 
 def _slot(name: str, *, whole: bool) -> str:
-    """`simulator-0.1/2` is slot 2; where there are several env batches, slot 0.1/2."""
+    """The label of slot `simulator-0.1/2`: slot 2, or slot 0.1/2 if there are several env batches."""
     return f"slot {name.removeprefix('simulator-') if whole else name.rpartition('/')[2]}"
 
 
@@ -98,7 +98,7 @@ def _seconds(window: Window, y: int) -> list[str]:
 
 
 def wall_time(runs: Sequence[Run]) -> Figure | None:
-    """How long each phase took."""
+    """Seconds of each phase as a bar per run."""
     walls = [{k: v for k, v in run.summary.get("wall_s", {}).items() if k != "total"} for run in runs]
     phases = list(dict.fromkeys(phase for wall in walls for phase in wall))
     if not phases:

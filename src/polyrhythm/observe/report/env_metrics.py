@@ -1,4 +1,4 @@
-"""The figure of the environment's own metrics: a small chart for each."""
+"""Draws the figure of the environment's own metrics, one small chart for each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _GROUP = "env/metrics/"
 
 
 def env_metrics(runs: Sequence[Run]) -> Figure | None:
-    """What the training episodes gave of them, over transitions, as far as the runs have any."""
+    """The metrics of training episodes over transitions; None if the runs have none."""
     names = sorted({name for run in runs for line in run.updates for name in line if name.startswith(_GROUP)})
     pictures = [picture for name in names if (picture := draw(runs, name, Chart(name.removeprefix(_GROUP))))]
     if not pictures:

@@ -1,6 +1,6 @@
-"""The figures of a report: each is given runs, one or several to compare, and says in a sentence what it shows.
+"""Draws the charts of a report: each takes one run, or several to compare, and explains itself in a sentence.
 
-One run's series have a colour each; of several runs each has one, with a dash of its own.
+With one run each series has its own colour; with several runs each run has its own colour and dash.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from polyrhythm.observe.report.read import (
 from polyrhythm.observe.report.svg import Plot, percent
 
 _WAYS = ("greedy", "sampled", "swapped")
-#: More stations than this are shown by kind; colours that there are.
+#: More stations than this are shown by kind; number of colours.
 _STATIONS, _COLOURS = 8, 7
-#: Size of one of two pictures beside each other.
+#: Size of one of two pictures side by side.
 HALF = (450, 240)
 
 
 class Figure(NamedTuple):
-    """legend: (key, text), the key a small picture; pictures: beside each other where there is room."""
+    """A section with charts. legend: (key, text), the key a small SVG; pictures: side by side where there is room."""
 
     heading: str
     sentence: str
@@ -44,7 +44,7 @@ def colour(number: int) -> str:
 
 
 def look(number: int) -> str:
-    """Colour and dash of a line."""
+    """CSS classes of a line's colour and dash."""
     return f"{colour(number)} d{number % 4}"
 
 
@@ -67,7 +67,7 @@ def run_keys(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def mark_changes(plot: Plot, runs: Sequence[Run], over: str = "throughput/transitions", unit: float = 1.0) -> None:
-    """A line where settings were changed; none before the first update, where there is nothing to see."""
+    """Draw a vertical line where settings were changed, except before the first update."""
     for run in runs:
         for place in change_places(run, over):
             if place > 0:
@@ -83,7 +83,7 @@ def change_keys(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def success(runs: Sequence[Run]) -> Figure | None:
-    """Evaluations as points with intervals and training as a curve; None where success is not measured."""
+    """Success: evaluations as points with intervals, training as a curve; None if success is not measured."""
     if not any(run.evaluations or run.updates for run in runs) or not any(run.measures_success for run in runs):
         return None
     plot = _over_transitions(runs, "Success", (0.0, 1.0), 340)
@@ -101,7 +101,7 @@ def success(runs: Sequence[Run]) -> Figure | None:
 
 
 def returns(runs: Sequence[Run]) -> Figure | None:
-    """The mean return in the same way, which every environment has."""
+    """Mean return, drawn like success."""
     earned = _returns(runs)
     if not earned:
         return None
@@ -134,7 +134,7 @@ def _over_transitions(runs: Sequence[Run], what: str, y: tuple[float, float], he
 
 
 def _space(runs: Sequence[Run]) -> int:
-    """Room for the labels of one run's last evaluation."""
+    """Right margin: with one run it has room for the labels of the last evaluation."""
     return 72 if len(runs) == 1 else 30
 
 
@@ -159,7 +159,7 @@ def _evaluations(plot: Plot, runs: Sequence[Run], *, measured: bool) -> None:
 
 
 def _labels(plot: Plot, evaluations: Sequence[Measured], ways: Sequence[str], *, measured: bool) -> None:
-    """The numbers beside one run's points."""
+    """Write the values next to one run's points."""
     for at in sorted({evaluation.transitions for evaluation in evaluations}):
         own = [evaluation for evaluation in evaluations if evaluation.transitions == at]
         values = [evaluation.rate if measured else evaluation.mean_return for evaluation in own]
@@ -183,7 +183,7 @@ def _returns(runs: Sequence[Run]) -> list[float]:
     return points + [evaluation.mean_return for run in runs for evaluation in run.evaluations]
 
 
-# ---------------------------------------------------------------- the machinery
+# ---------------------------------------------------------------- throughput, utilisation, lag
 
 
 def throughput(runs: Sequence[Run]) -> Figure | None:
@@ -216,12 +216,12 @@ def throughput(runs: Sequence[Run]) -> Figure | None:
 
 
 def _unit(times: Sequence[float]) -> tuple[float, str]:
-    """Seconds of the unit that suits these times, and its name."""
+    """The time unit for an axis: its seconds and its name."""
     return (60.0, "minutes") if max(times) > 180 else (1.0, "seconds")
 
 
 def utilisation(runs: Sequence[Run]) -> Figure | None:
-    """Each station's share over the whole training as bars; for one run also as curves."""
+    """Utilisation of each station: bars for the whole training, and with one run curves over time."""
     shares = [by_kind(run.summary.get("utilisation", {}), _STATIONS) for run in runs]
     stations = list(dict.fromkeys(name for own in shares for name in own))
     pictures = [_bars(runs, shares, stations)] if stations else []
@@ -281,7 +281,7 @@ def _curves(run: Run, names: Sequence[str]) -> str:
 
 
 def lag(runs: Sequence[Run]) -> Figure | None:
-    """How old samples were when they were trained on: a histogram, and over transitions."""
+    """Lag of trained samples: a histogram, and curves over transitions."""
     counts = [{int(k): v for k, v in run.summary.get("lag", {}).get("counts", {}).items()} for run in runs]
     pictures = [_histogram(counts, single=len(runs) == 1)] if any(counts) else []
     curves = [lag_points(run) for run in runs]
@@ -315,7 +315,7 @@ def _histogram(counts: Sequence[dict[int, int]], *, single: bool) -> str:
 
 
 def _lags(curves: Sequence[list[tuple[float, float, float]]]) -> str:
-    """Mean and largest of one run, the means of several."""
+    """Lag curves: mean and largest with one run, means with several."""
     points = [point for curve in curves for point in curve]
     high = max(1.0, *(largest for _, _, largest in points))
     plot = Plot("Lag over transitions", (0, max(x for x, _, _ in points)), (0, 1.1 * high), size=HALF)

@@ -1,4 +1,4 @@
-"""The page: one file without scripts, and without anything that would have to be fetched."""
+"""Assembles the HTML page of a report: one self-contained file without scripts."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _SERIES = "".join(
 
 
 def page(runs: Sequence[Run]) -> str:
-    """The report on one run, or on several beside each other."""
+    """The report on one run, or the comparison of several."""
     several = len(runs) > 1
     title = f"{len(runs)} runs compared" if several else runs[0].label
     parts = [f"<h1>{escape(title)}</h1>", *_heads(runs)]
@@ -95,7 +95,7 @@ def page(runs: Sequence[Run]) -> str:
 
 
 def _heads(runs: Sequence[Run]) -> list[str]:
-    """What each run came to, in numbers."""
+    """The key numbers of each run."""
     parts = []
     for run in runs:
         notice = (
@@ -108,7 +108,7 @@ def _heads(runs: Sequence[Run]) -> list[str]:
 
 
 def _named(run: Run, content: str, runs: Sequence[Run]) -> str:
-    """The content, under the run's name if there are several."""
+    """The content, with the run's name as heading if there are several runs."""
     return f"<h3>{escape(run.label)}</h3>{content}" if content and len(runs) > 1 else content
 
 

@@ -1,4 +1,4 @@
-"""What a report is made of, read from a run's folder. Whatever is missing (an unfinished run) is left out."""
+"""Reads the data of a report from a run's folder. Missing parts, as of an unfinished run, are left out."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from polyrhythm.observe.settings_changes import Change, read_changes
 
 Line = Mapping[str, Any]
 
-#: The least episodes of a point of the training curve, and about how many points it has.
+#: Least episodes of a point of the training curve, and its approximate number of points.
 _EPISODES, _POINTS = 32, 60
 #: An interval between updates that is so many times the median is a pause.
 _PAUSE = 10.0
 
 
 class Measured(NamedTuple):
-    """An evaluation. way: greedy, sampled or swapped; transitions: those before the weights that it measured."""
+    """An evaluation. way: greedy, sampled or swapped; transitions: trained on before these weights."""
 
     way: str
     transitions: float
@@ -38,8 +38,8 @@ class Measured(NamedTuple):
 
 
 class Point(NamedTuple):
-    """Training episodes of some updates in a row, until `transitions`; low, high: Wilson 95%; mean_return: None where
-    none of the updates has one that is finite."""
+    """Training episodes of consecutive updates, up to `transitions`; low, high: Wilson 95%; mean_return: None if no
+    update has a finite one."""
 
     transitions: float
     rate: float
@@ -50,8 +50,8 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """One run. updates: its metrics, a line each; summary: as in summary.json, as far as the run came; changes: of the
-    settings, on the way."""
+    """One run. updates: metrics of each update; summary: as in summary.json, with the finished phases only if the run
+    is unfinished; changes: of settings, on resume."""
 
     folder: Path
     label: str
@@ -64,20 +64,20 @@ class Run:
 
     @property
     def measures_success(self) -> bool:
-        """False where episodes earned something but none succeeded: its environment says nothing of success."""
+        """False if episodes earned rewards but none succeeded: the environment then reports no success."""
         rates = [e.rate for e in self.evaluations] + [line.get("env/success_once") or 0.0 for line in self.updates]
         returns = [e.mean_return for e in self.evaluations] + [line.get("env/return") or 0.0 for line in self.updates]
         return measures_success(rates, returns)
 
     def settings(self) -> dict[str, str]:
-        """Every setting by its dotted path, as text."""
+        """All settings as text, by dotted path."""
         try:
             return dict(_flat(yaml.safe_load(self.config)))
         except yaml.YAMLError:
             return {}
 
     def series(self, name: str, over: str = "throughput/transitions") -> list[tuple[float, float]]:
-        """A metric of the updates that have it, over another."""
+        """Pairs (over, name) of the updates that have both metrics."""
         found = [(line.get(over), line.get(name)) for line in self.updates]
         return [(x, y) for x, y in found if x is not None and y is not None]
 
@@ -87,7 +87,7 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """The run in `folder`. RunFolderError: there is none, or its files cannot be read."""
+    """Read the run in `folder`. RunFolderError: it is not a run's folder, or its files cannot be read."""
     if not (folder / "config.yaml").is_file():
         raise RunFolderError(f"{folder} is no run's folder: it has no config.yaml; name the folder of a run")
     try:
@@ -111,7 +111,7 @@ def _read(folder: Path) -> Run:
 
 
 def _so_far(progress: Line) -> dict[str, Any]:
-    """A summary of the phases that are done."""
+    """A summary of the finished phases."""
     done = progress.get("done", {})
     summary: dict[str, Any] = {}
     for part in ("evaluation_before", "rl", "evaluation_after"):
@@ -120,7 +120,7 @@ def _so_far(progress: Line) -> dict[str, Any]:
 
 
 def _evaluations(lines: list[Line], per_version: int) -> list[Measured]:
-    """Those of a version may come when training is far beyond it. per_version: updates of each."""
+    """The evaluations, placed at their version, which training may have passed long before. per_version: updates."""
     updates = [line for line in lines if "throughput/transitions" in line]
     found = []
     for line in lines:
@@ -134,9 +134,9 @@ def _evaluations(lines: list[Line], per_version: int) -> list[Measured]:
 
 
 def training_points(run: Run) -> list[Point]:
-    """The training curve: updates in a row are taken together until they have episodes enough for an interval."""
+    """The training curve: consecutive updates are merged until they have enough episodes for an interval."""
     total = sum(line.get("env/episodes") or 0.0 for line in run.updates)
-    wanted = max(_EPISODES, total / _POINTS)
+    least = max(_EPISODES, total / _POINTS)
     points: list[Point] = []
     episodes = successes = rewards = rewarded = 0.0
     for number, line in enumerate(run.updates, 1):
@@ -147,8 +147,8 @@ def training_points(run: Run) -> list[Point]:
             if (earned := line.get("env/return")) is not None:
                 rewards += count * earned
                 rewarded += count
-        rest = number == len(run.updates) and episodes >= wanted / 4
-        if episodes >= wanted or rest:
+        rest = number == len(run.updates) and episodes >= least / 4
+        if episodes >= least or rest:
             rate = wilson(round(successes), round(episodes))
             transitions = line.get("throughput/transitions") or 0.0
             mean = rewards / rewarded if rewarded else None
@@ -188,36 +188,36 @@ def _paces(series: Sequence[tuple[float, float]], least: float) -> list[tuple[fl
 
 
 def fault_times(run: Run) -> list[float]:
-    """When stations were lost, in seconds since the run began (to the update)."""
+    """Times of the updates in which stations were lost, in seconds since the run began."""
     series = run.series("stations/faults", over="time_s")
     befores = [0.0, *(count for _, count in series)]
     return [time_s for (time_s, count), before in zip(series, befores, strict=False) if count > before]
 
 
 def change_places(run: Run, over: str = "throughput/transitions") -> list[float]:
-    """Where settings were changed: how many transitions (or what else) the last update before each change had."""
+    """Positions of setting changes on an axis: the metric `over` of the last update before each change."""
     befores = [[line.get(over) for line in run.updates if line["step"] < update] for update in _changed(run)]
     return [(values[-1] if values else None) or 0.0 for values in befores]
 
 
 def _changed(run: Run) -> list[int]:
-    """The updates before which a setting was changed."""
+    """The first updates after setting changes."""
     return sorted({change.update for change in run.changes})
 
 
 def lag_points(run: Run) -> list[tuple[float, float, float]]:
-    """(transitions, mean, largest) lag, as `mean_points`."""
+    """(transitions, mean, largest) lag, merged as in `mean_points`."""
     largest = [max(lag for _, lag in part) for part in _parts(run.series("staleness/lag_max"))]
     return [(x, mean, most) for (x, mean), most in zip(mean_points(run, "staleness/lag_mean"), largest, strict=False)]
 
 
 def mean_points(run: Run, name: str) -> list[tuple[float, float]]:
-    """(transitions, mean) of a metric, of updates taken together to at most `_POINTS` points."""
+    """(transitions, mean) of a metric, merged to at most `_POINTS` points."""
     return [(part[-1][0], sum(value for _, value in part) / len(part)) for part in _parts(run.series(name))]
 
 
 def _parts(series: list[tuple[float, float]]) -> list[list[tuple[float, float]]]:
-    """The series cut into at most `_POINTS` parts of equal length, but for the last."""
+    """The series cut into at most `_POINTS` parts of equal length; the last may be shorter."""
     together = max(1, -(-len(series) // _POINTS))
     return [series[first : first + together] for first in range(0, len(series), together)]
 
@@ -231,7 +231,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _lines(path: Path) -> list[Line]:
-    """The lines of a metrics file; a last one that was cut is left out."""
+    """The lines of a metrics file; a truncated last line is left out."""
     with _naming(path):
         texts = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     found: list[Line] = []
@@ -247,7 +247,7 @@ def _lines(path: Path) -> list[Line]:
 
 @contextmanager
 def _naming(path: Path, remedy: str = "mend it, or move it away") -> Iterator[None]:
-    """What goes wrong inside is a RunFolderError that names the file."""
+    """Turn errors inside into a RunFolderError that names the file."""
     try:
         yield
     except (OSError, TypeError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""Charts as SVG text: axes, lines, bands, points with bars, rectangles. Colours and fonts are the page's, by class.
+"""Draws charts as SVG text: axes, lines, bands, points with error bars, rectangles. CSS classes set colours and fonts.
 
-Coordinates that a caller gives are the data's; what comes out is in the picture's own units, 1 to a CSS pixel at full
-width. A series has a class `s0`…`s6` (its colour), and lines a dash `d0`…`d3`, so that colour is never alone.
+Callers give data coordinates; the output is in picture units, 1 CSS pixel each at full width. A series has a class
+`s0`…`s6` (colour), a line also `d0`…`d3` (dash), so that colour is never the only difference.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from itertools import pairwise
 
 Format = Callable[[float], str]
 
-#: How points of one way look, as path around the origin.
+#: Point marks by way of evaluation, as paths around the origin.
 MARKS = ("M-4.5,0a4.5,4.5 0 1,0 9,0a4.5,4.5 0 1,0 -9,0", "M-4,-4h8v8h-8z", "M0,-5.5L5,4H-5z", "M0,-6L5,0 0,6 -5,0z")
 
 
 def short(value: float) -> str:
-    """`0`, `0.25`, `12.5`, `800`, `1.25k`, `12k`, `1.2M`."""
+    """The number in short form: `0`, `0.25`, `12.5`, `800`, `1.25k`, `12k`, `1.2M`."""
     for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor:
             return f"{value / factor:.3g}{letter}"
@@ -42,7 +42,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 class Plot:
-    """A chart over x0..x1 and 0..y1 (or y0..y1) with its axes; methods add to it, `text` is the SVG."""
+    """A chart over the ranges x and y; methods add elements to it, `text` is the SVG."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Plot:
         x_ticks: Sequence[float] | None = None,
         y_ticks: Sequence[float] | None = None,
     ) -> None:
-        """Grid lines with their numbers (round ones unless given), and what the axes show."""
+        """Draw grid lines, tick labels (at round numbers unless given) and axis titles."""
         left, right, floor = self._left, self.width - self._right, self.height - self._bottom
         for y in ticks(self._y0, self._y1) if y_ticks is None else y_ticks:
             at = self.py(y)
@@ -93,7 +93,7 @@ class Plot:
         )
 
     def label(self, px: float, py: float, text: str, kind: str = "") -> None:
-        """Text at a place of the picture."""
+        """Write text at a position of the picture."""
         self._parts.append(f'<text class="{kind}" x="{px:.1f}" y="{py:.1f}">{escape(text)}</text>')
 
     def line(self, points: Iterable[tuple[float, float]], kind: str) -> None:
@@ -102,38 +102,38 @@ class Plot:
             self._parts.append(f'<path class="line {kind}" d="{path}"/>')
 
     def stairs(self, points: Sequence[tuple[float, float]], kind: str) -> None:
-        """A line that keeps each value until the next."""
+        """Draw a step line: each value holds until the next."""
         corners = [corner for (x, y), (then, _) in pairwise(points) for corner in ((x, y), (then, y))]
         self.line([*corners, *points[-1:]], kind)
 
     def band(self, points: Sequence[tuple[float, float, float]], kind: str) -> None:
-        """The area between low and high, of (x, low, high)."""
+        """Fill the area between low and high of points (x, low, high)."""
         if len(points) > 1:
             edge = [(x, high) for x, _, high in points] + [(x, low) for x, low, _ in reversed(points)]
             path = _path((self.px(x), self.py(y)) for x, y in edge)
             self._parts.append(f'<path class="band {kind}" d="{path}Z"/>')
 
     def point(self, x: float, y: float, kind: str, mark: int, *, aside: float = 0.0) -> None:
-        """A mark, `aside` units of the picture beside its place."""
+        """Draw a mark, shifted right by `aside` picture units."""
         self._parts.append(
             f'<path class="mark {kind}" transform="translate({self.px(x) + aside:.1f},{self.py(y):.1f})" '
             f'd="{MARKS[mark % len(MARKS)]}"/>'
         )
 
     def interval(self, x: float, low: float, high: float, kind: str, *, aside: float = 0.0) -> None:
-        """A bar from low to high with ends."""
+        """Draw an error bar from low to high."""
         at, top, bottom = self.px(x) + aside, self.py(high), self.py(low)
         ends = f"M{at - 4:.1f},{top:.1f}h8M{at - 4:.1f},{bottom:.1f}h8M{at:.1f},{top:.1f}V{bottom:.1f}"
         self._parts.append(f'<path class="bar {kind}" d="{ends}"/>')
 
     def column(self, x: float, width: float, y: float, kind: str, *, aside: float = 0.0) -> None:
-        """A column from zero, `width` units of the picture wide, around its place."""
+        """Draw a column from zero, centred at x, `width` picture units wide."""
         top, floor = self.py(y), self.py(self._y0)
         left = self.px(x) + aside - width / 2
         self._parts.append(rectangle(left, top, width, floor - top, kind))
 
     def upright(self, x: float, kind: str = "fault") -> None:
-        """A line from the floor to the top."""
+        """Draw a vertical line over the whole height."""
         self._parts.append(f'<path class="{kind}" d="M{self.px(x):.1f},{self._top}V{self.height - self._bottom}"/>')
 
     @property
@@ -142,7 +142,7 @@ class Plot:
 
 
 def picture(title: str, width: float, height: float, parts: Iterable[str]) -> str:
-    """An SVG element with a title for those who do not see it."""
+    """An SVG element with a title for screen readers."""
     name = escape(title, quote=True)
     return f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{name}">{"".join(parts)}</svg>'
 

@@ -1,4 +1,4 @@
-"""The tables of a report, as HTML."""
+"""Formats the tables of a report as HTML."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from polyrhythm.observe.intervals import counted, deciding
 from polyrhythm.observe.report.read import Run
 
-#: What the summary's results are called.
+#: Labels of the summary's evaluation results.
 _RESULTS = {
     "before": "before, greedy",
     "after": "after, greedy",
@@ -21,25 +21,25 @@ _LEDGER = ("started", "trained", "lent", "buffered", "running", "reissuing", "ro
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
-    """A table whose first column names its rows. All cells are text."""
+    """An HTML table whose first column has the row headings. All cells are text."""
     first = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     body = "".join(
         f'<tr><th scope="row">{escape(row[0])}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in row[1:])}</tr>'
         for row in rows
     )
-    rows_of_it = f"<thead><tr>{first}</tr></thead><tbody>{body}</tbody>"
+    content = f"<thead><tr>{first}</tr></thead><tbody>{body}</tbody>"
     words = escape(caption, quote=True)
-    return f'<p class="soft">{words}</p><div class="scroll"><table aria-label="{words}">{rows_of_it}</table></div>'
+    return f'<p class="soft">{words}</p><div class="scroll"><table aria-label="{words}">{content}</table></div>'
 
 
 def interval(result: Mapping[str, Any], *, counts: bool = True) -> str:
-    """`73% [66, 79], 117 of 160`; a line is not broken within the interval."""
-    said = f"{100 * result['rate']:.0f}%&[{100 * result['low']:.0f},&{100 * result['high']:.0f}]".replace("&", "\u00a0")
-    return f"{said}, {result['successes']} of {_episodes(result)}" if counts else said
+    """`73% [66, 79], 117 of 160`, with no-break spaces in the interval."""
+    text = f"{100 * result['rate']:.0f}%&[{100 * result['low']:.0f},&{100 * result['high']:.0f}]".replace("&", "\u00a0")
+    return f"{text}, {result['successes']} of {_episodes(result)}" if counts else text
 
 
 def results(runs: Sequence[Run]) -> str:
-    """Evaluations: success with its interval and the mean return; of several runs a column for each."""
+    """Evaluations: success with its interval, and mean return; with several runs a column for each."""
     found = [(words, [run.summary.get(name) for run in runs]) for name, words in _RESULTS.items()]
     found = [(words, own) for words, own in found if any(own)]
     if not found:
@@ -77,7 +77,7 @@ def _result(result: Mapping[str, Any] | None, *, success: bool) -> str:
 
 
 def settings(runs: Sequence[Run]) -> str:
-    """The settings that are not the same in all of several runs."""
+    """The settings that differ between runs."""
     own = [run.settings() for run in runs]
     paths = dict.fromkeys(path for each in own for path in each)
     differing = [path for path in paths if len({each.get(path) for each in own}) > 1]
@@ -90,7 +90,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def by_task(run: Run) -> str:
-    """Success by task, where there are several."""
+    """Success by task, if there are several tasks."""
     names = [name for name in _RESULTS if "tasks" in (run.summary.get(name) or {})]
     tasks = list(dict.fromkeys(task for name in names for task in run.summary[name]["tasks"]))
     rows = [
@@ -104,7 +104,7 @@ def by_task(run: Run) -> str:
 
 
 def by_metric(run: Run) -> str:
-    """Means of the environment's own metrics in the evaluations, where it has any."""
+    """Means of the environment's own metrics in the evaluations, if it has any."""
     found = {name: run.summary[name]["metrics"] for name in _RESULTS if "metrics" in (run.summary.get(name) or {})}
     metrics = list(dict.fromkeys(metric for own in found.values() for metric in own))
     rows = [[metric, *(_mean(own.get(metric)) for own in found.values())] for metric in metrics]
@@ -117,7 +117,7 @@ def _mean(value: float | None) -> str:
 
 
 def ledger(runs: Sequence[Run]) -> str:
-    """Where every sample went."""
+    """Counts of samples by final state."""
     ledgers = [run.summary.get("ledger") for run in runs]
     if not any(ledgers):
         return ""
@@ -157,7 +157,7 @@ def changes(run: Run) -> str:
 
 
 def tiles(run: Run) -> str:
-    """The run in a few numbers."""
+    """The key numbers of the run."""
     summary = run.summary
     found: list[tuple[str, str, str]] = []
     for name, words in (("before", "before"), ("after", "after"), ("swapped", "swapped")):

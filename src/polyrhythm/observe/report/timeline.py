@@ -1,4 +1,4 @@
-"""A few seconds out of the middle of a run's trace: which station did what, while the others did what."""
+"""Reads a few seconds from the middle of a run's trace, for the timeline figure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-#: Updates that the window shows, the most bars in it, and its length where there are no updates.
+#: Updates in the window, most bars in it, and its length if there are no updates.
 _UPDATES, _MOST, _SECONDS = 3, 6000, 2.0
 
 
 class Bar(NamedTuple):
-    """What a lane did, in seconds of the trace. name: as in the trace."""
+    """An event of a lane, in seconds of the trace. name: as in the trace."""
 
     lane: tuple[str, str]
     name: str
@@ -22,7 +22,7 @@ class Bar(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """`update 17` is an update, `4 requests` a forward pass, `stepping` itself."""
+        """The kind of `update 17` is update, of `4 requests` forward, of `stepping` stepping."""
         return "forward" if self.name.endswith("requests") else self.name.split(maxsplit=1)[0]
 
 
@@ -39,7 +39,7 @@ class Window:
 def timeline_window(folder: Path) -> Window | None:
     """The window of the run in `folder`; None if it has no trace with bars.
 
-    A resumed run has several traces: the largest is taken.
+    Of the several traces of a resumed run the largest is used.
     """
     traces = sorted(
         (path for path in folder.glob("trace*.json") if path.is_file()), key=lambda path: path.stat().st_size
@@ -57,7 +57,7 @@ def timeline_window(folder: Path) -> Window | None:
 
 
 def _middle(bars: list[Bar]) -> tuple[float, float]:
-    """From an update in the middle to the end of the last one that is shown. An update has many bars of its name."""
+    """Start of an update in the middle, and end of the last shown one. An update has many bars of its name."""
     spans: dict[str, tuple[float, float]] = {}
     for bar in bars:
         if bar.kind == "update":
@@ -73,7 +73,7 @@ def _middle(bars: list[Bar]) -> tuple[float, float]:
     return start - margin, end + margin
 
 
-#: Lanes from the source of the data to its end.
+#: Lanes in the direction of the data flow.
 _PROCESSES = ("slots", "generators", "trainer")
 
 
@@ -100,7 +100,7 @@ def _bars(path: Path) -> Iterator[Bar]:
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:
-    """One event a line, as they are written; a last line that was cut is left out."""
+    """The events, one a line as they are written; a truncated last line is left out."""
     with path.open(encoding="utf-8") as file:
         for line in file:
             text = line.strip().removeprefix("[").rstrip(",")

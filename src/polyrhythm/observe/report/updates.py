@@ -1,4 +1,4 @@
-"""The figure of the updates: what they did to policy and value, a small chart for each number."""
+"""Draws the figure of the updates: a small chart for each training metric."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from polyrhythm.observe.report.svg import Plot
 
 
 class Chart(NamedTuple):
-    """What a metric is called and times what it is drawn; the axis goes up to `top` at least, and what is below `floor`
-    is drawn there."""
+    """How a metric is drawn: label, scale factor, least upper end of the axis, and lower limit that values are clipped
+    to."""
 
     words: str
     factor: float = 1.0
@@ -28,13 +28,13 @@ _CHARTS = {
     "train/actor/clip_fraction": Chart("entries clipped, %", factor=100.0, top=5.0),
     "train/actor/entropy_loss": Chart("entropy, nats"),
     "train/actor/grad_norm": Chart("gradient norm before clipping"),
-    # A critic that has hardly begun may be any number of times worse than none.
+    # Unbounded below for a critic at the beginning of training.
     "train/critic/explained_variance": Chart("explained variance", top=1.0, floor=-1.0),
 }
 
 
 def updates(runs: Sequence[Run]) -> Figure | None:
-    """Approximate KL, clipping, entropy, gradients and the critic over transitions, as far as the runs have them."""
+    """KL, clipping, entropy, gradients and explained variance over transitions; None if the runs have none of them."""
     pictures = [picture for name, chart in _CHARTS.items() if (picture := draw(runs, name, chart))]
     if not pictures:
         return None
@@ -47,7 +47,7 @@ def updates(runs: Sequence[Run]) -> Figure | None:
 
 
 def draw(runs: Sequence[Run], name: str, chart: Chart) -> str:
-    """One metric of all runs that have it; "" if none does."""
+    """The chart of one metric of all runs that have it; "" if none does."""
     curves = [[(x, max(chart.factor * y, chart.floor)) for x, y in mean_points(run, name)] for run in runs]
     points = [point for curve in curves for point in curve]
     if not points:
