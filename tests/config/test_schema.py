@@ -8,8 +8,8 @@ import pytest
 from pydantic import BaseModel, ConfigDict, computed_field
 
 from polyrhythm.config.load import merge, validate
-from polyrhythm.config.rollout import DynamicBatching, LockstepBatching
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.config.sections.rollout import DynamicBatching, LockstepBatching
 from polyrhythm.errors import ConfigError, PolyrhythmError
 
 THING = f"{__name__}:Thing"

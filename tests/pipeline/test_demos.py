@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.stations.counting import MAX_STEPS, Counting
 
-from polyrhythm.config.learning import DemonstrationSettings
+from polyrhythm.config.sections.learning import DemonstrationSettings
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.pipeline.warm_start.demos import demonstrate

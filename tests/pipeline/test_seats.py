@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.process.runs import config
 
-from polyrhythm.config.placement import PlacementSettings, list_device_ids
+from polyrhythm.config.sections.placement import PlacementSettings, list_device_ids
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.build import run_seats, station_names
 from polyrhythm.pipeline.seats import (

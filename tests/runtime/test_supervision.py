@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from polyrhythm.config.running import SupervisionSettings
+from polyrhythm.config.sections.running import SupervisionSettings
 from polyrhythm.runtime.processes.supervision import MAX_SAME_WORDS, Failure, FailureTracker, LivenessMonitor
 
 LIMITS = SupervisionSettings(

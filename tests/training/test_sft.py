@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.training.toy import CHUNK, DIM, FEATURES, ToyPolicy, same, weights
 
-from polyrhythm.config.learning import SupervisedSettings
+from polyrhythm.config.sections.learning import SupervisedSettings
 from polyrhythm.errors import RunFolderError, RunHalted
 from polyrhythm.specs import INSTRUCTION
 from polyrhythm.training.demonstrations import Demonstrations

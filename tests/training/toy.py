@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.config.algorithm import AlgorithmSettings
-from polyrhythm.config.learning import TrainingSettings
+from polyrhythm.config.sections.algorithm import AlgorithmSettings
+from polyrhythm.config.sections.learning import TrainingSettings
 from polyrhythm.policies.base import Act, Evaluation, Observations
 from polyrhythm.specs import Trajectory
 

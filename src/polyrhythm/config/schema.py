@@ -9,17 +9,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, model_validator
 
-from polyrhythm.config.algorithm import AlgorithmSettings
 from polyrhythm.config.base import InvalidSetting, NotNegative, Section, Seed
-from polyrhythm.config.learning import (
+from polyrhythm.config.registry import resolve
+from polyrhythm.config.sections.algorithm import AlgorithmSettings
+from polyrhythm.config.sections.learning import (
     DemonstrationSettings,
     EvaluationSettings,
     SupervisedSettings,
     TrainingSettings,
 )
-from polyrhythm.config.placement import PlacementSettings
-from polyrhythm.config.registry import resolve
-from polyrhythm.config.rollout import (
+from polyrhythm.config.sections.placement import PlacementSettings
+from polyrhythm.config.sections.rollout import (
     Batching,
     DynamicBatching,
     FreshnessSettings,
@@ -27,7 +27,7 @@ from polyrhythm.config.rollout import (
     LimitedBatching,
     RolloutSettings,
 )
-from polyrhythm.config.running import (
+from polyrhythm.config.sections.running import (
     CheckpointSettings,
     DataPlaneSettings,
     SupervisionSettings,

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from polyrhythm.config.rollout import LimitedBatching
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.config.sections.rollout import LimitedBatching
 from polyrhythm.errors import ConfigError
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.runtime.memory.arena import ArenaLayout

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from polyrhythm.config.rollout import DynamicBatching, LimitedBatching
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.config.sections.rollout import DynamicBatching, LimitedBatching
 from polyrhythm.conformance import raised
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, RunFolderError, RunHalted

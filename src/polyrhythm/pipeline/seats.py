@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from polyrhythm.config.placement import PlacementSettings, SeatSettings, list_device_ids
+from polyrhythm.config.sections.placement import PlacementSettings, SeatSettings, list_device_ids
 from polyrhythm.errors import ConfigError
 from polyrhythm.runtime.factories import Resources
 

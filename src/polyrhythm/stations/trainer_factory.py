@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from polyrhythm.config.algorithm import AlgorithmSettings
-from polyrhythm.config.learning import TrainingSettings
+from polyrhythm.config.sections.algorithm import AlgorithmSettings
+from polyrhythm.config.sections.learning import TrainingSettings
 from polyrhythm.errors import RunFolderError
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.factories import StationContext

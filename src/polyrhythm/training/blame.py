@@ -11,7 +11,7 @@ from polyrhythm.training.batch import PackedBatch, TrainingBatch
 from polyrhythm.training.targets import TargetInputs, bootstrap_values
 
 if TYPE_CHECKING:
-    from polyrhythm.config.algorithm import AlgorithmSettings
+    from polyrhythm.config.sections.algorithm import AlgorithmSettings
 
 #: The remedy where weights have grown until a forward or a backward pass overflows.
 _SMALLER = "lower training.optimizer.lr, value_lr or grad_clip"

@@ -12,10 +12,10 @@ from torch import Tensor
 from polyrhythm.algorithms.advantages import ADVANTAGES, AdvantageInput, Advantages, gae
 from polyrhythm.algorithms.entry_selection import SELECTION_RULES, SelectionRule
 from polyrhythm.algorithms.losses import POLICY_LOSSES, LossInput, LossOutput, PolicyLoss
-from polyrhythm.config.objectives import OwnFunction
+from polyrhythm.config.sections.objectives import OwnFunction
 
 if TYPE_CHECKING:
-    from polyrhythm.config.algorithm import AlgorithmSettings
+    from polyrhythm.config.sections.algorithm import AlgorithmSettings
 
 
 def policy_loss(algorithm: AlgorithmSettings) -> PolicyLoss:

@@ -25,8 +25,8 @@ from polyrhythm.training.steps import Steps
 from polyrhythm.training.targets import TargetInputs, compute_targets
 
 if TYPE_CHECKING:
-    from polyrhythm.config.algorithm import AlgorithmSettings
-    from polyrhythm.config.learning import TrainingSettings
+    from polyrhythm.config.sections.algorithm import AlgorithmSettings
+    from polyrhythm.config.sections.learning import TrainingSettings
 
 
 _ERROR = "train/actor/interpolation_error"

@@ -26,7 +26,7 @@ from polyrhythm.training.batch import TrainingBatch
 from polyrhythm.training.choose import policy_loss, selection_rule
 
 if TYPE_CHECKING:
-    from polyrhythm.config.algorithm import AlgorithmSettings
+    from polyrhythm.config.sections.algorithm import AlgorithmSettings
 
 
 class Normalizers(NamedTuple):

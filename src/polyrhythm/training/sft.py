@@ -21,7 +21,7 @@ from polyrhythm.training.demonstrations import Demonstrations
 from polyrhythm.training.steps import Steps
 
 if TYPE_CHECKING:
-    from polyrhythm.config.learning import SupervisedSettings
+    from polyrhythm.config.sections.learning import SupervisedSettings
 
 
 #: Optimizer steps between two checks that they were finite: a check waits for the device.

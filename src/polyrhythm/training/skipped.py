@@ -16,7 +16,7 @@ from polyrhythm.training.optim import GradientNorm
 from polyrhythm.training.steps import Metrics
 
 if TYPE_CHECKING:
-    from polyrhythm.config.learning import TrainingSettings
+    from polyrhythm.config.sections.learning import TrainingSettings
 
 log = logging.getLogger(__name__)
 

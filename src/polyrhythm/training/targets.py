@@ -21,7 +21,7 @@ from polyrhythm.training.choose import advantage_estimate
 from polyrhythm.training.steps import Metrics
 
 if TYPE_CHECKING:
-    from polyrhythm.config.algorithm import AlgorithmSettings
+    from polyrhythm.config.sections.algorithm import AlgorithmSettings
 
 
 class TargetInputs(NamedTuple):

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyrhythm.config.algorithm import AlgorithmSettings
-from polyrhythm.config.learning import TrainingSettings
+from polyrhythm.config.sections.algorithm import AlgorithmSettings
+from polyrhythm.config.sections.learning import TrainingSettings
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.gaussian import GaussianSettings
 from polyrhythm.policies.tiny_vla.policy import TinyVlaSettings

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from polyrhythm.config.algorithm import AlgorithmSettings
+from polyrhythm.config.sections.algorithm import AlgorithmSettings
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.policies.base import Policy
 from polyrhythm.runtime.messages import Report

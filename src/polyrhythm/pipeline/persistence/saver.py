@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from polyrhythm.config.running import CheckpointSettings
+from polyrhythm.config.sections.running import CheckpointSettings
 from polyrhythm.files import trouble
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.observers.base import Observer

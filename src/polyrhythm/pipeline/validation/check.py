@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 
 from polyrhythm.config.catalog import check_installed
-from polyrhythm.config.rollout import LimitedBatching
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.config.sections.rollout import LimitedBatching
 from polyrhythm.conformance import ContractViolation, own_place, raised
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, PolyrhythmError

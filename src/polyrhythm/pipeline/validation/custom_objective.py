@@ -12,9 +12,9 @@ from torch import Tensor
 from polyrhythm.algorithms import levels
 from polyrhythm.algorithms.advantages import AdvantageInput, Advantages
 from polyrhythm.algorithms.losses import LossInput, LossOutput
-from polyrhythm.config.algorithm import AlgorithmSettings
 from polyrhythm.config.base import InvalidSetting
-from polyrhythm.config.objectives import OwnFunction
+from polyrhythm.config.sections.algorithm import AlgorithmSettings
+from polyrhythm.config.sections.objectives import OwnFunction
 from polyrhythm.conformance import ContractViolation, raised
 from polyrhythm.errors import ConfigError
 from polyrhythm.policies.base import Policy, as_module

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.config.learning import DemonstrationSettings
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.config.sections.learning import DemonstrationSettings
 from polyrhythm.envs.base import EnvBatch, EnvSettings, Expert
 from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.observe import wilson

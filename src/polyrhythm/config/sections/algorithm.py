@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import model_validator
 
 from polyrhythm.config.base import Flag, Fraction, InvalidSetting, NotNegative, Positive, Section
-from polyrhythm.config.objectives import (
+from polyrhythm.config.sections.objectives import (
     Advantage,
     Bound,
     ClipCovLoss,

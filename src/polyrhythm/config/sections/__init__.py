@@ -1,0 +1,1 @@
+"""The sections of a recipe, one settings model per key."""
