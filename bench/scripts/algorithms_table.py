@@ -1,4 +1,4 @@
-"""Writes the page of `bench algorithms`: `algorithms.md` and `algorithms_TASK.svg` in bench/results, or in --out FOLDER.
+"""Writes the page of `bench algorithms`: algorithms.md and algorithms_TASK.svg in bench/results, or in --out FOLDER.
 
     polyrhythm bench algorithms --json > algorithms.json
     python bench/scripts/algorithms_table.py algorithms.json

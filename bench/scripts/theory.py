@@ -283,7 +283,12 @@ def searched(versions: int) -> list[str]:
         work = pool(rollout, workers, SEARCH_LAG)
         times = {
             training: simulated(
-                DISTRIBUTIONS[rollout], workers - training, work.training_s * workers / training, SEARCH_LAG, "sample", versions
+                DISTRIBUTIONS[rollout],
+                workers - training,
+                work.training_s * workers / training,
+                SEARCH_LAG,
+                "sample",
+                versions,
             )
             for training in SPLITS
         }

@@ -97,7 +97,8 @@ def table(units: float, seeds: int) -> tuple[list[str], float]:
     worst = 0.0
     for label, episode_time, expected in ROWS:
         found = [
-            statistics.fmean(utilisation(episode_time, *column, units, seed) for seed in range(seeds)) for column in COLUMNS
+            statistics.fmean(utilisation(episode_time, *column, units, seed) for seed in range(seeds))
+            for column in COLUMNS
         ]
         worst = max(worst, *(abs(a - b) for a, b in zip(found, expected, strict=True)))
         lines += [_line(label, "simulated", found), _line("", "reference", expected)]

@@ -165,7 +165,7 @@ def has_updates(folder: Path) -> bool:
 
 
 def _lines(folder: Path) -> list[str]:
-    """The lines of metrics.jsonl, if there is one; a byte that is no text damages its own line alone."""
+    """The lines of metrics.jsonl, if there is one; a byte that is not text damages its own line alone."""
     path = folder / "metrics.jsonl"
     return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
 

@@ -16,7 +16,7 @@ REPORT_FILE, COMPARISON_FILE = "report.html", "comparison.html"
 def write_report(folders: Sequence[Path], path: Path | None = None) -> Path:
     """Write the page on these runs; its path: the first run's report.html, or comparison.html beside it for several.
 
-    RunFolderError: one of them is no run's folder, or the page cannot be written.
+    RunFolderError: one of them is not a run's folder, or the page cannot be written.
     """
     runs = [read_run(folder) for folder in folders]
     try:
