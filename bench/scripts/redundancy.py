@@ -268,8 +268,10 @@ def live_page(updates: int, second: str) -> list[str]:
     return [
         "# Redundant groups and members, live",
         "",
-        f"`python bench/scripts/redundancy.py --live --updates {updates} --second {second}`, {_today()}; "
-        "one run a cell.",
+        (
+            f"`python bench/scripts/redundancy.py --live --updates {updates} --second {second}`, {_today()}; "
+            "one run a cell."
+        ),
         "",
         f"Seconds (each {second} of real time) per update, gain over 32×8, samples thrown away per sample trained:",
         "",
