@@ -111,7 +111,7 @@ def test_an_observer_that_hears_what_is_no_record_is_refused():
     class Wrong(Observer):
         hears = (records.Wake, Report)
 
-    with pytest.raises(ValueError, match=r"^Wrong\.hears: Report is no event and no command$"):
+    with pytest.raises(ValueError, match=r"^Wrong\.hears: Report is neither an event nor a command$"):
         ObserverTable([Wrong()])
 
 

@@ -13,7 +13,7 @@ from polyrhythm.scheduler.settings import SchedulerSettings
 def test_a_sample_is_dropped_for_a_known_reason_only() -> None:
     ledger = SampleLedger()
     ledger.start()
-    with pytest.raises(AssertionError, match="no DropReason"):
+    with pytest.raises(AssertionError, match="not for a DropReason"):
         ledger.move(SampleState.RUNNING, SampleState.DROPPED, reason="step: ValueError: 17")  # type: ignore[arg-type]
     ledger.move(SampleState.RUNNING, SampleState.DROPPED, reason=r.DropReason.DEADLINE)
     assert ledger.as_dict()["dropped"] == {"deadline": 1}

@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 #: What a run's folder holds of the machinery.
 LOGS = "logs"
-#: Stations for evaluation beside training.
+#: Stations for background evaluation.
 _EVALUATION_SIMULATOR, _EVALUATION_GENERATOR = f"simulator{EVALUATION}", f"generator{EVALUATION}"
 
 
@@ -95,7 +95,7 @@ def policy_settings(config: RunConfig) -> PolicySettings:
 
 
 def scheduler_settings(config: RunConfig, spec: EnvSpec, buckets: tuple[int, ...] = ()) -> SchedulerSettings:
-    """What the conductor is told. buckets: row counts that passes are padded to."""
+    """The conductor's settings. buckets: row counts that passes are padded to."""
     rollout, freshness, batching, groups = config.rollout, config.freshness, config.batching, config.groups
     limits: dict[str, Any] = {}
     if isinstance(batching, LimitedBatching):
@@ -137,7 +137,7 @@ def scheduler_settings(config: RunConfig, spec: EnvSpec, buckets: tuple[int, ...
 
 
 def evaluator_name(config: RunConfig) -> str:
-    """The generator that has the weights for evaluation beside training; "" for none."""
+    """The generator that has the weights for background evaluation; "" for none."""
     if not config.evaluation.reserved_rows:
         return ""
     return _EVALUATION_GENERATOR if config.evaluation.weights == "own_generator" else generator_names(config)[0]
@@ -148,7 +148,7 @@ def generator_names(config: RunConfig) -> list[str]:
 
 
 def station_names(config: RunConfig, *, trainer: bool = True) -> dict[Kind, list[str]]:
-    """The names of all stations by kind, those for evaluation beside training last. trainer: whether there is one."""
+    """The names of all stations by kind, those for background evaluation last. trainer: whether there is one."""
     simulators, generators = (
         [f"simulator-{index}" for index in range(config.rollout.simulators)],
         generator_names(config),

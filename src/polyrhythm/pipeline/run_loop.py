@@ -93,7 +93,7 @@ class RunLoop:
             self.submit(event)
 
     def submit(self, event: records.Event) -> None:
-        """Put an operator's event, or a station's joining, to the conductor now."""
+        """Give the conductor an operator's event, or a station's joining, now."""
         self._decide(event)
 
     def submit_later(self, event: records.Event) -> None:
@@ -161,7 +161,7 @@ class RunLoop:
         Consumes: events. Waits for: the launcher's next event or the conductor's deadline. Unblocked by: either.
         Produces: commands to stations, decisions and reports to observers. Raises OrderlyHalt when the conductor gives
         up, RunHalted when no station has worked for `stall_s`, nothing has come from one, and no timer is set;
-        Interrupted when it is told to stop.
+        Interrupted when `stop` says so.
         """
         quiet_since, worked, late = self.clock(), self.launcher.work_done(), 0
         while not self._finished(done):

@@ -123,9 +123,9 @@ class Conductor:
         """Forget the stations, after a restore: the run goes on with new ones.
 
         What ran is granted again, and the attempt does not count; what was lent waits in the buffer; weights have to
-        be offered anew. Evaluations are forgotten: whoever wants their results requests them again.
+        be offered anew. Evaluations are forgotten: the run requests them again.
         """
-        self.announced, self.halted = 0, False  # whoever waits for the target asks again
+        self.announced, self.halted = 0, False  # the run requests its target again
         self.faults.forgive(self.ledger)
         simulators = []
         for station in self.stations.incarnations:
@@ -282,7 +282,7 @@ class Conductor:
         generator.version, generator.applying = event.version, None
         overtaken = evaluations.begun and event.version > self.versions.applied
         self._note_held()
-        # A generator that came back found newer weights on the bus: nobody can answer with the pinned ones any more.
+        # A generator that was restarted took newer weights: no generator can answer with the pinned ones any more.
         return self.rollout.give_up(evaluations.queue[0]) if overtaken else []
 
     # ------------------------------------------------------------ tickets

@@ -37,7 +37,7 @@ class SchedulerSettings:
     min_return, max_return: a complete group whose mean return lies outside is dropped and replaced. After max_filtered
     such groups in one update, further ones are kept (`accept`) or the run halts (`stop`): on_max_filtered.
     extra_groups, extra_members: groups in flight, and members of each, beyond what admission counts (`redundancy`).
-    evaluator: the generator with the copy of the weights that evaluations beside training use; evaluator_only: it
+    evaluator: the generator with the copy of the weights that background evaluations use; evaluator_only: it
     serves nothing else. evaluation_priority: whose pass comes next on one that serves training too: they take `turns`,
     evaluation's is `first`, or `last`: when no training batch is due, or it has waited for evaluation_max_wait_s.
     """

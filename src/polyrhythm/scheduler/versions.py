@@ -65,9 +65,9 @@ class VersionLedger:
     def restart(self, updates: int) -> tuple[int, bool]:
         """A trainer came back with the weights of `updates` updates: (updates undone, whether to publish `trained`).
 
-        If these weights contain the newest published version, the count goes back to them: nobody has seen what came
-        after. Otherwise they are published under a new number, because versions never decrease. That is also so when
-        the published version is not in `reached`: a resumed run offers weights that an earlier trainer had written
+        If these weights contain the newest published version, the count goes back to them: no generator has seen
+        later ones. Otherwise they are published under a new number, because versions never decrease. That is also so
+        when the published version is not in `reached`: a resumed run offers weights that an earlier trainer had written
         and whose updates were undone since, so no trainer has them.
         """
         undone = self.updates - updates

@@ -114,7 +114,7 @@ class Learner:
                 norms.append(norm)
                 yield
         if before_step is not None:
-            before_step()  # whoever reads weights and state is done with them before the update counts
+            before_step()  # publication and saving have read the weights before the update counts
         table = make_step_table(names, rows, norms)
         metrics = table.means()
         self._note_skipped(update_index, table, packed, batch, version)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class TargetInputs(NamedTuple):
-    """What targets depend on beside the batch: the policy at the update's start, on `device`; the frozen reference
+    """What targets depend on, apart from the batch: the policy at the update's start, on `device`; the frozen reference
     policy where there is one; the version that the update produces; rows per forward pass (0: all at once)."""
 
     policy: Policy

@@ -157,7 +157,7 @@ class VirtualSimulator(VirtualStation):
         self._go_on(slot)
 
     def _settle(self, slot: VirtualSlot) -> None:
-        """The outstanding request is no more."""
+        """The outstanding request has ended."""
         if not slot.in_batch:
             self._queue(-1)
         slot.outstanding = ""

@@ -112,7 +112,7 @@ class EvaluationSettings(Section):
             why = f"with weights {self.weights} no generator serves both at a time; leave it out, or set second_copy"
             raise InvalidSetting("priority", self.priority, why)
         if self.priority != "turns" and not self.every:
-            why = "no evaluation goes on beside training; set evaluation.every, or leave it out"
+            why = "no evaluation runs during training; set evaluation.every, or leave it out"
             raise InvalidSetting("priority", self.priority, why)
         if self.max_wait_s != EvaluationSettings.model_fields["max_wait_s"].default and self.priority != "last":
             raise InvalidSetting(

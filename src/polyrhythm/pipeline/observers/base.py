@@ -52,7 +52,9 @@ class ObserverTable:
         """Append these. ValueError: one of them hears something that is neither an event nor a command."""
         for observer in observers:
             if unknown := [kind.__name__ for kind in observer.hears if kind not in ALL_RECORDS]:
-                raise ValueError(f"{type(observer).__name__}.hears: {', '.join(unknown)} is no event and no command")
+                raise ValueError(
+                    f"{type(observer).__name__}.hears: {', '.join(unknown)} is neither an event nor a command"
+                )
             if observer.tick_s < math.inf:
                 self._next_tick[observer] = self._tick_due = -math.inf
         self._resolve((*self.observers, *observers))

@@ -43,7 +43,7 @@ _NAMES = {
 
 @dataclass(slots=True)
 class _Training:
-    """What is told of training. updates: all of the run; after_s: what the phases behind it will take."""
+    """What the display shows of training. updates: all of the run; after_s: what the phases behind it will take."""
 
     updates: int
     episodes: EpisodeTracker
@@ -70,7 +70,7 @@ class LiveDisplay(Observer):
         self._done = self._of = self._faults = 0
         self._lag = 0.0
 
-    # ------------------------------------------------------------ what it is told
+    # ------------------------------------------------------------ inputs
 
     def phase(self, name: str, began: float) -> None:
         """A phase begins. began: when the whole run did."""
@@ -177,7 +177,7 @@ def _shows(encoding: str) -> bool:
 def live_terminal(stream: TextIO, environment: Mapping[str, str] = os.environ) -> Iterator[LiveDisplay | None]:
     """A live block on `stream` for as long as this lasts, with all logs and warnings above it.
 
-    None where it is no terminal, or one that cannot move its cursor: then nothing changes.
+    None unless the stream is a terminal that can move its cursor.
     """
     if not stream.isatty() or environment.get("TERM", "dumb") == "dumb":
         yield None

@@ -243,7 +243,7 @@ def load_run(path: Path) -> SavedRun:
         trainer = load_state(path / TRAINER_FILE)
         published = load_state(path / PUBLISHED_FILE) if (path / PUBLISHED_FILE).exists() else trainer
         updates, policy = int(trainer["updates"]), published["policy"]
-    except Exception as error:  # whatever a reader makes of bytes that nobody wrote
+    except Exception as error:  # readers of damaged files raise anything
         # What a file's own reader advises, to name another file, fits no part of a saved run.
         why = (
             str(error).rpartition("; ")[0] if isinstance(error, RunFolderError) else f"{type(error).__name__}: {error}"

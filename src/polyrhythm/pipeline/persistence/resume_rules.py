@@ -43,7 +43,7 @@ def config_to_resume(folder: Path, overrides: Sequence[str]) -> RunConfig:
     RunFolderError: there is no run to go on with, or the overrides change what may not be changed.
     """
     if not (folder / CONFIG_FILE).is_file():
-        raise RunFolderError(f"{folder} is no run's folder: it has no {CONFIG_FILE}; name the folder of a run")
+        raise RunFolderError(f"{folder} is not a run's folder: it has no {CONFIG_FILE}; name the folder of a run")
     for override in overrides:
         if (name := override.partition("=")[0].strip()) in _WHERE:
             raise _goes_on_where_it_is(override, folder, name)
@@ -92,7 +92,7 @@ def new_folder(config: RunConfig, named: Path | None) -> Path:
 def _fitting(folder: Path, config: RunConfig) -> Path:
     if not (folder / CONFIG_FILE).is_file():
         raise RunFolderError(
-            f"resume = {folder}: that is no run's folder, it has no {CONFIG_FILE}; name another, or set resume=never"
+            f"resume = {folder}: that is not a run's folder, it has no {CONFIG_FILE}; name another, or set resume=never"
         )
     with naming_where_it_began(folder):
         _refuse_unfit(folder, config)
@@ -150,7 +150,7 @@ def _relative_paths(tree: Any, path: str = "") -> list[str]:
 
 
 def _may_change() -> str:
-    """In words, without what nobody needs to know."""
+    """In words, without what the user need not know."""
     return ", ".join(sorted(_FREE - _WHERE))
 
 

@@ -24,7 +24,7 @@ Key = Callable[[Request], Any]
 ANY = ""
 
 
-#: Stale entries that a heap may hold beside as many as there are waiting.
+#: Stale entries that a heap may hold in addition to as many as there are waiting entries.
 _SLACK = 64
 
 

@@ -173,7 +173,7 @@ class RolloutScheduler:
         return commands
 
     def drop_surplus(self, now: float) -> list[Command]:
-        """Cancel the spare groups that nobody needs any more."""
+        """Cancel the spare groups that no update needs any more."""
         groups = redundancy.surplus(self.admission, self.buffer)
         return [command for group in groups for command in self.drop(group, DropReason.SURPLUS, now)]
 
@@ -213,7 +213,7 @@ class RolloutScheduler:
     def abandon(
         self, gone: Sequence[SlotState], reason: DropReason, now: float, *, blame: bool = True
     ) -> list[Command]:
-        """These slots went with their simulator, and all that ran in them; without blame that is no attempt."""
+        """These slots are lost, and their running samples with them. blame: each counts as an attempt."""
         names = {slot.name for slot in gone}
         self.cancelling = {key: place for key, place in self.cancelling.items() if place[0] not in names}
         commands: list[Command] = []

@@ -14,7 +14,7 @@ from polyrhythm.scheduler.user_functions import load_function
 
 
 class EnvBatchShape(NamedTuple):
-    """What a user's strategy is told of an env batch, named `simulator.number`."""
+    """What a user's strategy gets to know of an env batch, named `simulator.number`."""
 
     name: str
     rows: int

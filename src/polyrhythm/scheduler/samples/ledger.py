@@ -53,7 +53,7 @@ class SampleLedger:
     def move(self, source: SampleState, target: SampleState, count: int = 1, reason: DropReason | None = None) -> None:
         assert target in _FOLLOWS[source], f"a sample cannot go from {source} to {target}"
         if target is SampleState.DROPPED:
-            assert isinstance(reason, DropReason), f"a sample is dropped for {reason!r}, which is no DropReason"
+            assert isinstance(reason, DropReason), f"a sample is dropped for {reason!r}, not for a DropReason"
         setattr(self, source, getattr(self, source) - count)
         if target is SampleState.DROPPED:
             assert reason is not None

@@ -66,7 +66,7 @@ def replace_by_spare(admission: Admission, group: Group) -> None:
 
 
 def surplus(admission: Admission, buffer: SampleBuffer) -> list[Group]:
-    """The spare groups that can take nobody's place any more."""
+    """The spare groups that cannot take another group's place any more."""
     missing = oldest_missing(admission, buffer)
     spare = [admission.groups[number] for number in admission.spare]
     return [group for group in spare if missing is None or missing > group.version]

@@ -1,7 +1,7 @@
 """Selection bias of redundancy: lengths of the trained samples compared with those dropped as surplus.
 
 A redundant sample is surplus when others were faster, so the trained samples lean to short episodes. Of a sample that
-was finished the lengths are known. Of one that was cancelled in its row nobody knows how far it was; what is known is
+was finished the lengths are known. Of one that was cancelled in its row the progress is unknown; what is known is
 for how long it had run, and that it would have needed longer.
 """
 
