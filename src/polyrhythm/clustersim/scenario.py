@@ -133,14 +133,14 @@ def _cycle(scene: BatchingScenario) -> float:
 
 def cluster_of(scene: BatchingScenario, scheduler: SchedulerSettings, seed: int, *, record: bool = False) -> Cluster:
     """The scene on the virtual clock. record: keep the decisions in `driver.steps`."""
-    clock = ClockReference()
+    reference = ClockReference()
     simulators = {
         "env_batches": scene.slots,
         "rows": scene.rows,
-        "step": _cost(scene.step, scene.later_step, clock),
+        "step": _cost(scene.step, scene.later_step, reference),
         "steps": scene.episode_steps,
     }
-    serve = _cost(scene.serve, scene.later_serve, clock)
+    serve = _cost(scene.serve, scene.later_serve, reference)
     if scene.padded:
         serve = PaddedCost(serve.base, serve.per_unit)
     generators = {"count": scene.generators, "serve": serve}
@@ -154,7 +154,7 @@ def cluster_of(scene: BatchingScenario, scheduler: SchedulerSettings, seed: int,
         }
     )
     cluster = Cluster(settings, Conductor(scheduler), record)
-    clock.clock = cluster.driver.clock
+    reference.clock = cluster.driver.clock
     return cluster
 
 
