@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,3 +55,11 @@ def atomic_write(path: Path) -> Iterator[Path]:
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Make `target` a hard link to `source`, or a copy where the file system has no links. OSError: neither works."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

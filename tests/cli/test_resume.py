@@ -284,13 +284,13 @@ def test_a_folder_where_a_file_should_be_is_named(name: str, run: Path, capsys: 
     assert ("has no config.yaml" if name == "config.yaml" else f"{run / name} is a folder, but a run") in told
 
 
-def test_metrics_that_are_no_text_are_left_out(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_metrics_lines_are_removed(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     number = len(metrics(run))
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(b'\xff\xfe\x00\n[1, 2]\n{"step": "x"}\n')
     assert main(["resume", str(run), "training.versions=4"]) == 0
-    lines = f"line {number + 1}, {number + 2}, {number + 3}"
-    assert caplog.text.count(f"metrics.jsonl: what cannot be read is left out, {lines}") == 1
+    lines = f"{number + 1}, {number + 2}, {number + 3}"
+    assert caplog.text.count(f"metrics.jsonl: removed damaged lines: {lines}") == 1
     assert updates(run) == [0, 1, 2, 3]
 
 

@@ -142,11 +142,11 @@ def test_the_ode_takes_plain_steps_along_the_velocity() -> None:
 
 
 def test_at_the_first_step_the_denominator_is_that_of_the_second() -> None:
-    rows = flow_matching.places(4, 0.5)
+    rows = flow_matching.step_coefficients(4, 0.5)
     assert rows[0] == pytest.approx([1.0, 0.25, 0.75 - 1.0 / 8.0, 0.5])  # σ² = a²·1/(1 − ¾) = 1, std = √¼
     assert rows[1][3] == pytest.approx(0.5 * math.sqrt(3.0) * 0.5)
-    assert all(math.isfinite(number) for row in flow_matching.places(1, 0.5) for number in row)
-    assert flow_matching.places(2, 0.0) == [[1.0, 0.5, 0.5, 0.0], [0.5, 1.0, 0.0, 0.0]]
+    assert all(math.isfinite(number) for row in flow_matching.step_coefficients(1, 0.5) for number in row)
+    assert flow_matching.step_coefficients(2, 0.0) == [[1.0, 0.5, 0.5, 0.0], [0.5, 1.0, 0.0, 0.0]]
 
 
 MEAN, STD = 0.7, 0.4
@@ -172,7 +172,7 @@ def moments(steps: int, noisy: Callable[[int], tuple[float, float | None]]) -> t
     mean, variance = 0.0, 1.0
     for i in range(steps):
         a, own = noisy(i)
-        place = torch.tensor(flow_matching.places(steps, a)[i], dtype=torch.float64)
+        place = torch.tensor(flow_matching.step_coefficients(steps, a)[i], dtype=torch.float64)
 
         def moved(x: float, place: Tensor = place) -> float:
             state = torch.full((1, 1, 1), x, dtype=torch.float64)
@@ -214,7 +214,7 @@ def test_noise_in_every_step_preserves_the_marginals_too() -> None:
     """The weights' correction, where it counts most: an ode's mean with the same noise would end far too wide."""
     start = noise.normal(torch.arange(ROWS), 1).view(-1, 1, 1)
     draws = noise.normal(torch.arange(ROWS), 256, stream=1).view(-1, 256, 1, 1).unbind(1)
-    places = flow_matching.place_table(256, 0.7, torch.float32, start.device)
+    places = flow_matching.coefficient_table(256, 0.7, torch.float32, start.device)
 
     def step(i: int, x: Tensor) -> flow_matching.Normal:
         return flow_matching.step(x, exact(x, places[i, :1].expand(ROWS))[0], places[i])
@@ -243,7 +243,7 @@ def test_a_greedy_row_is_the_mean_of_the_ode(method: Method) -> None:
 def test_logprob_is_torchs() -> None:
     method = FlowSde(4, 0.5)
     _, kept = sampled(method)
-    places = torch.tensor(flow_matching.places(4, 0.5))[kept["step"]]
+    places = torch.tensor(flow_matching.step_coefficients(4, 0.5))[kept["step"]]
     v, _ = curved(kept["before"], places[:, 0])
     mean, std = flow_matching.step(kept["before"], v, places)
     logprob, entropy = method.evaluate(curved, kept)

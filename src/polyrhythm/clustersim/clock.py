@@ -1,4 +1,4 @@
-"""The virtual clock: a heap of calls to make, earliest first; those of one instant in the order they were planned."""
+"""Implements the virtual clock: a heap of scheduled calls, earliest first; equal times in scheduling order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Clock:
-    """Time that jumps from one planned call to the next."""
+    """A virtual clock that jumps from one scheduled call to the next."""
 
     __slots__ = ("_count", "_heap", "now")
 
@@ -19,22 +19,22 @@ class Clock:
         self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
 
     def at(self, time: float, call: Callable[[Any], None], argument: object = None) -> None:
-        """Plan `call(argument)` for `time`; a bound method and one argument, so that planning allocates little."""
+        """Schedule `call(argument)` at `time`; a bound method and one argument keep allocation low."""
         self._count += 1
         heappush(self._heap, (time, self._count, call, argument))
 
     def after(self, delay: float, call: Callable[[Any], None], argument: object = None) -> None:
-        """Plan `call(argument)` `delay` seconds from now."""
+        """Schedule `call(argument)` `delay` seconds from now."""
         self._count += 1
         heappush(self._heap, (self.now + delay, self._count, call, argument))
 
     @property
     def upcoming(self) -> float:
-        """Time of the next planned call; infinite if there is none."""
+        """Time of the next scheduled call; infinite if there is none."""
         return self._heap[0][0] if self._heap else inf
 
     def advance(self) -> None:
-        """Jump to the next planned call and make it."""
+        """Jump to the next scheduled call and make it."""
         time, _, call, argument = heappop(self._heap)
         self.now = max(self.now, time)
         call(argument)

@@ -1,7 +1,7 @@
-"""Builds the cluster that the settings describe, keeps its stations alive, and lets them fail as planned.
+"""Builds the cluster that the settings describe, injects the planned faults, and restarts lost stations.
 
-A station that dies or hangs falls silent; when that is detected the conductor hears `StationLost`, and after the
-restart the next incarnation joins. A trainer begins again at the last checkpoint that the conductor knows of.
+A station that dies or hangs stops sending; on detection the conductor gets `StationLost`, and after the restart the
+next incarnation joins. A trainer resumes from the last checkpoint that the conductor knows of.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ from polyrhythm.scheduler.records import (
 
 @dataclass(slots=True)
 class Member:
-    """A station over all its lives, on the devices of these numbers.
-
-    incarnation: the latest life; up: it is alive; failed_at: when it last fell silent.
+    """A station over all its incarnations. devices: their numbers; incarnation: the latest; up: whether it is alive;
+    failed_at: time of its last failure.
     """
 
     name: str
@@ -54,7 +53,7 @@ class Member:
 
 
 class Cluster:
-    """Stations, faults and the driver of one simulation.
+    """The stations, faults and driver of one simulation.
 
     conductor: the one to drive; by default a fresh `Conductor(settings.scheduler)`. record: keep the decisions in
     `driver.steps`.
@@ -82,8 +81,8 @@ class Cluster:
             self.driver.clock.at(asked.at, self.driver.submit, evaluate)
 
     def run(self) -> None:
-        """Go on until the settings' `versions` are reached and no evaluation is under way, the conductor halts, or
-        `max_time` is over."""
+        """Run until the settings' `versions` are reached and all evaluations have ended, the conductor halts, or
+        `max_time` has passed."""
         self.driver.submit(TrainUntil(self.settings.versions))
         self.driver.run(self.settings.versions, self.settings.max_time or inf)
         for number, device in self.devices.items():
@@ -98,7 +97,7 @@ class Cluster:
     # ------------------------------------------------------------ lives
 
     def _start(self, member: Member) -> None:
-        """The next incarnation joins."""
+        """Start the next incarnation."""
         member.incarnation += 1
         member.up = True
         station = self._incarnation(member)
@@ -122,7 +121,7 @@ class Cluster:
         return VirtualTrainer(name, incarnation, self.driver, seed, group, self._checkpoint, receivers=receivers)
 
     def _fail(self, fault: FaultPlan) -> None:
-        """The station falls silent, unless it is down already. What it sent of late may be lost with it."""
+        """Fail the station, unless it is down already. Its latest messages may be lost."""
         member, driver = self.members[fault.station], self.driver
         if not member.up:
             return
@@ -160,7 +159,8 @@ class Cluster:
         member.failed_at = now
 
     def _note(self, event: Event) -> None:
-        """What the conductor hears decides whom its commands reach, and from where a trainer restarts."""
+        """Track events that reach the conductor: joins decide which incarnation gets commands, checkpoints where a
+        trainer restarts."""
         name = _NEWCOMER.get(type(event))
         if name is not None:
             station = self.stations[getattr(event, name)]
@@ -174,7 +174,7 @@ _NEWCOMER: dict[type, str] = {SimulatorJoined: "simulator", GeneratorJoined: "ge
 
 
 def _members(settings: ClusterSettings) -> list[Member]:
-    """All stations; of a group, the i-th is on its i-th device, counted round."""
+    """All stations; the i-th of a group is on its device i modulo the number of devices."""
     simulators = [(group, i) for group in settings.simulators for i in range(group.count)]
     generators = [(group, i) for group in settings.generators for i in range(group.count)]
     return [

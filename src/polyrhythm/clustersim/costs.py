@@ -1,4 +1,4 @@
-"""Cost models: the time a simulated station works, and the length of an episode.
+"""Defines cost models: the working time of a simulated station, and the length of an episode.
 
 A cost is a distribution of durations plus a time per unit of work (a row, a transition):
 
@@ -24,13 +24,13 @@ _AFFINE = re.compile(r"(.*[^+\s])\s*\+\s*([\d.]+\s*[a-z]+)")
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """`base` seconds (a distribution) plus `per_unit` seconds for each unit of work."""
+    """A cost of `base` seconds (a distribution) plus `per_unit` seconds for each unit of work."""
 
     base: Distribution
     per_unit: float = 0.0
 
     def draw(self, rng: random.Random, units: int = 1) -> float:
-        """Seconds that this piece of work takes."""
+        """Draw the seconds of `units` units of work."""
         return self.base.sample(rng) + self.per_unit * units
 
     def mean(self, units: int = 1) -> float:
@@ -43,24 +43,24 @@ FREE = Cost(Constant(0.0))
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """A whole number of at least 1, drawn from the distribution `law` (whose seconds stand for steps)."""
+    """A random whole number of at least 1. distribution: its seconds stand for steps."""
 
-    law: Distribution
+    distribution: Distribution
 
     def draw(self, rng: random.Random) -> int:
-        return max(1, round(self.law.sample(rng)))
+        return max(1, round(self.distribution.sample(rng)))
 
 
 def parse_cost(value: object) -> Cost:
-    """The cost written as `value`. Raises ValueError with what, the value and the form expected."""
+    """The cost written as `value`. ValueError: it does not have the form of a cost."""
     if isinstance(value, Cost):
         return value
     if not isinstance(value, str):
         raise ValueError(f"cost {value!r} is not text; write a duration with a unit, such as 10ms or 10ms+0.1ms")
     found = _AFFINE.fullmatch(value.strip())
     if found is None:
-        return Cost(_law(value))
-    return Cost(_law(found[1]), parse_duration(found[2]))
+        return Cost(_distribution(value))
+    return Cost(_distribution(found[1]), parse_duration(found[2]))
 
 
 def parse_count(value: object) -> Count:
@@ -74,8 +74,8 @@ def parse_count(value: object) -> Count:
     return Count(parse_distribution(value.replace("steps", "s")))
 
 
-def _law(text: str) -> Distribution:
-    """A bare duration is a constant."""
+def _distribution(text: str) -> Distribution:
+    """The distribution written as `text`; a bare duration is constant."""
     if ":" in text:
         return parse_distribution(text)
     return Constant(parse_duration(text))

@@ -1,8 +1,8 @@
-"""Devices that several stations may share: passes on one of them slow each other, or take turns.
+"""Simulates devices that several stations may share: concurrent passes slow each other down, or take turns.
 
-`shared`: a pass takes a share of the device when it is alone (`occupies`). While the shares of the passes under way are
-at most 1 together, all go on at full speed; above it everyone's speed is 1 over their sum (processor sharing).
-`exclusive`: a lease. One pass at a time, whatever it occupies; the others wait in the order in which they came.
+`shared`: a pass alone takes a share of the device (`occupies`). While the shares of the running passes sum to at most
+1, all run at full speed; above 1 each runs at the speed of 1 over the sum (processor sharing).
+`exclusive`: one pass at a time, whatever it occupies; the others wait in the order of arrival.
 
 Worked example, shared: a pass of 3 s that occupies 0.7 begins at 0 s, one of 1 s that occupies 0.8 at 1 s. Together
 they occupy 1.5, so that the second lasts until 2.5 s; the first has done 2 s by then and ends at 3.5 s.
@@ -17,12 +17,12 @@ from typing import Any
 
 from polyrhythm.clustersim.clock import Clock
 
-#: Seconds of work that count as none: what rounding leaves of a pass.
-_NOTHING = 1e-12
+#: Remaining seconds of a pass that count as none, because of rounding.
+_ROUNDING_S = 1e-12
 
 
 class Job:
-    """A pass. left: seconds of work still to do, at full speed."""
+    """A pass. left: remaining seconds of work at full speed."""
 
     __slots__ = ("argument", "done", "left", "occupies", "owner")
 
@@ -37,7 +37,7 @@ class Job:
 
 
 class Device:
-    """One device on the virtual clock. busy: seconds during which it was occupied, a share of it counted as such."""
+    """A device on the virtual clock. busy: seconds of occupation, weighted by the occupied share."""
 
     __slots__ = ("_clock", "_exclusive", "_jobs", "_since", "_turn", "busy")
 
@@ -58,13 +58,13 @@ class Device:
         self._plan()
 
     def forget(self, owner: object) -> None:
-        """The owner died: its passes end at once, unfinished."""
+        """Drop the unfinished passes of an owner that died."""
         self._advance()
         self._jobs = [job for job in self._jobs if job.owner is not owner]
         self._plan()
 
     def flush(self) -> None:
-        """Enter what was done until now into `busy`."""
+        """Bring `busy` up to date."""
         self._advance()
 
     def _running(self) -> list[Job]:
@@ -74,7 +74,7 @@ class Device:
         return 1.0 if self._exclusive and self._jobs else sum(job.occupies for job in self._jobs)
 
     def _advance(self) -> None:
-        """Everyone under way has worked since the last change."""
+        """Account for the work of the running passes since the last change."""
         now = self._clock.now
         seconds, self._since = now - self._since, now
         load = self._load()
@@ -84,7 +84,7 @@ class Device:
             job.left -= work
 
     def _plan(self) -> None:
-        """Ring when the next pass ends, unless something changes before."""
+        """Schedule the end of the next pass, unless something changes before."""
         self._turn += 1
         running = self._running()
         if running:
@@ -96,7 +96,7 @@ class Device:
             return
         self._advance()
         running = self._running()
-        end = max(_NOTHING, min(job.left for job in running))
+        end = max(_ROUNDING_S, min(job.left for job in running))
         ended = [job for job in running if job.left <= end]
         self._jobs = [job for job in self._jobs if job not in ended]
         self._plan()

@@ -1,13 +1,13 @@
-"""Drives a conductor on a virtual clock, with simulated stations in the place of live ones.
+"""Drives a conductor on a virtual clock, with simulated stations instead of live ones.
 
-    event ─▶ conductor.handle(event, now) ─▶ commands ─▶ stations ─▶ planned calls ─▶ event …
+    event ─▶ conductor.handle(event, now) ─▶ commands ─▶ stations ─▶ scheduled calls ─▶ event …
 
-Consumes events in the order in which they reach the conductor; waits for nothing but the clock; is unblocked by
-the next planned call or the conductor's deadline, whichever is earlier (at the same instant the call goes
-first, so that a request that arrives exactly when the batch clock ends still boards the batch).
+Consumes events in the order in which they reach the conductor; waits only for the clock; is unblocked by the next
+scheduled call or the conductor's deadline, whichever is earlier (at the same instant the call goes first, so that a
+request that arrives exactly when the batch clock ends still joins the batch).
 
-Invariants: the same seed gives the same events, commands and times. When nothing is planned, no deadline is set and
-the goal is not reached, nothing can ever happen again: `Deadlock`.
+Invariants: the same seed gives the same events, commands and times. If no call is scheduled, no deadline is set and
+the goal is not reached, the run cannot continue: `Deadlock`.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from polyrhythm.scheduler.records import (
     Wake,
 )
 
-#: Events at one instant after which the run is declared to be going in circles.
+#: Events at one instant after which the run counts as an endless loop.
 INSTANT_LIMIT = 5_000_000
-#: Wakes at one instant after which the conductor's deadline is declared stuck.
+#: Wakes at one instant after which the conductor's deadline counts as stuck.
 WAKE_LIMIT = 1_000
 
 
 class Decider(Protocol):
-    """The part of the conductor that a driver needs."""
+    """The interface of the conductor that a driver needs."""
 
     def handle(self, event: Event, now: float) -> list[Command]: ...
 
@@ -59,16 +59,16 @@ class Decider(Protocol):
 
 
 class Deadlock(RuntimeError):
-    """Nothing is planned and the goal is not reached."""
+    """No call is scheduled and the goal is not reached."""
 
 
 class ProtocolError(RuntimeError):
-    """A command that no correct conductor gives."""
+    """The conductor gave an invalid command."""
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What a finished sample holds, without its data."""
+    """The metadata of a finished sample."""
 
     ticket: int
     transitions: int
@@ -88,25 +88,25 @@ _ADDRESS: dict[type, Callable[[Any], str]] = {
 
 
 class Asker(Protocol):
-    """A simulator, as a generator sees it."""
+    """The interface of a simulator towards generators."""
 
     def taken(self, request: Request) -> None:
-        """The request left the queue for a generator."""
+        """Note that a generator took the request from the queue."""
 
     def returned(self, request: Request) -> None:
-        """Its generator died before it answered."""
+        """Note that the request's generator died before it answered."""
 
     def answered(self, request: Request, version: int) -> None:
-        """The reply, computed by weights `version`."""
+        """Accept the reply, computed by weights `version`."""
 
 
 class Driver:
-    """A conductor, a clock, and the stations by name.
+    """The event loop of a simulation: a conductor, a clock, and the stations by name.
 
-    message_delay: how long a message between a station and the conductor is under way; messages of one station
-    keep their order, those of two stations may cross. Replies take the direct way and are immediate.
+    message_delay: latency of a message between a station and the conductor; messages of one station keep their order,
+    those of different stations may not. Replies bypass the conductor and are immediate.
     record: keep every decision in `steps` (for replay and benchmarks).
-    evaluating: names of the evaluations asked for that have not ended.
+    evaluating: names of the requested evaluations that have not ended.
     """
 
     def __init__(self, conductor: Decider, seed: int = 0, message_delay: Cost = FREE, record: bool = False) -> None:
@@ -136,7 +136,7 @@ class Driver:
     # ------------------------------------------------------------ messages
 
     def emit(self, station: VirtualStation, event: Event) -> None:
-        """A station's event, on its way to the conductor."""
+        """Send a station's event to the conductor."""
         if self._direct:
             self._inbox.append(event)
             return
@@ -146,20 +146,20 @@ class Driver:
         self.clock.at(arrival, self._deliver, (station, now, event))
 
     def submit(self, event: Event) -> None:
-        """An event of the operator or of supervision: reaches the conductor at once."""
+        """Deliver an event of the operator or of supervision to the conductor at once."""
         if isinstance(event, Evaluate):
             self.evaluating.add(event.name)
         self._inbox.append(event)
 
     def report(self, station: VirtualStation, event: Event) -> None:
-        """What supervision says of a station comes after what the station said itself."""
+        """Deliver supervision's event about a station after the station's own messages."""
         if station.last_sent <= self.clock.now:
             self._inbox.append(event)
         else:
             self.clock.at(station.last_sent, self._inbox.append, event)
 
     def reply(self, request: Request, version: int) -> None:
-        """A generator's answer, straight to the slot."""
+        """Deliver a generator's answer directly to the slot."""
         self.simulators[request.simulator].answered(request, version)
 
     def _deliver(self, message: tuple[VirtualStation, float, Event]) -> None:
@@ -170,10 +170,10 @@ class Driver:
     # ------------------------------------------------------------ the loop
 
     def run(self, version: int, max_time: float = inf) -> None:
-        """Go on until `TargetReached(version)` and the end of every evaluation, or `Halt`, or until the clock passes
+        """Run until `TargetReached(version)` and the end of every evaluation, or `Halt`, or until the clock passes
         `max_time`.
 
-        Raises Deadlock when nothing can happen any more, ProtocolError when the conductor asks for nonsense.
+        Raises Deadlock if the run cannot continue, ProtocolError for an invalid command.
         """
         clock = self.clock
         self._drain()
@@ -206,7 +206,7 @@ class Driver:
         self._inbox.append(Wake())
 
     def _drain(self) -> None:
-        """Give every waiting event to the conductor and its commands to the stations."""
+        """Pass all waiting events to the conductor and its commands to the stations."""
         inbox, conductor, clock = self._inbox, self.conductor, self.clock
         now, count = clock.now, self.events
         while inbox:
@@ -245,7 +245,7 @@ class Driver:
         self.clock.at(arrival, station.handle, command)
 
     def _accept(self, command: Command) -> None:
-        """A command to the run itself."""
+        """Execute a command that is addressed to the run."""
         if isinstance(command, ReleasePayloads):
             for payload_id in command.payload_ids:
                 if self.payloads.pop(payload_id, None) is None:

@@ -29,7 +29,7 @@ from polyrhythm.scheduler.settings import SchedulerSettings
 
 
 def load_cluster(path: str | Path) -> ClusterSettings:
-    """The settings in a YAML file. Raises ConfigError with what, value and remedy."""
+    """Load the settings from a YAML file. ConfigError: it cannot be read, or a setting is invalid."""
     try:
         data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -49,7 +49,7 @@ def load_cluster(path: str | Path) -> ClusterSettings:
 
 
 def simulate(settings: ClusterSettings, span: Span | None = None) -> dict[str, Any]:
-    """Run the cluster to its end and return the summary. span: told of every bar of the timeline."""
+    """Run the cluster to its end and return the summary. span: called with every bar of the timeline."""
     conductor = Conductor(settings.scheduler)
     cluster = Cluster(settings, conductor)
     cluster.driver.measures.span = span
@@ -70,7 +70,7 @@ def simulate_file(path: str | Path, trace_path: str | Path | None = None) -> dic
 
 
 class SpanWriter:
-    """Writes the bars of all generators and the trainer, and of the first `slots` slots that show one."""
+    """Writer of trace bars of all generators, the trainer, and the first `slots` slots that have one."""
 
     def __init__(self, trace: TraceWriter, slots: int) -> None:
         self._trace = trace
@@ -88,7 +88,7 @@ class SpanWriter:
 
 
 def _explain(error: ValidationError) -> Iterator[str]:
-    """One sentence per problem: where, value, what is wrong, what to do. Missing keys last: most are misspelt ones."""
+    """One sentence per problem: key, value, problem, fix. Missing keys come last: most are misspelt ones."""
     for detail in sorted(error.errors(include_url=False), key=lambda detail: detail["type"] == "missing"):
         where = ".".join(str(part) for part in detail["loc"]) or "the file"
         if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
@@ -101,7 +101,7 @@ def _explain(error: ValidationError) -> Iterator[str]:
 
 
 def _nearest(location: tuple[int | str, ...]) -> str:
-    """Which key was meant, among those of the section that `location` ends in."""
+    """A suggestion for an unknown key, from those of the section that `location` ends in."""
     if (name := _RENAMED.get(str(location[-1]))) is not None:
         return f"did you mean {name}?"
     keys: list[str] = list(ClusterSettings.model_fields)

@@ -1,4 +1,4 @@
-"""Counters and time integrals of a running simulation; `summary.summarise` turns them into metrics."""
+"""Collects counters and time integrals of a running simulation; `summary.summarise` turns them into metrics."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from polyrhythm.clustersim.meters import Causes, Level, Presence
 from polyrhythm.observe.utilisation import Utilisation
 
-#: What a slot does: waits for tickets, resets, waits for a generator, is in a batch, waits for its thread, steps.
+#: States of a slot: waits for tickets, resets, waits for a generator, is in a batch, waits for its thread, steps.
 TICKETS, RESET, QUEUED, IN_BATCH, THREAD, STEP = "tickets", "resetting", "generator", "in_batch", "thread", "stepping"
-#: What a generator does. `batch_clock`: idle while requests wait; `no_requests`: idle while none does.
+#: States of a generator. `batch_clock`: idle while requests wait; `no_requests`: idle while none does.
 SERVE, APPLY, NO_REQUESTS, BATCH_CLOCK = "serving", "applying_weights", "no_requests", "batch_clock"
-#: What a trainer does; its ranks exchange gradients (told apart from training where they are on shared devices).
+#: States of a trainer; its ranks exchange gradients (separate from training only on shared devices).
 TRAIN, EXCHANGE, SAMPLES = "training", "synchronising", "samples"
 
 #: track, name, begin and end in seconds of virtual time.
@@ -35,7 +35,7 @@ class Busy:
         self.meter.offer(now, self.slots)
 
     def leave(self, now: float, slots: int, active: int) -> None:
-        """A station dies, and with it the `active` pieces it was at."""
+        """Remove a station that died, with its `active` pieces of work."""
         if active:
             self.meter.end(now, active)
         self.join(now, -slots)
@@ -43,13 +43,13 @@ class Busy:
 
 @dataclass(slots=True)
 class Measures:
-    """Counters and time integrals of one run.
+    """The counters and time integrals of one run.
 
-    waiting: requests that no generator serves yet; present: time during which there was at least one of them.
-    evaluated, evaluations_dropped: episodes of the evaluations that ended.
+    waiting: requests that no generator serves yet; present: time with at least one of them.
+    evaluated, evaluations_dropped: episodes of the finished evaluations.
     lags: lag → samples of completed updates; down: seconds that stations of a kind were dead;
-    devices: seconds that each device which stations share was occupied; publishing: that versions were under way to
-    the generators.
+    devices: seconds of occupation of each shared device; publishing: seconds in which versions were being sent to the
+    generators.
     """
 
     simulator: Busy = field(default_factory=Busy)

@@ -1,13 +1,13 @@
-"""Time integrals of queue lengths and of waiting times (for utilisation see `observe`).
+"""Integrates queue lengths and waiting times over time (for utilisation see `observe`).
 
-Invariant: every change of a level is entered at the time it happens; nothing is inferred from counts.
+Invariant: every change of a level is recorded when it happens; nothing is inferred from counts.
 """
 
 from __future__ import annotations
 
 
 class Level:
-    """∫ level dt of a number that changes at known times."""
+    """A time integral ∫ level dt of a number that changes at known times."""
 
     __slots__ = ("level", "since", "total")
 
@@ -28,7 +28,7 @@ class Level:
 
 
 class Presence:
-    """∫ [level > 0] dt: how long there was at least one."""
+    """A time integral ∫ [level > 0] dt: how long there was at least one."""
 
     __slots__ = ("_count", "_some")
 
@@ -45,7 +45,7 @@ class Presence:
 
 
 class Causes:
-    """Seconds spent in each state by a population of items, each of which is in one state at a time."""
+    """Seconds per state, summed over items of which each is in one state at a time."""
 
     __slots__ = ("seconds",)
 

@@ -1,4 +1,4 @@
-"""A batching scenario on the virtual clock: slots that step, generators that serve, and nothing else.
+"""Simulates a batching scenario on the virtual clock, with slots that step and generators that serve only.
 
 Training takes no time and admission never waits, so that batching alone decides the rate. The real conductor drives
 every run; the virtual clock makes the numbers the same on any machine.
@@ -29,10 +29,10 @@ FOREVER = 10**9
 
 @dataclass(frozen=True, slots=True)
 class BatchingScenario:
-    """step: distribution of a slot's chunk-step time; serve: of a pass, by rows; later_step, later_serve: what they
-    change to.
+    """A batching scenario. step: distribution of a slot's chunk-step time; serve: cost of a pass, by rows; later_step,
+    later_serve: their values after a change.
 
-    padded: passes are padded to powers of two, and take as long as these.
+    padded: passes are padded to powers of two, and cost as much.
     """
 
     slots: int
@@ -63,8 +63,8 @@ class BatchingScenario:
 
 
 @dataclass(slots=True)
-class Hour:
-    """The time, once there is a clock."""
+class ClockReference:
+    """A holder of the clock, which exists later than the costs that read it."""
 
     clock: Clock | None = None
 
@@ -75,13 +75,13 @@ class Hour:
 
 @dataclass(frozen=True, slots=True)
 class ChangingCost(Cost):
-    """A cost that is `later` from the end of the first warm-up on."""
+    """A cost that changes to `later` at the end of the first warm-up."""
 
     later: Cost = FREE
-    hour: Hour = field(default_factory=Hour)
+    clock: ClockReference = field(default_factory=ClockReference)
 
     def draw(self, rng: random.Random, units: int = 1) -> float:
-        if self.hour.now < WARM_UP_S:
+        if self.clock.now < WARM_UP_S:
             return Cost.draw(self, rng, units)
         return self.later.draw(rng, units)
 
@@ -101,7 +101,7 @@ def rate(
     length: str,
     heard: list[BatchingChosen] | None = None,
 ) -> float:
-    """Rows per second of virtual time, after the warm-up. heard: gets what `auto` said."""
+    """Rows per second of virtual time after the warm-up. heard: receives the choices of `auto`."""
     learns = scheduler.batching == "auto"
     cluster = cluster_of(scene, scheduler, seed)
     if heard is not None:
@@ -125,7 +125,7 @@ def rate(
 
 
 def _cycle(scene: BatchingScenario) -> float:
-    """About how long a slot takes from one request to the next, seconds."""
+    """Approximate seconds of a slot from one request to the next."""
     step, serve = scene.later_step or scene.step, scene.later_serve or scene.serve
     rows = scene.total_rows / scene.generators
     return parse_cost(step).mean(0) + parse_cost(serve).mean(math.ceil(rows))
@@ -133,14 +133,14 @@ def _cycle(scene: BatchingScenario) -> float:
 
 def cluster_of(scene: BatchingScenario, scheduler: SchedulerSettings, seed: int, *, record: bool = False) -> Cluster:
     """The scene on the virtual clock. record: keep the decisions in `driver.steps`."""
-    hour = Hour()
+    reference = ClockReference()
     simulators = {
         "env_batches": scene.slots,
         "rows": scene.rows,
-        "step": _cost(scene.step, scene.later_step, hour),
+        "step": _cost(scene.step, scene.later_step, reference),
         "steps": scene.episode_steps,
     }
-    serve = _cost(scene.serve, scene.later_serve, hour)
+    serve = _cost(scene.serve, scene.later_serve, reference)
     if scene.padded:
         serve = PaddedCost(serve.base, serve.per_unit)
     generators = {"count": scene.generators, "serve": serve}
@@ -154,10 +154,10 @@ def cluster_of(scene: BatchingScenario, scheduler: SchedulerSettings, seed: int,
         }
     )
     cluster = Cluster(settings, Conductor(scheduler), record)
-    hour.clock = cluster.driver.clock
+    reference.clock = cluster.driver.clock
     return cluster
 
 
-def _cost(before: str, later: str, hour: Hour) -> Cost:
+def _cost(before: str, later: str, clock: ClockReference) -> Cost:
     cost = parse_cost(before)
-    return ChangingCost(cost.base, cost.per_unit, parse_cost(later), hour) if later else cost
+    return ChangingCost(cost.base, cost.per_unit, parse_cost(later), clock) if later else cost

@@ -1,4 +1,4 @@
-"""What a cluster file says: which stations there are, what their work costs, and what goes wrong."""
+"""Defines the settings of a cluster file: stations, costs of their work, and faults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polyrhythm.specs.distributions import parse_duration
 
 
 def _numbers(value: object) -> tuple[int, ...]:
-    """Devices by number: a list, or text such as 0-5 or 0-3,6."""
+    """Parse device numbers: a list, or text such as 0-5 or 0-3,6."""
     if isinstance(value, int) and not isinstance(value, bool):
         return _numbers([value])
     if isinstance(value, list | tuple):
@@ -29,7 +29,7 @@ def _numbers(value: object) -> tuple[int, ...]:
 
 
 def _seconds(value: object) -> float:
-    """A duration with a unit, or a number of seconds given by code."""
+    """Parse a duration with a unit; code may give a number of seconds."""
     if isinstance(value, float) and value >= 0:
         return value
     if isinstance(value, str):
@@ -52,14 +52,14 @@ class ClusterSection(BaseModel):
 
 
 class StationGroup(ClusterSection):
-    """What every group of equal stations says about failures, and the GPUs that it takes.
+    """A group of equal stations: its size, devices and failures.
 
-    count: stations of the group; gpus: devices per station (only summed up in the summary), where `devices` says none.
-    devices: numbers of the devices that the group works on, as 0-5 or a list: station i is on the i-th, counted round.
-    Groups that name the same ones share them (`devices`). Without it a station has a device of its own.
+    count: stations of the group; gpus: devices per station if `devices` is empty (used only for the summary's total).
+    devices: numbers of the group's devices, as 0-5 or a list; station i is on device i modulo their number. Groups with
+    the same numbers share the devices. If empty, each station has its own device.
     occupies: share of its device that a pass takes when it is alone.
-    mean_life: mean time to a failure at random, exponential; 0s means never.
-    detected: from a failure to its being noticed; restart: from there to the new incarnation.
+    mean_life: mean time to a random failure, exponential; 0s means never.
+    detected: time from a failure to its detection; restart: from there to the new incarnation.
     """
 
     count: int = Field(default=1, ge=1)
@@ -78,20 +78,20 @@ class StationGroup(ClusterSection):
 
 
 class SimulatorGroup(StationGroup):
-    """`count` equal simulators.
+    """A group of `count` equal simulators.
 
     env_batches: per simulator; slots: per env batch; rows: per slot.
-    reserved: so many of a simulator's env batches, the last ones, run background evaluations and nothing else.
+    reserved: number of a simulator's env batches, the last ones, that run only background evaluations.
     shared_thread: the slots of an env batch take turns on one stepping thread; otherwise each has its own.
-    reset_rows: rows reset on their own; otherwise the episodes of an env batch begin together.
+    reset_rows: rows reset independently; otherwise the episodes of an env batch begin together.
     step: one chunk step of a slot, per active row; reset: per row that resets at once.
     steps: env steps of an episode; chunk: env steps per chunk step (C).
-    episode_time: if given, what a whole episode takes instead of `step`: its chunk steps share the time evenly, and
-    a slot's step takes as long as its slowest row.
+    episode_time: duration of a whole episode, replaces `step`: its chunk steps share the time evenly, and a slot's step
+    takes as long as that of its slowest row.
     segment_steps: chunk steps after which an unfinished episode ships a segment; 0 for whole episodes.
     raises: probability that a row's chunk step fails.
-    solved, hopeless: the shares of initial states from which every episode succeeds, or none does; from the others
-    every second one succeeds. The return of an episode is 1 or 0.
+    solved, hopeless: shares of initial states from which all episodes or no episodes succeed; from the others half
+    succeed. The return of an episode is 1 or 0.
     """
 
     env_batches: int = Field(default=1, ge=1)
@@ -124,10 +124,10 @@ class SimulatorGroup(StationGroup):
 
 
 class GeneratorGroup(StationGroup):
-    """`count` equal generators. serve: one forward pass, per row; apply: loading a version.
+    """A group of `count` equal generators. serve: cost of a forward pass, per row; apply: of loading a version.
 
-    Which one has the second copy of the weights, for background evaluations, and whether it does anything else, is said
-    by `scheduler.evaluator` and `scheduler.evaluator_only`.
+    `scheduler.evaluator` names the generator with the second copy of the weights, for background evaluations;
+    `scheduler.evaluator_only` reserves it for them.
     """
 
     serve: CostText = FREE
@@ -135,13 +135,13 @@ class GeneratorGroup(StationGroup):
 
 
 class TrainerSettings(StationGroup):
-    """The trainer; there is one, of any number of ranks.
+    """The trainer, of any number of ranks.
 
-    update: one update, per transition of a rank: ranks share the transitions evenly.
-    ranks: data-parallel ranks; where `devices` are given, one on each of them.
-    gradient_steps: of an update; ranks wait for each other after each. synchronise: the gradients of one, per rank.
-    publish: until generators can fetch, per generator; the next update goes on meanwhile.
-    checkpoint_every: updates between checkpoints; 0 for none. A restarted trainer begins at its last one.
+    update: cost of an update, per transition of a rank: ranks share the transitions evenly.
+    ranks: data-parallel ranks; with `devices`, one on each of them.
+    gradient_steps: number per update; ranks synchronise after each. synchronise: cost of one exchange, per rank.
+    publish: time until generators can fetch a version, per generator; overlaps with the next update.
+    checkpoint_every: updates between checkpoints; 0 for none. A restarted trainer resumes from the last one.
     """
 
     update: CostText = FREE
@@ -165,11 +165,11 @@ class TrainerSettings(StationGroup):
 
 
 class FaultPlan(ClusterSection):
-    """One failure: `station` (simulator-0, generator-3, trainer) dies or hangs `at` a time.
+    """A planned failure: `station` (simulator-0, generator-3, trainer) dies or hangs `at` a time.
 
-    after_reply: a generator dies between its replies and its report: the slots go on with answers that the
-    conductor never hears of. A trainer dies when it has written its next version, before it says so.
-    detected, restart: in place of the station's own.
+    after_reply: a generator dies between its replies and its report: the slots continue with answers unknown to the
+    conductor. A trainer dies after writing its next version, before it reports it.
+    detected, restart: override the group's.
     """
 
     station: str
@@ -181,8 +181,8 @@ class FaultPlan(ClusterSection):
 
 
 class EvaluationPlan(ClusterSection):
-    """`episodes` episodes are requested `at` a time: in the background, or (background: false) while training
-    pauses."""
+    """A planned evaluation: `episodes` episodes, requested `at` a time, in the background or (background: false) while
+    training pauses."""
 
     at: Seconds
     episodes: int = Field(default=1, ge=1)
@@ -190,14 +190,13 @@ class EvaluationPlan(ClusterSection):
 
 
 class ClusterSettings(ClusterSection):
-    """A whole cluster file.
+    """The settings of a cluster file.
 
-    sharing: of devices that several stations work on: their passes slow each other (`shared`) or take turns
-    (`exclusive`).
-    versions: run until this version is trained, published and applied, and every evaluation asked for until then ended.
-    message_delay: how long a message between a station and the conductor is under way.
-    max_time: virtual time after which the run stops where it is; 0s for no limit.
-    trace_slots: how many slots the trace shows, besides all generators and the trainer.
+    sharing: how passes share a device: they slow each other down (`shared`) or take turns (`exclusive`).
+    versions: run until this version is trained, published and applied, and all evaluations requested by then ended.
+    message_delay: latency of a message between a station and the conductor.
+    max_time: virtual time limit of the run; 0s for none.
+    trace_slots: number of slots in the trace, besides all generators and the trainer.
     """
 
     seed: int = 0
@@ -215,7 +214,7 @@ class ClusterSettings(ClusterSection):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        """Refuse pairs of settings that cannot work together."""
+        """Check settings that depend on each other."""
         if any(g.segment_steps for g in self.simulators) and not self.scheduler.segments:
             raise ValueError("simulators have segment_steps above 0 but scheduler.segments is false; set it to true")
         names = self.station_names()

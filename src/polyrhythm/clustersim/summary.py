@@ -1,7 +1,7 @@
-"""Summary of a simulated run: its metrics as plain JSON-able data.
+"""Summarises a simulated run as JSON-able metrics.
 
-Times are seconds of virtual time. Waiting is by cause, in seconds summed over the slots (generators, the trainer), and
-the shares of each kind add up to 1.
+Times are seconds of virtual time. Waiting times are by cause, summed over the slots (generators, the trainer); the
+shares of each kind add up to 1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from polyrhythm.clustersim.meters import Causes
 def summarise(
     driver: Driver, ledger: dict[str, Any], gpus: float = 0.0, groups: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Summary of what `driver` did until now. ledger: the conductor's; groups: its `RolloutScheduler.summary`."""
+    """Summary of the run until now. ledger: the conductor's; groups: its `RolloutScheduler.summary`."""
     now, measures = driver.clock.now, driver.measures
     return {
         "virtual_s": now,

@@ -1,6 +1,6 @@
-"""The arrays that pass between stations: what a policy is shown, what it answers, and the arena that holds both.
+"""Computes the specs of the arrays that stations exchange: observations, policy answers, and the arena for both.
 
-All of it follows from the configuration, the environment's spec and the policy's form; no policy is built for it.
+They follow from the configuration, the environment's spec and the policy's form; no policy is built.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def arena_layout(
     *,
     trainer: bool = True,
 ) -> ArenaLayout:
-    """The arrays of the arena; without a trainer no finished sample waits.
+    """The layout of the arena; without a trainer it has no blocks for waiting samples.
 
-    Redundant tickets need room of their own: the samples of spare groups wait beside those that admission counts.
+    Redundant tickets need extra blocks: samples of spare groups wait besides those that admission counts.
     """
     slots = {slot.slot: slot.rows for batches in infos for info in batches for slot in info.slots}
     rows = sum(slots.values())
@@ -55,12 +55,12 @@ def arena_layout(
 
 
 def shown(spec: EnvSpec) -> dict[str, ArraySpec]:
-    """What a policy sees: the environment's observation, and what the simulator station adds."""
+    """The inputs of a policy: the environment's observation, and the arrays that the simulator station adds."""
     return {**spec.observation, INSTRUCTION: ArraySpec((), "int64"), PROGRESS: ArraySpec((), "float32")}
 
 
 def blank(spec: EnvSpec) -> dict[str, torch.Tensor]:
-    """One row of zeros, for the trial of a policy."""
+    """One row of zeros as input, for checking a policy."""
     return {name: torch.from_numpy(np.zeros((1, *a.shape), a.dtype)) for name, a in shown(spec).items()}
 
 
@@ -81,25 +81,25 @@ def step_settings(config: RunConfig, chunk: int) -> StepSettings:
 
 
 def bucket_sizes(config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]]) -> tuple[int, ...]:
-    """The row counts that forward passes are padded to, ascending; none for no padding.
+    """The row counts that forward passes are padded to, ascending; empty without padding.
 
-    ConfigError: a batch may be larger than the largest of them.
+    ConfigError: a batch may be larger than the largest bucket.
     """
-    wanted = config.rollout.buckets
-    if wanted == "none":
+    buckets = config.rollout.buckets
+    if buckets == "none":
         return ()
     batches = [info for own in infos for info in own]
     slots = [slot.rows for info in batches for slot in info.slots]
     reserved = sum(slot.rows for info in batches if info.reserved for slot in info.slots)
-    training = sum(slots) - reserved  # in passes of their own
+    training = sum(slots) - reserved  # evaluation rows have separate passes
     if isinstance(config.batching, LimitedBatching):
         training = min(config.batching.max_rows, training)
     most = max(training, reserved, *slots)
-    if isinstance(wanted, str):
+    if isinstance(buckets, str):
         return powers(most)
-    if wanted[-1] < most:
+    if buckets[-1] < most:
         raise ConfigError(
-            f"rollout.buckets = {list(wanted)}: a batch may have {most} rows, more than the largest bucket; add "
+            f"rollout.buckets = {list(buckets)}: a batch may have {most} rows, more than the largest bucket; add "
             f"{powers(most)[-1]}, or use powers"
         )
-    return wanted
+    return buckets

@@ -45,16 +45,16 @@ from polyrhythm.training.checkpoint import load_state
 
 log = logging.getLogger(__name__)
 
-#: What a run's folder holds of the machinery.
+#: Folder of the stations' logs in a run's folder.
 LOGS = "logs"
-#: Stations for background evaluation.
+#: Stations for evaluation during training.
 _EVALUATION_SIMULATOR, _EVALUATION_GENERATOR = f"simulator{EVALUATION}", f"generator{EVALUATION}"
 
 
 @dataclass(slots=True)
 class Pipeline:
-    """A run's parts, joined. weights: what was published; states: the trainer's, where there is a folder; failures: of
-    samples in their environments; spec: of these."""
+    """The connected parts of a run. weights: the published ones; states: the trainer's, if there is a folder; failures:
+    of samples; spec: of the environments."""
 
     loop: RunLoop
     launcher: Launcher
@@ -64,15 +64,15 @@ class Pipeline:
     spec: EnvSpec
 
     def evaluate(self, name: str, episodes: Sequence[Episode]) -> list[SampleEvaluated]:
-        """Run these episodes; their results in the order in which they finished. RunHalted: not one did."""
+        """Run these episodes and return their results in the order of finishing. RunHalted: all were dropped."""
         results = self.loop.evaluate(name, episodes)
         if not results:
             raise RunHalted(
                 f"every episode of the evaluation was dropped, the last one: {self.failures.last}; fix what raised it"
             )
         if dropped := len(episodes) - len(results):
-            said = "evaluation %s: %d of %d episodes were dropped and are missing in its result, the last one: %s"
-            log.warning(said, name, dropped, len(episodes), self.failures.last)
+            message = "evaluation %s: %d of %d episodes were dropped and are missing in its result, the last one: %s"
+            log.warning(message, name, dropped, len(episodes), self.failures.last)
         return results
 
     def close(self) -> None:
@@ -80,14 +80,14 @@ class Pipeline:
 
 
 def env_settings(config: RunConfig) -> EnvSettings:
-    """The environment's section as what it must be. ConfigError if a class of the user's own is not."""
+    """The environment's settings. ConfigError if a user-defined class lacks a method."""
     if not isinstance(config.env, EnvSettings):
         raise ConfigError(f"env.type = {getattr(config.env, 'type', '')}: its settings need spec() and build(rows)")
     return config.env
 
 
 def policy_settings(config: RunConfig) -> PolicySettings:
-    """The policy's section. ConfigError if a class of the user's own lacks a part of the contract."""
+    """The policy's settings. ConfigError if a user-defined class does not fulfil the contract."""
     try:
         return as_settings(config.policy)
     except ValueError as error:
@@ -161,7 +161,7 @@ def station_names(config: RunConfig, *, trainer: bool = True) -> dict[Kind, list
 
 
 def run_seats(config: RunConfig, *, trainer: bool = True) -> dict[str, Resources]:
-    """The seat of every station of the run on this machine. ConfigError: `placement` asks for what is not there."""
+    """The resources of each station on this machine. ConfigError: `placement` names a device that does not exist."""
     names = station_names(config, trainer=trainer)
     seats = assign_seats(config.placement, names, count_devices(), os.environ)
     if config.launcher == "inline" and any(seats[name].environment for name in names["simulators"]):
@@ -173,9 +173,9 @@ def run_seats(config: RunConfig, *, trainer: bool = True) -> dict[str, Resources
 
 
 def env_batch_infos(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -> list[list[EnvBatchInfo]]:
-    """Per simulator, its env batches cut into slots; last, where there is a trainer, the rows reserved for evaluation.
+    """The env batches of each simulator, sharded into slots; with a trainer the rows reserved for evaluation are last.
 
-    ConfigError if they cannot be cut so.
+    ConfigError: `rollout.sharding` cannot shard them.
     """
     rollout = config.rollout
     try:
@@ -231,11 +231,11 @@ def build_pipeline(
     start: bool = True,
     record: bool = False,
 ) -> Pipeline:
-    """Build a run's parts, and start them all if `start`. The configuration has passed `pipeline.validation.check`.
+    """Build the parts of a run, and start them if `start`. The configuration has passed `pipeline.validation.check`.
 
-    initial: the weights to begin with, as `version`, else those of the seed; with a trainer a policy file, which it
-    reads and publishes. folder: where logs and the trainer's states go; launcher local needs one. saved: the run to go
-    on with. trainer: whether there is one.
+    initial: the first weights, published as `version`, instead of those of the seed; with a trainer a policy file,
+    which the trainer reads and publishes. folder: for logs and the trainer's states; launcher local needs one. saved:
+    the run to resume. trainer: build one.
     record: keep every decision in `loop.trace`. StartError, RunHalted: the stations cannot be started.
     """
     if "OMP_NUM_THREADS" not in os.environ:
@@ -248,7 +248,7 @@ def build_pipeline(
     last = config.training.versions
     states = TrainerStates(str(folder / STATES), kept.every_versions, kept.keep_last, last) if folder else None
     buckets = bucket_sizes(config, infos)
-    factories = _factories(config, spec, infos, form.chunk, buckets)
+    factories = _rollout_factories(config, spec, infos, form.chunk, buckets)
     if trainer:
         assert not isinstance(initial, torch.nn.Module), "the trainer reads its first weights from a file"
         factories.append(_trainer_factory(config, spec, states, str(initial or ""), version))
@@ -272,7 +272,7 @@ def build_pipeline(
         elif not trainer:
             weights.publish(version, _state(initial, settings, spec, config.seed))
         failures = SampleFailureLog(
-            folder / LOGS if folder and config.launcher != "inline" else None, _culprits(config)
+            folder / LOGS if folder and config.launcher != "inline" else None, _sources_of_numbers(config)
         )
         loop = RunLoop(conductor, launcher, time.monotonic, observers=[failures], record=record)
         loop.submit(WeightsOffered(version))
@@ -285,7 +285,7 @@ def build_pipeline(
 
 
 def _state(initial: Policy | Path | None, settings: PolicySettings, spec: EnvSpec, seed: int) -> Mapping[str, Tensor]:
-    """The weights of a run without a trainer, which main publishes."""
+    """The weights that the main process publishes in a run without a trainer."""
     if isinstance(initial, Path):
         state: Mapping[str, Tensor] = load_state(initial)["policy"]
         return state
@@ -293,15 +293,15 @@ def _state(initial: Policy | Path | None, settings: PolicySettings, spec: EnvSpe
     return policy.state_dict()
 
 
-def _culprits(config: RunConfig) -> dict[str, str]:
-    """The settings that name who may give numbers that are not finite."""
+def _sources_of_numbers(config: RunConfig) -> dict[str, str]:
+    """The settings that name the policy and the environment, for reports of NaN or inf."""
     sections = {POLICY: ("policy", config.policy), ENVIRONMENT: ("env", config.env)}
     return {who: f"{name}.type = {getattr(section, 'type', '')}" for who, (name, section) in sections.items()}
 
 
 def _restore(saved: SavedRun, settings: SchedulerSettings, launcher: Launcher, versions: int) -> Conductor:
-    """The saved run's conductor, without stations; its samples are in the arena again. versions: to train in all, which
-    may be fewer than when it was saved."""
+    """Restore the saved run's conductor, without stations, and put its samples into the arena. versions: the target,
+    which may be lower than when the run was saved."""
     try:
         conductor = Conductor.restore(settings, saved.conductor)
     except (KeyError, TypeError, ValueError) as error:
@@ -312,24 +312,24 @@ def _restore(saved: SavedRun, settings: SchedulerSettings, launcher: Launcher, v
     conductor.detach()
     rollout = conductor.rollout
     rollout.admission.target = min(rollout.admission.target, versions)
-    places = _places(saved.samples, launcher.arena.layout.blocks)
+    blocks = _assign_blocks(saved.samples, launcher.arena.layout.blocks)
     try:
         for sample in rollout.samples.values():
-            sample.payload_id = places[sample.payload_id] if sample.payload_id else ""
+            sample.payload_id = blocks[sample.payload_id] if sample.payload_id else ""
         for payload_id, trajectory in saved.samples.items():
-            launcher.payloads.put(places[payload_id], trajectory)
+            launcher.payloads.put(blocks[payload_id], trajectory)
     except (LookupError, TypeError, ValueError) as error:
         raise RunFolderError(
             f"{saved.trainer.parent} cannot be resumed: its samples do not fit policy and environment "
             f"({type(error).__name__}: {error}); if you changed their code, undo that, or begin another run"
         ) from error
-    launcher.pool.restore(tuple(places.values()))
-    saved.samples.clear()  # they lie in the arena now
+    launcher.pool.restore(tuple(blocks.values()))
+    saved.samples.clear()  # they are in the arena now
     return conductor
 
 
-def _places(payload_ids: Iterable[str], blocks: int) -> dict[str, str]:
-    """Where each saved sample goes: where it was, or to the first blocks if there are fewer than before."""
+def _assign_blocks(payload_ids: Iterable[str], blocks: int) -> dict[str, str]:
+    """The arena block of each saved sample: the old one, or the first blocks if there are fewer than before."""
     own = list(payload_ids)
     if all(int(payload_id) < blocks for payload_id in own):
         return {payload_id: payload_id for payload_id in own}
@@ -352,14 +352,14 @@ def _launcher(
     )
 
 
-def _factories(
+def _rollout_factories(
     config: RunConfig,
     spec: EnvSpec,
     infos: Sequence[Sequence[EnvBatchInfo]],
     chunk: int,
     buckets: tuple[int, ...],
 ) -> list[StationFactory]:
-    """Simulators and generators, in this order."""
+    """The factories of simulators and generators, in this order."""
     step = step_settings(config, chunk)
     env = config.env.model_dump(mode="json")
     own = _policy_factory(config, spec)
@@ -379,7 +379,7 @@ def _factories(
 def _trainer_factory(
     config: RunConfig, spec: EnvSpec, states: TrainerStates | None, initial: str, version: int
 ) -> StationFactory:
-    """The trainer, which begins with the policy file `initial` ("": the seed's weights) and publishes `version`."""
+    """The factory of the trainer: it loads the policy file `initial` ("": the seed's weights), publishes `version`."""
     return TrainerFactory(
         "trainer",
         _policy_factory(config, spec),

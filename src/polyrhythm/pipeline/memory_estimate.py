@@ -1,7 +1,6 @@
-"""Memory that each station of a run needs for weights and samples, from declared forms alone: nothing is built.
+"""Estimates the memory of each station for weights and samples from declared forms, without building anything.
 
-Not counted: what a pass or an update computes in between (activations), the simulators themselves, and the
-interpreters of the processes.
+Not counted: activations, the environments of the simulators, and the Python interpreters.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ _MOMENTS = 2
 def memory_by_station(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> dict[str, dict[str, int]]:
     """Bytes by station and purpose; `shared` is the host's shared memory.
 
-    shared: the arena's blocks and two versions of the published weights. simulators: blocks that their rows write at a
-    time, of that arena. generators: their modules and, on another device than the CPU, the staging buffer.
-    trainer: weights, gradients, optimizer.
+    shared: the arena's blocks and two versions of the published weights. simulators: the arena blocks that their rows
+    write at a time. generators: their modules and, unless on the CPU, the staging buffer. trainer: weights, gradients,
+    optimizer.
     """
     infos = env_batch_infos(config, spec)
     arena = arena_layout(config, spec, infos, form)

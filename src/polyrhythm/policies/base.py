@@ -1,8 +1,8 @@
-"""The contract of a policy: one interface for token, flow-matching, Gaussian and categorical heads.
+"""Defines the interface of a policy, for token, flow-matching, Gaussian and categorical heads alike.
 
-A policy's file declares a pydantic settings model with a `type` literal that is a `PolicySettings`: it declares the
-policy's form (`policies.form`) without building it, and builds an `nn.Module`. Randomness in `act` comes from
-`noise_key` alone. `policies.conformance` checks all of it; some of these checks precede every run.
+A policy module defines a pydantic settings model with a `type` literal that implements `PolicySettings`: it declares
+the policy's form (`policies.form`) without building it, and builds an `nn.Module`. Randomness in `act` comes from
+`noise_key` alone. `policies.conformance` checks the contract, partly before every run.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from polyrhythm.specs import EnvSpec
 
 Observations = Mapping[str, Tensor]
 
-#: What every policy's settings model is: frozen, closed to unknown keys, strictly typed, finite, documented per field.
+#: Configuration of every policy's settings model: frozen, no unknown keys, strict types, finite, documented fields.
 SETTINGS = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class Act(NamedTuple):
-    """actions [B,C,A] in env units, logprob [B,C,A] float32, value [B] or [B,C] float32, forward_inputs
-    name → [B,...]: only what obs lacks for `evaluate` (sampled tokens, for example)."""
+    """The answer of `act`. actions [B,C,A] in env units, logprob [B,C,A] float32, value [B] or [B,C] float32;
+    forward_inputs name → [B,...]: inputs of `evaluate` that are not in obs, such as sampled tokens."""
 
     actions: Tensor
     logprob: Tensor
@@ -35,7 +35,7 @@ class Act(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """logprob, entropy [B,C,A] float32 and value (as in `Act`), with gradient."""
+    """The answer of `evaluate`: logprob, entropy [B,C,A] float32 and value (as in `Act`), with gradient."""
 
     logprob: Tensor
     value: Tensor
@@ -43,12 +43,12 @@ class Evaluation(NamedTuple):
 
 
 class Policy(Protocol):
-    """`evaluate(obs, act(obs).forward_inputs).logprob == act(obs).logprob` at the same batch shape.
+    """A policy. `evaluate(obs, act(obs).forward_inputs).logprob == act(obs).logprob` at the same batch shape.
 
     chunk: C, primitive actions per chunk step. action_dim: A.
-    exact: the equality above is bit-equal, and that of the values; otherwise they hold to `tolerance` (absolute for
-    log-probs, relative for values above 1).
-    critic, where there is one: the module that only the value uses, for `training.optimizer.value_lr`.
+    exact: log-probs and values are bit-equal; otherwise equal within `tolerance` (absolute for log-probs, relative for
+    values above 1).
+    critic, optional: the module that only the value uses, for `training.optimizer.value_lr`.
     """
 
     chunk: int
@@ -63,7 +63,7 @@ class Policy(Protocol):
     def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation: ...
 
     def value(self, obs: Observations) -> Tensor:
-        """Value alone, for bootstrapping; same shape and definition as in `act`."""
+        """The value only, for bootstrapping; same shape and definition as in `act`."""
         ...
 
     def sft_loss(self, obs: Observations, actions: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class Policy(Protocol):
 
 @runtime_checkable
 class PolicySettings(Protocol):
-    """What the settings model of a policy offers beside its fields. ValueError: policy and environment do not fit."""
+    """The methods of a policy's settings model. ValueError: policy and environment do not fit."""
 
     def form(self, env_spec: EnvSpec) -> PolicyForm:
         """Shapes, dtypes and sizes of the policy for this environment, without weights (`policies.form.describe`)."""
@@ -90,34 +90,34 @@ class PolicySettings(Protocol):
         ...
 
 
-#: What a settings model lacks that has only the `build(env_spec, seed)` of earlier versions.
-_TODAY = (
+#: The fix for a settings model that has only the `build(env_spec, seed)` of earlier versions.
+_FIX = (
     "write form(self, env_spec) -> PolicyForm and build(self, env_spec, *, seed, device, role) -> Policy, "
     "as docs/own-policies.md shows"
 )
 
 
 def as_settings(section: object) -> PolicySettings:
-    """The section as policy settings. ValueError: it lacks `form` or `build`, or `build` is of an earlier version."""
+    """The section as policy settings. ValueError: `form` or `build` is missing, or `build` is of an earlier version."""
     kind = getattr(section, "type", type(section).__name__)
     if not isinstance(section, PolicySettings):
         lacking = " and ".join(f"{name}()" for name in ("form", "build") if not hasattr(section, name))
-        raise ValueError(f"policy.type = {kind}: its settings have no {lacking}; {_TODAY}")
-    taken = inspect.signature(section.build).parameters.values()
-    any_keyword = any(p.kind is p.VAR_KEYWORD for p in taken)
-    lacking = ", ".join(sorted({"seed", "device", "role"} - {p.name for p in taken}))
+        raise ValueError(f"policy.type = {kind}: its settings have no {lacking}; {_FIX}")
+    parameters = inspect.signature(section.build).parameters.values()
+    any_keyword = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    lacking = ", ".join(sorted({"seed", "device", "role"} - {p.name for p in parameters}))
     if lacking and not any_keyword:
-        raise ValueError(f"policy.type = {kind}: its build() does not take {lacking}; {_TODAY}")
+        raise ValueError(f"policy.type = {kind}: its build() does not take {lacking}; {_FIX}")
     return section
 
 
 def named(value: Any) -> Any:
-    """The type's name alone stands for the section with its defaults."""
+    """Expand a type's name into the section {"type": name} with default settings."""
     return {"type": value} if isinstance(value, str) else value
 
 
 def type_or(default: str) -> Callable[[Any], Any]:
-    """A discriminator for a union of sections: the section's `type`, or `default` where it has none."""
+    """A discriminator for a union of sections: the section's `type`, or `default` if it has none."""
 
     def type_of(value: Any) -> Any:
         if isinstance(value, BaseModel):
@@ -128,6 +128,6 @@ def type_or(default: str) -> Callable[[Any], Any]:
 
 
 def as_module(policy: Policy) -> torch.nn.Module:
-    """The policy as the `nn.Module` that it is, for optimizers and weights."""
+    """The policy typed as `nn.Module`, for optimizers and weights."""
     assert isinstance(policy, torch.nn.Module)
     return policy

@@ -1,4 +1,4 @@
-"""Calls into a policy, and comparisons of what it returns; a ContractViolation says what is wrong with it."""
+"""Calls a policy and compares its results; errors and wrong results become ContractViolation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROUNDING = 1e-5
 
 
 def called(call: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What the user's function returns. ContractViolation with its line if it raises."""
+    """The result of the user's function. ContractViolation with the failing line if it raises."""
     try:
         return function(*arguments)
     except (Exception, SystemExit) as error:
@@ -30,14 +30,14 @@ def called(call: str, function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def built(build: Build, seed: int = 0) -> Policy:
-    """A policy that the build gave. ContractViolation if that raised, or is no torch module."""
+    """Build a policy. ContractViolation if that raises, or does not return a torch module."""
     policy: Policy = called("build", build, seed)
     check_module(policy)
     return policy
 
 
 def check_module(policy: object) -> None:
-    """ContractViolation unless it is a torch module."""
+    """Raise ContractViolation unless the policy is a torch module."""
     if not isinstance(policy, nn.Module):
         raise ContractViolation(
             f"build gave a {type(policy).__name__}", "return a torch.nn.Module with act, evaluate, value"
@@ -46,7 +46,7 @@ def check_module(policy: object) -> None:
 
 @contextmanager
 def in_trial(policy: Policy) -> Iterator[None]:
-    """Eval mode, and the global generators given back as they were. ContractViolation if a weight or buffer was
+    """Run in eval mode and restore the global random generators. ContractViolation if a weight or buffer was
     written."""
     module = as_module(policy)
     modes = {part: part.training for part in module.modules()}
@@ -67,13 +67,13 @@ def in_trial(policy: Policy) -> Iterator[None]:
 
 
 def _writes(module: nn.Module) -> dict[str, tuple[int, int]]:
-    """Where each tensor of the state lies, and how often it has been written to."""
+    """Address and write count of each tensor of the state."""
     state: Mapping[str, Tensor] = module.state_dict(keep_vars=True)
     return {name: (tensor.data_ptr(), tensor._version) for name, tensor in state.items()}
 
 
 def sample(policy: Policy, obs: Observations, first_key: int = 0, *, greedy: bool = False) -> Act:
-    """One pass, each row with a key of its own."""
+    """One `act` call with a different noise key for each row."""
     return act_with(policy, obs, torch.full((row_count(obs),), greedy), row_keys(obs, first_key))
 
 
@@ -108,7 +108,7 @@ def logprob_limit(policy: Policy) -> float:
 
 
 def value_limit(policy: Policy, act: Act) -> float:
-    """How far values may be from act's: relative where they are above 1."""
+    """Largest allowed difference from act's values, relative if they are above 1."""
     return logprob_limit(policy) * max(1.0, act.value.abs().max().item())
 
 
@@ -147,7 +147,7 @@ def check_bounds(actions: Tensor, spec: EnvSpec) -> None:
 
 
 def check_close(what: str, found: Tensor, than: str, wanted: Tensor, limit: float, fix: str) -> None:
-    """Both have the same shape; `limit` is absolute, 0 for equal bits."""
+    """Raise ContractViolation unless shapes are equal and values within `limit` (absolute; 0: bit-equal)."""
     if found.shape != wanted.shape:
         raise ContractViolation(
             f"{what} is {kind_of(found)}, {than} {list(wanted.shape)}", "return a row for each row given"
@@ -159,7 +159,7 @@ def check_close(what: str, found: Tensor, than: str, wanted: Tensor, limit: floa
 
 
 def first_unlike(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> str:
-    """The first name whose tensors differ, "" if none does."""
+    """The first name whose tensors differ; "" if all are equal."""
     return next((name for name in left if name not in right or not torch.equal(left[name], right[name])), "")
 
 

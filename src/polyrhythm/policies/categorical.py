@@ -1,4 +1,4 @@
-"""A categorical distribution over discrete actions, on flat observations."""
+"""Implements an MLP policy with a categorical distribution over discrete actions, on flat observations."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CategoricalSettings(BaseModel):
 
 
 class CategoricalPolicy(nn.Module):
-    """Each of the C·A entries is drawn on its own from softmax(logits(obs)).
+    """An MLP policy whose C·A entries are drawn independently from softmax(logits(obs)).
 
     forward_inputs = {"tokens": int64 [B,C,A]}.
     """

@@ -1,8 +1,8 @@
-"""What every policy promises, as checks: each takes the policy and one batch of observations.
+"""Checks the contract of a policy on one batch of observations.
 
-`try_policy` is the part that runs before every training, with two rows; `policy_checks` is all of it, for
-`polyrhythm check` and for a policy's own test. A check raises ContractViolation, which names the call, the value and
-the fix. All of them want the module in eval mode, on the device of the observations.
+`try_policy` runs before every training, with two rows; `policy_checks` has all checks, for `polyrhythm check` and for a
+policy's own test. A check raises ContractViolation, which names the call, the value and the fix. The module must be in
+eval mode, on the device of the observations.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from polyrhythm.policies.form import Role
 from polyrhythm.policies.form_checks import check_form
 from polyrhythm.specs import EnvSpec
 
-#: Calls with other keys before a policy counts as one that ignores its key.
+#: Calls with other keys after which a policy with equal actions counts as ignoring its key.
 _OTHER_KEYS = 64
-#: Entropy in nats of a batch's discrete actions, above which other keys must give other actions within these calls.
+#: Entropy in nats of a batch's discrete actions above which some of these calls must give other actions.
 _RANDOM_NATS = 1.0
 _VALUE_FIX = "compute it from the observation alone, by the same network as in act (or set exact to False)"
 
 
 def try_policy(policy: Policy, obs: Observations, spec: EnvSpec, *, learns: bool = True) -> None:
-    """Everything that a few forward passes show; ContractViolation for the first thing that is wrong.
+    """Run the checks that need only forward passes; raise ContractViolation for the first that fails.
 
-    learns: from rewards; a policy that only acts needs no `evaluate`.
+    learns: the policy is trained by RL; one that only acts needs no `evaluate`.
 
-    The weights, the module's mode and torch's generator are afterwards as they were.
+    Restores the weights, the module's mode and torch's generator.
     """
     with in_trial(policy):
         check_attributes(policy, spec)
@@ -69,9 +69,9 @@ def try_policy(policy: Policy, obs: Observations, spec: EnvSpec, *, learns: bool
 def policy_checks(
     settings: PolicySettings, obs: Observations, spec: EnvSpec, *, learns: bool = True, imitates: bool = False
 ) -> dict[str, Check]:
-    """All checks by name, of the policy that trains; "form" compares both roles with the declared form.
+    """All checks of the training policy by name; "form" compares both roles with the declared form.
 
-    learns: from rewards, so that log-probs need a gradient; imitates: `sft_loss` is needed.
+    learns: trained by RL, so log-probs need a gradient; imitates: trained by SFT, so `sft_loss` is needed.
     """
 
     def build(seed: int, role: Role = "train") -> Policy:
@@ -104,7 +104,7 @@ def _alone(policy: Policy, check: Check) -> str:
 
 
 def check_attributes(policy: Policy, spec: EnvSpec) -> str:
-    """It is a module, whose chunk, action_dim, exact and tolerance fit the environment."""
+    """The policy is a module, and chunk, action_dim, exact and tolerance fit the environment."""
     check_module(policy)
     for name in ("chunk", "action_dim", "exact", "tolerance"):
         if not hasattr(policy, name):
@@ -196,7 +196,7 @@ def check_value(policy: Policy, obs: Observations) -> str:
 
 
 def check_noise(policy: Policy, obs: Observations) -> str:
-    """What a row draws depends on its own key alone: not on time, on the other rows, or on its place in the batch."""
+    """A row's draws depend on its key alone: not on time, other rows, or its position in the batch."""
     rows = row_count(obs)
     keys, never = row_keys(obs), torch.zeros(rows, dtype=torch.bool)
     actions = act_with(policy, obs, never, keys).actions
@@ -236,15 +236,17 @@ def check_key_matters(policy: Policy, obs: Observations) -> str:
 
 
 def check_greedy(policy: Policy, obs: Observations) -> str:
-    """A greedy row ignores its key, and leaves the rows beside it alone."""
+    """A greedy row ignores its key and does not affect the other rows."""
     first, second = (sample(policy, obs, key, greedy=True).actions for key in (0, 99))
     fix = "where greedy is set take the mode, without noise"
     check_close("act(greedy).actions with other keys", second, "the same", first, 0.0, fix)
     greedy = torch.arange(row_count(obs)) % 2 == 0
     mixed = act_with(policy, obs, greedy, row_keys(obs)).actions
-    wanted = torch.where(greedy[:, None, None], first, sample(policy, obs).actions)
+    expected = torch.where(greedy[:, None, None], first, sample(policy, obs).actions)
     fix = "decide by greedy[b] for each row b of its own"
-    check_close("act().actions with some rows greedy", mixed, "those of each row alone", wanted, policy.tolerance, fix)
+    check_close(
+        "act().actions with some rows greedy", mixed, "those of each row alone", expected, policy.tolerance, fix
+    )
     return ""
 
 
@@ -272,7 +274,7 @@ def check_gradient(policy: Policy, obs: Observations) -> str:
 
 
 def idle_parameters(module: nn.Module) -> list[str]:
-    """Names of the trainable parameters without a gradient, or with one of zeros."""
+    """Names of the trainable parameters whose gradient is missing or zero."""
     return [
         name
         for name, p in module.named_parameters()
@@ -281,7 +283,7 @@ def idle_parameters(module: nn.Module) -> list[str]:
 
 
 def value_gradient_reach(policy: Policy, obs: Observations) -> set[str]:
-    """Names of the parameters that the value loss alone moves."""
+    """Names of the parameters that get a gradient from the value loss alone."""
     module = as_module(policy)
     module.zero_grad()
     policy.value(obs).square().sum().backward()
@@ -307,7 +309,7 @@ def check_seed(build: Build) -> str:
 
 
 def check_state_round_trip(build: Build, obs: Observations) -> str:
-    """The state_dict of one policy makes another the same: that is how weights reach the generators."""
+    """Loading the state_dict of one policy into another makes them equal, as generators need it."""
     first, second = built(build, 0), built(build, 1)
     for policy in (first, second):
         as_module(policy).eval()

@@ -1,4 +1,4 @@
-"""Log-prob, entropy, mode and sample of the two action distributions; in float32 whatever the backbone's dtype.
+"""Computes log-prob, entropy, mode and sample of the two action distributions, in float32 for any backbone dtype.
 
 Pure functions of tensors. Noise comes in as an argument (`polyrhythm.policies.noise`).
 """
@@ -37,7 +37,7 @@ def categorical_sample(log_p: Tensor, uniform: Tensor, greedy: Tensor, best: Ten
     """Token by inverse CDF, or `best` where `greedy`.
 
     log_p [B,...,K] float32, uniform [B,...] in (0,1), greedy [B] bool, best [B,...] int64 -> [B,...] int64.
-    One uniform number per token, where the Gumbel trick needs K.
+    Needs one uniform number per token; the Gumbel trick needs K.
     """
     cdf = log_p.exp().cumsum(-1)
     drawn = (cdf <= uniform.unsqueeze(-1) * cdf[..., -1:]).sum(-1).clamp_(max=log_p.shape[-1] - 1)

@@ -1,19 +1,19 @@
-"""Flow matching as a stochastic policy: the maths, given any velocity function.
+"""Implements the maths of flow matching as a stochastic policy, for any velocity function.
 
 Time runs from 1 (noise) to 0 (data) in K equal steps, t_i = (K − i)/K, s = t − 1/K. A state is x_t = t·noise +
 (1 − t)·data and moves with the velocity v = noise − data. One step:
 
-    x̂0 = x − v·t,  x̂1 = x + v·(1 − t)            the data and the noise that v points at
+    x̂0 = x − v·t,  x̂1 = x + v·(1 − t)            predicted data and predicted noise
     x_s ~ N(w0·x̂0 + w1·x̂1, std²),  w0 = 1 − s
     ode          w1 = s                           std = 0
     flow_sde     w1 = s − σ²/(2tK)                std = σ/√K,  σ = a·√(t/(1 − t)), at t = 1 the denominator is 1 − t_1
     flow_noise   w1 = s                           std from a network (`squashed`)
 
 After Flow-GRPO (Liu et al. 2025) and pi_RL (Chen et al. 2025), flow_noise after ReinFlow (Zhang et al. 2025). flow_sde
-keeps the distribution of x_t as the ode does, up to the size of its steps; at the first one the variance rises by a⁴/4.
-Everything is computed in the dtype of the state, which is float32 in a policy; a velocity is cast to it.
+keeps the ode's distribution of x_t, up to discretisation error; the first step raises the variance by a⁴/4.
+Computations use the dtype of the state, float32 in a policy; a velocity is cast to it.
 
-Example, K = 2, a = 0: `places(2, 0.0)` is [[1, ½, ½, 0], [½, 1, 0, 0]]: the first step goes half of the way to x̂0.
+Example, K = 2, a = 0: `step_coefficients(2, 0.0)` is [[1, ½, ½, 0], [½, 1, 0, 0]]: the first step goes half-way to x̂0.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ Velocity = Callable[[Tensor, Tensor], Tensor]
 
 
 class Normal(NamedTuple):
-    """One step's distribution: mean [B,C,A], std [B,C,A] or broadcast; std 0 where the step has no noise."""
+    """The distribution of a step: mean [B,C,A], std [B,C,A] or broadcast; std 0 for a step without noise."""
 
     mean: Tensor
     std: Tensor
 
 
 def from_data(velocity: Velocity) -> Velocity:
-    """The velocity of a model that counts time from 0 = noise to 1 = data (GR00T), in our time.
+    """Convert the velocity of a model whose time runs from 0 = noise to 1 = data (GR00T) to our time.
 
-    It moves towards the data with u = data − noise at u's time 1 − t.
+    Such a model predicts u = data − noise at its time 1 − t.
     """
     return lambda x, t: -velocity(x, 1.0 - t)
 
 
-def places(steps: int, noise: float) -> list[list[float]]:
+def step_coefficients(steps: int, noise: float) -> list[list[float]]:
     """[K,4]: t, w0, w1 and std of every step of flow_sde with noise a; of the ode for a = 0."""
     rows = []
     for i in range(steps):
@@ -56,21 +56,21 @@ def places(steps: int, noise: float) -> list[list[float]]:
 
 
 @lru_cache(maxsize=64)
-def place_table(steps: int, noise: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`places` as a tensor [K,4], to be indexed by each row's step."""
+def coefficient_table(steps: int, noise: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`step_coefficients` as a tensor [K,4], to be indexed by each row's step."""
     with torch.inference_mode(False):
-        return torch.tensor(places(steps, noise), dtype=dtype, device=device)
+        return torch.tensor(step_coefficients(steps, noise), dtype=dtype, device=device)
 
 
-def step(x: Tensor, v: Tensor, place: Tensor) -> Normal:
-    """The distribution of the next state: x, v [B,C,A], place [B,4] (a row of `places` each)."""
+def step(x: Tensor, v: Tensor, coefficients: Tensor) -> Normal:
+    """The distribution of the next state: x, v [B,C,A], coefficients [B,4] (rows of `step_coefficients`)."""
     v = v.to(x.dtype)
-    t, w0, w1, std = place.reshape(-1, 4, 1, 1).unbind(1)
+    t, w0, w1, std = coefficients.reshape(-1, 4, 1, 1).unbind(1)
     return Normal(w0 * (x - v * t) + w1 * (x + v * (1.0 - t)), std)
 
 
 def squashed(raw: Tensor, smallest: float, largest: float) -> Tensor:
-    """std between its bounds: tanh(raw) is the place of the log-variance between theirs. Any shape."""
+    """std between its bounds: tanh(raw) interpolates the log-variance between theirs. Any shape."""
     low, high = 2.0 * math.log(smallest), 2.0 * math.log(largest)
     return torch.exp(0.5 * (low + (high - low) * 0.5 * (torch.tanh(raw) + 1.0)))
 
@@ -87,5 +87,5 @@ def chain(step_at: Callable[[int, Tensor], Normal], start: Tensor, draws: Sequen
 
 
 def between(data: Tensor, noise: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """What supervised training shows and wants: the state x_t and its velocity. t broadcasts against the others."""
+    """Input and target of supervised training: the state x_t and its velocity. t broadcasts against the others."""
     return t * noise + (1.0 - t) * data, noise - data

@@ -1,10 +1,10 @@
-"""How a flow-matching policy samples and what is the probability of it: ode, flow_sde, flow_noise.
+"""Samples actions by flow matching and computes their log-probs: ode, flow_sde, flow_noise.
 
-All three start from N(0,1) noise and take K steps (`flow_matching`); they differ in where noise enters, in what is kept
-of the chain (`forward_inputs`), and in whose log-prob counts. A greedy row starts from zero, the mean of the noise, and
-follows the ode: no draw is in it, and where data and noise are normal it is exactly the mean of the samples.
+All three start from N(0,1) noise and take K steps (`flow_matching`); they differ in which steps add noise, which states
+are stored (`forward_inputs`), and which steps' log-probs count. A greedy row starts from zero, the mean of the noise,
+and follows the ode without draws; for normal data and noise it is exactly the mean of the samples.
 
-Draws come from a row's key alone (`noise`), each purpose in a stream of its own.
+Draws depend on a row's key alone (`noise`), with a separate stream for each purpose.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from polyrhythm.policies.base import SETTINGS
 from polyrhythm.specs import ArraySpec
 
 _START, _STEPS, _INDEX = 1, 2, 3
-#: How far above its bound fitted noise stays.
+#: Fitted noise without error, as a multiple of min_std.
 _ROOM = 1.2
 
 
-#: The model at work on one batch of observations: x [B,C,A], t [B] -> velocity [B,C,A] and, where the method learns its
-#: noise, what `squashed` makes a std of [B,C,A].
+#: The model for one batch of observations: x [B,C,A], t [B] -> velocity [B,C,A] and, if the method learns its noise,
+#: the input [B,C,A] of `squashed`, which makes it a std.
 Network = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 Kept = dict[str, Tensor]
 
 
 class Method(Protocol):
-    """`evaluate` is also what gives a sample its log-prob, from the tensors kept: the two agree to the bit."""
+    """A sampling method. A sample's log-prob is computed by `evaluate` from the kept tensors, so both are bit-equal."""
 
     def sample(self, network: Network, shape: tuple[int, int], greedy: Tensor, key: Tensor) -> tuple[Tensor, Kept]:
-        """shape (C, A), greedy [B] bool, key [B] int64 -> data [B,C,A], unclipped, and what `evaluate` needs."""
+        """shape (C, A), greedy [B] bool, key [B] int64 -> data [B,C,A], unclipped, and the inputs of `evaluate`."""
         ...
 
     def evaluate(self, network: Network, kept: Mapping[str, Tensor], /) -> tuple[Tensor, Tensor]:
-        """Log-prob and entropy of what was kept, each [B,C,A]."""
+        """Log-prob and entropy of the kept sample, each [B,C,A]."""
         ...
 
 
@@ -56,7 +56,7 @@ class OdeSettings(BaseModel):
         return {"start": ArraySpec(shape, "float32")}
 
     def build(self, steps: int) -> Ode:
-        """With K steps."""
+        """The method with K steps."""
         return Ode(steps)
 
 
@@ -75,7 +75,7 @@ class FlowSdeSettings(BaseModel):
         return {"step": ArraySpec((), "int64"), **dict.fromkeys(("before", "after"), ArraySpec(shape, "float32"))}
 
     def build(self, steps: int) -> FlowSde:
-        """With K steps."""
+        """The method with K steps."""
         return FlowSde(steps, self.noise)
 
 
@@ -106,22 +106,22 @@ class FlowNoiseSettings(BaseModel):
         return {"chain": ArraySpec((steps + 1, *shape), "float32")}
 
     def build(self, steps: int) -> FlowNoise:
-        """With K steps."""
+        """The method with K steps."""
         return FlowNoise(steps, self.min_std, self.max_std, mean=self.logprob == "mean")
 
 
 class Ode:
-    """kept = {"start": x_1 [B,C,A]}, whose log-prob counts: no parameter moves it, so RL cannot train it."""
+    """The ode. kept = {"start": x_1 [B,C,A]}; only its log-prob counts, which has no gradient: RL cannot train it."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
 
     def sample(self, network: Network, shape: tuple[int, int], greedy: Tensor, key: Tensor) -> tuple[Tensor, Kept]:
         start = _start(shape, greedy, key)
-        places = _table(self.steps, 0.0, start)
+        coefficients = _table(self.steps, 0.0, start)
 
         def step(i: int, x: Tensor) -> flow_matching.Normal:
-            return _step(network, x, places[i].expand(len(x), -1))
+            return _step(network, x, coefficients[i].expand(len(x), -1))
 
         states = flow_matching.chain(step, start, [torch.zeros_like(start)] * self.steps)
         return states[:, -1], {"start": start}
@@ -131,9 +131,9 @@ class Ode:
 
 
 class FlowSde:
-    """kept = {"step": k int64 [B], "before": x_k, "after": x_k+1 [B,C,A]}: the row's noisy step, whose log-prob counts.
+    """One noisy step per row. kept = {"step": k int64 [B], "before": x_k, "after": x_k+1 [B,C,A]}; its log-prob counts.
 
-    k is uniform over the steps and the row's own, so that every batch trains all of them; the other steps are the ode.
+    Each row draws k uniformly, so that every batch trains all steps; the other steps follow the ode.
     """
 
     def __init__(self, steps: int, noise: float) -> None:
@@ -144,10 +144,10 @@ class FlowSde:
         chosen = (noise.uniform(key, 1, _INDEX).squeeze(1) * self.steps).long()
         noisy = torch.nn.functional.one_hot(chosen, self.steps).bool() & ~greedy.unsqueeze(1)
         quiet, loud = _table(self.steps, 0.0, start), _table(self.steps, self.noise, start)
-        places = torch.where(noisy.unsqueeze(-1), loud, quiet)  # [B,K,4]
+        coefficients = torch.where(noisy.unsqueeze(-1), loud, quiet)  # [B,K,4]
 
         def step(i: int, x: Tensor) -> flow_matching.Normal:
-            return _step(network, x, places[:, i])
+            return _step(network, x, coefficients[:, i])
 
         draw = noise.normal(key, shape[0] * shape[1], _STEPS).view_as(start)
         states = flow_matching.chain(step, start, [draw] * self.steps)
@@ -157,15 +157,15 @@ class FlowSde:
 
     def evaluate(self, network: Network, kept: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         before, after = kept["before"], kept["after"]
-        places = _table(self.steps, self.noise, before)[kept["step"]]
-        return _logprob_and_entropy(after, _step(network, before, places))
+        coefficients = _table(self.steps, self.noise, before)[kept["step"]]
+        return _logprob_and_entropy(after, _step(network, before, coefficients))
 
 
 class FlowNoise:
-    """kept = {"chain": x_1 … x_0 [B,K+1,C,A]}: the log-prob is the sum over the start and all K steps.
+    """Learned noise in all steps. kept = {"chain": x_1 … x_0 [B,K+1,C,A]}; log-prob: sum over the start and K steps.
 
-    mean: the mean of these K+1 terms instead, of the entropy too. The start's term has no gradient but counts, so a
-    ratio is the product's (K+1)-th root.
+    mean: the mean of these K+1 terms instead, for the entropy too. The start's term counts although it has no gradient,
+    so a ratio is the (K+1)-th root of the product.
     """
 
     def __init__(self, steps: int, min_std: float, max_std: float, *, mean: bool = False) -> None:
@@ -190,37 +190,37 @@ class FlowNoise:
         return logprob, entropy
 
     def times(self, like: Tensor) -> Tensor:
-        """Where steps begin [K], from 1 on."""
+        """Start times of the steps [K], beginning with 1."""
         return _table(self.steps, 0.0, like)[:, 0]
 
     def misfit(self, error: Tensor, t: Tensor, raw: Tensor) -> Tensor:
-        """Negative log-likelihood, a mean over entries, of what a step from time t leaves open: the errors of the
-        predicted data, as far as the step goes there, 1/(tK). t broadcasts against the others.
+        """Negative log-likelihood, averaged over entries, of a step's residual: the error of the predicted data times
+        the step's share 1/(tK) of the way there. t broadcasts against the others.
 
-        Least at 1.2 min_std where there is no error: at the bound itself the noise could not be learned any more.
+        Without error the minimum is at 1.2 min_std: at the bound itself the gradient would vanish.
         """
-        left = error / (t * self.steps)
-        variance = left.square() + (_ROOM * self.min_std) ** 2
+        residual = error / (t * self.steps)
+        variance = residual.square() + (_ROOM * self.min_std) ** 2
         std = self._std(raw.to(error.dtype))
         return (0.5 * variance / std.square() + std.log()).mean()
 
     def _step(self, network: Network, i: int, x: Tensor) -> flow_matching.Normal:
-        place = _table(self.steps, 0.0, x)[i].expand(len(x), -1)
-        v, raw = network(x, place[:, 0])
+        coefficients = _table(self.steps, 0.0, x)[i].expand(len(x), -1)
+        v, raw = network(x, coefficients[:, 0])
         assert raw is not None
-        mean, _ = flow_matching.step(x, v, place)
+        mean, _ = flow_matching.step(x, v, coefficients)
         return flow_matching.Normal(mean, self._std(raw.to(x.dtype)))
 
     def _std(self, raw: Tensor) -> Tensor:
         return flow_matching.squashed(raw, self.min_std, self.max_std)
 
 
-def _step(network: Network, x: Tensor, place: Tensor) -> flow_matching.Normal:
-    return flow_matching.step(x, network(x, place[:, 0])[0], place)
+def _step(network: Network, x: Tensor, coefficients: Tensor) -> flow_matching.Normal:
+    return flow_matching.step(x, network(x, coefficients[:, 0])[0], coefficients)
 
 
 def _table(steps: int, strength: float, like: Tensor) -> Tensor:
-    return flow_matching.place_table(steps, strength, like.dtype, like.device)
+    return flow_matching.coefficient_table(steps, strength, like.dtype, like.device)
 
 
 def _start(shape: tuple[int, int], greedy: Tensor, key: Tensor) -> Tensor:

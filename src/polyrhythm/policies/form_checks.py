@@ -1,4 +1,4 @@
-"""Whether a policy's declared form is that of the modules that are built; ContractViolation where it is not."""
+"""Checks that a policy's declared form matches the modules that it builds; raises ContractViolation if not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polyrhythm.specs.weights import first_misfit, weight_specs
 
 
 def check_form(form: PolicyForm, build: Callable[[int, Role], Policy], obs: Observations) -> str:
-    """The declared form is that of the modules built for both roles: answers, published tensors, counts."""
+    """Check answers, published tensors and counts of the form against the modules built for both roles."""
     acting, training = called("build", build, 0, "act"), called("build", build, 0, "train")
     for policy in (acting, training):
         check_module(policy)
@@ -36,7 +36,7 @@ def check_form(form: PolicyForm, build: Callable[[int, Role], Policy], obs: Obse
 
 
 def check_answers(form: PolicyForm, policy: Policy, obs: Observations) -> None:
-    """Chunk, action entries, values and forward_inputs are those of the form."""
+    """Check chunk, action entries, values and forward_inputs of the policy against the form."""
     for name in ("chunk", "action_dim"):
         if getattr(form, name) != getattr(policy, name):
             raise ContractViolation(
@@ -58,13 +58,13 @@ def check_answers(form: PolicyForm, policy: Policy, obs: Observations) -> None:
 
 
 def _array_spec(tensor: Tensor) -> ArraySpec:
-    """Of one row, as it is kept: bfloat16 becomes float32."""
+    """The spec of one row as stored, where bfloat16 becomes float32."""
     dtype = torch.float32 if tensor.dtype is torch.bfloat16 else tensor.dtype
     return ArraySpec(tuple(tensor.shape[1:]), str(dtype).removeprefix("torch."))
 
 
 def check_published(form: PolicyForm, module: nn.Module, role: Role) -> None:
-    """The module has the published tensors: in a generator in the same dtype, in the trainer of the same kind."""
+    """Check that the module has the published tensors: the same dtype for "act", a convertible one for "train"."""
     found = weight_specs(module.state_dict())
     if name := first_misfit(form.published, found, convertible=role == "train"):
         raise ContractViolation(

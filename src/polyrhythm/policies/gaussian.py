@@ -1,4 +1,4 @@
-"""A diagonal normal over continuous actions, with a state-independent spread, on flat observations."""
+"""Implements an MLP policy with a diagonal normal of state-independent std over continuous actions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class GaussianSettings(BaseModel):
 
 
 class GaussianPolicy(nn.Module):
-    """u ~ N(mean(obs), std) in normalised units, the action is middle + half-range · clip(u, -1, 1).
+    """A Gaussian MLP policy: u ~ N(mean(obs), std) in normalised units, action = middle + half-range · clip(u, -1, 1).
 
     The log-prob is that of u before clipping, a density in normalised units.
     forward_inputs = {"raw": u [B,C,A] float32}.
@@ -103,7 +103,7 @@ class GaussianPolicy(nn.Module):
 
 
 def continuous_bounds(action: ActionSpec, policy: str) -> tuple[Tensor, Tensor]:
-    """`low`, `high` [A] float32 of a bounded continuous action, or a ValueError that says what to change."""
+    """`low`, `high` [A] float32 of a bounded continuous action. ValueError for any other action."""
     if action.kind != "continuous":
         raise ValueError(
             f"policy.type = {policy!r} needs continuous actions, the environment's are {action.kind!r}: "

@@ -1,4 +1,4 @@
-"""What the flat policies share: observations as one vector, an orthogonally initialised MLP, seeded construction."""
+"""Provides the parts of the MLP policies: flat observations, an orthogonally initialised MLP, seeded construction."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 class FlatObservation:
-    """Concatenates the observation arrays of an env spec, sorted by name, as float32 [B,size]; uint8 is scaled to 0..1.
+    """The observation arrays of an env spec, concatenated by name as float32 [B,size]; uint8 is scaled to 0..1.
 
     `progress` adds `PROGRESS` as the last entry. `INSTRUCTION` is left out: it is an index, not a quantity.
     """
@@ -54,7 +54,7 @@ def _flat(array: Tensor, scale: float | None) -> Tensor:
 
 
 class Mlp(nn.Module):
-    """`layers` hidden layers of `hidden` units: [B,inputs] -> [B,outputs].
+    """An MLP with `layers` hidden layers of `hidden` units: [B,inputs] -> [B,outputs].
 
     Orthogonal weights, gain √2 in hidden layers and `output_gain` in the last (small for a policy, so that
     it starts nearly uniform).

@@ -1,4 +1,4 @@
-"""Counter-based noise: what a row draws depends on its key alone, never on its batch mates or the device's generator.
+"""Generates counter-based noise: a row's draws depend on its key alone, not on other rows or the global generator.
 
     word[b, i] = mix(key[b] xor mix(stream, i))      (`polyrhythm.specs.hashing.mix`, the same bits in int64 torch)
     uniform    = (top 23 bits of the word + ½) / 2^23, exact in float32, never 0 or 1
@@ -23,7 +23,7 @@ _SCALE = 2.0**-_UNIFORM_BITS
 
 
 def _signed(word: int) -> int:
-    """The 64 bits as a two's complement integer, torch having no uint64 arithmetic."""
+    """The 64 bits as a two's complement integer, because torch has no uint64 arithmetic."""
     return word - (1 << 64) if word >> 63 else word
 
 

@@ -1,4 +1,4 @@
-"""Measure a part of the system beside a reference. Minutes are on two cores.
+"""Measure a part of the system against a reference. Minutes are on two cores.
 
 conductor   CPU time of the conductor per request, by number of slots
 ceiling     CPU time of the main process per chunk step, with stations that compute nothing, by number of env batches;
@@ -35,7 +35,7 @@ from typing import Any
 from polyrhythm.cli import show
 from polyrhythm.cli.numbers import count, positive
 
-#: Parts of `learning`: the time to the same success, and tasks whose curves are compared; the last one if asked for.
+#: Parts of `learning`: the time to the same success, and tasks whose curves are compared; the last only on request.
 PARTS = ("wall_clock", "cartpole", "drawer", "reach")
 
 
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_options(benchmark: str, given: Mapping[str, Any], takes: Iterable[str]) -> None:
-    """Raise ConfigError if something is given that the benchmark does not take."""
+    """Raise ConfigError if a given option is not one of the benchmark's."""
     from polyrhythm.errors import ConfigError
 
     options = [f"--{name.replace('_', '-')}" for name in takes if name != "settings"] + ["--json"]
@@ -101,10 +101,10 @@ def _check_options(benchmark: str, given: Mapping[str, Any], takes: Iterable[str
 
 
 def words(result: dict[str, Any]) -> str:
-    """The result for people: a table of its `modes`, if it has any, under a line for each of its other entries.
+    """The result as text: a line for each plain entry, then a table of its `modes`, if any.
 
-    An entry that is a list of records is a table of its own. Each of its `parts` follows under its name. Lists of lists
-    (curves) are for programs and plots only.
+    An entry that is a list of records becomes a separate table. Each of its `parts` follows under its name. Lists of
+    lists (curves) are left out.
     """
     tables = {name: value for name, value in result.items() if _is_table(value)}
     plain = {name: value for name, value in result.items() if name not in ("modes", "parts", *tables)}

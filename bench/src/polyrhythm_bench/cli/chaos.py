@@ -1,6 +1,6 @@
 """Run a recipe while its stations are killed, stopped and slowed, and check that nothing is lost and all recover.
 
-kill is SIGKILL. stop is SIGSTOP for good: the missing heartbeat tells. slow is SIGSTOP, then SIGCONT before the
+kill is SIGKILL. stop is SIGSTOP for good, detected by the missing heartbeat. slow is SIGSTOP, then SIGCONT before the
 heartbeat's deadline. Exit status 1 if a guarantee was broken.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from polyrhythm.cli import show
 from polyrhythm.cli.numbers import whole
 
-#: Columns of the table, and what each of them is.
+#: Columns of the table with their descriptions.
 _COLUMNS = {
     "at_s": "seconds from the start of the run to the fault",
     "station": "which station it hit",
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """The faults, one a line; what each column is; and totals."""
+    """The faults, one a line; descriptions of the columns; and totals."""
     rows: list[tuple[str, ...]] = [("", *_COLUMNS)]
     for number, fault in enumerate(result["faults"], 1):
         rows.append((str(number), *("-" if fault[name] is None else str(fault[name]) for name in _COLUMNS)))

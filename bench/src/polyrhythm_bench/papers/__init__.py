@@ -1,7 +1,7 @@
-"""`bench papers`: published throughputs beside the simulated cluster.
+"""Compares published throughputs with the simulated cluster (`bench papers`).
 
-Cost models are fitted to baselines and rollout-only rows; everything else is predicted. docs/design/009-papers.md says
-what the model leaves out, bench/results/papers.md has the result.
+Cost models are fitted to baselines and rollout-only rows; everything else is predicted. docs/design/009-papers.md has
+the limits of the model, bench/results/papers.md the result.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from polyrhythm_bench.papers.fit import CHUNK_STEPS, ITERATIONS, Fit, fit
 from polyrhythm_bench.papers.model import simulate
 from polyrhythm_bench.papers.published import PaperData, PaperRow, published
 
-#: What there is to compare, in the order of the result.
+#: Tables and figures of the papers, in the order of the result.
 TABLES = ("table 1", "table 2", "table 3", "table 4", "table 5", "figure 8", "figure 9")
-#: Chunk steps of the episodes of predictions, at most.
+#: Most chunk steps of an episode in predictions.
 LONGEST = 24
 #: Latencies and numbers of env batches of figure 8.
 WAITS_MS, BATCHES = (0.0, 100.0, 200.0, 300.0, 500.0, 1000.0), (2, 3)
@@ -93,8 +93,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def first_bottleneck(table: Sequence[dict[str, Any]]) -> str:
-    """What is busiest, fully asynchronous, where that first differs from the smallest cluster; of the trainer, the part
-    that has grown since then, or at the smallest the larger part."""
+    """The busiest station at the first size at which it differs from the smallest cluster's, fully asynchronous. For
+    the trainer: its part that grew most, or at the smallest size the larger part."""
     full = [row for row in table if row["mode"] == "full"]
     first = full[0]
     other = next((row for row in full if row["busiest"] != first["busiest"]), first)
@@ -106,7 +106,7 @@ def first_bottleneck(table: Sequence[dict[str, Any]]) -> str:
 
 
 def _predict(row: PaperRow, found: Fit, seed: int) -> float:
-    """Transitions per second of the row by the costs that were fitted."""
+    """The row's transitions per second with the fitted costs."""
     return simulate(row, found.costs, min(LONGEST, row.setup.chunk_steps), seed).throughput
 
 
@@ -138,7 +138,7 @@ def _row(row: PaperRow, by_seed: list[float]) -> dict[str, Any]:
 
 
 def _batching(data: PaperData, found: Fit, seed: int) -> Iterator[dict[str, Any]]:
-    """RoboCasa, hybrid, fully asynchronous, by most env batches of a pass and how long the first waits for them."""
+    """Throughput of RoboCasa, hybrid, fully asynchronous, by most env batches of a pass and longest wait for them."""
     example = next(row for row in data.rows if row.table == "figure 8" and not row.wait_ms)
     for batches in BATCHES:
         for wait_ms in WAITS_MS:

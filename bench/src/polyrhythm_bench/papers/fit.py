@@ -1,10 +1,10 @@
-"""Cost models of a setup, fitted to its baseline and rollout-only rows alone.
+"""Fits the cost model of a setup to its baseline and rollout-only rows.
 
-The posterior mode over the logarithms of four costs. A published throughput is taken to be within a few per cent of the
-simulated one; beside the rows stand two things known before: RLinf measured that training, once on what was generated,
-takes a third as long as generation on the same devices, and steps of one env batch vary by some ten per cent; either
-may be wrong by a factor of two. Where rows do not tell training from stepping (a setup in one placement only) the first
-decides between them.
+The fit is the posterior mode over the logarithms of four costs. The likelihood takes a published throughput to be
+within a few per cent of the simulated one. Two priors: RLinf measured that one training pass over generated data takes
+a third as long as generation on the same devices, and step times of one env batch vary by some ten per cent; either may
+be wrong by a factor of two. The first prior decides where rows do not separate training from stepping (a setup with one
+placement only).
 
 Deterministic: the same seed in every simulation, Levenberg-Marquardt steps with differences for derivatives.
 """
@@ -20,16 +20,16 @@ from polyrhythm_bench.papers.published import PASSES, PaperRow
 
 #: Standard deviation of the logarithm of a published throughput about the simulated one.
 ROW_SPREAD = 0.04
-#: What is known before: training over generation, a step's noise; how far off either may be.
+#: Priors: training over generation, a step's noise; the factor by which either may be wrong.
 TRAIN_TO_GENERATE, STEP_SPREAD, FACTOR = PASSES / 3, 0.1, 2.0
 #: Chunk steps of the episodes that are simulated while fitting.
 CHUNK_STEPS = 12
-#: Of a search, at most.
+#: Most iterations of a search.
 ITERATIONS = 25
 #: Shares of a chunk step of the first row, per device: stepping, generating, training.
 _START = (0.4, 0.4, 0.2)
 _DIFFERENCE, _LARGEST, _ENOUGH = 0.02, 0.7, 0.02
-#: Of a Levenberg-Marquardt step. Simulated throughputs are not smooth, so that a bare Gauss-Newton step goes astray.
+#: Of a Levenberg-Marquardt step. Simulated throughputs are not smooth, so plain Gauss-Newton steps fail.
 _LEAST_DAMPING, _ATTEMPTS = 0.1, 5
 
 Vector = list[float]
@@ -38,14 +38,14 @@ Residuals = Callable[[Vector], Vector]
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """costs: as fitted; misfit: sum of squared residuals, in standard deviations."""
+    """A fitted cost model. misfit: sum of squared residuals, in standard deviations."""
 
     costs: Costs
     misfit: float
 
 
 def fit(rows: Sequence[PaperRow], seed: int = 0, chunk_steps: int = CHUNK_STEPS, iterations: int = ITERATIONS) -> Fit:
-    """The costs that `rows`, all of one setup, speak for. Raises ValueError if a row may not be fitted."""
+    """Fit the costs to `rows`, all of one setup. ValueError: a row is one to predict."""
     for row in rows:
         if not row.fitted:
             raise ValueError(f"row {row.name!r} is one to predict; fit baselines and rollout-only rows")
@@ -68,9 +68,9 @@ def fit(rows: Sequence[PaperRow], seed: int = 0, chunk_steps: int = CHUNK_STEPS,
 
 
 def least_squares(residuals: Residuals, start: Vector, iterations: int) -> tuple[Vector, float]:
-    """Where the sum of squared residuals is least near `start`, and that sum (Levenberg-Marquardt).
+    """Minimise the sum of squared residuals from `start` by Levenberg-Marquardt; return the minimum and the sum.
 
-    A step that is too long in one coordinate is shortened as a whole, so that it keeps its direction.
+    A step too long in one coordinate is scaled down as a whole, which keeps its direction.
     """
     point, values, damping = start, residuals(start), _LEAST_DAMPING
     cost = _squares(values)

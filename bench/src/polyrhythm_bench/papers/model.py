@@ -1,4 +1,4 @@
-"""From a published row and the costs of its setup to a simulated cluster, and the throughput that it has.
+"""Simulates the cluster of a published row with the costs of its setup, and returns its throughput.
 
 | mode | settings |
 |---|---|
@@ -9,7 +9,7 @@
 A version is a training step of the paper: four episodes of every environment, an update on each of the four. A slot
 stands for an env batch. Rows of one step and end together, so one simulated row stands for all of them.
 
-Costs, and where their form is from (RLinf's profile, its section 2.2, unless said otherwise):
+Costs and the sources of their form (RLinf's profile, its section 2.2, unless noted):
 - A chunk step of an env batch takes `step` seconds however many environments it has, times a lognormal noise.
 - Generation is linear in its rows; so is training, each rank doing its share, with as many gradient steps as published.
 - A pass of the simulator occupies 0.24 of a GPU (if it needs one), one of the generator 0.7, one of the trainer all.
@@ -30,16 +30,16 @@ from polyrhythm_bench.papers.published import EPISODES, PaperRow
 
 SIMULATOR_OCCUPIES, GENERATOR_OCCUPIES, TRAINER_OCCUPIES = 0.24, 0.7, 1.0
 MAX_LAG = 2
-#: Versions left out, counted, left out at the end. Rollout runs ahead of training by the lag: before the first that
-#: counts it has to be so far ahead, and until the last it has to go on. With max_lag 0 all versions are alike.
+#: Versions left out at the start, counted, left out at the end. Rollout runs ahead of training by the lag: it must be
+#: that far ahead before the first counted version, and still run at the last. With max_lag 0 all versions are equal.
 _VERSIONS = {"baseline": (0, 2, 0), "rollout": (0, 2, 0), "full": (MAX_LAG + 1, 4, MAX_LAG)}
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds. step: a chunk step of an env batch, of noise `spread` (standard deviation of the logarithm);
-    generate: a row; train: a transition, all passes; synchronise: a gradient step, per rank; publish: a version, per
-    generator."""
+    """The costs of a setup in seconds. step: a chunk step of an env batch, with noise `spread` (standard deviation of
+    the logarithm); generate: a row; train: a transition, all passes; synchronise: a gradient step, per rank; publish: a
+    version, per generator."""
 
     step: float
     spread: float
@@ -51,7 +51,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """throughput: transitions per second; cluster: after the run, with its measures."""
+    """A simulated row. throughput: transitions per second; cluster: after the run, with its measures."""
 
     throughput: float
     cluster: Cluster
@@ -112,8 +112,8 @@ def _scheduler(row: PaperRow, slots: int) -> dict[str, Any]:
 
 
 def simulate(row: PaperRow, costs: Costs, chunk_steps: int = 0, seed: int = 0) -> Simulated:
-    """Run the row's cluster. chunk_steps: of an episode, as published unless given (fewer are quicker to simulate, and
-    change only how much the ends of a version weigh)."""
+    """Simulate the row's cluster. chunk_steps: of an episode, by default as published (fewer are faster to simulate and
+    change only the weight of a version's start and end)."""
     chunk_steps = chunk_steps or row.setup.chunk_steps
     cluster = Cluster(cluster_settings(row, costs, chunk_steps, seed))
     ends = [0.0]

@@ -1,6 +1,6 @@
-"""What two papers publish, as numbers: RL-VLA3, tables 1 to 5 and what is printed of figure 8; ROLL Flash, figure 9.
+"""Loads the published numbers: RL-VLA3, tables 1 to 5 and the printed part of figure 8; ROLL Flash, figure 9.
 
-`published.json` has the rows in the order of the papers. What it adds to them:
+`published.json` has the rows in the order of the papers. Its corrections and additions:
 - Table 3 prints `Train Async` of the columns 349.32 and 454.63 the wrong way round (its text and the released
   configurations say so): the first is rollout-only, the second full.
 - Columns (a) and (b) of table 1 print no settings. LIBERO's hybrid placement is that of the paper's A.2: devices for
@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Literal
 
-#: A training step is made of so many episodes of each environment, and trains so many times on each.
+#: Episodes of each environment in a training step, and training passes over each.
 EPISODES, PASSES = 4, 2
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the rows of a table have in common.
+    """The common properties of a table's rows.
 
     chunk: env steps per chunk step; global_batch: chunk steps per gradient step; simulates_on_gpu: else on CPU cores.
     """
@@ -37,7 +37,7 @@ class Setup:
 
     @property
     def chunk_steps(self) -> int:
-        """Of an episode."""
+        """Chunk steps of an episode."""
         return self.episode_steps // self.chunk
 
 
@@ -47,8 +47,8 @@ class PaperRow:
 
     placement: `colocated` (everything on all devices), `hybrid` (three of four devices simulate, one generates, all
     train) or `separate` (half simulate and generate, half train). batches: env batches per simulating device;
-    max_batches: how many a generator serves in a pass, or fewer after wait_ms. held_out: no row to fit although it
-    could be; again: printed before.
+    max_batches: most that a generator serves in a pass, or fewer after wait_ms. held_out: excluded from the fit;
+    again: printed before.
     """
 
     table: str
@@ -66,7 +66,7 @@ class PaperRow:
 
     @property
     def fitted(self) -> bool:
-        """Whether cost models may see it: baselines and rollout-only rows."""
+        """Whether cost models are fitted to it: baselines and rollout-only rows."""
         return self.mode != "full" and not self.held_out
 
     @property
@@ -96,14 +96,14 @@ class PaperRow:
         return f"{self.setup.name}: {self.placement}, {self.batches} batch{plural}{batching}, {self.mode}"
 
     def gradient_steps(self, chunk_steps: int) -> int:
-        """Of an update on one episode of `chunk_steps` from each environment."""
+        """Gradient steps of an update on one episode of `chunk_steps` from each environment."""
         return max(1, round(PASSES * self.envs * chunk_steps / self.setup.global_batch))
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """A point of figure 9: environment latency normal(mean_s, deviation_s); speedup of stepping each for itself over
-    the whole batch together; seconds of both, where they are printed."""
+    """A point of figure 9: environment latency normal(mean_s, deviation_s); speedup of stepping each environment
+    independently over stepping the batch together; seconds of both if printed."""
 
     mean_s: float
     deviation_s: float
@@ -114,7 +114,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class PaperData:
-    """rows: of RL-VLA3; latencies: of ROLL Flash, for `batch` environments and so many turns each."""
+    """The published numbers. rows: RL-VLA3's; latencies: ROLL Flash's, for `batch` environments of `turns` turns."""
 
     rows: tuple[PaperRow, ...]
     latencies: tuple[Latency, ...]
@@ -122,7 +122,7 @@ class PaperData:
     turns: int
 
     def fitted(self, setup: Setup) -> list[PaperRow]:
-        """What the cost model of `setup` is fitted to."""
+        """The rows to which the cost model of `setup` is fitted."""
         return [row for row in self.rows if row.setup == setup and row.fitted and not row.again]
 
     @property
@@ -131,7 +131,7 @@ class PaperData:
 
 
 def published() -> PaperData:
-    """The figures beside this module."""
+    """Load `published.json`."""
     data: dict[str, Any] = json.loads(resources.files(__package__).joinpath("published.json").read_text("utf-8"))
     setups = {key: Setup(key, **setup) for key, setup in data["setups"].items()}
     rows = tuple(PaperRow(**{**row, "setup": setups[row["setup"]]}) for row in data["rows"])

@@ -1,9 +1,9 @@
-"""RL-VLA3, figure 7: LIBERO + GR00T N1.5 from 8 to 256 GPUs, simulated; the figure prints no numbers.
+"""Simulates RL-VLA3's figure 7: LIBERO + GR00T N1.5 from 8 to 256 GPUs; the figure prints no numbers.
 
-What grows with the ranks is read off table 1, from baseline and rollout-only rows alone: device seconds per transition
-at 8, 16 and 32 GPUs, relative to those at 8, as (1 + k·GPUs) / (1 + 8·k). The rows do not say whether gradients or
-weights take that time, so each is given half: `synchronise` per rank in every gradient step, `publish` per generator.
-Everything else is the cost model of table 4, with as many environments per device at every size.
+The growth with the ranks is estimated from table 1's baseline and rollout-only rows: device seconds per transition at
+8, 16 and 32 GPUs, relative to those at 8, as (1 + k·GPUs) / (1 + 8·k). The rows do not separate gradient from weight
+exchange, so each gets half: `synchronise` per rank in every gradient step, `publish` per generator. Everything else is
+the cost model of table 4, with as many environments per device at every size.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHUNK_STEPS = 8
 
 
 def growth(data: PaperData) -> float:
-    """k: how much more of a version's time each further rank takes, as a share of the time without any."""
+    """k: growth of a version's time with each rank, as a share of the time without ranks."""
     rows = [row for row in data.rows if row.placement == "separate" and row.fitted]
     first = {(_column(row), row.mode): row for row in rows if row.gpus == _SMALLEST}
     pairs = [(row.gpus - _SMALLEST, _device_s(row) / _device_s(first[_column(row), row.mode]) - 1) for row in rows]
@@ -43,7 +43,7 @@ def _device_s(row: PaperRow) -> float:
 def table(
     data: PaperData, costs: Costs, gpus: Sequence[int] = GPUS, chunk_steps: int = CHUNK_STEPS, seed: int = 0
 ) -> Iterator[dict[str, Any]]:
-    """A row for each number of GPUs and mode: throughput, its share of a linear one, where the time went.
+    """A row for each number of GPUs and mode: throughput, scaling efficiency, shares of time.
 
     costs: of table 4. `busiest`: simulation, generation, publication or the trainer.
     """
@@ -76,9 +76,9 @@ def table(
 
 
 def _shares(found: Simulated) -> dict[str, Any]:
-    """Shares of the run that each kind of station was at work, and which of them was `busiest`.
+    """Busy share of each kind of station, and the name of the `busiest`.
 
-    training and synchronisation are the trainer's; publication is beside them.
+    training and synchronisation are the trainer's; publication overlaps with them.
     """
     measures, seconds = found.cluster.driver.measures, found.cluster.driver.clock.now
 

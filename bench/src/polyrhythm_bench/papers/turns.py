@@ -1,7 +1,7 @@
-"""ROLL Flash, figure 9: 512 environments of some 22 turns, whose latencies are normal, stepped together or each alone.
+"""Simulates ROLL Flash's figure 9: 512 environments of some 22 turns with normal latencies, batched or independent.
 
-Together (`lockstep`) every turn takes as long as the slowest of all environments; alone (`dynamic`, a request a batch)
-only the whole episodes are waited for. Nothing is fitted. Generation takes no time: the published 892 s leave it three.
+Together (`lockstep`) each turn takes as long as the slowest environment; alone (`dynamic`, one request per batch) only
+whole episodes are waited for. Nothing is fitted. Generation takes no time: of the published 892 s it has at most three.
 
 A normal distribution has latencies below 0 where the deviation is large. They are set to 0 here; drawing them again
 (the distribution `normal` of cluster files) makes the mean of (10, 10) 12.9 s.
@@ -63,7 +63,7 @@ def rollout_s(latency: Latency, batch: int, turns: int, *, together: bool, rollo
 
 
 def rows(data: PaperData, *, rollouts: int, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """A row for each printed figure: speed-ups, and seconds where they are given."""
+    """A row for each printed number: speed-ups, and seconds if given."""
     for point in data.latencies:
         name = f"normal({point.mean_s:g} s, {point.deviation_s:g} s)"
         together, alone = (

@@ -17,16 +17,16 @@ _POLL_S = 0.05
 
 
 def adopt_orphans() -> None:
-    """From now on this process is the parent of descendants whose own has gone, so that it can reap them (Linux)."""
+    """Make this process the parent of orphaned descendants, so that it can reap them (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end(group: int, patience_s: float = 10.0) -> None:
-    """Kill the members of a group, but for this process, and reap those that are this process's.
+    """Kill the members of a group except this process, and reap its children among them.
 
-    Python's resource trackers go last and by themselves: they remove the semaphores and shared memory of the others
-    once these are gone. After `patience_s` they are killed too.
+    Python's resource trackers end last and by themselves: they remove the semaphores and shared memory of the others
+    first. After `patience_s` they are killed too.
     """
     deadline = time.monotonic() + patience_s
     while living := _members(group):
@@ -62,7 +62,7 @@ def _reap(group: int) -> None:
 
 
 def end_with_owner() -> None:
-    """Wait for standard input to close, which its owner's end does; then end the own group and this process."""
+    """Wait until the owner's end closes standard input; then kill the process group, including this process."""
     while os.read(0, 64):
         pass
     end(os.getpgrp())

@@ -1,4 +1,4 @@
-"""Turns of Polyrhythm and of the plain loop: fully asynchronous for the sleeping workload, inline for the free one."""
+"""Runs turns of Polyrhythm and the plain loop: fully asynchronous on the sleeping workload, inline on the other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from polyrhythm_bench.workloads import scene as scenes
 from polyrhythm_bench.workloads.scene import StageScenario
 
 _NEVER = 1_000_000
-#: Where all stations are: in processes of their own, in one process, or there are none.
+#: Ways to run: stations in separate processes, stations in one process, or the plain loop without stations.
 WAYS = ("local", "inline", "plain")
 
 
@@ -38,7 +38,7 @@ def as_scene(work: Sleeping) -> StageScenario:
 
 
 def run(work: Work, meter: Meter, choice: dict[str, Any]) -> dict[str, Any]:
-    """choice: `way`, one of WAYS; `batching`, where there is any to choose."""
+    """Run a turn and return its settings. choice: `way`, one of WAYS; `batching` for the sleeping workload."""
     way = choice["way"]
     if not isinstance(work, Sleeping):
         with getattr(throughput, way)(work.rows) as answer:
@@ -56,7 +56,7 @@ def run(work: Work, meter: Meter, choice: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain_config(work: Sleeping) -> RunConfig:
-    """The same times for a loop that steps all rows at once."""
+    """The configuration of the plain loop, with the same times for a batch of all rows."""
     scene = as_scene(work)
     tree = scenes.live(scene, "lockstep", {"type": "lockstep"}, _NEVER).model_dump(mode="json")
     tree["launcher"] = "inline"
@@ -70,7 +70,7 @@ def plain_config(work: Sleeping) -> RunConfig:
 
 
 def _sleeping(scene: StageScenario, meter: Meter, batching: dict[str, Any]) -> None:
-    last = meter.total + math.ceil(scene.max_lag)  # the last versions are trained on what is there already
+    last = meter.total + math.ceil(scene.max_lag)  # the last versions train on samples that exist already
     tree = scenes.live(scene, "full_async", batching, last).model_dump(mode="json")
     tree["checkpoint"]["every_versions"] = _NEVER
     totals = RunTotals()
@@ -81,7 +81,7 @@ def _sleeping(scene: StageScenario, meter: Meter, batching: dict[str, Any]) -> N
 
 
 class TransitionCount(Observer):
-    """An observer: an update is done when its version is published."""
+    """An observer that reports an update to the meter when its version is published."""
 
     hears: ClassVar[tuple[type, ...]] = (records.Published,)
 

@@ -1,7 +1,7 @@
-"""Sample Factory: asynchronous PPO (APPO).
+"""Runs a turn of Sample Factory: asynchronous PPO (APPO).
 
-Sleeping: the policy worker's forward sleeps, and the learner's where gradients are wanted. A rollout worker steps its
-environments one after the other, so how many workers share them is a choice. Zero cost: batched sampling, in which a
+Sleeping: the policy worker's forward sleeps, and the learner's with gradients. A rollout worker steps its environments
+one after the other, so the number of workers is a setting. Zero cost: batched sampling, in which a
 worker steps all rows in one call.
 """
 
@@ -39,7 +39,7 @@ from polyrhythm_bench.peers.workload import (
 
 
 class SleepingActorCritic(ActorCriticSeparateWeights):
-    """Acting sleeps by its rows; the loss's pass, the one that wants gradients, sleeps as long as training."""
+    """A network whose acting pass sleeps by its rows, and whose training pass (with gradients) as long as training."""
 
     def __init__(self, obs_space: Any, action_space: Any, cfg: Any) -> None:
         super().__init__(global_model_factory(), obs_space, action_space, cfg)
@@ -57,7 +57,7 @@ class SleepingActorCritic(ActorCriticSeparateWeights):
 
 
 class SampleFactoryDriftEnv(gymnasium.Env):
-    """`Drift` as an environment of many agents, in tensors, as batched sampling wants it."""
+    """`Drift` as an environment of many agents, in tensors, as batched sampling needs it."""
 
     def __init__(self, work: ZeroCost) -> None:
         self.num_agents, self.is_multiagent = work.rows, True
@@ -76,7 +76,7 @@ class SampleFactoryDriftEnv(gymnasium.Env):
         return {"obs": torch.from_numpy(state)}, torch.from_numpy(reward), self._no, self._yes if over else self._no, {}
 
     def render(self) -> None:
-        """Nothing to see."""
+        """Do nothing: there is no picture."""
 
 
 def make_sleeping(_name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> Any:  # noqa: ARG001

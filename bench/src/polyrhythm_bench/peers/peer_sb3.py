@@ -1,8 +1,8 @@
-"""Stable-Baselines3: PPO over SubprocVecEnv (sleeping), over a vector environment in the process itself (zero cost).
+"""Runs a turn of Stable-Baselines3: PPO over SubprocVecEnv (sleeping), or an in-process vector environment (zero cost).
 
-What the policy and training sleep is in the policy: `forward` acts, `evaluate_actions` is called once per optimizer
-step. Worker processes start as the peer has it, by a fork server, or are forked, as it advises against: that shares
-their pages, so it takes the least memory.
+The policy sleeps for acting (`forward`) and for training (`evaluate_actions`, called once per optimizer step). Worker
+processes start by a fork server, the peer's default, or by fork, which it advises against but which shares memory pages
+and so needs the least memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from polyrhythm_bench.peers.workload import (
 
 
 class SleepingPolicy(ActorCriticPolicy):
-    """A policy that sleeps for each pass that acts, and for each evaluation for the loss."""
+    """A policy that sleeps in each acting pass and in each evaluation for the loss."""
 
     work: Sleeping
 
@@ -47,7 +47,7 @@ class SleepingPolicy(ActorCriticPolicy):
 
 
 class DriftVecEnv(VecEnv):
-    """`Drift` as a vector environment of this process; rows whose episode ended are reset at once."""
+    """`Drift` as an in-process vector environment; rows whose episode ended are reset at once."""
 
     def __init__(self, work: ZeroCost) -> None:
         observation = Box(-np.inf, np.inf, (work.observation_dim,), np.float32)
@@ -69,7 +69,7 @@ class DriftVecEnv(VecEnv):
         return self._drift.reset(), reward, np.ones(self.num_envs, bool), infos
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: there is nothing to free."""
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:  # noqa: ARG002
         return [None] * self.num_envs
@@ -85,7 +85,7 @@ class DriftVecEnv(VecEnv):
 
 
 class Sb3Count(BaseCallback):
-    """A rollout begins when an update is over; the first one has none before it."""
+    """A callback that counts an update at each rollout's start, except the first."""
 
     def __init__(self, meter: Meter) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""TorchRL: the asynchronous collector with a policy server (sleeping), a collector of one batched environment (zero
-cost), each feeding the PPO loss.
+"""Runs a turn of TorchRL: an asynchronous collector with a policy server (sleeping), or a collector of one batched
+environment (zero cost), with the PPO loss.
 
 Environments are native to TorchRL, which spares them the wrappers. The server's copy of the policy sleeps when it acts;
 the learner's sleeps in the training loop, once per update.
@@ -40,7 +40,7 @@ from polyrhythm_bench.peers.workload import (
 
 
 class WorkEnv(EnvBase):
-    """What both environments share: their specs."""
+    """Base of both environments, with their specs."""
 
     def __init__(self, work: Work, batch: tuple[int, ...]) -> None:
         super().__init__(batch_size=torch.Size(batch))
@@ -59,7 +59,7 @@ class WorkEnv(EnvBase):
         return {"done": ended.clone(), "truncated": ended.clone(), "terminated": self._no.clone()}
 
     def _set_seed(self, seed: int | None) -> None:
-        """Seeded by the constructor."""
+        """Do nothing: the constructor sets the seed."""
 
 
 class SleepingEnv(WorkEnv):
@@ -93,7 +93,7 @@ class TorchRlDriftEnv(WorkEnv):
 
 
 class TorchRlMlp(nn.Module):
-    """Hidden layers of tanh. sleep: called with the rows before each pass, where there is one."""
+    """An MLP with tanh. sleep: if given, called with the number of rows before each pass."""
 
     def __init__(self, inputs: int, outputs: int, sleep: Callable[[int], None] | None = None) -> None:
         sizes = (inputs, *HIDDEN)
@@ -110,7 +110,7 @@ class TorchRlMlp(nn.Module):
 
 
 def make_actor(work: Work, *, sleeps: bool = False) -> ProbabilisticActor:
-    """A diagonal normal with a spread of its own."""
+    """The policy: a diagonal normal with a state-independent std."""
     sleep = partial(_sleep_for, work) if sleeps and isinstance(work, Sleeping) else None
     mean = TorchRlMlp(work.observation_dim, work.action_dim, sleep)
     network = nn.Sequential(mean, AddStateIndependentNormalScale(work.action_dim))
@@ -127,7 +127,7 @@ def _sleep_for(work: Sleeping, rows: int) -> None:
 
 
 class TorchRlLearner:
-    """TorchRL's PPO: advantages, then epochs of minibatches."""
+    """A learner with TorchRL's PPO: advantages, then epochs of minibatches."""
 
     def __init__(self, work: Work) -> None:
         self.actor = make_actor(work)
@@ -186,8 +186,8 @@ Batches = Iterator[TensorDictBase]
 
 
 def _sleeping(work: Sleeping, choice: dict[str, Any]) -> tuple[Any, Batches, dict[str, Any]]:
-    """choice: env_backend (multiprocessing, threading), transport (auto: a server process; driver: a server thread);
-    min_batch_size and timeout of the server."""
+    """Run the sleeping workload. choice: env_backend (multiprocessing, threading), transport (auto: a server process;
+    driver: a server thread); min_batch_size and timeout of the server."""
     server = {"max_batch_size": work.envs, "min_batch_size": 1, "timeout": 0.001}
     server |= {key: choice[key] for key in server if key in choice}
     own = {"env_backend": "multiprocessing", "transport": "auto"}
@@ -210,13 +210,13 @@ def _sleeping(work: Sleeping, choice: dict[str, Any]) -> tuple[Any, Batches, dic
 
 
 def _gathered(trajectories: Batches, count: int) -> Batches:
-    """Batches of so many whole trajectories."""
+    """Batches of `count` whole trajectories."""
     while True:
         yield torch.stack([next(trajectories).to_tensordict() for _ in range(count)])
 
 
 def _zero_cost(work: ZeroCost, learner: TorchRlLearner, choice: dict[str, Any]) -> tuple[Any, Batches, dict[str, Any]]:
-    """choice: workers, 0 for a collector in the process itself."""
+    """Run the zero-cost workload. choice: workers, 0 for a collector in this process."""
     workers = choice.get("workers", 1)
     common = {"frames_per_batch": work.transitions, "total_frames": -1, "auto_register_policy_transforms": False}
     make = partial(TorchRlDriftEnv, work)

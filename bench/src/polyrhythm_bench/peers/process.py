@@ -14,14 +14,14 @@ from polyrhythm.errors import RunHalted
 from polyrhythm_bench import __file__ as _bench
 from polyrhythm_bench.peers import groups
 
-_SAID = 3000  # characters of a failed turn's log that are shown
+_LOG_TAIL = 3000  # characters of a failed turn's log in the error
 
 
 def ask(python: Path, module: str, question: dict[str, Any], deadline_s: float) -> dict[str, Any]:
     """The answer of `polyrhythm_bench.peers.<module>`, run by `python`.
 
-    It sees Polyrhythm and its benchmarks, and beside them nothing that `python` does not have. RunHalted: it failed,
-    gave no answer or took longer than deadline_s; the end of its log is in the message.
+    It can import Polyrhythm, its benchmarks and the packages of `python`, nothing else. RunHalted: it failed, gave no
+    answer or took longer than deadline_s; the end of its log is in the message.
     """
     groups.adopt_orphans()
     with tempfile.TemporaryDirectory(prefix="polyrhythm-", ignore_cleanup_errors=True) as folder:
@@ -32,12 +32,12 @@ def ask(python: Path, module: str, question: dict[str, Any], deadline_s: float) 
             (seen / folder_of.name).symlink_to(folder_of)
         environment = {**os.environ, "PYTHONPATH": str(seen), "TMPDIR": folder, "OMP_NUM_THREADS": "1"}
         command = [str(python), "-m", f"polyrhythm_bench.peers.{module}", json.dumps(question)]
-        with log.open("wb") as said:
+        with log.open("wb") as errors:
             popen = subprocess.Popen(  # noqa: S603
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=said,
+                stderr=errors,
                 env=environment,
                 cwd=folder,
                 start_new_session=True,
@@ -51,13 +51,13 @@ def ask(python: Path, module: str, question: dict[str, Any], deadline_s: float) 
                 assert pipe is not None
                 pipe.close()
         if answer is None:
-            last = log.read_text(encoding="utf-8", errors="replace")[-_SAID:]
-            raise RunHalted(f"{module} gave no answer within {deadline_s:g} s or failed; its last words:\n{last}")
+            last = log.read_text(encoding="utf-8", errors="replace")[-_LOG_TAIL:]
+            raise RunHalted(f"{module} gave no answer within {deadline_s:g} s or failed; end of its log:\n{last}")
         return answer
 
 
 def _answer(popen: subprocess.Popen[bytes], deadline_s: float) -> dict[str, Any] | None:
-    """The last line of its output. Its input stays open, as a sign that its owner lives."""
+    """The last line of its output. Its input stays open while this process, its owner, lives."""
     assert popen.stdout is not None
     try:
         popen.wait(deadline_s)

@@ -1,8 +1,8 @@
-"""`bench peers`: other systems beside ours on the same work, one at a time, in interleaved turns.
+"""Compares other systems with ours on the same work, one at a time, in interleaved turns (`bench peers`).
 
-Every turn of every system is a fresh run in fresh processes: it starts, warms up, is measured over so many updates, and
-ends before the next one starts. Each system has the settings with which it was fastest here (`systems`), in an
-environment of its own (`venvs`).
+Every turn of every system is a fresh run in fresh processes: it starts, warms up, is measured over a number of updates,
+and ends before the next one starts. Each system has the settings with which it was fastest here (`systems`), in its own
+virtual environment (`venvs`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from polyrhythm_bench.peers.workload import Sleeping, ZeroCost
 
 log = logging.getLogger(__name__)
 
-#: Speedups are relative to it: a synchronous loop in one process, written by hand.
+#: Baseline of the speedups: a synchronous loop in one process, written by hand.
 FIRST = "plain_loop"
 OURS = "polyrhythm"
-#: Updates before a system is measured, and those that are measured.
+#: Updates before the measurement; length of the measurement.
 WARM_UP, SLEEPING_UPDATES, ZERO_COST_TRANSITIONS = 3, 16, 260_000
 ROWS = (16, 256)
 #: Most seconds of a turn, its start included.
@@ -36,7 +36,7 @@ DEADLINE_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """The module that runs it, the environment it runs in ("" for ours), and its settings."""
+    """A system: the module that runs it, its virtual environment ("" for ours), and its settings."""
 
     module: str
     venv: str = ""
@@ -48,7 +48,7 @@ Ask = Callable[[System, dict[str, Any]], dict[str, Any]]
 
 
 def sleeping_systems(batching: Mapping[str, Any]) -> dict[str, System]:
-    """Systems for the workload that sleeps; ours batches by `batching`."""
+    """Systems for the workload that sleeps; ours uses the `batching` settings."""
     return {
         FIRST: System("ours", choice={"way": "plain"}),
         "sb3": System("peer_sb3", "sb3"),
@@ -77,12 +77,12 @@ def run(
     only: Sequence[str] = (),
     deadline_s: float = DEADLINE_S,
 ) -> dict[str, Any]:
-    """Measure all systems in `turns` interleaved turns; `only`: these, and the plain loop.
+    """Measure all systems in `turns` interleaved turns; only: these systems and the plain loop.
 
-    folder: where the peers' environments are or are made. limit: transitions per second of the sleeping workload, if
-    not the simulated one. deadline_s: of a turn, its start included. Returns the settled settings of the sleeping
+    folder: for the peers' virtual environments. limit: transitions per second of the sleeping workload, by default the
+    simulated ones. deadline_s: of a turn, including its start. Returns the settled settings of the sleeping
     workload, `limit`, and `parts`: by workload (`sleeping`, `zero_cost_<rows>`) what `summarise` returns. ConfigError:
-    no such system. StartError, RunHalted: a peer cannot be installed, or fails.
+    unknown system. StartError, RunHalted: a peer cannot be installed, or fails.
     """
     _chosen(sleeping_systems({}), only)  # raises for an unknown name
     scene = as_scene(Sleeping()).model_copy(update={"train_latency": "30%"}).settled()
@@ -109,7 +109,7 @@ def _chosen(systems: Mapping[str, System], only: Sequence[str]) -> dict[str, Sys
     known = (*systems, *ZERO_COST_SYSTEMS)
     unknown = sorted(set(only) - set(known))
     if unknown:
-        raise ConfigError(f"no system is called {unknown[0]!r}; there are {', '.join(dict.fromkeys(known))}")
+        raise ConfigError(f"--only {unknown[0]}: no such system; use {', '.join(dict.fromkeys(known))}")
     return {name: system for name, system in systems.items() if not only or name in (FIRST, *only)}
 
 
@@ -168,7 +168,7 @@ def summarise(answers: Mapping[str, Sequence[Mapping[str, Any]]], limit: float |
 
 
 def _behind(modes: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Peers that ours is not ahead of, each with what it is not ahead in."""
+    """Peers that are at least as fast as ours or need no more memory, with the quantity."""
     ours = modes.get(OURS)
     if ours is None:
         return []

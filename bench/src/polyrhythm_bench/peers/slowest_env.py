@@ -1,6 +1,6 @@
-"""Sleeping environments of a loop that waits for all of them: each step takes as long as the slowest row's.
+"""Implements sleeping environments that are stepped as one batch: each step takes as long as the slowest row.
 
-That is what stepping them side by side takes at best, without a thread or a process for each.
+This is the best possible time of parallel stepping, without a thread or process for each environment.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SlowestSettings(BaseModel):
     episode_steps: int
     """Env steps of an episode."""
     step_time: str
-    """Law of a row's step time."""
+    """Distribution of a row's step time."""
 
     def spec(self) -> EnvSpec:
         return self.quick().spec()
@@ -43,18 +43,18 @@ class SlowestSettings(BaseModel):
 
 
 class SlowestBatch:
-    """Sleeps as long as the slowest of its rows, then steps them all."""
+    """A batch that sleeps as long as its slowest row, then steps all rows."""
 
     def __init__(self, settings: SlowestSettings, rows: int) -> None:
         self._batch = settings.quick().build(rows)
         self.rows, self.spec = rows, self._batch.spec
-        self._law, self._rng = parse_distribution(settings.step_time), random.Random(0)
+        self._step_time, self._rng = parse_distribution(settings.step_time), random.Random(0)
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         self._batch.reset([int(row) for row in rows], tasks, seeds)  # as hashing takes them
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
-        time.sleep(max(self._law.sample(self._rng) for _ in range(self.rows)))
+        time.sleep(max(self._step_time.sample(self._rng) for _ in range(self.rows)))
         return self._batch.step(rows, actions)
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:

@@ -1,10 +1,10 @@
-"""One turn of one system, in its own processes: the question, the measurement and the answer.
+"""Runs one turn of one system in its own processes: reads the question, measures, writes the answer.
 
 A system's module calls `main(run)`. Question and answer are a line of JSON each: the question is the first argument,
-the answer goes to standard output, and whatever else is printed goes to the log. No process outlives its owner: when
-the owner's end of standard input closes, the whole process group ends.
+the answer goes to standard output, all other output to the log. No process outlives its owner: when the owner's end of
+standard input closes, the whole process group ends.
 
-Runs in the environment of every peer: of this package it imports only what needs no more than numpy and psutil.
+Runs in the environment of every peer, so it imports only modules of this package that need just numpy and psutil.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Work = Sleeping | ZeroCost
 
 
 class Meter:
-    """Counts updates; measures from the end of update `warm_up` to the end of update warm_up + updates.
+    """A counter of updates that measures from the end of update `warm_up` to the end of update warm_up + updates.
 
     figures: transitions_per_s, cpu_s_per_million (transitions; all processes), pss_mb (of all processes, at the end),
     seconds.
@@ -46,11 +46,11 @@ class Meter:
 
     @property
     def over(self) -> bool:
-        """Whether all is measured."""
+        """Whether the measurement is complete."""
         return bool(self.figures)
 
     def updated(self) -> None:
-        """An update is done."""
+        """Count a finished update."""
         self._count += 1
         if self._count == self.warm_up:
             self._cpu_s, self._began = resources.cpu_s(), time.perf_counter()
@@ -78,7 +78,7 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
 
 
 def main(run: Callable[[Work, Meter, dict[str, Any]], dict[str, Any]], packages: Sequence[str]) -> None:
-    """Answer the question in the first argument: what `run` says of its settings, with figures and versions."""
+    """Answer the question in the first argument with the settings that `run` returns, the metrics and the versions."""
     threading.Thread(target=groups.end_with_owner, daemon=True).start()
     question = json.loads(sys.argv[1])
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:

@@ -1,4 +1,4 @@
-"""A virtual environment for each peer: made from its pinned requirements, and again when these change."""
+"""Creates a virtual environment for each peer from its pinned requirements, and again when these change."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _PIP_S = 1800.0
 
 
 def default_folder() -> Path:
-    """Where the user's caches are."""
+    """The default folder of the virtual environments, in the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polyrhythm" / "peers"
 
 
 def requirements(peer: str) -> str:
-    """The text of a peer's pinned requirements, all of them: nothing is resolved."""
+    """The text of a peer's requirements; all are pinned, so pip resolves nothing."""
     return (_HERE / f"requirements_{peer}.txt").read_text(encoding="utf-8")
 
 
@@ -36,20 +36,20 @@ def torch_of(text: str) -> str:
 
 
 def python_of(peer: str, folder: Path) -> Path:
-    """The peer's Python; its environment is made if need be. StartError: it cannot be."""
+    """The peer's Python; create its environment if needed. StartError: that failed."""
     place, text = folder / peer, requirements(peer)
     python, stamp = place / "bin" / "python", place / _STAMP
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == text:
         return python
     log.info("making the environment of %s in %s", peer, place)
     if place.exists() and not (place / "pyvenv.cfg").is_file():
-        raise StartError(f"{place} is no environment of Python's; move it away or name another folder")
+        raise StartError(f"{place} is not a Python virtual environment; move it away or name another folder")
     shutil.rmtree(place, ignore_errors=True)
     try:
         venv.create(place, with_pip=True)
         written = place / "wanted.txt"
         written.write_text(text, encoding="utf-8")
-        # Torch first and alone: a machine may have a build of its own at hand.
+        # Torch is installed first and alone, because a machine may provide its own build.
         _pip(python, [torch_of(text)])
         _pip(python, ["-r", str(written)])
     except (OSError, subprocess.SubprocessError) as error:

@@ -1,6 +1,6 @@
-"""The work that all systems do, as plain functions and classes: numpy, and gymnasium only where one asks for it.
+"""Defines the work that all systems do, as plain functions and classes on numpy, with gymnasium on request.
 
-Runs in the environment of every peer, without this package installed, and imports nothing of it.
+Runs in the environment of every peer and imports nothing else of this package.
 
 Two workloads. `sleeping`: single environments whose step sleeps a random time, a policy that sleeps when it acts and a
 training step that sleeps too; waiting decides the speed. `zero_cost`: an environment of many rows that costs a few
@@ -20,18 +20,18 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 
-#: Every system's network: two hidden layers of so many tanh units, for the policy and for the value apart.
+#: Every system's network: two hidden layers of this many tanh units, separate for policy and value.
 HIDDEN = (64, 64)
 GAMMA, LAMBDA, CLIP, LEARNING_RATE = 0.99, 0.95, 0.2, 3e-4
 
 
 @dataclass(frozen=True, slots=True)
 class Sleeping:
-    """Times in seconds. A step takes lognormal(mean step_s, sigma); a forward pass that acts act_s + act_row_s for each
-    of its rows, one pass at a time; an update train_s.
+    """The sleeping workload; times in seconds. A step takes lognormal(mean step_s, sigma); a forward pass for actions
+    act_s + act_row_s per row, one pass at a time; an update train_s.
 
-    An update takes `envs` trajectories of `episode_steps` steps. max_lag: versions by which a sample may trail, where a
-    system can be told so.
+    An update uses `envs` trajectories of `episode_steps` steps. max_lag: most versions that a sample may lag, if the
+    system has such a setting.
     """
 
     envs: int = 16
@@ -51,14 +51,14 @@ class Sleeping:
         return self.envs * self.episode_steps
 
     def acting_s(self, rows: int) -> float:
-        """Seconds that a forward pass of so many rows sleeps."""
+        """Seconds that a forward pass of this many rows sleeps."""
         return self.act_s + rows * self.act_row_s
 
 
 @dataclass(frozen=True, slots=True)
 class ZeroCost:
-    """rows step together for episodes of episode_steps; an update takes one episode of each, `epochs` times over, in
-    optimizer steps of minibatch transitions."""
+    """The workload without sleep. Rows step together for episodes of episode_steps; an update trains on one episode of
+    each for `epochs` epochs, in optimizer steps of minibatch transitions."""
 
     rows: int = 16
     episode_steps: int = 128
@@ -103,7 +103,7 @@ class SleepingEpisodes:
 
 
 class Drift:
-    """Rows whose states decay and are pushed by their actions, all in a few array operations; rows end together.
+    """A batch of rows whose states decay and are pushed by actions, in a few array operations; rows end together.
 
     The same arithmetic as `polyrhythm_bench/workloads/drift_env.py`.
     """

@@ -1,1 +1,1 @@
-"""Stations on the virtual clock: cost models in place of processes."""
+"""Simulated stations on the virtual clock: cost models instead of processes."""

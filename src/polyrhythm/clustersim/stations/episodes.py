@@ -1,4 +1,4 @@
-"""What happens to a simulated simulator's rows: an episode begins, advances, ends; a sample is finished or lost."""
+"""Simulates the episodes in a virtual simulator's rows, and emits their finished and failed samples."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from polyrhythm.scheduler.samples.admission import mix
 class VirtualEpisodes:
     """The episodes of one incarnation `station` of a simulator.
 
-    An episode's length is drawn by its ticket alone, so it is the same wherever, whenever and however often it runs.
-    Those of an evaluation are never cut into segments.
+    An episode's length depends on its ticket alone, so retries on any row have the same length. Evaluation episodes are
+    never cut into segments.
     """
 
     def __init__(self, station: VirtualStation, group: SimulatorGroup, seed: int) -> None:
         self._station = station
         self._group = group
         self._seed = seed
-        self._law = random.Random()
+        self._ticket_rng = random.Random()
 
     def begin(self, row: VirtualRow, ticket: Ticket) -> None:
-        """A new episode, before its reset."""
-        law, group = self._law, self._group
-        law.seed((self._seed * 1_000_003 + ticket.seed) * 1_000_003 + ticket.noise)
-        row.left = group.steps.draw(law)
+        """Begin a new episode, before its reset."""
+        rng, group = self._ticket_rng, self._group
+        rng.seed((self._seed * 1_000_003 + ticket.seed) * 1_000_003 + ticket.noise)
+        row.left = group.steps.draw(rng)
         if group.episode_time is not None:
-            row.pace = group.episode_time.draw(law) / -(-row.left // group.chunk)
+            row.pace = group.episode_time.draw(rng) / -(-row.left // group.chunk)
 
     def reset_seconds(self, slot: VirtualSlot) -> float:
-        """How long the rows that reset now take together."""
+        """Draw the seconds of the rows' joint reset."""
         return self._group.reset.draw(self._station.rng, len(slot.resetting))
 
     def step_seconds(self, slot: VirtualSlot) -> float:
-        """How long the chunk step of the active rows takes."""
+        """Draw the seconds of the active rows' chunk step."""
         if self._group.episode_time is not None:
             return max(row.pace for row in slot.active)
         return self._group.step.draw(self._station.rng, len(slot.active))
 
     def advance(self, slot: VirtualSlot, version: int) -> None:
-        """The active rows have done the chunk step that weights `version` answered; those whose sample ended leave."""
+        """Finish the active rows' chunk step with actions of weights `version`; remove rows whose sample ended."""
         group, measures, rng = self._group, self._station.measures, self._station.rng
         chunk, segment, raises = group.chunk, group.segment_steps, group.raises
         measures.chunk_steps += len(slot.active)
@@ -65,7 +65,7 @@ class VirtualEpisodes:
             slot.note_tickets()
 
     def fail(self, row: VirtualRow, reason: DropReason) -> None:
-        """The row's sample is lost and the row is free."""
+        """Report the row's sample as failed and free the row."""
         ticket, station = row.release(parked=False), self._station
         station.measures.failed += 1
         station.emit(SampleFailed(station.name, station.incarnation, ticket.number, ticket.attempt, reason))
@@ -94,7 +94,7 @@ class VirtualEpisodes:
         )
 
     def _succeeds(self, ticket: Ticket) -> bool:
-        """Decided by the initial state, where it is solved or hopeless, else by the noise."""
+        """The outcome: fixed for solved and hopeless initial states, otherwise by the noise."""
         group = self._group
         place = mix(ticket.seed, 1) / 2**63
         if place < group.solved:

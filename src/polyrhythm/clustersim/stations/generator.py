@@ -1,4 +1,4 @@
-"""A simulated generator: serves one batch at a time, and changes its weights between two of them."""
+"""Simulates a generator, which serves one batch at a time and changes its weights between batches."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from polyrhythm.scheduler.records import ApplyWeights, Batch, BatchDone, Command
 class VirtualGenerator(VirtualStation):
     """One incarnation of a generator. It begins without weights.
 
-    A pinned command is for its second copy of them, whose costs are drawn apart: they do not change those of training.
-    Obeys in the order of the commands. The replies go to their slots before the conductor hears `BatchDone`.
+    A pinned command uses the second copy of the weights; its costs have a separate random stream, so they do not change
+    those of training. Executes commands in order. Slots get their replies before the conductor gets `BatchDone`.
     """
 
     def __init__(self, name: str, incarnation: int, driver: Driver, seed: int, group: GeneratorGroup) -> None:
@@ -26,12 +26,12 @@ class VirtualGenerator(VirtualStation):
         self._batches: dict[int, Batch] = {}
         self._version = -1
         self._pinned = -1
-        self._rng_aside = random.Random(f"{seed}/{name}/{incarnation}/pinned")
+        self._rng_pinned = random.Random(f"{seed}/{name}/{incarnation}/pinned")
         self._state = NO_REQUESTS
         self._since = 0.0
         self._present = 0.0
 
-    # ------------------------------------------------------------ life
+    # ------------------------------------------------------------ lifecycle
 
     def join(self) -> None:
         now = self.clock.now
@@ -51,14 +51,14 @@ class VirtualGenerator(VirtualStation):
         self.vacate()
 
     def answer_and_fall_silent(self) -> None:
-        """Send the replies of the batch in service, as a generator does that dies before it reports."""
+        """Send the replies of the current batch, for a failure between replies and report."""
         if self._state == SERVE:
             serve = self._todo[0]
             assert isinstance(serve, Serve)
             self._reply(serve.batch)
 
     def lost(self) -> None:
-        """The conductor learns of the death: what was not answered waits again."""
+        """Return unanswered requests to their queues when the conductor learns of the loss."""
         for batch in self._batches.values():
             for request in batch.requests:
                 self.driver.simulators[request.simulator].returned(request)
@@ -128,13 +128,13 @@ class VirtualGenerator(VirtualStation):
             simulators[request.simulator].answered(request, version)
 
     def _copy(self, *, pinned: bool) -> tuple[int, random.Random]:
-        """The version that a copy of the weights holds, and what its costs are drawn from."""
-        return (self._pinned, self._rng_aside) if pinned else (self._version, self.rng)
+        """The version in a copy of the weights, and the random stream of its costs."""
+        return (self._pinned, self._rng_pinned) if pinned else (self._version, self.rng)
 
     # ------------------------------------------------------------ measures
 
     def _enter(self, state: str) -> None:
-        """Idle time during which any request waited is the batch clock's; the rest had no request to serve."""
+        """Split idle time: with a waiting request it counts as the batch clock's, otherwise as no requests."""
         now, measures = self.clock.now, self.measures
         seconds = now - self._since
         present = measures.present.integral(now)

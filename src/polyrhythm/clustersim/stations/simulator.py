@@ -1,6 +1,6 @@
-"""A simulated simulator: env batches whose rows reset, ask, step and finish by cost models.
+"""Simulates a simulator station: env batches whose rows reset, request, step and finish by cost models.
 
-A slot's life, with one unit of work (a reset or a step) on its thread at a time:
+The cycle of a slot, with one unit of work (a reset or a step) on its thread at a time:
 
     StartRows ─▶ reset (the rows granted together, as one unit) ─▶ request ─▶ reply ─▶ step ─▶ request …
 
@@ -52,7 +52,7 @@ class VirtualSimulator(VirtualStation):
         self._threads += 1 if group.shared_thread else group.slots
         return EnvBatchInfo(name, infos, group.reset_rows, reserved=index >= group.env_batches - group.reserved)
 
-    # ------------------------------------------------------------ life
+    # ------------------------------------------------------------ lifecycle
 
     def join(self) -> None:
         now = self.clock.now
@@ -126,7 +126,7 @@ class VirtualSimulator(VirtualStation):
             self._settle(slot)
             self._go_on(slot)
 
-    # ------------------------------------------------------------ what generators do with a request
+    # ------------------------------------------------------------ calls from generators
 
     def taken(self, request: Request) -> None:
         slot = self._slots.get(request.slot)
@@ -147,7 +147,7 @@ class VirtualSimulator(VirtualStation):
                 self._enter(slot, QUEUED)
 
     def answered(self, request: Request, version: int) -> None:
-        """Ignored if no such request is out: an older incarnation asked, or another generator was faster."""
+        """Accept a reply, unless the request is not outstanding: it is an older incarnation's, or already answered."""
         slot = self._slots.get(request.slot)
         if not self.alive or slot is None or slot.outstanding != request.reply_to:
             return
@@ -157,7 +157,7 @@ class VirtualSimulator(VirtualStation):
         self._go_on(slot)
 
     def _settle(self, slot: VirtualSlot) -> None:
-        """The outstanding request has ended."""
+        """Clear the outstanding request."""
         if not slot.in_batch:
             self._queue(-1)
         slot.outstanding = ""
@@ -166,7 +166,7 @@ class VirtualSimulator(VirtualStation):
     # ------------------------------------------------------------ work
 
     def _go_on(self, slot: VirtualSlot) -> None:
-        """Do what the slot can do next; called whenever something about it changed."""
+        """Start the slot's next action; called after every change."""
         if slot.answer >= 0 or slot.joining:
             thread = slot.thread
             if not thread.busy:
@@ -179,7 +179,7 @@ class VirtualSimulator(VirtualStation):
             self._rest(slot)
 
     def _rest(self, slot: VirtualSlot) -> None:
-        """Name what an idle slot waits for."""
+        """Set the waiting state of an idle slot."""
         if slot.outstanding:
             self._enter(slot, IN_BATCH if slot.in_batch else QUEUED)
         elif slot.queued:
@@ -188,7 +188,7 @@ class VirtualSimulator(VirtualStation):
             self._enter(slot, TICKETS)
 
     def _begin(self, slot: VirtualSlot) -> None:
-        """Put the slot's next unit of work on its idle thread: the step that was answered, else the resets."""
+        """Start the slot's next work on its idle thread: the answered step, else resets."""
         if slot.answer >= 0:
             slot.running = STEP
             seconds = self._episodes.step_seconds(slot)
@@ -224,7 +224,7 @@ class VirtualSimulator(VirtualStation):
         self._go_on(slot)
 
     def _give_up(self, slot: VirtualSlot) -> None:
-        """Cancel the rows that the thread was busy with when `CancelRow` came; those that ended are done anyway."""
+        """Cancel rows whose `CancelRow` came while the thread was busy, unless their samples have ended."""
         for row in slot.rows:
             if row.ticket is not None and (row.ticket.number, row.ticket.attempt) in slot.cancelled:
                 slot.drop(row)
@@ -233,7 +233,7 @@ class VirtualSimulator(VirtualStation):
         slot.note_tickets()
 
     def _ask(self, slot: VirtualSlot) -> None:
-        """Post the next request, unless one is out or an answer waits for its step."""
+        """Send the next request, unless one is outstanding or an answer waits for its step."""
         if slot.outstanding or slot.answer >= 0:
             return
         if slot.ready:

@@ -1,4 +1,4 @@
-"""A simulated slot: its rows, what it asked for, and the thread that steps it."""
+"""Defines the state of a simulated slot: its rows, its request, and its stepping thread."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class VirtualRow:
         self.oldest = self.newest = -1
 
     def take(self, ticket: Ticket) -> None:
-        """A new sample begins; the episode may be a parked one."""
+        """Begin a new sample; the episode may be a parked one."""
         self.ticket = ticket
         self.parked = False
         self.chunk_steps = 0
@@ -36,7 +36,7 @@ class VirtualRow:
         self.oldest = self.newest = -1
 
     def advance(self, chunk: int, version: int) -> int:
-        """One chunk step of up to `chunk` env steps, answered by weights `version`; the env steps done."""
+        """Do a chunk step of up to `chunk` env steps with actions of weights `version`; return the env steps done."""
         steps = min(chunk, self.left)
         self.left -= steps
         self.env_steps += steps
@@ -47,11 +47,11 @@ class VirtualRow:
 
     @property
     def trains(self) -> bool:
-        """Whether its ticket is one of training, not of an evaluation."""
+        """Whether its ticket is for training, not for an evaluation."""
         return self.ticket is not None and not self.ticket.evaluation
 
     def release(self, *, parked: bool) -> Ticket:
-        """The sample is over, by whatever way."""
+        """End the sample, in whatever state."""
         ticket, self.ticket = self.ticket, None
         assert ticket is not None
         self.parked = parked
@@ -112,7 +112,7 @@ class VirtualSlot:
         self.since = 0.0
 
     def note_tickets(self) -> None:
-        """Keep `version` (highest among the active rows' tickets) and `evaluation` true after `active` changed."""
+        """Update `version` (highest among the active rows' tickets) and `evaluation` after `active` changed."""
         tickets = [row.ticket for row in self.active if row.ticket is not None]
         self.version = max((ticket.version for ticket in tickets), default=0)
         self.evaluation = any(ticket.evaluation for ticket in tickets)
@@ -125,14 +125,14 @@ class VirtualSlot:
         return None
 
     def drop(self, row: VirtualRow) -> None:
-        """Take the row out of whatever it waits in."""
+        """Remove the row from all queues."""
         for rows in (self.active, self.ready, self.joining):
             if row in rows:
                 rows.remove(row)
 
 
 class Thread:
-    """What steps and resets slots, one at a time, in the order in which they became able to."""
+    """A thread that steps and resets slots one at a time, in the order in which they became ready."""
 
     __slots__ = ("busy", "queue")
 

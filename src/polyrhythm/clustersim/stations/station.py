@@ -1,4 +1,4 @@
-"""The base of all simulated stations: messages, devices, and the end of a life."""
+"""Provides the base class of simulated stations: messages, devices, and failure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class VirtualStation:
-    """One incarnation of a simulated station. A new life is a new object, so what an old one planned comes to nothing.
+    """One incarnation of a simulated station. A restart makes a new object; calls scheduled by an old one do nothing.
 
-    places: the devices it works on, and the share that a pass takes of each; none where it has its own.
-    cut: messages sent after this time were still under way when the station died, and are lost.
+    places: its devices, with the share that a pass takes of each; empty if it has its own.
+    cut: messages sent after this time were in transit when the station died, and are lost.
     """
 
     def __init__(self, name: str, incarnation: int, driver: Driver, seed: int) -> None:
@@ -43,15 +43,15 @@ class VirtualStation:
         raise NotImplementedError
 
     def flush(self) -> None:
-        """Enter the time spent in the present state into the measures, up to now."""
+        """Add the time in the present state until now to the measures."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Die: what is under way comes to nothing."""
+        """End this incarnation and abandon its work."""
         raise NotImplementedError
 
     def work(self, seconds: float, done: Callable[[Any], None], argument: object = None) -> None:
-        """A pass of `seconds` at full speed on the station's device; `done(argument)` at its end."""
+        """Run a pass of `seconds` at full speed on the station's device; call `done(argument)` at its end."""
         if not self.places:
             self.clock.after(seconds, done, argument)
             return
@@ -59,7 +59,7 @@ class VirtualStation:
         device.begin(self, seconds, occupies, done, argument)
 
     def vacate(self) -> None:
-        """Leave the devices: what was under way there is over."""
+        """Abandon the station's passes on all devices."""
         for device, _ in self.places:
             device.forget(self)
 

@@ -1,4 +1,4 @@
-"""A simulated trainer: one update at a time; publications overlap with updates."""
+"""Simulates the trainer, which does one update at a time; publications overlap with updates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from polyrhythm.scheduler.records import (
 
 @dataclass(slots=True)
 class GradientStep:
-    """Where an update on shared devices is: `left` more steps, of which this one takes each rank `seconds` alone.
+    """The state of an update on shared devices: `left` more steps, each of `seconds` for a rank alone.
 
     computing: ranks that are not ready yet; transitions: of the whole update.
     """
@@ -35,8 +35,8 @@ class GradientStep:
 
 
 class VirtualTrainer(VirtualStation):
-    """One incarnation of the trainer; its weights contain `updates` updates when it joins. receivers: who loads a
-    version that it publishes; fail_unheard: called in place of the report of the next version that it has written."""
+    """One incarnation of the trainer; its weights contain `updates` updates when it joins. receivers: number of
+    generators that load a version; fail_unheard: called instead of reporting the next written version."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class VirtualTrainer(VirtualStation):
         self._state = SAMPLES
         self._since = 0.0
 
-    # ------------------------------------------------------------ life
+    # ------------------------------------------------------------ lifecycle
 
     def join(self) -> None:
         now = self.clock.now
@@ -111,7 +111,7 @@ class VirtualTrainer(VirtualStation):
             self.clock.after(seconds + together, self._trained, transitions)
 
     def _gradient_step(self, step: GradientStep) -> None:
-        """Every rank computes on its device; the last one to be ready begins the exchange."""
+        """Start each rank's computation on its device; the last one to finish begins the exchange."""
         step.computing = len(self.places)
         for device, occupies in self.places:
             device.begin(self, step.seconds, occupies, self._computed, step)

@@ -10,12 +10,11 @@ The best has the highest lower end of its success interval, then the highest mea
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from polyrhythm.errors import RunFolderError
-from polyrhythm.files import atomic_write
+from polyrhythm.files import atomic_write, link_or_copy
 from polyrhythm.observe.intervals import deciding
 from polyrhythm.pipeline.persistence.checkpoints import STATES
 
@@ -87,7 +86,7 @@ class BestCheckpoints:
         elif not (best.is_file() and best.samefile(self.path(ranked[0]["version"]))):
             with atomic_write(best) as unfinished:
                 unfinished.unlink(missing_ok=True)
-                os.link(self.path(ranked[0]["version"]), unfinished)
+                link_or_copy(self.path(ranked[0]["version"]), unfinished)
         for path in (self._folder / STATES).glob("policy-*.pt*"):
             if path not in kept and path.is_file():
                 path.unlink()

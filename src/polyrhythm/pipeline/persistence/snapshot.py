@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyrhythm.files import name_in_errors
+from polyrhythm.files import link_or_copy, name_in_errors
 from polyrhythm.pipeline.persistence.checkpoints import (
     CHECKSUM,
     PART,
@@ -82,7 +82,7 @@ def take_snapshot(
     if not (saved := states.paths()):
         raise OSError(f"there is no {states.pattern} any more")
     state, versions = saved[-1], conductor.versions
-    os.link(state, part / TRAINER_FILE)  # a state is replaced, never changed
+    link_or_copy(state, part / TRAINER_FILE)  # a state is replaced, never changed
     version, published = versions.trained, None
     if versions.in_version or states.updates(state) != versions.updates:
         version, published = weights.read(versions.published)  # a newer one there may be of updates that were undone

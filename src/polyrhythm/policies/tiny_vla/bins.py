@@ -1,4 +1,4 @@
-"""A head of independent bins: each action entry is drawn from a categorical distribution over its range."""
+"""Implements a head that draws each action entry independently from a categorical distribution over bins."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class BinsSettings(BaseModel):
 
 
 class BinsHead(nn.Module):
-    """forward_inputs = {"tokens": int64 [B,C,A]}, the numbers of the bins."""
+    """The head with bins. forward_inputs = {"tokens": int64 [B,C,A]}, the bin indices."""
 
     centres: Tensor
 
@@ -68,7 +68,7 @@ class BinsHead(nn.Module):
         return HeadEvaluation(logprob, distributions.categorical_entropy(log_p))
 
     def sft_loss(self, features: Tensor, actions: Tensor) -> Tensor:
-        """Cross entropy against labels smeared over the bins near the actions, mean over entries."""
+        """Cross entropy against labels smoothed over the bins near the actions, mean over entries."""
         labels = (-0.5 * ((self.centres - actions.unsqueeze(-1)) / self.label_sigma).square()).softmax(-1)
         return -(labels * self._log_p(features)).sum(-1).mean()
 

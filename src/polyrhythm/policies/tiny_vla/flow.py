@@ -1,8 +1,8 @@
-"""A flow-matching head: noise becomes a chunk of actions in a few steps of a small network.
+"""Implements a flow-matching head: a small network turns noise into a chunk of actions in a few steps.
 
-The trunk is computed once per forward pass and enters the network through one linear map; a step is three small layers
-more. The network predicts the data, and the velocity is (x − data)/t: an untrained network then removes the noise
-instead of letting it through, which is what a warm start of some dozens of steps can afford to learn.
+The trunk runs once per forward pass and enters the network through one linear map; a step adds three small layers. The
+network predicts the data, and the velocity is (x − data)/t: an untrained network then removes the noise instead of
+passing it through, so a few dozen supervised steps suffice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from polyrhythm.policies.tiny_vla.head import HeadAct, HeadEvaluation
 from polyrhythm.specs import ArraySpec
 
 _FREQUENCIES = 8
-#: Pairs of time and noise for each action of a supervised step; the trunk, which costs most, is shared by them.
+#: Pairs of time and noise for each action of a supervised step; they share the trunk, which costs most.
 _SFT_DRAWS = 8
 
 FlowMethod = Annotated[
@@ -59,7 +59,7 @@ class FlowMatchingSettings(BaseModel):
 
 
 class FlowMatchingHead(nn.Module):
-    """forward_inputs are the method's (`flow_methods`). The log-prob is that of the unclipped chain."""
+    """The flow-matching head. forward_inputs: the method's (`flow_methods`); log-prob: of the unclipped chain."""
 
     frequencies: Tensor
 
@@ -78,7 +78,7 @@ class FlowMatchingHead(nn.Module):
         self.register_buffer("frequencies", frequencies, persistent=False)
 
     def initialise(self) -> None:
-        """Unit variance through each linear map, and nearly zero as the first prediction."""
+        """Initialise for unit variance through each linear map and a first prediction near zero."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=module.in_features**-0.5)
@@ -94,11 +94,11 @@ class FlowMatchingHead(nn.Module):
         return HeadEvaluation(*self.method.evaluate(self._network(features), forward_inputs))
 
     def sft_loss(self, features: Tensor, actions: Tensor) -> Tensor:
-        """Flow matching's loss weighted by t²: the mean squared error of the predicted data, over times in (0, 1].
-        Noise that is learned is fitted besides.
+        """The flow-matching loss weighted by t²: mean squared error of the predicted data, over times in (0, 1]; plus
+        the fit of learned noise.
 
-        Times and noise are functions of the actions and of the output layer's weights. Every optimizer step changes
-        these, so each has new draws, and still nothing is kept: a resumed warm start goes on to the bit.
+        Times and noise are functions of the actions and of the output layer's weights. Each optimizer step changes the
+        weights and so the draws, without any state: a resumed warm start continues bit-equal.
         """
         key = noise.content_keys(actions) ^ noise.content_keys(self.out.weight.detach().reshape(1, -1))
         phase = noise.uniform(key, 1, stream=0)
@@ -110,8 +110,8 @@ class FlowMatchingHead(nn.Module):
         return loss if self.learned is None else loss + self._misfit(self.learned, seen, data, key)
 
     def _misfit(self, learned: FlowNoise, seen: Tensor, data: Tensor, key: Tensor) -> Tensor:
-        """How far the noise is from what its steps leave open of the data, at the times where they begin. Through the
-        noise the trunk learns from it, too; the prediction does not.
+        """Loss of the learned noise against the residual errors of its steps, at their start times. The gradient
+        reaches the trunk through the noise, not through the prediction.
         """
         t = learned.times(data).expand(len(data), -1)
         predicted = self.out(self._hidden(seen, _noisy(data, t, key, stream=2), t))
@@ -129,7 +129,7 @@ class FlowMatchingHead(nn.Module):
         return network
 
     def _hidden(self, seen: Tensor, x: Tensor, t: Tensor) -> Tensor:
-        """seen [...,C·A,hidden], x [...,C·A], t [...] -> [...,C·A,hidden], of which `out` makes data and noise."""
+        """seen [...,C·A,hidden], x [...,C·A], t [...] -> [...,C·A,hidden], the input of `out`."""
         time = torch.cos(t.unsqueeze(-1) * self.frequencies)
         chunk = self.from_chunk(x) + self.from_time(time)
         h = functional.gelu(seen + chunk.unsqueeze(-2) + self.from_entry(x.unsqueeze(-1)), approximate="tanh")

@@ -1,6 +1,6 @@
-"""What a head of the tiny VLA is: from the trunk's feature per action entry to actions and their log-prob.
+"""Defines the interface of a tiny VLA's head: from the trunk's feature per action entry to actions and log-probs.
 
-A head works in units of half the action range, -1..1; `TinyVla` knows the environment's.
+A head works in units of half the action range, -1..1; `TinyVla` converts to the environment's units.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class HeadAct(NamedTuple):
-    """actions [B,C,A], not clipped; logprob [B,C,A]; forward_inputs as in `Act`."""
+    """A head's answer to `act`: actions [B,C,A], not clipped; logprob [B,C,A]; forward_inputs as in `Act`."""
 
     actions: Tensor
     logprob: Tensor
@@ -20,17 +20,17 @@ class HeadAct(NamedTuple):
 
 
 class HeadEvaluation(NamedTuple):
-    """logprob and entropy [B,C,A], with gradient."""
+    """A head's answer to `evaluate`: logprob and entropy [B,C,A], with gradient."""
 
     logprob: Tensor
     entropy: Tensor
 
 
 class Head(Protocol):
-    """An `nn.Module`. features [B,C·A,width] are the trunk's, in the order of the action entries."""
+    """A head, an `nn.Module`. features [B,C·A,width]: the trunk's, in the order of the action entries."""
 
     def initialise(self) -> None:
-        """Draw the parameters, once all modules of the policy are made."""
+        """Draw the parameters, after all modules of the policy exist."""
         ...
 
     def act(self, features: Tensor, greedy: Tensor, noise_key: Tensor) -> HeadAct: ...

@@ -1,7 +1,7 @@
-"""A vision-language-action policy small enough to post-train on one core: 0.14 million parameters.
+"""Implements a vision-language-action policy with 0.14 million parameters, small enough to post-train on one core.
 
-It has the parts of the large ones (image, sentence and proprioception in, all tokens in one parallel pass, a chunk of
-actions out of a head of bins or of flow matching), so that every path of the system is exercised by it.
+It has the parts of large VLAs (image, sentence and proprioception as input, all tokens in one parallel pass, a chunk of
+actions from a head with bins or flow matching), so it exercises every path of the system.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ class TinyVlaSettings(BaseModel):
 
 
 class TinyVla(nn.Module):
-    """obs: image uint8 [B,H,W,3], proprio float [B,P], `INSTRUCTION` int64 [B], `PROGRESS` float32 [B].
+    """The tiny VLA. obs: image uint8 [B,H,W,3], proprio float [B,P], `INSTRUCTION` int64 [B], `PROGRESS` float32 [B].
 
-    The trunk's features of the action entries go to the head, whose forward_inputs are kept; the value sees the value
-    query's feature and `PROGRESS`. `exact` is claimed on the CPU.
+    The head gets the trunk's features of the action entries and supplies forward_inputs; the value network gets the
+    value query's feature and `PROGRESS`. `exact` holds on the CPU.
     """
 
     middle: Tensor
@@ -129,11 +129,11 @@ class TinyVla(nn.Module):
 
     def sft_loss(self, obs: Observations, actions: Tensor) -> Tensor:
         """The head's loss of demonstrated actions [B,C,A] in env units, clipped to their range."""
-        wanted = ((actions.float() - self.middle) / self.half_range).clamp(-1.0, 1.0)
-        return self.head.sft_loss(self._forward(obs)[0], wanted)
+        target = ((actions.float() - self.middle) / self.half_range).clamp(-1.0, 1.0)
+        return self.head.sft_loss(self._forward(obs)[0], target)
 
     def _forward(self, obs: Observations) -> tuple[Tensor, Tensor]:
-        """Features of the action entries [B,C·A,width] and value [B]: one definition for rollout and training."""
+        """Features of the action entries [B,C·A,width] and value [B], for rollout and training alike."""
         features = self.trunk(obs["image"], obs["proprio"], obs[INSTRUCTION])
         seen = features[:, 0].detach() if self.value_detach else features[:, 0]
         value = self.critic(torch.cat((seen, obs[PROGRESS].float().unsqueeze(1)), dim=1)).squeeze(1)
@@ -141,18 +141,18 @@ class TinyVla(nn.Module):
 
 
 def _array(env_spec: EnvSpec, name: str, dtype: str, shape: tuple[int | None, ...]) -> ArraySpec:
-    """The named observation array if it has this dtype and shape (None: any size)."""
+    """The named observation array. ValueError unless it has this dtype and shape (None: any size)."""
     found = env_spec.observation.get(name)
     fits = (
         found is not None
         and found.dtype == dtype
         and len(found.shape) == len(shape)
-        and all(want in (None, size) for want, size in zip(shape, found.shape, strict=True))
+        and all(expected in (None, size) for expected, size in zip(shape, found.shape, strict=True))
     )
     if found is None or not fits:
-        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        expected = ", ".join("any" if size is None else str(size) for size in shape)
         raise ValueError(
-            f"policy.type = 'tiny_vla' needs the observation {name!r} as {dtype} [{wanted}], the environment shows "
+            f"policy.type = 'tiny_vla' needs the observation {name!r} as {dtype} [{expected}], the environment shows "
             f"{dict(env_spec.observation)}: switch it on in the env's settings, or use policy.type = 'gaussian'"
         )
     return found

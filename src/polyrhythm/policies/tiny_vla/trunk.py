@@ -1,11 +1,11 @@
-"""The body of the tiny VLA: image, sentence and proprioception to one feature per action entry and one for the value.
+"""Implements the tiny VLA's trunk: image, sentence and proprioception to features per action entry and for the value.
 
     image ─ conv ─ conv ─ norm ─ FiLM(sentence) ─ spatial attention ─▶ 8 tokens ┐
     sentence ─ word embeddings ─────────────────────────────────────▶ 8 tokens ├─ bidirectional layers ─▶ features
     proprioception ─────────────────────────────────────────────────▶ 1 token  │
     learned queries: 1 for the value, C·A for the actions ──────────────────────┘
 
-After RT-1 (Brohan et al. 2022: FiLM and TokenLearner), shrunk until it trains in seconds on one core.
+After RT-1 (Brohan et al. 2022: FiLM and TokenLearner), small enough to train in seconds on one core.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _STEM_CHANNELS = 24
 
 @dataclass(frozen=True, slots=True)
 class TrunkSize:
-    """Features per token, transformer layers with their heads and MLP expansion, image tokens, word embeddings."""
+    """Sizes of the trunk: features per token, layers, heads, MLP expansion, image tokens, word embeddings."""
 
     width: int
     layers: int
@@ -34,7 +34,7 @@ class TrunkSize:
 
 
 class SpatialTokens(nn.Module):
-    """Image -> `tokens` features, each gathered where its learned attention map points, with the place itself."""
+    """Image encoder: `tokens` features, each pooled by a learned attention map, with its mean position."""
 
     grid: Tensor
 
@@ -43,7 +43,7 @@ class SpatialTokens(nn.Module):
         self.stem = nn.Conv2d(3, _STEM_CHANNELS, 5, stride=2, padding=2)
         self.conv = nn.Conv2d(_STEM_CHANNELS, width, 3, stride=2, padding=1)
         self.norm = nn.LayerNorm(width, elementwise_affine=False)  # FiLM scales and shifts
-        self.maps = nn.Linear(width, tokens, bias=False)  # softmax over places ignores a bias
+        self.maps = nn.Linear(width, tokens, bias=False)  # softmax over positions ignores a bias
         self.place = nn.Linear(width + 2, width)
         rows, columns = ((size + 3) // 4 for size in (height, width_px))
         y, x = torch.meshgrid(torch.linspace(-1, 1, rows), torch.linspace(-1, 1, columns), indexing="ij")
@@ -91,7 +91,7 @@ class Sentences(nn.Module):
 
 
 class Layer(nn.Module):
-    """Pre-norm attention and MLP. Only the last `outputs` tokens are computed further; they attend to all."""
+    """A pre-norm transformer layer that computes only the last `outputs` tokens, which attend to all."""
 
     def __init__(self, width: int, heads: int, expansion: int) -> None:
         super().__init__()
@@ -105,9 +105,9 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, outputs: int) -> Tensor:
         """x [B,N,width] -> [B,outputs,width]."""
         y = self.norm(x)
-        x, wanted = x[:, -outputs:], y[:, -outputs:]
+        x, last = x[:, -outputs:], y[:, -outputs:]
         key, value = self._split(self.key_value(y), 2)
-        (query,) = self._split(self.query(wanted), 1)
+        (query,) = self._split(self.query(last), 1)
         mixed = functional.scaled_dot_product_attention(query, key, value)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         expanded: Tensor = self.down(functional.gelu(self.up(self.mlp_norm(x)), approximate="tanh"))
@@ -119,7 +119,7 @@ class Layer(nn.Module):
 
 
 class Trunk(nn.Module):
-    """All of it: see the picture above."""
+    """The whole trunk, as in the diagram above."""
 
     def __init__(
         self,
@@ -142,11 +142,12 @@ class Trunk(nn.Module):
 
     @torch.no_grad()
     def _initialise(self, proprio: nn.Linear) -> None:
-        """Unit variance through each linear map, and louder where the inputs vary little.
+        """Initialise for unit variance through each linear map, with larger weights for inputs that vary little.
 
         Measured on a toy reach (four coloured blocks, the sentence names one; three seeds). After 250 supervised steps
-        the mean error is 0.04, 0.04 and 0.30 of half the action range; with flat attention maps and faint places it is
-        0.38 to 0.54. With PyTorch's default (a third of the variance) proprioception is barely used after 90 steps.
+        the mean error is 0.04, 0.04 and 0.30 of half the action range; without the larger weights of attention maps and
+        positions 0.38 to 0.54. With PyTorch's default (a third of the variance) proprioception is barely used after 90
+        steps.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear):

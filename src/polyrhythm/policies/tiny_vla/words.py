@@ -1,7 +1,6 @@
-"""Instruction sentences as rows of word ids.
+"""Converts instruction sentences to rows of word ids.
 
-A word's id is a hash of its letters, so sentences that were never trained on have ids too, and no vocabulary file
-travels with the weights.
+A word's id is a hash of its letters, so unseen sentences have ids too, and the weights need no vocabulary file.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch import Tensor
 from polyrhythm.specs import Task
 from polyrhythm.specs.hashing import mix
 
-#: Id of the empty places behind a sentence's last word.
+#: Id of padding after a sentence's last word.
 PADDING = 0
 
 
@@ -31,7 +30,7 @@ def word_ids(sentence: str, vocabulary: int) -> list[int]:
 def word_table(tasks: Sequence[Task], words: int, vocabulary: int) -> Tensor:
     """Word ids of each task's instruction: int64 [tasks, words] on the CPU, padded with `PADDING`.
 
-    Refuses a sentence that does not fit, and two sentences that the hash makes one.
+    ValueError: a sentence is too long or empty, or two different sentences get the same ids.
     """
     if not tasks:
         raise ValueError(
