@@ -225,18 +225,18 @@ def test_a_summary_of_something_else_is_one_sentence(run: Callable[..., Path]) -
     folder = run("1")
     for content in ("[]", "3", '{"lag": 3}', '{"before": {"rate": "x"}}'):
         (folder / "summary.json").write_text(content)
-        with pytest.raises(RunFolderError, match=r"cannot be read|holds what no run writes"):
+        with pytest.raises(RunFolderError, match=r"cannot be read|has invalid content"):
             write_report([folder])
     (folder / "summary.json").write_text("{")
     with pytest.raises(
-        RunFolderError, match=rf"^{folder / 'summary.json'} cannot be read .*; mend it, or move it away$"
+        RunFolderError, match=rf"^{folder / 'summary.json'} cannot be read .*; repair it, or move it away$"
     ):
         write_report([folder])
     (folder / "metrics.jsonl").write_bytes(b"\xff\xfe")
     with pytest.raises(RunFolderError, match=rf"^{folder / 'metrics.jsonl'} cannot be read"):
         write_report([folder])
     (folder / "metrics.jsonl").write_text("{\n{}\n")
-    with pytest.raises(RunFolderError, match=rf"^{folder / 'metrics.jsonl'} cannot be read .*; mend line 1, or"):
+    with pytest.raises(RunFolderError, match=rf"^{folder / 'metrics.jsonl'} cannot be read .*; repair line 1, or"):
         write_report([folder])
 
 

@@ -226,7 +226,7 @@ class ClusterSettings(ClusterSection):
 
     @model_validator(mode="after")
     def _evaluations_fit(self) -> Self:
-        """Refuse evaluations for which nobody could answer or no row could ask, and training without either."""
+        """Check that evaluations have generators and rows, and training both besides."""
         evaluator, groups = self.scheduler.evaluator, self.simulators
         names = [name for name in self.station_names() if name.startswith("generator-")]
         if evaluator and evaluator not in names:

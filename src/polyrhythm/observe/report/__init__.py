@@ -24,7 +24,7 @@ def write_report(folders: Sequence[Path], path: Path | None = None) -> Path:
     except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         names = " or ".join(str(folder) for folder in folders)
         raise RunFolderError(
-            f"a file in {names} holds what no run writes ({type(error).__name__}: {error}); if nobody changed it, "
+            f"a file in {names} has invalid content ({type(error).__name__}: {error}); if it was not edited, "
             "please report this with the folder"
         ) from error
     if path is None:

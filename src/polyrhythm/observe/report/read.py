@@ -240,18 +240,18 @@ def _lines(path: Path) -> list[Line]:
             found.append(json.loads(text))
         except ValueError:
             if number < len(texts):
-                with _naming(path, f"mend line {number}, or move the file away"):
+                with _naming(path, f"repair line {number}, or move the file away"):
                     raise
     return found
 
 
 @contextmanager
-def _naming(path: Path, remedy: str = "mend it, or move it away") -> Iterator[None]:
+def _naming(path: Path, fix: str = "repair it, or move it away") -> Iterator[None]:
     """Turn errors inside into a RunFolderError that names the file."""
     try:
         yield
     except (OSError, TypeError, ValueError) as error:
-        raise RunFolderError(f"{path} cannot be read ({type(error).__name__}: {error}); {remedy}") from error
+        raise RunFolderError(f"{path} cannot be read ({type(error).__name__}: {error}); {fix}") from error
 
 
 def _flat(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
