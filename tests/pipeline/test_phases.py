@@ -85,7 +85,7 @@ def test_a_finished_run_is_not_gone_on_with(resume: str, tmp_path: Path) -> None
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match=r"that is no run.s folder, it has no config.yaml; name another"):
+    with pytest.raises(RunFolderError, match=r"that is not a run.s folder, it has no config.yaml; name another"):
         run_to_resume(wanted(tmp_path, str(tmp_path)), None)
 
 
