@@ -20,7 +20,7 @@ AT_ONCE = {"type": "dynamic", "max_rows": 4, "max_wait_ms": 0.0}
     ("word", "told"),
     [
         ("env_batches=7", "env_batches = 7: not a multiple of 2 simulators"),
-        ("sim_latency=10ms", "sim_latency = '10ms': .*unknown law.*write constant:10ms"),
+        ("sim_latency=10ms", "sim_latency = '10ms': .*unknown type.*write constant:10ms"),
         ("infer_latency=fast", "infer_latency = 'fast': .*write for example 10ms"),
         ("train_latency=a third", "train_latency = 'a third': .*write constant:10ms"),
         ("slots=4", "slots = 4: no such key"),

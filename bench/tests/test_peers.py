@@ -164,7 +164,7 @@ def test_environments_lie_in_the_users_cache(monkeypatch, tmp_path):
 def test_a_folder_that_is_no_environment_is_left_alone(tmp_path):
     own = tmp_path / "sb3" / "my thesis"
     own.mkdir(parents=True)
-    with pytest.raises(StartError, match="is no environment"):
+    with pytest.raises(StartError, match="is not a Python virtual environment"):
         venvs.python_of("sb3", tmp_path)
     assert own.is_dir()
 
