@@ -11,7 +11,7 @@ STAMP := .venv/setup.stamp
 export OMP_NUM_THREADS ?= 1
 
 # Tests that mostly wait, for processes that they start; those that mostly compute run beside them.
-WAITING := tests/process tests/cli bench/tests tests/runtime tests/envs $(wildcard tests/test_*.py)
+WAITING := tests/process tests/cli bench/tests
 
 .PHONY: setup quickstart test lint types contracts check check-waiting check-computing coverage clean
 .DEFAULT_GOAL := setup

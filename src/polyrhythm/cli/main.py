@@ -133,7 +133,7 @@ def _bench_module(command: str) -> ModuleType:
     if importlib.util.find_spec("polyrhythm_bench") is None:
         raise ConfigError(
             f"polyrhythm {command}: the distribution polyrhythm-bench is not installed; in a checkout of Polyrhythm "
-            "run: pip install -e bench"
+            f"run: {sys.executable} -m pip install -e bench"
         )
     return importlib.import_module(_BENCH[command])
 
