@@ -1,0 +1,1 @@
+"""Transformer layers of the published VLA policies, with the parameter names of their released checkpoints."""

@@ -1,0 +1,72 @@
+"""Rotary positions, attention masks and attention itself.
+
+A mask is a bool tensor [B,1,Q,K], true where a query may look at a key. A query that may look at nothing gets zeros,
+as from flash attention; `additive` turns a mask into one with which such a query gets the mean of all values, as from
+an implementation that adds large negative numbers to the scores.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+#: Keys and values of one layer: [B,KV,T,D] each, keys already rotated.
+KeysValues = tuple[Tensor, Tensor]
+#: cos and sin of the rotary angles: [B,1,T,D] float32 each.
+Rotary = tuple[Tensor, Tensor]
+
+
+def rotary(positions: Tensor, head_dim: int, theta: float) -> Rotary:
+    """Rotary angles (Su et al. 2021; halves, not pairs) of positions [B,T]: cos and sin [B,1,T,head_dim] float32."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64, device=positions.device).float() / head_dim
+    frequencies = 1.0 / (theta**exponents)
+    angles = positions.float().unsqueeze(-1) * frequencies
+    angles = torch.cat((angles, angles), dim=-1).unsqueeze(1)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, by: Rotary) -> Tensor:
+    """x [B,H,T,D] turned by its positions' angles."""
+    cos, sin = by[0].to(x.dtype), by[1].to(x.dtype)
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def positions_of(present: Tensor) -> Tensor:
+    """Position of each present token among the present ones: bool [B,T] -> int64 [B,T] (-1 before the first one)."""
+    return present.long().cumsum(dim=1) - 1
+
+
+def padding_mask(present: Tensor) -> Tensor:
+    """All present tokens see all present tokens: bool [B,T] -> [B,1,T,T]."""
+    return (present.unsqueeze(1) & present.unsqueeze(2)).unsqueeze(1)
+
+
+def causal_mask(present: Tensor) -> Tensor:
+    """Present tokens see themselves and present tokens before them: bool [B,T] -> [B,1,T,T]."""
+    length = present.shape[1]
+    earlier = torch.ones(length, length, dtype=torch.bool, device=present.device).tril()
+    return padding_mask(present) & earlier
+
+
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mask as numbers to add to scores: 0 where it is true, the most negative finite number elsewhere."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Scaled dot-product attention: [B,H,Q,D], [B,KV,K,D] twice -> [B,Q,H·D]. H is a multiple of KV (shared keys)."""
+    if keys.shape[1] != queries.shape[1]:
+        shape = (-1, queries.shape[1] // keys.shape[1], -1, -1)
+        if keys.shape[1] == 1:
+            keys, values = keys.expand(*shape), values.expand(*shape)
+        else:
+            keys, values = (x.repeat_interleave(shape[1], dim=1) for x in (keys, values))
+    found = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+    return found.transpose(1, 2).flatten(2)
+
+
+def split_heads(x: Tensor, head_dim: int) -> Tensor:
+    """[B,T,H·D] -> [B,H,T,D]."""
+    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)

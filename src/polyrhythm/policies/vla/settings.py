@@ -1,0 +1,53 @@
+"""Settings that all published VLA policies share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from pydantic import BaseModel, Field
+
+from polyrhythm.policies.base import SETTINGS
+
+
+class LoraSettings(BaseModel):
+    """Low-rank adapters (Hu et al. 2021) in place of training the matrices themselves."""
+
+    model_config = SETTINGS
+
+    rank: int = Field(32, ge=1)
+    """Rank of an adapter."""
+    alpha: float = Field(32.0, gt=0.0)
+    """Scale of an adapter's output, divided by rank."""
+
+
+class VlaSettings(BaseModel):
+    """Common settings; an architecture's settings derive from this and add `type`, `size` and what is its own."""
+
+    model_config = SETTINGS
+    extra: ClassVar = "vla"
+
+    checkpoint: str = ""
+    """Folder of a released checkpoint; empty: weights from the seed, in the form of `size`."""
+    tokenizer: str = ""
+    """Folder of the tokenizer; empty: the checkpoint's own, or without a checkpoint a hash of each word."""
+    robot: str = ""
+    """Key of the checkpoint's normalisation statistics; empty: the only one."""
+    cameras: Mapping[str, str] = {}
+    """The policy's camera → the environment's image; empty: as many as there are, in order."""
+    state: str = "proprio"
+    """The environment's array with the robot's state."""
+    chunk: int = Field(5, ge=1)
+    """Actions that are executed of those predicted (C)."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """What the backbone computes in; the release's float32 parts stay so."""
+    master: Literal["float32", "bfloat16"] = "float32"
+    """What the trainer keeps trained weights in."""
+    train: Literal["all", "expert", "lora", "head"] = "all"
+    """What is trained: everything, the part that makes actions, adapters, or the last layers alone."""
+    lora: LoraSettings = LoraSettings()
+    """The adapters of train: lora."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
+    value_detach: bool = True
+    """Keep the value loss out of the network."""
