@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml bench/pyproject.toml constraints.txt tools/render_libs.
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python" >&2; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv || { echo "Please run: apt-get install -y python3-venv" >&2; exit 1; }
 	$(BIN)/pip install -q -c constraints.txt torch
-	$(BIN)/pip install -q -c constraints.txt -e '.[metaworld,dev]' -e bench
+	$(BIN)/pip install -q -c constraints.txt -e '.[metaworld,vla,dev]' -e bench
 	tools/render_libs.sh $(BIN)/python
 	@touch $@
 
