@@ -28,6 +28,10 @@ from polyrhythm.specs.weights import weight_specs
 #: The dtype of a network's tensor by its name; None: as it is stored, or as the constructor makes it.
 DtypeOf = Callable[[str], torch.dtype | None]
 
+#: Prefix of the network's tensors in a policy's state_dict, and in polyrhythm.safetensors of those that the folder's
+#: other files have no place for.
+NETWORK = "network."
+
 #: Factories whose values no constructor relies on: they are overwritten, or drawn.
 _DRAWN = frozenset((torch.empty, torch.empty_strided, torch.rand, torch.randn, torch.normal))
 
@@ -149,14 +153,14 @@ def load_network(
     checkpoint.require(of.name)
     with weights_on_meta():
         network: nn.Module = of.network(size)
-    found = fit(checkpoint, weight_specs(network.state_dict()), of)
+    wanted = weight_specs(network.state_dict())
+    found = fit(checkpoint, wanted, of)
     check_fit(checkpoint, found, of)
+    _draw(network, [name for name in wanted if name not in found.found], seed)
     load_into(network, checkpoint, found.found, device=device, dtype=dtype)
-    lacking = {name for name in network.state_dict() if name not in found.found}
-    if lacking:
-        drawn = random_network(of, size, seed=seed, device="cpu", dtype=dtype).state_dict()
-        _assign(network, ((name, drawn[name]) for name in lacking), device, dtype)
-    _finish(network, device)
+    added = {name: tensor for name, tensor in checkpoint.read_ours() if name.startswith(NETWORK)}
+    _assign(network, ((name.removeprefix(NETWORK), tensor) for name, tensor in added.items()), device, dtype)
+    _finish(network, device, dtype)
     return network
 
 
@@ -164,13 +168,9 @@ def random_network(of: Architecture, size: Any, *, seed: int, device: str, dtype
     """A network whose tensors all follow from the seed, the same on every device."""
     with seeded(seed), torch.device("cpu"):
         network: nn.Module = of.network(size)
-    places = _places(network)
-    for name in list(network.state_dict()):
-        held, key = places[name][0]
-        wanted = dtype(name) or held[key].dtype
-        if held[key].dtype != wanted or held[key].device != torch.device(device):
-            _replace(places[name], held[key].detach().to(device, wanted))
-    _finish(network, device)
+        if callable(initialise := getattr(network, "initialise", None)):
+            initialise()
+    _finish(network, device, dtype)
     return network
 
 
@@ -186,8 +186,8 @@ def load_into(
 def load_ours(policy: nn.Module, checkpoint: Checkpoint) -> None:
     """Copy what the folder has of ours (critic, noise head) into the policy. ConfigError: of another shape."""
     state = policy.state_dict()
-    for name, tensor in checkpoint.read_ours().items():
-        if name not in state:
+    for name, tensor in checkpoint.read_ours():
+        if name.startswith(NETWORK) or name not in state:
             continue
         if state[name].shape != tensor.shape:
             raise ConfigError(
@@ -233,13 +233,27 @@ def _replace(slots: list[Slot], tensor: Tensor) -> None:
         held[key] = tensor
 
 
-def _finish(network: nn.Module, device: str) -> None:
-    """Move what is not in the state_dict to the device, and see that nothing was forgotten on meta."""
+def _draw(network: nn.Module, names: list[str], seed: int) -> None:
+    """Draw the layers with these tensors on the CPU, as torch initialises them."""
+    with seeded(seed):
+        for path in dict.fromkeys(name.rpartition(".")[0] for name in names):
+            layer = network.get_submodule(path)
+            reset = getattr(layer, "reset_parameters", None)
+            assert callable(reset), f"{path} is optional, but {type(layer).__name__} cannot be drawn"
+            layer.to_empty(device="cpu", recurse=False)
+            reset()
+
+
+def _finish(network: nn.Module, device: str, dtype: DtypeOf) -> None:
+    """Move all to the device, those in the state_dict to their dtype, and see that nothing was forgotten on meta."""
+    saved = set(network.state_dict())
     for name, slots in _places(network).items():
         held, key = slots[0]
-        assert not held[key].is_meta, (
+        tensor = held[key].detach()
+        assert not tensor.is_meta, (
             f"{name} is in no checkpoint and has no value: make constants from numbers (torch.arange, torch.tensor), "
             "not with torch.empty or torch.rand"
         )
-        if held[key].device != torch.device(device):
-            _replace(slots, held[key].detach().to(device))
+        wanted = (dtype(name) if name in saved else None) or tensor.dtype
+        if tensor.dtype != wanted or tensor.device.type != torch.device(device).type:
+            _replace(slots, tensor.to(device, wanted))
