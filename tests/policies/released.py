@@ -78,8 +78,14 @@ TOY = Architecture(
 )
 
 
-def as_stored(name: str) -> None:
-    """The dtype of a tensor: the file's."""
+def held_in(dtype: torch.dtype):
+    """Prepares a network to be in this dtype, its norms in float32."""
+
+    def prepare(network: nn.Module) -> None:
+        for name, p in network.named_parameters():
+            p.data = p.data.to(torch.float32 if "norm" in name else dtype)
+
+    return prepare
 
 
 def random_state(size: ToySize = ToySize(), seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:

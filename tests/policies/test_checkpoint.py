@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.policies.released import TOY, ToyNetwork, ToySize, as_stored, random_state, write_folder
+from tests.policies.released import TOY, ToyNetwork, ToySize, held_in, random_state, write_folder
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.policies.vla.building import (
@@ -186,14 +186,13 @@ def test_a_network_is_filled_with_ties_constants_and_dtypes(tmp_path):
     state = random_state()
     opened = Checkpoint.open(write_folder(tmp_path, state, shards=2, prefix="model."))
     kept = torch.random.get_rng_state()
-    network = load_network(
-        TOY, opened, device="cpu", dtype=lambda name: torch.float32 if "norm" in name else torch.bfloat16
-    )
+    network = load_network(TOY, opened, device="cpu", prepare=held_in(torch.bfloat16))
     assert torch.equal(kept, torch.random.get_rng_state())
     built = ToyNetwork(ToySize())
     for name, tensor in network.state_dict().items():
-        wanted = torch.float32 if "norm" in name else torch.bfloat16
-        assert tensor.dtype == wanted and torch.equal(tensor, state[name].to(wanted)), name
+        wanted = torch.float32 if "norm" in name or name == "steps" else torch.bfloat16
+        assert tensor.dtype == wanted, name
+        assert torch.equal(tensor, state[name].to(wanted)), name
     assert network.words.weight is network.lm_head.weight
     assert torch.equal(network.frequencies, built.frequencies)
     assert torch.equal(network.periods, built.periods)
@@ -202,7 +201,7 @@ def test_a_network_is_filled_with_ties_constants_and_dtypes(tmp_path):
 
 def test_filled_tensors_do_not_share_the_file(tmp_path):
     opened = Checkpoint.open(write_folder(tmp_path, random_state()))
-    network = load_network(TOY, opened, device="cpu", dtype=as_stored)
+    network = load_network(TOY, opened, device="cpu")
     before = network.own.detach().clone()
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"\xff" * file.stat().st_size)
@@ -212,7 +211,7 @@ def test_filled_tensors_do_not_share_the_file(tmp_path):
 def test_another_name_of_a_tied_tensor_is_taken(tmp_path):
     state = random_state()
     state["words.weight"] = state.pop("lm_head.weight")
-    network = load_network(TOY, Checkpoint.open(write_folder(tmp_path, state)), device="cpu", dtype=as_stored)
+    network = load_network(TOY, Checkpoint.open(write_folder(tmp_path, state)), device="cpu")
     assert torch.equal(network.lm_head.weight, state["words.weight"])
 
 
@@ -220,7 +219,7 @@ def test_what_is_optional_comes_from_the_seed(tmp_path):
     state = {name: tensor for name, tensor in random_state().items() if not name.startswith("spare")}
     opened = Checkpoint.open(write_folder(tmp_path, state | {"vision_head.x": torch.ones(1)}))
     first, again, other = (
-        load_network(TOY, opened, device="cpu", dtype=as_stored, seed=seed).state_dict() for seed in (1, 1, 2)
+        load_network(TOY, opened, device="cpu", seed=seed).state_dict() for seed in (1, 1, 2)
     )
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["spare.weight"], other["spare.weight"])
@@ -242,7 +241,7 @@ def test_a_folder_that_does_not_fit_names_the_first_tensors(tmp_path, change, sa
     state = random_state()
     change(state)
     with pytest.raises(ConfigError, match=said):
-        load_network(TOY, Checkpoint.open(write_folder(tmp_path, state)), device="cpu", dtype=as_stored)
+        load_network(TOY, Checkpoint.open(write_folder(tmp_path, state)), device="cpu")
 
 
 def test_a_size_that_the_folder_does_not_tell_is_one_sentence(tmp_path):
@@ -263,7 +262,7 @@ def test_a_folder_of_a_full_network_is_compared_without_its_tensors(tmp_path):
 
 def test_without_a_checkpoint_the_seed_decides():
     first, again, other = (
-        random_network(TOY, ToySize(), seed=seed, device="cpu", dtype=lambda _: torch.bfloat16) for seed in (1, 1, 2)
+        random_network(TOY, ToySize(), seed=seed, device="cpu", prepare=held_in(torch.bfloat16)) for seed in (1, 1, 2)
     )
     assert torch.equal(first.own, again.own)
     assert not torch.equal(first.own, other.own)
@@ -280,7 +279,7 @@ def test_a_forgotten_constant_is_found(tmp_path):
 
     of = TOY.__class__(name="pi0", size=TOY.size, network=Forgets)
     with pytest.raises(AssertionError, match="lost is in no checkpoint and has no value"):
-        load_network(of, Checkpoint.open(write_folder(tmp_path, random_state())), device="cpu", dtype=as_stored)
+        load_network(of, Checkpoint.open(write_folder(tmp_path, random_state())), device="cpu")
 
 
 def test_ours_are_taken_from_their_own_file(tmp_path):
@@ -309,9 +308,19 @@ from tests.policies.released import TOY
 def anonymous():
     return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text()).group(1)) * 1024
 
+class Sampling:
+    def __init__(self, opened):
+        self.opened = opened
+    def __getattr__(self, name):
+        return getattr(self.opened, name)
+    def read(self, names=None):
+        for found in self.opened.read(names):
+            seen.append(anonymous())
+            yield found
+
 seen = []
 def load(folder):
-    return load_network(TOY, Checkpoint.open(folder), device="cpu", dtype=lambda name: seen.append(anonymous()))
+    return load_network(TOY, Sampling(Checkpoint.open(folder)), device="cpu")
 
 load({str(tmp_path / "small")!r})  # imports
 seen = [anonymous()]

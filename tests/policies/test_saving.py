@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.policies.released import TOY, ToyNetwork, ToySize, as_stored, random_state, write_folder
+from tests.policies.released import TOY, ToyNetwork, ToySize, held_in, random_state, write_folder
 from torch import nn
 
 from polyrhythm.errors import ConfigError
@@ -25,8 +25,8 @@ class ToyPolicy(nn.Module):
         self.network, self.critic = network, nn.Linear(2, 1)
 
 
-def _policy(folder, dtype=as_stored):
-    return ToyPolicy(load_network(TOY, Checkpoint.open(folder), device="cpu", dtype=dtype))
+def _policy(folder, prepare=None):
+    return ToyPolicy(load_network(TOY, Checkpoint.open(folder), device="cpu", prepare=prepare))
 
 
 def _files(folder):
@@ -42,20 +42,20 @@ def test_an_untrained_policy_gives_the_same_files(tmp_path, prefix, shards, stor
     (folder / "assets" / "x").mkdir(parents=True)
     (folder / "assets" / "x" / "norm_stats.json").write_text("{}")
     (folder / "tokenizer.model").write_bytes(b"\0\1")
-    policy = _policy(folder, lambda _: held)
+    policy = _policy(folder, held_in(held))
     save_folder(Checkpoint.open(folder), TOY, policy.state_dict(), tmp_path / "out")
     saved = _files(tmp_path / "out")
     ours = saved.pop("polyrhythm.safetensors")
     assert saved == _files(folder)
     assert ours
-    again = _policy(tmp_path / "out", lambda _: held)
+    again = _policy(tmp_path / "out", held_in(held))
     load_ours(again, Checkpoint.open(tmp_path / "out"))
     assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in policy.state_dict().items())
 
 
 def test_what_was_trained_is_saved_and_the_rest_as_it_was(tmp_path):
     folder = write_folder(tmp_path / "base", random_state(dtype=torch.bfloat16), shards=2, prefix="model.")
-    policy = _policy(folder, lambda _: torch.float32)
+    policy = _policy(folder, held_in(torch.float32))
     with torch.no_grad():
         policy.network.own += 1.0
         policy.network.lm_head.weight[0] = 7.0
@@ -86,7 +86,7 @@ def test_what_the_folder_has_no_place_for_is_ours(tmp_path):
     policy = _policy(folder)
     save_folder(Checkpoint.open(folder), TOY, policy.state_dict(), tmp_path / "out")
     assert _files(tmp_path / "out")["model.safetensors"] == _files(folder)["model.safetensors"]
-    network = load_network(TOY, Checkpoint.open(tmp_path / "out"), device="cpu", dtype=as_stored, seed=5)
+    network = load_network(TOY, Checkpoint.open(tmp_path / "out"), device="cpu", seed=5)
     assert torch.equal(network.spare.weight, policy.network.spare.weight)
 
 
@@ -135,7 +135,7 @@ def test_adapters_are_loaded_by_peft_and_merged_alike(tmp_path):
     folder = write_folder(tmp_path / "base", state, shards=2, prefix="model.")
     trained = _with_adapters(state) | {"critic.weight": torch.ones(1, 2), "network.own": state["own"]}
     save_adapters(trained, tmp_path / "adapters", alpha=3.0, base=str(folder))
-    network = load_network(TOY, Checkpoint.open(folder), device="cpu", dtype=as_stored)
+    network = load_network(TOY, Checkpoint.open(folder), device="cpu")
     x = torch.randn(5, 8, generator=torch.Generator().manual_seed(1))
     plain = network(x)
     wrapped = peft.PeftModel.from_pretrained(network, str(tmp_path / "adapters"))
@@ -144,7 +144,7 @@ def test_adapters_are_loaded_by_peft_and_merged_alike(tmp_path):
 
     merge(Adapters.open(tmp_path / "adapters"), Checkpoint.open(folder), tmp_path / "merged")
     opened = Checkpoint.open(tmp_path / "merged")
-    merged = load_network(TOY, opened, device="cpu", dtype=as_stored)
+    merged = load_network(TOY, opened, device="cpu")
     torch.testing.assert_close(merged(x), adapted, atol=1e-5, rtol=0)
     assert opened.prefix == "model."
     assert len(opened.files) == 2

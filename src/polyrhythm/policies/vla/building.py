@@ -25,8 +25,8 @@ from polyrhythm.policies.vla.folder_files import few
 from polyrhythm.specs import WeightSpec
 from polyrhythm.specs.weights import weight_specs
 
-#: The dtype of a network's tensor by its name; None: as it is stored, or as the constructor makes it.
-DtypeOf = Callable[[str], torch.dtype | None]
+#: Changes an empty network before it is filled: dtypes of its parameters, `requires_grad`, classes of its layers.
+Prepare = Callable[[nn.Module], None]
 
 #: Prefix of the network's tensors in a policy's state_dict, and in polyrhythm.safetensors of those that the folder's
 #: other files have no place for.
@@ -143,44 +143,61 @@ def released_size(of: Architecture, checkpoint: Checkpoint) -> Any:
 
 
 def load_network(
-    of: Architecture, checkpoint: Checkpoint, *, device: str, dtype: DtypeOf, seed: int = 0, size: Any = None
+    of: Architecture,
+    checkpoint: Checkpoint,
+    *,
+    device: str,
+    prepare: Prepare | None = None,
+    seed: int = 0,
+    size: Any = None,
 ) -> nn.Module:
     """The checkpoint's network on `device`; ConfigError: tensors missing, unexpected or of another shape.
 
-    size: as `released_size` unless given. seed: for what is `optional` in the architecture and not in the folder.
+    Each tensor has the dtype that the network has after `prepare`, without it that of the file. size: as
+    `released_size` unless given. seed: for what is `optional` in the architecture and not in the folder.
     """
     size = released_size(of, checkpoint) if size is None else size
     checkpoint.require(of.name)
     with weights_on_meta():
         network: nn.Module = of.network(size)
+    if prepare is not None:
+        prepare(network)
     wanted = weight_specs(network.state_dict())
     found = fit(checkpoint, wanted, of)
     check_fit(checkpoint, found, of)
     _draw(network, [name for name in wanted if name not in found.found], seed)
-    load_into(network, checkpoint, found.found, device=device, dtype=dtype)
+    load_into(network, checkpoint, found.found, device=device, as_stored=prepare is None)
     added = {name: tensor for name, tensor in checkpoint.read_ours() if name.startswith(NETWORK)}
-    _assign(network, ((name.removeprefix(NETWORK), tensor) for name, tensor in added.items()), device, dtype)
-    _finish(network, device, dtype)
+    named = ((name.removeprefix(NETWORK), tensor) for name, tensor in added.items())
+    _assign(network, named, device, as_stored=prepare is None)
+    _finish(network, device)
     return network
 
 
-def random_network(of: Architecture, size: Any, *, seed: int, device: str, dtype: DtypeOf) -> nn.Module:
-    """A network whose tensors all follow from the seed, the same on every device."""
+def random_network(
+    of: Architecture, size: Any, *, seed: int, device: str, prepare: Prepare | None = None
+) -> nn.Module:
+    """A network whose tensors all follow from the seed, the same on every device, in the dtypes of `prepare`."""
     with seeded(seed), torch.device("cpu"):
         network: nn.Module = of.network(size)
         if callable(initialise := getattr(network, "initialise", None)):
             initialise()
-    _finish(network, device, dtype)
+    if prepare is not None:
+        prepare(network)
+    _finish(network, device)
     return network
 
 
 def load_into(
-    network: nn.Module, checkpoint: Checkpoint, found: Mapping[str, str], *, device: str, dtype: DtypeOf
+    network: nn.Module, checkpoint: Checkpoint, found: Mapping[str, str], *, device: str, as_stored: bool = False
 ) -> None:
-    """Replace the network's tensors, on meta or not, by the folder's. found: network's name -> the folder's."""
+    """Replace the network's tensors, on meta or not, by copies of the folder's, on `device`.
+
+    found: network's name -> the folder's (`fit`). as_stored: in the folder's dtypes, otherwise in the network's.
+    """
     names = {stored: name for name, stored in found.items()}
     tensors = ((names[stored], tensor) for stored, tensor in checkpoint.read(names))
-    _assign(network, tensors, device, dtype)
+    _assign(network, tensors, device, as_stored=as_stored)
 
 
 def load_ours(policy: nn.Module, checkpoint: Checkpoint) -> None:
@@ -199,12 +216,13 @@ def load_ours(policy: nn.Module, checkpoint: Checkpoint) -> None:
             state[name].copy_(tensor)
 
 
-def _assign(network: nn.Module, tensors: Iterator[tuple[str, Tensor]], device: str, dtype: DtypeOf) -> None:
+def _assign(network: nn.Module, tensors: Iterator[tuple[str, Tensor]], device: str, *, as_stored: bool) -> None:
     """Put a copy of each tensor in its place, in every module that shares it."""
     places = _places(network)
     for name, tensor in tensors:
-        made = torch.empty(tensor.shape, dtype=dtype(name) or tensor.dtype, device=device).copy_(tensor)
-        _replace(places[name], made)
+        held, key = places[name][0]
+        dtype = tensor.dtype if as_stored else held[key].dtype
+        _replace(places[name], torch.empty(tensor.shape, dtype=dtype, device=device).copy_(tensor))
 
 
 #: A module's dictionary of parameters or buffers, and the key in it.
@@ -244,9 +262,8 @@ def _draw(network: nn.Module, names: list[str], seed: int) -> None:
             reset()
 
 
-def _finish(network: nn.Module, device: str, dtype: DtypeOf) -> None:
-    """Move all to the device, those in the state_dict to their dtype, and see that nothing was forgotten on meta."""
-    saved = set(network.state_dict())
+def _finish(network: nn.Module, device: str) -> None:
+    """Move what is not there to the device, and see that nothing was forgotten on meta."""
     for name, slots in _places(network).items():
         held, key = slots[0]
         tensor = held[key].detach()
@@ -254,6 +271,5 @@ def _finish(network: nn.Module, device: str, dtype: DtypeOf) -> None:
             f"{name} is in no checkpoint and has no value: make constants from numbers (torch.arange, torch.tensor), "
             "not with torch.empty or torch.rand"
         )
-        wanted = (dtype(name) if name in saved else None) or tensor.dtype
-        if tensor.dtype != wanted or tensor.device.type != torch.device(device).type:
-            _replace(slots, tensor.to(device, wanted))
+        if tensor.device.type != torch.device(device).type:
+            _replace(slots, tensor.to(device))
