@@ -1,0 +1,245 @@
+"""Makes the network of a checkpoint: first without memory, then tensor by tensor from the mapped files.
+
+Each tensor goes from its file straight to the station's device in the dtype that it will have there, so no second
+copy of the model exists. Without a checkpoint the seed decides every tensor, on the CPU, so that it is the same on
+every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from polyrhythm.errors import ConfigError
+from polyrhythm.policies.mlp import seeded
+from polyrhythm.policies.vla.architectures import Architecture
+from polyrhythm.policies.vla.checkpoint import Checkpoint
+from polyrhythm.policies.vla.folder_files import few
+from polyrhythm.specs import WeightSpec
+from polyrhythm.specs.weights import weight_specs
+
+#: The dtype of a network's tensor by its name; None: as it is stored, or as the constructor makes it.
+DtypeOf = Callable[[str], torch.dtype | None]
+
+#: Factories whose values no constructor relies on: they are overwritten, or drawn.
+_DRAWN = frozenset((torch.empty, torch.empty_strided, torch.rand, torch.randn, torch.normal))
+
+
+class _WeightsOnMeta(TorchFunctionMode):
+    """Puts what a constructor allocates or draws on the meta device, and computes everything else as usual.
+
+    So weights take neither memory nor time, while constants made from numbers (frequencies, tables, scales) are right
+    whether they are in the state_dict or not.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _DRAWN:
+            return func(*args, **{**kwargs, "device": "meta"})
+        first = args[0] if args else kwargs.get("tensor")  # by name in torch.nn.init
+        if isinstance(first, Tensor) and first.is_meta and _only_fills(func):
+            return first
+        return func(*args, **kwargs)
+
+
+def _only_fills(func: Any) -> bool:
+    """Whether it writes values into its first argument and returns that."""
+    name = getattr(func, "__name__", "")
+    return getattr(func, "__module__", "") == "torch.nn.init" or (name.endswith("_") and not name.endswith("__"))
+
+
+@contextmanager
+def weights_on_meta() -> Iterator[None]:
+    """Within it, modules are made without memory for their weights; their constants are real."""
+    with torch.random.fork_rng(devices=[]), _WeightsOnMeta():
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How a folder's tensors compare with a network's. found: network's name -> the folder's name for it; missing,
+    unexpected: names; reshaped: name -> (the network's form, the folder's)."""
+
+    found: Mapping[str, str]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    reshaped: Mapping[str, tuple[WeightSpec, WeightSpec]]
+
+    @property
+    def is_whole(self) -> bool:
+        return not (self.missing or self.unexpected or self.reshaped)
+
+
+def fit(checkpoint: Checkpoint, wanted: Mapping[str, WeightSpec], of: Architecture) -> Fit:
+    """Compare the folder with the tensors `wanted` by a network. Dtypes may differ."""
+    found = {name: stored for stored, name in of.aliases.items() if stored in checkpoint.tensors and name in wanted}
+    found |= {name: name for name in wanted if name in checkpoint.tensors}
+    known = {*wanted, *checkpoint.side, *(stored for stored, name in of.aliases.items() if name in wanted)}
+    pairs = {name: (wanted[name], checkpoint.tensors[stored]) for name, stored in found.items()}
+    return Fit(
+        found=found,
+        missing=tuple(name for name in wanted if name not in found and not _matches(name, of.optional)),
+        unexpected=tuple(name for name in checkpoint.tensors if name not in known and not _matches(name, of.unused)),
+        reshaped={name: pair for name, pair in pairs.items() if pair[0].shape != pair[1].shape},
+    )
+
+
+def check_fit(checkpoint: Checkpoint, found: Fit, of: Architecture) -> None:
+    """ConfigError unless every tensor of the network is there in its shape, and no other."""
+    if not found.is_whole:
+        raise ConfigError(
+            f"checkpoint = {checkpoint.folder}: {misfit(found, of)}; look at polyrhythm policies inspect "
+            f"{checkpoint.folder}, and download it again or name another folder"
+        )
+
+
+def misfit(found: Fit, of: Architecture) -> str:
+    """What is missing, unexpected or of another shape, in words."""
+    shapes = [f"{name} is {_shape(there)}, {_shape(ours)} expected" for name, (ours, there) in found.reshaped.items()]
+    parts = {
+        "missing": list(found.missing),
+        "of another shape": shapes,
+        "unexpected": list(found.unexpected),
+    }
+    told = [f"{_tensors(len(names))} {what} ({few(names)})" for what, names in parts.items() if names]
+    return f"compared with the network of {of.name}, it has " + ", ".join(told)
+
+
+def _tensors(count: int) -> str:
+    return "1 tensor" if count == 1 else f"{count} tensors"
+
+
+def _shape(spec: WeightSpec) -> str:
+    return str(list(spec.shape))
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def released_size(of: Architecture, checkpoint: Checkpoint) -> Any:
+    """The size of the checkpoint's network. ConfigError: another architecture, or config and tensors do not fit."""
+    checkpoint.require(of.name)
+    try:
+        return of.size(checkpoint.config, checkpoint.tensors)
+    except KeyError as error:
+        raise ConfigError(
+            f"checkpoint = {checkpoint.folder}: {error.args[0]} is neither in config.json nor among the tensors, so "
+            f"the size of {of.name} is unknown; download the folder again"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"checkpoint = {checkpoint.folder}: {error}") from error
+
+
+def load_network(
+    of: Architecture, checkpoint: Checkpoint, *, device: str, dtype: DtypeOf, seed: int = 0, size: Any = None
+) -> nn.Module:
+    """The checkpoint's network on `device`; ConfigError: tensors missing, unexpected or of another shape.
+
+    size: as `released_size` unless given. seed: for what is `optional` in the architecture and not in the folder.
+    """
+    size = released_size(of, checkpoint) if size is None else size
+    checkpoint.require(of.name)
+    with weights_on_meta():
+        network: nn.Module = of.network(size)
+    found = fit(checkpoint, weight_specs(network.state_dict()), of)
+    check_fit(checkpoint, found, of)
+    load_into(network, checkpoint, found.found, device=device, dtype=dtype)
+    lacking = {name for name in network.state_dict() if name not in found.found}
+    if lacking:
+        drawn = random_network(of, size, seed=seed, device="cpu", dtype=dtype).state_dict()
+        _assign(network, ((name, drawn[name]) for name in lacking), device, dtype)
+    _finish(network, device)
+    return network
+
+
+def random_network(of: Architecture, size: Any, *, seed: int, device: str, dtype: DtypeOf) -> nn.Module:
+    """A network whose tensors all follow from the seed, the same on every device."""
+    with seeded(seed), torch.device("cpu"):
+        network: nn.Module = of.network(size)
+    places = _places(network)
+    for name in list(network.state_dict()):
+        held, key = places[name][0]
+        wanted = dtype(name) or held[key].dtype
+        if held[key].dtype != wanted or held[key].device != torch.device(device):
+            _replace(places[name], held[key].detach().to(device, wanted))
+    _finish(network, device)
+    return network
+
+
+def load_into(
+    network: nn.Module, checkpoint: Checkpoint, found: Mapping[str, str], *, device: str, dtype: DtypeOf
+) -> None:
+    """Replace the network's tensors, on meta or not, by the folder's. found: network's name -> the folder's."""
+    names = {stored: name for name, stored in found.items()}
+    tensors = ((names[stored], tensor) for stored, tensor in checkpoint.read(names))
+    _assign(network, tensors, device, dtype)
+
+
+def load_ours(policy: nn.Module, checkpoint: Checkpoint) -> None:
+    """Copy what the folder has of ours (critic, noise head) into the policy. ConfigError: of another shape."""
+    state = policy.state_dict()
+    for name, tensor in checkpoint.read_ours().items():
+        if name not in state:
+            continue
+        if state[name].shape != tensor.shape:
+            raise ConfigError(
+                f"checkpoint = {checkpoint.folder}: {name} is {list(tensor.shape)} in polyrhythm.safetensors, "
+                f"{list(state[name].shape)} in this policy; use the settings that it was saved with, or "
+                "remove that file"
+            )
+        with torch.no_grad():
+            state[name].copy_(tensor)
+
+
+def _assign(network: nn.Module, tensors: Iterator[tuple[str, Tensor]], device: str, dtype: DtypeOf) -> None:
+    """Put a copy of each tensor in its place, in every module that shares it."""
+    places = _places(network)
+    for name, tensor in tensors:
+        made = torch.empty(tensor.shape, dtype=dtype(name) or tensor.dtype, device=device).copy_(tensor)
+        _replace(places[name], made)
+
+
+#: A module's dictionary of parameters or buffers, and the key in it.
+Slot = tuple[dict[str, Any], str]
+
+
+def _places(network: nn.Module) -> dict[str, list[Slot]]:
+    """Name in the state_dict -> all places of that very tensor (more than one if it is tied)."""
+    slots: dict[int, list[Slot]] = {}
+    names: dict[str, int] = {}
+    for path, module in network.named_modules():
+        for held in (module._parameters, module._buffers):
+            for key, tensor in held.items():
+                if tensor is not None:
+                    slots.setdefault(id(tensor), []).append((held, key))
+                    names[f"{path}.{key}" if path else key] = id(tensor)
+    return {name: slots[identity] for name, identity in names.items()}
+
+
+def _replace(slots: list[Slot], tensor: Tensor) -> None:
+    """Put the tensor in these places, a parameter where a parameter was."""
+    held, key = slots[0]
+    if isinstance(held[key], nn.Parameter):
+        tensor = nn.Parameter(tensor, requires_grad=held[key].requires_grad)
+    for held, key in slots:
+        held[key] = tensor
+
+
+def _finish(network: nn.Module, device: str) -> None:
+    """Move what is not in the state_dict to the device, and see that nothing was forgotten on meta."""
+    for name, slots in _places(network).items():
+        held, key = slots[0]
+        assert not held[key].is_meta, (
+            f"{name} is in no checkpoint and has no value: make constants from numbers (torch.arange, torch.tensor), "
+            "not with torch.empty or torch.rand"
+        )
+        if held[key].device != torch.device(device):
+            _replace(slots, held[key].detach().to(device))
