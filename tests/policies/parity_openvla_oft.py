@@ -137,7 +137,7 @@ def _vision(folder: Path, config: Mapping[str, Any], inputs: Mapping[str, Tensor
             "dino_features_img0": backbone.featurizer(images[:, :3], torch.float32),
             "siglip_features_img0": backbone.fused_featurizer(images[:, 3:6], torch.float32),
             "vision_features_2img": backbone(images, torch.float32),
-            "projector_features_2img": network.patches(images),
+            "projector_features_2img": network.patches(network.features(images)),
         }
 
 
@@ -160,7 +160,7 @@ def _pass(
     network: OpenVlaOft, images: Tensor, inputs: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor, list[Tensor], Tensor]:
     """Embeddings, which exist, the hidden states of all depths (the last one normalised), those of the slots."""
-    patches = network.patches(images)
+    patches = network.patches(network.features(images))
     embeds, present = network.sequence(patches, inputs)
     states: list[Tensor] = [embeds]
     model = network.language_model.model

@@ -124,14 +124,17 @@ class Decoder(nn.Module):
         mask: Tensor | None,
         past: Sequence[KeysValues] | None = None,
         condition: Tensor | None = None,
+        *,
+        keep: bool = True,
     ) -> tuple[Tensor, list[KeysValues]]:
         """x [B,T,width] at positions [B,T]; mask [B,1,T,K] over the keys of past and x -> hidden states after the last
-        norm [B,T,width], and each layer's own keys and values."""
+        norm [B,T,width], and each layer's own keys and values; keep: False leaves these out."""
         angles = rotary(positions, self.size.head_dim, self.size.theta)
         found: list[KeysValues] = []
         for index, layer in enumerate(self.layers):
             x, own = self._layer(layer, x, angles, mask, None if past is None else past[index], condition)
-            found.append(own)
+            if keep:
+                found.append(own)
         return normed_by(self.norm, x, condition)[0], found
 
     def keys_values(self, x: Tensor, positions: Tensor, mask: Tensor | None) -> list[KeysValues]:

@@ -9,6 +9,8 @@ on (an autoregressive model's output is about the next token).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +19,9 @@ from torch.nn import functional
 from polyrhythm.policies.layers.attention import positions_of
 from polyrhythm.policies.layers.decoder import Decoder
 from polyrhythm.policies.layers.timm_vit import VisionTransformer
-from polyrhythm.policies.openvla_oft.size import L1HeadSize, OpenVlaOftSize
+from polyrhythm.policies.openvla_oft.size import L1HeadSize, OpenVlaOftSize, l1_head_from_config, size_from_config
+from polyrhythm.policies.vla.architectures import Architecture
+from polyrhythm.specs import WeightSpec
 
 
 class FusedBackbone(nn.Module):
@@ -137,13 +141,30 @@ class OpenVlaOft(nn.Module):
         if size.l1_head is not None:
             self.action_head = L1Head(width, size.action_dim, size.l1_head)
 
-    def patches(self, pixel_values: Tensor) -> Tensor:
-        """Images [B,6·n,H,W] -> embeddings of their patches [B,n·tokens,width]."""
-        return self.projector(self.vision_backbone(pixel_values, self._dtype()))
+    def initialise(self) -> None:
+        """Draw all parameters: unit variance through every linear map and of every embedding, scores near zero."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Conv2d):
+                nn.init.normal_(module.weight, std=module.weight[0].numel() ** -0.5)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight)
+        nn.init.normal_(self.language_model.lm_head.weight, std=0.02)
+        if self.size.l1_head is not None:
+            nn.init.normal_(self.action_head.model.fc2.weight, std=0.02)
+
+    def features(self, pixel_values: Tensor) -> Tensor:
+        """Images [B,6·n,H,W] -> features of their patches [B,n·tokens,vision width], of both towers."""
+        return self.vision_backbone(pixel_values, self.compute_dtype())
+
+    def patches(self, features: Tensor) -> Tensor:
+        """Features of patches -> their embeddings for the language model [B,n·tokens,width]."""
+        return self.projector(features.to(self.compute_dtype()))
 
     def sequence(self, patches: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The embeddings [B,L,width] as at the head of this file, and which of them exist, bool [B,L]."""
-        dtype, size = self._dtype(), self.size
+        dtype, size = self.compute_dtype(), self.size
         ids, present = inputs["input_ids"], inputs["attention_mask"].bool()
         text = self.language_model.embed(ids).to(dtype)
         seen = [patches.to(dtype)]
@@ -161,7 +182,7 @@ class OpenVlaOft(nn.Module):
         """Final hidden states from which the slots are read [B,H·A,width]; the first is the prompt's last token's."""
         x, present = self.sequence(patches, inputs)
         mask = present[:, None, None, :]
-        x, _ = self.language_model.model(x, positions_of(present), mask)
+        x, _ = self.language_model.model(x, positions_of(present), mask, keep=False)
         end = x.shape[1] - 1 - self.size.stop_token
         return x[:, end - self.size.slots : end]
 
@@ -177,12 +198,36 @@ class OpenVlaOft(nn.Module):
 
     def dead_names(self) -> list[str]:
         """Names of the tensors that no output depends on."""
-        towers = {"featurizer": self.vision_backbone.featurizer, "fused_featurizer": self.vision_backbone.fused_featurizer}
+        backbone = self.vision_backbone
+        towers = {"featurizer": backbone.featurizer, "fused_featurizer": backbone.fused_featurizer}
         return [f"vision_backbone.{name}.{dead}" for name, tower in towers.items() for dead in tower.dead_names()]
 
-    def _dtype(self) -> torch.dtype:
+    def compute_dtype(self) -> torch.dtype:
         """What the network computes in: autocast's dtype where that is on, otherwise its weights'."""
         weight = self.projector.fc1.weight
         if torch.is_autocast_enabled(weight.device.type):
             return torch.get_autocast_dtype(weight.device.type)
         return weight.dtype
+
+
+def _size(config: Mapping[str, Any], tensors: Mapping[str, WeightSpec]) -> OpenVlaOftSize:
+    """The size of a folder's network, with the parts that lie in files of their own."""
+    size = size_from_config(config)
+    proprio, head = tensors.get("proprio_projector.fc1.weight"), tensors.get("action_head.model.fc1.weight")
+    return replace(
+        size,
+        proprio=proprio.shape[1] if proprio is not None else 0,
+        l1_head=l1_head_from_config(config) if head is not None else None,
+    )
+
+
+OPENVLA_OFT = Architecture(
+    name="openvla_oft",
+    size=_size,
+    network=OpenVlaOft,
+    parts={
+        "expert": ("language_model.*", "proprio_projector.*", "action_head.*"),
+        "head": ("language_model.lm_head.weight", "action_head.*"),
+        "lora": ("language_model.model.layers.*_proj.weight", "projector.*.weight"),
+    },
+)
