@@ -124,19 +124,37 @@ class Decoder(nn.Module):
         mask: Tensor | None,
         past: Sequence[KeysValues] | None = None,
         condition: Tensor | None = None,
+        *,
+        keep: bool = True,
     ) -> tuple[Tensor, list[KeysValues]]:
         """x [B,T,width] at positions [B,T]; mask [B,1,T,K] over the keys of past and x -> hidden states after the last
-        norm [B,T,width], and each layer's own keys and values."""
+        norm [B,T,width], and each layer's own keys and values; keep: False leaves these out."""
         angles = rotary(positions, self.size.head_dim, self.size.theta)
         found: list[KeysValues] = []
         for index, layer in enumerate(self.layers):
-            arguments = (x, angles, mask, None if past is None else past[index], condition)
-            if self.checkpointing and torch.is_grad_enabled():
-                x, own = checkpoint(layer, *arguments, use_reentrant=False)
-            else:
-                x, own = layer(*arguments)
-            found.append(own)
+            x, own = self._layer(layer, x, angles, mask, None if past is None else past[index], condition)
+            if keep:
+                found.append(own)
         return normed_by(self.norm, x, condition)[0], found
+
+    def keys_values(self, x: Tensor, positions: Tensor, mask: Tensor | None) -> list[KeysValues]:
+        """Each layer's keys and values alone, as `forward` gives them: the last layer does no more than these."""
+        angles = rotary(positions, self.size.head_dim, self.size.theta)
+        *before, last = self.layers
+        found: list[KeysValues] = []
+        for layer in before:
+            x, own = self._layer(layer, x, angles, mask, None, None)
+            found.append(own)
+        assert isinstance(last, DecoderLayer)
+        found.append(last.self_attn.keys_values(last.input_layernorm(x), angles))
+        return found
+
+    def _layer(self, layer: nn.Module, *arguments: object) -> tuple[Tensor, KeysValues]:
+        if self.checkpointing and torch.is_grad_enabled():
+            x, own = checkpoint(layer, *arguments, use_reentrant=False)
+        else:
+            x, own = layer(*arguments)
+        return x, own
 
 
 def normed_by(norm: nn.Module, x: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor | None]:

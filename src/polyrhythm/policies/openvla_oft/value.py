@@ -1,0 +1,31 @@
+"""The value of an OpenVLA-OFT policy: RLinf's value head, and the inputs that this project adds to it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+_HIDDEN = (512, 128)
+
+
+class ValueHead(nn.Module):
+    """An MLP in float32 on the hidden state of the prompt's last token.
+
+    `mlp` has the names and shapes of RLinf's value head, so one of theirs can be loaded. `seen` adds the normalised
+    state and the episode's progress to its first layer; it begins at zero, so a loaded head begins with its own values.
+    """
+
+    def __init__(self, width: int, seen: int) -> None:
+        super().__init__()
+        first, second = _HIDDEN
+        self.mlp = nn.Sequential(
+            nn.Linear(width, first), nn.GELU(), nn.Linear(first, second), nn.GELU(), nn.Linear(second, 1, bias=False)
+        )
+        self.seen = nn.Linear(seen, first, bias=False)
+        nn.init.zeros_(self.seen.weight)
+
+    def forward(self, hidden: Tensor, seen: Tensor) -> Tensor:
+        """Hidden state [B,width] of any dtype, seen [B,entries] -> value [B] float32."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            first = self.mlp[0](hidden.float()) + self.seen(seen.float())
+            return self.mlp[1:](first).squeeze(-1)

@@ -1,0 +1,120 @@
+"""Compares our networks with golden data of the reference implementations, intermediate by intermediate.
+
+    python tests/policies/parity.py DIR...
+
+A directory has config.json, weights.safetensors, inputs.npz and outputs.npz. Each array of outputs.npz that the
+architecture's `compute` gives is compared; the largest absolute error must stay below 1e-5. The exit code is 1 if any
+array fails or is missing.
+
+An architecture's module `parity_NAME` has `compute(folder) -> dict[str, np.ndarray]`, by the names of outputs.npz, and
+may have `masks(folder) -> dict[str, np.ndarray]`: bool arrays over the leading axes, true where an array counts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+TOLERANCE = 1e-5
+#: `type` or `model_type` of config.json -> the module beside this one.
+MODULES = {
+    "pi0": "parity_pi0",
+    "pi05": "parity_pi0",
+    "openvla": "parity_openvla_oft",
+    "openvla_oft": "parity_openvla_oft",
+    "gr00t_n1_5": "parity_groot_n1d5",
+    "groot_n1d5": "parity_groot_n1d5",
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """The comparison of one array. error: largest absolute difference, inf if shapes or names differ."""
+
+    name: str
+    error: float
+    note: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.error <= TOLERANCE
+
+    def __str__(self) -> str:
+        note = f"  {self.note}" if self.note else ""
+        return f"  {self.name:<56} {self.error:9.2e}  {'ok' if self.ok else 'FAIL'}{note}"
+
+
+def module_of(folder: Path) -> ModuleType:
+    """The module of the folder's architecture. ValueError: unknown, or its module is missing."""
+    config = json.loads((folder / "config.json").read_text())
+    kind = next((config[key] for key in ("type", "model_type", "architecture") if config.get(key) in MODULES), None)
+    if kind is None:
+        kind = next((k for k in ("gr00t", "openvla") if k in json.dumps(config).lower()), "")
+        kind = {"gr00t": "groot_n1d5", "openvla": "openvla_oft"}.get(kind, kind)
+    if kind not in MODULES:
+        raise ValueError(f"{folder}/config.json names no known architecture; known are {', '.join(MODULES)}")
+    sys.path.insert(0, str(Path(__file__).parent))
+    try:
+        return importlib.import_module(MODULES[kind])
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{folder} is a {kind}: tests/policies/{MODULES[kind]}.py is missing ({error})") from error
+    finally:
+        sys.path.pop(0)
+
+
+def compare(folder: Path) -> list[Line]:
+    """A line for each array of outputs.npz, in its order."""
+    module = module_of(folder)
+    found = module.compute(folder)
+    masks = module.masks(folder) if hasattr(module, "masks") else {}
+    with np.load(folder / "outputs.npz") as golden:
+        return [compared(name, golden[name], found.get(name), masks.get(name)) for name in golden.files]
+
+
+def compared(name: str, golden: np.ndarray, found: np.ndarray | None, mask: np.ndarray | None) -> Line:
+    """One array against ours."""
+    if found is None:
+        return Line(name, float("inf"), "not computed")
+    if golden.shape != found.shape:
+        return Line(name, float("inf"), f"shape {found.shape}, golden {golden.shape}")
+    if golden.dtype.kind in "USO":
+        unlike = set(golden.ravel().tolist()) ^ set(np.asarray(found).ravel().tolist())
+        return Line(name, float("inf") if unlike else 0.0, f"differ in {sorted(unlike)[:3]}" if unlike else "names")
+    note = ""
+    if mask is not None:
+        golden, found, note = golden[mask], found[mask], "where the mask is true"
+    if golden.dtype == bool:
+        return Line(name, float("inf") if (golden != found).any() else 0.0, note)
+    error = np.abs(golden.astype(np.float64) - np.asarray(found, np.float64)).max(initial=0.0)
+    return Line(name, float("inf") if np.isnan(error) else float(error), note)
+
+
+def main(folders: list[str]) -> int:
+    if not folders:
+        print(__doc__)
+        return 2
+    failed = 0
+    for folder in map(Path, folders):
+        print(folder)
+        try:
+            lines = compare(folder)
+        except ValueError as error:
+            print(f"  {error}")
+            failed += 1
+            continue
+        for line in lines:
+            print(line)
+        failing = [line for line in lines if not line.ok]
+        failed += len(failing)
+        print(f"  {len(lines) - len(failing)} of {len(lines)} arrays agree to {TOLERANCE:g}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
