@@ -46,7 +46,8 @@ class SiglipEmbeddings(nn.Module):
         """[B,3,H,W] -> [B,tokens,width]."""
         with torch.autocast(images.device.type, enabled=False):
             patches = self.patch_embedding(images.to(self.patch_embedding.weight.dtype))
-            return patches.flatten(2).transpose(1, 2) + self.position_embedding.weight
+            embedded: Tensor = patches.flatten(2).transpose(1, 2) + self.position_embedding.weight
+            return embedded
 
 
 class SiglipAttention(nn.Module):
@@ -62,7 +63,8 @@ class SiglipAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         queries, keys, values = (split_heads(f(x), self.head_dim) for f in (self.q_proj, self.k_proj, self.v_proj))
-        return self.out_proj(attend(queries, keys, values, None))
+        found: Tensor = self.out_proj(attend(queries, keys, values, None))
+        return found
 
 
 class SiglipMlp(nn.Module):
@@ -74,7 +76,8 @@ class SiglipMlp(nn.Module):
         self.fc2 = nn.Linear(size.mlp, size.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(functional.gelu(self.fc1(x), approximate="tanh"))
+        found: Tensor = self.fc2(functional.gelu(self.fc1(x), approximate="tanh"))
+        return found
 
 
 class SiglipLayer(nn.Module):
@@ -89,7 +92,8 @@ class SiglipLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.self_attn(self.layer_norm1(x))
-        return x + self.mlp(self.layer_norm2(x))
+        x = x + self.mlp(self.layer_norm2(x))
+        return x
 
 
 class SiglipEncoder(nn.Module):
@@ -118,4 +122,5 @@ class SiglipVisionModel(nn.Module):
 
     def forward(self, images: Tensor, dtype: torch.dtype) -> Tensor:
         """Images [B,3,H,W] in -1..1 -> features [B,tokens,width], computed in `dtype` from the embeddings on."""
-        return self.post_layernorm(self.encoder(self.embeddings(images).to(dtype)))
+        features: Tensor = self.post_layernorm(self.encoder(self.embeddings(images).to(dtype)))
+        return features

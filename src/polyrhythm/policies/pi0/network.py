@@ -120,7 +120,9 @@ class Pi0Network(nn.Module):
         tokens = suffix.tokens.to(self.compute_dtype())
         mask, positions = self.suffix_mask(prefix.present, tokens.shape[1])
         expert = self.paligemma_with_expert.gemma_expert.model
-        return expert(tokens, positions, mask, prefix.keys_values, suffix.condition)[0]
+        hidden, _ = expert(tokens, positions, mask, prefix.keys_values, suffix.condition)
+        assert isinstance(hidden, Tensor)
+        return hidden
 
     def suffix_mask(self, present: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """What each suffix token sees [B,1,T,P+T], and positions [B,T]: the state token sees no action."""
