@@ -35,7 +35,7 @@ class SiglipSize:
 
 
 class SiglipEmbeddings(nn.Module):
-    """Patches plus learned positions, both in float32 as in the released policies."""
+    """Patches plus learned positions. The released policies keep both in float32."""
 
     def __init__(self, size: SiglipSize) -> None:
         super().__init__()
@@ -44,10 +44,8 @@ class SiglipEmbeddings(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """[B,3,H,W] -> [B,tokens,width]."""
-        with torch.autocast(images.device.type, enabled=False):
-            patches = self.patch_embedding(images.to(self.patch_embedding.weight.dtype))
-            embedded: Tensor = patches.flatten(2).transpose(1, 2) + self.position_embedding.weight
-            return embedded
+        patches: Tensor = self.patch_embedding(images.to(self.patch_embedding.weight.dtype))
+        return patches.flatten(2).transpose(1, 2) + self.position_embedding.weight
 
 
 class SiglipAttention(nn.Module):
@@ -92,8 +90,8 @@ class SiglipLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.self_attn(self.layer_norm1(x))
-        x = x + self.mlp(self.layer_norm2(x))
-        return x
+        branch: Tensor = self.mlp(self.layer_norm2(x))
+        return x + branch
 
 
 class SiglipEncoder(nn.Module):
