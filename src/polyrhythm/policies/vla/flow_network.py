@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyrhythm.policies.layers.attention import KeysValues
 
-#: How the names of a stored prefix and of the inputs beside it begin, within the observations (`FlowPolicy.precompute`).
+#: How the names of a stored prefix and of the inputs beside it begin, within observations (`FlowPolicy.precompute`).
 STORED, STORED_INPUT = "prefix.", "prefix_input."
 
 
