@@ -9,7 +9,7 @@ prompt and takes the time as the condition of its norms. Time: 1 is noise, 0 is 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -68,6 +68,9 @@ class Pi0Network(nn.Module):
                 nn.init.normal_(module.dense.weight, std=0.5 * module.dense.in_features**-0.5)
                 nn.init.ones_(module.dense.bias.data[-module.dense.out_features // 3 :])
         nn.init.normal_(self.action_out_proj.weight, std=0.02)
+
+    def prefix_parameters(self) -> Iterable[Tensor]:
+        return self.paligemma_with_expert.paligemma.parameters()
 
     def prefix(self, inputs: Mapping[str, Tensor], *, features: bool = True) -> Prefix:
         """The pass over images and language. features: False leaves [B,0] and spares the end of the last layer.
