@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import torch
@@ -113,4 +115,22 @@ def write_folder(
         weight_map |= dict.fromkeys(part, file)
     index_file = {"metadata": {"total_size": sum(x.nbytes for x in state.values())}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index_file))
+    return folder
+
+
+def write_hollow_folder(folder: Path, shapes: Mapping[str, Sequence[int]], *, shards: int) -> Path:
+    """A folder of bfloat16 tensors whose files have headers and a length, but no content on the disk."""
+    names, weight_map = list(shapes), {}
+    for index in range(shards):
+        file = folder / f"model-{index + 1:05}-of-{shards:05}.safetensors"
+        header, end = {}, 0
+        for name in names[index::shards]:
+            begin, end = end, end + 2 * prod(shapes[name])
+            header[name] = {"dtype": "BF16", "shape": list(shapes[name]), "data_offsets": [begin, end]}
+        content = json.dumps(header).encode()
+        with file.open("wb") as stream:
+            stream.write(len(content).to_bytes(8, "little") + content)
+            stream.truncate(8 + len(content) + end)
+        weight_map |= dict.fromkeys(header, file.name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     return folder
