@@ -36,6 +36,7 @@ class Architecture:
     optional: tensors of the network that a folder may lack; the seed draws them (a released head that is not used).
     unused: tensors of a folder that the network does not have and need not be told as unexpected; saving copies them.
     parts: `train` -> patterns of the network's tensors that it trains; `lora` -> patterns of adapted matrices.
+    dead: tensors that no output depends on; they are never trained.
     float32: tensors that the release keeps in float32 whatever the backbone's dtype.
     """
 
@@ -46,6 +47,7 @@ class Architecture:
     optional: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    dead: tuple[str, ...] = ()
     float32: tuple[str, ...] = ()
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
 from polyrhythm.policies.base import SETTINGS
+
+#: What is trained of a network; see `VlaSettings.train`.
+TrainedPart = Literal["all", "expert", "lora", "head"]
 
 
 class LoraSettings(BaseModel):
@@ -19,6 +22,10 @@ class LoraSettings(BaseModel):
     """Rank of an adapter."""
     alpha: float = Field(32.0, gt=0.0)
     """Scale of an adapter's output, divided by rank."""
+    targets: Sequence[str] = ()
+    """Name patterns of the matrices that get adapters; empty: the architecture's choice of backbone and expert."""
+    also: Sequence[str] = ()
+    """Name patterns of tensors that are trained in full beside the adapters, such as an action head."""
 
 
 class VlaSettings(BaseModel):
@@ -43,7 +50,7 @@ class VlaSettings(BaseModel):
     """What the backbone computes in; the release's float32 parts stay so."""
     master: Literal["float32", "bfloat16"] = "float32"
     """What the trainer keeps trained weights in."""
-    train: Literal["all", "expert", "lora", "head"] = "all"
+    train: TrainedPart = "all"
     """What is trained: everything, the part that makes actions, adapters, or the last layers alone."""
     lora: LoraSettings = LoraSettings()
     """The adapters of train: lora."""
