@@ -62,7 +62,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, angles: Rotary, mask: Tensor | None, found: KeysValues) -> Tensor:
         """x [B,T,width] and all keys and values that it may look at -> [B,T,width]."""
         queries = rotate(self.q_norm(split_heads(self.q_proj(x), self.head_dim)), angles)
-        return self.o_proj(attend(queries, *found, mask))
+        branch: Tensor = self.o_proj(attend(queries, *found, mask))
+        return branch
 
 
 class GatedMlp(nn.Module):
@@ -78,7 +79,8 @@ class GatedMlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         gate = self.gate_proj(x)
         gate = functional.gelu(gate, approximate="tanh") if self.tanh else functional.silu(gate)
-        return self.down_proj(gate * self.up_proj(x))
+        branch: Tensor = self.down_proj(gate * self.up_proj(x))
+        return branch
 
 
 class DecoderLayer(nn.Module):

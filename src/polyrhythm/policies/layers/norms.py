@@ -35,9 +35,7 @@ class AdaRMSNorm(nn.Module):
 
     def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
         """x [B,T,width], condition [B,condition] -> normalised x [B,T,width], gate [B,1,width], in x's dtype."""
-        with torch.autocast(x.device.type, enabled=False):
-            found = self.dense(condition.to(self.dense.weight.dtype))
-        scale, shift, gate = found.unsqueeze(1).float().chunk(3, dim=-1)
+        scale, shift, gate = self.dense(condition).unsqueeze(1).float().chunk(3, dim=-1)
         return (normalise(x, self.eps) * (1.0 + scale) + shift).to(x.dtype), gate.to(x.dtype)
 
 

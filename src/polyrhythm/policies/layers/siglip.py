@@ -35,7 +35,7 @@ class SiglipSize:
 
 
 class SiglipEmbeddings(nn.Module):
-    """Patches plus learned positions, both in float32 as in the released policies."""
+    """Patches plus learned positions. The released policies keep both in float32."""
 
     def __init__(self, size: SiglipSize) -> None:
         super().__init__()
@@ -44,9 +44,8 @@ class SiglipEmbeddings(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """[B,3,H,W] -> [B,tokens,width]."""
-        with torch.autocast(images.device.type, enabled=False):
-            patches = self.patch_embedding(images.to(self.patch_embedding.weight.dtype))
-            return patches.flatten(2).transpose(1, 2) + self.position_embedding.weight
+        patches: Tensor = self.patch_embedding(images.to(self.patch_embedding.weight.dtype))
+        return patches.flatten(2).transpose(1, 2) + self.position_embedding.weight
 
 
 class SiglipAttention(nn.Module):
@@ -62,7 +61,8 @@ class SiglipAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         queries, keys, values = (split_heads(f(x), self.head_dim) for f in (self.q_proj, self.k_proj, self.v_proj))
-        return self.out_proj(attend(queries, keys, values, None))
+        found: Tensor = self.out_proj(attend(queries, keys, values, None))
+        return found
 
 
 class SiglipMlp(nn.Module):
@@ -74,7 +74,8 @@ class SiglipMlp(nn.Module):
         self.fc2 = nn.Linear(size.mlp, size.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(functional.gelu(self.fc1(x), approximate="tanh"))
+        found: Tensor = self.fc2(functional.gelu(self.fc1(x), approximate="tanh"))
+        return found
 
 
 class SiglipLayer(nn.Module):
@@ -89,7 +90,8 @@ class SiglipLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.self_attn(self.layer_norm1(x))
-        return x + self.mlp(self.layer_norm2(x))
+        branch: Tensor = self.mlp(self.layer_norm2(x))
+        return x + branch
 
 
 class SiglipEncoder(nn.Module):
@@ -118,4 +120,5 @@ class SiglipVisionModel(nn.Module):
 
     def forward(self, images: Tensor, dtype: torch.dtype) -> Tensor:
         """Images [B,3,H,W] in -1..1 -> features [B,tokens,width], computed in `dtype` from the embeddings on."""
-        return self.post_layernorm(self.encoder(self.embeddings(images).to(dtype)))
+        features: Tensor = self.post_layernorm(self.encoder(self.embeddings(images).to(dtype)))
+        return features

@@ -42,6 +42,7 @@ class Pi0Network(nn.Module):
         super().__init__()
         self.size, self.horizon, self.action_dim = size, size.horizon, size.action_dim
         self.feature_width, self.action_width = size.vlm.width, size.expert.width
+        self.step_inputs = () if size.adaptive else ("state",)
         self.paligemma_with_expert = PaliGemmaWithExpert(size)
         width = size.expert.width
         self.action_in_proj = nn.Linear(size.action_dim, width)
@@ -94,19 +95,17 @@ class Pi0Network(nn.Module):
     def velocity(self, prefix: Prefix, inputs: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         hidden = self.expert_hidden(prefix, self.embed_suffix(inputs, x, t))
         features = hidden[:, -self.horizon :].float()
-        with torch.autocast(x.device.type, enabled=False):
-            return self.action_out_proj(features), features
+        return self.action_out_proj(features), features
 
     def embed_suffix(self, inputs: Mapping[str, Tensor], x: Tensor, t: Tensor) -> Suffix:
-        """The expert's tokens for the state of the flow x [B,H,A] at time t [B]; all in float32."""
-        with torch.autocast(x.device.type, enabled=False):
-            time, actions = self.time_code(t), self.action_in_proj(x.float())
-            if self.size.adaptive:
-                condition = functional.silu(self.time_mlp_out(functional.silu(self.time_mlp_in(time))))
-                return Suffix(actions, condition)
-            both = torch.cat((actions, time.unsqueeze(1).expand_as(actions)), dim=2)
-            mixed = self.action_time_mlp_out(functional.silu(self.action_time_mlp_in(both)))
-            return Suffix(torch.cat((self.state_proj(inputs["state"].float()).unsqueeze(1), mixed), dim=1), None)
+        """The expert's tokens for the state of the flow x [B,H,A] at time t [B]; layers with float32 weights."""
+        time, actions = self.time_code(t), self.action_in_proj(x.float())
+        if self.size.adaptive:
+            condition = functional.silu(self.time_mlp_out(functional.silu(self.time_mlp_in(time))))
+            return Suffix(actions, condition)
+        both = torch.cat((actions, time.unsqueeze(1).expand_as(actions)), dim=2)
+        mixed = self.action_time_mlp_out(functional.silu(self.action_time_mlp_in(both)))
+        return Suffix(torch.cat((self.state_proj(inputs["state"].float()).unsqueeze(1), mixed), dim=1), None)
 
     def time_code(self, t: Tensor) -> Tensor:
         """sin and cos of the time t [B] at geometric periods -> [B,width] float32, computed in float64."""
@@ -120,7 +119,9 @@ class Pi0Network(nn.Module):
         tokens = suffix.tokens.to(self.compute_dtype())
         mask, positions = self.suffix_mask(prefix.present, tokens.shape[1])
         expert = self.paligemma_with_expert.gemma_expert.model
-        return expert(tokens, positions, mask, prefix.keys_values, suffix.condition)[0]
+        hidden, _ = expert(tokens, positions, mask, prefix.keys_values, suffix.condition)
+        assert isinstance(hidden, Tensor)
+        return hidden
 
     def suffix_mask(self, present: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """What each suffix token sees [B,1,T,P+T], and positions [B,T]: the state token sees no action."""

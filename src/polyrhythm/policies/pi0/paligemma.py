@@ -49,11 +49,13 @@ class PaliGemma(nn.Module):
     def image_features(self, images: Tensor, dtype: torch.dtype) -> Tensor:
         """Images [B,3,side,side] in -1..1 -> [B,tokens,width] in `dtype`, not scaled."""
         seen = self.model.vision_tower.vision_model(images, dtype)
-        return self.model.multi_modal_projector.linear(seen).to(dtype)
+        features: Tensor = self.model.multi_modal_projector.linear(seen)
+        return features.to(dtype)
 
     def word_features(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         """Ids [B,L] -> embeddings times √width [B,L,width] in `dtype`."""
-        return self.lm_head(tokens).to(dtype) * math.sqrt(self.lm_head.embedding_dim)
+        features: Tensor = self.lm_head(tokens).to(dtype) * math.sqrt(self.lm_head.embedding_dim)
+        return features
 
 
 class GemmaExpert(nn.Module):

@@ -16,6 +16,9 @@ VARIANTS = {
 }
 
 
+_VISION = SiglipSize()
+
+
 @dataclass(frozen=True, slots=True)
 class Pi0Size:
     """The form of a network; the defaults are the release's.
@@ -28,7 +31,7 @@ class Pi0Size:
     adaptive: bool = False
     vlm: DecoderSize = VARIANTS["gemma_2b"]
     expert: DecoderSize = VARIANTS["gemma_300m"]
-    vision: SiglipSize = SiglipSize()
+    vision: SiglipSize = _VISION
     vocabulary: int = 257152
     expert_vocabulary: int = 257152
     horizon: int = 50
@@ -62,7 +65,6 @@ def size_from_config(config: Mapping[str, Any], adaptive: bool) -> Pi0Size:
     """
     released = Pi0Size(adaptive=adaptive)
     action_dim = _first(config, ("max_action_dim", "action_dim"), released.action_dim)
-    periods = tuple(float(_first(config, (f"{end}_period",), released.periods[i])) for i, end in enumerate(("min", "max")))
     return Pi0Size(
         adaptive=adaptive,
         vlm=_decoder(config, "paligemma_variant", "text_config", "gemma_2b"),
@@ -73,7 +75,10 @@ def size_from_config(config: Mapping[str, Any], adaptive: bool) -> Pi0Size:
         horizon=_first(config, ("chunk_size", "action_horizon"), released.horizon),
         action_dim=action_dim,
         state_dim=_first(config, ("max_state_dim", "state_dim"), action_dim),
-        periods=(periods[0], periods[1]),
+        periods=(
+            float(config.get("min_period", released.periods[0])),
+            float(config.get("max_period", released.periods[1])),
+        ),
     )
 
 

@@ -30,10 +30,11 @@ class Architecture:
     size: (config.json, tensors of the folder by the network's names) -> the size of the network. ValueError: they do
     not fit each other. Shapes come from the tensors wherever these tell them; config tells the rest.
     network: size -> the network, an `nn.Module` whose state_dict has the released names; it must be constructible on
-    torch's meta device.
+    torch's meta device. If it has `initialise()`, that draws its parameters where there is no checkpoint.
     aliases: name in some folders -> the name that the network has for the same tensor (tied embeddings). If a folder
     has both, the network's own name is read, and saving writes both.
-    optional: tensors of the network that a folder may lack; the seed draws them (a released head that is not used).
+    optional: tensors of the network that a folder may lack; the seed draws them (a released head that is not used);
+    they must be of torch's own layers.
     unused: tensors of a folder that the network does not have and need not be told as unexpected; saving copies them.
     parts: `train` -> patterns of the network's tensors that it trains; `lora` -> patterns of adapted matrices.
     dead: tensors that no output depends on; they are never trained.

@@ -25,8 +25,12 @@ from polyrhythm.policies.vla.folder_files import few
 from polyrhythm.specs import WeightSpec
 from polyrhythm.specs.weights import weight_specs
 
-#: The dtype of a network's tensor by its name; None: as it is stored, or as the constructor makes it.
-DtypeOf = Callable[[str], torch.dtype | None]
+#: Changes an empty network before it is filled: dtypes of its parameters, `requires_grad`, classes of its layers.
+Prepare = Callable[[nn.Module], None]
+
+#: Prefix of the network's tensors in a policy's state_dict, and in polyrhythm.safetensors of those that the folder's
+#: other files have no place for.
+NETWORK = "network."
 
 #: Factories whose values no constructor relies on: they are overwritten, or drawn.
 _DRAWN = frozenset((torch.empty, torch.empty_strided, torch.rand, torch.randn, torch.normal))
@@ -139,55 +143,68 @@ def released_size(of: Architecture, checkpoint: Checkpoint) -> Any:
 
 
 def load_network(
-    of: Architecture, checkpoint: Checkpoint, *, device: str, dtype: DtypeOf, seed: int = 0, size: Any = None
+    of: Architecture,
+    checkpoint: Checkpoint,
+    *,
+    device: str,
+    prepare: Prepare | None = None,
+    seed: int = 0,
+    size: Any = None,
 ) -> nn.Module:
     """The checkpoint's network on `device`; ConfigError: tensors missing, unexpected or of another shape.
 
-    size: as `released_size` unless given. seed: for what is `optional` in the architecture and not in the folder.
+    Each tensor has the dtype that the network has after `prepare`, without it that of the file. size: as
+    `released_size` unless given. seed: for what is `optional` in the architecture and not in the folder.
     """
     size = released_size(of, checkpoint) if size is None else size
     checkpoint.require(of.name)
     with weights_on_meta():
         network: nn.Module = of.network(size)
-    found = fit(checkpoint, weight_specs(network.state_dict()), of)
+    if prepare is not None:
+        prepare(network)
+    wanted = weight_specs(network.state_dict())
+    found = fit(checkpoint, wanted, of)
     check_fit(checkpoint, found, of)
-    load_into(network, checkpoint, found.found, device=device, dtype=dtype)
-    lacking = {name for name in network.state_dict() if name not in found.found}
-    if lacking:
-        drawn = random_network(of, size, seed=seed, device="cpu", dtype=dtype).state_dict()
-        _assign(network, ((name, drawn[name]) for name in lacking), device, dtype)
+    _draw(network, [name for name in wanted if name not in found.found], seed)
+    load_into(network, checkpoint, found.found, device=device, as_stored=prepare is None)
+    added = {name: tensor for name, tensor in checkpoint.read_ours() if name.startswith(NETWORK)}
+    named = ((name.removeprefix(NETWORK), tensor) for name, tensor in added.items())
+    _assign(network, named, device, as_stored=prepare is None)
     _finish(network, device)
     return network
 
 
-def random_network(of: Architecture, size: Any, *, seed: int, device: str, dtype: DtypeOf) -> nn.Module:
-    """A network whose tensors all follow from the seed, the same on every device."""
+def random_network(
+    of: Architecture, size: Any, *, seed: int, device: str, prepare: Prepare | None = None
+) -> nn.Module:
+    """A network whose tensors all follow from the seed, the same on every device, in the dtypes of `prepare`."""
     with seeded(seed), torch.device("cpu"):
         network: nn.Module = of.network(size)
-    places = _places(network)
-    for name in list(network.state_dict()):
-        held, key = places[name][0]
-        wanted = dtype(name) or held[key].dtype
-        if held[key].dtype != wanted or held[key].device != torch.device(device):
-            _replace(places[name], held[key].detach().to(device, wanted))
+        if callable(initialise := getattr(network, "initialise", None)):
+            initialise()
+    if prepare is not None:
+        prepare(network)
     _finish(network, device)
     return network
 
 
 def load_into(
-    network: nn.Module, checkpoint: Checkpoint, found: Mapping[str, str], *, device: str, dtype: DtypeOf
+    network: nn.Module, checkpoint: Checkpoint, found: Mapping[str, str], *, device: str, as_stored: bool = False
 ) -> None:
-    """Replace the network's tensors, on meta or not, by the folder's. found: network's name -> the folder's."""
+    """Replace the network's tensors, on meta or not, by copies of the folder's, on `device`.
+
+    found: network's name -> the folder's (`fit`). as_stored: in the folder's dtypes, otherwise in the network's.
+    """
     names = {stored: name for name, stored in found.items()}
     tensors = ((names[stored], tensor) for stored, tensor in checkpoint.read(names))
-    _assign(network, tensors, device, dtype)
+    _assign(network, tensors, device, as_stored=as_stored)
 
 
 def load_ours(policy: nn.Module, checkpoint: Checkpoint) -> None:
     """Copy what the folder has of ours (critic, noise head) into the policy. ConfigError: of another shape."""
     state = policy.state_dict()
-    for name, tensor in checkpoint.read_ours().items():
-        if name not in state:
+    for name, tensor in checkpoint.read_ours():
+        if name.startswith(NETWORK) or name not in state:
             continue
         if state[name].shape != tensor.shape:
             raise ConfigError(
@@ -199,12 +216,13 @@ def load_ours(policy: nn.Module, checkpoint: Checkpoint) -> None:
             state[name].copy_(tensor)
 
 
-def _assign(network: nn.Module, tensors: Iterator[tuple[str, Tensor]], device: str, dtype: DtypeOf) -> None:
+def _assign(network: nn.Module, tensors: Iterator[tuple[str, Tensor]], device: str, *, as_stored: bool) -> None:
     """Put a copy of each tensor in its place, in every module that shares it."""
     places = _places(network)
     for name, tensor in tensors:
-        made = torch.empty(tensor.shape, dtype=dtype(name) or tensor.dtype, device=device).copy_(tensor)
-        _replace(places[name], made)
+        held, key = places[name][0]
+        dtype = tensor.dtype if as_stored else held[key].dtype
+        _replace(places[name], torch.empty(tensor.shape, dtype=dtype, device=device).copy_(tensor))
 
 
 #: A module's dictionary of parameters or buffers, and the key in it.
@@ -233,13 +251,25 @@ def _replace(slots: list[Slot], tensor: Tensor) -> None:
         held[key] = tensor
 
 
+def _draw(network: nn.Module, names: list[str], seed: int) -> None:
+    """Draw the layers with these tensors on the CPU, as torch initialises them."""
+    with seeded(seed):
+        for path in dict.fromkeys(name.rpartition(".")[0] for name in names):
+            layer = network.get_submodule(path)
+            reset = getattr(layer, "reset_parameters", None)
+            assert callable(reset), f"{path} is optional, but {type(layer).__name__} cannot be drawn"
+            layer.to_empty(device="cpu", recurse=False)
+            reset()
+
+
 def _finish(network: nn.Module, device: str) -> None:
-    """Move what is not in the state_dict to the device, and see that nothing was forgotten on meta."""
+    """Move what is not there to the device, and see that nothing was forgotten on meta."""
     for name, slots in _places(network).items():
         held, key = slots[0]
-        assert not held[key].is_meta, (
+        tensor = held[key].detach()
+        assert not tensor.is_meta, (
             f"{name} is in no checkpoint and has no value: make constants from numbers (torch.arange, torch.tensor), "
             "not with torch.empty or torch.rand"
         )
-        if held[key].device != torch.device(device):
-            _replace(slots, held[key].detach().to(device))
+        if tensor.device.type != torch.device(device).type:
+            _replace(slots, tensor.to(device))

@@ -130,9 +130,9 @@ class Checkpoint:
         for file, wanted in by_file.items():
             yield from read_stored(file, {name: self.places[name].stored for name in wanted})
 
-    def read_ours(self) -> dict[str, Tensor]:
-        """The tensors of polyrhythm.safetensors by the policy's names; {} without that file."""
-        return dict(read_stored(self.folder / folder_files.OURS, {name: name for name in self.ours}))
+    def read_ours(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of polyrhythm.safetensors by the policy's names; none without that file."""
+        return read_stored(self.folder / folder_files.OURS, {name: name for name in self.ours})
 
 
 def read_stored(file: Path, stored: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:

@@ -26,10 +26,13 @@ _AGAIN = "copy the file again from where it was released"
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """tensors: in the order of the file; metadata: strings that were saved with them."""
+    """tensors: in the order of the file; metadata: strings that were saved with them; begins: where each tensor's bytes
+    begin in the file, `data` where the first may."""
 
     tensors: dict[str, WeightSpec]
     metadata: dict[str, str]
+    begins: dict[str, int]
+    data: int
 
 
 def read_header(file: Path) -> Header:
@@ -55,7 +58,8 @@ def read_header(file: Path) -> Header:
     whole = 8 + length + max(ends, default=0)
     if size < whole:
         raise ConfigError(f"{file} has {size:,} bytes, its header tells {whole:,}: the file was cut off; {_AGAIN}")
-    return Header(tensors, metadata)
+    begins = {name: 8 + length + content[name]["data_offsets"][0] for name in tensors}
+    return Header(tensors, metadata, begins, 8 + length)
 
 
 def _spec(file: Path, name: str, entry: dict[str, Any]) -> WeightSpec:

@@ -1,0 +1,177 @@
+"""Low-rank adapters in peft's layout: saved, opened, and merged into the folder that they were trained on.
+
+    adapter_config.json         rank, alpha, target modules, base
+    adapter_model.safetensors   base_model.model.<module>.lora_A.weight [r,in] and .lora_B.weight [out,r]
+
+A matrix W becomes W + alpha/r · B·A (Hu et al. 2021), or alpha/√r with rank-stabilised adapters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from polyrhythm.errors import ConfigError
+from polyrhythm.files import name_in_errors
+from polyrhythm.policies.vla.building import NETWORK
+from polyrhythm.policies.vla.checkpoint import Checkpoint, read_stored
+from polyrhythm.policies.vla.folder_files import ADAPTER_CONFIG, ADAPTER_TENSORS, OURS, few, read_json
+from polyrhythm.policies.vla.safetensors_headers import read_header
+from polyrhythm.policies.vla.saving import new_folder, save_changed
+
+_PEFT = "base_model.model."
+_A, _B = ".lora_A.weight", ".lora_B.weight"
+#: What makes other adapters than these of the plain kind, by key of adapter_config.json.
+_OTHER_KINDS = ("use_dora", "fan_in_fan_out", "lora_bias", "megatron_config", "trainable_token_indices")
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """An opened folder of adapters. config: adapter_config.json. modules: names of the adapted layers as the base has
+    them. replaced: tensors that the folder holds whole (peft's modules_to_save), by the base's name -> stored name."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    modules: tuple[str, ...]
+    replaced: Mapping[str, str]
+
+    @property
+    def base(self) -> str:
+        """The base that the folder names, "" if none."""
+        return str(self.config.get("base_model_name_or_path") or "")
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Adapters:
+        """ConfigError: no adapters of the plain kind."""
+        folder = Path(folder).expanduser()
+        for name in (ADAPTER_CONFIG, ADAPTER_TENSORS):
+            if not (folder / name).is_file():
+                raise ConfigError(f"{folder}: it holds no {name}; name a folder of adapters in peft's layout")
+        config = read_json(folder / ADAPTER_CONFIG)
+        others = [key for key in _OTHER_KINDS if config.get(key)]
+        if config.get("peft_type", "LORA") != "LORA" or others:
+            kind = others[0] if others else config["peft_type"]
+            raise ConfigError(f"{folder / ADAPTER_CONFIG}: {kind} is not supported; merge it with peft itself")
+        names = read_header(folder / ADAPTER_TENSORS).tensors
+        modules = tuple(plain_name(name).removesuffix(_A) for name in names if plain_name(name).endswith(_A))
+        pairs = {module + ending for module in modules for ending in (_A, _B)}
+        replaced = {plain_name(name): name for name in names if plain_name(name) not in pairs}
+        if odd := [name for name in replaced if ".lora_" in name or name.startswith("lora_")]:
+            raise ConfigError(f"{folder}: {few(odd)} cannot be merged here; merge it with peft itself")
+        return cls(folder, config, modules, replaced)
+
+    def scale(self, module: str) -> float:
+        """What B·A is multiplied by."""
+        rank = _pattern(self.config.get("rank_pattern"), module, self.config["r"])
+        alpha = _pattern(self.config.get("alpha_pattern"), module, self.config.get("lora_alpha", 8))
+        return alpha / (sqrt(rank) if self.config.get("use_rslora") else rank)
+
+    def read(self) -> dict[str, Tensor]:
+        """All tensors by plain name."""
+        stored = read_header(self.folder / ADAPTER_TENSORS).tensors
+        return dict(read_stored(self.folder / ADAPTER_TENSORS, {plain_name(name): name for name in stored}))
+
+
+def plain_name(name: str) -> str:
+    """A name of peft's, saved or in a wrapped module, in the base's terms: `<module>.lora_A.weight`."""
+    plain = name.removeprefix(_PEFT)
+    for kind in ("lora_A", "lora_B"):
+        plain = plain.replace(f".{kind}.default.", f".{kind}.")
+    return plain.replace(".base_layer.", ".").replace(".modules_to_save.default.", ".")
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a tensor of this name is an adapter's."""
+    return plain_name(name).endswith((_A, _B))
+
+
+def save_adapters(state: Mapping[str, Tensor], out: Path, *, alpha: float, base: str) -> None:
+    """Write the adapters of a policy's state_dict into the new folder `out` in peft's layout, ours beside.
+
+    state: names under `network.`, those of adapters as `is_adapter` has them; other tensors of the network are the
+    base's and left out. base: the folder of the base, as told in adapter_config.json. ConfigError: no adapters.
+    """
+    network = {plain_name(name.removeprefix(NETWORK)): x for name, x in state.items() if name.startswith(NETWORK)}
+    found = {_PEFT + name: tensor.detach().cpu().contiguous() for name, tensor in network.items() if is_adapter(name)}
+    modules = sorted(name.removeprefix(_PEFT).removesuffix(_A) for name in found if name.endswith(_A))
+    if not modules:
+        raise ConfigError("the policy has no adapters; train it with policy.train = lora, or save the whole network")
+    ranks = {module: network[module + _A].shape[0] for module in modules}
+    rank = max(ranks.values())
+    config = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": alpha,
+        "target_modules": modules,
+        "rank_pattern": {module: other for module, other in ranks.items() if other != rank},
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+        "task_type": None,
+    }
+    ours = {name: x.detach().cpu().contiguous() for name, x in state.items() if not name.startswith(NETWORK)}
+    with new_folder(out) as unfinished, name_in_errors(out):
+        (unfinished / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
+        save_file(found, unfinished / ADAPTER_TENSORS, metadata={"format": "pt"})
+        if ours:
+            save_file(ours, unfinished / OURS, metadata={"format": "pt"})
+
+
+def merge(adapters: Adapters, base: Checkpoint, out: Path) -> None:
+    """Write the base with the adapters added to its matrices, in its layout and dtypes, into the new folder `out`.
+
+    ConfigError: an adapted matrix is not in the base or has another shape. The sum is taken in float32.
+    """
+    tensors = adapters.read()
+    matrices = {_in_base(f"{module}.weight", base, adapters): module for module in adapters.modules}
+    whole = {_in_base(name, base, adapters): name for name in adapters.replaced}
+    for name, module in matrices.items():
+        a, b, there = tensors[module + _A], tensors.get(module + _B), base.tensors[name].shape
+        if b is None or a.ndim != 2 or (b.shape[0], a.shape[1]) != there:
+            told = "lacks its second matrix" if b is None else f"makes {[b.shape[0], *a.shape[1:]]}"
+            raise ConfigError(
+                f"{adapters.folder}: the adapter of {name} {told}, the base has {list(there)}; name the base that "
+                f"it was trained on ({adapters.base or 'its adapter_config.json names none'})"
+            )
+
+    def new(name: str) -> Tensor | None:
+        if name in whole:
+            return tensors[whole[name]]
+        if name not in matrices:
+            return None
+        ((_, weight),) = base.read([name])
+        a, b = (tensors[matrices[name] + ending].float() for ending in (_A, _B))
+        return torch.addmm(weight.float(), b, a, alpha=adapters.scale(matrices[name]))
+
+    file = adapters.folder / OURS
+    ours = dict(read_stored(file, {name: name for name in read_header(file).tensors})) if file.is_file() else {}
+    save_changed(base, new, out, ours)
+
+
+def _in_base(name: str, base: Checkpoint, adapters: Adapters) -> str:
+    """The base's name of a tensor, with or without the release's prefix. ConfigError: it has none."""
+    for candidate in (name, name.removeprefix("model.")):
+        if candidate in base.tensors:
+            return candidate
+    raise ConfigError(
+        f"{adapters.folder}: {name} is adapted, but {base.folder} has no such tensor; name the base that it was "
+        f"trained on ({adapters.base or 'its adapter_config.json names none'})"
+    )
+
+
+def _pattern(patterns: Mapping[str, Any] | None, module: str, otherwise: Any) -> float:
+    """The number of the first pattern (a module's name or the end of one, as peft matches) that fits, else this."""
+    for pattern, value in (patterns or {}).items():
+        if module == pattern or module.endswith(f".{pattern}") or fnmatchcase(module, pattern):
+            return float(value)
+    return float(otherwise)

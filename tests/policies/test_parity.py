@@ -1,0 +1,42 @@
+"""Our networks agree with the golden data of the reference implementations, and `parity.py` notices if they do not."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.policies import parity
+
+GOLDEN = Path(__file__).parent / "golden"
+FOLDERS = sorted(config.parent for config in GOLDEN.glob("*/config.json"))
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_every_array_agrees(folder: Path) -> None:
+    lines = parity.compare(folder)
+    assert len(lines) > 30
+    assert [str(line) for line in lines if not line.ok] == []
+
+
+def test_one_changed_number_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "pi0"
+    shutil.copytree(GOLDEN / "pi0", folder)
+    arrays = dict(np.load(folder / "outputs.npz"))
+    arrays["velocity"][1, 2, 3] += 2e-5
+    arrays["prefix_position_ids"][0, 5] += 1
+    arrays["prefix_attention_2d"][0, 5, 5] ^= True
+    arrays["grad_none_names"] = arrays["grad_none_names"][1:]
+    arrays["grad_param_norms"][3] *= 1.001
+    np.savez(folder / "outputs.npz", **arrays, another=np.zeros(2, np.float32))
+    assert parity.main([str(folder)]) == 1
+    failing = {line.split()[0] for line in capsys.readouterr().out.splitlines() if "FAIL" in line}
+    changed = {"velocity", "prefix_position_ids", "prefix_attention_2d", "grad_none_names", "grad_param_norms"}
+    assert failing == changed | {"another"}
+
+
+def test_a_folder_of_an_unknown_architecture_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text('{"type": "act"}')
+    assert parity.main([str(tmp_path)]) == 1
+    assert "names no known architecture" in capsys.readouterr().out

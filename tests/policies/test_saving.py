@@ -1,0 +1,208 @@
+"""Saving in the released layout is bit-equal without training; adapters are peft's, saved, loaded and merged."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.policies.released import TOY, ToyNetwork, ToySize, held_in, random_state, write_folder
+from torch import nn
+
+from polyrhythm.errors import ConfigError
+from polyrhythm.policies.vla.adapters import Adapters, merge, save_adapters
+from polyrhythm.policies.vla.building import load_network, load_ours
+from polyrhythm.policies.vla.checkpoint import Checkpoint
+from polyrhythm.policies.vla.saving import save_folder
+
+
+class ToyPolicy(nn.Module):
+    """A network, a critic of ours."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network, self.critic = network, nn.Linear(2, 1)
+
+
+def _policy(folder, prepare=None):
+    return ToyPolicy(load_network(TOY, Checkpoint.open(folder), device="cpu", prepare=prepare))
+
+
+def _files(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("held", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("prefix", "shards", "stored"), [("", 1, "float32"), ("model.", 3, "bfloat16")])
+def test_an_untrained_policy_gives_the_same_files(tmp_path, prefix, shards, stored, held):
+    state = random_state(dtype=getattr(torch, stored))
+    state["vision_head.x"], state["lm_head.weight"] = torch.ones(3), state["lm_head.weight"].float()
+    folder = write_folder(tmp_path / "base", state, prefix=prefix, shards=shards)
+    (folder / "assets" / "x").mkdir(parents=True)
+    (folder / "assets" / "x" / "norm_stats.json").write_text("{}")
+    (folder / "tokenizer.model").write_bytes(b"\0\1")
+    policy = _policy(folder, held_in(held))
+    save_folder(Checkpoint.open(folder), TOY, policy.state_dict(), tmp_path / "out")
+    saved = _files(tmp_path / "out")
+    ours = saved.pop("polyrhythm.safetensors")
+    assert saved == _files(folder)
+    assert ours
+    again = _policy(tmp_path / "out", held_in(held))
+    load_ours(again, Checkpoint.open(tmp_path / "out"))
+    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in policy.state_dict().items())
+
+
+def test_what_was_trained_is_saved_and_the_rest_as_it_was(tmp_path):
+    folder = write_folder(tmp_path / "base", random_state(dtype=torch.bfloat16), shards=2, prefix="model.")
+    policy = _policy(folder, held_in(torch.float32))
+    with torch.no_grad():
+        policy.network.own += 1.0
+        policy.network.lm_head.weight[0] = 7.0
+    state = {name: x for name, x in policy.state_dict().items() if "blocks" not in name}  # frozen ones are not there
+    save_folder(Checkpoint.open(folder), TOY, state, tmp_path / "out")
+    before, after = (dict(Checkpoint.open(path).read()) for path in (folder, tmp_path / "out"))
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"own", "lm_head.weight"}
+    assert after["own"].dtype == torch.bfloat16
+    assert torch.equal(after["own"], policy.network.own.bfloat16())
+
+
+def test_tied_names_are_all_saved(tmp_path):
+    state = random_state()
+    folder = write_folder(tmp_path / "base", state | {"words.weight": state["lm_head.weight"].clone()})
+    policy = _policy(folder)
+    with torch.no_grad():
+        policy.network.lm_head.weight.fill_(2.0)
+    save_folder(Checkpoint.open(folder), TOY, policy.state_dict(), tmp_path / "out")
+    after = load_file(tmp_path / "out" / "model.safetensors")
+    assert (after["words.weight"] == 2.0).all()
+    assert (after["lm_head.weight"] == 2.0).all()
+
+
+def test_what_the_folder_has_no_place_for_is_ours(tmp_path):
+    state = {name: x for name, x in random_state().items() if not name.startswith("spare")}
+    folder = write_folder(tmp_path / "base", state)
+    policy = _policy(folder)
+    save_folder(Checkpoint.open(folder), TOY, policy.state_dict(), tmp_path / "out")
+    assert _files(tmp_path / "out")["model.safetensors"] == _files(folder)["model.safetensors"]
+    network = load_network(TOY, Checkpoint.open(tmp_path / "out"), device="cpu", seed=5)
+    assert torch.equal(network.spare.weight, policy.network.spare.weight)
+
+
+def test_side_files_are_saved_in_their_own_format(tmp_path):
+    state = random_state()
+    side = {f"module.{name}": state.pop(f"spare.{name}").bfloat16() for name in ("weight", "bias")}
+    folder = write_folder(tmp_path / "base", state)
+    torch.save(side, folder / "action_head--10_checkpoint.pt")
+    opened = Checkpoint.open(folder)
+    policy = nn.ModuleDict({"network": nn.ModuleDict({"action_head": nn.Linear(8, 2)})})
+    save_folder(opened, TOY, policy.state_dict(), tmp_path / "out")
+    after = torch.load(tmp_path / "out" / "action_head--10_checkpoint.pt", weights_only=True)
+    assert set(after) == set(side)
+    assert torch.equal(after["module.weight"], policy["network"]["action_head"].weight.bfloat16())
+
+
+def test_nothing_is_overwritten_and_nothing_half_is_left(tmp_path):
+    folder = write_folder(tmp_path / "base", random_state())
+    policy = _policy(folder)
+    with pytest.raises(ConfigError, match=r"out = .* it exists; name a new folder"):
+        save_folder(Checkpoint.open(folder), TOY, policy.state_dict(), folder)
+    opened = Checkpoint.open(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError):
+        save_folder(opened, TOY, policy.state_dict(), tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["base"]
+    policy.network.own = nn.Parameter(torch.ones(2, 9))
+    with pytest.raises(ConfigError, match=r"own is \[2, 9\] in the policy and \[2, 8\] in"):
+        save_folder(opened, TOY, policy.state_dict(), tmp_path / "out")
+
+
+def _with_adapters(state, rank=2):
+    generator = torch.Generator().manual_seed(3)
+    names = [name.removesuffix(".weight") for name in state if name.endswith("q_proj.weight")]
+    parts = {"lora_A": (rank, 8), "lora_B": (8, rank)}
+    return {
+        f"network.{name}.{part}.weight": torch.randn(shape, generator=generator)
+        for name in names
+        for part, shape in parts.items()
+    }
+
+
+def test_adapters_are_loaded_by_peft_and_merged_alike(tmp_path):
+    peft = pytest.importorskip("peft")
+    state = random_state()
+    folder = write_folder(tmp_path / "base", state, shards=2, prefix="model.")
+    trained = _with_adapters(state) | {"critic.weight": torch.ones(1, 2), "network.own": state["own"]}
+    save_adapters(trained, tmp_path / "adapters", alpha=3.0, base=str(folder))
+    network = load_network(TOY, Checkpoint.open(folder), device="cpu")
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(1))
+    plain = network(x)
+    wrapped = peft.PeftModel.from_pretrained(network, str(tmp_path / "adapters"))
+    adapted = wrapped(x)
+    assert not torch.allclose(plain, adapted, atol=1e-2)
+
+    merge(Adapters.open(tmp_path / "adapters"), Checkpoint.open(folder), tmp_path / "merged")
+    opened = Checkpoint.open(tmp_path / "merged")
+    merged = load_network(TOY, opened, device="cpu")
+    torch.testing.assert_close(merged(x), adapted, atol=1e-5, rtol=0)
+    assert opened.prefix == "model."
+    assert len(opened.files) == 2
+    assert [name for name, _ in opened.read_ours()] == ["critic.weight"]
+
+    wrapped.save_pretrained(tmp_path / "of-peft")  # peft's own file merges too
+    (tmp_path / "of-peft" / "README.md").unlink(missing_ok=True)
+    merge(Adapters.open(tmp_path / "of-peft"), Checkpoint.open(folder), tmp_path / "again")
+    assert _files(tmp_path / "again")["model-00001-of-00002.safetensors"] == (
+        _files(tmp_path / "merged")["model-00001-of-00002.safetensors"]
+    )
+
+
+def test_the_names_of_a_module_wrapped_by_peft_are_understood(tmp_path):
+    state = random_state()
+    trained = {
+        name.replace("lora_A.", "lora_A.default.").replace("lora_B.", "lora_B.default."): tensor
+        for name, tensor in _with_adapters(state).items()
+    }
+    base = {"network.blocks.0.q_proj.base_layer.weight": state["blocks.0.q_proj.weight"]}
+    save_adapters(trained | base, tmp_path / "a", alpha=1.0, base="b")
+    assert Adapters.open(tmp_path / "a").modules == ("blocks.0.q_proj", "blocks.1.q_proj")
+
+
+def test_merging_uses_scale_patterns_and_whole_tensors(tmp_path):
+    state = random_state()
+    folder = write_folder(tmp_path / "base", state)
+    save_adapters(_with_adapters(state), tmp_path / "a", alpha=4.0, base="")
+    config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
+    config |= {"alpha_pattern": {"blocks.1.q_proj": 0.0}, "use_rslora": True}
+    (tmp_path / "a" / "adapter_config.json").write_text(json.dumps(config))
+    tensors = load_file(tmp_path / "a" / "adapter_model.safetensors")
+    tensors["base_model.model.state_proj.bias"] = torch.full((8,), 9.0)
+    save_file(tensors, tmp_path / "a" / "adapter_model.safetensors")
+    merge(Adapters.open(tmp_path / "a"), Checkpoint.open(folder), tmp_path / "out")
+    after = dict(Checkpoint.open(tmp_path / "out").read())
+    a, b = (tensors[f"base_model.model.blocks.0.q_proj.lora_{x}.weight"] for x in "AB")
+    expected = state["blocks.0.q_proj.weight"] + 4.0 / 2**0.5 * (b @ a)
+    torch.testing.assert_close(after["blocks.0.q_proj.weight"], expected)
+    assert torch.equal(after["blocks.1.q_proj.weight"], state["blocks.1.q_proj.weight"])
+    assert (after["state_proj.bias"] == 9.0).all()
+
+
+def test_adapters_of_another_base_are_one_sentence(tmp_path):
+    state = random_state()
+    folder = write_folder(tmp_path / "base", state)
+    wide = write_folder(tmp_path / "wide", random_state(ToySize(width=16)))
+    save_adapters(_with_adapters(state), tmp_path / "a", alpha=4.0, base="the base")
+    with pytest.raises(ConfigError, match=r"makes \[8, 8\], the base has \[16, 16\]; name the base .*the base"):
+        merge(Adapters.open(tmp_path / "a"), Checkpoint.open(wide), tmp_path / "out")
+    other = write_folder(tmp_path / "other", {"state_proj.weight": torch.ones(1)})
+    with pytest.raises(ConfigError, match=r"blocks.0.q_proj.weight is adapted, but .*other has no such tensor"):
+        merge(Adapters.open(tmp_path / "a"), Checkpoint.open(other), tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"it holds no adapter_config\.json"):
+        Adapters.open(folder)
+    with pytest.raises(ConfigError, match="the policy has no adapters"):
+        save_adapters(ToyNetwork(ToySize()).state_dict(), tmp_path / "b", alpha=1.0, base="")
+    config = json.loads((tmp_path / "a" / "adapter_config.json").read_text()) | {"use_dora": True}
+    (tmp_path / "a" / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="use_dora is not supported"):
+        Adapters.open(tmp_path / "a")
