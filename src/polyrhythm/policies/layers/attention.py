@@ -63,8 +63,9 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -
             keys, values = keys.expand(*shape), values.expand(*shape)
         else:
             keys, values = (x.repeat_interleave(shape[1], dim=1) for x in (keys, values))
-    found: Tensor = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
-    return found.transpose(1, 2).flatten(2)
+    found = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+    merged: Tensor = found.transpose(1, 2).flatten(2)
+    return merged
 
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:

@@ -9,7 +9,7 @@ prompt and takes the time as the condition of its norms. Time: 1 is noise, 0 is 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -19,7 +19,8 @@ from torch.nn import functional
 from polyrhythm.policies.layers.attention import additive, padding_mask, positions_of
 from polyrhythm.policies.layers.norms import AdaRMSNorm
 from polyrhythm.policies.pi0.paligemma import PaliGemmaWithExpert
-from polyrhythm.policies.pi0.size import Pi0Size
+from polyrhythm.policies.pi0.size import Pi0Size, size_from_config
+from polyrhythm.policies.vla.architectures import Architecture
 from polyrhythm.policies.vla.flow_network import Prefix
 
 
@@ -67,6 +68,9 @@ class Pi0Network(nn.Module):
                 nn.init.normal_(module.dense.weight, std=0.5 * module.dense.in_features**-0.5)
                 nn.init.ones_(module.dense.bias.data[-module.dense.out_features // 3 :])
         nn.init.normal_(self.action_out_proj.weight, std=0.02)
+
+    def prefix_parameters(self) -> Iterable[Tensor]:
+        return self.paligemma_with_expert.paligemma.parameters()
 
     def prefix(self, inputs: Mapping[str, Tensor], *, features: bool = True) -> Prefix:
         """The pass over images and language. features: False leaves [B,0] and spares the end of the last layer.
@@ -143,3 +147,42 @@ def mean_of(hidden: Tensor, present: Tensor) -> Tensor:
     """Mean over present tokens: [B,T,W], bool [B,T] -> [B,W]."""
     weights = present.unsqueeze(2).to(hidden.dtype)
     return (hidden * weights).sum(1) / weights.sum(1)
+
+
+_P = "paligemma_with_expert."
+_WORDS = f"{_P}paligemma.lm_head.weight"
+_HEADS = ("action_*", "state_proj.*", "time_mlp_*")
+
+
+def dead_tensors(size: Pi0Size, *, features: bool = False) -> tuple[str, ...]:
+    """Name patterns of the tensors that no output depends on. features: something learns from the prefix's features,
+    which otherwise alone depend on the end of the last layer."""
+    never = (f"{_P}gemma_expert.lm_head.weight",)
+    if features:
+        return never
+    language = f"{_P}paligemma.model.language_model"
+    last = f"{language}.layers.{size.vlm.layers - 1}"
+    ends = ("self_attn.q_proj.*", "self_attn.o_proj.*", "mlp.*", "post_attention_layernorm.*")
+    return (*never, f"{language}.norm.*", *(f"{last}.{end}" for end in ends))
+
+
+def _architecture(name: str, *, adaptive: bool) -> Architecture:
+    return Architecture(
+        name=name,
+        size=lambda config, tensors: size_from_config(config, adaptive, tensors),
+        network=Pi0Network,
+        aliases={f"{_P}paligemma.model.language_model.embed_tokens.weight": _WORDS},
+        optional=(f"{_P}gemma_expert.lm_head.weight",),
+        unused=(f"{_P}gemma_expert.model.embed_tokens.weight",),
+        parts={
+            "expert": (f"{_P}gemma_expert.*", *_HEADS),
+            "head": ("action_out_proj.*", f"{_P}gemma_expert.model.norm.*"),
+            "lora": (f"{_P}*language_model.layers.*_proj.weight", f"{_P}gemma_expert.model.layers.*_proj.weight"),
+        },
+        dead=dead_tensors(Pi0Size()),
+        float32=("*.embeddings.*", "*norm.*", "*layernorm.*", "*layer_norm?.*", *_HEADS),
+    )
+
+
+PI0 = _architecture("pi0", adaptive=False)
+PI05 = _architecture("pi05", adaptive=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyrhythm.policies.layers.attention import KeysValues
 
-#: How the names of a stored prefix and of the inputs beside it begin, within the observations (`FlowPolicy.precompute`).
+#: How the names of a stored prefix and of the inputs beside it begin, within observations (`FlowPolicy.precompute`).
 STORED, STORED_INPUT = "prefix.", "prefix_input."
 
 
@@ -42,6 +42,10 @@ class FlowNetwork(Protocol):
 
     def initialise(self) -> None:
         """Draw all parameters from torch's generator, where there is no checkpoint."""
+        ...
+
+    def prefix_parameters(self) -> Iterable[Tensor]:
+        """The parameters that `prefix` depends on."""
         ...
 
     def prefix(self, inputs: Mapping[str, Tensor], *, features: bool = True) -> Prefix:
