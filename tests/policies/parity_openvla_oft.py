@@ -141,9 +141,7 @@ def _vision(folder: Path, config: Mapping[str, Any], inputs: Mapping[str, Tensor
         }
 
 
-def load(
-    folder: Path, config: Mapping[str, Any], *, stop_token: bool = True, continuous: bool = False
-) -> OpenVlaOft:
+def load(folder: Path, config: Mapping[str, Any], *, stop_token: bool = True, continuous: bool = False) -> OpenVlaOft:
     """The folder's network, with L1 head and proprioception if `continuous`."""
     weights, size = load_file(folder / "weights.safetensors"), replace(size_from_config(config), stop_token=stop_token)
     if continuous:

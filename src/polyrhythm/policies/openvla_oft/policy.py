@@ -45,6 +45,7 @@ class OpenVlaOftPolicy(AdaptedPolicy):
     A is the environment's number of action entries; log-probs are those of the tokens that become its actions.
     """
 
+    network: OpenVlaOft
     centres: Tensor
 
     def __init__(
