@@ -42,6 +42,7 @@ class ToyNetwork(nn.Module):
         self.words = nn.Embedding(size.words, size.width)
         self.lm_head = nn.Linear(size.width, size.words, bias=False)
         self.words.weight = self.lm_head.weight
+        self.register_state_dict_post_hook(lambda _, state, prefix, __: state.pop(f"{prefix}words.weight"))
         self.blocks = nn.ModuleList(Block(size.width) for _ in range(size.layers))
         self.own = nn.Parameter(torch.randn(2, size.width))
         self.state_proj = nn.Linear(3, size.width)
@@ -50,11 +51,6 @@ class ToyNetwork(nn.Module):
         frequencies = 10.0 ** -(torch.arange(0, size.width, 2).float() / size.width)
         self.register_buffer("frequencies", frequencies, persistent=False)
         self.periods = torch.linspace(0.1, 1.0, 4)
-
-    def state_dict(self, *args, **kwargs):  # a tied tensor has one name
-        found = super().state_dict(*args, **kwargs)
-        found.pop("words.weight", None)
-        return found
 
     def forward(self, x: Tensor) -> Tensor:
         """[B,width] -> [B,words]."""

@@ -185,13 +185,13 @@ def test_the_names_of_a_module_wrapped_by_peft_are_understood(tmp_path):
 
 def test_merging_uses_scale_patterns_and_whole_tensors(tmp_path):
     state = random_state()
-    folder = write_folder(tmp_path / "base", state)
+    folder = write_folder(tmp_path / "base", state, prefix="model.")
     save_adapters(_with_adapters(state), tmp_path / "a", alpha=4.0, base="")
     config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
     config |= {"alpha_pattern": {"blocks.1.q_proj": 0.0}, "use_rslora": True}
     (tmp_path / "a" / "adapter_config.json").write_text(json.dumps(config))
     tensors = load_file(tmp_path / "a" / "adapter_model.safetensors")
-    tensors["base_model.model.state_proj.bias"] = torch.full((8,), 9.0)
+    tensors["base_model.model.model.state_proj.bias"] = torch.full((8,), 9.0)  # named as stored, with the prefix
     save_file(tensors, tmp_path / "a" / "adapter_model.safetensors")
     merge(Adapters.open(tmp_path / "a"), Checkpoint.open(folder), tmp_path / "out")
     after = dict(Checkpoint.open(tmp_path / "out").read())
