@@ -33,6 +33,11 @@ class Block(nn.Module):
         self.norm = nn.LayerNorm(width)
 
 
+def _one_name(_network: nn.Module, state: dict[str, Tensor], prefix: str, _metadata: object) -> None:
+    """The tied tensor is in the state_dict once."""
+    del state[f"{prefix}words.weight"]
+
+
 class ToyNetwork(nn.Module):
     """Tied words, blocks, a drawn matrix of its own, and constants in and out of the state_dict."""
 
@@ -42,7 +47,7 @@ class ToyNetwork(nn.Module):
         self.words = nn.Embedding(size.words, size.width)
         self.lm_head = nn.Linear(size.width, size.words, bias=False)
         self.words.weight = self.lm_head.weight
-        self.register_state_dict_post_hook(lambda _, state, prefix, __: state.pop(f"{prefix}words.weight"))
+        self.register_state_dict_post_hook(_one_name)
         self.blocks = nn.ModuleList(Block(size.width) for _ in range(size.layers))
         self.own = nn.Parameter(torch.randn(2, size.width))
         self.state_proj = nn.Linear(3, size.width)
