@@ -1,0 +1,110 @@
+"""π0 and π0.5 as policies: small ones keep the contract in all variants and train in a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from tests.pipeline.runs import config
+from tests.policies.test_conformance import CONTINUOUS, PICTURE, TASKS, Case
+
+from polyrhythm.config.registry import resolve
+from polyrhythm.conformance import run_checks
+from polyrhythm.pipeline.train import train
+from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.policies import conformance
+from polyrhythm.policies.pi0.settings import Pi0Settings, Pi05Settings, SizeSettings
+from polyrhythm.specs import EnvSpec
+
+SPEC = EnvSpec(PICTURE, CONTINUOUS, TASKS, 50)
+SMALL = {
+    "width": 32,
+    "mlp": 48,
+    "layers": 2,
+    "heads": 2,
+    "head_dim": 16,
+    "expert_width": 24,
+    "expert_mlp": 32,
+    "vision_width": 24,
+    "vision_layers": 1,
+    "vision_heads": 2,
+    "image": 28,
+    "patch": 14,
+    "words": 64,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "flow_sde": {},
+    "flow_noise": {"method": "flow_noise", "horizon": 4},
+    "expert": {"train": "expert"},
+    "head": {"train": "head"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "bfloat16 flow_noise": {"dtype": "bfloat16", "method": "flow_noise"},
+}
+KINDS = {"pi0": Pi0Settings, "pi05": Pi05Settings}
+
+
+def case(kind: str, **changes: Any) -> Case:
+    section = {"type": kind, "size": SMALL, "chunk": 2, "dtype": "float32", **changes}
+    return Case(resolve("policy", section), SPEC)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_check_passes_without_a_note(kind: str, variant: str) -> None:
+    found = case(kind, **VARIANTS[variant])
+    checks = conformance.policy_checks(found.settings, found.observations(), SPEC, learns=True, imitates=True)
+    assert [finding for finding in run_checks(checks) if finding.state != "ok"] == []
+
+
+@pytest.mark.parametrize("variant", ["all", "expert"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_updates_of_a_run(kind: str, variant: str, tmp_path: Path) -> None:
+    lamps = {"type": "tests.pipeline.pictures:LampSettings"}
+    section = {"type": kind, "size": SMALL, "state": "left", "chunk": 2, "dtype": "float32", "train": variant}
+    method = {"all": "flow_noise", "expert": "flow_sde"}[variant]
+    run = config(env=lamps, policy=section | {"method": method, "steps": 2}, training={"versions": 2})
+    summary = train(validate_run(run), tmp_path)
+    assert summary["ledger"]["trained"] == 2 * run.training.batch_size
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    updates = [line for line in lines if "train/actor/policy_loss" in line]
+    assert len(updates) == 2
+    assert all(line["train/actor/grad_norm"] > 0 for line in updates)
+    assert all(abs(line["train/actor/mismatch_kl"]) < 1e-6 for line in updates), "generator and trainer agree"
+
+
+def test_small_default_is_under_five_million_parameters() -> None:
+    for settings in (Pi0Settings(), Pi05Settings()):
+        assert settings.form(SPEC).parameters < 2_000_000
+
+
+@pytest.mark.parametrize(("kind", "numbers"), [("pi0", 3_501_372_176), ("pi05", 3_616_757_520)])
+def test_full_size_form_is_made_without_weights(kind: str, numbers: int) -> None:
+    form = resolve("policy", {"type": kind, "size": "released", "train": "expert"}).form(SPEC)
+    ours = sum(spec.shape and torch.Size(spec.shape).numel() for n, spec in form.published.items() if "critic" in n)
+    assert form.parameters == numbers + ours
+    network = {name for name in form.published if name.startswith("network.")}
+    assert network
+    assert not any(".paligemma." in name or "lm_head" in name for name in network)
+    assert form.act_bytes < 1.04 * 2 * form.parameters  # bfloat16, but for norms and the like
+
+
+def test_wrong_settings_are_one_sentence() -> None:
+    with pytest.raises(ValidationError, match=r"vision_heads = 5 does not divide policy.size.vision_width = 64"):
+        Pi0Settings(size=SizeSettings(vision_heads=5))
+    with pytest.raises(ValidationError, match=r"patch = 15 does not divide policy.size.image = 56"):
+        Pi0Settings(size=SizeSettings(patch=15))
+    with pytest.raises(ValueError, match=r"policy.chunk = 5: the network predicts 3 actions; lower it"):
+        Pi0Settings(chunk=5, horizon=3).form(SPEC)
+
+
+def test_the_seed_decides_the_weights_whatever_is_frozen() -> None:
+    """Frozen tensors are not published, so a generator must have them from its own build."""
+    settings = case("pi0", train="expert").settings
+    acting, training = (settings.build(SPEC, seed=4, device="cpu", role=role) for role in ("act", "train"))
+    published = training.published()
+    assert set(published) < set(training.state_dict())
+    assert all(torch.equal(tensor, training.state_dict()[name]) for name, tensor in acting.state_dict().items())
