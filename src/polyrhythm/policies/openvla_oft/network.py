@@ -190,10 +190,9 @@ class OpenVlaOft(nn.Module):
         """Final hidden states from which the slots are read [B,H·A,width]; the first is the prompt's last token's."""
         x, present = self.sequence(patches, inputs)
         mask = present[:, None, None, :]
-        last, _ = self.language_model.model(x, positions_of(present), mask, keep=False)
-        assert isinstance(last, Tensor)
-        end = last.shape[1] - 1 - self.size.stop_token
-        return last[:, end - self.size.slots : end]
+        end = x.shape[1] - 1 - self.size.stop_token
+        read = slice(end - self.size.slots, end)
+        return self.language_model.model.hidden_of(read, x, positions_of(present), mask)
 
     def token_logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [B,H·A,width] -> scores of the rows that stand for actions, by id [B,H,A,bins]."""
