@@ -17,6 +17,7 @@ from polyrhythm.conformance import run_checks
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.policies import conformance
+from polyrhythm.policies.base import as_module
 from polyrhythm.policies.pi0.settings import Pi0Settings, Pi05Settings, SizeSettings
 from polyrhythm.specs import EnvSpec
 
@@ -108,3 +109,37 @@ def test_the_seed_decides_the_weights_whatever_is_frozen() -> None:
     published = training.published()
     assert set(published) < set(training.state_dict())
     assert all(torch.equal(tensor, training.state_dict()[name]) for name, tensor in acting.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_recomputed_activations_give_equal_gradients(kind: str) -> None:
+    """Keys and values of the prefix reach the expert, and their gradients the prefix, with checkpointing too."""
+    plain, again = (case(kind, gradient_checkpointing=flag) for flag in (False, True))
+    obs, gradients = plain.observations(), []
+    for found in (plain, again):
+        policy = as_module(found.build())
+        policy.sft_loss(obs, torch.zeros(12, 2, 3)).backward()
+        gradients.append({name: p.grad for name, p in policy.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    assert any(".paligemma.model.vision_tower." in name for name in gradients[0])
+    assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapters_alone_learn(kind: str) -> None:
+    found = case(kind, train="lora", lora={"rank": 4, "also": ["action_out_proj.*"]}, sft_draws=8)
+    policy, obs = as_module(found.build()), found.observations()
+    trained = {name for name, p in policy.named_parameters() if p.requires_grad}
+    assert any("language_model" in name and "lora_A" in name for name in trained)
+    assert all("lora_" in name or "critic" in name or "action_out_proj" in name for name in trained)
+    frozen = {name: tensor.clone() for name, tensor in policy.state_dict().items() if name not in trained}
+    optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=1e-2)
+    losses = []
+    for _ in range(20):
+        loss = policy.sft_loss(obs, torch.full((12, 2, 3), 0.5))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+    assert all(torch.equal(policy.state_dict()[name], tensor) for name, tensor in frozen.items())
