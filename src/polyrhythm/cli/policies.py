@@ -1,15 +1,22 @@
 """List the policies and the packages that each needs; with TYPE: its settings, their defaults and meaning.
 
 With --recipe also its form in that recipe's environment and the memory that each station needs; nothing is built.
+
+Released checkpoint folders:
+  policies inspect FOLDER [--json]                    what it is, whether it is whole, memory, the lines for a recipe
+  policies merge ADAPTERS --base FOLDER --out FOLDER  adapters in peft's layout into the base, in its layout
+  policies export RUN --out FOLDER [--base FOLDER]    a run's policy in the layout of its checkpoint, or its adapters
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from polyrhythm.cli import adapters
+from polyrhythm.cli import adapters, policy_folders
+from polyrhythm.cli.show import size_text
 
 if TYPE_CHECKING:
     from polyrhythm.policies.form import PolicyForm
@@ -21,11 +28,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="section.key=value", help="settings that differ from the recipe"
     )
+    policy_folders.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.errors import ConfigError
 
+    if arguments.type in policy_folders.COMMANDS:
+        return policy_folders.run(arguments)
+    policy_folders.refuse_options(arguments)
     if not arguments.recipe:
         if arguments.overrides:
             raise ConfigError(f"{arguments.overrides[0]}: settings need a recipe; add --recipe NAME")
@@ -73,23 +84,16 @@ def form_lines(form: PolicyForm) -> list[str]:
         f"{form.parameters:,} parameters, {form.trainable:,} of them trainable",
         "forward_inputs of one row",
         *(f"  {name}  {array.dtype} {list(array.shape)}" for name, array in form.answers.items()),
-        f"published weights, {_bytes(size)} in {len(form.published)} tensors",
+        f"published weights, {size_text(size)} in {len(form.published)} tensors",
     ]
     return lines + [f"  {name}  {spec}" for name, spec in form.published.items()]
 
 
-def memory_lines(memory: dict[str, dict[str, int]]) -> list[str]:
+def memory_lines(memory: Mapping[str, Mapping[str, int]]) -> list[str]:
     """`trainer          3.2 MB   weights 0.8 MB, gradients 0.8 MB, optimizer 1.6 MB`, a line per station."""
     width = max(map(len, memory))
     lines = ["memory by station (without activations, simulators and interpreters)"]
     for name, parts in memory.items():
-        told = ", ".join(f"{part} {_bytes(size)}" for part, size in parts.items())
-        lines.append(f"  {name:{width}}  {_bytes(sum(parts.values())):>9}   {told}")
+        told = ", ".join(f"{part} {size_text(size)}" for part, size in parts.items())
+        lines.append(f"  {name:{width}}  {size_text(sum(parts.values())):>9}   {told}")
     return lines
-
-
-def _bytes(size: int) -> str:
-    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
-        if size >= scale:
-            return f"{size / scale:.2f} {unit}"
-    return f"{size / 1e3:.1f} kB"

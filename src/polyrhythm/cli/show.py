@@ -49,6 +49,14 @@ def aligned(rows: Iterable[tuple[str, str]]) -> str:
     return "\n".join(f"{name.ljust(width)}  {value}" for name, value in listed)
 
 
+def size_text(nbytes: int) -> str:
+    """`7.02 GB`, `3.20 MB`, `0.5 kB`."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.2f} {unit}"
+    return f"{nbytes / 1e3:.1f} kB"
+
+
 def samples(ledger: Mapping[str, Any]) -> str:
     """A ledger's sample counts by state, without empty states."""
     counts = {state: sum(count.values()) if isinstance(count, dict) else count for state, count in ledger.items()}

@@ -26,6 +26,7 @@ TABLE: dict[Kind, dict[str, str]] = {
         "gaussian": "polyrhythm.policies.gaussian:GaussianSettings",
         "categorical": "polyrhythm.policies.categorical:CategoricalSettings",
         "tiny_vla": "polyrhythm.policies.tiny_vla.policy:TinyVlaSettings",
+        "openvla_oft": "polyrhythm.policies.openvla_oft.settings:OpenVlaOftSettings",
     },
 }
 

@@ -55,7 +55,8 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """[B,3,H,W] -> [B,tokens,width]."""
-        return self.proj(images).flatten(2).transpose(1, 2)
+        patches: Tensor = self.proj(images)
+        return patches.flatten(2).transpose(1, 2)
 
 
 class VitAttention(nn.Module):
@@ -69,7 +70,8 @@ class VitAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         queries, keys, values = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        return self.proj(attend(queries, keys, values, None))
+        found: Tensor = self.proj(attend(queries, keys, values, None))
+        return found
 
 
 class VitMlp(nn.Module):
@@ -81,7 +83,8 @@ class VitMlp(nn.Module):
         self.fc2 = nn.Linear(size.mlp, size.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(functional.gelu(self.fc1(x)))
+        found: Tensor = self.fc2(functional.gelu(self.fc1(x)))
+        return found
 
 
 class LayerScale(nn.Module):
@@ -109,7 +112,8 @@ class VitBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.ls1(self.attn(self.norm1(x)))
-        return x + self.ls2(self.mlp(self.norm2(x)))
+        found: Tensor = x + self.ls2(self.mlp(self.norm2(x)))
+        return found
 
 
 class AttentionPool(nn.Module):
@@ -131,9 +135,6 @@ class VisionTransformer(nn.Module):
     checkpointing: recompute the blocks' activations in the backward pass instead of keeping them.
     """
 
-    #: Patterns of the names of the tensors that no feature depends on; the last block is `blocks.{layers - 1}`.
-    DEAD = ("norm.", "attn_pool.")
-
     def __init__(self, size: VitSize) -> None:
         super().__init__()
         self.size, self.checkpointing = size, False
@@ -150,7 +151,7 @@ class VisionTransformer(nn.Module):
     def forward(self, images: Tensor, dtype: torch.dtype) -> Tensor:
         """Normalised images [B,3,H,W] -> features of the patches behind the second-to-last block [B,tokens,width],
         computed in `dtype`."""
-        x = self.patch_embed(images.to(dtype)) + self.pos_embed.to(dtype)
+        x: Tensor = self.patch_embed(images.to(dtype)) + self.pos_embed.to(dtype)
         prefix = 0
         if self.size.registers:
             tokens = torch.cat((self.cls_token, self.reg_token), dim=1)
@@ -162,7 +163,8 @@ class VisionTransformer(nn.Module):
             x = checkpoint(block, x, use_reentrant=False) if again else block(x)
         return x[:, prefix:]
 
-    def dead_names(self) -> list[str]:
-        """Names of the tensors that no feature depends on."""
-        last = f"blocks.{self.size.layers - 1}."
-        return [name for name, _ in self.named_parameters() if name.startswith((*self.DEAD, last))]
+
+def tower_dead_patterns(size: VitSize) -> tuple[str, ...]:
+    """`fnmatch` patterns of the names of a tower's tensors that no feature depends on."""
+    pooling = ("attn_pool.*",) if size.pooled else ()
+    return f"blocks.{size.layers - 1}.*", "norm.*", *pooling

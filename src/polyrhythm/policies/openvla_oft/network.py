@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from polyrhythm.policies.layers.attention import positions_of
 from polyrhythm.policies.layers.decoder import Decoder
-from polyrhythm.policies.layers.timm_vit import VisionTransformer
+from polyrhythm.policies.layers.timm_vit import VisionTransformer, tower_dead_patterns
 from polyrhythm.policies.openvla_oft.size import L1HeadSize, OpenVlaOftSize, l1_head_from_config, size_from_config
 from polyrhythm.policies.vla.architectures import Architecture
 from polyrhythm.specs import WeightSpec
@@ -52,7 +52,8 @@ class Projector(nn.Module):
         self.fc3 = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc3(functional.gelu(self.fc2(functional.gelu(self.fc1(x)))))
+        found: Tensor = self.fc3(functional.gelu(self.fc2(functional.gelu(self.fc1(x)))))
+        return found
 
 
 class ProprioProjector(nn.Module):
@@ -64,7 +65,8 @@ class ProprioProjector(nn.Module):
         self.fc2 = nn.Linear(width, width)
 
     def forward(self, state: Tensor) -> Tensor:
-        return self.fc2(functional.gelu(self.fc1(state)))
+        found: Tensor = self.fc2(functional.gelu(self.fc1(state)))
+        return found
 
 
 class LanguageModel(nn.Module):
@@ -78,7 +80,8 @@ class LanguageModel(nn.Module):
 
     def embed(self, ids: Tensor) -> Tensor:
         """Token ids [...] -> embeddings [...,width]."""
-        return self.model.get_submodule("embed_tokens")(ids)
+        found: Tensor = self.model.get_submodule("embed_tokens")(ids)
+        return found
 
 
 class ResidualBlock(nn.Module):
@@ -89,7 +92,8 @@ class ResidualBlock(nn.Module):
         self.ffn = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU())
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.ffn(x)
+        found: Tensor = x + self.ffn(x)
+        return found
 
 
 class ResidualMlp(nn.Module):
@@ -107,7 +111,8 @@ class ResidualMlp(nn.Module):
         x = functional.relu(self.fc1(self.layer_norm1(x)))
         for block in self.mlp_resnet_blocks:
             x = block(x)
-        return self.fc2(self.layer_norm2(x))
+        found: Tensor = self.fc2(self.layer_norm2(x))
+        return found
 
 
 class L1Head(nn.Module):
@@ -120,7 +125,8 @@ class L1Head(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[B,H·A,width] -> [B,H,A], about -1..1, not clipped."""
-        return self.model(hidden.unflatten(1, (-1, self.action_dim)).flatten(2))
+        found: Tensor = self.model(hidden.unflatten(1, (-1, self.action_dim)).flatten(2))
+        return found
 
 
 class OpenVlaOft(nn.Module):
@@ -156,11 +162,13 @@ class OpenVlaOft(nn.Module):
 
     def features(self, pixel_values: Tensor) -> Tensor:
         """Images [B,6·n,H,W] -> features of their patches [B,n·tokens,vision width], of both towers."""
-        return self.vision_backbone(pixel_values, self.compute_dtype())
+        found: Tensor = self.vision_backbone(pixel_values, self.compute_dtype())
+        return found
 
     def patches(self, features: Tensor) -> Tensor:
         """Features of patches -> their embeddings for the language model [B,n·tokens,width]."""
-        return self.projector(features.to(self.compute_dtype()))
+        found: Tensor = self.projector(features.to(self.compute_dtype()))
+        return found
 
     def sequence(self, patches: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The embeddings [B,L,width] as at the head of this file, and which of them exist, bool [B,L]."""
@@ -182,25 +190,23 @@ class OpenVlaOft(nn.Module):
         """Final hidden states from which the slots are read [B,H·A,width]; the first is the prompt's last token's."""
         x, present = self.sequence(patches, inputs)
         mask = present[:, None, None, :]
-        x, _ = self.language_model.model(x, positions_of(present), mask, keep=False)
         end = x.shape[1] - 1 - self.size.stop_token
-        return x[:, end - self.size.slots : end]
+        read = slice(end - self.size.slots, end)
+        return self.language_model.model.hidden_of(read, x, positions_of(present), mask)
 
     def token_logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [B,H·A,width] -> scores of the rows that stand for actions, by id [B,H,A,bins]."""
-        vocabulary = self.size.vocabulary
-        rows = self.language_model.lm_head.weight[vocabulary.first_action : vocabulary.real]
-        return functional.linear(hidden, rows).unflatten(1, (self.size.horizon, self.size.action_dim))
+        rows = slice(self.size.vocabulary.first_action, self.size.vocabulary.real)
+        head: nn.Module = self.language_model.lm_head
+        # An adapted layer is a module around the linear one, and its weight is not all that it does.
+        plain = isinstance(head, nn.Linear)
+        scores: Tensor = functional.linear(hidden, head.weight[rows]) if plain else head(hidden)[..., rows]
+        return scores.unflatten(1, (self.size.horizon, self.size.action_dim))
 
     def l1_actions(self, hidden: Tensor) -> Tensor:
         """Hidden states [B,H·A,width] -> the L1 head's actions [B,H,A] float32, about -1..1, not clipped."""
-        return self.action_head(hidden).float()
-
-    def dead_names(self) -> list[str]:
-        """Names of the tensors that no output depends on."""
-        backbone = self.vision_backbone
-        towers = {"featurizer": backbone.featurizer, "fused_featurizer": backbone.fused_featurizer}
-        return [f"vision_backbone.{name}.{dead}" for name, tower in towers.items() for dead in tower.dead_names()]
+        found: Tensor = self.action_head(hidden)
+        return found.float()
 
     def compute_dtype(self) -> torch.dtype:
         """What the network computes in: autocast's dtype where that is on, otherwise its weights'."""
@@ -208,6 +214,16 @@ class OpenVlaOft(nn.Module):
         if torch.is_autocast_enabled(weight.device.type):
             return torch.get_autocast_dtype(weight.device.type)
         return weight.dtype
+
+
+def dead_patterns(size: OpenVlaOftSize) -> tuple[str, ...]:
+    """`fnmatch` patterns of the names of the tensors that no output depends on; with the L1 head also the token
+    scores."""
+    towers = {"featurizer": size.dino, "fused_featurizer": size.siglip}
+    vision = [
+        f"vision_backbone.{name}.{dead}" for name, tower in towers.items() for dead in tower_dead_patterns(tower)
+    ]
+    return (*vision, "language_model.lm_head.*") if size.l1_head is not None else tuple(vision)
 
 
 def _size(config: Mapping[str, Any], tensors: Mapping[str, WeightSpec]) -> OpenVlaOftSize:
@@ -225,9 +241,11 @@ OPENVLA_OFT = Architecture(
     name="openvla_oft",
     size=_size,
     network=OpenVlaOft,
+    optional=("action_head.*", "proprio_projector.*"),
     parts={
         "expert": ("language_model.*", "proprio_projector.*", "action_head.*"),
         "head": ("language_model.lm_head.weight", "action_head.*"),
         "lora": ("language_model.model.layers.*_proj.weight", "projector.*.weight"),
     },
+    dead=dead_patterns(OpenVlaOftSize()),
 )

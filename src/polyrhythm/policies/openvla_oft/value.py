@@ -28,4 +28,5 @@ class ValueHead(nn.Module):
         """Hidden state [B,width] of any dtype, seen [B,entries] -> value [B] float32."""
         with torch.autocast(hidden.device.type, enabled=False):
             first = self.mlp[0](hidden.float()) + self.seen(seen.float())
-            return self.mlp[1:](first).squeeze(-1)
+            value: Tensor = self.mlp[1:](first)
+        return value.squeeze(-1)

@@ -9,7 +9,7 @@ A matrix W becomes W + alpha/r · B·A (Hu et al. 2021), or alpha/√r with rank
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import sqrt
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from polyrhythm.errors import ConfigError
@@ -26,7 +25,7 @@ from polyrhythm.policies.vla.building import NETWORK
 from polyrhythm.policies.vla.checkpoint import Checkpoint, read_stored
 from polyrhythm.policies.vla.folder_files import ADAPTER_CONFIG, ADAPTER_TENSORS, OURS, few, read_json
 from polyrhythm.policies.vla.safetensors_headers import read_header
-from polyrhythm.policies.vla.saving import new_folder, save_changed
+from polyrhythm.policies.vla.saving import new_folder, save_changed, write_tensors
 
 _PEFT = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
@@ -94,17 +93,21 @@ def is_adapter(name: str) -> bool:
     return plain_name(name).endswith((_A, _B))
 
 
-def save_adapters(state: Mapping[str, Tensor], out: Path, *, alpha: float, base: str) -> None:
+def save_adapters(
+    state: Mapping[str, Tensor], out: Path, *, alpha: float, base: str, also: Sequence[str] = ()
+) -> None:
     """Write the adapters of a policy's state_dict into the new folder `out` in peft's layout, ours beside.
 
-    state: names under `network.`, those of adapters as `is_adapter` has them; other tensors of the network are the
-    base's and left out. base: the folder of the base, as told in adapter_config.json. ConfigError: no adapters.
+    state: names under `network.`, those of adapters as `is_adapter` has them. also: patterns of tensors that were
+    trained in full; all others of the network are the base's and left out. base: its folder, as adapter_config.json
+    tells it. ConfigError: no adapters.
     """
     network = {plain_name(name.removeprefix(NETWORK)): x for name, x in state.items() if name.startswith(NETWORK)}
-    found = {_PEFT + name: tensor.detach().cpu().contiguous() for name, tensor in network.items() if is_adapter(name)}
-    modules = sorted(name.removeprefix(_PEFT).removesuffix(_A) for name in found if name.endswith(_A))
+    modules = sorted(name.removesuffix(_A) for name in network if name.endswith(_A))
+    whole = sorted(name for name in network if not is_adapter(name) and any(fnmatchcase(name, one) for one in also))
     if not modules:
         raise ConfigError("the policy has no adapters; train it with policy.train = lora, or save the whole network")
+    found = {_PEFT + name: tensor for name, tensor in network.items() if is_adapter(name) or name in whole}
     ranks = {module: network[module + _A].shape[0] for module in modules}
     rank = max(ranks.values())
     config = {
@@ -114,17 +117,18 @@ def save_adapters(state: Mapping[str, Tensor], out: Path, *, alpha: float, base:
         "lora_alpha": alpha,
         "target_modules": modules,
         "rank_pattern": {module: other for module, other in ranks.items() if other != rank},
+        "modules_to_save": sorted({name.rpartition(".")[0] for name in whole}) or None,
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,
         "task_type": None,
     }
-    ours = {name: x.detach().cpu().contiguous() for name, x in state.items() if not name.startswith(NETWORK)}
+    ours = {name: x for name, x in state.items() if not name.startswith(NETWORK)}
     with new_folder(out) as unfinished, name_in_errors(out):
         (unfinished / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
-        save_file(found, unfinished / ADAPTER_TENSORS, metadata={"format": "pt"})
+        write_tensors(found, unfinished / ADAPTER_TENSORS)
         if ours:
-            save_file(ours, unfinished / OURS, metadata={"format": "pt"})
+            write_tensors(ours, unfinished / OURS)
 
 
 def merge(adapters: Adapters, base: Checkpoint, out: Path) -> None:

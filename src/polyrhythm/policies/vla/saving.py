@@ -67,9 +67,14 @@ def save_changed(checkpoint: Checkpoint, new: NewTensor, out: Path, ours: Mappin
         if not ours and checkpoint.ours:
             shutil.copyfile(checkpoint.folder / OURS, unfinished / OURS)
         elif ours:
-            kept = {name: tensor.detach().cpu().contiguous() for name, tensor in ours.items()}
-            with name_in_errors(unfinished / OURS):
-                save_file(kept, unfinished / OURS, metadata={"format": "pt"})
+            write_tensors(ours, unfinished / OURS)
+
+
+def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Write a file of these tensors alone."""
+    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with name_in_errors(file):
+        save_file(kept, file, metadata={"format": "pt"})
 
 
 @contextmanager

@@ -1,0 +1,152 @@
+"""Released checkpoint folders on the command line: `polyrhythm policies inspect | merge | export`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyrhythm.cli.show import aligned, size_text
+from polyrhythm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from polyrhythm.policies.vla.inspection import Inspection
+
+#: Command -> how it is written.
+COMMANDS = {
+    "inspect": "polyrhythm policies inspect FOLDER [--json]",
+    "merge": "polyrhythm policies merge ADAPTERS --base FOLDER --out FOLDER",
+    "export": "polyrhythm policies export RUN --out FOLDER [--base FOLDER]",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--base", metavar="FOLDER", help="with merge and export: the released folder that was trained")
+    parser.add_argument("--out", metavar="FOLDER", help="with merge and export: the new folder")
+
+
+def refuse_options(arguments: argparse.Namespace) -> None:
+    """ConfigError: an option of the commands on folders without one of them."""
+    for name in ("base", "out"):
+        if value := getattr(arguments, name):
+            raise ConfigError(f"--{name} = {value}: it belongs to {' and to '.join(list(COMMANDS.values())[1:])}")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    command = arguments.type
+    folders = arguments.overrides
+    if len(folders) != 1:
+        raise ConfigError(f"policies {command} takes one folder, {len(folders)} are named; write {COMMANDS[command]}")
+    if arguments.recipe:
+        raise ConfigError(f"--recipe = {arguments.recipe}: policies {command} takes none; write {COMMANDS[command]}")
+    folder = Path(folders[0]).expanduser()
+    if command == "inspect":
+        return _inspect(folder, arguments)
+    if not arguments.out:
+        raise ConfigError(f"policies {command} needs --out, the new folder; write {COMMANDS[command]}")
+    out = Path(arguments.out).expanduser()
+    return _merge(folder, out, arguments) if command == "merge" else _export(folder, out, arguments)
+
+
+def _inspect(folder: Path, arguments: argparse.Namespace) -> int:
+    from polyrhythm.policies.vla.adapters import Adapters
+    from polyrhythm.policies.vla.folder_files import ADAPTER_CONFIG
+    from polyrhythm.policies.vla.inspection import inspect
+
+    if (folder / ADAPTER_CONFIG).is_file() and not any(folder.glob("model*.safetensors*")):
+        return _inspect_adapters(Adapters.open(folder), arguments)
+    found = inspect(folder)
+    print(json.dumps(found.plain(), indent=2) if arguments.json else "\n".join(inspection_lines(found)))
+    return 0
+
+
+def inspection_lines(found: Inspection) -> list[str]:
+    """An inspection in words."""
+    from polyrhythm.cli.policies import memory_lines
+
+    dtypes = ", ".join(f"{count / found.parameters:.0%} {dtype}" for dtype, count in found.dtypes.items())
+    rows = {
+        "architecture": found.architecture,
+        "tensors": f"{found.parameters:,} numbers ({dtypes}), {size_text(found.file_bytes)} in {_count(found.files)}",
+        "actions": f"{found.horizon} predicted, of {found.action_dim} entries",
+        "robots": ", ".join(found.robots) or "none: no normalisation statistics were found",
+        "cameras": ", ".join(found.cameras) or "not told by the folder",
+        "statistics": ", ".join(found.statistics) or "none",
+        "tokenizer": found.tokenizer or "none: name one as policy.tokenizer",
+        **({"side files": ", ".join(found.side)} if found.side else {}),
+        **({"ours": f"{len(found.ours)} tensors of critic and heads in polyrhythm.safetensors"} if found.ours else {}),
+        "fit": found.misfit or f"whole: every tensor of {found.architecture} is there, and no other",
+        "trainable": ", ".join(f"{train} {count:,}" for train, count in found.trainable.items()),
+    }
+    return [aligned(rows.items()), "", *memory_lines(found.memory), "", found.recipe]
+
+
+def _count(files: int) -> str:
+    return "1 file" if files == 1 else f"{files} files"
+
+
+def _inspect_adapters(found: Any, arguments: argparse.Namespace) -> int:
+    told = {
+        "adapters": len(found.modules),
+        "rank": found.config["r"],
+        "alpha": found.config.get("lora_alpha"),
+        "base": found.base,
+        "whole tensors": len(found.replaced),
+        "modules": list(found.modules),
+    }
+    if arguments.json:
+        print(json.dumps({"folder": str(found.folder), **told}, indent=2))
+        return 0
+    rows = [(name, str(value)) for name, value in told.items() if name != "modules"]
+    merge = f"polyrhythm policies merge {found.folder} --base {found.base or 'FOLDER'} --out NEW"
+    print(aligned([*rows, ("to use it", merge)]))
+    return 0
+
+
+def _merge(folder: Path, out: Path, arguments: argparse.Namespace) -> int:
+    from polyrhythm.policies.vla.adapters import Adapters, merge
+    from polyrhythm.policies.vla.checkpoint import Checkpoint
+
+    adapters = Adapters.open(folder)
+    if not (base := arguments.base or adapters.base):
+        raise ConfigError(f"{folder}: its adapter_config.json names no base; add --base FOLDER")
+    merge(adapters, Checkpoint.open(base), out)
+    return _said(arguments, {"merged": len(adapters.modules), "base": base, "out": str(out)})
+
+
+def _export(path: Path, out: Path, arguments: argparse.Namespace) -> int:
+    from polyrhythm.pipeline.persistence.checkpoints import read_policy
+    from polyrhythm.policies.vla.adapters import is_adapter, save_adapters
+    from polyrhythm.policies.vla.architectures import ARCHITECTURES, architecture
+    from polyrhythm.policies.vla.checkpoint import Checkpoint
+    from polyrhythm.policies.vla.saving import save_folder
+
+    saved = read_policy(path)
+    section: Mapping[str, Any] = saved.config["policy"]
+    if section["type"] not in ARCHITECTURES:
+        raise ConfigError(
+            f"{path}: policy.type = {section['type']!r} has no released layout; those that have one are "
+            f"{', '.join(ARCHITECTURES)}"
+        )
+    if not (base := arguments.base or section.get("checkpoint", "")):
+        raise ConfigError(
+            f"{path}: its policy began from a seed, not from a checkpoint; add --base FOLDER, a released folder of the "
+            "same size, in whose layout it is to be saved"
+        )
+    opened = Checkpoint.open(base)
+    opened.require(section["type"])
+    adapted = any(is_adapter(name) for name in saved.weights)
+    if adapted:
+        lora = section["lora"]
+        save_adapters(saved.weights, out, alpha=lora["alpha"], base=str(base), also=tuple(lora.get("also", ())))
+    else:
+        save_folder(opened, architecture(section["type"]), saved.weights, out)
+    what = "adapters" if adapted else "network"
+    return _said(arguments, {"exported": what, "version": saved.version, "base": str(base), "out": str(out)})
+
+
+def _said(arguments: argparse.Namespace, told: Mapping[str, Any]) -> int:
+    print(json.dumps(told, indent=2) if arguments.json else aligned((key, str(value)) for key, value in told.items()))
+    return 0

@@ -1,0 +1,189 @@
+"""Settings of OpenVLA-OFT policies, and what is built from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from pydantic import BaseModel, Field, model_validator
+from torch import nn
+
+from polyrhythm.policies.base import SETTINGS
+from polyrhythm.policies.form import PolicyForm, Role, describe
+from polyrhythm.policies.layers.decoder import DecoderSize
+from polyrhythm.policies.layers.timm_vit import VitSize
+from polyrhythm.policies.mlp import seeded
+from polyrhythm.policies.openvla_oft.network import OPENVLA_OFT, OpenVlaOft, dead_patterns
+from polyrhythm.policies.openvla_oft.policy import OpenVlaOftPolicy, Sampling
+from polyrhythm.policies.openvla_oft.size import L1HeadSize, OpenVlaOftSize, Vocabulary, l1_head_from_config
+from polyrhythm.policies.vla.adapting import Adaptation
+from polyrhythm.policies.vla.building import load_network, load_ours, random_network, released_size
+from polyrhythm.policies.vla.checkpoint import Checkpoint
+from polyrhythm.policies.vla.inputs import VlaInputs
+from polyrhythm.policies.vla.settings import VlaSettings
+from polyrhythm.specs import ArraySpec, EnvSpec
+
+
+class SizeSettings(BaseModel):
+    """Form of a network that is not a checkpoint's. The default learns on a CPU."""
+
+    model_config = SETTINGS
+
+    width: int = Field(128, ge=8)
+    """Features per token of the language model."""
+    layers: int = Field(4, ge=2)
+    """Its layers. The first gives every action slot the same features; only later ones tell them apart."""
+    heads: int = Field(4, ge=1)
+    """Its attention heads; width is an even multiple."""
+    mlp: int = Field(384, ge=8)
+    """Hidden units of its MLPs."""
+    vision_width: int = Field(64, ge=8)
+    """Features per patch of each vision tower."""
+    vision_layers: int = Field(3, ge=2)
+    """Layers of each vision tower; the last is never computed."""
+    vision_heads: int = Field(4, ge=1)
+    """Attention heads of each vision tower; divides vision_width."""
+    image: int = Field(56, ge=8)
+    """Side of the images in pixels."""
+    patch: int = Field(14, ge=2)
+    """Side of a patch in pixels; divides image."""
+    words: int = Field(512, ge=16)
+    """Rows of the word embedding that words are hashed into."""
+    bins: int = Field(256, ge=3, le=256)
+    """Rows that stand for an action entry's values."""
+
+    @model_validator(mode="after")
+    def _fit(self) -> SizeSettings:
+        if self.width % (2 * self.heads):
+            raise ValueError(
+                f"policy.size.width = {self.width} is no even multiple of policy.size.heads = {self.heads}: choose one"
+            )
+        if self.vision_width % self.vision_heads:
+            raise ValueError(
+                f"policy.size.vision_heads = {self.vision_heads} does not divide policy.size.vision_width = "
+                f"{self.vision_width}: choose a divisor"
+            )
+        if self.image % self.patch:
+            raise ValueError(
+                f"policy.size.patch = {self.patch} does not divide policy.size.image = {self.image}: choose a divisor"
+            )
+        return self
+
+    def network(self, horizon: int, action_dim: int) -> OpenVlaOftSize:
+        """The network's size, without proprioception and L1 head."""
+        tower = VitSize(self.vision_width, self.vision_layers, 4 * self.vision_width, self.vision_heads)
+        tower = replace(tower, image=self.image, patch=self.patch)
+        head_dim = self.width // self.heads
+        return OpenVlaOftSize(
+            dino=replace(tower, registers=4, layer_scale=True),
+            siglip=replace(tower, pooled=True),
+            llama=DecoderSize(self.width, self.layers, self.mlp, self.heads, self.heads, head_dim, "silu"),
+            vocabulary=Vocabulary(self.words + self.bins, 0, self.bins, empty=3, pad=0),
+            horizon=horizon,
+            action_dim=action_dim,
+        )
+
+
+class OpenVlaOftSettings(VlaSettings):
+    """OpenVLA-OFT."""
+
+    type: Literal["openvla_oft"] = "openvla_oft"
+    """The policy's name."""
+    size: SizeSettings = SizeSettings()
+    """Form of the network without a checkpoint."""
+    variant: Literal["rlinf", "official"] = "rlinf"
+    """End of the sequence: rlinf drops the stop token, official keeps it. A checkpoint acts well only in the layout in
+    which it was trained."""
+    head: Literal["tokens", "l1"] = "tokens"
+    """How actions are made: drawn as tokens, or by the L1 head, which cannot learn from rewards."""
+    horizon: int = Field(0, ge=0)
+    """Actions that are predicted (H); 0: the checkpoint's, without one as many as are executed."""
+    use_proprio: bool = False
+    """Give the network the robot's state as a token (released for the official variant); the value sees it anyway."""
+    temperature: float = Field(1.0, gt=0.0)
+    """Divides the scores of tokens, when they are drawn and when their log-probs are computed."""
+    top_k: int = Field(0, ge=0)
+    """Draw from the k likeliest tokens alone; 0: from all."""
+    greedy: Literal["mode", "mean"] = "mode"
+    """Greedy action of an entry: the likeliest token (published), or the one nearest to the expectation."""
+    label_sigma: float = Field(0.0, ge=0.0)
+    """Width of the soft labels of supervised training in units of half the action range; 0: the one token."""
+
+    def form(self, env_spec: EnvSpec) -> PolicyForm:
+        source = self._source()
+        size = self._network_size(env_spec, source)
+        tokens = (self.chunk, env_spec.action.dim)
+        answers = {"tokens": ArraySpec(tokens, "int64")} if size.l1_head is None else {}
+        if answers and 0 < self.top_k < size.vocabulary.bins:
+            answers["kept"] = ArraySpec((*tokens, self.top_k), "uint8")
+
+        def make(role: Role) -> OpenVlaOftPolicy:
+            adaptation, network = self._adaptation(size), OpenVlaOft(size)
+            adaptation.prepare(network, role)
+            adaptation.finish(network, role, 0)
+            return self._policy(network, env_spec, source)
+
+        return describe(make, answers)
+
+    def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> OpenVlaOftPolicy:
+        """From the checkpoint straight to the device; without one the seed decides, on the CPU."""
+        source = self._source()
+        size = self._network_size(env_spec, source)
+        adaptation = self._adaptation(size)
+        with seeded(seed):
+            if source is None:
+                network = random_network(
+                    OPENVLA_OFT, size, seed=seed, device=device, prepare=lambda n: adaptation.prepare(n, role)
+                )
+            else:
+                network = load_network(
+                    OPENVLA_OFT,
+                    source,
+                    device=device,
+                    prepare=lambda n: adaptation.prepare(n, role),
+                    seed=seed,
+                    size=size,
+                )
+            adaptation.finish(network, role, seed)
+            policy = self._policy(network, env_spec, source).to(device)
+        if source is not None:
+            load_ours(policy, source)
+        return policy
+
+    def _source(self) -> Checkpoint | None:
+        return Checkpoint.open(self.checkpoint) if self.checkpoint else None
+
+    def _adaptation(self, size: OpenVlaOftSize) -> Adaptation:
+        return Adaptation.of(self, replace(OPENVLA_OFT, dead=dead_patterns(size)))
+
+    def _policy(self, network: nn.Module, env_spec: EnvSpec, source: Checkpoint | None) -> OpenVlaOftPolicy:
+        assert isinstance(network, OpenVlaOft)
+        return OpenVlaOftPolicy(
+            network,
+            VlaInputs(self, env_spec, network.size),
+            Sampling(self.temperature, self.top_k, self.greedy, self.label_sigma),
+            self._adaptation(network.size).precision,
+            value_detach=self.value_detach,
+        )
+
+    def _network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> OpenVlaOftSize:
+        """The network's size for this environment. ValueError: fewer actions are predicted than executed."""
+        if source is None:
+            size = self.size.network(self.horizon or self.chunk, env_spec.action.dim)
+            head, proprio = L1HeadSize(self.size.width), env_spec.observation[self.state].shape[0]
+        else:
+            size = released_size(OPENVLA_OFT, source)
+            head, proprio = l1_head_from_config(source.config), size.proprio
+        size = replace(
+            size,
+            horizon=self.horizon or size.horizon,
+            stop_token=self.variant == "official",
+            proprio=proprio if self.use_proprio else 0,
+            l1_head=head if self.head == "l1" else None,
+        )
+        if self.chunk > size.horizon:
+            raise ValueError(
+                f"policy.chunk = {self.chunk}: the network predicts {size.horizon} actions; lower it, or set "
+                "policy.horizon to what it was trained with"
+            )
+        return size
