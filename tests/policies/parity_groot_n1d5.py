@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from parity_pi0 import LEVEL, recorded
 from safetensors.torch import load_file
+from tests.policies.parity_pi0 import LEVEL, recorded
 from torch import Tensor
 
 from polyrhythm.policies import distributions, flow_matching

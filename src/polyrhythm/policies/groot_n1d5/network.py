@@ -17,6 +17,7 @@ from polyrhythm.policies.groot_n1d5.backbone import Backbone
 from polyrhythm.policies.groot_n1d5.size import GrootSize, size_from_config
 from polyrhythm.policies.vla.architectures import Architecture
 from polyrhythm.policies.vla.flow_network import Prefix
+from polyrhythm.policies.vla.precision import computing_dtype
 
 #: Raises a time such as 0.2, which is a little less in float32, above its bucket's edge.
 _EDGE = 1e-3
@@ -57,13 +58,13 @@ class GrootNetwork(nn.Module):
 
     def prefix_parameters(self) -> Iterable[Tensor]:
         head = self.action_head
-        crossing = [block.attn1 for block in head.model.transformer_blocks[::2]]  # type: ignore[union-attr]
+        crossing = [block.attn1 for block in head.model.transformer_blocks[::2]]
         yield from self.backbone.parameters()
         for module in (head.vlln, head.vl_self_attention):
             yield from module.parameters()
         for attention in crossing:
             for linear in (attention.to_k, attention.to_v):  # type: ignore[union-attr]
-                yield from linear.parameters()  # type: ignore[union-attr,operator]
+                yield from linear.parameters()  # type: ignore[union-attr]
 
     def prefix(self, inputs: Mapping[str, Tensor], *, features: bool = True) -> Prefix:
         """The pass over images and language. The features are the mean over all places, padding too, as in RLinf:
@@ -76,24 +77,22 @@ class GrootNetwork(nn.Module):
     def features(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """The backbone's features after the head's norm and self-attention [B,L,width]."""
         eagle, head = self.backbone.eagle_model, self.action_head
-        embedded = eagle.embed(inputs["images"], inputs["tokens"], self.compute_dtype())
+        embedded = eagle.embed(inputs["images"], inputs["tokens"], self._dtype)
         hidden = eagle(embedded, inputs["token_present"])
         found: Tensor = head.vl_self_attention(head.vlln(hidden).to(hidden.dtype))
         return found
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return computing_dtype(next(self.backbone.eagle_model.mlp1.parameters()))
 
     def velocity(self, prefix: Prefix, inputs: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         head, embodiment = self.action_head, inputs["embodiment"]
         bucket = (self.size.buckets * (1.0 - t) + _EDGE).long()
         tokens = head.tokens(inputs["state"], x, bucket, embodiment)
-        hidden = head.model(tokens.to(self.compute_dtype()), bucket, prefix.keys_values)
+        hidden = head.model(tokens.to(self._dtype), bucket, prefix.keys_values)
         features = hidden[:, -self.horizon :].float()
         return -head.action_decoder(features, embodiment), features
-
-    def compute_dtype(self) -> torch.dtype:
-        """What the backbone computes in: autocast's dtype, else that of its weights."""
-        weight = self.backbone.eagle_model.mlp1[0].weight
-        kind = weight.device.type
-        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype  # type: ignore[return-value]
 
 
 _E = "backbone.eagle_model."
@@ -106,7 +105,6 @@ GROOT_N1D5 = Architecture(
     size=size_from_config,
     network=GrootNetwork,
     aliases={f"{_E}language_model.model.embed_tokens.weight": _WORDS},
-    optional=(_POOLING,),
     parts={
         "expert": ("action_head.*",),
         "head": ("action_head.action_decoder.*", "action_head.model.proj_out_?.*"),
