@@ -6,6 +6,7 @@ log-probs, the reference policy, and all epochs. Final observations are evaluate
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -52,8 +53,7 @@ def _room(x: Tensor, rows: int, *, on_device: bool) -> Tensor:
     return torch.empty(shape, dtype=x.dtype, pin_memory=True)
 
 
-def _check(some: object, packed: PackedBatch, rows: int) -> None:
-    assert isinstance(some, dict)
+def _check(some: Mapping[str, Tensor], packed: PackedBatch, rows: int) -> None:
     for name, x in some.items():
         if name in packed.obs:
             raise ValueError(f"policy.precompute gives {name!r}, which the observation has; give it another name")

@@ -17,7 +17,7 @@ from polyrhythm.policies.openvla_oft.network import OPENVLA_OFT, OpenVlaOft, dea
 from polyrhythm.policies.openvla_oft.policy import OpenVlaOftPolicy, Sampling
 from polyrhythm.policies.openvla_oft.size import L1HeadSize, OpenVlaOftSize, Vocabulary, l1_head_from_config
 from polyrhythm.policies.vla.adapting import Adaptation
-from polyrhythm.policies.vla.building import load_network, load_ours, random_network, released_size
+from polyrhythm.policies.vla.building import check_fit, load_network, load_ours, random_network, released_size
 from polyrhythm.policies.vla.checkpoint import Checkpoint
 from polyrhythm.policies.vla.inputs import VlaInputs
 from polyrhythm.policies.vla.settings import VlaSettings
@@ -119,6 +119,8 @@ class OpenVlaOftSettings(VlaSettings):
 
         def make(role: Role) -> OpenVlaOftPolicy:
             adaptation, network = self._adaptation(size), OpenVlaOft(size)
+            if source is not None:
+                check_fit(OPENVLA_OFT, source, network)
             adaptation.prepare(network, role)
             adaptation.finish(network, role, 0)
             return self._policy(network, env_spec, source)

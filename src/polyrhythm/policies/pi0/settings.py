@@ -17,7 +17,7 @@ from polyrhythm.policies.pi0.network import PI0, PI05, Pi0Network, dead_tensors
 from polyrhythm.policies.pi0.size import Pi0Size
 from polyrhythm.policies.vla.adapting import Adaptation
 from polyrhythm.policies.vla.architectures import Architecture
-from polyrhythm.policies.vla.building import load_network, load_ours, random_network, released_size
+from polyrhythm.policies.vla.building import check_fit, load_network, load_ours, random_network, released_size
 from polyrhythm.policies.vla.checkpoint import Checkpoint
 from polyrhythm.policies.vla.flow_policy import FlowPolicy
 from polyrhythm.policies.vla.flow_settings import FlowVlaSettings
@@ -108,6 +108,8 @@ class _FlowGemmaSettings(FlowVlaSettings):
 
         def make(role: Role) -> FlowPolicy:
             adaptation, network = self._adaptation(size), Pi0Network(size)
+            if source is not None:
+                check_fit(self.architecture, source, network)
             adaptation.prepare(network, role)
             adaptation.finish(network, role, 0)
             return self._policy(network, env_spec, source)
