@@ -199,6 +199,17 @@ def test_a_network_is_filled_with_ties_constants_and_dtypes(tmp_path):
     assert all(isinstance(p, torch.nn.Parameter) and p.requires_grad for p in network.parameters())
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_network_is_filled_on_a_gpu(tmp_path):
+    state = random_state()
+    opened = Checkpoint.open(write_folder(tmp_path, state, shards=2))
+    network = load_network(TOY, opened, device="cuda", prepare=held_in(torch.bfloat16))
+    assert {tensor.device.type for tensor in (*network.parameters(), *network.buffers())} == {"cuda"}
+    assert torch.equal(network.own.cpu(), state["own"].bfloat16())
+    drawn, on_cpu = (random_network(TOY, ToySize(), seed=1, device=device) for device in ("cuda", "cpu"))
+    assert torch.equal(drawn.own.cpu(), on_cpu.own)
+
+
 def test_filled_tensors_do_not_share_the_file(tmp_path):
     opened = Checkpoint.open(write_folder(tmp_path, random_state()))
     network = load_network(TOY, opened, device="cpu")
