@@ -84,6 +84,7 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
                 "numpy",
                 "pydantic",
                 "torch",
+                "peft",
                 "safetensors",
                 "polyrhythm.conformance",
                 "polyrhythm.errors",

@@ -9,7 +9,8 @@ computation in float64). Norms of gradients: relative if they exceed 1. The exit
 missing.
 
 An architecture's module `parity_NAME` has `compute(folder) -> dict[str, np.ndarray]`, by the names of outputs.npz, and
-may have `masks(folder) -> dict[str, np.ndarray]`: bool arrays over the leading axes, true where an array counts.
+may have `masks(folder) -> dict[str, np.ndarray]`: bool arrays over the leading axes, true where an array counts; and
+`STRICT`, where other arrays than usual have the plain tolerance.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ MODULES = {
     "openvla_oft": "parity_openvla_oft",
     "gr00t_n1_5": "parity_groot_n1d5",
     "groot_n1d5": "parity_groot_n1d5",
+    "preprocess": "parity_preprocess",
 }
 
 
@@ -59,16 +61,17 @@ class Line:
 
 def module_of(folder: Path) -> ModuleType:
     """The module of the folder's architecture. ValueError: unknown, or its module is missing."""
-    config = json.loads((folder / "config.json").read_text())
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) if path.is_file() else {"type": "preprocess"}
     kind = next((config[key] for key in ("type", "model_type", "architecture") if config.get(key) in MODULES), None)
     if kind is None:
-        kind = next((k for k in ("gr00t", "openvla") if k in json.dumps(config).lower()), "")
-        kind = {"gr00t": "groot_n1d5", "openvla": "openvla_oft"}.get(kind, kind)
+        signs = {"gr00t": "groot_n1d5", "openvla": "openvla_oft", "dinosiglip": "openvla_oft"}
+        kind = next((signs[sign] for sign in signs if sign in json.dumps(config).lower()), "")
     if kind not in MODULES:
         raise ValueError(f"{folder}/config.json names no known architecture; known are {', '.join(MODULES)}")
-    sys.path.insert(0, str(Path(__file__).parent))
+    sys.path.insert(0, str(Path(__file__).parents[2]))
     try:
-        return importlib.import_module(MODULES[kind])
+        return importlib.import_module(f"tests.policies.{MODULES[kind]}")
     except ModuleNotFoundError as error:
         raise ValueError(f"{folder} is a {kind}: tests/policies/{MODULES[kind]}.py is missing ({error})") from error
     finally:
@@ -83,7 +86,8 @@ def compare(folder: Path) -> list[Line]:
     with np.load(folder / "outputs.npz") as golden:
         arrays = {name: golden[name] for name in golden.files}
     found = found | {name: x for name in arrays if (x := in_golden_order(name, arrays, found)) is not None}
-    return [compared(name, array, found.get(name), masks.get(name)) for name, array in arrays.items()]
+    strict = getattr(module, "STRICT", STRICT)
+    return [compared(name, array, found.get(name), masks.get(name), strict) for name, array in arrays.items()]
 
 
 def in_golden_order(name: str, golden: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> np.ndarray | None:
@@ -95,7 +99,13 @@ def in_golden_order(name: str, golden: Mapping[str, np.ndarray], found: Mapping[
     return np.array([ours.get(key, np.nan) for key in golden[names].tolist()])
 
 
-def compared(name: str, golden: np.ndarray, found: np.ndarray | None, mask: np.ndarray | None) -> Line:
+def compared(
+    name: str,
+    golden: np.ndarray,
+    found: np.ndarray | None,
+    mask: np.ndarray | None,
+    strict_parts: tuple[str, ...] = STRICT,
+) -> Line:
     """One array against ours."""
     if found is None:
         return Line(name, float("inf"), "not computed")
@@ -109,7 +119,7 @@ def compared(name: str, golden: np.ndarray, found: np.ndarray | None, mask: np.n
         golden, found, note = golden[mask], found[mask], "where the mask is true"
     if golden.dtype == bool:
         return Line(name, float("inf") if (golden != found).any() else 0.0, note)
-    strict = golden.dtype.kind != "f" or any(part in name for part in STRICT)
+    strict = golden.dtype.kind != "f" or any(part in name for part in strict_parts)
     return _numbers(name, golden.astype(np.float64), np.asarray(found, np.float64), note, strict)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import torch
@@ -31,6 +33,11 @@ class Block(nn.Module):
         self.norm = nn.LayerNorm(width)
 
 
+def _one_name(_network: nn.Module, state: dict[str, Tensor], prefix: str, _metadata: object) -> None:
+    """The tied tensor is in the state_dict once."""
+    del state[f"{prefix}words.weight"]
+
+
 class ToyNetwork(nn.Module):
     """Tied words, blocks, a drawn matrix of its own, and constants in and out of the state_dict."""
 
@@ -40,6 +47,7 @@ class ToyNetwork(nn.Module):
         self.words = nn.Embedding(size.words, size.width)
         self.lm_head = nn.Linear(size.width, size.words, bias=False)
         self.words.weight = self.lm_head.weight
+        self.register_state_dict_post_hook(_one_name)
         self.blocks = nn.ModuleList(Block(size.width) for _ in range(size.layers))
         self.own = nn.Parameter(torch.randn(2, size.width))
         self.state_proj = nn.Linear(3, size.width)
@@ -48,11 +56,6 @@ class ToyNetwork(nn.Module):
         frequencies = 10.0 ** -(torch.arange(0, size.width, 2).float() / size.width)
         self.register_buffer("frequencies", frequencies, persistent=False)
         self.periods = torch.linspace(0.1, 1.0, 4)
-
-    def state_dict(self, *args, **kwargs):  # a tied tensor has one name
-        found = super().state_dict(*args, **kwargs)
-        found.pop("words.weight", None)
-        return found
 
     def forward(self, x: Tensor) -> Tensor:
         """[B,width] -> [B,words]."""
@@ -113,4 +116,22 @@ def write_folder(
         weight_map |= dict.fromkeys(part, file)
     index_file = {"metadata": {"total_size": sum(x.nbytes for x in state.values())}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index_file))
+    return folder
+
+
+def write_hollow_folder(folder: Path, shapes: Mapping[str, Sequence[int]], *, shards: int) -> Path:
+    """A folder of bfloat16 tensors whose files have headers and a length, but no content on the disk."""
+    names, weight_map = list(shapes), {}
+    for index in range(shards):
+        file = folder / f"model-{index + 1:05}-of-{shards:05}.safetensors"
+        header, end = {}, 0
+        for name in names[index::shards]:
+            begin, end = end, end + 2 * prod(shapes[name])
+            header[name] = {"dtype": "BF16", "shape": list(shapes[name]), "data_offsets": [begin, end]}
+        content = json.dumps(header).encode()
+        with file.open("wb") as stream:
+            stream.write(len(content).to_bytes(8, "little") + content)
+            stream.truncate(8 + len(content) + end)
+        weight_map |= dict.fromkeys(header, file.name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     return folder

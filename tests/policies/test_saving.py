@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.policies.vla.adapters import Adapters, merge, save_adapters
+from polyrhythm.policies.vla.architectures import architecture
 from polyrhythm.policies.vla.building import load_network, load_ours
 from polyrhythm.policies.vla.checkpoint import Checkpoint
 from polyrhythm.policies.vla.saving import save_folder
@@ -51,6 +53,18 @@ def test_an_untrained_policy_gives_the_same_files(tmp_path, prefix, shards, stor
     again = _policy(tmp_path / "out", held_in(held))
     load_ours(again, Checkpoint.open(tmp_path / "out"))
     assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in policy.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", ["pi0", "pi05", "openvla_oft"])
+def test_a_released_folder_is_saved_as_it_was(tmp_path, kind):
+    golden = Path(__file__).parent / "golden" / kind
+    network = load_network(architecture(kind), Checkpoint.open(golden), device="cpu")
+    policy = ToyPolicy(network)
+    save_folder(Checkpoint.open(golden), architecture(kind), policy.state_dict(), tmp_path / "out")
+    saved = _files(tmp_path / "out")
+    assert [name for name, _ in Checkpoint.open(tmp_path / "out").read_ours()] == ["critic.bias", "critic.weight"]
+    del saved["polyrhythm.safetensors"]
+    assert saved == _files(golden)
 
 
 def test_what_was_trained_is_saved_and_the_rest_as_it_was(tmp_path):
@@ -171,13 +185,13 @@ def test_the_names_of_a_module_wrapped_by_peft_are_understood(tmp_path):
 
 def test_merging_uses_scale_patterns_and_whole_tensors(tmp_path):
     state = random_state()
-    folder = write_folder(tmp_path / "base", state)
+    folder = write_folder(tmp_path / "base", state, prefix="model.")
     save_adapters(_with_adapters(state), tmp_path / "a", alpha=4.0, base="")
     config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
     config |= {"alpha_pattern": {"blocks.1.q_proj": 0.0}, "use_rslora": True}
     (tmp_path / "a" / "adapter_config.json").write_text(json.dumps(config))
     tensors = load_file(tmp_path / "a" / "adapter_model.safetensors")
-    tensors["base_model.model.state_proj.bias"] = torch.full((8,), 9.0)
+    tensors["base_model.model.model.state_proj.bias"] = torch.full((8,), 9.0)  # named as stored, with the prefix
     save_file(tensors, tmp_path / "a" / "adapter_model.safetensors")
     merge(Adapters.open(tmp_path / "a"), Checkpoint.open(folder), tmp_path / "out")
     after = dict(Checkpoint.open(tmp_path / "out").read())

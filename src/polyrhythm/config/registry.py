@@ -26,6 +26,8 @@ TABLE: dict[Kind, dict[str, str]] = {
         "gaussian": "polyrhythm.policies.gaussian:GaussianSettings",
         "categorical": "polyrhythm.policies.categorical:CategoricalSettings",
         "tiny_vla": "polyrhythm.policies.tiny_vla.policy:TinyVlaSettings",
+        "pi0": "polyrhythm.policies.pi0.settings:Pi0Settings",
+        "pi05": "polyrhythm.policies.pi0.settings:Pi05Settings",
         "openvla_oft": "polyrhythm.policies.openvla_oft.settings:OpenVlaOftSettings",
     },
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -49,6 +50,8 @@ class Policy(Protocol):
     exact: log-probs and values are bit-equal; otherwise equal within `tolerance` (absolute for log-probs, relative for
     values above 1).
     critic, optional: the module that only the value uses, for `training.optimizer.value_lr`.
+
+    Optional methods of policies of which a part is frozen: `PublishesPart`, `SharesReference`, `Precomputes`.
     """
 
     chunk: int
@@ -74,6 +77,45 @@ class Policy(Protocol):
 
 
 @runtime_checkable
+class PublishesPart(Protocol):
+    """A policy of which generators take only a part from the trainer; the rest is the same in all modules that `build`
+    makes, so it is not in files of weights either."""
+
+    def published(self) -> dict[str, Tensor]:
+        """The part of the state_dict that training may change, live."""
+        ...
+
+
+@runtime_checkable
+class SharesReference(Protocol):
+    """A policy that can act as its own reference policy, without a copy of what is frozen."""
+
+    def reference_state(self) -> dict[str, Tensor]:
+        """Copies of the tensors by which the policy as it is now differs from what it may become."""
+        ...
+
+    def as_reference(self, state: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+        """Within this context the policy is as it was when `reference_state` gave `state`."""
+        ...
+
+    def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation: ...
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+
+@runtime_checkable
+class Precomputes(Protocol):
+    """A policy of which a frozen part reads the observations alone."""
+
+    def precompute(self, obs: Observations) -> Mapping[str, Tensor]:
+        """What that part gives, rows first, under names that are not in `obs`; empty: no part is frozen.
+
+        `evaluate` and `value` find it in `obs` and use it in place of the arrays that it was made from.
+        """
+        ...
+
+
+@runtime_checkable
 class PolicySettings(Protocol):
     """The methods of a policy's settings model. ValueError: policy and environment do not fit."""
 
@@ -85,7 +127,8 @@ class PolicySettings(Protocol):
         """The policy on `device`, its parameters a function of `seed` alone.
 
         role: "act" in a generator, where its state_dict holds what `form` publishes in the dtypes declared there;
-        "train" in the trainer, whose state_dict holds tensors of the same names and shapes.
+        "train" in the trainer, whose state_dict holds tensors of the same names and shapes. Where `form` publishes a
+        part, the rest is a function of these settings (a checkpoint) or of `seed`.
         """
         ...
 

@@ -287,7 +287,8 @@ def value_gradient_reach(policy: Policy, obs: Observations) -> set[str]:
     module = as_module(policy)
     module.zero_grad()
     policy.value(obs).square().sum().backward()
-    reached = {name for name, _ in module.named_parameters()} - set(idle_parameters(module))
+    trained = {name for name, p in module.named_parameters() if p.requires_grad}
+    reached = trained - set(idle_parameters(module))
     module.zero_grad()
     return reached
 

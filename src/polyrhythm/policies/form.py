@@ -132,7 +132,7 @@ def describe(
     """The form of what `make` builds for each role.
 
     `make` runs on torch's meta device: tensors have shapes and dtypes, but no memory, so the largest model takes
-    milliseconds. All of the acting module's state_dict is published. ValueError: `make` needs the values of a tensor.
+    milliseconds. `published_state` of the acting module is published. ValueError: `make` needs the values of a tensor.
     """
     try:
         with torch.device("meta"), _ShapesOnly(), torch.random.fork_rng(devices=[]):
@@ -150,13 +150,33 @@ def describe(
         action_dim=int(acting.action_dim),  # type: ignore[arg-type]
         value=value,
         answers=dict(answers),
-        published=weight_specs(acting.state_dict()),
+        published=weight_specs(published_state(acting)),
         parameters=sum(p.numel() for p in training.parameters()),
         trainable=sum(p.numel() for p in trainable),
         act_bytes=module_bytes(acting),
         train_bytes=module_bytes(training),
         trainable_bytes=sum(p.nbytes for p in trainable),
     )
+
+
+def published_state(module: nn.Module) -> dict[str, Tensor]:
+    """What generators take and files of weights hold: `published()` of a policy that has it, else the state_dict."""
+    published = getattr(module, "published", None)
+    state: dict[str, Tensor] = module.state_dict() if published is None else published()
+    return state
+
+
+def load_published(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Restore what `published_state` gave. ValueError: it is not of the same tensors."""
+    if not hasattr(module, "published"):
+        module.load_state_dict(state)
+        return
+    own = published_state(module)
+    odd = sorted(own.keys() ^ state.keys())
+    odd += sorted(name for name in own.keys() & state.keys() if own[name].shape != state[name].shape)
+    if odd:
+        raise ValueError(f"the state does not fit the policy: {odd[0]} (and {len(odd) - 1} more) is of another policy")
+    module.load_state_dict(state, strict=False)
 
 
 def module_bytes(module: nn.Module) -> int:

@@ -31,6 +31,11 @@ def check_form(form: PolicyForm, build: Callable[[int, Role], Policy], obs: Obse
     for name, (declared, found) in counts.items():
         if declared != found:
             raise ContractViolation(f"form().{name} is {declared:,}, the policy has {found:,}", "declare that")
+    trained = [name for name, p in as_module(training).named_parameters() if p.requires_grad]
+    if lacking := next((name for name in trained if name not in form.published), ""):
+        raise ContractViolation(
+            f"form().published lacks {lacking}, which is trained", "publish it (published()), or freeze it"
+        )
     size = sum(spec.nbytes for spec in form.published.values())
     return f"{form.parameters:,} parameters, {len(form.published)} tensors published ({size:,} bytes)"
 

@@ -101,8 +101,8 @@ class TrainingBatch:
         return int(self.valid.shape[0])
 
     def take(self, index: Tensor) -> TrainingBatch:
-        """The chunk steps at `index` (int64, any order), copied: one `index_select` per tensor."""
-        return self._map(lambda x: x.index_select(0, index))
+        """The chunk steps at `index` (int64, any order), copied: one `index_select` per tensor, where that is."""
+        return self._map(lambda x: x.index_select(0, index.to(x.device)))
 
     def micro_batches(self, size: int, device: torch.device) -> Iterator[TrainingBatch]:
         """Consecutive views of at most `size` chunk steps (0: all at once), each moved to `device` when it is due."""

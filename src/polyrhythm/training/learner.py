@@ -7,7 +7,6 @@ index alone; masked entries have no effect; a gradient that is not finite change
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +14,14 @@ import torch
 from torch import Tensor
 
 from polyrhythm.policies.base import Policy, as_module
+from polyrhythm.policies.form import load_published, published_state
 from polyrhythm.specs import Trajectory
 from polyrhythm.training import optim
 from polyrhythm.training.batch import PackedBatch, TrainingBatch, collate, minibatches
 from polyrhythm.training.blame import find_culprit
 from polyrhythm.training.objective import Objective
+from polyrhythm.training.precomputed import with_precomputed
+from polyrhythm.training.reference import Reference, SharedReference, make_reference
 from polyrhythm.training.skipped import NORM, SKIPPED, SkippedSteps, StepTable, make_step_table
 from polyrhythm.training.steps import Steps
 from polyrhythm.training.targets import TargetInputs, compute_targets
@@ -39,7 +41,7 @@ class Learner:
     """A policy and its optimizer; the policy stays on the device where it is given.
 
     total_updates: length of the learning-rate schedule (versions × sync_interval). seed: of the shuffles. Where
-    `algorithm.kl` needs a reference policy, it is a copy of the weights that the first update begins with.
+    `algorithm.kl` needs a reference policy, it is the policy that the first update begins with (`training.reference`).
     halt: why the run must stop after the last update, as a sentence; "" if it need not.
     """
 
@@ -56,21 +58,14 @@ class Learner:
         self.updates = 0
         self.halt = ""
         self._skipped = SkippedSteps(training)
-        self._reference: Policy | None = None
+        self._reference: Reference | None = None
         self._algorithm, self._training = algorithm, training
         self._total_updates, self._seed = total_updates, seed
         self._module = as_module(policy)
         self._parameters = [p for p in self._module.parameters() if p.requires_grad]
         self._device = self._parameters[0].device
         self._objective = Objective(algorithm)
-        settings = training.optimizer
-        self._optimizer = optim.adamw(
-            self._module,
-            lr=settings.lr,
-            weight_decay=settings.weight_decay,
-            betas=settings.betas,
-            value_lr=settings.value_lr,
-        )
+        self._optimizer = optim.adamw_of(self._module, training.optimizer)
 
     def update(
         self,
@@ -97,7 +92,10 @@ class Learner:
         training = self._training
         self._module.eval()  # dropout would make the ratio differ from 1 before the first step
         packed = collate(trajectories)
-        batch, target_metrics = compute_targets(packed, self._algorithm, self._target_inputs(version))
+        inputs = self._target_inputs(version)
+        if before_step is not None and isinstance(inputs.reference, SharedReference):
+            before_step()  # the reference stands where the weights are, which a publication may still read
+        batch, target_metrics = compute_targets(self._precomputed(packed, inputs), self._algorithm, inputs)
         decay = optim.linear_decay(update_index, self._total_updates, training.optimizer.lr_final_fraction)
         self._optimizer.scale_lr(decay)
         critic_only = update_index < training.critic_warmup_updates
@@ -147,15 +145,16 @@ class Learner:
 
     def _target_inputs(self, version: int) -> TargetInputs:
         if self._algorithm.kl.coef and self._reference is None:
-            self._reference = self._frozen()
+            self._reference = make_reference(self.policy)
         micro_batch = self._training.micro_batch_steps or self._training.minibatch_steps
         return TargetInputs(self.policy, self._reference, version, micro_batch, self._device)
 
-    def _frozen(self) -> Policy:
-        """A copy of the policy with its parameters frozen."""
-        policy = copy.deepcopy(self.policy)
-        as_module(policy).requires_grad_(requires_grad=False).eval()
-        return policy
+    def _precomputed(self, packed: PackedBatch, inputs: TargetInputs) -> PackedBatch:
+        """The batch with what the policy's frozen part gives; dropped with the update."""
+        limit = self._training.precomputed_mib
+        return with_precomputed(
+            packed, self.policy, micro_batch=inputs.micro_batch, device=self._device, limit_mib=limit
+        )
 
     def _step(
         self, minibatch: TrainingBatch, *, critic_only: bool, before: Callable[[], None] | None
@@ -185,20 +184,19 @@ class Learner:
         return metrics, norm
 
     def state_dict(self) -> dict[str, Any]:
-        """Policy, optimizer, the number of completed updates, and the reference policy if there is one; tensors are
-        live, not copies."""
+        """Published part of the policy (all of most policies), optimizer, the number of completed updates, and the
+        reference policy if there is one; tensors are live, not copies."""
         state = {
-            "policy": self._module.state_dict(),
+            "policy": published_state(self._module),
             "optimizer": self._optimizer.state_dict(),
             "updates": self.updates,
         }
         return state if self._reference is None else state | {"reference": self._reference.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self._module.load_state_dict(state["policy"])
+        """Restore what `state_dict` returned. ValueError: it is of another policy."""
+        load_published(self._module, state["policy"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.updates = int(state["updates"])
         if "reference" in state:
-            self._reference = self._frozen()
-            as_module(self._reference).load_state_dict(state["reference"])
+            self._reference = make_reference(self.policy, state["reference"])

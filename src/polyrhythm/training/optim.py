@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from polyrhythm.config.sections.learning import OptimizerSettings, ParameterGroup
+
+#: Name pattern of the parameters that `value_lr` is for.
+_CRITIC = "critic.*"
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+#: Bytes of parameters whose moments are on the device at a time where they are kept on the host.
+_PIECE = 256 * 2**20
 
 
 class AdamW:
@@ -16,9 +26,14 @@ class AdamW:
 
     Torch's class brings torch's compiler into the process at its first use, which takes half of the CPU time in which a
     trainer starts, and 70 MB; nothing here is compiled. groups: `params`, `lr` and `weight_decay` of each.
+    offload: the moments are in host memory (pinned where the parameters are on a GPU) and on the parameters' device
+    only during a step, `_PIECE` bytes of parameters at a time; the same bits.
     """
 
-    def __init__(self, groups: Sequence[dict[str, Any]], *, betas: tuple[float, float]) -> None:
+    def __init__(
+        self, groups: Sequence[dict[str, Any]], *, betas: tuple[float, float], offload: bool = False
+    ) -> None:
+        self.offload = offload
         self.param_groups = [{"betas": betas, "eps": 1e-8, **group} for group in groups]
         self.state: dict[Tensor, dict[str, Tensor]] = {}
         self._rates = [group["lr"] for group in groups]
@@ -44,19 +59,21 @@ class AdamW:
                 if p.grad is not None:
                     alike.setdefault((p.device, p.dtype), []).append((p, p.grad))
             for pairs in alike.values():
-                self._step(pairs, group, taken)
+                for piece in _pieces(pairs) if self.offload else [pairs]:
+                    self._step(piece, group, taken)
 
     def _step(self, pairs: Sequence[tuple[Tensor, Tensor]], group: dict[str, Any], taken: Tensor | None) -> None:
         """Call the kernel for parameters of one device and dtype, each with its gradient."""
         parameters = [p for p, _ in pairs]
         states = [self.state.get(p) or self._begin(p) for p in parameters]
         steps = [state["step"] for state in states]
+        means, squares = (self._fetched(name, parameters) for name in _MOMENTS)
         torch._foreach_add_(steps, 1 if taken is None else taken)
         torch._fused_adamw_(
             parameters,
             [gradient for _, gradient in pairs],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
+            means,
+            squares,
             [],
             steps,
             lr=group["lr"],
@@ -68,14 +85,33 @@ class AdamW:
             maximize=False,
             found_inf=None if taken is None else 1 - taken,
         )
+        if self.offload:
+            for state, mean, square in zip(states, means, squares, strict=True):
+                state["exp_avg"].copy_(mean, non_blocking=True)
+                state["exp_avg_sq"].copy_(square, non_blocking=True)
+
+    def _fetched(self, name: str, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """The parameters' moments of this name on their device: copies where moments are kept on the host."""
+        if not self.offload:
+            return [self.state[p][name] for p in parameters]
+        return [self.state[p][name].to(p.device, non_blocking=True, copy=True) for p in parameters]
 
     def _begin(self, p: Tensor) -> dict[str, Tensor]:
         step = torch.zeros((), dtype=torch.float32, device=p.device)
-        self.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        self.state[p] = {"step": step} | {name: self._kept(torch.zeros_like(p)) for name in _MOMENTS}
         return self.state[p]
+
+    def _kept(self, moment: Tensor) -> Tensor:
+        """Memory for the moment with its content, where moments are kept."""
+        if not self.offload:
+            return moment
+        kept = torch.empty_like(moment, device="cpu", pin_memory=moment.is_cuda)
+        return kept.copy_(moment)
 
     def state_dict(self) -> dict[str, Any]:
         """In the layout of `torch.optim`; tensors are live, not copies."""
+        if self.offload and torch.cuda.is_available():
+            torch.cuda.synchronize()  # copies to the host that are under way
         numbers = {p: number for number, p in enumerate(self._parameters())}
         groups = [{**group, "params": [numbers[p] for p in group["params"]]} for group in self.param_groups]
         return {"state": {numbers[p]: dict(state) for p, state in self.state.items()}, "param_groups": groups}
@@ -92,13 +128,27 @@ class AdamW:
                 raise ValueError(f"the optimizer's state of parameter {number} is {found}, the parameter {wanted}")
         for own, group in zip(self.param_groups, groups, strict=True):
             own |= {name: group[name] for name in own if name != "params"}
-        self.state = {
-            parameters[number]: {name: x.to(parameters[number].device, copy=True) for name, x in saved.items()}
-            for number, saved in state["state"].items()
-        }
+        self.state = {}
+        for number, saved in state["state"].items():
+            p = parameters[number]
+            own = {name: x.to(p.device, copy=True) for name, x in saved.items()}
+            self.state[p] = own | {name: self._kept(own[name]) for name in _MOMENTS}
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
+
+
+def _pieces(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """The pairs in order, in lists of at most `_PIECE` bytes of parameters (or one parameter)."""
+    piece: list[tuple[Tensor, Tensor]] = []
+    size = 0
+    for p, gradient in pairs:
+        if piece and size + p.nbytes > _PIECE:
+            yield piece
+            piece, size = [], 0
+        piece.append((p, gradient))
+        size += p.nbytes
+    yield piece
 
 
 def adamw(
@@ -108,28 +158,65 @@ def adamw(
     weight_decay: float,
     betas: tuple[float, float] = (0.9, 0.999),
     value_lr: float | None = None,
+    groups: Sequence[ParameterGroup] = (),
+    offload: bool = False,
 ) -> AdamW:
     """AdamW over the trainable parameters, in as few groups as possible; only matrices decay (no biases, norms or
-    scales). value_lr: of the parameters of `module.critic` (ValueError: it has none); None for `lr`.
+    scales). groups: other rates by name pattern, the first that matches; value_lr: a last such group for `critic.*`.
+    ValueError: a pattern matches no trainable parameter.
     """
-    of_value: set[Tensor] = set()
-    if value_lr is not None:
-        critic = getattr(module, "critic", None)
-        if not isinstance(critic, nn.Module):
-            why = "the policy has no module `critic`; leave it out"
-            raise ValueError(f"training.optimizer.value_lr = {value_lr}: {why}")
-        of_value = set(critic.parameters())
-    groups: dict[tuple[bool, bool], list[Tensor]] = {}
-    for p in module.parameters():
-        if p.requires_grad:
-            groups.setdefault((p in of_value, not weight_decay or p.dim() < 2), []).append(p)
+    trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    _check_matches(module, trainable, groups, value_lr)
+    rates = [(lr, weight_decay), (value_lr, weight_decay)]
+    rates += [
+        (lr if g.lr is None else g.lr, weight_decay if g.weight_decay is None else g.weight_decay) for g in groups
+    ]
+    found: dict[tuple[int, bool], list[Tensor]] = {}
+    for name, p in trainable.items():
+        own = next((i for i, g in enumerate(groups, 2) if _any(name, g.match)), None)
+        index = own or int(value_lr is not None and fnmatchcase(name, _CRITIC))
+        found.setdefault((index, not rates[index][1] or p.dim() < 2), []).append(p)
     return AdamW(
         [
-            {"params": groups[key], "lr": value_lr if key[0] else lr, "weight_decay": 0.0 if key[1] else weight_decay}
-            for key in sorted(groups)
+            {"params": found[key], "lr": rates[key[0]][0], "weight_decay": 0.0 if key[1] else rates[key[0]][1]}
+            for key in sorted(found)
         ],
         betas=betas,
+        offload=offload,
     )
+
+
+def adamw_of(module: nn.Module, settings: OptimizerSettings) -> AdamW:
+    """The optimizer that the settings describe. ValueError: as from `adamw`."""
+    return adamw(
+        module,
+        lr=settings.lr,
+        weight_decay=settings.weight_decay,
+        betas=settings.betas,
+        value_lr=settings.value_lr,
+        groups=settings.groups,
+        offload=settings.offload,
+    )
+
+
+def _check_matches(
+    module: nn.Module, trainable: Iterable[str], groups: Sequence[ParameterGroup], value_lr: float | None
+) -> None:
+    if value_lr is not None and not isinstance(getattr(module, "critic", None), nn.Module):
+        why = "the policy has no module `critic`; leave it out"
+        raise ValueError(f"training.optimizer.value_lr = {value_lr}: {why}")
+    names = list(trainable)
+    for index, group in enumerate(groups):
+        for pattern in group.match:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise ValueError(
+                    f"training.optimizer.groups.{index}.match = {pattern}: matches none of the {len(names)} trainable "
+                    f"parameters; they are named like {names[0]}"
+                )
+
+
+def _any(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 class GradientNorm(NamedTuple):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.policies.base import Policy, as_module
+from polyrhythm.policies.form import load_published, published_state
 from polyrhythm.training import optim
 from polyrhythm.training.demonstrations import Demonstrations
 from polyrhythm.training.steps import Steps
@@ -83,11 +84,11 @@ class SupervisedLearner:
 
     def state_dict(self) -> dict[str, Any]:
         """Policy, optimizer and the number of steps done; tensors are live, not copies."""
-        return {"policy": self._module.state_dict(), "optimizer": self._optimizer.state_dict(), "step": self.step}
+        return {"policy": published_state(self._module), "optimizer": self._optimizer.state_dict(), "step": self.step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._module.load_state_dict(state["policy"])
+        load_published(self._module, state["policy"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.step = int(state["step"])
 

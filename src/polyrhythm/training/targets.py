@@ -18,6 +18,7 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.policies.base import Policy
 from polyrhythm.training.batch import PackedBatch, TrainingBatch, slices
 from polyrhythm.training.choose import advantage_estimate
+from polyrhythm.training.reference import Reference
 from polyrhythm.training.steps import Metrics
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class TargetInputs(NamedTuple):
     policy where there is one; the version that the update produces; rows per forward pass (0: all at once)."""
 
     policy: Policy
-    reference: Policy | None
+    reference: Reference | None
     version: int
     micro_batch: int
     device: torch.device
@@ -134,7 +135,7 @@ def bootstrap_values(packed: PackedBatch, algorithm: AlgorithmSettings, inputs: 
     return out
 
 
-def evaluate(packed: PackedBatch, policy: Policy, inputs: TargetInputs) -> Recomputed:
+def evaluate(packed: PackedBatch, policy: Reference, inputs: TargetInputs) -> Recomputed:
     """One forward pass of `policy` over the batch, in micro-batches."""
     size = inputs.micro_batch or packed.chunk_steps
     pieces = []

@@ -11,13 +11,26 @@ from polyrhythm.config.base import Count, Flag, Fraction, InvalidSetting, NotNeg
 Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
 
 
+class ParameterGroup(Section):
+    """Parameters with a learning rate or a weight decay of their own."""
+
+    match: tuple[str, ...] = Field(min_length=1)
+    """Name patterns, such as critic.* or network.*.mlp.*; the first group that matches a parameter has it."""
+    lr: Positive | None = None
+    """Learning rate at the first update; null for `training.optimizer.lr`."""
+    weight_decay: NotNegative | None = None
+    """Decoupled weight decay of its matrices; null for `training.optimizer.weight_decay`."""
+
+
 class OptimizerSettings(Section):
     """AdamW with a linear decay of the learning rate over all updates."""
 
     lr: Positive = 3e-4
     """Learning rate at the first update."""
     value_lr: Positive | None = None
-    """Learning rate of the parameters that only the value uses (a policy's `critic`); null for `lr`."""
+    """Learning rate of the parameters that only the value uses: a last group for critic.*; null for `lr`."""
+    groups: tuple[ParameterGroup, ...] = ()
+    """Groups of parameters by name pattern, with their own learning rate and weight decay."""
     lr_final_fraction: Fraction = 1.0
     """Learning rates at the last update as a fraction of the first; 1 for constant rates."""
     weight_decay: NotNegative = 0.0
@@ -26,6 +39,8 @@ class OptimizerSettings(Section):
     """Adam's decay rates of the first and second moments."""
     grad_clip: Positive | None = 1.0
     """Largest global gradient norm; null for no clipping."""
+    offload: Flag = False
+    """Keep the optimizer's moments in (pinned) host memory and move them piece by piece: less GPU memory, more time."""
 
 
 class TrainingSettings(Section):
@@ -53,6 +68,8 @@ class TrainingSettings(Section):
     """A step whose gradient is NaN or infinite is skipped; then the run halts after its update, or continues (skip)."""
     max_skipped_steps: Count = 10
     """With skip: most optimizer steps in a row that may be skipped; the run halts after the update that exceeds it."""
+    precomputed_mib: Whole = 4096
+    """Most memory on the trainer's device for what a policy computes once per sample; all of it on the host beyond."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """The optimizer."""
 

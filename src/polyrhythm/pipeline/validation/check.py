@@ -34,7 +34,7 @@ from polyrhythm.scheduler.records import EnvBatchInfo, Request
 from polyrhythm.scheduler.user_functions import load_function
 from polyrhythm.specs import EnvSpec, WeightsLayout
 from polyrhythm.stations.simulator.env_host import refuse_segments
-from polyrhythm.training.optim import adamw
+from polyrhythm.training.optim import adamw_of
 
 
 class ValidatedRun(NamedTuple):
@@ -185,9 +185,8 @@ def check_learning(config: RunConfig, spec: EnvSpec, policy: Policy, form: Polic
     _check_value(config, form)
     if trainer and config.training.versions:
         _check_trainable(config, spec, policy)
-        rates = config.training.optimizer
         with _errors_of("training.optimizer"):
-            adamw(as_module(policy), lr=rates.lr, weight_decay=rates.weight_decay, value_lr=rates.value_lr)
+            adamw_of(as_module(policy), config.training.optimizer)
         dry_run_objective(config.algorithm, policy)
 
 

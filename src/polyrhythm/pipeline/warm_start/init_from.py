@@ -8,13 +8,14 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunFolderError
 from polyrhythm.pipeline.persistence.checkpoints import load_policy
 from polyrhythm.pipeline.persistence.resume_rules import differences
-from polyrhythm.policies.base import Policy, as_module
+from polyrhythm.policies.base import Policy, PublishesPart, as_module
 from polyrhythm.runtime.memory.tensors import apply_state
 
 
 def load_init_weights(config: RunConfig, policy: Policy) -> None:
     """Load the weights of `init_from` into the policy.
 
+    The file of a policy that publishes a part lacks what is frozen; that comes from the checkpoint, or from the seed.
     Raises RunFolderError, with the policy unchanged, if there are none or they belong to other settings.
     """
     path = Path(config.init_from)
@@ -28,6 +29,12 @@ def load_init_weights(config: RunConfig, policy: Policy) -> None:
         raise RunFolderError(
             f"init_from = {path}: {key} is {own} here but {has} in the policy of those weights; "
             "make them equal, or name other weights"
+        )
+    part = isinstance(policy, PublishesPart) and len(weights) < len(policy.state_dict())
+    if part and not getattr(config.policy, "checkpoint", "") and theirs.seed != config.seed:
+        raise RunFolderError(
+            f"init_from = {path}: seed is {config.seed} here but {theirs.seed} there, and that file lacks the frozen "
+            "tensors, which are drawn from the seed; make the seeds equal, or give both runs a policy.checkpoint"
         )
     try:
         apply_state(as_module(policy), weights)

@@ -17,6 +17,7 @@ from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.demos import record
 from polyrhythm.pipeline.warm_start.init_from import load_init_weights
 from polyrhythm.policies.base import Policy, as_module
+from polyrhythm.policies.form import published_state
 from polyrhythm.runtime.memory.tensors import apply_state
 from polyrhythm.training.demonstrations import Demonstrations
 from polyrhythm.training.sft import SupervisedLearner
@@ -44,7 +45,7 @@ def prepare_initial_policy(checked: ValidatedRun, folder: Path, progress: PhaseJ
         with progress.phase("supervised"):
             learned = finish(SupervisedLearner(policy, config.supervised, seed=config.seed).steps(demonstrations))
             metrics.log(0, learned, progress.summary()["total"])
-    save_policy(policy.state_dict(), config, file, 0, spec)
+    save_policy(published_state(as_module(policy)), config, file, 0, spec)
     progress.commit("warm_start", learned)
     return 0
 

@@ -70,4 +70,5 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:
     """[B,T,H·D] -> [B,H,T,D]."""
-    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+    heads: Tensor = x.unflatten(-1, (-1, head_dim))
+    return heads.transpose(1, 2)

@@ -94,11 +94,23 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = _norm(size)
 
     def forward(
-        self, x: Tensor, angles: Rotary, mask: Tensor | None, past: KeysValues | None, condition: Tensor | None
+        self,
+        x: Tensor,
+        angles: Rotary,
+        mask: Tensor | None,
+        past: KeysValues | None,
+        condition: Tensor | None,
+        outputs: slice | None = None,
     ) -> tuple[Tensor, KeysValues]:
-        """x [B,T,width], mask over past and own keys -> x after the layer, and its own keys and values."""
+        """x [B,T,width], mask over past and own keys -> x after the layer, and its own keys and values.
+
+        outputs: the tokens for which x is computed, all unless given; the mask must then be the same for all queries.
+        """
         normed, gate = normed_by(self.input_layernorm, x, condition)
         own = self.self_attn.keys_values(normed, angles)
+        if outputs is not None:
+            x, normed = x[:, outputs], normed[:, outputs]
+            angles = angles[0][:, :, outputs], angles[1][:, :, outputs]
         seen = own if past is None else (torch.cat((past[0], own[0]), dim=2), torch.cat((past[1], own[1]), dim=2))
         branch = self.self_attn(normed, angles, mask, seen)
         x = x + (branch if gate is None else branch * gate)
@@ -126,18 +138,27 @@ class Decoder(nn.Module):
         mask: Tensor | None,
         past: Sequence[KeysValues] | None = None,
         condition: Tensor | None = None,
-        *,
-        keep: bool = True,
     ) -> tuple[Tensor, list[KeysValues]]:
         """x [B,T,width] at positions [B,T]; mask [B,1,T,K] over the keys of past and x -> hidden states after the last
-        norm [B,T,width], and each layer's own keys and values; keep: False leaves these out."""
+        norm [B,T,width], and each layer's own keys and values."""
         angles = rotary(positions, self.size.head_dim, self.size.theta)
         found: list[KeysValues] = []
         for index, layer in enumerate(self.layers):
             x, own = self._layer(layer, x, angles, mask, None if past is None else past[index], condition)
-            if keep:
-                found.append(own)
+            found.append(own)
         return normed_by(self.norm, x, condition)[0], found
+
+    def hidden_of(self, outputs: slice, x: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
+        """The hidden states of these tokens alone, as `forward` gives them. mask [B,1,1,T]: the same for all queries.
+
+        The last layer computes no others, and no layer's keys and values are kept.
+        """
+        angles = rotary(positions, self.size.head_dim, self.size.theta)
+        *before, last = self.layers
+        for layer in before:
+            x, _ = self._layer(layer, x, angles, mask, None, None)
+        x, _ = self._layer(last, x, angles, mask, None, None, outputs)
+        return normed_by(self.norm, x, None)[0]
 
     def keys_values(self, x: Tensor, positions: Tensor, mask: Tensor | None) -> list[KeysValues]:
         """Each layer's keys and values alone, as `forward` gives them: the last layer does no more than these."""

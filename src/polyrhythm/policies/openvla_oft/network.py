@@ -190,16 +190,18 @@ class OpenVlaOft(nn.Module):
         """Final hidden states from which the slots are read [B,H·A,width]; the first is the prompt's last token's."""
         x, present = self.sequence(patches, inputs)
         mask = present[:, None, None, :]
-        last, _ = self.language_model.model(x, positions_of(present), mask, keep=False)
-        assert isinstance(last, Tensor)
-        end = last.shape[1] - 1 - self.size.stop_token
-        return last[:, end - self.size.slots : end]
+        end = x.shape[1] - 1 - self.size.stop_token
+        read = slice(end - self.size.slots, end)
+        return self.language_model.model.hidden_of(read, x, positions_of(present), mask)
 
     def token_logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [B,H·A,width] -> scores of the rows that stand for actions, by id [B,H,A,bins]."""
-        vocabulary = self.size.vocabulary
-        rows = self.language_model.lm_head.weight[vocabulary.first_action : vocabulary.real]
-        return functional.linear(hidden, rows).unflatten(1, (self.size.horizon, self.size.action_dim))
+        rows = slice(self.size.vocabulary.first_action, self.size.vocabulary.real)
+        head: nn.Module = self.language_model.lm_head
+        # An adapted layer is a module around the linear one, and its weight is not all that it does.
+        plain = isinstance(head, nn.Linear)
+        scores: Tensor = functional.linear(hidden, head.weight[rows]) if plain else head(hidden)[..., rows]
+        return scores.unflatten(1, (self.size.horizon, self.size.action_dim))
 
     def l1_actions(self, hidden: Tensor) -> Tensor:
         """Hidden states [B,H·A,width] -> the L1 head's actions [B,H,A] float32, about -1..1, not clipped."""

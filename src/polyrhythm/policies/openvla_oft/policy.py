@@ -21,12 +21,16 @@ from polyrhythm.policies.openvla_oft.network import OpenVlaOft
 from polyrhythm.policies.openvla_oft.tokens import TokenDistribution, centres, rows_of, soft_labels, token_distribution
 from polyrhythm.policies.openvla_oft.value import ValueHead
 from polyrhythm.policies.vla.adapting import AdaptedPolicy
+from polyrhythm.policies.vla.flow_network import STORED, STORED_INPUT
 from polyrhythm.policies.vla.inputs import VlaInputs
 from polyrhythm.policies.vla.precision import Precision
 from polyrhythm.specs import PROGRESS
 
-#: What `precompute` adds to the observations, if no tensor of the vision towers is trained.
-FEATURES = "vision_features"
+#: What `precompute` adds to the observations: the vision towers' features [B,n·tokens,width], or the final hidden
+#: states of the slots [B,H·A,width].
+FEATURES, HIDDEN = f"{STORED}features", f"{STORED}hidden"
+#: Beginnings of the names of the network's last layers.
+HEADS = ("language_model.lm_head.", "action_head.")
 
 
 class Sampling(NamedTuple):
@@ -101,23 +105,40 @@ class OpenVlaOftPolicy(AdaptedPolicy):
 
     @torch.no_grad()
     def precompute(self, obs: Observations) -> dict[str, Tensor]:
-        """What of the pass no training changes, to be added to the observations: the vision towers' features
-        [B,n·tokens,width], if they are frozen, else nothing."""
-        if any(p.requires_grad for p in self.network.vision_backbone.parameters()):
+        """What of the pass no training changes, to be added to the observations in place of the images: with only the
+        last layer trained the hidden states, with frozen vision towers their features, otherwise nothing."""
+        trained = [name for name, p in self.network.named_parameters() if p.requires_grad]
+        if any(name.startswith("vision_backbone.") for name in trained):
             return {}
-        with self.precision.computing(self.centres.device):
-            return {FEATURES: self.network.features(self.inputs(obs)["pixel_values"])}
-
-    def _forward(self, obs: Observations) -> tuple[Tensor, Tensor]:
-        """Hidden states of the slots [B,H·A,width] and value [B], for rollout and training alike."""
         given = self.inputs(obs)
         with self.precision.computing(self.centres.device):
-            found = obs[FEATURES] if FEATURES in obs else self.network.features(given["pixel_values"])
-            hidden = self.network.hidden(self.network.patches(found), given)
+            found = self.network.features(given["pixel_values"])
+            if all(name.startswith(HEADS) for name in trained):
+                return {HIDDEN: self._hidden(found, given), f"{STORED_INPUT}state": given["state"]}
+        beside = {f"{STORED_INPUT}{name}": x for name, x in given.items() if name != "pixel_values"}
+        return {FEATURES: found, **beside}
+
+    def _forward(self, obs: Observations) -> tuple[Tensor, Tensor]:
+        """Hidden states of the slots [B,H·A,width] and value [B], for rollout and training alike; from `precompute` as
+        far as that is within obs."""
+        if HIDDEN in obs or FEATURES in obs:
+            found = {name: x for name, x in obs.items() if name.startswith(STORED_INPUT)}
+            given = {name.removeprefix(STORED_INPUT): x for name, x in found.items()}
+        else:
+            given = self.inputs(obs)
+        if HIDDEN in obs:
+            hidden = obs[HIDDEN]
+        else:
+            with self.precision.computing(self.centres.device):
+                features = obs[FEATURES] if FEATURES in obs else self.network.features(given["pixel_values"])
+                hidden = self._hidden(features, given)
         first = hidden[:, 0].detach() if self.value_detach else hidden[:, 0]
-        seen = torch.cat((given["state"], obs[PROGRESS].float().unsqueeze(1)), dim=1)
+        seen = torch.cat((given["state"].float(), obs[PROGRESS].float().unsqueeze(1)), dim=1)
         value: Tensor = self.critic(first, seen)
         return hidden, value
+
+    def _hidden(self, features: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+        return self.network.hidden(self.network.patches(features), given)
 
     def _scores(self, hidden: Tensor) -> Tensor:
         """Scores of the action rows [B,C,A,bins] float32, for the entries that become the environment's actions."""

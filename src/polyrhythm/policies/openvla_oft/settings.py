@@ -9,17 +9,17 @@ from pydantic import BaseModel, Field, model_validator
 from torch import nn
 
 from polyrhythm.policies.base import SETTINGS
-from polyrhythm.policies.form import PolicyForm, Role, describe
+from polyrhythm.policies.form import PolicyForm, Role
 from polyrhythm.policies.layers.decoder import DecoderSize
 from polyrhythm.policies.layers.timm_vit import VitSize
-from polyrhythm.policies.mlp import seeded
 from polyrhythm.policies.openvla_oft.network import OPENVLA_OFT, OpenVlaOft, dead_patterns
 from polyrhythm.policies.openvla_oft.policy import OpenVlaOftPolicy, Sampling
 from polyrhythm.policies.openvla_oft.size import L1HeadSize, OpenVlaOftSize, Vocabulary, l1_head_from_config
-from polyrhythm.policies.vla.adapting import Adaptation
-from polyrhythm.policies.vla.building import load_network, load_ours, random_network, released_size
+from polyrhythm.policies.vla.blueprint import Blueprint, check_horizon
+from polyrhythm.policies.vla.building import released_size
 from polyrhythm.policies.vla.checkpoint import Checkpoint
 from polyrhythm.policies.vla.inputs import VlaInputs
+from polyrhythm.policies.vla.precision import Precision
 from polyrhythm.policies.vla.settings import VlaSettings
 from polyrhythm.specs import ArraySpec, EnvSpec
 
@@ -110,61 +110,27 @@ class OpenVlaOftSettings(VlaSettings):
     """Width of the soft labels of supervised training in units of half the action range; 0: the one token."""
 
     def form(self, env_spec: EnvSpec) -> PolicyForm:
-        source = self._source()
-        size = self._network_size(env_spec, source)
+        plan = self._blueprint(env_spec)
         tokens = (self.chunk, env_spec.action.dim)
-        answers = {"tokens": ArraySpec(tokens, "int64")} if size.l1_head is None else {}
-        if answers and 0 < self.top_k < size.vocabulary.bins:
+        answers = {"tokens": ArraySpec(tokens, "int64")} if plan.size.l1_head is None else {}
+        if answers and 0 < self.top_k < plan.size.vocabulary.bins:
             answers["kept"] = ArraySpec((*tokens, self.top_k), "uint8")
-
-        def make(role: Role) -> OpenVlaOftPolicy:
-            adaptation, network = self._adaptation(size), OpenVlaOft(size)
-            adaptation.prepare(network, role)
-            adaptation.finish(network, role, 0)
-            return self._policy(network, env_spec, source)
-
-        return describe(make, answers)
+        return plan.form(answers)
 
     def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> OpenVlaOftPolicy:
-        """From the checkpoint straight to the device; without one the seed decides, on the CPU."""
-        source = self._source()
+        return self._blueprint(env_spec).build(seed=seed, device=device, role=role)
+
+    def _blueprint(self, env_spec: EnvSpec) -> Blueprint[OpenVlaOftPolicy]:
+        source = Checkpoint.open(self.checkpoint) if self.checkpoint else None
         size = self._network_size(env_spec, source)
-        adaptation = self._adaptation(size)
-        with seeded(seed):
-            if source is None:
-                network = random_network(
-                    OPENVLA_OFT, size, seed=seed, device=device, prepare=lambda n: adaptation.prepare(n, role)
-                )
-            else:
-                network = load_network(
-                    OPENVLA_OFT,
-                    source,
-                    device=device,
-                    prepare=lambda n: adaptation.prepare(n, role),
-                    seed=seed,
-                    size=size,
-                )
-            adaptation.finish(network, role, seed)
-            policy = self._policy(network, env_spec, source).to(device)
-        if source is not None:
-            load_ours(policy, source)
-        return policy
+        sampling = Sampling(self.temperature, self.top_k, self.greedy, self.label_sigma)
 
-    def _source(self) -> Checkpoint | None:
-        return Checkpoint.open(self.checkpoint) if self.checkpoint else None
+        def around(network: nn.Module, precision: Precision) -> OpenVlaOftPolicy:
+            assert isinstance(network, OpenVlaOft)
+            inputs = VlaInputs(self, env_spec, size)
+            return OpenVlaOftPolicy(network, inputs, sampling, precision, value_detach=self.value_detach)
 
-    def _adaptation(self, size: OpenVlaOftSize) -> Adaptation:
-        return Adaptation.of(self, replace(OPENVLA_OFT, dead=dead_patterns(size)))
-
-    def _policy(self, network: nn.Module, env_spec: EnvSpec, source: Checkpoint | None) -> OpenVlaOftPolicy:
-        assert isinstance(network, OpenVlaOft)
-        return OpenVlaOftPolicy(
-            network,
-            VlaInputs(self, env_spec, network.size),
-            Sampling(self.temperature, self.top_k, self.greedy, self.label_sigma),
-            self._adaptation(network.size).precision,
-            value_detach=self.value_detach,
-        )
+        return Blueprint(self, replace(OPENVLA_OFT, dead=dead_patterns(size)), size, source, around)
 
     def _network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> OpenVlaOftSize:
         """The network's size for this environment. ValueError: fewer actions are predicted than executed."""
@@ -181,9 +147,5 @@ class OpenVlaOftSettings(VlaSettings):
             proprio=proprio if self.use_proprio else 0,
             l1_head=head if self.head == "l1" else None,
         )
-        if self.chunk > size.horizon:
-            raise ValueError(
-                f"policy.chunk = {self.chunk}: the network predicts {size.horizon} actions; lower it, or set "
-                "policy.horizon to what it was trained with"
-            )
+        check_horizon(size.horizon, self.chunk)
         return size

@@ -176,6 +176,6 @@ def _in_base(name: str, base: Checkpoint, adapters: Adapters) -> str:
 def _pattern(patterns: Mapping[str, Any] | None, module: str, otherwise: Any) -> float:
     """The number of the first pattern (a module's name or the end of one, as peft matches) that fits, else this."""
     for pattern, value in (patterns or {}).items():
-        if module == pattern or module.endswith(f".{pattern}") or fnmatchcase(module, pattern):
+        if module.endswith(f".{pattern}") or fnmatchcase(module, pattern):
             return float(value)
     return float(otherwise)

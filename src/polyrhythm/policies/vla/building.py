@@ -95,13 +95,19 @@ def fit(checkpoint: Checkpoint, wanted: Mapping[str, WeightSpec], of: Architectu
     )
 
 
-def check_fit(checkpoint: Checkpoint, found: Fit, of: Architecture) -> None:
-    """ConfigError unless every tensor of the network is there in its shape, and no other."""
+def check_fit(of: Architecture, checkpoint: Checkpoint, network: nn.Module) -> Fit:
+    """How they fit. ConfigError unless every tensor of the network is there in its shape, and no other.
+
+    The network may be on meta: `form` calls this, so that a wrong folder is told before anything starts.
+    """
+    checkpoint.require(of.name)
+    found = fit(checkpoint, weight_specs(network.state_dict()), of)
     if not found.is_whole:
         raise ConfigError(
             f"checkpoint = {checkpoint.folder}: {misfit(found, of)}; look at polyrhythm policies inspect "
             f"{checkpoint.folder}, and download it again or name another folder"
         )
+    return found
 
 
 def misfit(found: Fit, of: Architecture) -> str:
@@ -157,15 +163,12 @@ def load_network(
     `released_size` unless given. seed: for what is `optional` in the architecture and not in the folder.
     """
     size = released_size(of, checkpoint) if size is None else size
-    checkpoint.require(of.name)
     with weights_on_meta():
         network: nn.Module = of.network(size)
+    found = check_fit(of, checkpoint, network)
     if prepare is not None:
         prepare(network)
-    wanted = weight_specs(network.state_dict())
-    found = fit(checkpoint, wanted, of)
-    check_fit(checkpoint, found, of)
-    _draw(network, [name for name in wanted if name not in found.found], seed)
+    _draw(network, [name for name in network.state_dict() if name not in found.found], seed)
     load_into(network, checkpoint, found.found, device=device, as_stored=prepare is None)
     added = {name: tensor for name, tensor in checkpoint.read_ours() if name.startswith(NETWORK)}
     named = ((name.removeprefix(NETWORK), tensor) for name, tensor in added.items())

@@ -144,7 +144,7 @@ class FlowPolicy(AdaptedPolicy):
         0.001 + 0.999·Beta(1.5, 1); plus the fit of learned noise, which does not reach the network.
 
         Times and noise are functions of the actions and of a trained tensor: each optimizer step changes the draws,
-        without any state. Actions that the network predicts beyond the chunk are taken as the last one, and not counted.
+        without any state. Actions that the network predicts beyond the chunk equal the last one and do not count.
         """
         given, prefix = self._encode(obs, features=False)
         data = self._padded(self.inputs.normalised_actions(actions, obs).float())

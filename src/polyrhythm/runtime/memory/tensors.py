@@ -57,11 +57,12 @@ def copy_into(into: State, state: State) -> None:
 
 
 def apply_state(module: Module, state: State) -> None:
-    """Overwrite the module's weights with `state`, whole or not at all.
+    """Overwrite the module's weights, or the part that it publishes if it has `published()`, with `state`.
 
     Raises ValueError if names or shapes differ; then nothing has been changed.
     """
-    own = module.state_dict()
+    published = getattr(module, "published", None)
+    own: State = module.state_dict() if published is None else published()
     _check_same_names(own, state)
     copy_into(own, state)
 

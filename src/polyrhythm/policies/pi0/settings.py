@@ -1,0 +1,167 @@
+"""Settings of π0 and π0.5 policies, and what is built from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from pydantic import BaseModel, Field, model_validator
+from torch import nn
+
+from polyrhythm.policies.base import SETTINGS
+from polyrhythm.policies.form import PolicyForm, Role
+from polyrhythm.policies.layers.decoder import DecoderSize
+from polyrhythm.policies.layers.siglip import SiglipSize
+from polyrhythm.policies.pi0.network import PI0, PI05, dead_tensors
+from polyrhythm.policies.pi0.size import Pi0Size
+from polyrhythm.policies.vla.architectures import Architecture
+from polyrhythm.policies.vla.blueprint import Blueprint, check_horizon
+from polyrhythm.policies.vla.building import released_size
+from polyrhythm.policies.vla.checkpoint import Checkpoint
+from polyrhythm.policies.vla.flow_policy import FlowPolicy
+from polyrhythm.policies.vla.flow_settings import FlowVlaSettings
+from polyrhythm.policies.vla.inputs import VlaInputs
+from polyrhythm.policies.vla.precision import Precision
+from polyrhythm.specs import EnvSpec
+
+
+class SizeSettings(BaseModel):
+    """Form of a network that is not a checkpoint's. The default has 1 million parameters and learns on a CPU."""
+
+    model_config = SETTINGS
+
+    width: int = Field(128, ge=8)
+    """Features per token of the language model."""
+    mlp: int = Field(384, ge=8)
+    """Hidden units of its MLPs."""
+    layers: int = Field(3, ge=1)
+    """Its layers; the action expert has as many."""
+    heads: int = Field(4, ge=1)
+    """Attention heads of both, which share one head of keys and values."""
+    head_dim: int = Field(32, ge=2, multiple_of=2)
+    """Features per head."""
+    expert_width: int = Field(96, ge=8, multiple_of=2)
+    """Features per action token of the expert."""
+    expert_mlp: int = Field(288, ge=8)
+    """Hidden units of its MLPs."""
+    vision_width: int = Field(64, ge=8)
+    """Features per patch of the vision tower."""
+    vision_layers: int = Field(3, ge=1)
+    """Its layers."""
+    vision_heads: int = Field(4, ge=1)
+    """Its attention heads; divides vision_width."""
+    image: int = Field(56, ge=8)
+    """Side of the images in pixels."""
+    patch: int = Field(14, ge=2)
+    """Side of a patch in pixels; divides image."""
+    words: int = Field(512, ge=16)
+    """Rows of the word embedding that words are hashed into."""
+
+    @model_validator(mode="after")
+    def _fit(self) -> SizeSettings:
+        if self.vision_width % self.vision_heads:
+            raise ValueError(
+                f"policy.size.vision_heads = {self.vision_heads} does not divide policy.size.vision_width = "
+                f"{self.vision_width}: choose a divisor"
+            )
+        if self.image % self.patch:
+            raise ValueError(
+                f"policy.size.patch = {self.patch} does not divide policy.size.image = {self.image}: choose a divisor"
+            )
+        return self
+
+    def network(self, *, adaptive: bool, horizon: int, action_dim: int, state_dim: int) -> Pi0Size:
+        """The network's size, without padded entries."""
+        language = DecoderSize(
+            self.width, self.layers, self.mlp, self.heads, 1, self.head_dim, "gelu_tanh", norm_offset=1.0
+        )
+        return Pi0Size(
+            adaptive=adaptive,
+            vlm=language,
+            expert=replace(language, width=self.expert_width, mlp=self.expert_mlp),
+            vision=SiglipSize(
+                self.vision_width, self.vision_layers, 4 * self.vision_width, self.vision_heads, self.image, self.patch
+            ),
+            vocabulary=self.words,
+            expert_vocabulary=1,
+            horizon=horizon,
+            action_dim=action_dim,
+            state_dim=state_dim,
+        )
+
+
+class _FlowGemmaSettings(FlowVlaSettings):
+    """What π0 and π0.5 share."""
+
+    size: SizeSettings | Literal["released"] = SizeSettings()
+    """Form of the network without a checkpoint; released: full size (3.5 billion parameters), for measurements."""
+    horizon: int = Field(0, ge=0)
+    """Actions that are predicted (H); 0: the checkpoint's, without one as many as are executed."""
+
+    @property
+    def architecture(self) -> Architecture:
+        raise NotImplementedError
+
+    def form(self, env_spec: EnvSpec) -> PolicyForm:
+        plan = self._blueprint(env_spec)
+        return plan.form(self.method.answers(self.steps, (plan.size.horizon, plan.size.action_dim)))
+
+    def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> FlowPolicy:
+        return self._blueprint(env_spec).build(seed=seed, device=device, role=role)
+
+    def _blueprint(self, env_spec: EnvSpec) -> Blueprint[FlowPolicy]:
+        source = Checkpoint.open(self.checkpoint) if self.checkpoint else None
+        size = self._network_size(env_spec, source)
+        architecture = replace(self.architecture, dead=dead_tensors(size, features=not self.value_detach))
+
+        def around(network: nn.Module, precision: Precision) -> FlowPolicy:
+            return FlowPolicy(
+                network,
+                VlaInputs(self, env_spec, size),
+                self.method.build(self.steps),
+                precision,
+                value_detach=self.value_detach,
+                sft_draws=self.sft_draws,
+            )
+
+        return Blueprint(self, architecture, size, source, around)
+
+    def _network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> Pi0Size:
+        """The network's size for this environment. ValueError: fewer actions are predicted than executed."""
+        adaptive = self.architecture is PI05
+        if source is not None:
+            size: Pi0Size = released_size(self.architecture, source)
+        elif isinstance(self.size, str):
+            size = replace(Pi0Size(adaptive=adaptive), horizon=self.chunk)
+        else:
+            size = self.size.network(
+                adaptive=adaptive,
+                horizon=self.chunk,
+                action_dim=env_spec.action.dim,
+                state_dim=env_spec.observation[self.state].shape[0],
+            )
+        size = replace(size, horizon=self.horizon or size.horizon)
+        check_horizon(size.horizon, self.chunk)
+        return size
+
+
+class Pi0Settings(_FlowGemmaSettings):
+    """π0 (Black et al. 2024)."""
+
+    type: Literal["pi0"] = "pi0"
+    """The policy's name."""
+
+    @property
+    def architecture(self) -> Architecture:
+        return PI0
+
+
+class Pi05Settings(_FlowGemmaSettings):
+    """π0.5 (Black et al. 2025)."""
+
+    type: Literal["pi05"] = "pi05"
+    """The policy's name."""
+
+    @property
+    def architecture(self) -> Architecture:
+        return PI05

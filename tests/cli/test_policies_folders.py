@@ -1,0 +1,172 @@
+"""`polyrhythm policies inspect | merge | export`: released folders on the command line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from tests.policies.released import write_folder, write_hollow_folder
+
+from polyrhythm.cli.main import main
+from polyrhythm.policies.vla.architectures import architecture
+from polyrhythm.policies.vla.building import NETWORK, load_network, weights_on_meta
+from polyrhythm.policies.vla.checkpoint import Checkpoint
+from polyrhythm.training.checkpoint import save_state
+
+GOLDEN = Path(__file__).parents[1] / "policies" / "golden"
+
+
+def _told(capsys, *words):
+    assert main(["policies", *map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def _refused(capsys, *words):
+    assert main(["policies", *map(str, words)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("polyrhythm: error: ")
+    assert said.count("\n") == 1
+    return said
+
+
+@pytest.mark.parametrize(("kind", "horizon", "entries"), [("pi0", 5, 8), ("pi05", 5, 8), ("openvla_oft", 8, 7)])
+def test_a_folder_is_told_with_its_fit_and_memory(capsys, kind, horizon, entries):
+    found = _told(capsys, "inspect", GOLDEN / kind)
+    assert found["architecture"] == kind
+    assert found["fits"]
+    assert (found["horizon"], found["action_dim"]) == (horizon, entries)
+    assert found["dtypes"] == {"float32": found["parameters"]}
+    assert found["file_bytes"] == 4 * found["parameters"]
+    assert {"all", "expert", "lora", "head"} == set(found["trainable"])
+    assert found["trainable"]["all"] > found["trainable"]["expert"] > found["trainable"]["head"]
+    memory = found["memory"]
+    assert memory["trainer, train: all"]["optimizer"] == 8 * found["trainable"]["all"]
+    assert memory["generator"]["weights"] < found["file_bytes"]
+
+
+def test_the_recipe_lines_are_yaml_with_the_robot_and_the_cameras(capsys):
+    policy = yaml.safe_load(_told(capsys, "inspect", GOLDEN / "openvla_oft")["recipe"])["policy"]
+    assert policy["type"] == "openvla_oft"
+    assert policy["checkpoint"] == str(GOLDEN / "openvla_oft")
+    assert policy["robot"] == "libero_tiny_no_noops"
+    policy = yaml.safe_load(_told(capsys, "inspect", GOLDEN / "pi0")["recipe"])["policy"]
+    assert list(policy["cameras"]) == ["base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"]
+
+
+@pytest.mark.parametrize(("kind", "numbers"), [("pi05", 3_616_757_520), ("openvla_oft", 7_541_237_184)])
+def test_the_full_size_is_told_from_headers_alone(tmp_path, capsys, kind, numbers):
+    of = architecture(kind)
+    with weights_on_meta():
+        network = of.network(of.size({}, {}))
+    write_hollow_folder(tmp_path, {name: x.shape for name, x in network.state_dict().items()}, shards=3)
+    found = _told(capsys, "inspect", tmp_path)
+    assert found["parameters"] == numbers
+    assert found["fits"]
+    assert found["files"] == 3
+    assert 2 * numbers <= found["memory"]["generator"]["weights"] < 2.1 * numbers
+    assert sum(path.stat().st_blocks for path in tmp_path.iterdir()) * 512 < 1e7, "the files have no content"
+
+
+def test_what_does_not_fit_is_told_with_both_shapes(tmp_path, capsys):
+    state = load_file(GOLDEN / "pi0" / "weights.safetensors")
+    del state["action_out_proj.bias"]
+    query = "paligemma_with_expert.gemma_expert.model.layers.1.self_attn.q_proj.weight"
+    state[query], state["ghost"] = torch.ones(64, 33), torch.ones(1)
+    config = json.loads((GOLDEN / "pi0" / "config.json").read_text())
+    found = _told(capsys, "inspect", write_folder(tmp_path, state, prefix="model.", config=config))
+    assert not found["fits"]
+    assert found["missing"] == ["action_out_proj.bias"]
+    assert found["unexpected"] == ["ghost"]
+    assert found["reshaped"] == {query: [[64, 32], [64, 33]]}
+    assert main(["policies", "inspect", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert f"1 tensor of another shape ({query} is [64, 33], [64, 32] expected)" in said
+
+
+def test_robots_of_all_layouts_are_found(tmp_path, capsys):
+    shutil.copytree(GOLDEN / "pi0", tmp_path / "x")
+    for name in ("assets/physical-intelligence/libero/norm_stats.json", "assets/droid/norm_stats.json"):
+        (tmp_path / "x" / name).parent.mkdir(parents=True)
+        (tmp_path / "x" / name).write_text("{}")
+    (tmp_path / "x" / "experiment_cfg").mkdir()
+    (tmp_path / "x" / "experiment_cfg" / "metadata.json").write_text(json.dumps({"gr1": {"modalities": {}}}))
+    found = _told(capsys, "inspect", tmp_path / "x")
+    assert found["robots"] == ["droid", "physical-intelligence/libero", "gr1"]
+    assert "one of droid, physical-intelligence/libero, gr1" in found["recipe"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["inspect", "nowhere"], "checkpoint = nowhere: there is no such folder"),
+        (["inspect"], "policies inspect takes one folder, 0 are named"),
+        (["inspect", "a", "--recipe", "reach"], "--recipe = reach: policies inspect takes none"),
+        (["merge", "a", "--base", "b"], "policies merge needs --out"),
+        (["merge", "a", "--out", "b"], "a: it holds no adapter_config.json"),
+        (["export", "nowhere", "--out", "b"], "nowhere is not there"),
+        (["gaussian", "--out", "b"], "--out = b: it belongs to polyrhythm policies merge"),
+    ],
+)
+def test_wrong_words_are_one_sentence(capsys, words, said):
+    assert said in _refused(capsys, *words)
+
+
+def _run(folder, kind, weights, **policy):
+    section = {"type": kind, "checkpoint": str(GOLDEN / kind), **policy}
+    folder.mkdir()
+    save_state({"policy": weights, "config": {"policy": section}, "version": 7}, folder / "policy.pt")
+    return folder
+
+
+def _network(folder, kind):
+    return load_network(architecture(kind), Checkpoint.open(folder), device="cpu")
+
+
+def test_a_run_is_exported_into_the_layout_of_its_checkpoint(tmp_path, capsys):
+    weights = {NETWORK + name: x for name, x in _network(GOLDEN / "pi0", "pi0").state_dict().items()}
+    weights["critic.weight"] = torch.ones(1, 3)
+    told = _told(capsys, "export", _run(tmp_path / "run", "pi0", weights), "--out", tmp_path / "out")
+    assert told["exported"] == "network"
+    assert told["version"] == 7
+    for path in (GOLDEN / "pi0").iterdir():
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes(), path.name
+    assert _told(capsys, "inspect", tmp_path / "out")["ours"] == ["critic.weight"]
+
+
+def test_adapters_of_a_run_are_exported_inspected_and_merged(tmp_path, capsys):
+    name = "paligemma_with_expert.gemma_expert.model.layers.0.self_attn.q_proj"
+    network = _network(GOLDEN / "pi0", "pi0")
+    a, b = torch.randn(2, 32), torch.randn(64, 2)
+    weights = {
+        f"network.{name}.lora_A.default.weight": a,
+        f"network.{name}.lora_B.default.weight": b,
+        "network.action_out_proj.bias": torch.full((8,), 5.0),
+    }
+    run = _run(tmp_path / "run", "pi0", weights, lora={"rank": 2, "alpha": 8.0, "also": ["action_out_proj.*"]})
+    assert _told(capsys, "export", run, "--out", tmp_path / "a")["exported"] == "adapters"
+    told = _told(capsys, "inspect", tmp_path / "a")
+    assert told["modules"] == [name]
+    assert (told["rank"], told["alpha"], told["base"]) == (2, 8.0, str(GOLDEN / "pi0"))
+    assert told["whole tensors"] == 1
+    assert _told(capsys, "merge", tmp_path / "a", "--out", tmp_path / "merged")["merged"] == 1
+    merged = _network(tmp_path / "merged", "pi0").state_dict()
+    expected = network.state_dict() | {"action_out_proj.bias": torch.full((8,), 5.0)}
+    expected[f"{name}.weight"] = expected[f"{name}.weight"] + 4.0 * (b @ a)
+    for key, tensor in expected.items():
+        torch.testing.assert_close(merged[key], tensor)
+    assert set(load_file(tmp_path / "merged" / "weights.safetensors")) == set(expected)
+
+
+def test_a_run_without_a_released_layout_is_one_sentence(tmp_path, capsys):
+    run = _run(tmp_path / "a", "gaussian", {"x": torch.ones(1)})
+    assert "policy.type = 'gaussian' has no released layout" in _refused(capsys, "export", run, "--out", tmp_path / "o")
+    run = _run(tmp_path / "b", "pi0", {"x": torch.ones(1)}, checkpoint="")
+    assert "began from a seed, not from a checkpoint" in _refused(capsys, "export", run, "--out", tmp_path / "o")
+    run = _run(tmp_path / "c", "pi05", {"x": torch.ones(1)})
+    said = _refused(capsys, "export", run, "--out", tmp_path / "o", "--base", GOLDEN / "pi0")
+    assert "policy.type = 'pi05', but" in said

@@ -1,0 +1,145 @@
+"""π0 and π0.5 as policies: small ones keep the contract in all variants and train in a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from tests.pipeline.runs import config
+from tests.policies.test_conformance import CONTINUOUS, PICTURE, TASKS, Case
+
+from polyrhythm.config.registry import resolve
+from polyrhythm.conformance import run_checks
+from polyrhythm.pipeline.train import train
+from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.policies import conformance
+from polyrhythm.policies.base import as_module
+from polyrhythm.policies.pi0.settings import Pi0Settings, Pi05Settings, SizeSettings
+from polyrhythm.specs import EnvSpec
+
+SPEC = EnvSpec(PICTURE, CONTINUOUS, TASKS, 50)
+SMALL = {
+    "width": 32,
+    "mlp": 48,
+    "layers": 2,
+    "heads": 2,
+    "head_dim": 16,
+    "expert_width": 24,
+    "expert_mlp": 32,
+    "vision_width": 24,
+    "vision_layers": 1,
+    "vision_heads": 2,
+    "image": 28,
+    "patch": 14,
+    "words": 64,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "flow_sde": {},
+    "flow_noise": {"method": "flow_noise", "horizon": 4},
+    "expert": {"train": "expert"},
+    "head": {"train": "head"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "bfloat16 flow_noise": {"dtype": "bfloat16", "method": "flow_noise"},
+}
+KINDS = {"pi0": Pi0Settings, "pi05": Pi05Settings}
+
+
+def case(kind: str, **changes: Any) -> Case:
+    section = {"type": kind, "size": SMALL, "chunk": 2, "dtype": "float32", **changes}
+    return Case(resolve("policy", section), SPEC)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_check_passes_without_a_note(kind: str, variant: str) -> None:
+    found = case(kind, **VARIANTS[variant])
+    checks = conformance.policy_checks(found.settings, found.observations(), SPEC, learns=True, imitates=True)
+    assert [finding for finding in run_checks(checks) if finding.state != "ok"] == []
+
+
+@pytest.mark.parametrize("variant", ["all", "expert"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_updates_of_a_run(kind: str, variant: str, tmp_path: Path) -> None:
+    lamps = {"type": "tests.pipeline.pictures:LampSettings"}
+    section = {"type": kind, "size": SMALL, "state": "left", "chunk": 2, "dtype": "float32", "train": variant}
+    method = {"all": "flow_noise", "expert": "flow_sde"}[variant]
+    run = config(env=lamps, policy=section | {"method": method, "steps": 2}, training={"versions": 2})
+    summary = train(validate_run(run), tmp_path)
+    assert summary["ledger"]["trained"] == 2 * run.training.batch_size
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    updates = [line for line in lines if "train/actor/policy_loss" in line]
+    assert len(updates) == 2
+    assert all(line["train/actor/grad_norm"] > 0 for line in updates)
+    assert all(abs(line["train/actor/mismatch_kl"]) < 1e-6 for line in updates), "generator and trainer agree"
+
+
+def test_small_default_is_under_five_million_parameters() -> None:
+    for settings in (Pi0Settings(), Pi05Settings()):
+        assert settings.form(SPEC).parameters < 2_000_000
+
+
+@pytest.mark.parametrize(("kind", "numbers"), [("pi0", 3_501_372_176), ("pi05", 3_616_757_520)])
+def test_full_size_form_is_made_without_weights(kind: str, numbers: int) -> None:
+    form = resolve("policy", {"type": kind, "size": "released", "train": "expert"}).form(SPEC)
+    ours = sum(spec.shape and torch.Size(spec.shape).numel() for n, spec in form.published.items() if "critic" in n)
+    assert form.parameters == numbers + ours
+    network = {name for name in form.published if name.startswith("network.")}
+    assert network
+    assert not any(".paligemma." in name or "lm_head" in name for name in network)
+    assert form.act_bytes < 1.04 * 2 * form.parameters  # bfloat16, but for norms and the like
+
+
+def test_wrong_settings_are_one_sentence() -> None:
+    with pytest.raises(ValidationError, match=r"vision_heads = 5 does not divide policy.size.vision_width = 64"):
+        Pi0Settings(size=SizeSettings(vision_heads=5))
+    with pytest.raises(ValidationError, match=r"patch = 15 does not divide policy.size.image = 56"):
+        Pi0Settings(size=SizeSettings(patch=15))
+    with pytest.raises(ValueError, match=r"policy.chunk = 5: the network predicts 3 actions; lower it"):
+        Pi0Settings(chunk=5, horizon=3).form(SPEC)
+
+
+def test_the_seed_decides_the_weights_whatever_is_frozen() -> None:
+    """Frozen tensors are not published, so a generator must have them from its own build."""
+    settings = case("pi0", train="expert").settings
+    acting, training = (settings.build(SPEC, seed=4, device="cpu", role=role) for role in ("act", "train"))
+    published = training.published()
+    assert set(published) < set(training.state_dict())
+    assert all(torch.equal(tensor, training.state_dict()[name]) for name, tensor in acting.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_recomputed_activations_give_equal_gradients(kind: str) -> None:
+    """Keys and values of the prefix reach the expert, and their gradients the prefix, with checkpointing too."""
+    plain, again = (case(kind, gradient_checkpointing=flag) for flag in (False, True))
+    obs, gradients = plain.observations(), []
+    for found in (plain, again):
+        policy = as_module(found.build())
+        policy.sft_loss(obs, torch.zeros(12, 2, 3)).backward()
+        gradients.append({name: p.grad for name, p in policy.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    assert any(".paligemma.model.vision_tower." in name for name in gradients[0])
+    assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapters_alone_learn(kind: str) -> None:
+    found = case(kind, train="lora", lora={"rank": 4, "also": ["action_out_proj.*"]}, sft_draws=8)
+    policy, obs = as_module(found.build()), found.observations()
+    trained = {name for name, p in policy.named_parameters() if p.requires_grad}
+    assert any("language_model" in name and "lora_A" in name for name in trained)
+    assert all("lora_" in name or "critic" in name or "action_out_proj" in name for name in trained)
+    frozen = {name: tensor.clone() for name, tensor in policy.state_dict().items() if name not in trained}
+    optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=1e-2)
+    losses = []
+    for _ in range(20):
+        loss = policy.sft_loss(obs, torch.full((12, 2, 3), 0.5))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+    assert all(torch.equal(policy.state_dict()[name], tensor) for name, tensor in frozen.items())
