@@ -78,7 +78,20 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
                 "polyrhythm.specs",
             ),
         ),
-        ("policies", ("numpy", "pydantic", "torch", "polyrhythm.conformance", "polyrhythm.errors", "polyrhythm.specs")),
+        (
+            "policies",
+            (
+                "numpy",
+                "pydantic",
+                "torch",
+                "peft",
+                "safetensors",
+                "polyrhythm.conformance",
+                "polyrhythm.errors",
+                "polyrhythm.files",
+                "polyrhythm.specs",
+            ),
+        ),
         (
             "training",
             (
