@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Literal
 
 from pydantic import BaseModel, Field, model_validator
 from torch import nn
 
+from polyrhythm.errors import ConfigError
 from polyrhythm.policies.base import SETTINGS
 from polyrhythm.policies.form import PolicyForm, Role, describe
 from polyrhythm.policies.layers.decoder import DecoderSize
@@ -19,9 +21,12 @@ from polyrhythm.policies.openvla_oft.size import L1HeadSize, OpenVlaOftSize, Voc
 from polyrhythm.policies.vla.adapting import Adaptation
 from polyrhythm.policies.vla.building import check_fit, load_network, load_ours, random_network, released_size
 from polyrhythm.policies.vla.checkpoint import Checkpoint
-from polyrhythm.policies.vla.inputs import VlaInputs
+from polyrhythm.policies.vla.input_form import InputForm
+from polyrhythm.policies.vla.inputs import InputPlan, VlaInputs, plan_inputs
 from polyrhythm.policies.vla.settings import VlaSettings
 from polyrhythm.specs import ArraySpec, EnvSpec
+
+log = logging.getLogger(__name__)
 
 
 class SizeSettings(BaseModel):
@@ -100,6 +105,8 @@ class OpenVlaOftSettings(VlaSettings):
     """Actions that are predicted (H); 0: the checkpoint's, without one as many as are executed."""
     use_proprio: bool = False
     """Give the network the robot's state as a token (released for the official variant); the value sees it anyway."""
+    crop: bool = False
+    """Show the network the central 90% of an image's area: for checkpoints that were trained with random crops."""
     temperature: float = Field(1.0, gt=0.0)
     """Divides the scores of tokens, when they are drawn and when their log-probs are computed."""
     top_k: int = Field(0, ge=0)
@@ -112,6 +119,7 @@ class OpenVlaOftSettings(VlaSettings):
     def form(self, env_spec: EnvSpec) -> PolicyForm:
         source = self._source()
         size = self._network_size(env_spec, source)
+        plan = plan_inputs(self, env_spec, self._input_form(size), source)
         tokens = (self.chunk, env_spec.action.dim)
         answers = {"tokens": ArraySpec(tokens, "int64")} if size.l1_head is None else {}
         if answers and 0 < self.top_k < size.vocabulary.bins:
@@ -123,7 +131,7 @@ class OpenVlaOftSettings(VlaSettings):
                 check_fit(OPENVLA_OFT, source, network)
             adaptation.prepare(network, role)
             adaptation.finish(network, role, 0)
-            return self._policy(network, env_spec, source)
+            return self._policy(network, plan)
 
         return describe(make, answers)
 
@@ -131,23 +139,19 @@ class OpenVlaOftSettings(VlaSettings):
         """From the checkpoint straight to the device; without one the seed decides, on the CPU."""
         source = self._source()
         size = self._network_size(env_spec, source)
+        plan = plan_inputs(self, env_spec, self._input_form(size), source)
         adaptation = self._adaptation(size)
+
+        def prepare(network: nn.Module) -> None:
+            adaptation.prepare(network, role)
+
+        if source is None:
+            network = random_network(OPENVLA_OFT, size, seed=seed, device=device, prepare=prepare)
+        else:
+            network = load_network(OPENVLA_OFT, source, device=device, prepare=prepare, seed=seed, size=size)
+        adaptation.finish(network, role, seed)
         with seeded(seed):
-            if source is None:
-                network = random_network(
-                    OPENVLA_OFT, size, seed=seed, device=device, prepare=lambda n: adaptation.prepare(n, role)
-                )
-            else:
-                network = load_network(
-                    OPENVLA_OFT,
-                    source,
-                    device=device,
-                    prepare=lambda n: adaptation.prepare(n, role),
-                    seed=seed,
-                    size=size,
-                )
-            adaptation.finish(network, role, seed)
-            policy = self._policy(network, env_spec, source).to(device)
+            policy = self._policy(network, plan).to(device)
         if source is not None:
             load_ours(policy, source)
         return policy
@@ -158,34 +162,62 @@ class OpenVlaOftSettings(VlaSettings):
     def _adaptation(self, size: OpenVlaOftSize) -> Adaptation:
         return Adaptation.of(self, replace(OPENVLA_OFT, dead=dead_patterns(size)))
 
-    def _policy(self, network: nn.Module, env_spec: EnvSpec, source: Checkpoint | None) -> OpenVlaOftPolicy:
+    def _input_form(self, size: OpenVlaOftSize) -> InputForm:
+        ids = size.vocabulary
+        return InputForm(
+            architecture="openvla_oft",
+            image=size.dino.image,
+            horizon=size.horizon,
+            action_dim=size.action_dim,
+            vocabulary=ids.rows,
+            words=ids.first_action,
+            state_dim=size.proprio,
+            needs_state=size.proprio > 0,
+            fill="inside",
+            bos=ids.bos,
+            pad=ids.pad,
+            empty=ids.empty,
+            crop=self.crop,
+        )
+
+    def _policy(self, network: nn.Module, plan: InputPlan) -> OpenVlaOftPolicy:
         assert isinstance(network, OpenVlaOft)
         return OpenVlaOftPolicy(
             network,
-            VlaInputs(self, env_spec, network.size),
+            VlaInputs(plan),
             Sampling(self.temperature, self.top_k, self.greedy, self.label_sigma),
             self._adaptation(network.size).precision,
             value_detach=self.value_detach,
         )
 
     def _network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> OpenVlaOftSize:
-        """The network's size for this environment. ValueError: fewer actions are predicted than executed."""
+        """The network's size for this environment."""
         if source is None:
             size = self.size.network(self.horizon or self.chunk, env_spec.action.dim)
-            head, proprio = L1HeadSize(self.size.width), env_spec.observation[self.state].shape[0]
+            state = env_spec.observation.get(self.state)
+            head, proprio = L1HeadSize(self.size.width), state.shape[0] if state is not None and state.shape else 1
         else:
             size = released_size(OPENVLA_OFT, source)
+            self._check_side_files(source, size)
             head, proprio = l1_head_from_config(source.config), size.proprio
-        size = replace(
+        return replace(
             size,
             horizon=self.horizon or size.horizon,
             stop_token=self.variant == "official",
             proprio=proprio if self.use_proprio else 0,
             l1_head=head if self.head == "l1" else None,
         )
-        if self.chunk > size.horizon:
-            raise ValueError(
-                f"policy.chunk = {self.chunk}: the network predicts {size.horizon} actions; lower it, or set "
-                "policy.horizon to what it was trained with"
+
+    def _check_side_files(self, source: Checkpoint, size: OpenVlaOftSize) -> None:
+        """ConfigError: proprioception is asked for and the folder has no projector. A missing L1 head is drawn."""
+        if self.use_proprio and not size.proprio:
+            raise ConfigError(
+                f"policy.use_proprio = true: checkpoint = {source.folder} has no file proprio_projector--*; copy it "
+                "from the release, or set policy.use_proprio to false"
             )
-        return size
+        if self.head == "l1" and size.l1_head is None:
+            log.warning(
+                "policy.head = l1: checkpoint = %s has no file action_head--*, so the head is drawn from the seed and "
+                "acts at random until it was trained on demonstrations",
+                source.folder,
+            )
