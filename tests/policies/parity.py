@@ -36,6 +36,7 @@ MODULES = {
     "openvla_oft": "parity_openvla_oft",
     "gr00t_n1_5": "parity_groot_n1d5",
     "groot_n1d5": "parity_groot_n1d5",
+    "preprocess": "parity_preprocess",
 }
 
 
@@ -60,16 +61,17 @@ class Line:
 
 def module_of(folder: Path) -> ModuleType:
     """The module of the folder's architecture. ValueError: unknown, or its module is missing."""
-    config = json.loads((folder / "config.json").read_text())
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) if path.is_file() else {"type": "preprocess"}
     kind = next((config[key] for key in ("type", "model_type", "architecture") if config.get(key) in MODULES), None)
     if kind is None:
         signs = {"gr00t": "groot_n1d5", "openvla": "openvla_oft", "dinosiglip": "openvla_oft"}
         kind = next((signs[sign] for sign in signs if sign in json.dumps(config).lower()), "")
     if kind not in MODULES:
         raise ValueError(f"{folder}/config.json names no known architecture; known are {', '.join(MODULES)}")
-    sys.path.insert(0, str(Path(__file__).parent))
+    sys.path.insert(0, str(Path(__file__).parents[2]))
     try:
-        return importlib.import_module(MODULES[kind])
+        return importlib.import_module(f"tests.policies.{MODULES[kind]}")
     except ModuleNotFoundError as error:
         raise ValueError(f"{folder} is a {kind}: tests/policies/{MODULES[kind]}.py is missing ({error})") from error
     finally:

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from tests.built import built
+from tests.pipeline.pictures import LampSettings
+from tests.pipeline.runs import config
 from tests.policies.parity_openvla_oft import compute
-from torch import nn
+from torch import Tensor
 
-from polyrhythm.policies.openvla_oft.network import OpenVlaOft
+import polyrhythm
+from polyrhythm.conformance import run_checks
+from polyrhythm.pipeline.validation.check import learns_from_rewards
+from polyrhythm.policies import conformance
+from polyrhythm.policies.calls import sample
+from polyrhythm.policies.mlp import seeded
+from polyrhythm.policies.openvla_oft.network import OpenVlaOft, dead_patterns
+from polyrhythm.policies.openvla_oft.policy import FEATURES, HIDDEN
+from polyrhythm.policies.openvla_oft.settings import OpenVlaOftSettings, SizeSettings
 from polyrhythm.policies.openvla_oft.size import L1HeadSize, OpenVlaOftSize, size_from_config
-from polyrhythm.policies.openvla_oft.tokens import centres, rows_of, rows_of_ids
+from polyrhythm.policies.openvla_oft.tokens import TokenDistribution, centres, rows_of, rows_of_ids
+from polyrhythm.policies.openvla_oft.value import ValueHead
+from polyrhythm.policies.vla.building import weights_on_meta
+from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -31,13 +47,9 @@ def test_every_golden_array_is_reproduced() -> None:
             np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-5 * scale / 2, err_msg=name)
 
 
-def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
-    with torch.device("meta"):
-        return make()
-
-
 def test_the_released_size_has_the_released_names_and_numbers() -> None:
-    network = on_meta(lambda: OpenVlaOft(size_from_config({})))
+    with weights_on_meta():
+        network = OpenVlaOft(size_from_config({}))
     shapes = {name: tuple(x.shape) for name, x in network.state_dict().items()}
     assert (len(shapes), sum(p.numel() for p in network.parameters())) == (982, 7_541_237_184)
     assert shapes["vision_backbone.featurizer.pos_embed"] == (1, 256, 1024)
@@ -50,8 +62,8 @@ def test_the_released_size_has_the_released_names_and_numbers() -> None:
 
 
 def test_the_released_l1_head_and_proprioception_have_their_sizes() -> None:
-    size = replace(OpenVlaOftSize(), proprio=8, l1_head=L1HeadSize())
-    network = on_meta(lambda: OpenVlaOft(size))
+    with weights_on_meta():
+        network = OpenVlaOft(replace(OpenVlaOftSize(), proprio=8, l1_head=L1HeadSize()))
     assert sum(p.numel() for p in network.get_submodule("action_head").parameters()) == 151_117_831
     assert sum(p.numel() for p in network.get_submodule("proprio_projector").parameters()) == 16_818_176
 
@@ -157,12 +169,8 @@ def test_the_l1_head_acts_alike_for_all_keys_and_cannot_learn_from_rewards() -> 
     checks = conformance.policy_checks(settings, obs, SPEC, learns=False, imitates=True)
     del checks["other keys, other actions"]
     assert [finding for finding in run_checks(checks) if finding.state != "ok"] == []
-    note = conformance.check_supervised_training_learns(policy, obs, built(settings, SPEC, 5).act(obs, *_calm(6)).actions)
-    assert "in 8 steps" in note
-
-
-def _calm(rows: int) -> tuple[Tensor, Tensor]:
-    return torch.zeros(rows, dtype=torch.bool), torch.arange(rows)
+    shown = sample(built(settings, SPEC, 5), obs).actions
+    assert "in 8 steps" in conformance.check_supervised_training_learns(policy, obs, shown)
 
 
 @pytest.mark.parametrize("changes", [{}, {"label_sigma": 0.1}])
@@ -225,11 +233,11 @@ def test_a_value_head_of_the_reference_keeps_its_values() -> None:
 
 def test_it_trains_two_updates_from_pixels(tmp_path: Path) -> None:
     run = config(
-        name="openvla_oft",
         env=LampSettings().model_dump(),
-        policy=small(state="left", chunk=2).model_dump(exclude_defaults=False),
+        policy=small(state="left").model_dump(),
+        rollout={"rows": 4},
         training={"versions": 2, "mini_batch_samples": 4, "minibatch_steps": 16},
-        logging={"root": str(tmp_path)},
     )
-    summary = polyrhythm.train(run)
-    assert summary.versions == 2
+    updates: list[Any] = []
+    assert polyrhythm.train(run, out=tmp_path / "run", callbacks=updates.append).finished
+    assert len(updates) == 2

@@ -11,18 +11,18 @@ from torch import nn
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.policies.base import SETTINGS
-from polyrhythm.policies.form import PolicyForm, Role, describe
+from polyrhythm.policies.form import PolicyForm, Role
 from polyrhythm.policies.layers.decoder import DecoderSize
 from polyrhythm.policies.layers.timm_vit import VitSize
-from polyrhythm.policies.mlp import seeded
 from polyrhythm.policies.openvla_oft.network import OPENVLA_OFT, OpenVlaOft, dead_patterns
 from polyrhythm.policies.openvla_oft.policy import OpenVlaOftPolicy, Sampling
 from polyrhythm.policies.openvla_oft.size import L1HeadSize, OpenVlaOftSize, Vocabulary, l1_head_from_config
-from polyrhythm.policies.vla.adapting import Adaptation
-from polyrhythm.policies.vla.building import check_fit, load_network, load_ours, random_network, released_size
+from polyrhythm.policies.vla.blueprint import Blueprint
+from polyrhythm.policies.vla.building import released_size
 from polyrhythm.policies.vla.checkpoint import Checkpoint
 from polyrhythm.policies.vla.input_form import InputForm
-from polyrhythm.policies.vla.inputs import InputPlan, VlaInputs, plan_inputs
+from polyrhythm.policies.vla.inputs import VlaInputs, plan_inputs
+from polyrhythm.policies.vla.precision import Precision
 from polyrhythm.policies.vla.settings import VlaSettings
 from polyrhythm.specs import ArraySpec, EnvSpec
 
@@ -94,8 +94,8 @@ class OpenVlaOftSettings(VlaSettings):
 
     type: Literal["openvla_oft"] = "openvla_oft"
     """The policy's name."""
-    size: SizeSettings = SizeSettings()
-    """Form of the network without a checkpoint."""
+    size: SizeSettings | Literal["released"] = SizeSettings()
+    """Form of the network without a checkpoint; released: full size (7.5 billion parameters), for measurements."""
     variant: Literal["rlinf", "official"] = "rlinf"
     """End of the sequence: rlinf drops the stop token, official keeps it. A checkpoint acts well only in the layout in
     which it was trained."""
@@ -117,50 +117,27 @@ class OpenVlaOftSettings(VlaSettings):
     """Width of the soft labels of supervised training in units of half the action range; 0: the one token."""
 
     def form(self, env_spec: EnvSpec) -> PolicyForm:
-        source = self._source()
-        size = self._network_size(env_spec, source)
-        plan = plan_inputs(self, env_spec, self._input_form(size), source)
+        plan = self._blueprint(env_spec)
         tokens = (self.chunk, env_spec.action.dim)
-        answers = {"tokens": ArraySpec(tokens, "int64")} if size.l1_head is None else {}
-        if answers and 0 < self.top_k < size.vocabulary.bins:
+        answers = {"tokens": ArraySpec(tokens, "int64")} if plan.size.l1_head is None else {}
+        if answers and 0 < self.top_k < plan.size.vocabulary.bins:
             answers["kept"] = ArraySpec((*tokens, self.top_k), "uint8")
-
-        def make(role: Role) -> OpenVlaOftPolicy:
-            adaptation, network = self._adaptation(size), OpenVlaOft(size)
-            if source is not None:
-                check_fit(OPENVLA_OFT, source, network)
-            adaptation.prepare(network, role)
-            adaptation.finish(network, role, 0)
-            return self._policy(network, plan)
-
-        return describe(make, answers)
+        return plan.form(answers)
 
     def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> OpenVlaOftPolicy:
-        """From the checkpoint straight to the device; without one the seed decides, on the CPU."""
-        source = self._source()
+        return self._blueprint(env_spec).build(seed=seed, device=device, role=role)
+
+    def _blueprint(self, env_spec: EnvSpec) -> Blueprint[OpenVlaOftPolicy]:
+        source = Checkpoint.open(self.checkpoint) if self.checkpoint else None
         size = self._network_size(env_spec, source)
-        plan = plan_inputs(self, env_spec, self._input_form(size), source)
-        adaptation = self._adaptation(size)
+        inputs = plan_inputs(self, env_spec, self._input_form(size), source)
+        sampling = Sampling(self.temperature, self.top_k, self.greedy, self.label_sigma)
 
-        def prepare(network: nn.Module) -> None:
-            adaptation.prepare(network, role)
+        def around(network: nn.Module, precision: Precision) -> OpenVlaOftPolicy:
+            assert isinstance(network, OpenVlaOft)
+            return OpenVlaOftPolicy(network, VlaInputs(inputs), sampling, precision, value_detach=self.value_detach)
 
-        if source is None:
-            network = random_network(OPENVLA_OFT, size, seed=seed, device=device, prepare=prepare)
-        else:
-            network = load_network(OPENVLA_OFT, source, device=device, prepare=prepare, seed=seed, size=size)
-        adaptation.finish(network, role, seed)
-        with seeded(seed):
-            policy = self._policy(network, plan).to(device)
-        if source is not None:
-            load_ours(policy, source)
-        return policy
-
-    def _source(self) -> Checkpoint | None:
-        return Checkpoint.open(self.checkpoint) if self.checkpoint else None
-
-    def _adaptation(self, size: OpenVlaOftSize) -> Adaptation:
-        return Adaptation.of(self, replace(OPENVLA_OFT, dead=dead_patterns(size)))
+        return Blueprint(self, replace(OPENVLA_OFT, dead=dead_patterns(size)), size, source, around)
 
     def _input_form(self, size: OpenVlaOftSize) -> InputForm:
         ids = size.vocabulary
@@ -180,26 +157,18 @@ class OpenVlaOftSettings(VlaSettings):
             crop=self.crop,
         )
 
-    def _policy(self, network: nn.Module, plan: InputPlan) -> OpenVlaOftPolicy:
-        assert isinstance(network, OpenVlaOft)
-        return OpenVlaOftPolicy(
-            network,
-            VlaInputs(plan),
-            Sampling(self.temperature, self.top_k, self.greedy, self.label_sigma),
-            self._adaptation(network.size).precision,
-            value_detach=self.value_detach,
-        )
-
     def _network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> OpenVlaOftSize:
-        """The network's size for this environment."""
-        if source is None:
-            size = self.size.network(self.horizon or self.chunk, env_spec.action.dim)
-            state = env_spec.observation.get(self.state)
-            head, proprio = L1HeadSize(self.size.width), state.shape[0] if state is not None and state.shape else 1
-        else:
-            size = released_size(OPENVLA_OFT, source)
+        """The network's size for this environment. ConfigError: the folder lacks a part that is asked for."""
+        state = env_spec.observation.get(self.state)
+        proprio = state.shape[0] if state is not None and state.shape else 1
+        if source is not None:
+            size: OpenVlaOftSize = released_size(OPENVLA_OFT, source)
             self._check_side_files(source, size)
-            head, proprio = l1_head_from_config(source.config), size.proprio
+            proprio, head = size.proprio, size.l1_head or l1_head_from_config(source.config)
+        elif isinstance(self.size, str):
+            size, head = replace(OpenVlaOftSize(), horizon=self.chunk), L1HeadSize()
+        else:
+            size, head = self.size.network(self.chunk, env_spec.action.dim), L1HeadSize(self.size.width)
         return replace(
             size,
             horizon=self.horizon or size.horizon,

@@ -9,19 +9,19 @@ from pydantic import BaseModel, Field, model_validator
 from torch import nn
 
 from polyrhythm.policies.base import SETTINGS
-from polyrhythm.policies.form import PolicyForm, Role, describe
+from polyrhythm.policies.form import PolicyForm, Role
 from polyrhythm.policies.layers.decoder import DecoderSize
 from polyrhythm.policies.layers.siglip import SiglipSize
-from polyrhythm.policies.mlp import seeded
-from polyrhythm.policies.pi0.network import PI0, PI05, Pi0Network, dead_tensors
+from polyrhythm.policies.pi0.network import PI0, PI05, dead_tensors
 from polyrhythm.policies.pi0.size import Pi0Size
-from polyrhythm.policies.vla.adapting import Adaptation
 from polyrhythm.policies.vla.architectures import Architecture
-from polyrhythm.policies.vla.building import check_fit, load_network, load_ours, random_network, released_size
+from polyrhythm.policies.vla.blueprint import Blueprint, check_horizon
+from polyrhythm.policies.vla.building import released_size
 from polyrhythm.policies.vla.checkpoint import Checkpoint
 from polyrhythm.policies.vla.flow_policy import FlowPolicy
 from polyrhythm.policies.vla.flow_settings import FlowVlaSettings
 from polyrhythm.policies.vla.inputs import VlaInputs
+from polyrhythm.policies.vla.precision import Precision
 from polyrhythm.specs import EnvSpec
 
 
@@ -103,58 +103,28 @@ class _FlowGemmaSettings(FlowVlaSettings):
         raise NotImplementedError
 
     def form(self, env_spec: EnvSpec) -> PolicyForm:
-        source = self._source()
-        size = self._network_size(env_spec, source)
-
-        def make(role: Role) -> FlowPolicy:
-            adaptation, network = self._adaptation(size), Pi0Network(size)
-            if source is not None:
-                check_fit(self.architecture, source, network)
-            adaptation.prepare(network, role)
-            adaptation.finish(network, role, 0)
-            return self._policy(network, env_spec, source)
-
-        return describe(make, self.method.answers(self.steps, (size.horizon, size.action_dim)))
+        plan = self._blueprint(env_spec)
+        return plan.form(self.method.answers(self.steps, (plan.size.horizon, plan.size.action_dim)))
 
     def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> FlowPolicy:
-        """From the checkpoint straight to the device; without one the seed decides, on the CPU."""
-        source = self._source()
+        return self._blueprint(env_spec).build(seed=seed, device=device, role=role)
+
+    def _blueprint(self, env_spec: EnvSpec) -> Blueprint[FlowPolicy]:
+        source = Checkpoint.open(self.checkpoint) if self.checkpoint else None
         size = self._network_size(env_spec, source)
-        adaptation = self._adaptation(size)
+        architecture = replace(self.architecture, dead=dead_tensors(size, features=not self.value_detach))
 
-        def prepare(network: nn.Module) -> None:
-            adaptation.prepare(network, role)
+        def around(network: nn.Module, precision: Precision) -> FlowPolicy:
+            return FlowPolicy(
+                network,
+                VlaInputs(self, env_spec, size),
+                self.method.build(self.steps),
+                precision,
+                value_detach=self.value_detach,
+                sft_draws=self.sft_draws,
+            )
 
-        with seeded(seed):
-            if source is None:
-                network = random_network(self.architecture, size, seed=seed, device=device, prepare=prepare)
-            else:
-                network = load_network(
-                    self.architecture, source, device=device, prepare=prepare, seed=seed, size=size
-                )
-            adaptation.finish(network, role, seed)
-            policy = self._policy(network, env_spec, source).to(device)
-        if source is not None:
-            load_ours(policy, source)
-        return policy
-
-    def _source(self) -> Checkpoint | None:
-        return Checkpoint.open(self.checkpoint) if self.checkpoint else None
-
-    def _adaptation(self, size: Pi0Size) -> Adaptation:
-        dead = dead_tensors(size, features=not self.value_detach)
-        return Adaptation.of(self, replace(self.architecture, dead=dead))
-
-    def _policy(self, network: nn.Module, env_spec: EnvSpec, source: Checkpoint | None) -> FlowPolicy:
-        assert isinstance(network, Pi0Network)
-        return FlowPolicy(
-            network,
-            VlaInputs(self, env_spec, network.size),
-            self.method.build(self.steps),
-            self._adaptation(network.size).precision,
-            value_detach=self.value_detach,
-            sft_draws=self.sft_draws,
-        )
+        return Blueprint(self, architecture, size, source, around)
 
     def _network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> Pi0Size:
         """The network's size for this environment. ValueError: fewer actions are predicted than executed."""
@@ -171,11 +141,7 @@ class _FlowGemmaSettings(FlowVlaSettings):
                 state_dim=env_spec.observation[self.state].shape[0],
             )
         size = replace(size, horizon=self.horizon or size.horizon)
-        if self.chunk > size.horizon:
-            raise ValueError(
-                f"policy.chunk = {self.chunk}: the network predicts {size.horizon} actions; lower it, or set "
-                "policy.horizon to what it was trained with"
-            )
+        check_horizon(size.horizon, self.chunk)
         return size
 
 

@@ -51,6 +51,12 @@ class Precision:
         return torch.autocast(torch.device(device).type, dtype=self.dtype)
 
 
+def computing_dtype(weight: Tensor) -> torch.dtype:
+    """What a layer with this weight computes in: autocast's dtype, else its own."""
+    kind = str(weight.device.type)
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+
+
 def in_float32(device: torch.device | str) -> AbstractContextManager[object]:
     """Context without autocast, for arithmetic that is float32 whatever the backbone's dtype. The caller converts the
     tensors that go in."""
