@@ -199,6 +199,17 @@ def test_a_network_is_filled_with_ties_constants_and_dtypes(tmp_path):
     assert all(isinstance(p, torch.nn.Parameter) and p.requires_grad for p in network.parameters())
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_network_is_filled_on_a_gpu(tmp_path):
+    state = random_state()
+    opened = Checkpoint.open(write_folder(tmp_path, state, shards=2))
+    network = load_network(TOY, opened, device="cuda", prepare=held_in(torch.bfloat16))
+    assert {tensor.device.type for tensor in (*network.parameters(), *network.buffers())} == {"cuda"}
+    assert torch.equal(network.own.cpu(), state["own"].bfloat16())
+    drawn, on_cpu = (random_network(TOY, ToySize(), seed=1, device=device) for device in ("cuda", "cpu"))
+    assert torch.equal(drawn.own.cpu(), on_cpu.own)
+
+
 def test_filled_tensors_do_not_share_the_file(tmp_path):
     opened = Checkpoint.open(write_folder(tmp_path, random_state()))
     network = load_network(TOY, opened, device="cpu")
@@ -326,7 +337,8 @@ before = anonymous()
 peak, size = load({str(tmp_path / "large")!r})
 print(peak - before, size)
 """
-    said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    here = Path(__file__).parents[2]
+    said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=here).stdout
     taken, needed = map(int, said.split())
     assert needed > 50e6
     assert needed * 0.9 < taken < needed * 1.2

@@ -37,13 +37,29 @@ class VlaSettings(BaseModel):
     checkpoint: str = ""
     """Folder of a released checkpoint; empty: weights from the seed, in the form of `size`."""
     tokenizer: str = ""
-    """Folder of the tokenizer; empty: the checkpoint's own, or without a checkpoint a hash of each word."""
+    """Folder of the tokenizer; empty: the checkpoint's own, or without a checkpoint a hash of each word; words: such a
+    hash with a checkpoint too."""
+    prompt_length: int = Field(0, ge=0)
+    """Places for the prompt's tokens; 0: as released, or as many as the longest prompt."""
     robot: str = ""
-    """Key of the checkpoint's normalisation statistics; empty: the only one."""
+    """Key of the checkpoint's normalisation statistics; empty: the only one; bounds: actions between the environment's
+    bounds and the state as it is, as without a checkpoint."""
+    embodiment: int = Field(-1, ge=-1)
+    """Row of GR00T's per-embodiment weights; -1: by the robot's key."""
     cameras: Mapping[str, str] = {}
     """The policy's camera → the environment's image; empty: as many as there are, in order."""
+    turn_images: bool = False
+    """Turn images by 180 degrees, as LIBERO's were in training."""
     state: str = "proprio"
     """The environment's array with the robot's state."""
+    entries: Sequence[int] = ()
+    """The policy's action entry for each of the environment's; empty: the first ones (Meta-World with OpenVLA-OFT: 0,
+    1, 2, 6)."""
+    relative_entries: int = Field(0, ge=0)
+    """How many leading action entries are predicted relative to the state (pi0_libero: 6)."""
+    gripper: Literal["as_is", "open_is_one"] = "as_is"
+    """The last action entry: as_is, or predicted as 1 = open and 0 = closed for an environment that takes -1 and 1
+    (LIBERO with OpenVLA-OFT and GR00T)."""
     chunk: int = Field(5, ge=1)
     """Actions that are executed of those predicted (C)."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"

@@ -1,0 +1,175 @@
+"""Normalisation of states and actions, as each release defines it.
+
+A `Scaling` maps every entry affinely, one map each way, because some releases do not undo exactly what they did. With
+mean m, deviation s, bounds a and b (quantiles or extremes) and the release's epsilon e:
+
+    mean and deviation   y = (x − m)/(s + e)            x = y·(s + e) + m        openpi; lerobot goes back without e
+    bounds               y = 2(x − a)/(b − a + e) − 1   x = (y + 1)/2·(b − a + e) + a
+
+Computed in float64, so that bins and golden values are those of the releases, whose statistics are float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+Method = Literal["none", "mean_std", "quantile", "min_max", "binary"]
+Floats = NDArray[np.float64]
+
+#: What becomes of an entry that never varied: divided by epsilon all the same, left as it is, or 0.
+Constant = Literal["divide", "keep", "zero"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scaling:
+    """How an array of D entries is normalised and back. All arrays [D].
+
+    gain, shift: y = gain·x + shift; back_gain, back_shift: x = back_gain·y + back_shift. clipped: y is cut to −1..1.
+    switch: y and x are 1 above 0.5, else 0, whatever the rest says. method: of the first entry, for messages.
+    """
+
+    method: Method
+    gain: Floats
+    shift: Floats
+    back_gain: Floats
+    back_shift: Floats
+    clipped: NDArray[np.bool_]
+    switch: NDArray[np.bool_]
+
+    @property
+    def size(self) -> int:
+        """D."""
+        return len(self.gain)
+
+    def chosen(self, entries: Sequence[int]) -> Scaling:
+        """Of these entries, in this order."""
+        index = list(entries)
+        return Scaling(self.method, *(array[index] for array in self._arrays()))
+
+    def joined(self, other: Scaling) -> Scaling:
+        """Of this array's entries, then the other's."""
+        pairs = zip(self._arrays(), other._arrays(), strict=True)
+        return Scaling(self.method, *(np.concatenate(pair) for pair in pairs))
+
+    def _arrays(self) -> tuple[NDArray, ...]:
+        return self.gain, self.shift, self.back_gain, self.back_shift, self.clipped, self.switch
+
+
+def identity(size: int) -> Scaling:
+    """Everything as it is."""
+    return _scaling("none", np.ones(size), np.zeros(size), np.ones(size), np.zeros(size))
+
+
+def switches(size: int) -> Scaling:
+    """GR00T's binary entries."""
+    found = identity(size)
+    return Scaling("binary", *found._arrays()[:5], np.ones(size, bool))
+
+
+def mean_std(
+    mean: ArrayLike, std: ArrayLike, *, eps: float = 1e-6, back_eps: float | None = None, constant: Constant = "divide"
+) -> Scaling:
+    """Mean 0 and deviation 1. back_eps: epsilon of the way back, if another."""
+    m, s = np.asarray(mean, np.float64), np.asarray(std, np.float64)
+    divisor = s + eps
+    still = (s == 0.0) & (constant != "divide")
+    safe = np.where(still, 1.0, divisor)
+    gain, shift = 1.0 / safe, -m / safe
+    keeps = 1.0 if constant == "keep" else 0.0
+    back = s + (eps if back_eps is None else back_eps)
+    return _scaling("mean_std", np.where(still, keeps, gain), np.where(still, 0.0, shift), back, m)
+
+
+def bounds(
+    low: ArrayLike,
+    high: ArrayLike,
+    *,
+    method: Method = "quantile",
+    eps: float = 0.0,
+    constant: Constant = "divide",
+    mask: ArrayLike | None = None,
+    clipped: bool = False,
+) -> Scaling:
+    """From low..high to −1..1. mask: the entries that are normalised, the others are left as they are."""
+    a, b = np.asarray(low, np.float64), np.asarray(high, np.float64)
+    width = b - a + eps
+    still = (b == a) & (constant != "divide")
+    safe = np.where(still, 1.0, width)
+    gain, shift = 2.0 / safe, -2.0 * a / safe - 1.0
+    keeps = 1.0 if constant == "keep" else 0.0
+    used = np.ones(len(a), bool) if mask is None else np.asarray(mask, bool)
+    return _scaling(
+        method,
+        np.where(used, np.where(still, keeps, gain), 1.0),
+        np.where(used & ~still, shift, 0.0),
+        np.where(used, width / 2.0, 1.0),
+        np.where(used, width / 2.0 + a, 0.0),
+        used & clipped,
+    )
+
+
+def _scaling(
+    method: Method,
+    gain: Floats,
+    shift: Floats,
+    back_gain: Floats,
+    back_shift: Floats,
+    clipped: NDArray[np.bool_] | None = None,
+) -> Scaling:
+    never = np.zeros(len(gain), bool)
+    return Scaling(method, gain, shift, back_gain, back_shift, never if clipped is None else clipped, never)
+
+
+class Scaler(nn.Module):
+    """A `Scaling` on a device. Values may have more entries than it (padding), which pass as they are."""
+
+    forward_map: Tensor
+    back_map: Tensor
+    clipped: Tensor
+    switch: Tensor
+
+    def __init__(self, scaling: Scaling) -> None:
+        super().__init__()
+        self.size = scaling.size
+        self.has_clipped, self.has_switch = bool(scaling.clipped.any()), bool(scaling.switch.any())
+        maps = ("forward_map", (scaling.gain, scaling.shift)), ("back_map", (scaling.back_gain, scaling.back_shift))
+        for name, (gain, shift) in maps:
+            rows = [gain.tolist(), shift.tolist()]
+            self.register_buffer(name, torch.tensor(rows, dtype=torch.float64), persistent=False)
+        for name in ("clipped", "switch"):
+            flags = torch.tensor(getattr(scaling, name).tolist(), dtype=torch.bool)
+            self.register_buffer(name, flags, persistent=False)
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """x [...,D or more] -> the network's values, float64."""
+        y = self._mapped(x, self.forward_map)
+        if self.has_clipped:
+            y = _with_front(y, torch.where(self.clipped, y[..., : self.size].clamp(-1.0, 1.0), y[..., : self.size]))
+        return self._switched(x, y)
+
+    def unnormalise(self, y: Tensor) -> Tensor:
+        """The network's values [...,D or more] -> the environment's, float64."""
+        return self._switched(y, self._mapped(y, self.back_map))
+
+    def _mapped(self, x: Tensor, both: Tensor) -> Tensor:
+        x = x.double()
+        return _with_front(x, x[..., : self.size] * both[0] + both[1])
+
+    def _switched(self, given: Tensor, found: Tensor) -> Tensor:
+        if not self.has_switch:
+            return found
+        on = (given[..., : self.size] > 0.5).double()
+        return _with_front(found, torch.where(self.switch, on, found[..., : self.size]))
+
+
+def _with_front(x: Tensor, front: Tensor) -> Tensor:
+    """x with its first entries replaced."""
+    rest = x[..., front.shape[-1] :]
+    return torch.cat((front, rest), dim=-1) if rest.shape[-1] else front
