@@ -18,7 +18,8 @@ from polyrhythm.policies.vla.building import released_size
 from polyrhythm.policies.vla.checkpoint import Checkpoint
 from polyrhythm.policies.vla.flow_policy import FlowPolicy
 from polyrhythm.policies.vla.flow_settings import FlowVlaSettings
-from polyrhythm.policies.vla.inputs import VlaInputs
+from polyrhythm.policies.vla.input_form import InputForm
+from polyrhythm.policies.vla.inputs import VlaInputs, plan_inputs
 from polyrhythm.policies.vla.precision import Precision
 from polyrhythm.specs import EnvSpec
 
@@ -106,8 +107,6 @@ class GrootSettings(FlowVlaSettings):
     """Form of the network without a checkpoint; released: full size (2.4 billion parameters), for measurements."""
     horizon: int = Field(0, ge=0)
     """Actions that are predicted (H); 0: the checkpoint's, without one as many as are executed."""
-    embodiment: int | str = ""
-    """Which of the network's embodiments acts, by number or by the tag of its statistics; empty: that of `robot`."""
 
     def form(self, env_spec: EnvSpec) -> PolicyForm:
         plan = self._blueprint(env_spec)
@@ -119,11 +118,12 @@ class GrootSettings(FlowVlaSettings):
     def _blueprint(self, env_spec: EnvSpec) -> Blueprint[FlowPolicy]:
         source = Checkpoint.open(self.checkpoint) if self.checkpoint else None
         size = self._network_size(env_spec, source)
+        plan = plan_inputs(self, env_spec, self.input_form(size, source), source)
 
         def around(network: nn.Module, precision: Precision) -> FlowPolicy:
             return FlowPolicy(
                 network,
-                VlaInputs(self, env_spec, size),
+                VlaInputs(plan),
                 self.method.build(self.steps),
                 precision,
                 value_detach=self.value_detach,
@@ -131,6 +131,22 @@ class GrootSettings(FlowVlaSettings):
             )
 
         return Blueprint(self, GROOT_N1D5, size, source, around)
+
+    def input_form(self, size: GrootSize, source: Checkpoint | None) -> InputForm:  # noqa: ARG002 - all alike
+        """What the network reads and writes."""
+        return InputForm(
+            architecture=self.type,
+            image=size.image,
+            horizon=size.horizon,
+            action_dim=size.action_dim,
+            vocabulary=size.vocabulary,
+            words=size.image_token,
+            state_dim=size.state_dim,
+            fill="left",
+            image_token=size.image_token,
+            image_tokens=size.vision.tokens,
+            embodiments=size.embodiments,
+        )
 
     def _network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> GrootSize:
         """The network's size for this environment. ValueError: fewer actions are predicted than executed."""
@@ -140,7 +156,7 @@ class GrootSettings(FlowVlaSettings):
             size = replace(GrootSize(), horizon=self.chunk)
         else:
             size = self.size.network(
-                horizon=self.chunk,
+                horizon=self.horizon or self.chunk,
                 action_dim=env_spec.action.dim,
                 state_dim=env_spec.observation[self.state].shape[0],
             )
