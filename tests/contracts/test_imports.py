@@ -86,6 +86,7 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
                 "torch",
                 "peft",
                 "safetensors",
+                "transformers",
                 "polyrhythm.conformance",
                 "polyrhythm.errors",
                 "polyrhythm.files",

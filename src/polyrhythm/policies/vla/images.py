@@ -79,8 +79,9 @@ def standardised(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]
     return torch.stack([(channel - m) / s for channel, m, s in channels], dim=1)
 
 
-def padded_size(height: int, width: int, to_height: int, to_width: int) -> tuple[int, int, int, int]:
+def padded_size(images: Tensor, to_height: int, to_width: int) -> tuple[int, int, int, int]:
     """Rows and columns of the image scaled to fit, and of black above and left of it."""
+    height, width = images.shape[1:3]
     ratio = max(width / to_width, height / to_height)
     rows, columns = int(height / ratio), int(width / ratio)
     return rows, columns, (to_height - rows) // 2, (to_width - columns) // 2
@@ -91,7 +92,7 @@ def resize_with_pad(images: Tensor, height: int, width: int) -> Tensor:
 
     openpi's client does this before it sends an image.
     """
-    rows, columns, top, left = padded_size(*images.shape[1:3], height, width)
+    rows, columns, top, left = padded_size(images, height, width)
     small = resample(images, (rows, columns), "bilinear")
     return functional.pad(small, (0, 0, left, width - columns - left, top, height - rows - top))
 
@@ -99,7 +100,7 @@ def resize_with_pad(images: Tensor, height: int, width: int) -> Tensor:
 def resize_with_pad_float(images: Tensor, height: int, width: int) -> Tensor:
     """Bilinear without antialiasing, for float32 [B,H,W,3] in -1..1 with −1 around it: what openpi's PyTorch model does
     to images that do not have its size."""
-    rows, columns, top, left = padded_size(*images.shape[1:3], height, width)
+    rows, columns, top, left = padded_size(images, height, width)
     small = functional.interpolate(images.permute(0, 3, 1, 2), (rows, columns), mode="bilinear", align_corners=False)
     around = (left, width - columns - left, top, height - rows - top)
     return functional.pad(small.clamp(-1.0, 1.0), around, value=-1.0).permute(0, 2, 3, 1)

@@ -1,205 +1,29 @@
 """From an environment's observations to a policy's inputs, and from the network's actions to the environment's.
 
-`plan_inputs` reads statistics and tokenizer, checks that policy and environment fit, and makes every table, in numpy:
-call it in `form()`, before anything starts, and again in `build()`. `VlaInputs(plan)` is the module that a policy holds;
-it has only buffers outside the state_dict, is made on any device (also meta), and never waits for its device.
+`plan_inputs` checks that policy and environment fit and makes every table: call it in `form()`, before anything starts,
+and again in `build()`. `VlaInputs(plan)` is the module that a policy holds; it has only buffers outside the state_dict,
+is made on any device (also meta), and never waits for its device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from polyrhythm.errors import ConfigError
-from polyrhythm.policies.vla import images, prompts, scaling
-from polyrhythm.policies.vla.actions import ActionMap, ActionPlan, plan_actions
-from polyrhythm.policies.vla.checkpoint import Checkpoint
-from polyrhythm.policies.vla.input_form import EMBODIMENTS, InputForm
+from polyrhythm.policies.vla import images
+from polyrhythm.policies.vla.actions import ActionMap
+from polyrhythm.policies.vla.input_form import InputForm
+from polyrhythm.policies.vla.input_plan import InputPlan, plan_inputs
 from polyrhythm.policies.vla.prompts import PromptTable, StatePrompts
-from polyrhythm.policies.vla.scaling import Scaler, Scaling
-from polyrhythm.policies.vla.settings import VlaSettings
+from polyrhythm.policies.vla.scaling import Scaler
 from polyrhythm.policies.vla.state_prompt import StatePrompt
-from polyrhythm.policies.vla.statistics import BOUNDS, RobotStatistics, robot_statistics
-from polyrhythm.policies.vla.tokenizers import WORDS, Tokenizer, WordTokenizer, folder_tokenizer
-from polyrhythm.specs import INSTRUCTION, EnvSpec
+from polyrhythm.specs import INSTRUCTION
 
-#: Key of config.json with the choices of a policy that had no released folder: tokenizer and robot.
-CHOICES = "polyrhythm"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class InputPlan:
-    """All that `VlaInputs` needs. cameras: slot and the environment's image, in the slots' order; state: name of the
-    environment's array ("" if it has none); state_scaling: of its entries. embodiment: GR00T's row."""
-
-    form: InputForm
-    cameras: tuple[tuple[str, str], ...]
-    turn: bool
-    state: str
-    state_scaling: Scaling
-    actions: ActionPlan
-    prompts: PromptTable | StatePrompts
-    embodiment: int
-
-
-def plan_inputs(settings: VlaSettings, env_spec: EnvSpec, form: InputForm, source: Checkpoint | None) -> InputPlan:
-    """Everything about inputs and outputs that is known before the start.
-
-    ConfigError, in one sentence with both values: cameras, state, actions, statistics, robot, tokenizer or prompts do
-    not fit; ValueError: the environment's actions are not continuous.
-    """
-    choices: Mapping[str, Any] = source.config.get(CHOICES) or {} if source is not None else {}
-    statistics = None
-    robot = settings.robot or choices.get("robot", "")
-    if source is not None and robot != BOUNDS:
-        statistics = robot_statistics(source, form.architecture, robot)
-    state, state_scaling = _plan_state(settings, env_spec, form, statistics)
-    cameras = _plan_cameras(settings, env_spec, form)
-    tokenizer = _tokenizer(settings, form, source, choices)
-    return InputPlan(
-        form=form,
-        cameras=cameras,
-        turn=settings.turn_images,
-        state=state,
-        state_scaling=state_scaling,
-        actions=plan_actions(settings, env_spec, form, statistics),
-        prompts=_plan_prompts(settings, env_spec, form, tokenizer, len(cameras), state_scaling.size),
-        embodiment=_embodiment(settings, form, statistics),
-    )
-
-
-def _plan_cameras(settings: VlaSettings, env_spec: EnvSpec, form: InputForm) -> tuple[tuple[str, str], ...]:
-    """Slots of the policy with the environment's image of each."""
-    seen = {name: spec for name, spec in env_spec.observation.items() if spec.dtype == "uint8" and len(spec.shape) == 3}
-    there = ", ".join(f"{name} {list(spec.shape)}" for name, spec in seen.items()) or "none"
-    if not seen:
-        raise ConfigError(
-            f"policy.type = {form.architecture!r} needs an image, the environment shows {', '.join(env_spec.observation)}"
-            ": switch its camera on in the env's settings"
-        )
-    chosen = {slot.rsplit(".", 1)[-1]: name for slot, name in settings.cameras.items()}
-    slots = tuple(slot.rsplit(".", 1)[-1] for slot in form.cameras)
-    if not chosen:
-        if len(seen) > len(slots):
-            raise ConfigError(
-                f"the environment has {len(seen)} cameras ({there}) and the policy takes {len(slots)} "
-                f"({', '.join(slots)}): say in policy.cameras which image each of them gets"
-            )
-        chosen = dict(zip(slots, seen, strict=False))
-    for slot, name in chosen.items():
-        if slot not in slots:
-            raise ConfigError(f"policy.cameras: the policy has no camera {slot!r}; it has {', '.join(slots)}")
-        if name not in seen or seen[name].shape[2] != 3:
-            raise ConfigError(
-                f"policy.cameras.{slot} = {name!r}: the environment has no such colour image (uint8 [H,W,3]); it has {there}"
-            )
-    return tuple((slot, chosen[slot]) for slot in slots if slot in chosen)
-
-
-def _plan_state(
-    settings: VlaSettings, env_spec: EnvSpec, form: InputForm, statistics: RobotStatistics | None
-) -> tuple[str, Scaling]:
-    """The environment's state array and its normalisation."""
-    spec = env_spec.observation.get(settings.state)
-    if spec is None and not form.needs_state:
-        return "", scaling.identity(0)
-    if spec is None or len(spec.shape) != 1 or not spec.dtype.startswith("float"):
-        raise ConfigError(
-            f"policy.state = {settings.state!r}: policy.type = {form.architecture!r} needs the robot's state as a row of "
-            f"floats, the environment shows {_shown(env_spec)}; name one of them"
-        )
-    (width,) = spec.shape
-    if form.state_dim and width > form.state_dim:
-        raise ConfigError(
-            f"policy.state = {settings.state!r} has {width} entries, the network takes {form.state_dim}; choose another array "
-            "or checkpoint"
-        )
-    found = statistics.state if statistics is not None else None
-    if statistics is None or (found is None and not form.needs_state):
-        return settings.state, scaling.identity(width)
-    if found is None:
-        raise ConfigError(f"{statistics.origin} has no statistics of the state; copy it again from its release")
-    if found.size == form.state_dim:  # padded, as in some releases
-        found = found.chosen(range(width))
-    if found.size != width:
-        raise ConfigError(
-            f"policy.state = {settings.state!r} has {width} entries, {statistics.origin} has statistics of {found.size}; "
-            "make the environment show the state of this checkpoint's robot, or choose another policy.robot"
-        )
-    return settings.state, found
-
-
-def _shown(env_spec: EnvSpec) -> str:
-    return ", ".join(f"{name} {spec.dtype} {list(spec.shape)}" for name, spec in env_spec.observation.items())
-
-
-def _tokenizer(
-    settings: VlaSettings, form: InputForm, source: Checkpoint | None, choices: Mapping[str, Any]
-) -> Tokenizer:
-    """That of the settings, of the folder, or hashed words."""
-    name = settings.tokenizer or choices.get("tokenizer", "")
-    if name == WORDS or (not name and source is None):
-        specials = {prompts.IMAGE_CONTEXT: form.image_token} if form.image_tokens else {}
-        return WordTokenizer(form.words, bos=form.bos, specials=specials)
-    if name:
-        return folder_tokenizer(name)
-    assert source is not None
-    if source.tokenizer is None:
-        raise ConfigError(
-            f"checkpoint = {source.folder}: it has no tokenizer; set policy.tokenizer to the folder of the one that "
-            f"{form.architecture} was released with, or to {WORDS!r} if it was trained here with hashed words"
-        )
-    return folder_tokenizer(str(source.tokenizer))
-
-
-def _plan_prompts(
-    settings: VlaSettings, env_spec: EnvSpec, form: InputForm, tokenizer: Tokenizer, cameras: int, entries: int
-) -> PromptTable | StatePrompts:
-    tasks = env_spec.tasks
-    length = settings.prompt_length or form.length
-    if form.state_in_prompt:
-        return prompts.state_prompts(tokenizer, tasks, entries, length, form.vocabulary)
-
-    def ids(instruction: str) -> list[int]:
-        if form.architecture == "openvla_oft":
-            return prompts.oft_ids(tokenizer, instruction, form.empty)
-        if form.architecture == "groot_n1d5":
-            return prompts.groot_ids(tokenizer, instruction, cameras, form.image_tokens, form.image_token)
-        return prompts.pi0_ids(tokenizer, instruction)
-
-    return prompts.table(
-        [ids(task.instruction) for task in tasks],
-        tasks,
-        length=length,
-        pad=form.pad,
-        side=form.fill,
-        vocabulary=form.vocabulary,
-        origin=tokenizer.origin,
-    )
-
-
-def _embodiment(settings: VlaSettings, form: InputForm, statistics: RobotStatistics | None) -> int:
-    """GR00T's row of its per-embodiment weights."""
-    if not form.embodiments:
-        return 0
-    key = statistics.key if statistics is not None else "new_embodiment"
-    found = settings.embodiment if settings.embodiment >= 0 else EMBODIMENTS.get(key, -1)
-    if found < 0:
-        raise ConfigError(
-            f"policy.robot = {key!r}: its row of the per-embodiment weights is not known here; set policy.embodiment"
-        )
-    if found >= form.embodiments:
-        if settings.embodiment < 0 and statistics is None:
-            return form.embodiments - 1
-        raise ConfigError(
-            f"policy.embodiment = {found}: the network has {form.embodiments} embodiments; set policy.embodiment below that"
-        )
-    return found
+__all__ = ["InputForm", "InputPlan", "VlaInputs", "plan_inputs"]
 
 
 class VlaInputs(nn.Module):
@@ -235,7 +59,7 @@ class VlaInputs(nn.Module):
         normalised = self.state.normalise(state)
         ids, present = self._prompt(obs[INSTRUCTION], normalised)
         padding = self.state_dim - normalised.shape[1]
-        found = {"state": torch.nn.functional.pad(normalised.float(), (0, padding))}
+        found = {"state": functional.pad(normalised.float(), (0, padding))}
         seen = self.images(obs)
         if self.form.architecture == "openvla_oft":
             channels = seen.flatten(1, 2)
@@ -256,7 +80,8 @@ class VlaInputs(nn.Module):
         cameras = [obs[name] for _, name in self.plan.cameras]
         if len({camera.shape for camera in cameras}) > 1:
             return torch.stack([self._image(camera) for camera in cameras], dim=1)
-        return self._image(torch.stack(cameras, dim=1).flatten(0, 1)).unflatten(0, (-1, len(cameras)))
+        seen: Tensor = self._image(torch.stack(cameras, dim=1).flatten(0, 1)).unflatten(0, (-1, len(cameras)))
+        return seen
 
     def executed(self, x: Tensor) -> Tensor:
         """Of [B,H,A padded,...] the actions and entries that the environment takes, in its order: [B,C,A,...]."""

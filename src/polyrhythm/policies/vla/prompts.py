@@ -40,7 +40,7 @@ class PromptTable:
     @property
     def length(self) -> int:
         """L."""
-        return self.ids.shape[1]
+        return int(self.ids.shape[1])
 
 
 def pi0_ids(tokenizer: Tokenizer, instruction: str) -> Ids:
@@ -90,8 +90,9 @@ def table(
 
     ConfigError: a prompt is too long or has ids that the network lacks, or two instructions give the same ids.
     """
-    longest = max(range(len(rows)), key=lambda i: len(rows[i]))
-    check_length(len(rows[longest]), length, tasks[longest], origin)
+    lengths = [len(row) for row in rows]
+    longest = lengths.index(max(lengths))
+    check_length(lengths[longest], length, tasks[longest], origin)
     _check_distinct(rows, tasks, origin)
     return _filled(rows, length, pad, side, vocabulary, origin)
 
@@ -115,7 +116,7 @@ def _places(side: str, used: int, length: int) -> NDArray[np.int64]:
     if side == "left":
         return np.arange(length - used, length)
     if side == "inside":
-        return np.r_[0, np.arange(length - used + 1, length)]
+        return np.concatenate(([0], np.arange(length - used + 1, length)))
     return np.arange(used)
 
 

@@ -12,8 +12,8 @@ Computed in float64, so that bins and golden values are those of the releases, w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -58,7 +58,7 @@ class Scaling:
         pairs = zip(self._arrays(), other._arrays(), strict=True)
         return Scaling(self.method, *(np.concatenate(pair) for pair in pairs))
 
-    def _arrays(self) -> tuple[NDArray, ...]:
+    def _arrays(self) -> tuple[Any, ...]:
         return self.gain, self.shift, self.back_gain, self.back_shift, self.clipped, self.switch
 
 
@@ -69,8 +69,7 @@ def identity(size: int) -> Scaling:
 
 def switches(size: int) -> Scaling:
     """GR00T's binary entries."""
-    found = identity(size)
-    return Scaling("binary", *found._arrays()[:5], np.ones(size, bool))
+    return replace(identity(size), method="binary", switch=np.ones(size, bool))
 
 
 def mean_std(

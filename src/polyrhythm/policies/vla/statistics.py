@@ -44,8 +44,8 @@ def robot_statistics(source: Checkpoint, kind: str, robot: str) -> RobotStatisti
     keys = [one.key for one in found]
     if not found:
         raise ConfigError(
-            f"checkpoint = {source.folder}: it has no normalisation statistics ({_expected(kind)}); copy that file from "
-            f"the release, or set policy.robot = {BOUNDS!r} to map actions to the environment's bounds"
+            f"checkpoint = {source.folder}: it has no normalisation statistics ({_expected(kind)}); copy that file "
+            f"from the release, or set policy.robot = {BOUNDS!r} to map actions to the environment's bounds"
         )
     if not robot and len(found) == 1:
         return found[0]
@@ -85,9 +85,9 @@ def _all(source: Checkpoint, kind: str) -> Iterator[RobotStatistics]:
             yield from openvla(read_json(path), str(path))
         elif path.name == "metadata.json":
             yield from groot(read_json(path), str(path))
-    if not any(path.name == "dataset_statistics.json" for path in source.statistics):
-        if named := source.config.get("norm_stats"):
-            yield from openvla(named, f"{source.folder}/config.json")
+    named = source.config.get("norm_stats")
+    if named and not any(path.name == "dataset_statistics.json" for path in source.statistics):
+        yield from openvla(named, f"{source.folder}/config.json")
     yield from _lerobot(source)
 
 

@@ -88,7 +88,7 @@ def _loaded(folder: str) -> Any:
         raise ConfigError(
             f"policy.tokenizer = {folder} needs transformers ({error}); pip install polyrhythm[vla]"
         ) from error
-    except Exception as error:  # noqa: BLE001 - transformers and its readers raise whatever they like
+    except Exception as error:  # transformers and its readers raise whatever they like
         line = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
             f"policy.tokenizer = {folder}: transformers cannot load a tokenizer from it ({line[0][:160]}); copy "
