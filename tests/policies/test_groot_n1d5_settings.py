@@ -17,6 +17,7 @@ from polyrhythm.conformance import run_checks
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.policies import conformance
+from polyrhythm.policies.calls import sample
 from polyrhythm.policies.groot_n1d5.settings import GrootSettings, SizeSettings
 from polyrhythm.specs import EnvSpec
 
@@ -97,3 +98,22 @@ def test_adapters_alone_learn() -> None:
         optimizer.step()
         losses.append(loss.item())
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+
+
+def test_a_frozen_backbone_is_computed_once() -> None:
+    found = case(train="expert")
+    policy, obs = found.build(), found.observations()
+    act = sample(policy, obs)
+    ready = {name: array for name, array in obs.items() if name not in PICTURE} | policy.precompute(obs)
+    calls: list[int] = []
+    policy.network.backbone.register_forward_hook(lambda *_: calls.append(1))
+    policy.network.backbone.eagle_model.register_forward_hook(lambda *_: calls.append(1))
+    expected = policy.evaluate(obs, act.forward_inputs)
+    assert len(calls) == 1
+    again = policy.evaluate(ready, act.forward_inputs)
+    assert len(calls) == 1
+    assert torch.equal(again.logprob, expected.logprob)
+    assert torch.equal(again.value, expected.value)
+    again.logprob.sum().backward()
+    assert policy.network.action_head.vlln.weight.grad is not None
+    assert case().build().precompute(obs) == {}

@@ -19,6 +19,8 @@ from polyrhythm.policies.vla.architectures import Architecture
 from polyrhythm.policies.vla.flow_network import Prefix
 from polyrhythm.policies.vla.precision import computing_dtype
 
+#: Input with the backbone's hidden states, in place of images and words.
+_HIDDEN = "backbone_hidden"
 #: Raises a time such as 0.2, which is a little less in float32, above its bucket's edge.
 _EDGE = 1e-3
 
@@ -66,6 +68,13 @@ class GrootNetwork(nn.Module):
             for linear in (attention.to_k, attention.to_v):  # type: ignore[union-attr]
                 yield from linear.parameters()  # type: ignore[union-attr]
 
+    def frozen_inputs(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """With a frozen backbone its hidden states, and the inputs that are read beside them."""
+        if any(p.requires_grad for p in self.backbone.parameters()):
+            return {}
+        beside = {name: inputs[name] for name in ("attention_mask", *self.step_inputs)}
+        return beside | {_HIDDEN: self._hidden(inputs)}
+
     def prefix(self, inputs: Mapping[str, Tensor], *, features: bool = True) -> Prefix:
         """The pass over images and language. The features are the mean over all places, padding too, as in RLinf:
         the number of places is fixed, so a row's features do not depend on other rows."""
@@ -76,10 +85,17 @@ class GrootNetwork(nn.Module):
 
     def features(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """The backbone's features after the head's norm and self-attention [B,L,width]."""
-        eagle, head = self.backbone.eagle_model, self.action_head
-        embedded = eagle.embed(inputs["images"], inputs["input_ids"], self._dtype)
-        hidden = eagle(embedded, inputs["attention_mask"])
+        head, hidden = self.action_head, inputs.get(_HIDDEN)
+        if hidden is None:
+            hidden = self._hidden(inputs)
         found: Tensor = head.vl_self_attention(head.vlln(hidden).to(hidden.dtype))
+        return found
+
+    def _hidden(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        eagle = self.backbone.eagle_model
+        found: Tensor = eagle(
+            eagle.embed(inputs["images"], inputs["input_ids"], self._dtype), inputs["attention_mask"]
+        )
         return found
 
     @property

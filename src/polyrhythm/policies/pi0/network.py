@@ -72,6 +72,9 @@ class Pi0Network(nn.Module):
     def prefix_parameters(self) -> Iterable[Tensor]:
         return self.paligemma_with_expert.paligemma.parameters()
 
+    def frozen_inputs(self, _inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {}
+
     def prefix(self, inputs: Mapping[str, Tensor], *, features: bool = True) -> Prefix:
         """The pass over images and language. features: False leaves [B,0] and spares the end of the last layer.
 

@@ -48,6 +48,11 @@ class FlowNetwork(Protocol):
         """The parameters that `prefix` depends on."""
         ...
 
+    def frozen_inputs(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Where a part of the prefix's pass is frozen: inputs of which `prefix` computes only the rest, in place of
+        these; {} where none is."""
+        ...
+
     def prefix(self, inputs: Mapping[str, Tensor], *, features: bool = True) -> Prefix:
         """The pass over images and language, once per chunk step. inputs: the arrays of `VlaInputs`, rows first.
 

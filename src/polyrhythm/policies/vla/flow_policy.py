@@ -131,10 +131,13 @@ class FlowPolicy(AdaptedPolicy):
 
     @torch.no_grad()
     def precompute(self, obs: Observations) -> dict[str, Tensor]:
-        """The prefix and the inputs that are read beside it, to be added to the observations in place of the images;
-        {} if anything of the prefix is trained. Evaluate, value and sft_loss take it from there."""
+        """What of the prefix no training changes, to be added to the observations in place of the images: the whole
+        prefix and the inputs that are read beside it, or the network's `frozen_inputs`; {} if nothing. Evaluate, value
+        and sft_loss take it from there."""
         if any(p.requires_grad for p in self.flow.prefix_parameters()):
-            return {}
+            given = self.inputs(obs)
+            with self.precision.computing(self._device):
+                return {f"{STORED_INPUT}{name}": x for name, x in self.flow.frozen_inputs(given).items()}
         given, prefix = self._encode(obs)
         names = {"state", *self.flow.step_inputs}
         return stored(prefix) | {f"{STORED_INPUT}{name}": given[name] for name in sorted(names)}
@@ -162,11 +165,11 @@ class FlowPolicy(AdaptedPolicy):
 
     def _encode(self, obs: Observations, *, features: bool = True) -> tuple[Mapping[str, Tensor], Prefix]:
         """The network's inputs and the prefix; both from `precompute` if it is within obs."""
+        found = {n.removeprefix(STORED_INPUT): x for n, x in obs.items() if n.startswith(STORED_INPUT)}
+        given: Mapping[str, Tensor] = found or self.inputs(obs)
         prefix = restored(obs)
         if prefix is not None:
-            found = {name: tensor for name, tensor in obs.items() if name.startswith(STORED_INPUT)}
-            return {name.removeprefix(STORED_INPUT): tensor for name, tensor in found.items()}, prefix
-        given = self.inputs(obs)
+            return given, prefix
         with self.precision.computing(self._device):
             return given, self.flow.prefix(given, features=features)
 
