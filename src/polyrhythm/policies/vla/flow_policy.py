@@ -135,9 +135,9 @@ class FlowPolicy(AdaptedPolicy):
         prefix and the inputs that are read beside it, or the network's `frozen_inputs`; {} if nothing. Evaluate, value
         and sft_loss take it from there."""
         if any(p.requires_grad for p in self.flow.prefix_parameters()):
-            given = self.inputs(obs)
+            seen = self.inputs(obs)
             with self.precision.computing(self._device):
-                return {f"{STORED_INPUT}{name}": x for name, x in self.flow.frozen_inputs(given).items()}
+                return {f"{STORED_INPUT}{name}": x for name, x in self.flow.frozen_inputs(seen).items()}
         given, prefix = self._encode(obs)
         names = {"state", *self.flow.step_inputs}
         return stored(prefix) | {f"{STORED_INPUT}{name}": given[name] for name in sorted(names)}
