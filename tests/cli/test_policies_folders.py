@@ -18,6 +18,13 @@ from polyrhythm.policies.vla.building import NETWORK, load_network, weights_on_m
 from polyrhythm.policies.vla.checkpoint import Checkpoint
 from polyrhythm.training.checkpoint import save_state
 
+#: Numbers in the released checkpoints.
+_FULL = [
+    ("pi0", 3_501_372_176),
+    ("pi05", 3_616_757_520),
+    ("openvla_oft", 7_541_237_184),
+    ("groot_n1d5", 2_413_522_880),
+]
 GOLDEN = Path(__file__).parents[1] / "policies" / "golden"
 
 
@@ -34,9 +41,17 @@ def _refused(capsys, *words):
     return said
 
 
-@pytest.mark.parametrize(("kind", "horizon", "entries"), [("pi0", 5, 8), ("pi05", 5, 8), ("openvla_oft", 8, 7)])
-def test_a_folder_is_told_with_its_fit_and_memory(capsys, kind, horizon, entries):
-    found = _told(capsys, "inspect", GOLDEN / kind)
+@pytest.mark.parametrize(
+    ("folder", "kind", "horizon", "entries"),
+    [
+        ("pi0", "pi0", 5, 8),
+        ("pi05", "pi05", 5, 8),
+        ("openvla_oft", "openvla_oft", 8, 7),
+        ("gr00t_n1_5", "groot_n1d5", 6, 8),
+    ],
+)
+def test_a_folder_is_told_with_its_fit_and_memory(capsys, folder, kind, horizon, entries):
+    found = _told(capsys, "inspect", GOLDEN / folder)
     assert found["architecture"] == kind
     assert found["fits"]
     assert (found["horizon"], found["action_dim"]) == (horizon, entries)
@@ -58,7 +73,7 @@ def test_the_recipe_lines_are_yaml_with_the_robot_and_the_cameras(capsys):
     assert list(policy["cameras"]) == ["base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"]
 
 
-@pytest.mark.parametrize(("kind", "numbers"), [("pi05", 3_616_757_520), ("openvla_oft", 7_541_237_184)])
+@pytest.mark.parametrize(("kind", "numbers"), _FULL)
 def test_the_full_size_is_told_from_headers_alone(tmp_path, capsys, kind, numbers):
     of = architecture(kind)
     with weights_on_meta():
@@ -68,7 +83,7 @@ def test_the_full_size_is_told_from_headers_alone(tmp_path, capsys, kind, number
     assert found["parameters"] == numbers
     assert found["fits"]
     assert found["files"] == 3
-    assert 2 * numbers <= found["memory"]["generator"]["weights"] < 2.1 * numbers
+    assert 2 * numbers <= found["memory"]["generator"]["weights"] < 2.4 * numbers
     assert sum(path.stat().st_blocks for path in tmp_path.iterdir()) * 512 < 1e7, "the files have no content"
 
 

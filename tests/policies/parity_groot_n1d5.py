@@ -51,10 +51,10 @@ def inputs_of(folder: Path) -> dict[str, Tensor]:
     images, rows = given["eagle_pixel_values"], len(given["eagle_input_ids"])
     return {
         "images": images.view(rows, -1, *images.shape[1:]),
-        "tokens": given["eagle_input_ids"],
-        "token_present": given["eagle_attention_mask"].bool(),
+        "input_ids": given["eagle_input_ids"],
+        "attention_mask": given["eagle_attention_mask"].bool(),
         "state": given["state"].squeeze(1),
-        "embodiment": given["embodiment_id"],
+        "embodiment_id": given["embodiment_id"],
         **{name: given[name] for name in ("action", "action_mask", "noise", "timestep")},
     }
 
@@ -76,9 +76,9 @@ def compute(folder: Path) -> dict[str, np.ndarray]:
 def backbone_arrays(network: GrootNetwork, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     eagle, head = network.backbone.eagle_model, network.action_head
     images = inputs["images"].flatten(0, 1)
-    embedded = eagle.embed(inputs["images"], inputs["tokens"], torch.float32)
+    embedded = eagle.embed(inputs["images"], inputs["input_ids"], torch.float32)
     with recorded(eagle.language_model.model.layers) as layers:
-        hidden = eagle(embedded, inputs["token_present"])
+        hidden = eagle(embedded, inputs["attention_mask"])
     states = [embedded, *layers[:-1], hidden]
     return {
         "vision_tower_last_hidden": eagle.vision_model.vision_model(images, torch.float32),
@@ -91,7 +91,7 @@ def backbone_arrays(network: GrootNetwork, inputs: Mapping[str, Tensor]) -> dict
 
 
 def step_arrays(network: GrootNetwork, prefix: Prefix, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    head, embodiment, state = network.action_head, inputs["embodiment"], inputs["state"]
+    head, embodiment, state = network.action_head, inputs["embodiment_id"], inputs["state"]
     bucket, x, target = noisy(network, inputs)
     blocks: list[Tensor] = []
     hooks = [b.register_forward_hook(lambda _m, _i, out: blocks.append(out)) for b in head.model.transformer_blocks]

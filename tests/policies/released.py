@@ -52,6 +52,7 @@ class ToyNetwork(nn.Module):
         self.own = nn.Parameter(torch.randn(2, size.width))
         self.state_proj = nn.Linear(3, size.width)
         self.spare = nn.Linear(size.width, 2)
+        self.large = nn.Parameter(torch.zeros(size.layers, 256, 256))  # as category-specific matrices are
         self.register_buffer("steps", torch.zeros(3))
         frequencies = 10.0 ** -(torch.arange(0, size.width, 2).float() / size.width)
         self.register_buffer("frequencies", frequencies, persistent=False)

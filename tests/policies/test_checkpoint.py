@@ -266,6 +266,7 @@ def test_a_folder_of_a_full_network_is_compared_without_its_tensors(tmp_path):
     with weights_on_meta():
         network = TOY.network(released_size(TOY, opened))
     assert network.own.is_meta
+    assert network.large.is_meta
     assert network.lm_head.weight.is_meta
     assert not network.frequencies.is_meta
     assert fit(opened, weight_specs(network.state_dict()), TOY).is_whole

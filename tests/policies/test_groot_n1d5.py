@@ -111,7 +111,7 @@ def test_parameters_of_the_prefix_are_those_that_it_depends_on(
 
 def test_padding_attends_to_nothing_in_both_dtypes(inputs: dict[str, Tensor]) -> None:
     """On the left, on the right, or a whole image's worth: never NaN, also in the gradient."""
-    present = inputs["token_present"].clone()
+    present = inputs["attention_mask"].clone()
     assert not present.all()
     present[0, -5:] = False
     for dtype in (torch.float32, torch.bfloat16):
@@ -119,7 +119,7 @@ def test_padding_attends_to_nothing_in_both_dtypes(inputs: dict[str, Tensor]) ->
         precision = Precision(dtype, float32=GROOT_N1D5.float32)
         cast(network, precision, "act")
         with precision.computing("cpu"):
-            prefix = network.prefix(inputs | {"token_present": present})
+            prefix = network.prefix(inputs | {"attention_mask": present})
             velocity, _ = network.velocity(prefix, inputs, inputs["noise"], 1.0 - inputs["timestep"])
         assert velocity.dtype == torch.float32
         velocity.square().sum().backward()
@@ -182,7 +182,7 @@ def test_drawn_weights_pass_signals_on(inputs: dict[str, Tensor]) -> None:
     network = GrootNetwork(size_from_config(json.loads((FOLDER / "config.json").read_text())))
     with seeded(1):
         network.initialise()
-    words = inputs["tokens"].clone()
+    words = inputs["input_ids"].clone()
     words[:, -1] += 1
 
     def features(given: dict[str, Tensor], t: Tensor) -> Tensor:
@@ -191,7 +191,7 @@ def test_drawn_weights_pass_signals_on(inputs: dict[str, Tensor]) -> None:
     with torch.no_grad():
         t = inputs["timestep"]
         expected = features(inputs, t)
-        others = features(inputs, t * 0.5), features(inputs | {"tokens": words}, t)
+        others = features(inputs, t * 0.5), features(inputs | {"input_ids": words}, t)
         others = (*others, features(inputs | {"state": -inputs["state"]}, t))
         velocity, _ = network.velocity(network.prefix(inputs), inputs, inputs["noise"], t)
     assert 0.2 < expected.std().item() < 4.0

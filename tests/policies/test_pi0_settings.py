@@ -9,15 +9,18 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
+from safetensors.torch import load_file
 from tests.pipeline.runs import config
 from tests.policies.test_conformance import CONTINUOUS, PICTURE, TASKS, Case
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.conformance import run_checks
+from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.policies import conformance
 from polyrhythm.policies.base import as_module
+from polyrhythm.policies.calls import sample
 from polyrhythm.policies.pi0.settings import Pi0Settings, Pi05Settings, SizeSettings
 from polyrhythm.specs import EnvSpec
 
@@ -143,3 +146,42 @@ def test_adapters_alone_learn(kind: str) -> None:
         losses.append(loss.item())
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
     assert all(torch.equal(policy.state_dict()[name], tensor) for name, tensor in frozen.items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_policy_from_a_folder_has_its_network(kind: str) -> None:
+    folder = Path(__file__).parent / "golden" / kind
+    section = {"type": kind, "checkpoint": str(folder), "tokenizer": "words", "robot": "bounds", "dtype": "float32"}
+    settings = resolve("policy", section)
+    form = settings.form(SPEC)
+    assert form.answers["before"].shape == (5, 8)
+    policy = settings.build(SPEC, seed=0, device="cpu", role="act")
+    stored = load_file(folder / "weights.safetensors")
+    network = {name.removeprefix("network."): x for name, x in policy.state_dict().items() if "network." in name}
+    assert network.keys() == stored.keys()
+    assert all(torch.equal(network[name], stored[name]) for name in stored)
+    act = sample(policy, Case(settings, SPEC).observations())
+    assert act.actions.shape == (12, 5, 3)
+    given = policy.inputs(Case(settings, SPEC).observations())
+    assert given["images"].shape == (12, 1, 3, 42, 42)
+    assert given["state"].shape == (12, 8)
+
+
+def test_a_folder_of_the_other_kind_is_refused() -> None:
+    folder = Path(__file__).parent / "golden" / "pi05"
+    with pytest.raises(ConfigError, match=r"policy.type = 'pi0', but checkpoint = .*pi05 is a 'pi05'"):
+        Pi0Settings(checkpoint=str(folder), tokenizer="words", robot="bounds").form(SPEC)
+    with pytest.raises(ValueError, match=r"policy.chunk = 6: the network predicts 5 actions"):
+        Pi05Settings(checkpoint=str(folder), tokenizer="words", robot="bounds", chunk=6).form(SPEC)
+
+
+def test_the_state_is_in_the_prompt_of_pi05_unless_switched_off() -> None:
+    obs = case("pi05").observations()
+    moved = obs | {"proprio": -obs["proprio"]}
+
+    def prompts(**changes: Any) -> bool:
+        inputs = case("pi05", **changes).build().inputs
+        return torch.equal(inputs(obs)["tokens"], inputs(moved)["tokens"])
+
+    assert not prompts()
+    assert prompts(state_in_prompt=False)

@@ -55,9 +55,10 @@ def test_an_untrained_policy_gives_the_same_files(tmp_path, prefix, shards, stor
     assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in policy.state_dict().items())
 
 
-@pytest.mark.parametrize("kind", ["pi0", "pi05", "openvla_oft"])
-def test_a_released_folder_is_saved_as_it_was(tmp_path, kind):
-    golden = Path(__file__).parent / "golden" / kind
+@pytest.mark.parametrize("folder", ["pi0", "pi05", "openvla_oft", "gr00t_n1_5"])
+def test_a_released_folder_is_saved_as_it_was(tmp_path, folder):
+    golden = Path(__file__).parent / "golden" / folder
+    kind = Checkpoint.open(golden).architecture
     network = load_network(architecture(kind), Checkpoint.open(golden), device="cpu")
     policy = ToyPolicy(network)
     save_folder(Checkpoint.open(golden), architecture(kind), policy.state_dict(), tmp_path / "out")

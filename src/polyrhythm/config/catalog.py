@@ -134,7 +134,7 @@ def _kind(annotation: Any) -> str:
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return " | ".join(map(str, inner))
-    if origin in (tuple, list):
+    if origin in (tuple, list, Sequence):
         return f"list of {_kind(inner[0])}"
     if isinstance(annotation, type) or origin in (Mapping, dict) or "Mapping" in str(origin):
         return names.get(origin or annotation, "section" if origin else annotation.__name__)

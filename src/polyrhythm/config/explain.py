@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
+from typing import get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -138,9 +138,11 @@ def _walk(model: type[BaseModel], loc: Location) -> tuple[list[str], type[BaseMo
 
 
 def _paths_to(key: str, model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Dotted paths of the model's keys with this name."""
+    """Dotted paths of the model's keys with this name; those within lists have none."""
     found = [prefix + key] if key in model.model_fields else []
     for name, field in model.model_fields.items():
+        if get_origin(field.annotation) in (tuple, list):
+            continue
         for section in models_in(field.annotation):
             found += _paths_to(key, section, f"{prefix}{name}.")
     return list(dict.fromkeys(found))

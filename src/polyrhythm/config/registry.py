@@ -28,6 +28,7 @@ TABLE: dict[Kind, dict[str, str]] = {
         "tiny_vla": "polyrhythm.policies.tiny_vla.policy:TinyVlaSettings",
         "pi0": "polyrhythm.policies.pi0.settings:Pi0Settings",
         "pi05": "polyrhythm.policies.pi0.settings:Pi05Settings",
+        "groot_n1d5": "polyrhythm.policies.groot_n1d5.settings:GrootSettings",
         "openvla_oft": "polyrhythm.policies.openvla_oft.settings:OpenVlaOftSettings",
     },
 }

@@ -30,6 +30,7 @@ _FREE = frozenset(
         *("training.optimizer.lr", "training.optimizer.value_lr", "training.optimizer.lr_final_fraction"),
         *("rollout.max_attempts", "rollout.max_dropped"),
         *("training.on_nonfinite_gradient", "training.max_skipped_steps"),
+        *("training.optimizer.offload", "training.precomputed_mib"),
     }
 )
 #: Where a run is: `polyrhythm resume` has no choice there.

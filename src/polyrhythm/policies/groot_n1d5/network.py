@@ -26,12 +26,12 @@ _EDGE = 1e-3
 class GrootNetwork(nn.Module):
     """GR00T N1.5: a `FlowNetwork`.
 
-    inputs: images [B,N,3,side,side] float32 in -1..1, tokens [B,L] int64 with as many placeholders as the images have
-    tokens, token_present [B,L] bool, state [B,S] float32, embodiment [B] int64. Padding counts: the head reads it, so
+    inputs: images [B,N,3,side,side] float32 in -1..1, input_ids [B,L] int64 with as many placeholders as the images
+    have tokens, attention_mask [B,L] bool, state [B,S] float32, embodiment_id [B] int64. Padding counts: the head reads it, so
     the same words in more places give another answer.
     """
 
-    step_inputs = ("state", "embodiment")
+    step_inputs = ("state", "embodiment_id")
 
     def __init__(self, size: GrootSize) -> None:
         super().__init__()
@@ -72,13 +72,13 @@ class GrootNetwork(nn.Module):
         seen = self.features(inputs)
         keys_values = self.action_head.model.keys_values(seen)
         pooled = seen.float().mean(1) if features else seen.new_empty(len(seen), 0, dtype=torch.float32)
-        return Prefix(keys_values, inputs["token_present"], pooled)
+        return Prefix(keys_values, inputs["attention_mask"], pooled)
 
     def features(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """The backbone's features after the head's norm and self-attention [B,L,width]."""
         eagle, head = self.backbone.eagle_model, self.action_head
-        embedded = eagle.embed(inputs["images"], inputs["tokens"], self._dtype)
-        hidden = eagle(embedded, inputs["token_present"])
+        embedded = eagle.embed(inputs["images"], inputs["input_ids"], self._dtype)
+        hidden = eagle(embedded, inputs["attention_mask"])
         found: Tensor = head.vl_self_attention(head.vlln(hidden).to(hidden.dtype))
         return found
 
@@ -87,7 +87,7 @@ class GrootNetwork(nn.Module):
         return computing_dtype(next(self.backbone.eagle_model.mlp1.parameters()))
 
     def velocity(self, prefix: Prefix, inputs: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        head, embodiment = self.action_head, inputs["embodiment"]
+        head, embodiment = self.action_head, inputs["embodiment_id"]
         bucket = (self.size.buckets * (1.0 - t) + _EDGE).long()
         tokens = head.tokens(inputs["state"], x, bucket, embodiment)
         hidden = head.model(tokens.to(self._dtype), bucket, prefix.keys_values)

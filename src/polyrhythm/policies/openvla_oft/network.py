@@ -229,9 +229,10 @@ def dead_patterns(size: OpenVlaOftSize) -> tuple[str, ...]:
 def _size(config: Mapping[str, Any], tensors: Mapping[str, WeightSpec]) -> OpenVlaOftSize:
     """The size of a folder's network, with the parts that lie in files of their own."""
     size = size_from_config(config)
-    proprio, head = tensors.get("proprio_projector.fc1.weight"), tensors.get("action_head.model.fc1.weight")
+    proprio, head = tensors.get("proprio_projector.fc1.weight"), tensors.get("action_head.model.fc2.weight")
     return replace(
         size,
+        action_dim=head.shape[0] if head is not None else size.action_dim,
         proprio=proprio.shape[1] if proprio is not None else 0,
         l1_head=l1_head_from_config(config) if head is not None else None,
     )

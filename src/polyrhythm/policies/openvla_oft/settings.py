@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Literal
 
 from pydantic import BaseModel, Field, model_validator
 from torch import nn
 
+from polyrhythm.errors import ConfigError
 from polyrhythm.policies.base import SETTINGS
 from polyrhythm.policies.form import PolicyForm, Role
 from polyrhythm.policies.layers.decoder import DecoderSize
@@ -15,13 +17,16 @@ from polyrhythm.policies.layers.timm_vit import VitSize
 from polyrhythm.policies.openvla_oft.network import OPENVLA_OFT, OpenVlaOft, dead_patterns
 from polyrhythm.policies.openvla_oft.policy import OpenVlaOftPolicy, Sampling
 from polyrhythm.policies.openvla_oft.size import L1HeadSize, OpenVlaOftSize, Vocabulary, l1_head_from_config
-from polyrhythm.policies.vla.blueprint import Blueprint, check_horizon
+from polyrhythm.policies.vla.blueprint import Blueprint
 from polyrhythm.policies.vla.building import released_size
 from polyrhythm.policies.vla.checkpoint import Checkpoint
-from polyrhythm.policies.vla.inputs import VlaInputs
+from polyrhythm.policies.vla.input_form import InputForm
+from polyrhythm.policies.vla.inputs import VlaInputs, plan_inputs
 from polyrhythm.policies.vla.precision import Precision
 from polyrhythm.policies.vla.settings import VlaSettings
 from polyrhythm.specs import ArraySpec, EnvSpec
+
+log = logging.getLogger(__name__)
 
 
 class SizeSettings(BaseModel):
@@ -89,8 +94,8 @@ class OpenVlaOftSettings(VlaSettings):
 
     type: Literal["openvla_oft"] = "openvla_oft"
     """The policy's name."""
-    size: SizeSettings = SizeSettings()
-    """Form of the network without a checkpoint."""
+    size: SizeSettings | Literal["released"] = SizeSettings()
+    """Form of the network without a checkpoint; released: full size (7.5 billion parameters), for measurements."""
     variant: Literal["rlinf", "official"] = "rlinf"
     """End of the sequence: rlinf drops the stop token, official keeps it. A checkpoint acts well only in the layout in
     which it was trained."""
@@ -100,6 +105,8 @@ class OpenVlaOftSettings(VlaSettings):
     """Actions that are predicted (H); 0: the checkpoint's, without one as many as are executed."""
     use_proprio: bool = False
     """Give the network the robot's state as a token (released for the official variant); the value sees it anyway."""
+    crop: bool = False
+    """Show the network the central 90% of an image's area: for checkpoints that were trained with random crops."""
     temperature: float = Field(1.0, gt=0.0)
     """Divides the scores of tokens, when they are drawn and when their log-probs are computed."""
     top_k: int = Field(0, ge=0)
@@ -123,29 +130,63 @@ class OpenVlaOftSettings(VlaSettings):
     def _blueprint(self, env_spec: EnvSpec) -> Blueprint[OpenVlaOftPolicy]:
         source = Checkpoint.open(self.checkpoint) if self.checkpoint else None
         size = self._network_size(env_spec, source)
+        inputs = plan_inputs(self, env_spec, self._input_form(size), source)
         sampling = Sampling(self.temperature, self.top_k, self.greedy, self.label_sigma)
 
         def around(network: nn.Module, precision: Precision) -> OpenVlaOftPolicy:
             assert isinstance(network, OpenVlaOft)
-            inputs = VlaInputs(self, env_spec, size)
-            return OpenVlaOftPolicy(network, inputs, sampling, precision, value_detach=self.value_detach)
+            return OpenVlaOftPolicy(network, VlaInputs(inputs), sampling, precision, value_detach=self.value_detach)
 
         return Blueprint(self, replace(OPENVLA_OFT, dead=dead_patterns(size)), size, source, around)
 
+    def _input_form(self, size: OpenVlaOftSize) -> InputForm:
+        ids = size.vocabulary
+        return InputForm(
+            architecture="openvla_oft",
+            image=size.dino.image,
+            horizon=size.horizon,
+            action_dim=size.action_dim,
+            vocabulary=ids.rows,
+            words=ids.first_action,
+            state_dim=size.proprio,
+            needs_state=size.proprio > 0,
+            fill="inside",
+            bos=ids.bos,
+            pad=ids.pad,
+            empty=ids.empty,
+            crop=self.crop,
+        )
+
     def _network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> OpenVlaOftSize:
-        """The network's size for this environment. ValueError: fewer actions are predicted than executed."""
-        if source is None:
-            size = self.size.network(self.horizon or self.chunk, env_spec.action.dim)
-            head, proprio = L1HeadSize(self.size.width), env_spec.observation[self.state].shape[0]
+        """The network's size for this environment. ConfigError: the folder lacks a part that is asked for."""
+        state = env_spec.observation.get(self.state)
+        proprio = state.shape[0] if state is not None and state.shape else 1
+        if source is not None:
+            size: OpenVlaOftSize = released_size(OPENVLA_OFT, source)
+            self._check_side_files(source, size)
+            proprio, head = size.proprio, size.l1_head or l1_head_from_config(source.config)
+        elif isinstance(self.size, str):
+            size, head = replace(OpenVlaOftSize(), horizon=self.chunk), L1HeadSize()
         else:
-            size = released_size(OPENVLA_OFT, source)
-            head, proprio = l1_head_from_config(source.config), size.proprio
-        size = replace(
+            size, head = self.size.network(self.chunk, env_spec.action.dim), L1HeadSize(self.size.width)
+        return replace(
             size,
             horizon=self.horizon or size.horizon,
             stop_token=self.variant == "official",
             proprio=proprio if self.use_proprio else 0,
             l1_head=head if self.head == "l1" else None,
         )
-        check_horizon(size.horizon, self.chunk)
-        return size
+
+    def _check_side_files(self, source: Checkpoint, size: OpenVlaOftSize) -> None:
+        """ConfigError: proprioception is asked for and the folder has no projector. A missing L1 head is drawn."""
+        if self.use_proprio and not size.proprio:
+            raise ConfigError(
+                f"policy.use_proprio = true: checkpoint = {source.folder} has no file proprio_projector--*; copy it "
+                "from the release, or set policy.use_proprio to false"
+            )
+        if self.head == "l1" and size.l1_head is None:
+            log.warning(
+                "policy.head = l1: checkpoint = %s has no file action_head--*, so the head is drawn from the seed and "
+                "acts at random until it was trained on demonstrations",
+                source.folder,
+            )

@@ -20,7 +20,8 @@ from polyrhythm.policies.vla.building import released_size
 from polyrhythm.policies.vla.checkpoint import Checkpoint
 from polyrhythm.policies.vla.flow_policy import FlowPolicy
 from polyrhythm.policies.vla.flow_settings import FlowVlaSettings
-from polyrhythm.policies.vla.inputs import VlaInputs
+from polyrhythm.policies.vla.input_form import InputForm
+from polyrhythm.policies.vla.inputs import VlaInputs, plan_inputs
 from polyrhythm.policies.vla.precision import Precision
 from polyrhythm.specs import EnvSpec
 
@@ -90,9 +91,15 @@ class SizeSettings(BaseModel):
         )
 
 
+#: Places for the prompt in the releases.
+PROMPT_LENGTH = {"pi0": 48, "pi05": 200}
+
+
 class _FlowGemmaSettings(FlowVlaSettings):
     """What π0 and π0.5 share."""
 
+    type: Literal["pi0", "pi05"]
+    """The policy's name."""
     size: SizeSettings | Literal["released"] = SizeSettings()
     """Form of the network without a checkpoint; released: full size (3.5 billion parameters), for measurements."""
     horizon: int = Field(0, ge=0)
@@ -101,6 +108,11 @@ class _FlowGemmaSettings(FlowVlaSettings):
     @property
     def architecture(self) -> Architecture:
         raise NotImplementedError
+
+    @property
+    def _binned_state(self) -> bool:
+        """Whether the prompt has the state."""
+        return False
 
     def form(self, env_spec: EnvSpec) -> PolicyForm:
         plan = self._blueprint(env_spec)
@@ -112,12 +124,13 @@ class _FlowGemmaSettings(FlowVlaSettings):
     def _blueprint(self, env_spec: EnvSpec) -> Blueprint[FlowPolicy]:
         source = Checkpoint.open(self.checkpoint) if self.checkpoint else None
         size = self._network_size(env_spec, source)
+        plan = plan_inputs(self, env_spec, self.input_form(size, source), source)
         architecture = replace(self.architecture, dead=dead_tensors(size, features=not self.value_detach))
 
         def around(network: nn.Module, precision: Precision) -> FlowPolicy:
             return FlowPolicy(
                 network,
-                VlaInputs(self, env_spec, size),
+                VlaInputs(plan),
                 self.method.build(self.steps),
                 precision,
                 value_detach=self.value_detach,
@@ -125,6 +138,21 @@ class _FlowGemmaSettings(FlowVlaSettings):
             )
 
         return Blueprint(self, architecture, size, source, around)
+
+    def input_form(self, size: Pi0Size, source: Checkpoint | None) -> InputForm:
+        """What the network reads and writes. Its prompts have the release's length, or that of the longest one here."""
+        released = PROMPT_LENGTH[self.type] if source is not None or isinstance(self.size, str) else 0
+        return InputForm(
+            architecture=self.type,
+            image=size.image,
+            horizon=size.horizon,
+            action_dim=size.action_dim,
+            vocabulary=size.vocabulary,
+            state_dim=size.state_dim,
+            needs_state=not size.adaptive or self._binned_state,
+            length=source.config.get("tokenizer_max_length", released) if source is not None else released,
+            state_in_prompt=self._binned_state,
+        )
 
     def _network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> Pi0Size:
         """The network's size for this environment. ValueError: fewer actions are predicted than executed."""
@@ -161,7 +189,13 @@ class Pi05Settings(_FlowGemmaSettings):
 
     type: Literal["pi05"] = "pi05"
     """The policy's name."""
+    state_in_prompt: bool = True
+    """Write the normalised state into the prompt in 256 bins; off in the LIBERO release (discrete_state_input)."""
 
     @property
     def architecture(self) -> Architecture:
         return PI05
+
+    @property
+    def _binned_state(self) -> bool:
+        return self.state_in_prompt

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from math import prod
 from typing import Any
 
 import torch
@@ -34,10 +35,14 @@ NETWORK = "network."
 
 #: Factories whose values no constructor relies on: they are overwritten, or drawn.
 _DRAWN = frozenset((torch.empty, torch.empty_strided, torch.rand, torch.randn, torch.normal))
+#: Factories of one repeated value: weights if they are large, constants if not.
+_REPEATED = frozenset((torch.zeros, torch.ones))
+_LARGE = 1 << 16
 
 
 class _WeightsOnMeta(TorchFunctionMode):
-    """Puts what a constructor allocates or draws on the meta device, and computes everything else as usual.
+    """Puts what a constructor allocates or draws on the meta device, large zeros and ones too, and computes everything
+    else as usual.
 
     So weights take neither memory nor time, while constants made from numbers (frequencies, tables, scales) are right
     whether they are in the state_dict or not.
@@ -47,10 +52,19 @@ class _WeightsOnMeta(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _DRAWN:
             return func(*args, **{**kwargs, "device": "meta"})
+        if func in _REPEATED and prod(shape := _shape_of(args, kwargs)) > _LARGE:
+            return torch.empty(shape, dtype=kwargs.get("dtype"), device="meta")
         first = args[0] if args else kwargs.get("tensor")  # by name in torch.nn.init
         if isinstance(first, Tensor) and first.is_meta and _only_fills(func):
             return first
         return func(*args, **kwargs)
+
+
+def _shape_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+    """The shape that torch.zeros or torch.ones is called with."""
+    if "size" in kwargs:
+        return tuple(kwargs["size"])
+    return tuple(args[0]) if len(args) == 1 and not isinstance(args[0], int) else args
 
 
 def _only_fills(func: Any) -> bool:
@@ -112,7 +126,9 @@ def check_fit(of: Architecture, checkpoint: Checkpoint, network: nn.Module) -> F
 
 def misfit(found: Fit, of: Architecture) -> str:
     """What is missing, unexpected or of another shape, in words."""
-    shapes = [f"{name} is {_shape(there)}, {_shape(ours)} expected" for name, (ours, there) in found.reshaped.items()]
+    shapes = [
+        f"{name} is {list(there.shape)}, {list(ours.shape)} expected" for name, (ours, there) in found.reshaped.items()
+    ]
     parts = {
         "missing": list(found.missing),
         "of another shape": shapes,
@@ -124,10 +140,6 @@ def misfit(found: Fit, of: Architecture) -> str:
 
 def _tensors(count: int) -> str:
     return "1 tensor" if count == 1 else f"{count} tensors"
-
-
-def _shape(spec: WeightSpec) -> str:
-    return str(list(spec.shape))
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:

@@ -1,0 +1,165 @@
+"""Settings of GR00T N1.5 policies, and what is built from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from pydantic import BaseModel, Field, model_validator
+from torch import nn
+
+from polyrhythm.policies.base import SETTINGS
+from polyrhythm.policies.form import PolicyForm, Role
+from polyrhythm.policies.groot_n1d5.network import GROOT_N1D5
+from polyrhythm.policies.groot_n1d5.size import QWEN3, GrootSize, StackSize
+from polyrhythm.policies.layers.siglip import SiglipSize
+from polyrhythm.policies.vla.blueprint import Blueprint, check_horizon
+from polyrhythm.policies.vla.building import released_size
+from polyrhythm.policies.vla.checkpoint import Checkpoint
+from polyrhythm.policies.vla.flow_policy import FlowPolicy
+from polyrhythm.policies.vla.flow_settings import FlowVlaSettings
+from polyrhythm.policies.vla.input_form import InputForm
+from polyrhythm.policies.vla.inputs import VlaInputs, plan_inputs
+from polyrhythm.policies.vla.precision import Precision
+from polyrhythm.specs import EnvSpec
+
+
+class SizeSettings(BaseModel):
+    """Form of a network that is not a checkpoint's. The default has 1 million parameters."""
+
+    model_config = SETTINGS
+
+    width: int = Field(96, ge=8)
+    """Features per token of the language model; heads x an even number."""
+    mlp: int = Field(288, ge=8)
+    """Hidden units of its MLPs."""
+    layers: int = Field(2, ge=1)
+    """Its layers."""
+    heads: int = Field(4, ge=1)
+    """Its attention heads, and those of the action head."""
+    dit_width: int = Field(64, ge=8)
+    """Features per token of the diffusion transformer; a multiple of heads."""
+    dit_layers: int = Field(4, ge=1)
+    """Its blocks; the even ones attend to images and words."""
+    hidden: int = Field(64, ge=8)
+    """Units of the encoders of state and actions."""
+    vision_width: int = Field(64, ge=8)
+    """Features per patch of the vision tower."""
+    vision_layers: int = Field(3, ge=1)
+    """Its layers."""
+    vision_heads: int = Field(4, ge=1)
+    """Its attention heads; divides vision_width."""
+    image: int = Field(56, ge=8)
+    """Side of the images in pixels."""
+    patch: int = Field(14, ge=2)
+    """Side of a patch in pixels; divides image."""
+    words: int = Field(512, ge=16)
+    """Rows of the word embedding that words are hashed into."""
+
+    @model_validator(mode="after")
+    def _fit(self) -> SizeSettings:
+        for name, value, divisor_name, divisor in (
+            ("width", self.width, "2 x heads", 2 * self.heads),
+            ("dit_width", self.dit_width, "heads", self.heads),
+            ("vision_width", self.vision_width, "vision_heads", self.vision_heads),
+            ("image", self.image, "patch", self.patch),
+        ):
+            if value % divisor:
+                raise ValueError(f"policy.size.{name} = {value} is no multiple of {divisor_name} = {divisor}: change it")
+        return self
+
+    def network(self, *, horizon: int, action_dim: int, state_dim: int) -> GrootSize:
+        """The network's size, with one embodiment and without padded entries."""
+        head_dim = self.width // self.heads
+        return GrootSize(
+            llm=replace(
+                QWEN3,
+                width=self.width,
+                layers=self.layers,
+                mlp=self.mlp,
+                heads=self.heads,
+                kv_heads=self.heads,
+                head_dim=head_dim,
+            ),
+            vision=SiglipSize(
+                self.vision_width, self.vision_layers, 4 * self.vision_width, self.vision_heads, self.image, self.patch
+            ),
+            vocabulary=self.words,
+            image_token=self.words - 1,
+            vl=StackSize(1, self.heads, head_dim),
+            dit=StackSize(self.dit_layers, self.heads, self.dit_width // self.heads),
+            hidden=self.hidden,
+            horizon=horizon,
+            action_dim=action_dim,
+            state_dim=state_dim,
+            embodiments=1,
+            future=4,
+            positions=horizon,
+        )
+
+
+class GrootSettings(FlowVlaSettings):
+    """GR00T N1.5 (NVIDIA 2025)."""
+
+    type: Literal["groot_n1d5"] = "groot_n1d5"
+    """The policy's name."""
+    size: SizeSettings | Literal["released"] = SizeSettings()
+    """Form of the network without a checkpoint; released: full size (2.4 billion parameters), for measurements."""
+    horizon: int = Field(0, ge=0)
+    """Actions that are predicted (H); 0: the checkpoint's, without one as many as are executed."""
+
+    def form(self, env_spec: EnvSpec) -> PolicyForm:
+        plan = self._blueprint(env_spec)
+        return plan.form(self.method.answers(self.steps, (plan.size.horizon, plan.size.action_dim)))
+
+    def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> FlowPolicy:
+        return self._blueprint(env_spec).build(seed=seed, device=device, role=role)
+
+    def _blueprint(self, env_spec: EnvSpec) -> Blueprint[FlowPolicy]:
+        source = Checkpoint.open(self.checkpoint) if self.checkpoint else None
+        size = self._network_size(env_spec, source)
+        plan = plan_inputs(self, env_spec, self.input_form(size, source), source)
+
+        def around(network: nn.Module, precision: Precision) -> FlowPolicy:
+            return FlowPolicy(
+                network,
+                VlaInputs(plan),
+                self.method.build(self.steps),
+                precision,
+                value_detach=self.value_detach,
+                sft_draws=self.sft_draws,
+            )
+
+        return Blueprint(self, GROOT_N1D5, size, source, around)
+
+    def input_form(self, size: GrootSize, source: Checkpoint | None) -> InputForm:  # noqa: ARG002 - all alike
+        """What the network reads and writes."""
+        return InputForm(
+            architecture=self.type,
+            image=size.image,
+            horizon=size.horizon,
+            action_dim=size.action_dim,
+            vocabulary=size.vocabulary,
+            words=size.image_token,
+            state_dim=size.state_dim,
+            fill="left",
+            image_token=size.image_token,
+            image_tokens=size.vision.tokens,
+            embodiments=size.embodiments,
+        )
+
+    def _network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> GrootSize:
+        """The network's size for this environment. ValueError: fewer actions are predicted than executed."""
+        if source is not None:
+            size: GrootSize = released_size(GROOT_N1D5, source)
+        elif isinstance(self.size, str):
+            size = replace(GrootSize(), horizon=self.chunk)
+        else:
+            size = self.size.network(
+                horizon=self.horizon or self.chunk,
+                action_dim=env_spec.action.dim,
+                state_dim=env_spec.observation[self.state].shape[0],
+            )
+        size = replace(size, horizon=self.horizon or size.horizon)
+        check_horizon(size.horizon, self.chunk)
+        return size

@@ -1,0 +1,99 @@
+"""GR00T N1.5 as a policy: small ones keep the contract in all variants and train in a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from tests.pipeline.runs import config
+from tests.policies.test_conformance import CONTINUOUS, PICTURE, TASKS, Case
+
+from polyrhythm.config.registry import resolve
+from polyrhythm.conformance import run_checks
+from polyrhythm.pipeline.train import train
+from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.policies import conformance
+from polyrhythm.policies.groot_n1d5.settings import GrootSettings, SizeSettings
+from polyrhythm.specs import EnvSpec
+
+SPEC = EnvSpec(PICTURE, CONTINUOUS, TASKS, 50)
+SMALL = {
+    "width": 32,
+    "mlp": 48,
+    "layers": 2,
+    "heads": 2,
+    "dit_width": 32,
+    "dit_layers": 3,
+    "hidden": 24,
+    "vision_width": 24,
+    "vision_layers": 1,
+    "vision_heads": 2,
+    "image": 28,
+    "patch": 14,
+    "words": 64,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "flow_sde": {},
+    "flow_noise": {"method": "flow_noise", "horizon": 4},
+    "expert": {"train": "expert"},
+    "head": {"train": "head"},
+    "bfloat16 flow_noise": {"dtype": "bfloat16", "method": "flow_noise"},
+}
+
+
+def case(**changes: Any) -> Case:
+    section = {"type": "groot_n1d5", "size": SMALL, "chunk": 2, "dtype": "float32", **changes}
+    return Case(resolve("policy", section), SPEC)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_check_passes_without_a_note(variant: str) -> None:
+    found = case(**VARIANTS[variant])
+    checks = conformance.policy_checks(found.settings, found.observations(), SPEC, learns=True, imitates=True)
+    assert [finding for finding in run_checks(checks) if finding.state != "ok"] == []
+
+
+def test_two_updates_of_a_run(tmp_path: Path) -> None:
+    lamps = {"type": "tests.pipeline.pictures:LampSettings"}
+    section = {"type": "groot_n1d5", "size": SMALL, "state": "left", "chunk": 2, "dtype": "float32", "steps": 2}
+    run = config(env=lamps, policy=section, training={"versions": 2})
+    summary = train(validate_run(run), tmp_path)
+    assert summary["ledger"]["trained"] == 2 * run.training.batch_size
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    updates = [line for line in lines if "train/actor/policy_loss" in line]
+    assert len(updates) == 2
+    assert all(line["train/actor/grad_norm"] > 0 for line in updates)
+    assert all(abs(line["train/actor/mismatch_kl"]) < 1e-6 for line in updates), "generator and trainer agree"
+
+
+def test_full_size_form_is_made_without_weights() -> None:
+    form = resolve("policy", {"type": "groot_n1d5", "size": "released", "train": "expert"}).form(SPEC)
+    network = {name for name in form.published if name.startswith("network.")}
+    assert form.parameters - 2_413_522_880 < 5_000_000
+    assert {name.split(".")[1] for name in network} == {"action_head"}
+
+
+def test_wrong_settings_are_one_sentence() -> None:
+    with pytest.raises(ValidationError, match=r"policy.size.width = 30 is no multiple of 2 x heads = 8"):
+        GrootSettings(size=SizeSettings(width=30))
+    with pytest.raises(ValueError, match=r"policy.chunk = 5: the network predicts 3 actions; lower it"):
+        GrootSettings(chunk=5, horizon=3).form(SPEC)
+
+
+def test_adapters_alone_learn() -> None:
+    found = case(train="lora", lora={"rank": 4, "also": ["action_head.action_decoder.*"]}, sft_draws=8)
+    policy, obs = found.build(), found.observations()
+    assert isinstance(policy, torch.nn.Module)
+    optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=1e-2)
+    losses = []
+    for _ in range(20):
+        loss = policy.sft_loss(obs, torch.full((12, 2, 3), 0.5))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
