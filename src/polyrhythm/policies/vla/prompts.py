@@ -175,18 +175,18 @@ def state_prompts(
     heads = [head(i) for i in range(len(tasks))]
     numbers = [_after(heads[0], [tokenizer.bos, *tokenizer.encode(_to_number(tasks[0], b))]) for b in BINS]
     tail = _after(heads[0] + (numbers[0] or []), whole(0, [BINS[0]]))
+    parts = [row or [0] for row in numbers]
     composed = tail is not None and all(numbers)
-    if composed:
-        parts = [row or [] for row in numbers]
-        composed = all(
-            whole(task, bins) == [*heads[task], *(x for b in bins for x in parts[b + 1]), *(tail or [])]
-            for task, bins in _trials(len(tasks), entries)
-        )
+    composed = composed and all(
+        whole(task, bins) == [*heads[task], *(x for b in bins for x in parts[b + 1]), *(tail or ())]
+        for task, bins in _trials(len(tasks), entries)
+    )
     longest = max(range(len(tasks)), key=lambda i: len(heads[i]))
-    needed = max(len(whole(longest, [b] * entries)) for b in (-1, 0, 99, 255))
+    needed = len(heads[longest]) + entries * max(map(len, parts)) + len(tail or ())
+    if not composed:
+        needed = max(len(whole(longest, [b] * entries)) for b in BINS)
     check_length(needed, length, tasks[longest], tokenizer.origin)
     _check_distinct(heads, tasks, tokenizer.origin)
-    parts = [row or [0] for row in numbers]
     return StatePrompts(
         heads=_filled(heads, 0, 0, "right", vocabulary, tokenizer.origin),
         numbers=_filled(parts, 0, 0, "right", vocabulary, tokenizer.origin),

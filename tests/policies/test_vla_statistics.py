@@ -1,0 +1,152 @@
+"""Statistics of every release are found, chosen by robot, and applied as the release applies them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from polyrhythm.errors import ConfigError
+from polyrhythm.policies.vla.checkpoint import Checkpoint
+from polyrhythm.policies.vla.scaling import Scaler, Scaling
+from polyrhythm.policies.vla.statistics import robot_statistics
+
+GOLDEN = Path(__file__).parent / "golden"
+ENDS = {"q01": [-2.0, 0.0, 1.0], "q99": [2.0, 4.0, 1.0], "min": [-4.0, -1.0, 1.0], "max": [4.0, 5.0, 1.0]}
+STATS = ENDS | {"mean": [0.5, 1.0, 1.0], "std": [2.0, 0.5, 0.0]}
+
+
+def folder_of(folder: Path, files: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> Checkpoint:
+    """A folder with these files and a network of one number."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    (folder / "config.json").write_text(json.dumps(config or {}))
+    save_file({"x": torch.zeros(1)}, folder / "model.safetensors")
+    return Checkpoint.open(folder)
+
+
+def normalised(scaling: Scaling | None, values: list[float]) -> list[float]:
+    assert scaling is not None
+    return Scaler(scaling).normalise(torch.tensor(values)).tolist()
+
+
+def undone(scaling: Scaling | None, values: list[float]) -> list[float]:
+    assert scaling is not None
+    return Scaler(scaling).unnormalise(torch.tensor(values)).tolist()
+
+
+def openpi(**robots: Any) -> dict[str, Any]:
+    return {f"assets/{key}/norm_stats.json": {"norm_stats": {"state": s, "actions": s}} for key, s in robots.items()}
+
+
+def test_openpi_uses_quantiles_for_pi05_and_deviations_for_pi0(tmp_path: Path) -> None:
+    source = folder_of(tmp_path, openpi(**{"physical-intelligence/libero": STATS}))
+    pi0, pi05 = (robot_statistics(source, kind, "libero") for kind in ("pi0", "pi05"))
+    assert pi0.key == "physical-intelligence/libero"
+    assert normalised(pi0.actions, [2.5, 1.5, 1.0]) == pytest.approx([1.0, 1.0, 0.0], abs=1e-5)
+    assert normalised(pi05.state, [3.0, 1.0, 1.0]) == pytest.approx([1.5, -0.5, -1.0], abs=1e-5)  # beyond, not clipped
+    assert undone(pi05.actions, [0.0, 0.0, 0.3]) == pytest.approx([0.0, 2.0, 1.0], abs=1e-5)
+
+
+def test_padding_behind_the_statistics_passes(tmp_path: Path) -> None:
+    found = robot_statistics(folder_of(tmp_path, openpi(a=STATS)), "pi05", "")
+    assert normalised(found.actions, [0.0, 2.0, 1.0, 7.5])[3] == 7.5
+
+
+def test_openvla_masks_clips_and_forgives_the_ending(tmp_path: Path) -> None:
+    action = STATS | {"mask": [True, False, True]}
+    source = folder_of(
+        tmp_path, {"dataset_statistics.json": {"libero_tiny_no_noops": {"action": action, "proprio": STATS}}}
+    )
+    for name in ("libero_tiny", "libero_tiny_no_noops", ""):
+        found = robot_statistics(source, "openvla_oft", name)
+        assert found.key == "libero_tiny_no_noops"
+    assert undone(found.actions, [0.5, 0.5, 0.5]) == pytest.approx([1.0, 0.5, 1.0], abs=1e-6)
+    assert normalised(found.state, [3.0, 1.0, 1.0]) == pytest.approx([1.0, -0.5, -1.0], abs=1e-6)
+
+
+def test_openvla_statistics_may_lie_in_the_configuration(tmp_path: Path) -> None:
+    source = folder_of(tmp_path, {}, {"norm_stats": {"bridge_orig": {"action": STATS}}})
+    found = robot_statistics(source, "openvla_oft", "bridge_orig")
+    assert found.state is None
+    assert undone(found.actions, [1.0, 1.0, 0.0])[:2] == pytest.approx([2.0, 4.0])
+
+
+def test_aloha_uses_extremes(tmp_path: Path) -> None:
+    source = folder_of(tmp_path, {"dataset_statistics.json": {"aloha_fold": {"action": STATS, "proprio": STATS}}})
+    assert undone(robot_statistics(source, "openvla_oft", "").actions, [1.0, -1.0, 0.0])[:2] == pytest.approx(
+        [4.0, -1.0]
+    )
+
+
+def test_groot_joins_its_keys_and_maps_what_never_varied_to_zero(tmp_path: Path) -> None:
+    parts = {name: {key: values[i] for key, values in STATS.items()} for i, name in enumerate("xyz")}
+    parts = {name: {key: [value] for key, value in part.items()} for name, part in parts.items()}
+    tag = {"statistics": {"state": parts, "action": parts}, "modalities": {}}
+    found = robot_statistics(folder_of(tmp_path, {"experiment_cfg/metadata.json": {"gr1": tag}}), "groot_n1d5", "gr1")
+    assert normalised(found.state, [4.0, 2.0, 9.0]) == pytest.approx([1.0, 0.0, 0.0])
+    assert undone(found.actions, [1.0, 0.0, 0.7]) == pytest.approx([4.0, 2.0, 1.0])
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("MEAN_STD", 1.0), ("MIN_MAX", 0.625), ("QUANTILES", 1.25)])
+def test_lerobot_normalises_by_the_mode_of_its_processor(tmp_path: Path, mode: str, expected: float) -> None:
+    step = {"config": {"norm_map": {"STATE": mode, "ACTION": mode}}}
+    folder_of(tmp_path, {"policy_preprocessor.json": {"steps": [step]}})
+    tensors = {f"{key}.{stat}": torch.tensor(x) for key in ("action", "observation.state") for stat, x in STATS.items()}
+    save_file(tensors, tmp_path / "policy_preprocessor_step_3_normalizer_processor.safetensors")
+    found = robot_statistics(Checkpoint.open(tmp_path), "pi0", "")
+    assert normalised(found.state, [2.5, 1.0, 1.0])[0] == pytest.approx(expected, abs=1e-6)
+    assert undone(found.actions, [expected, 0.0, 0.0])[0] == pytest.approx(2.5, abs=1e-6)
+
+
+def test_lerobots_older_buffers_are_read(tmp_path: Path) -> None:
+    folder_of(tmp_path, {})
+    buffers = {"normalize_inputs.buffer_observation_state", "unnormalize_outputs.buffer_action"}
+    tensors = {f"{name}.{stat}": torch.tensor(STATS[stat]) for name in buffers for stat in ("mean", "std")}
+    save_file(tensors | {"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    found = robot_statistics(Checkpoint.open(tmp_path), "pi0", "")
+    assert normalised(found.state, [2.5, 1.5, 1.0]) == pytest.approx([1.0, 1.0, 0.0], abs=1e-6)
+
+
+def test_the_golden_folder_of_openvla_has_its_statistics() -> None:
+    found = robot_statistics(Checkpoint.open(GOLDEN / "openvla_oft"), "openvla_oft", "libero_tiny")
+    stats = json.loads((GOLDEN / "openvla_oft" / "dataset_statistics.json").read_text())["libero_tiny_no_noops"][
+        "action"
+    ]
+    assert undone(found.actions, [1.0] * 7)[:6] == pytest.approx(stats["q99"][:6], abs=1e-6)
+    assert undone(found.actions, [0.25] * 7)[6] == 0.25
+
+
+def test_scalings_of_chosen_entries() -> None:
+    source = Checkpoint.open(GOLDEN / "openvla_oft")
+    whole = robot_statistics(source, "openvla_oft", "").actions
+    assert whole is not None
+    x = np.linspace(-1.0, 1.0, 7).tolist()
+    assert undone(whole.chosen([5, 0]), [x[5], x[0]]) == [undone(whole, x)[5], undone(whole, x)[0]]
+
+
+@pytest.mark.parametrize(
+    ("files", "robot", "expected"),
+    [
+        ({}, "", "has no normalisation statistics .*norm_stats.json.*policy.robot = 'bounds'"),
+        (openpi(a=STATS, b=STATS), "", "policy.robot is not set.*2 robots .*a, b.*set policy.robot"),
+        (openpi(a=STATS, b=STATS), "c", "policy.robot = 'c'.* statistics of a, b; set policy.robot"),
+        (openpi(a={"mean": [0.0]}), "", "norm_stats.json: state has no 'std' but mean; copy"),
+        (openpi(a={"mean": [0.0], "std": [1.0, 2.0]}), "", "1 numbers in mean and 2 in std"),
+        (openpi(a={"mean": ["?"], "std": [1.0]}), "", "state.mean is no list of finite numbers"),
+        ({"assets/a/norm_stats.json": {"state": {}}}, "", "norm_stats.json has no 'norm_stats' but state"),
+        ({"assets/a/norm_stats.json": "{"}, "", "norm_stats.json is no JSON"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(tmp_path: Path, files: dict[str, Any], robot: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected) as caught:
+        robot_statistics(folder_of(tmp_path, files), "pi0", robot)
+    assert len(caught.value.problems) == 1
+    assert "\n" not in str(caught.value)
