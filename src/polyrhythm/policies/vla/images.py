@@ -142,6 +142,8 @@ def resample(images: Tensor, size: tuple[int, int], kernel: Filter) -> Tensor:
     The order of the two passes, which decides roundings, is that of Pillow 13; before, rows always came first. That
     matters for images that shrink in height by more than twice as many pixels as in width, never for square ones.
     """
+    if images.device.type == "cpu" and len(images) > 1:  # one image at a time stays in the cache
+        return torch.cat([resample(image, size, kernel) for image in images.split(1)])
     lost = [before - after for before, after in zip(images.shape[1:3], size, strict=True)]
     for axis in (1, 2) if lost[0] > max(2 * lost[1], 0) else (2, 1):
         if images.shape[axis] != size[axis - 1]:
@@ -155,8 +157,9 @@ def _resample_axis(images: Tensor, axis: int, size: int, kernel: Filter) -> Tens
     lines = images.transpose(1, axis).contiguous()  # whole lines are copied faster than pixels
     total = torch.full((1,), 1 << (_BITS - 1), dtype=torch.int32, device=images.device)
     for index, weight in zip(indices, weights, strict=True):
-        total = torch.addcmul(total, lines.index_select(1, index).to(torch.int32), weight.view(1, -1, 1, 1))
-    return (total >> _BITS).clamp_(0, 255).to(torch.uint8).transpose(1, axis)
+        part = lines.index_select(1, index).to(torch.int32).mul_(weight.view(1, -1, 1, 1))
+        total = part.add_(total)
+    return total.bitwise_right_shift_(_BITS).clamp_(0, 255).to(torch.uint8).transpose(1, axis)
 
 
 @lru_cache(maxsize=256)

@@ -7,7 +7,7 @@ from typing import Literal
 
 Architecture = Literal["pi0", "pi05", "openvla_oft", "groot_n1d5"]
 
-#: Names of the cameras that each architecture was trained with, in the order of its inputs.
+#: Names of the cameras of each architecture in the order of its inputs, for folders that do not name theirs.
 CAMERAS = {
     "pi0": ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"),
     "pi05": ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"),
@@ -35,8 +35,8 @@ class InputForm:
     state, padded; 0: as many as the environment has. needs_state: the network reads the state. vocabulary: ids lie
     below; words: hashed words do. length: places for the prompt; 0: as many as the longest prompt. fill: where short
     prompts are filled up: right, left, or inside (behind the first token). bos, pad, empty, image_token: ids.
-    cameras: its slots. every_camera: all must be there. image_tokens: places of an image in the prompt (GR00T).
-    state_in_prompt: π0.5's bins. crop: OpenVLA-OFT's 90% of the area. embodiments: GR00T's number of them.
+    image_tokens: places of an image in the prompt (GR00T). state_in_prompt: π0.5's bins. crop: OpenVLA-OFT's 90% of the
+    area. embodiments: GR00T's number of them.
     """
 
     architecture: Architecture
@@ -54,13 +54,10 @@ class InputForm:
     empty: int = 0
     image_token: int = 0
     image_tokens: int = 0
-    cameras: tuple[str, ...] = ()
     state_in_prompt: bool = False
     crop: bool = False
     embodiments: int = 0
 
     def __post_init__(self) -> None:
-        if not self.cameras:
-            object.__setattr__(self, "cameras", CAMERAS[self.architecture])
         if not self.words:
             object.__setattr__(self, "words", self.vocabulary)

@@ -14,7 +14,8 @@ from polyrhythm.policies.vla import prompts, scaling
 from polyrhythm.policies.vla.actions import ActionPlan, plan_actions
 from polyrhythm.policies.vla.checkpoint import Checkpoint
 from polyrhythm.policies.vla.folder_files import CHOICES
-from polyrhythm.policies.vla.input_form import EMBODIMENTS, InputForm
+from polyrhythm.policies.vla.input_form import CAMERAS, EMBODIMENTS, InputForm
+from polyrhythm.policies.vla.inspection import camera_names
 from polyrhythm.policies.vla.prompts import PromptTable, StatePrompts
 from polyrhythm.policies.vla.scaling import Scaling
 from polyrhythm.policies.vla.settings import VlaSettings
@@ -50,7 +51,7 @@ def plan_inputs(settings: VlaSettings, env_spec: EnvSpec, form: InputForm, sourc
     if source is not None and robot != BOUNDS:
         statistics = robot_statistics(source, form.architecture, robot)
     state, state_scaling = _plan_state(settings, env_spec, form, statistics)
-    cameras = _plan_cameras(settings, env_spec, form)
+    cameras = _plan_cameras(settings, env_spec, form, source)
     tokenizer = _tokenizer(settings, form, source, choices)
     return InputPlan(
         form=form,
@@ -64,33 +65,49 @@ def plan_inputs(settings: VlaSettings, env_spec: EnvSpec, form: InputForm, sourc
     )
 
 
-def _plan_cameras(settings: VlaSettings, env_spec: EnvSpec, form: InputForm) -> tuple[tuple[str, str], ...]:
+def _plan_cameras(
+    settings: VlaSettings, env_spec: EnvSpec, form: InputForm, source: Checkpoint | None
+) -> tuple[tuple[str, str], ...]:
     """Slots of the policy with the environment's image of each."""
     seen = {name: spec for name, spec in env_spec.observation.items() if spec.dtype == "uint8" and len(spec.shape) == 3}
-    there = ", ".join(f"{name} {list(spec.shape)}" for name, spec in seen.items()) or "none"
+    there = ", ".join(f"{name} {list(spec.shape)}" for name, spec in seen.items())
     if not seen:
         raise ConfigError(
             f"policy.type = {form.architecture!r} needs an image, the environment shows {_shown(env_spec)}: switch its "
             "camera on in the env's settings"
         )
-    chosen = {slot.rsplit(".", 1)[-1]: name for slot, name in settings.cameras.items()}
-    slots = tuple(slot.rsplit(".", 1)[-1] for slot in form.cameras)
+    slots = _slots(form, source)
+    chosen = {_last(slot): name for slot, name in settings.cameras.items()}
     if not chosen:
-        if len(seen) > len(slots):
+        needs_all = form.architecture == "groot_n1d5" and source is not None
+        if len(seen) > len(slots) or (needs_all and len(seen) < len(slots)):
             raise ConfigError(
-                f"the environment has {len(seen)} cameras ({there}) and the policy takes {len(slots)} "
-                f"({', '.join(slots)}): say in policy.cameras which image each of them gets"
+                f"the environment has {len(seen)} cameras ({there}) and the policy {len(slots)} ({', '.join(slots)}): "
+                "say in policy.cameras which image each of them gets"
             )
         chosen = dict(zip(slots, seen, strict=False))
     for slot, name in chosen.items():
         if slot not in slots:
-            raise ConfigError(f"policy.cameras: the policy has no camera {slot!r}; it has {', '.join(slots)}")
+            raise ConfigError(
+                f"policy.cameras names {slot!r}, the policy's cameras are {', '.join(slots)}: use these names"
+            )
         if name not in seen or seen[name].shape[2] != 3:
             raise ConfigError(
-                f"policy.cameras.{slot} = {name!r}: the environment has no such colour image; it has "
-                f"{there}: name one of these"
+                f"policy.cameras.{slot} = {name!r}: the environment has no such colour image; it has {there}: name one "
+                "of these"
             )
     return tuple((slot, chosen[slot]) for slot in slots if slot in chosen)
+
+
+def _slots(form: InputForm, source: Checkpoint | None) -> tuple[str, ...]:
+    """The policy's cameras in order: as the folder names them, else as released."""
+    named = [_last(name) for name in camera_names(source)] if source is not None else []
+    return tuple(name for name in named if not name.startswith("empty_camera")) or CAMERAS[form.architecture]
+
+
+def _last(name: str) -> str:
+    """`observation.images.base_0_rgb` -> `base_0_rgb`."""
+    return name.rsplit(".", 1)[-1]
 
 
 def _plan_state(

@@ -205,18 +205,28 @@ def _read(path: Path, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
         yield stored, tensor.double().flatten().numpy()
 
 
-def _get(found: Mapping[str, Any], key: str, origin: str) -> Any:
-    if key not in found:
-        raise ConfigError(f"{origin} has no {key!r} ({few([*found]) or 'it is empty'}); copy it again from its release")
+def _get(found: Any, key: str, origin: str) -> Any:
+    if not isinstance(found, Mapping) or key not in found:
+        held = few([*found]) if isinstance(found, Mapping) else f"a {type(found).__name__}"
+        raise ConfigError(f"{origin} has no {key!r} but {held or 'nothing'}; copy it again from its release")
     return found[key]
 
 
-def _pair(stats: Mapping[str, Any], first: str, second: str, origin: str) -> tuple[np.ndarray, np.ndarray]:
-    """Two statistics of an array. ConfigError: one is missing, or their lengths differ."""
-    a, b = (np.asarray(_get(stats, name, origin), np.float64).reshape(-1) for name in (first, second))
-    if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
+def _pair(stats: Any, first: str, second: str, origin: str) -> tuple[np.ndarray, np.ndarray]:
+    """Two statistics of an array. ConfigError: one is missing or no list of numbers, or their lengths differ."""
+    a, b = (_numbers(_get(stats, name, origin), f"{origin}.{name}") for name in (first, second))
+    if a.shape != b.shape:
         raise ConfigError(
-            f"{origin} has {len(a)} numbers in {first} and {len(b)} in {second}, or some that are not finite; copy it "
-            "again from its release"
+            f"{origin} has {len(a)} numbers in {first} and {len(b)} in {second}; copy it again from its release"
         )
     return a, b
+
+
+def _numbers(found: Any, origin: str) -> np.ndarray:
+    try:
+        array = np.asarray(found, np.float64).reshape(-1)
+    except (TypeError, ValueError):
+        array = np.array([np.nan])
+    if not np.isfinite(array).all():
+        raise ConfigError(f"{origin} is no list of finite numbers; copy it again from its release")
+    return array
