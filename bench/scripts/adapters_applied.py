@@ -1,9 +1,9 @@
-"""Writes bench/results/adapters_applied.md: a generator with adapters beside the same with adapters merged into weights.
+"""Writes bench/results/adapters_applied.md: a generator that applies its adapters, and one that has merged them.
 
     python bench/scripts/adapters_applied.py [--device cuda] [--rank 32] [--out FILE]
 
-One forward pass of a decoder over 32 tokens by rows, in bfloat16, and how far its outputs are from those of the trainer,
-whose adapters are float32. Adapters have the size of early training: B is random at 1e-3.
+One forward pass of a decoder over 32 tokens by rows, in bfloat16, and how far its outputs are from those of the
+trainer, whose adapters are float32. Adapters have the size of early training: B is random at 1e-3.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def main() -> None:
     merging = time.perf_counter() - begin
     lines = []
     for rows in ROWS:
-        fast, slow = (seconds(lambda n=n: run(n, rows, device)) for n in (merged, applied))  # type: ignore[misc]
+        fast, slow = (seconds(lambda n=n, rows=rows: run(n, rows, device)) for n in (merged, applied))  # type: ignore[misc]
         lines.append(f"| {rows} | {slow * 1e3:.1f} | {fast * 1e3:.1f} | {slow / fast:.2f} |")
     expected = run(training, 8, device)
     gaps = [float((run(n, 8, device) - expected).abs().max()) for n in (applied, merged)]
