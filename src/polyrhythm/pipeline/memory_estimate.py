@@ -43,6 +43,6 @@ def memory_by_station(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> dic
     found["trainer"] = {
         "weights": form.train_bytes,
         "gradients": form.trainable_bytes,
-        "optimizer": _MOMENTS * form.trainable_bytes,
+        "optimizer" + " (host)" * config.training.optimizer.offload: _MOMENTS * form.trainable_bytes,
     }
     return found
