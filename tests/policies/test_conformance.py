@@ -19,6 +19,7 @@ from polyrhythm.policies.calls import evaluate_act, sample
 from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.policies.flow_methods import FlowNoiseSettings, FlowSdeSettings, OdeSettings
 from polyrhythm.policies.gaussian import GaussianSettings
+from polyrhythm.policies.pi0.settings import Pi0Settings, Pi05Settings, SizeSettings
 from polyrhythm.policies.tiny_vla.flow import FlowMatchingSettings, FlowMethod
 from polyrhythm.policies.tiny_vla.policy import TinyVlaSettings
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
@@ -56,6 +57,12 @@ def flow(method: FlowMethod, **settings: int) -> Case:
     return Case(TinyVlaSettings(head=head), EnvSpec(PICTURE, CONTINUOUS, TASKS, 50))
 
 
+def pi0(settings: type[Pi0Settings | Pi05Settings]) -> Case:
+    size = SizeSettings(width=32, mlp=48, heads=2, head_dim=16, expert_width=24, expert_mlp=32, image=28)
+    policy = settings(size=size, chunk=2, dtype="float32", steps=2, sft_draws=16)
+    return Case(policy, EnvSpec(PICTURE, CONTINUOUS, TASKS, 50))
+
+
 CASES = {
     "gaussian": Case(GaussianSettings(chunk=2), EnvSpec(FLAT, CONTINUOUS, TASKS, 50)),
     "gaussian with progress": Case(GaussianSettings(progress=True, layers=1), EnvSpec(FLAT, CONTINUOUS, TASKS, 50)),
@@ -69,6 +76,8 @@ CASES = {
     "tiny_vla flow_sde in one step": flow(FlowSdeSettings(noise=1.0), steps=1),
     "tiny_vla flow_noise": flow(FlowNoiseSettings(), steps=3),
     "tiny_vla ode": flow(OdeSettings()),
+    "pi0": pi0(Pi0Settings),
+    "pi05": pi0(Pi05Settings),
 }
 #: Those whose log-prob no parameter moves: for supervised training and evaluation only.
 WITHOUT_GRADIENT = {"tiny_vla ode"}
