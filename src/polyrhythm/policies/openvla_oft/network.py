@@ -36,10 +36,11 @@ class FusedBackbone(nn.Module):
         """[B,6·n,H,W], per image three channels normalised for DINOv2 and three for SigLIP -> [B,n·tokens,width]."""
         dino, siglip = images.unflatten(1, (-1, 2, 3)).unbind(2)
         count = dino.shape[1]
-        features = torch.cat(
+        features: Tensor = torch.cat(
             (self.featurizer(dino.flatten(0, 1), dtype), self.fused_featurizer(siglip.flatten(0, 1), dtype)), dim=-1
         )
-        return features.unflatten(0, (-1, count)).flatten(1, 2)
+        found: Tensor = features.unflatten(0, (-1, count))
+        return found.flatten(1, 2)
 
 
 class Projector(nn.Module):
@@ -199,9 +200,10 @@ class OpenVlaOft(nn.Module):
         rows = slice(self.size.vocabulary.first_action, self.size.vocabulary.real)
         head: nn.Module = self.language_model.lm_head
         # An adapted layer is a module around the linear one, and its weight is not all that it does.
-        plain = isinstance(head, nn.Linear)
-        scores: Tensor = functional.linear(hidden, head.weight[rows]) if plain else head(hidden)[..., rows]
-        return scores.unflatten(1, (self.size.horizon, self.size.action_dim))
+        linear = functional.linear(hidden, head.weight[rows]) if isinstance(head, nn.Linear) else None
+        scores: Tensor = head(hidden)[..., rows] if linear is None else linear
+        found: Tensor = scores.unflatten(1, (self.size.horizon, self.size.action_dim))
+        return found
 
     def l1_actions(self, hidden: Tensor) -> Tensor:
         """Hidden states [B,H·A,width] -> the L1 head's actions [B,H,A] float32, about -1..1, not clipped."""
