@@ -51,5 +51,17 @@ def shared(layout: WeightsLayout, folder: Path) -> Ends:
     return Ends(SharedWeights(layout, memory, folder), SharedWeights(layout, memoryview(memory), folder))
 
 
-#: The next implementation (CUDA IPC, NCCL, tcp) is a line here.
-IMPLEMENTATIONS: dict[str, Callable[[WeightsLayout, Path], Ends]] = {"inline": inline, "local": shared}
+class Far(SharedWeights):
+    """As for a module on a device: what is read crosses a staging buffer."""
+
+    def lies_on(self, device: torch.device) -> bool:
+        return False
+
+
+def far(layout: WeightsLayout, folder: Path) -> Ends:
+    memory = bytearray(shared_nbytes(layout))
+    return Ends(SharedWeights(layout, memory, folder), Far(layout, memoryview(memory), folder))
+
+
+#: The next implementation (NCCL, tcp) is a line here.
+IMPLEMENTATIONS: dict[str, Callable[[WeightsLayout, Path], Ends]] = {"inline": inline, "local": shared, "far": far}
