@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -120,30 +120,34 @@ class DevicePasses:
         self._flying: deque[_Slot] = deque()
         self._inputs = torch.zeros(layout.input_bytes(rows), dtype=torch.uint8, device=device)
         self._answers = torch.zeros(layout.answer_bytes(rows), dtype=torch.uint8, device=device)
-        self._runs: dict[tuple[Policy, int], Callable[[], Any]] = {}
+        self._runs: dict[tuple[Policy, int], Callable[[], None]] = {}
         self._copies.wait_for_computation()  # it may still use what this memory was before
 
     def warm_up(self, policies: Sequence[Policy], buckets: Sequence[int]) -> None:
         for rows in buckets:
             for policy in policies:
                 policy.act(*self._layout.inputs_over(self._inputs, rows))
-        for policy in policies if self._capture is not None else ():
-            self._capture_all(policy, buckets)
+        if self._capture is not None:
+            self._runs |= self._capture_all(self._capture, policies, buckets)
 
-    def _capture_all(self, policy: Policy, buckets: Sequence[int]) -> None:
-        """Capture the passes of every bucket, the largest first; all or none, with one warning."""
-        assert self._capture is not None
+    def _capture_all(
+        self, capture: Capture, policies: Sequence[Policy], buckets: Sequence[int]
+    ) -> dict[tuple[Policy, int], Callable[[], None]]:
+        """The passes of all policies and buckets, captured, the largest first; none, with one warning, if one cannot
+        be."""
         captured = {}
         for rows in sorted(buckets, reverse=True):
-            try:
-                captured[policy, rows] = self._capture(self._make_run(policy, rows))
-            except UnfitAct:
-                return  # the first pass that is served reports it
-            except RuntimeError as error:
-                message = "%s: passes of %d rows cannot be captured as CUDA graphs, so they run without: %s"
-                log.warning(message, type(policy).__name__, rows, (str(error).splitlines() or ["no reason given"])[0])
-                return
-        self._runs |= captured
+            for policy in policies:
+                try:
+                    captured[policy, rows] = capture(self._make_run(policy, rows))
+                except UnfitAct:
+                    return {}  # the first pass that is served reports it
+                except RuntimeError as error:
+                    message = "%s: passes of %d rows cannot be captured as CUDA graphs, so they run without: %s"
+                    why = (str(error).splitlines() or ["no reason given"])[0]
+                    log.warning(message, type(policy).__name__, rows, why)
+                    return {}
+        return captured
 
     def _make_run(self, policy: Policy, rows: int) -> Callable[[], None]:
         """The pass of so many rows, from static inputs to packed answers."""

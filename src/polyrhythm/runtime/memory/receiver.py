@@ -65,6 +65,7 @@ class Receiver:
             return version
         if version != self.staged or present not in (None, self._staged):
             if not self.stages:
+                self._staging, self._staged = None, NOTHING
                 self._applied = self._weights.fetch(version, own, self._applied)
                 return self.version
             self._stage(version, self._applied)

@@ -4,7 +4,8 @@
     stage     `Receiver.stage`: copy a version to where it will be used, while the module goes on serving
     apply     `Receiver.apply`: overwrite the module's tensors in place, between two passes
 
-`InlineWeights` hands versions over by reference within a process, `SharedWeights` through shared memory on one host.
+`InlineWeights` hands versions over by reference within a process, `SharedWeights` through shared memory on one host,
+`DeviceWeights` (`device_weights`) also on a device that trainer and generator share.
 Every implementation passes tests/conformance/test_weights.py.
 
 Invariants: versions only rise; the newest complete version can be read at any time, also when the writer died in the
@@ -216,17 +217,22 @@ class SharedWeights:
                     return
 
     def _lock(self, index: int, operation: int) -> BinaryIO:
-        """Lock a buffer until the file that this returns is closed. BlockingIOError: with LOCK_NB it is locked.
+        """Lock a buffer, see `lock_file`."""
+        return lock_file(self._files[index], operation)
 
-        Each use opens the file anew, so threads of a process exclude each other too.
-        """
-        file = self._files[index].open("ab")
-        try:
-            fcntl.flock(file, operation)
-        except BaseException:
-            file.close()
-            raise
-        return file
+
+def lock_file(path: Path, operation: int) -> BinaryIO:
+    """Lock a file until the one that this returns is closed. BlockingIOError: with LOCK_NB it is locked.
+
+    Each use opens the file anew, so threads of a process exclude each other too.
+    """
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, operation)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def shared_nbytes(layout: WeightsLayout) -> int:
