@@ -120,7 +120,7 @@ def test_every_policy_is_captured_and_a_replay_draws_by_the_keys_that_it_is_give
     served = settings.build(spec, seed=0, device=str(cuda), role="act").eval()
     obs, greedy, key = inputs(4)
     obs = {name: x.to(cuda) for name, x in obs.items()}
-    static = greedy.to(cuda), key.to(cuda)
+    static = greedy.to(cuda), key.to(cuda, copy=True)
     with torch.inference_mode():
         first = served.act(obs, *static)
         actions, logprob = torch.zeros_like(first.actions), torch.zeros_like(first.logprob)
