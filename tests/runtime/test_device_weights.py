@@ -27,6 +27,14 @@ class Unshared(HostHandles):
     open = export
 
 
+class Successor(HostHandles):
+    """The device of a trainer that replaces a dead one: the old file is gone before the new writer has its lock."""
+
+    def export(self, memory):
+        assert not (self._folder / "weights.device").exists()
+        return super().export(memory)
+
+
 class Channel:
     """The processes' ends of one channel. marked: the host's copy holds 99 in place of what was published."""
 
@@ -95,7 +103,7 @@ def test_nothing_is_read_from_a_trainer_that_is_dead_and_its_successor_is_opened
     del first
     assert not reader.lies_on(CPU)
     assert applied(reader, 0) == (0, [99])
-    second = channel.end()
+    second = channel.end(Successor)
     second.publish(1, state(1))
     channel.mark()
     assert applied(reader, 1) == (1, [1])

@@ -96,6 +96,7 @@ class DeviceWeights:
         """The copy that this process writes; None if the device's memory cannot be shared."""
         if self._writes or self._given_up:
             return self._copy
+        self._path.unlink(missing_ok=True)
         try:
             memory = self._handles.allocate(self.layout.nbytes)
             handle = self._handles.export(memory)
@@ -104,7 +105,6 @@ class DeviceWeights:
             return None
         new = self._path.with_suffix(".new")
         new.write_bytes(bytes(_PUBLICATION) + handle)
-        self._path.unlink(missing_ok=True)
         with self._lock("writer", fcntl.LOCK_EX) as lock:
             weakref.finalize(self, os.close, os.dup(lock.fileno()))  # the lock is held as long as this is open
         new.replace(self._path)
@@ -132,16 +132,13 @@ class DeviceWeights:
     def _reading(self, publication: Publication) -> Iterator[State | None]:
         """The tensors of the publication, which nobody overwrites meanwhile; None if they cannot be had at once."""
         shared = self._open_copy()
-        if shared is None or not shared.holds(publication):
-            yield None
-            return
         try:
             file = self._lock("copy", fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             yield None
             return
         with file:
-            yield shared.state if shared.holds(publication) else None
+            yield shared.state if shared is not None and shared.holds(publication) else None
 
     def _open_copy(self) -> _DeviceCopy | None:
         """The copy of the living trainer; None: there is none, or this process cannot open it."""
