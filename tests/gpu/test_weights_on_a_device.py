@@ -30,7 +30,7 @@ from polyrhythm.runtime.memory.weights import SharedWeights
 folder, device = Path(sys.argv[1]), torch.device("cuda", 0)
 host = SharedWeights(layout_of(Module()), memoryview(open_segment(folder, "weights")), folder)
 module = Module(7).to(device)
-receiver = Receiver(DeviceWeights(host, folder, CudaHandles(device)), module)
+receiver = Receiver(DeviceWeights(host, folder, CudaHandles(str(device))), module)
 print("ready", flush=True)
 for line in sys.stdin:
     print(receiver.apply(int(line)), module.values(), receiver.stages, flush=True)
@@ -60,7 +60,7 @@ def generator(cuda, tmp_path):
 
 def test_a_generator_takes_versions_from_the_trainers_memory_while_the_trainer_lives(generator, cuda, tmp_path):
     host = SharedWeights(layout_of(Module()), memoryview(open_segment(tmp_path, "weights")), tmp_path)
-    trainer = DeviceWeights(host, tmp_path, CudaHandles(cuda))
+    trainer = DeviceWeights(host, tmp_path, CudaHandles(str(cuda)))
     for version in range(3):
         trainer.publish(version, Module(version).to(cuda).state_dict())
         for tensors in host._buffers:

@@ -128,7 +128,9 @@ class DevicePasses:
             for policy in policies:
                 policy.act(*self._layout.inputs_over(self._inputs, rows))
         if self._capture is not None:
-            self._runs |= self._capture_all(self._capture, policies, buckets)
+            captured = self._capture_all(self._capture, policies, buckets)
+            self._runs |= captured
+            log.info("passes that are captured as CUDA graphs: %d (buckets: %s)", len(captured), list(buckets))
 
     def _capture_all(
         self, capture: Capture, policies: Sequence[Policy], buckets: Sequence[int]

@@ -26,12 +26,16 @@ class DeviceHandles(Protocol):
         """The memory that another process exported. RuntimeError: it cannot be opened."""
         ...
 
+    def wait(self) -> None:
+        """Until the copies of this thread have ended on the device."""
+        ...
+
 
 class CudaHandles:
     """CUDA IPC, as `torch.multiprocessing` uses it: both processes see the same devices under the same numbers."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
 
     def allocate(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self.device)
@@ -43,3 +47,6 @@ class CudaHandles:
         torch.cuda.init()
         storage = torch.UntypedStorage._new_shared_cuda(*msgspec.msgpack.decode(handle))
         return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
+
+    def wait(self) -> None:
+        torch.cuda.current_stream(self.device).synchronize()

@@ -25,12 +25,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-import torch
 
 from polyrhythm.runtime.memory.device_handles import DeviceHandles
-from polyrhythm.runtime.memory.tensors import Copy, State, copy_into, views_of
+from polyrhythm.runtime.memory.tensors import Copy, Device, State, copy_into, views_of
 from polyrhythm.runtime.memory.weights import NOTHING, Publication, SharedWeights, lock_file
-from polyrhythm.specs.weights import WeightsLayout
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +39,12 @@ _PUBLICATION = 2 * 8
 class _DeviceCopy:
     """A copy on a device, and the file that names it. state: the layout's tensors."""
 
-    def __init__(self, layout: WeightsLayout, path: Path, memory: torch.Tensor) -> None:
+    def __init__(self, path: Path, state: State) -> None:
         with path.open("r+b") as file:
             self.inode = os.fstat(file.fileno()).st_ino
             # The version is stored plus one, as in `SharedWeights`.
             self._held = np.frombuffer(mmap.mmap(file.fileno(), _PUBLICATION), np.int64)
-        self.state = views_of(layout, memory)
+        self.state = state
 
     def holds(self, publication: Publication) -> bool:
         return tuple(self._held.tolist()) == (publication.version + 1, publication.number)
@@ -89,7 +87,7 @@ class DeviceWeights:
             with self._lock("copy", fcntl.LOCK_EX):
                 own.name(NOTHING)
                 copy_into(own.state, state)
-                self._wait()
+                self._handles.wait()
                 own.name(publication)
 
     def _own_copy(self) -> _DeviceCopy | None:
@@ -108,13 +106,13 @@ class DeviceWeights:
         with self._lock("writer", fcntl.LOCK_EX) as lock:
             weakref.finalize(self, os.close, os.dup(lock.fileno()))  # the lock is held as long as this is open
         new.replace(self._path)
-        self._writes, self._copy = True, _DeviceCopy(self.layout, self._path, memory)
+        self._writes, self._copy = True, _DeviceCopy(self._path, views_of(self.layout, memory))
         log.info("weights are published on %s (CUDA IPC) and in host memory", self._handles.device)
         return self._copy
 
     # ------------------------------------------------------------ a reader
 
-    def lies_on(self, device: torch.device) -> bool:
+    def lies_on(self, device: Device) -> bool:
         """Whether the trainer shares a copy on this device."""
         return device == self._handles.device and self._open_copy() is not None
 
@@ -124,7 +122,7 @@ class DeviceWeights:
             with self._reading(wanted) as state:
                 if state is not None:
                     copy(into, state)
-                    self._wait()
+                    self._handles.wait()
                     return wanted
         return self._host.fetch(version, into, present, copy)
 
@@ -150,7 +148,7 @@ class DeviceWeights:
                 return None
             if self._copy is None or self._copy.inode != inode:
                 memory = self._handles.open(self._path.read_bytes()[_PUBLICATION:])
-                self._copy = _DeviceCopy(self.layout, self._path, memory)
+                self._copy = _DeviceCopy(self._path, views_of(self.layout, memory))
                 log.info("weights come from the trainer's memory on %s (CUDA IPC)", self._handles.device)
         except FileNotFoundError:
             return None
@@ -175,11 +173,6 @@ class DeviceWeights:
         self._given_up = inode
         why = (str(error).splitlines() or ["no reason given"])[0]
         log.warning("weights are %s: %s cannot be shared by CUDA IPC (%s)", instead, self._handles.device, why)
-
-    def _wait(self) -> None:
-        """Until the copies of this thread have ended on the device."""
-        if self._handles.device.type == "cuda":
-            torch.cuda.current_stream(self._handles.device).synchronize()
 
     def _lock(self, name: str, operation: int) -> BinaryIO:
         return lock_file(self._path.with_name(f"{_NAME}.{name}.lock"), operation)

@@ -15,6 +15,7 @@ State = Mapping[str, Tensor]
 #: Copies the tensors that both have from the second into the first.
 Copy = Callable[[State, State], None]
 Module = torch.nn.Module
+Device = torch.device
 
 _BFLOAT16 = torch.bfloat16
 

@@ -26,9 +26,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
-import torch
 
-from polyrhythm.runtime.memory.tensors import Copy, State, copy_into, tensors_over, to_dtype
+from polyrhythm.runtime.memory.tensors import Copy, Device, State, copy_into, tensors_over, to_dtype
 from polyrhythm.specs.weights import WeightsLayout, first_misfit, weight_specs
 
 _HEADER = 64
@@ -68,13 +67,11 @@ class Weights(Protocol):
         """The publication of `version` that can be read now; None if that is gone."""
         ...
 
-    def lies_on(self, device: torch.device) -> bool:
+    def lies_on(self, device: Device) -> bool:
         """Whether a module on this device can take a version without bringing it there first."""
         ...
 
-    def fetch(
-        self, version: int, into: State, present: Publication = NOTHING, copy: Copy = copy_into
-    ) -> Publication:
+    def fetch(self, version: int, into: State, present: Publication = NOTHING, copy: Copy = copy_into) -> Publication:
         """Copy `version`, or the newest if that is gone, into the layout's tensors of `into`; which it is.
 
         present: what `into` holds; nothing is copied where it is this one. copy: how; no publication changes what it
@@ -111,14 +108,12 @@ class InlineWeights:
     def find(self, version: int) -> Publication | None:
         return Publication(version, self._numbers[version]) if version in self._held else None
 
-    def lies_on(self, device: torch.device) -> bool:
+    def lies_on(self, device: Device) -> bool:
         """What is published stays on the trainer's device, which is not known before the first publication."""
         held = next(iter(self._held.values()), {})
         return device.type == "cpu" or any(tensor.device == device for tensor in islice(held.values(), 1))
 
-    def fetch(
-        self, version: int, into: State, present: Publication = NOTHING, copy: Copy = copy_into
-    ) -> Publication:
+    def fetch(self, version: int, into: State, present: Publication = NOTHING, copy: Copy = copy_into) -> Publication:
         version, tensors = self.read(version)
         found = Publication(version, self._numbers[version])
         if found != present:
@@ -182,13 +177,11 @@ class SharedWeights:
         held = self.versions()
         return Publication(version, int(self._numbers[held.index(version)])) if version in held else None
 
-    def lies_on(self, device: torch.device) -> bool:
+    def lies_on(self, device: Device) -> bool:
         """Shared memory is the host's."""
         return device.type == "cpu"
 
-    def fetch(
-        self, version: int, into: State, present: Publication = NOTHING, copy: Copy = copy_into
-    ) -> Publication:
+    def fetch(self, version: int, into: State, present: Publication = NOTHING, copy: Copy = copy_into) -> Publication:
         with self._reading(version) as (found, tensors):
             if found != present:
                 copy(into, tensors)

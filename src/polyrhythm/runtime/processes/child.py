@@ -115,9 +115,7 @@ class StationProcess:
 
     def _open_weights(self, folder: Path) -> Weights:
         """This process's end of the weights channel. ValueError: the layout is damaged."""
-        import torch  # which simulators do not need
-
-        from polyrhythm.runtime.memory.device_handles import CudaHandles
+        from polyrhythm.runtime.memory.device_handles import CudaHandles  # torch, which simulators do not need
         from polyrhythm.runtime.memory.device_weights import DeviceWeights
         from polyrhythm.runtime.memory.weights import SharedWeights
 
@@ -125,7 +123,7 @@ class StationProcess:
         weights = SharedWeights(self._spec.weights, memoryview(open_segment(folder, "weights")), folder)
         if not self._spec.shares_device:
             return weights
-        return DeviceWeights(weights, folder, CudaHandles(torch.device(self._spec.resources.device)))
+        return DeviceWeights(weights, folder, CudaHandles(self._spec.resources.device))
 
     def run(self) -> int:
         """Work until told to stop, or until a part fails; the exit status.
