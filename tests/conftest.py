@@ -32,3 +32,13 @@ def simulator() -> None:
         choose_gl_backend()
     except RenderingUnavailable as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def cuda():
+    """A CUDA device; skips the test, with the reason, where there is none. For tests that are marked `gpu`."""
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device on this machine")
+    return torch.device("cuda", 0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from polyrhythm.runtime.memory.device_weights import DeviceWeights
 from polyrhythm.runtime.memory.weights import InlineWeights, SharedWeights, Weights, shared_nbytes
 from polyrhythm.specs import WeightsLayout
 from polyrhythm.specs.weights import weight_specs
@@ -51,5 +53,56 @@ def shared(layout: WeightsLayout, folder: Path) -> Ends:
     return Ends(SharedWeights(layout, memory, folder), SharedWeights(layout, memoryview(memory), folder))
 
 
-#: The next implementation (CUDA IPC, NCCL, tcp) is a line here.
-IMPLEMENTATIONS: dict[str, Callable[[WeightsLayout, Path], Ends]] = {"inline": inline, "local": shared}
+class Far(SharedWeights):
+    """As for a module on a device: what is read crosses a staging buffer."""
+
+    def lies_on(self, device: torch.device) -> bool:
+        return False
+
+
+def far(layout: WeightsLayout, folder: Path) -> Ends:
+    memory = bytearray(shared_nbytes(layout))
+    return Ends(SharedWeights(layout, memory, folder), Far(layout, memoryview(memory), folder))
+
+
+class HostHandles:
+    """Stands for CUDA IPC on a machine without a device: the memory that is shared is a file's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.device, self._folder = torch.device("cpu"), folder
+        self.opened = 0
+
+    def allocate(self, size: int) -> torch.Tensor:
+        path = self._folder / f"device-{len(list(self._folder.glob('device-*')))}"
+        path.write_bytes(bytes(size))
+        self._path = path
+        return self._map(path)
+
+    def export(self, memory: torch.Tensor) -> bytes:
+        return str(self._path).encode()
+
+    def open(self, handle: bytes) -> torch.Tensor:
+        self.opened += 1
+        return self._map(Path(handle.decode()))
+
+    def wait(self) -> None:
+        pass
+
+    def _map(self, path: Path) -> torch.Tensor:
+        with path.open("r+b") as file:
+            return torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
+
+
+def device(layout: WeightsLayout, folder: Path) -> Ends:
+    memory = bytearray(shared_nbytes(layout))
+    ends = (SharedWeights(layout, memory, folder), SharedWeights(layout, memoryview(memory), folder))
+    return Ends(*(DeviceWeights(end, folder, HostHandles(folder)) for end in ends))
+
+
+#: The next implementation (NCCL, tcp) is a line here.
+IMPLEMENTATIONS: dict[str, Callable[[WeightsLayout, Path], Ends]] = {
+    "inline": inline,
+    "local": shared,
+    "far": far,
+    "device": device,
+}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.training.toy import ToyPolicy, algorithm, collect
 from polyrhythm.algorithms.levels import RewardLevel, reward_mask
 from polyrhythm.training.batch import collate, minibatches
 from polyrhythm.training.objective import Objective
+from polyrhythm.training.prefetch import send_ahead
 from polyrhythm.training.targets import TargetInputs, bootstrap_values, compute_targets, estimate_advantages
 
 CPU = torch.device("cpu")
@@ -46,6 +48,20 @@ def test_minibatches_cover_once_in_even_sizes() -> None:
     assert [len(x) for x in cut] == [33, 32]
     assert sorted(torch.cat(cut).tolist()) == list(range(65))
     assert [len(x) for x in minibatches(7, 0, (0, 0, 0))] == [7]
+
+
+def test_pieces_are_sent_in_order_with_one_under_way() -> None:
+    taken: list[int] = []
+
+    def pieces() -> Iterator[list[torch.Tensor]]:
+        for number in range(4):
+            taken.append(number)
+            yield [torch.full((2,), number)]
+
+    found = []
+    for (piece,) in send_ahead(pieces(), CPU, lambda tensors, change: [change(x) for x in tensors]):
+        found.append((piece.tolist(), len(taken)))
+    assert found == [([0, 0], 2), ([1, 1], 3), ([2, 2], 4), ([3, 3], 4)]
 
 
 def test_minibatches_follow_their_seed_alone() -> None:

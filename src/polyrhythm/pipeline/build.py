@@ -367,12 +367,13 @@ def _rollout_factories(
     for batches in infos:
         name, rows = batches[0].name.rpartition(".")[0], sum(slot.rows for slot in batches[0].slots)
         factories.append(SimulatorFactory(name, env, spec, rows, tuple(batches), step))
+    graphs = config.rollout.graphs
     evaluator = evaluator_name(config) if any(info.reserved for own_infos in infos for info in own_infos) else ""
     for name in generator_names(config):
         evaluates: Literal["no", "too"] = "too" if name == evaluator else "no"
-        factories.append(GeneratorFactory(name, own, evaluates, buckets))
+        factories.append(GeneratorFactory(name, own, evaluates, buckets, graphs))
     if evaluator == _EVALUATION_GENERATOR:
-        factories.append(GeneratorFactory(evaluator, own, "only", buckets))
+        factories.append(GeneratorFactory(evaluator, own, "only", buckets, graphs))
     return factories
 
 

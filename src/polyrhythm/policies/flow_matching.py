@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -55,7 +55,7 @@ def step_coefficients(steps: int, noise: float) -> list[list[float]]:
     return rows
 
 
-@lru_cache(maxsize=64)
+@cache  # never freed: a captured pass reads it at its address
 def coefficient_table(steps: int, noise: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """`step_coefficients` as a tensor [K,4], to be indexed by each row's step."""
     with torch.inference_mode(False):

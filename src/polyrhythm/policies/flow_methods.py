@@ -142,7 +142,8 @@ class FlowSde:
     def sample(self, network: Network, shape: tuple[int, int], greedy: Tensor, key: Tensor) -> tuple[Tensor, Kept]:
         start = _start(shape, greedy, key)
         chosen = (noise.uniform(key, 1, _INDEX).squeeze(1) * self.steps).long()
-        noisy = torch.nn.functional.one_hot(chosen, self.steps).bool() & ~greedy.unsqueeze(1)
+        steps = torch.arange(self.steps, device=chosen.device)
+        noisy = (chosen.unsqueeze(1) == steps) & ~greedy.unsqueeze(1)  # one_hot would read its input on the host
         quiet, loud = _table(self.steps, 0.0, start), _table(self.steps, self.noise, start)
         coefficients = torch.where(noisy.unsqueeze(-1), loud, quiet)  # [B,K,4]
 

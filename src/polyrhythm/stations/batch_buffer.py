@@ -1,8 +1,14 @@
-"""Input and output buffers of a generator's forward passes, allocated once and refilled for each pass."""
+"""Host memory of a generator's forward passes, allocated once and refilled for each pass.
+
+The inputs of a batch lie one after another in one piece of memory, the answers in another, so each crosses to or from a
+device in one copy. Both are pinned where the policy is on a device.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,39 +18,104 @@ from torch import Tensor
 
 from polyrhythm.policies.base import Act
 from polyrhythm.runtime.memory.arena import Arena, RequestView
-from polyrhythm.runtime.memory.tensors import as_array, as_tensors
+from polyrhythm.runtime.memory.tensors import as_array
 from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION
 
 #: Observations, greedy and noise keys, as `Policy.act` takes them.
 Inputs = tuple[dict[str, Tensor], Tensor, Tensor]
 
+_ALIGNMENT = 64
+_OBS = "obs."
+_NOISE_KEY, _GREEDY = "noise_key", "greedy"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLayout:
+    """What a batch consists of. inputs: name → dtype and shape of one row, observations as `obs.<name>`; answers:
+    dtype of one row's record."""
+
+    inputs: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+    answers: np.dtype[np.void]
+
+    @classmethod
+    def of(cls, arena: Arena) -> BatchLayout:
+        obs = {_OBS + name: (torch_dtype(array.dtype), array.shape[1:]) for name, array in arena.obs.items()}
+        own: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {_NOISE_KEY: (torch.int64, ()), _GREEDY: (torch.bool, ())}
+        return cls({**obs, **own}, arena.layout.answer_dtype)
+
+    def _places(self, rows: int) -> Iterator[tuple[str, int, int]]:
+        """Name, offset and size in bytes of each input of `rows` rows; last the end, with no name."""
+        offset = 0
+        for name, (dtype, shape) in self.inputs.items():
+            size = rows * prod(shape) * dtype.itemsize
+            yield name, offset, size
+            offset += -(-size // _ALIGNMENT) * _ALIGNMENT
+        yield "", offset, 0
+
+    def input_bytes(self, rows: int) -> int:
+        """Size of the inputs of so many rows."""
+        *_, (_, end, _) = self._places(rows)
+        return end
+
+    def answer_bytes(self, rows: int) -> int:
+        """Size of so many records."""
+        return rows * self.answers.itemsize
+
+    def inputs_over(self, memory: Tensor, rows: int) -> Inputs:
+        """The inputs of `rows` rows, whose data is `memory` (bytes on any device); nothing is copied."""
+        found = {}
+        for name, offset, size in self._places(rows):
+            if name:
+                dtype, shape = self.inputs[name]
+                found[name] = memory[offset : offset + size].view(dtype).view(rows, *shape)
+        obs = {name.removeprefix(_OBS): tensor for name, tensor in found.items() if name.startswith(_OBS)}
+        return obs, found[_GREEDY], found[_NOISE_KEY]
+
+
+def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    """The dtype of the same numbers in torch."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+class BatchMemory:
+    """Host memory for one batch of at most `rows` rows; without `pinned`, untouched pages use no physical memory."""
+
+    def __init__(self, layout: BatchLayout, rows: int, *, pinned: bool = False) -> None:
+        self.layout = layout
+        self.inputs = _zero_bytes(layout.input_bytes(rows), pinned=pinned)
+        self.answers = _zero_bytes(layout.answer_bytes(rows), pinned=pinned)
+        self._entries = np.zeros(rows, np.int64)
+        self._buffers: dict[int, BatchBuffer] = {}
+
+    def buffer(self, rows: int) -> BatchBuffer:
+        """This memory as the buffers of a batch of so many rows."""
+        found = self._buffers.get(rows)
+        if found is None:
+            inputs = self.layout.inputs_over(self.inputs, rows)
+            records = self.answers.numpy()[: self.layout.answer_bytes(rows)].view(self.layout.answers)
+            found = self._buffers[rows] = BatchBuffer(inputs, self._entries[:rows], records)
+        return found
+
+
+def _zero_bytes(size: int, *, pinned: bool) -> Tensor:
+    if pinned:
+        return torch.zeros(size, dtype=torch.uint8, pin_memory=True)
+    memory = np.zeros(size + _ALIGNMENT, np.uint8)
+    first = -memory.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(memory[first : first + size])
+
 
 class BatchBuffer:
     """Buffers for n rows. view: requested arena entries, noise keys and greedy flags, each [n]; obs: name → [n, ...];
-    answers: records [n]."""
+    answers: records [n]; inputs: obs, greedy and noise keys as tensors over the same memory."""
 
-    def __init__(
-        self, view: RequestView, obs: Mapping[str, NDArray[Any]], answers: NDArray[Any], device: torch.device
-    ) -> None:
-        self.view, self.obs, self.answers = view, obs, answers
+    def __init__(self, inputs: Inputs, entries: NDArray[np.int64], answers: NDArray[Any]) -> None:
+        obs, greedy, noise_key = inputs
+        self.inputs, self.answers = inputs, answers
+        self.view = RequestView(entries, noise_key.numpy(), greedy.numpy())
+        self.obs = {name: tensor.numpy() for name, tensor in obs.items()}
         self._fields = {name: answers[name] for name in answers.dtype.names or ()}
         self._forms = {n: (x.shape, x.dtype.kind == "f") for n, x in self._fields.items() if n != VERSION}
-        self._device = device
-        self._shared = self._tensors() if device.type == "cpu" else None
-
-    @classmethod
-    def of(cls, arena: Arena, device: torch.device, least: int = 0) -> BatchBuffer:
-        """Buffers for the largest possible batch, at least `least` rows; untouched pages use no physical memory."""
-        rows = max(least, sum(arena.layout.slots.values()))
-        view = RequestView(np.zeros(rows, np.int64), np.zeros(rows, np.int64), np.zeros(rows, bool))
-        obs = {name: np.zeros((rows, *array.shape[1:]), array.dtype) for name, array in arena.obs.items()}
-        return cls(view, obs, np.zeros(rows, arena.layout.answer_dtype), device)
-
-    def first(self, rows: int) -> BatchBuffer:
-        """A view of the first rows of the same memory."""
-        view = RequestView(self.view.entries[:rows], self.view.noise_key[:rows], self.view.greedy[:rows])
-        obs = {name: array[:rows] for name, array in self.obs.items()}
-        return BatchBuffer(view, obs, self.answers[:rows], self._device)
 
     def put_request(self, first: int, view: RequestView) -> None:
         """Write a request's rows from row `first` on."""
@@ -62,18 +133,9 @@ class BatchBuffer:
             # A request that its slot has abandoned may name any entry; clipping keeps the index valid.
             arena.obs[name].take(self.view.entries, 0, into, "clip")
 
-    def inputs(self) -> Inputs:
-        """The gathered inputs on the policy's device; on the CPU they share this memory."""
-        return self._shared or self._tensors()
-
-    def _tensors(self) -> Inputs:
-        keys = as_tensors({"greedy": self.view.greedy, "noise_key": self.view.noise_key}, self._device)
-        return as_tensors(self.obs, self._device), keys["greedy"], keys["noise_key"]
-
     def form_error(self, act: Act) -> str:
         """How the policy's output differs in keys, shapes or types from its output before the start; "" if equal."""
-        given = {ACTIONS: act.actions, LOGPROB: act.logprob, VALUE: act.value}
-        given |= {FORWARD_INPUTS + name: tensor for name, tensor in act.forward_inputs.items()}
+        given = act_fields(act)
         if given.keys() != self._forms.keys():
             return f"forward_inputs {sorted(act.forward_inputs)}, but {self._forward_inputs()} before the start"
         for name, (shape, is_float) in self._forms.items():
@@ -86,7 +148,7 @@ class BatchBuffer:
     def _forward_inputs(self) -> list[str]:
         return sorted(name.removeprefix(FORWARD_INPUTS) for name in self._forms if name.startswith(FORWARD_INPUTS))
 
-    def answer(self, act: Act, version: int) -> None:
+    def answer(self, act: Act) -> None:
         """Write the policy's output as records; requires `form_error(act) == ""`."""
         fields = self._fields
         fields[ACTIONS][...] = as_array(act.actions)
@@ -94,4 +156,34 @@ class BatchBuffer:
         fields[VALUE][...] = as_array(act.value)
         for name, tensor in act.forward_inputs.items():
             fields[FORWARD_INPUTS + name][...] = as_array(tensor)
-        fields[VERSION][...] = version
+
+    def sign(self, version: int) -> None:
+        """Write the version that computed the answers."""
+        self._fields[VERSION][...] = version
+
+
+class PackedAnswers:
+    """The records of n rows as bytes on any device. memory [n * record size]: what a host reads in one copy."""
+
+    def __init__(self, layout: BatchLayout, memory: Tensor, rows: int) -> None:
+        self.memory = memory[: layout.answer_bytes(rows)]
+        table = self.memory.view(rows, layout.answers.itemsize)
+        self._fields: dict[str, Tensor] = {}
+        for name, (kind, offset, *_) in (layout.answers.fields or {}).items():
+            if name != VERSION:
+                dtype, size = torch_dtype(kind.base), kind.base.itemsize
+                first = offset // size
+                columns = table.view(dtype)[:, first : first + prod(kind.shape)]
+                self._fields[name] = columns.unflatten(1, kind.shape) if kind.shape else columns.squeeze(1)
+
+    def write(self, act: Act) -> None:
+        """Write the policy's output, cast as `BatchBuffer.answer` does, without the version."""
+        given = act_fields(act)
+        for name, field in self._fields.items():
+            field.copy_(given[name])
+
+
+def act_fields(act: Act) -> dict[str, Tensor]:
+    """The policy's output by the names of `runtime.messages`."""
+    given = {ACTIONS: act.actions, LOGPROB: act.logprob, VALUE: act.value}
+    return given | {FORWARD_INPUTS + name: tensor for name, tensor in act.forward_inputs.items()}

@@ -1,7 +1,7 @@
 """The generator station: holds the policy for inference and serves one batch in one forward pass.
 
 Invariant: weights change only between two passes and all at once; every answer carries the version that computed it;
-all answers of a batch are sent before its `BatchDone`.
+all answers of a batch are sent before its `BatchDone`; batches are answered in the order of their commands.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -23,8 +24,17 @@ from polyrhythm.runtime.spans import APPLY, IN_BATCH, PASS, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.padding import padded
 from polyrhythm.scheduler.records import ApplyWeights, Batch, BatchDone, GeneratorJoined, Serve, WeightsApplied
-from polyrhythm.stations.batch_buffer import BatchBuffer
+from polyrhythm.stations.batch_buffer import BatchLayout
+from polyrhythm.stations.passes import Graphs, Passes, UnfitAct, passes_on
 from polyrhythm.stations.simulator.guard import IDLE
+
+
+class _Flight(NamedTuple):
+    """A pass that was launched and not finished. begun: when, by `time.monotonic`."""
+
+    command: Serve
+    version: int
+    begun: float
 
 
 class Generator:
@@ -32,11 +42,12 @@ class Generator:
 
     pinned: the policy copy for evaluations during training, if this is the evaluator; equal to `policy` where the
     station does nothing else. buckets: row counts, ascending; a pass is padded with copies of its first row to the next
-    bucket, so that shape-compiled inference sees these shapes only, each once before the station joins. label: the
-    policy's name in errors; a caller that knows its setting may replace it.
+    bucket, so that shape-compiled inference sees these shapes only, each once before the station joins. graphs: whether
+    the passes of buckets are captured as CUDA graphs on a device. passes: how passes run; None: as suits the policy's
+    device. label: the policy's name in errors; a caller that knows its setting may replace it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its collaborators
         self,
         name: str,
         incarnation: int,
@@ -46,34 +57,33 @@ class Generator:
         channels: Channels,
         pinned: Policy | None = None,
         buckets: tuple[int, ...] = (),
+        *,
+        graphs: Graphs = "auto",
+        passes: Passes | None = None,
     ) -> None:
         self.name, self.incarnation, self.version = name, incarnation, -1
         self._policy, self._module = policy, as_module(policy).eval()
         self._receiver = Receiver(weights, self._module)
         self._pinned, self._pinned_version = pinned, -1
-        self._pinned_receiver = Receiver(weights, as_module(pinned).eval()) if pinned is not None else None
+        self._pinned_receiver = Receiver(weights, as_module(pinned).eval(), ahead=False) if pinned is not None else None
         self._arena, self._weights, self._channels = arena, weights, channels
         self._todo: deque[Serve | ApplyWeights] = deque()
-        # On the CPU a second copy would gain nothing; the evaluator alone takes versions only when it is told.
+        # The evaluator alone takes versions only when it is told.
         self._stages_ahead = pinned is not policy and not next(self._module.parameters()).is_cpu
         self._staging: threading.Thread | None = None
         self._doing = IDLE
         self._done: Serve | ApplyWeights | None = None  # in the last unit of work
-        self._computed = 0.0
-        self._passes, self._rows, self._padding = 0, 0, 0
+        self._begun = self._computed = 0.0  # of the last pass
+        self._served, self._rows, self._padding = 0, 0, 0
         self._buckets = buckets
         self.label = f"policy {type(policy).__name__}"
-        self._buffer = BatchBuffer.of(arena, next(self._module.parameters()).device, max(buckets, default=0))
-        self._buffers: dict[int, BatchBuffer] = {}  # the same memory, by the rows of a pass
-        self._warm_up()
-
-    def _warm_up(self) -> None:
-        """Run one pass of every bucket's shape on zeros."""
-        copies = [self._policy] if self._pinned in (None, self._policy) else [self._policy, self._evaluated()]
+        self._flying: deque[_Flight] = deque()
+        device = next(self._module.parameters()).device
+        rows = max(sum(arena.layout.slots.values()), *buckets, 0)
+        self._passes = passes or passes_on(device, BatchLayout.of(arena), rows, graphs)
+        copies = [policy] if pinned in (None, policy) else [policy, self._evaluated()]
         with torch.inference_mode():
-            for rows in self._buckets:
-                for policy in copies:
-                    policy.act(*self._buffer.first(rows).inputs())
+            self._passes.warm_up(copies, buckets)
 
     def joined(self) -> GeneratorJoined:
         """The event that announces this station."""
@@ -100,29 +110,38 @@ class Generator:
         return 0 <= command.version <= self._weights.newest and (self._pinned is not None or not command.pinned)
 
     def work(self) -> bool:
-        """Do one forward pass or one weight change.
+        """Launch one forward pass, finish one, or do both where passes run on the host; or change weights once.
 
-        Consumes: batches and weights, in command order. Waits for: nothing. Unblocked by: `handle`.
-        Produces: a reply to each slot of the batch, then `BatchDone`; or `WeightsApplied`.
+        Consumes: batches and weights, in command order. Waits for: the oldest pass, unless a batch can be launched
+        behind it. Unblocked by: `handle`, the device. Produces: a reply to each slot of the batch, then `BatchDone`; or
+        `WeightsApplied`.
         """
-        if not self._todo:
-            return False
-        command = self._todo.popleft()
-        self._doing = ("pass" if isinstance(command, Serve) else "weights", time.monotonic())
-        if isinstance(command, Serve):
-            self._serve(command.batch)
-        else:
+        command = self._todo[0] if self._todo else None
+        if isinstance(command, Serve) and len(self._flying) < self._passes.depth:
+            self._todo.popleft()
+            self._launch(command)
+            if self._passes.depth == 1:
+                self._finish()
+        elif self._flying:
+            self._finish()
+        elif isinstance(command, ApplyWeights):
+            self._todo.popleft()
+            self._doing = ("weights", time.monotonic())
             self._apply(command)
-        self._doing, self._done = IDLE, command
+            self._done = command
+        else:
+            return False
+        self._doing = ("pass", self._flying[0].begun) if self._flying else IDLE
         self._stage_ahead()
         return True
 
     def _stage_ahead(self) -> None:
         """Copy a version that was published in host memory to this station's device, in a thread, while passes go
         on."""
+        if not self._stages_ahead or (self._staging is not None and self._staging.is_alive()):
+            return
         newest, receiver = self._weights.newest, self._receiver
-        idle = self._staging is None or not self._staging.is_alive()
-        if not self._stages_ahead or not idle or newest <= max(receiver.version, receiver.staged):
+        if newest <= max(receiver.version, receiver.staged) or not receiver.stages:
             return
         self._staging = threading.Thread(target=receiver.stage, args=(newest,), name="staging", daemon=True)
         self._staging.start()
@@ -133,9 +152,11 @@ class Generator:
             self._staging = None
 
     def spans(self, begin: float, end: float) -> Iterator[Span]:
-        """Spans of the last unit of work. A request's span ends when its actions are computed."""
+        """Spans of the last unit of work. A pass begins when it was launched and the one before it has ended; a
+        request's span ends when its actions are computed."""
         match self._done:
             case Serve(batch=batch):
+                begin = min(begin, self._begun)
                 yield Span(self.name, PASS, begin, end, len(batch.requests))
                 for request in batch.requests:
                     yield Span(request.slot, IN_BATCH, begin, self._computed, request.sequence)
@@ -155,51 +176,55 @@ class Generator:
         assert self._pinned is not None, f"{self.name} is not the evaluator"
         return self._pinned
 
-    def _serve(self, batch: Batch) -> None:
-        buffer = self._gather(batch)
-        policy, version = (self._evaluated(), self._pinned_version) if batch.pinned else (self._policy, self.version)
-        with torch.inference_mode():
-            act = policy.act(*buffer.inputs())
-            if wrong := buffer.form_error(act):
-                raise RunHalted(f"{self.label}: act returned {wrong}; correct act")
-            buffer.answer(act, version)
-        self._computed = time.monotonic()
-        replies, first = [], 0
-        for request in batch.requests:
-            stop = first + request.rows
-            replies.append(Reply(request.reply_to, request.slot, request.sequence, buffer.answers[first:stop]))
-            first = stop
-        self._channels.reply(replies)
-        self._passes += 1
-        self._rows += first
-        self._padding += len(buffer.answers) - first
-        self._channels.emit(BatchDone(self.name, self.incarnation, batch.number, version))
-
-    def _gather(self, batch: Batch) -> BatchBuffer:
-        """Gather the active rows of all requests, one after another, and pad them to the bucket."""
+    def _launch(self, command: Serve) -> None:
+        """Gather the active rows of all requests, one after another, pad them to the bucket, and begin the pass."""
+        begun = time.monotonic()
+        self._doing, self._done = self._doing if self._flying else ("pass", begun), None
+        batch = command.batch
         rows = padded(sum(request.rows for request in batch.requests), self._buckets)
-        buffer = self._buffers.get(rows)
-        if buffer is None:
-            buffer = self._buffers[rows] = self._buffer.first(rows)
-        first = 0
+        buffer, first = self._passes.buffer(rows), 0
         for request in batch.requests:
             buffer.put_request(first, self._arena.view(request.slot, request.rows))
             first += request.rows
         if first < rows:
             buffer.pad(first)
         buffer.gather(self._arena)
-        return buffer
+        policy, version = (self._evaluated(), self._pinned_version) if batch.pinned else (self._policy, self.version)
+        try:
+            with torch.inference_mode():
+                self._passes.launch(policy, rows, version)
+        except UnfitAct as wrong:
+            raise RunHalted(f"{self.label}: act returned {wrong}; correct act") from wrong
+        self._flying.append(_Flight(command, version, begun))
+
+    def _finish(self) -> None:
+        """Answer the oldest pass."""
+        command, version, begun = self._flying.popleft()
+        answers = self._passes.finish().answers
+        self._begun, self._computed = max(begun, self._computed), time.monotonic()
+        batch, replies, first = command.batch, [], 0
+        for request in batch.requests:
+            stop = first + request.rows
+            replies.append(Reply(request.reply_to, request.slot, request.sequence, answers[first:stop]))
+            first = stop
+        self._channels.reply(replies)
+        self._served += 1
+        self._rows += first
+        self._padding += len(answers) - first
+        self._channels.emit(BatchDone(self.name, self.incarnation, batch.number, version))
+        self._done = command
 
     def current_call(self) -> tuple[str, float]:
         return self._doing
 
     def pending_work(self) -> list[str]:
-        return [f"{self.name} has {type(command).__name__} to do" for command in list(self._todo)]
+        commands = [*(flight.command for flight in list(self._flying)), *list(self._todo)]
+        return [f"{self.name} has {type(command).__name__} to do" for command in commands]
 
     def statistics(self) -> dict[str, float]:
         """passes: forward passes; rows: answered in them; padding: rows computed as padding."""
-        return {"passes": float(self._passes), "rows": float(self._rows), "padding": float(self._padding)}
+        return {"passes": float(self._served), "rows": float(self._rows), "padding": float(self._padding)}
 
     def close(self) -> None:
         self._wait_for_staging()
-        self._buffers.clear()
+        self._flying.clear()

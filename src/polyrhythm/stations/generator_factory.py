@@ -49,13 +49,14 @@ class GeneratorFactory:
     """A generator with its own copy of the policy; its weights come over the weights channel.
 
     evaluates: beside training, with a second copy where it serves training too. buckets: rows that passes are padded
-    to.
+    to. graphs: whether these passes are captured as CUDA graphs on a device.
     """
 
     name: str
     policy: PolicyFactory
     evaluates: Literal["no", "too", "only"] = "no"
     buckets: tuple[int, ...] = ()
+    graphs: Literal["auto", "off"] = "auto"
 
     def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         def make() -> Station:
@@ -66,7 +67,15 @@ class GeneratorFactory:
                 own = self.evaluates == "too"
                 pinned = self.policy.build(context.device, "act", weights.layout) if own else policy
             generator = Generator(
-                self.name, incarnation, policy, context.arena, weights, context.channels, pinned, self.buckets
+                self.name,
+                incarnation,
+                policy,
+                context.arena,
+                weights,
+                context.channels,
+                pinned,
+                self.buckets,
+                graphs=self.graphs,
             )
             generator.label = self.policy.label
             return generator

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyrhythm.specs import Trajectory
+from polyrhythm.training.prefetch import send_ahead
 
 Arrays = dict[str, Tensor]
 
@@ -105,13 +106,14 @@ class TrainingBatch:
         return self._map(lambda x: x.index_select(0, index.to(x.device)))
 
     def micro_batches(self, size: int, device: torch.device) -> Iterator[TrainingBatch]:
-        """Consecutive views of at most `size` chunk steps (0: all at once), each moved to `device` when it is due."""
+        """Consecutive views of at most `size` chunk steps (0: all at once) on `device`, sent there one ahead."""
         size = size or len(self)
         if size >= len(self) and device.type == "cpu":
             yield self
             return
-        for start in range(0, len(self), size):
-            yield self._map(lambda x, s=start: x[s : s + size].to(device, non_blocking=True))  # type: ignore[misc]
+        starts = range(0, len(self), size)
+        pieces = (self._map(lambda x, s=start: x[s : s + size]) for start in starts)  # type: ignore[misc]
+        yield from send_ahead(pieces, device, TrainingBatch._map)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> TrainingBatch:
         def changed(value: Any) -> Any:

@@ -70,6 +70,8 @@ class RolloutSettings(Section):
     """Generator of a request: any idle one, each in turn, number i mod n for slot i, or the slot's previous one."""
     buckets: Buckets = "none"
     """Row counts that forward passes are padded to, for compiled inference: none, powers (of two), or a list."""
+    graphs: Literal["auto", "off"] = "auto"
+    """On a CUDA device, the forward passes of buckets: auto: captured as CUDA graphs where the policy allows; off."""
     queue_key: Annotated[str, BeforeValidator(lambda value: "" if value is None else value)] = ""
     """module:function from a request to its sort key, lowest served first; empty for the order of arrival."""
     episode_deadline_s: Positive = 600.0

@@ -5,25 +5,31 @@ Invariant: `apply` keeps every tensor of the module at its address, so graphs ca
 
 from __future__ import annotations
 
-import torch
-
-from polyrhythm.runtime.memory.tensors import Module, State, copy_into
-from polyrhythm.runtime.memory.weights import NOTHING, Weights, check_fit
+from polyrhythm.runtime.memory.staging import StagingBuffer
+from polyrhythm.runtime.memory.tensors import Module
+from polyrhythm.runtime.memory.weights import NOTHING, Publication, Weights, check_fit
 
 
 class Receiver:
     """Takes versions from `weights` into `module`. version: in the module; staged: in the staging buffer (-1: none).
 
+    ahead: keep a staging buffer where versions lie on another device, and bring them there through it; else there is
+    none unless `stage` is called.
     ValueError: the module lacks a tensor of the layout, or has it in another shape or dtype.
     """
 
-    def __init__(self, weights: Weights, module: Module) -> None:
+    def __init__(self, weights: Weights, module: Module, *, ahead: bool = True) -> None:
         check_fit(weights.layout, module.state_dict(), convertible=False)
         self._weights, self._module = weights, module
         self._applied = self._staged = NOTHING
-        self._staging: State = {}
-        device = next(module.parameters()).device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._device = next(module.parameters()).device
+        self._staging: StagingBuffer | None = None
+        self._ahead = ahead
+
+    @property
+    def stages(self) -> bool:
+        """Whether a version is brought to the module's device before it is applied, so that it is worth doing early."""
+        return self._ahead and not self._weights.lies_on(self._device)
 
     @property
     def version(self) -> int:
@@ -35,31 +41,35 @@ class Receiver:
 
     def stage(self, version: int) -> int:
         """Copy `version` beside the module, on its device; the version staged. The module may be used meanwhile."""
-        if not self._staging:
-            own = self._module.state_dict()
-            self._staging = {name: torch.empty_like(own[name]) for name in self._weights.layout.published}
-        self._staged = NOTHING
-        if self._stream is None:
-            self._staged = self._weights.fetch(version, self._staging)
-            return self.staged
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))  # the last `apply` may still read it
-        with torch.cuda.stream(self._stream):
-            staged = self._weights.fetch(version, self._staging)
-        self._stream.synchronize()
-        self._staged = staged
+        self._stage(version)
         return self.staged
+
+    def _stage(self, version: int, present: Publication = NOTHING) -> StagingBuffer:
+        """The staging buffer with `version`, or the newest if that is gone; unchanged, and nothing staged, if this is
+        `present`."""
+        if self._staging is None:
+            self._staging = StagingBuffer(self._weights.layout, self._device)
+        staging, self._staged = self._staging, NOTHING
+        found = self._weights.fetch(version, staging.tensors, present, staging.fill)
+        self._staged = NOTHING if found == present else found
+        return staging
 
     def apply(self, version: int) -> int:
         """Overwrite the module's tensors in place with `version`; the version applied, newer if that is gone.
 
-        From the staging buffer if `version` is there, else directly. Nothing is copied if the module has it.
+        From the staging buffer if `version` is there or on another device, else directly. Nothing is copied if the
+        module has it.
         """
         own, present = self._module.state_dict(), self._weights.find(version)
         if version == self.version and present in (None, self._applied):
             return version
-        if version == self.staged and present in (None, self._staged):
-            copy_into(own, self._staging)
+        if version != self.staged or present not in (None, self._staged):
+            if not self.stages:
+                self._staging, self._staged = None, NOTHING
+                self._applied = self._weights.fetch(version, own, self._applied)
+                return self.version
+            self._stage(version, self._applied)
+        if self._staging is not None and self._staged != NOTHING:
+            self._staging.copy_to(own)
             self._applied = self._staged
-        else:
-            self._applied = self._weights.fetch(version, own, self._applied)
         return self.version

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import prod
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +12,10 @@ from torch import Tensor
 from polyrhythm.specs.weights import WeightsLayout
 
 State = Mapping[str, Tensor]
+#: Copies the tensors that both have from the second into the first.
+Copy = Callable[[State, State], None]
 Module = torch.nn.Module
+Device = torch.device
 
 _BFLOAT16 = torch.bfloat16
 
@@ -35,12 +37,21 @@ def as_array(tensor: Tensor) -> NDArray[Any]:
 
 def tensors_over(layout: WeightsLayout, memory: memoryview) -> dict[str, Tensor]:
     """The layout's tensors, whose data is `memory`; nothing is copied."""
+    return views_of(layout, torch.frombuffer(memory, dtype=torch.uint8, count=layout.nbytes))
+
+
+def views_of(layout: WeightsLayout, memory: Tensor) -> dict[str, Tensor]:
+    """The layout's tensors, whose data are the bytes `memory` on any device; nothing is copied."""
     found = {}
     for placed in layout.tensors:
-        dtype, shape = getattr(torch, placed.spec.dtype), placed.spec.shape
-        data = torch.frombuffer(memory, dtype=dtype, count=max(prod(shape), 1), offset=placed.offset)
-        found[placed.name] = data[: prod(shape)].view(shape)
+        data = memory[placed.offset : placed.offset + placed.spec.nbytes].view(getattr(torch, placed.spec.dtype))
+        found[placed.name] = data.view(placed.spec.shape)
     return found
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The numbers of the tensor, in order, as bytes [n]; a view if they lie so."""
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 def to_dtype(tensor: Tensor, dtype: str) -> Tensor:
@@ -49,11 +60,15 @@ def to_dtype(tensor: Tensor, dtype: str) -> Tensor:
 
 
 def copy_into(into: State, state: State) -> None:
-    """Copy the tensors that both have in place, converting dtypes."""
+    """Copy the tensors that both have in place, converting dtypes.
+
+    From a device to the host the conversion is the device's: torch would do it with one core of the host.
+    """
     with torch.no_grad():
         for name, tensor in into.items():
             if name in state:
-                tensor.copy_(state[name])
+                source = state[name]
+                tensor.copy_(source.to(tensor.dtype) if source.is_cuda and tensor.is_cpu else source)
 
 
 def apply_state(module: Module, state: State) -> None:

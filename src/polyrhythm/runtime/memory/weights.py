@@ -4,7 +4,8 @@
     stage     `Receiver.stage`: copy a version to where it will be used, while the module goes on serving
     apply     `Receiver.apply`: overwrite the module's tensors in place, between two passes
 
-`InlineWeights` hands versions over by reference within a process, `SharedWeights` through shared memory on one host.
+`InlineWeights` hands versions over by reference within a process, `SharedWeights` through shared memory on one host,
+`DeviceWeights` (`device_weights`) also on a device that trainer and generator share.
 Every implementation passes tests/conformance/test_weights.py.
 
 Invariants: versions only rise; the newest complete version can be read at any time, also when the writer died in the
@@ -20,12 +21,13 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 
-from polyrhythm.runtime.memory.tensors import State, copy_into, tensors_over, to_dtype
+from polyrhythm.runtime.memory.tensors import Copy, Device, State, copy_into, tensors_over, to_dtype
 from polyrhythm.specs.weights import WeightsLayout, first_misfit, weight_specs
 
 _HEADER = 64
@@ -65,10 +67,15 @@ class Weights(Protocol):
         """The publication of `version` that can be read now; None if that is gone."""
         ...
 
-    def fetch(self, version: int, into: State, present: Publication = NOTHING) -> Publication:
+    def lies_on(self, device: Device) -> bool:
+        """Whether a module on this device can take a version without bringing it there first."""
+        ...
+
+    def fetch(self, version: int, into: State, present: Publication = NOTHING, copy: Copy = copy_into) -> Publication:
         """Copy `version`, or the newest if that is gone, into the layout's tensors of `into`; which it is.
 
-        present: what `into` holds; nothing is copied where it is this one.
+        present: what `into` holds; nothing is copied where it is this one. copy: how; no publication changes what it
+        reads before it returns.
         """
         ...
 
@@ -101,11 +108,16 @@ class InlineWeights:
     def find(self, version: int) -> Publication | None:
         return Publication(version, self._numbers[version]) if version in self._held else None
 
-    def fetch(self, version: int, into: State, present: Publication = NOTHING) -> Publication:
+    def lies_on(self, device: Device) -> bool:
+        """What is published stays on the trainer's device, which is not known before the first publication."""
+        held = next(iter(self._held.values()), {})
+        return device.type == "cpu" or any(tensor.device == device for tensor in islice(held.values(), 1))
+
+    def fetch(self, version: int, into: State, present: Publication = NOTHING, copy: Copy = copy_into) -> Publication:
         version, tensors = self.read(version)
         found = Publication(version, self._numbers[version])
         if found != present:
-            copy_into(into, tensors)
+            copy(into, tensors)
         return found
 
     def read(self, version: int | None = None) -> tuple[int, State]:
@@ -165,10 +177,14 @@ class SharedWeights:
         held = self.versions()
         return Publication(version, int(self._numbers[held.index(version)])) if version in held else None
 
-    def fetch(self, version: int, into: State, present: Publication = NOTHING) -> Publication:
+    def lies_on(self, device: Device) -> bool:
+        """Shared memory is the host's."""
+        return device.type == "cpu"
+
+    def fetch(self, version: int, into: State, present: Publication = NOTHING, copy: Copy = copy_into) -> Publication:
         with self._reading(version) as (found, tensors):
             if found != present:
-                copy_into(into, tensors)
+                copy(into, tensors)
         return found
 
     def read(self, version: int | None = None) -> tuple[int, State]:
@@ -194,17 +210,22 @@ class SharedWeights:
                     return
 
     def _lock(self, index: int, operation: int) -> BinaryIO:
-        """Lock a buffer until the file that this returns is closed. BlockingIOError: with LOCK_NB it is locked.
+        """Lock a buffer, see `lock_file`."""
+        return lock_file(self._files[index], operation)
 
-        Each use opens the file anew, so threads of a process exclude each other too.
-        """
-        file = self._files[index].open("ab")
-        try:
-            fcntl.flock(file, operation)
-        except BaseException:
-            file.close()
-            raise
-        return file
+
+def lock_file(path: Path, operation: int) -> BinaryIO:
+    """Lock a file until the one that this returns is closed. BlockingIOError: with LOCK_NB it is locked.
+
+    Each use opens the file anew, so threads of a process exclude each other too.
+    """
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, operation)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def shared_nbytes(layout: WeightsLayout) -> int:

@@ -51,7 +51,8 @@ _PR_SET_PDEATHSIG = 1
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
     """What a station's process gets at its start. kind, content: the packed factory; main: the endpoint of main's
-    inbox; keys: of the run, if its sockets need them; parent: process id of main."""
+    inbox; keys: of the run, if its sockets need them; parent: process id of main; shares_device: whether other stations
+    are on its CUDA device too."""
 
     station: str
     incarnation: int
@@ -65,6 +66,7 @@ class ChildSpec:
     transport: Transport
     keys: RunKeys | None
     parent: int
+    shares_device: bool = False
 
 
 class StationProcess:
@@ -113,10 +115,15 @@ class StationProcess:
 
     def _open_weights(self, folder: Path) -> Weights:
         """This process's end of the weights channel. ValueError: the layout is damaged."""
-        from polyrhythm.runtime.memory.weights import SharedWeights  # torch, which simulators do not need
+        from polyrhythm.runtime.memory.device_handles import CudaHandles  # torch, which simulators do not need
+        from polyrhythm.runtime.memory.device_weights import DeviceWeights
+        from polyrhythm.runtime.memory.weights import SharedWeights
 
         self._spec.weights.verify()
-        return SharedWeights(self._spec.weights, memoryview(open_segment(folder, "weights")), folder)
+        weights = SharedWeights(self._spec.weights, memoryview(open_segment(folder, "weights")), folder)
+        if not self._spec.shares_device:
+            return weights
+        return DeviceWeights(weights, folder, CudaHandles(self._spec.resources.device))
 
     def run(self) -> int:
         """Work until told to stop, or until a part fails; the exit status.

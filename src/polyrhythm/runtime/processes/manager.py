@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.runtime.factories import StationList, pack
+from polyrhythm.runtime.factories import Resources, StationList, pack
 from polyrhythm.runtime.hosting import Joined
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.processes.child import ChildSpec
@@ -84,6 +84,7 @@ class ProcessManager:
             transport=self._sockets.transport,
             keys=self._sockets.keys,
             parent=os.getpid(),
+            shares_device=self._shares_device(resources),
         )
         try:
             self._logs.mkdir(parents=True, exist_ok=True)
@@ -93,6 +94,11 @@ class ProcessManager:
                 f"{name}: its process cannot be started ({error.strerror}); free memory, processes (ulimit -u) or room "
                 f"in {self._logs}, then start again with resume"
             ) from error
+
+    def _shares_device(self, resources: Resources) -> bool:
+        """Whether more than one station is on this CUDA device."""
+        alike = sum(other.device == resources.device for _, other in self._stations.values())
+        return resources.device != "cpu" and alike > 1
 
     @property
     def complete(self) -> bool:

@@ -1,0 +1,178 @@
+"""The newest published weights on a CUDA device that the trainer shares with generators: applying them is a copy there.
+
+Every publication goes to the host's shared memory first (`SharedWeights`), which main and stations elsewhere read and
+which says what the newest version is. The trainer keeps one more copy, of the newest version, on its device:
+
+    <folder>/weights.device         the publication that is there (version, number), then the handle of the memory
+    <folder>/weights.device.*.lock  the copy's lock, and the lock that the trainer holds while it lives
+
+Invariants: the copy is written under an exclusive lock and read under a shared one, until reading has ended on the
+device; the file names a publication only while its copy is whole. A reader never waits for the device: what is not
+there, or is being overwritten, or whose writer is dead, it gets from the host. A new trainer removes the file before it
+holds the writer's lock and makes another, so nobody reads memory of a trainer that is dead.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import mmap
+import os
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from polyrhythm.runtime.memory.device_handles import DeviceHandles
+from polyrhythm.runtime.memory.tensors import Copy, Device, State, copy_into, views_of
+from polyrhythm.runtime.memory.weights import NOTHING, Publication, SharedWeights, lock_file
+
+log = logging.getLogger(__name__)
+
+_NAME = "weights.device"
+_PUBLICATION = 2 * 8
+
+
+class _DeviceCopy:
+    """A copy on a device, and the file that names it. state: the layout's tensors."""
+
+    def __init__(self, path: Path, state: State) -> None:
+        with path.open("r+b") as file:
+            self.inode = os.fstat(file.fileno()).st_ino
+            # The version is stored plus one, as in `SharedWeights`.
+            self._held = np.frombuffer(mmap.mmap(file.fileno(), _PUBLICATION), np.int64)
+        self.state = state
+
+    def holds(self, publication: Publication) -> bool:
+        return tuple(self._held.tolist()) == (publication.version + 1, publication.number)
+
+    def name(self, publication: Publication) -> None:
+        """Say what is there; `NOTHING` while it is being overwritten."""
+        self._held[:] = publication.version + 1, publication.number
+
+
+class DeviceWeights:
+    """The `Weights` of a process on the trainer's device. host: its end of the channel in shared memory; folder: of the
+    run. The trainer's process is the one that publishes."""
+
+    def __init__(self, host: SharedWeights, folder: Path, handles: DeviceHandles) -> None:
+        self.layout = host.layout
+        self._host, self._handles = host, handles
+        self._path = folder / _NAME
+        self._copy: _DeviceCopy | None = None
+        self._writes = False
+        self._given_up = 0  # the inode of a file that this process could not use
+
+    @property
+    def newest(self) -> int:
+        return self._host.newest
+
+    def find(self, version: int) -> Publication | None:
+        return self._host.find(version)
+
+    def read(self, version: int | None = None) -> tuple[int, State]:
+        return self._host.read(version)
+
+    # ------------------------------------------------------------ the writer
+
+    def publish(self, version: int, state: State) -> None:
+        """As in `Weights`: to the host, then to the device, unless that cannot be shared."""
+        self._host.publish(version, state)
+        publication = self._host.find(version)
+        own = self._own_copy()
+        if own is not None and publication is not None:
+            with self._lock("copy", fcntl.LOCK_EX):
+                own.name(NOTHING)
+                copy_into(own.state, state)
+                self._handles.wait()
+                own.name(publication)
+
+    def _own_copy(self) -> _DeviceCopy | None:
+        """The copy that this process writes; None if the device's memory cannot be shared."""
+        if self._writes or self._given_up:
+            return self._copy
+        self._path.unlink(missing_ok=True)
+        try:
+            memory = self._handles.allocate(self.layout.nbytes)
+            handle = self._handles.export(memory)
+        except RuntimeError as error:
+            self._give_up(-1, "published in host memory alone", error)
+            return None
+        new = self._path.with_suffix(".new")
+        new.write_bytes(bytes(_PUBLICATION) + handle)
+        with self._lock("writer", fcntl.LOCK_EX) as lock:
+            weakref.finalize(self, os.close, os.dup(lock.fileno()))  # the lock is held as long as this is open
+        new.replace(self._path)
+        self._writes, self._copy = True, _DeviceCopy(self._path, views_of(self.layout, memory))
+        log.info("weights are published on %s (CUDA IPC) and in host memory", self._handles.device)
+        return self._copy
+
+    # ------------------------------------------------------------ a reader
+
+    def lies_on(self, device: Device) -> bool:
+        """Whether the trainer shares a copy on this device."""
+        return device == self._handles.device and self._open_copy() is not None
+
+    def fetch(self, version: int, into: State, present: Publication = NOTHING, copy: Copy = copy_into) -> Publication:
+        wanted = self._host.find(version) or self._host.find(self._host.newest)
+        if wanted is not None and wanted != present:
+            with self._reading(wanted) as state:
+                if state is not None:
+                    copy(into, state)
+                    self._handles.wait()
+                    return wanted
+        return self._host.fetch(version, into, present, copy)
+
+    @contextmanager
+    def _reading(self, publication: Publication) -> Iterator[State | None]:
+        """The tensors of the publication, which nobody overwrites meanwhile; None if they cannot be had at once."""
+        shared = self._open_copy()
+        try:
+            file = self._lock("copy", fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+            return
+        with file:
+            yield shared.state if shared is not None and shared.holds(publication) else None
+
+    def _open_copy(self) -> _DeviceCopy | None:
+        """The copy of the living trainer; None: there is none, or this process cannot open it."""
+        if not self._writer_lives():
+            return None
+        try:
+            inode = self._path.stat().st_ino
+            if inode == self._given_up:
+                return None
+            if self._copy is None or self._copy.inode != inode:
+                memory = self._handles.open(self._path.read_bytes()[_PUBLICATION:])
+                self._copy = _DeviceCopy(self._path, views_of(self.layout, memory))
+                log.info("weights come from the trainer's memory on %s (CUDA IPC)", self._handles.device)
+        except FileNotFoundError:
+            return None
+        except RuntimeError as error:
+            self._give_up(inode, "read from host memory", error)
+            return None
+        return self._copy
+
+    def _writer_lives(self) -> bool:
+        """Whether a process holds the writer's lock; the kernel releases it when that process ends."""
+        if self._writes:
+            return True
+        try:
+            self._lock("writer", fcntl.LOCK_SH | fcntl.LOCK_NB).close()
+        except BlockingIOError:
+            return True
+        return False
+
+    # ------------------------------------------------------------ both
+
+    def _give_up(self, inode: int, instead: str, error: RuntimeError) -> None:
+        self._given_up = inode
+        why = (str(error).splitlines() or ["no reason given"])[0]
+        log.warning("weights are %s: %s cannot be shared by CUDA IPC (%s)", instead, self._handles.device, why)
+
+    def _lock(self, name: str, operation: int) -> BinaryIO:
+        return lock_file(self._path.with_name(f"{_NAME}.{name}.lock"), operation)

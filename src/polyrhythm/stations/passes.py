@@ -1,0 +1,204 @@
+"""How a generator's forward passes run: on the CPU when they are launched, on a device beside the host.
+
+A pass is launched and later finished; on a device the host gathers the next batch in between.
+
+    host      gather n | launch n | gather n+1 | launch n+1 | finish n | replies of n
+    copies             | inputs of n           | inputs of n+1
+    compute                        | pass n, its answers to the host    | pass n+1 …
+
+Invariants: passes finish in the order of their launches; the memory of a batch is refilled only after its pass has
+finished; the computation, weights included, has one order: that in which the host has queued it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from polyrhythm.policies.base import Policy
+from polyrhythm.runtime.memory.streams import CopyStream
+from polyrhythm.stations.batch_buffer import BatchBuffer, BatchLayout, BatchMemory, PackedAnswers
+from polyrhythm.stations.graphs import Capture, GraphCapture
+
+log = logging.getLogger(__name__)
+
+Graphs = Literal["auto", "off"]
+
+
+class UnfitAct(Exception):
+    """The output of a policy's `act` differs in form from its output before the start; says how."""
+
+
+class Passes(Protocol):
+    """Runs the forward passes of a station. depth: most passes that are launched and not finished."""
+
+    depth: int
+
+    def warm_up(self, policies: Sequence[Policy], buckets: Sequence[int]) -> None:
+        """Run one pass of every policy and bucket on zeros, so that no later one meets its shape first."""
+        ...
+
+    def buffer(self, rows: int) -> BatchBuffer:
+        """What the inputs of the next pass are to be gathered into."""
+        ...
+
+    def launch(self, policy: Policy, rows: int, version: int) -> None:
+        """Begin the pass of what was gathered. UnfitAct: its output cannot be answered."""
+        ...
+
+    def finish(self) -> BatchBuffer:
+        """Wait for the oldest pass; its answers are valid until the next launch but one, on the CPU the next."""
+        ...
+
+
+def passes_on(device: torch.device, layout: BatchLayout, rows: int, graphs: Graphs) -> Passes:
+    """Passes of at most `rows` rows on the device of the policies."""
+    if device.type != "cuda":
+        return HostPasses(layout, rows)
+    return DevicePasses(device, layout, rows, GraphCapture(device) if graphs == "auto" else None)
+
+
+class HostPasses:
+    """Passes on the CPU: the policy reads the gathered arrays themselves."""
+
+    depth = 1
+
+    def __init__(self, layout: BatchLayout, rows: int) -> None:
+        self._memory = BatchMemory(layout, rows)
+        self._launched = self._memory.buffer(0)
+
+    def warm_up(self, policies: Sequence[Policy], buckets: Sequence[int]) -> None:
+        for rows in buckets:
+            for policy in policies:
+                policy.act(*self._memory.buffer(rows).inputs)
+
+    def buffer(self, rows: int) -> BatchBuffer:
+        return self._memory.buffer(rows)
+
+    def launch(self, policy: Policy, rows: int, version: int) -> None:
+        buffer = self._launched = self._memory.buffer(rows)
+        act = policy.act(*buffer.inputs)
+        if wrong := buffer.form_error(act):
+            raise UnfitAct(wrong)
+        buffer.answer(act)
+        buffer.sign(version)
+
+    def finish(self) -> BatchBuffer:
+        return self._launched
+
+
+class _Slot:
+    """Memory of one pass: on the host, and where its inputs land on the device. landed, answered: events."""
+
+    def __init__(self, layout: BatchLayout, rows: int, copies: CopyStream) -> None:
+        device = copies.device
+        self.memory = BatchMemory(layout, rows, pinned=device.type == "cuda")
+        self.landing = torch.empty(layout.input_bytes(rows), dtype=torch.uint8, device=device)
+        self.landed, self.answered = copies.event(), copies.event(blocking=True)
+        self.rows, self.version = 0, -1
+
+
+class DevicePasses:
+    """Passes on a device: inputs cross in one copy, beside the computation, and answers in one.
+
+    The policy reads static tensors, the same for all passes of as many rows. capture: makes the passes of buckets
+    repeatable; None: no pass is captured. On the CPU everything happens too, one after another.
+    """
+
+    depth = 2
+
+    def __init__(self, device: torch.device, layout: BatchLayout, rows: int, capture: Capture | None) -> None:
+        self._layout, self._capture = layout, capture
+        self._copies = CopyStream(device)
+        self._slots = [_Slot(layout, rows, self._copies) for _ in range(self.depth)]
+        self._launches = 0
+        self._flying: deque[_Slot] = deque()
+        self._inputs = torch.zeros(layout.input_bytes(rows), dtype=torch.uint8, device=device)
+        self._answers = torch.zeros(layout.answer_bytes(rows), dtype=torch.uint8, device=device)
+        self._runs: dict[tuple[Policy, int], Callable[[], None]] = {}
+        self._copies.wait_for_computation()  # it may still use what this memory was before
+
+    def warm_up(self, policies: Sequence[Policy], buckets: Sequence[int]) -> None:
+        for rows in buckets:
+            for policy in policies:
+                policy.act(*self._layout.inputs_over(self._inputs, rows))
+        if self._capture is not None:
+            captured = self._capture_all(self._capture, policies, buckets)
+            self._runs |= captured
+            log.info("passes that are captured as CUDA graphs: %d (buckets: %s)", len(captured), list(buckets))
+
+    def _capture_all(
+        self, capture: Capture, policies: Sequence[Policy], buckets: Sequence[int]
+    ) -> dict[tuple[Policy, int], Callable[[], None]]:
+        """The passes of all policies and buckets, captured, the largest first; none, with one warning, if one cannot
+        be."""
+        captured = {}
+        for rows in sorted(buckets, reverse=True):
+            for policy in policies:
+                try:
+                    captured[policy, rows] = capture(self._make_run(policy, rows))
+                except UnfitAct:
+                    return {}  # the first pass that is served reports it
+                except RuntimeError as error:
+                    message = "%s: passes of %d rows cannot be captured as CUDA graphs, so they run without: %s"
+                    why = (str(error).splitlines() or ["no reason given"])[0]
+                    log.warning(message, type(policy).__name__, rows, why)
+                    return {}
+        return captured
+
+    def _make_run(self, policy: Policy, rows: int) -> Callable[[], None]:
+        """The pass of so many rows, from static inputs to packed answers."""
+        inputs = self._layout.inputs_over(self._inputs, rows)
+        answers = PackedAnswers(self._layout, self._answers, rows)
+        expected = self._slots[0].memory.buffer(rows)
+
+        def run() -> None:
+            act = policy.act(*inputs)
+            if wrong := expected.form_error(act):
+                raise UnfitAct(wrong)
+            answers.write(act)
+
+        return run
+
+    def buffer(self, rows: int) -> BatchBuffer:
+        return self._next.memory.buffer(rows)
+
+    @property
+    def _next(self) -> _Slot:
+        assert len(self._flying) < self.depth, "the memory of a pass that has not finished would be overwritten"
+        return self._slots[self._launches % self.depth]
+
+    def launch(self, policy: Policy, rows: int, version: int) -> None:
+        slot, copies = self._next, self._copies
+        slot.rows, slot.version = rows, version
+        inputs, answers = self._layout.input_bytes(rows), self._layout.answer_bytes(rows)
+        with copies.active():
+            _copy(slot.landing, slot.memory.inputs, inputs)
+            copies.record(slot.landed)
+        copies.computation_waits(slot.landed)
+        _copy(self._inputs, slot.landing, inputs)
+        run = self._runs.get((policy, rows))
+        if run is None:
+            run = self._runs[policy, rows] = self._make_run(policy, rows)
+        run()
+        _copy(slot.memory.answers, self._answers, answers)
+        copies.record_computation(slot.answered)
+        self._launches += 1
+        self._flying.append(slot)
+
+    def finish(self) -> BatchBuffer:
+        slot = self._flying.popleft()
+        slot.answered.synchronize()
+        buffer = slot.memory.buffer(slot.rows)
+        buffer.sign(slot.version)
+        return buffer
+
+
+def _copy(into: Tensor, source: Tensor, size: int) -> None:
+    """Copy the first bytes; the host does not wait if its side is pinned."""
+    into[:size].copy_(source[:size], non_blocking=True)
