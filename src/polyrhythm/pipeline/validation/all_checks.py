@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from polyrhythm.config.objective_needs import describe_objective
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import ContractViolation, Finding, run_checks
 from polyrhythm.envs.checked_env import Arrays
@@ -111,12 +112,18 @@ def _training(config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm
     yield from _run(
         "training",
         {
-            "objective": lambda: check_learning(config, spec, policy, form, trainer=True),
+            "objective": lambda: _objective(config, spec, policy, form),
             "files and threads": lambda: check_processes(config, spec),
             "shared memory": lambda: check_memory(config, spec, form),
             "first weights": lambda: check_start(config, spec, policy),
         },
     )
+
+
+def _objective(config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm) -> str:
+    """The name of the objective of another system, if any, after it was tried."""
+    check_learning(config, spec, policy, form, trainer=True)
+    return describe_objective(config.objective)
 
 
 def _run(part: str, checks: Mapping[str, Callable[[], object]]) -> Iterator[Examined]:
