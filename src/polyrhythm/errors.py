@@ -12,6 +12,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 
 #: Most problems that the message of one ConfigError lists.
 _LISTED = 8
@@ -52,3 +54,11 @@ class RunHalted(PolyrhythmError):
 
 class RunDistrusted(RunHalted):
     """The run violated a guarantee, so its result is not to be trusted."""
+
+
+def pip_install(words: str) -> str:
+    """The command that installs packages for the Python that runs this: `/usr/bin/python3 -m pip install pygame`.
+
+    words: the packages as pip takes them, quoted for a shell where that is needed.
+    """
+    return f"{shlex.quote(sys.executable)} -m pip install {words}"

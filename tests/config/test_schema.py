@@ -162,7 +162,7 @@ def test_config_is_frozen() -> None:
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
-        ({"trainig": {}}, ["trainig = {}", "did you mean training?"]),
+        ({"trainig": {}}, ["trainig: no such key", "did you mean training?"]),
         (
             {"training": {"mini_batch_sampels": 3}},
             ["training.mini_batch_sampels = 3", "did you mean mini_batch_samples?"],

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Protocol, cast
 
 from polyrhythm import __version__
-from polyrhythm.errors import ConfigError, PolyrhythmError
+from polyrhythm.errors import ConfigError, PolyrhythmError, pip_install
 from polyrhythm.files import trouble
 from polyrhythm.pipeline.signals import Interrupts
 from polyrhythm.runtime.memory.allocator import keep_freed_memory
@@ -139,7 +139,7 @@ def _bench_module(command: str) -> ModuleType:
     if importlib.util.find_spec("polyrhythm_bench") is None:
         raise ConfigError(
             f"polyrhythm {command}: the distribution polyrhythm-bench is not installed; in a checkout of Polyrhythm "
-            f"run: {sys.executable} -m pip install -e bench"
+            f"run: {pip_install('-e bench')}"
         )
     return importlib.import_module(_BENCH[command])
 

@@ -12,8 +12,8 @@ from polyrhythm.config.objective_needs import describe_objective
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import ContractViolation, Finding, run_checks
 from polyrhythm.envs.checked_env import Arrays
-from polyrhythm.errors import PolyrhythmError
-from polyrhythm.pipeline.build import env_settings, policy_settings, run_seats
+from polyrhythm.errors import ConfigError, PolyrhythmError
+from polyrhythm.pipeline.build import env_settings, list_seat_warnings, policy_settings, run_seats
 from polyrhythm.pipeline.seats import group_seats
 from polyrhythm.pipeline.validation.check import (
     check_build,
@@ -48,6 +48,9 @@ def examine(config: RunConfig) -> Iterator[Examined]:
         results[name] = make()
 
     yield from _run("recipe", {"devices": lambda: group_seats(run_seats(config))})
+    for sentence in list_seat_warnings(config):
+        problem, _, fix = sentence.rpartition("; ")
+        yield Examined("recipe", Finding("placement", "note", problem, fix))
     yield from _run(
         "recipe", {"environment's spec": lambda: keep("spec", lambda: try_spec(config, installed_env(config)))}
     )
@@ -130,11 +133,14 @@ def _run(part: str, checks: Mapping[str, Callable[[], object]]) -> Iterator[Exam
     """Run checks that raise a PolyrhythmError on failure; yield their findings."""
     for name, check in checks.items():
         try:
-            said = check()
+            detail = check()
+        except ConfigError as error:
+            for problem in error.problems:
+                yield Examined(part, _failed(name, ConfigError(problem, origin=error.origin)))
         except PolyrhythmError as error:
             yield Examined(part, _failed(name, error))
         else:
-            yield Examined(part, Finding(name, "ok", said if isinstance(said, str) else ""))
+            yield Examined(part, Finding(name, "ok", detail if isinstance(detail, str) else ""))
 
 
 def _failed(name: str, error: PolyrhythmError) -> Finding:
