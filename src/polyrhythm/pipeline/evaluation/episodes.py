@@ -79,7 +79,7 @@ def mean_metrics(episodes: Iterable[Sequence[tuple[str, float]]]) -> dict[str, f
 
 def without_success(result: Mapping[str, Any]) -> dict[str, Any]:
     """The result of `tally` with None for successes, rate and interval, in its tasks too."""
-    rest = {name: None if name in _OF_SUCCESS else value for name, value in result.items()}
+    rest: dict[str, Any] = {name: None if name in _OF_SUCCESS else value for name, value in result.items()}
     if "tasks" in rest:
         rest["tasks"] = {name: without_success(part) for name, part in rest["tasks"].items()}
     return rest
