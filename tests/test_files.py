@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyrhythm.files import atomic_write
+from polyrhythm.files import atomic_write, link_or_copy
 from polyrhythm.training.checkpoint import save_state
 from polyrhythm.training.demonstrations import Demonstrations
 
@@ -52,3 +52,24 @@ def test_a_state_and_demonstrations_tell_a_full_disk_as_what_it_is(full: Path) -
             save(full)
         assert raised.value.errno == errno.ENOSPC
         assert not list(full.parent.iterdir())
+
+
+def test_a_link_is_the_same_file_and_stays_when_the_first_name_is_replaced(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_text("before")
+    link_or_copy(source, target)
+    assert target.samefile(source)
+    with atomic_write(source) as unfinished:
+        unfinished.write_text("after")
+    assert (source.read_text(), target.read_text()) == ("after", "before")
+
+
+def test_from_another_file_system_it_is_a_copy(tmp_path: Path) -> None:
+    source = Path("/proc/version")
+    if not source.exists():
+        pytest.skip("this system has no /proc")
+    link_or_copy(source, tmp_path / "target")
+    assert not (tmp_path / "target").samefile(source)
+    assert (tmp_path / "target").read_text() == source.read_text()
+    with pytest.raises(FileNotFoundError):
+        link_or_copy(tmp_path / "missing", tmp_path / "other")

@@ -1,6 +1,6 @@
 """Errors that a user can fix. Each message has the setting, its value, the problem and the fix.
 
-    PolyrhythmError          caught by the command line: one line on stderr, exit status 2
+    PolyrhythmError          caught by the command line: printed on stderr, exit status 2
     ├── ConfigError          a recipe, an override, or a combination of settings is wrong
     ├── RunFolderError       a run folder or checkpoint is missing, incomplete or of another run
     ├── StartError           this machine lacks a resource of the run: shared memory, an address, a folder
@@ -12,21 +12,32 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
+
+#: Most problems that the message of one ConfigError lists.
+_LISTED = 8
+
 
 class PolyrhythmError(Exception):
     """Base of all errors that a user can fix."""
 
 
 class ConfigError(PolyrhythmError, ValueError):
-    """Invalid settings. The message has the first of `problems` and the number of others."""
+    """Invalid settings. The message has all `problems`: the only one, or a line for each of the first eight."""
 
     def __init__(self, *problems: str, origin: str = "") -> None:
         assert problems, "a ConfigError needs at least one problem"
         self.problems = problems
         self.origin = origin
-        more = len(problems) - 1
-        tail = f" (and {more} more {'problem' if more == 1 else 'problems'})" if more else ""
-        super().__init__(f"{origin}: {problems[0]}{tail}" if origin else f"{problems[0]}{tail}")
+        if len(problems) == 1:
+            super().__init__(f"{origin}: {problems[0]}" if origin else problems[0])
+            return
+        lines = [" ".join(problem.split()) for problem in problems[:_LISTED]]
+        if more := problems[_LISTED:]:
+            lines.append(f"and {len(more)} more")
+        head = f"{origin}: {len(problems)} problems" if origin else f"{len(problems)} problems"
+        super().__init__("\n  ".join([head, *lines]))
 
 
 class RunFolderError(PolyrhythmError):
@@ -43,3 +54,11 @@ class RunHalted(PolyrhythmError):
 
 class RunDistrusted(RunHalted):
     """The run violated a guarantee, so its result is not to be trusted."""
+
+
+def pip_install(words: str) -> str:
+    """The command that installs packages for the Python that runs this: `/usr/bin/python3 -m pip install pygame`.
+
+    words: the packages as pip takes them, quoted for a shell where that is needed.
+    """
+    return f"{shlex.quote(sys.executable)} -m pip install {words}"

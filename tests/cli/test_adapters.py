@@ -18,7 +18,7 @@ from polyrhythm.cli.main import main
 from polyrhythm.config.catalog import adapter
 from polyrhythm.config.registry import TABLE
 from polyrhythm.envs.metaworld.tasks import INSTRUCTIONS
-from polyrhythm.errors import ConfigError
+from polyrhythm.errors import ConfigError, pip_install
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 from polyrhythm.specs.plain import from_plain
 
@@ -94,7 +94,7 @@ def test_what_is_missing_is_named_with_the_command_that_brings_it() -> None:
     own = adapter("env", OWN)
     assert (own.summary, own.about) == ("A user's environment on two lines.", "It needs what nobody has.")
     assert [need.found for need in own.needs] == [True, False]
-    assert own.install == "pip install no_such_simulator"
+    assert own.install == pip_install("no_such_simulator")
     kinds = {setting.name: (setting.kind, setting.required, setting.about) for setting in own.settings}
     assert kinds == {"speed": ("float | null", False, "Metres per second."), "sizes": ("list of int", True, "")}
 
@@ -122,7 +122,7 @@ def test_a_type_in_its_short_form_shows_what_it_offers(capsys: pytest.CaptureFix
     ("name", "section", "said"),
     [
         ("metaworld", {}, "depend on tasks"),
-        (OWN, {"sizes": [1]}, "are unknown before: pip install no_such_simulator"),
+        (OWN, {"sizes": [1]}, f"are unknown before: {pip_install('no_such_simulator')}"),
         (
             SHOWN,
             {"broken": True},

@@ -79,3 +79,33 @@ def test_a_line_wraps_below_itself_and_is_plain_where_it_must_be():
     assert lines[-1].strip() == "fix: mend it"
     assert line(Finding("act", "ok", ""), encoding="ascii") == "  + act"
     assert line(Finding("act", "ok", ""), color=True) == "  \033[32m✓\033[0m act"
+
+
+def test_each_problem_of_the_placement_is_a_finding_of_its_own(capsys):
+    assert main(["check", "cartpole", "launcher=inline", "placement.simulators.devices=99", "--json"]) == 1
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    details = [check["detail"] for check in checks if check["name"] == "devices"]
+    assert [check["state"] for check in checks if check["name"] == "devices"] == ["failed", "failed"]
+    assert details[0].startswith("placement.simulators.devices: with launcher = inline")
+    assert details[1].startswith("placement.simulators.devices = 99: torch sees")
+
+
+def test_threads_beyond_the_cores_are_a_note(capsys):
+    assert main(["check", "cartpole", "placement.trainer.threads=4096", "--json"]) == 0
+    (note,) = [check for check in json.loads(capsys.readouterr().out)["checks"] if check["name"] == "placement"]
+    assert note["state"] == "note"
+    assert note["detail"].startswith("placement.trainer.threads = 4096: this machine has ")
+    assert main(["check", "cartpole", "placement.trainer.threads=4096", "launcher=inline", "--json"]) == 0
+    assert "placement.trainer.threads" not in capsys.readouterr().out
+
+
+def test_the_objective_is_named_where_it_fits_and_where_it_does_not(capsys):
+    assert main(["check", "cartpole", "objective=rlinf_libero", "rollout.segment_steps=0", "--json"]) == 0
+    found = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert found["objective"]["detail"].startswith("rlinf_libero: RLinf's PPO on LIBERO")
+    assert main(["check", "cartpole", "objective=rlinf_maniskill", "--json"]) == 1
+    found = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert found["objective"]["detail"].startswith("objective = rlinf_maniskill: it needs a policy with one value per")
+    assert "algorithm.reward_level=chunk" in found["objective"]["fix"]
+    words = ["check", "cartpole", "objective=rlinf_maniskill", "algorithm.reward_level=chunk", "--json"]
+    assert main(words) == 0

@@ -103,3 +103,14 @@ def test_a_finding_is_one_aligned_line_and_what_to_run() -> None:
 def test_setup_installs_what_the_doctor_names() -> None:
     script = Path(__file__).parents[2] / "tools" / "render_libs.sh"
     assert f'packages="{doctor.RENDER_PACKAGES}"' in script.read_text()
+
+
+def test_one_reason_is_told_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("POLYRHYTHM_SHARED_MEMORY", str(tmp_path / "nowhere"))
+    findings = examine()
+    first = [next(findings) for _ in range(9)]
+    findings.close()  # type: ignore[attr-defined]
+    missing = {finding.name: finding.detail for finding in first if finding.state == "missing"}
+    assert list(missing) == ["leftovers", "shared memory", "messages"]
+    assert sum("nowhere" in detail for detail in missing.values()) == 1
+    assert missing["messages"] == "could not be checked, for the same reason as leftovers"

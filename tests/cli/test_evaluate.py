@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from tests.pipeline.pictures import LampSettings
 from tests.pipeline.runs import config
 
 from polyrhythm.cli.main import main
+from polyrhythm.errors import pip_install
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
 from polyrhythm.pipeline.validation.check import validate_run
 
@@ -31,3 +33,50 @@ def test_a_video_of_the_first_episodes(launcher: str, tmp_path: Path, capsys: py
     assert (tmp_path / "shown.gif").read_bytes().startswith(b"GIF89a")
     assert main(words) == 2
     assert "shown.gif is there already" in capsys.readouterr().err
+
+
+def _saved(folder: Path, env: object, **sections: object) -> Path:
+    """A policy file with the first weights, for this environment."""
+    run = config(env=env, launcher="inline", **sections)
+    checked = validate_run(run, trainer=False)
+    save_policy(checked.policy.state_dict(), run, folder / "policy.pt", 0, checked.spec)
+    return folder / "policy.pt"
+
+
+def test_where_success_is_not_reported_it_is_null(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = _saved(tmp_path, "gymnasium:CartPole-v1", policy={"type": "categorical"})
+    assert main(["eval", str(file), "--episodes", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [found[name] for name in ("successes", "rate", "low", "high")] == [None] * 4
+    assert found["mean_return"] > 0
+    assert main(["eval", str(file), "--episodes", "3"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("mean return ")
+    assert first.endswith(", 3 episodes; the environment does not report success")
+
+
+def test_where_success_may_be_reported_a_rate_of_zero_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = _saved(tmp_path, LampSettings().model_dump(), policy={"type": "gaussian", "hidden": 8})
+    assert main(["eval", str(file), "--episodes", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rate"] == 0.0
+
+
+def test_a_missing_package_for_a_video_is_installed_with_this_python(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if importlib.util.find_spec("pygame") is not None:
+        pytest.skip("pygame is installed")
+    file = _saved(tmp_path, "gymnasium:CartPole-v1", policy={"type": "categorical"})
+    assert main(["eval", str(file), "--episodes", "2", "--video", str(tmp_path / "shown.gif")]) == 2
+    assert f"{pip_install('')}" in capsys.readouterr().err
+
+
+def test_a_missing_best_policy_says_what_keeps_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _saved(tmp_path, LampSettings().model_dump(), policy={"type": "gaussian", "hidden": 8})
+    assert main(["eval", str(tmp_path / "best.pt")]) == 2
+    assert "best.pt is not there: the best policy is kept where the run evaluates during" in (
+        told := capsys.readouterr().err
+    )
+    assert "evaluation.every" in told

@@ -36,6 +36,7 @@ def test_the_recipes_own_settings_are_taken_and_others_where_it_has_another_poli
     assert "chunk of 1 actions of 1 entries, one value per chunk" in said
     assert "  actor.linears.0.weight  float32 [8, 4]" in said
     assert "\n  trainer " in said
+    assert said.startswith("memory by station"), "the table of tensors is long"
 
 
 @pytest.mark.parametrize(

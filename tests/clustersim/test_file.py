@@ -54,11 +54,11 @@ def test_the_large_example_is_256_gpus_and_2048_env_batches() -> None:
     ("old", "new", "words"),
     [
         ("step: 10ms", "stepp: 10ms", r"simulators\.0\.stepp = '10ms': no such key; did you mean step\?"),
-        ("scheduler:", "flow:", r"flow = .*: no such key; did you mean scheduler\?"),
+        ("scheduler:", "flow:", r"^[^=]*flow: no such key; it is now called scheduler$"),
         (
             "versions: 1",
             "evaluations: [{at: 1s, beside: false}]",
-            r"beside = False: no such key; did you mean background",
+            r"beside = False: no such key; it is now called background",
         ),
         ("step: 10ms", "step: 10", r"simulators\.0\.step = 10: cost 10 is not text; write a duration"),
         (

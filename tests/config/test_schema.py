@@ -162,7 +162,7 @@ def test_config_is_frozen() -> None:
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
-        ({"trainig": {}}, ["trainig = {}", "did you mean training?"]),
+        ({"trainig": {}}, ["trainig: no such key", "did you mean training?"]),
         (
             {"training": {"mini_batch_sampels": 3}},
             ["training.mini_batch_sampels = 3", "did you mean mini_batch_samples?"],
@@ -439,10 +439,20 @@ def test_largest_slot(sharding: Any, largest: int | None) -> None:
     assert validate(merge(BASE, {"rollout": {"sharding": sharding}})).rollout.largest_slot_rows == largest
 
 
-def test_all_problems_are_listed_and_counted() -> None:
+def test_every_problem_has_a_line() -> None:
     with pytest.raises(PolyrhythmError) as caught:
         validate({"name": "x", "env": {"type": THING}, "policy": {"type": THING, "size": "a"}, "sed": 1})
     assert isinstance(caught.value, ConfigError)
     assert len(caught.value.problems) == 3
-    assert str(caught.value).endswith("(and 2 more problems)")
+    head, *lines = str(caught.value).splitlines()
+    assert head == "3 problems"
+    assert lines == [f"  {problem}" for problem in caught.value.problems]
     assert any(problem.startswith("training is missing; add it") for problem in caught.value.problems)
+
+
+def test_of_many_problems_the_first_eight_are_listed() -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate(BASE | {f"key{number}": 1 for number in range(20)}, origin="mine.yaml")
+    head, *lines = str(caught.value).splitlines()
+    assert head == "mine.yaml: 20 problems"
+    assert (len(lines), lines[-1]) == (9, "  and 12 more")

@@ -310,10 +310,40 @@ def test_ticks_are_round_and_inside() -> None:
     ]
 
 
-def test_labels_stand_apart_in_the_order_of_their_places() -> None:
-    assert svg.apart([50, 52, 10], 15, 0, 100) == [50, 65, 10]
-    assert svg.apart([98, 99], 15, 0, 100) == [85, 100]
-    assert svg.apart([], 15, 0, 100) == []
+def test_a_label_takes_the_nearest_free_height_and_the_first_in_the_list_comes_first() -> None:
+    def heights(*wanted: tuple[float, float], most: float = 100.0) -> list[float | None]:
+        return svg.place_labels([svg.Label(x, y, 30) for x, y in wanted], 15, 0, 100, most)
+
+    assert heights((0, 50), (0, 52), (0, 10)) == [50, 65, 10]
+    assert heights((0, 98), (0, 99)) == [98, 83], "above the lower limit"
+    assert heights((0, 120), (40, 120)) == [100, 100], "side by side"
+    assert heights((0, 50), (29, 50), (58, 50)) == [50, 35, 50]
+    assert heights((0, 50), (0, 50), (0, 50), (0, 50), most=20) == [50, 35, 65, None]
+    assert heights() == []
+
+
+def test_labels_of_evaluations_close_together_after_several_resumes_do_not_overlap(run: Callable[..., Path]) -> None:
+    folder = run("resumed")
+    with (folder / "metrics.jsonl").open("a") as file:
+        for number in range(6):
+            after = {"step": UPDATES + number, "time_s": 60.0 + number, **evaluation("greedy", tally(20 + number))}
+            update = {
+                "step": UPDATES + number,
+                "time_s": 60.0 + number,
+                "throughput/transitions": 8000.0 + 20 * number,
+                "throughput/transitions_per_s": 100.0,
+            }
+            file.write(f"{json.dumps(update)}\n{json.dumps(after)}\n")
+    page = checked(write_report([folder]))
+    labels = re.findall(r'<text class="value s\d" x="([\d.]+)" y="([\d.]+)">([^<]+)</text>', page)
+    figures = page.count('aria-label="Success over transitions"')
+    assert figures == 1
+    boxes = [(float(x), float(y), 6 * len(text)) for x, y, text in labels if text.endswith("%")]
+    assert len(boxes) >= 5, "some may be left out, not most"
+    for number, (x, y, width) in enumerate(boxes):
+        for other_x, other_y, other_width in boxes[number + 1 :]:
+            beside = x + width <= other_x or other_x + other_width <= x
+            assert beside or abs(y - other_y) >= 14, (x, y, other_x, other_y)
 
 
 def test_several_runs_show_the_settings_that_differ(run: Callable[..., Path]) -> None:

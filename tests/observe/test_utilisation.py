@@ -19,7 +19,7 @@ def test_waiting_work_does_not_count_above_the_slots() -> None:
     station.begin(1.0, pieces=5)
     station.end(2.0, pieces=4)
     assert station.busy_s(3.0) == pytest.approx(2 + 1)
-    assert station.offered_s(3.0) == pytest.approx(6.0)
+    assert station.value(3.0) == pytest.approx(3 / 6)
     assert station.active == 1
 
 
@@ -66,5 +66,5 @@ def test_equals_the_sum_over_unit_intervals(changes: list[tuple[int, str, int]])
             ended = min(active, number)
             station.end(now, ended)
             active -= ended
-    assert (station.busy_s(now), station.offered_s(now)) == (busy, offered)
-    assert 0 <= station.value(now) <= 1
+    assert station.busy_s(now) == busy
+    assert station.value(now) == pytest.approx(busy / offered if offered else 0.0)

@@ -155,7 +155,7 @@ REFUSED = [
     ({"env": "gymnasium:CartPol-v1"}, r"env.id = CartPol-v1: .*the nearest is CartPole-v"),
     (
         {"env": {"type": "tests.pipeline.test_check:LackingSettings"}},
-        r"env.type = .*Lacking.*: the package robot_hands is not installed; run: pip install robot_hands",
+        r"env.type = .*Lacking.*: the package robot_hands is not installed; run: .* -m pip install robot_hands",
     ),
     ({"env": {"type": "tests.pipeline.test_check:UnpluggedSettings"}}, r"the robot is not plugged in; plug it in"),
     ({"env": MUTE}, r"env.type = .*Mute: its settings need spec"),

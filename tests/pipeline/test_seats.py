@@ -17,6 +17,7 @@ from polyrhythm.pipeline.seats import (
     bind_environment,
     divide_devices,
     group_seats,
+    list_excess_threads,
     list_unused_devices,
 )
 
@@ -66,6 +67,43 @@ def test_instance_i_has_the_ith_device_counted_round_and_threads_are_of_the_kind
     assert group_seats({name: seats[name] for name in ("g0", "g1", "trainer")}) == (
         "g0: cuda:0, 3 threads; g1: cuda:1, 3 threads; trainer: cpu, 1 thread"
     )
+
+
+def test_all_kinds_without_their_devices_and_an_inline_run_are_named_together():
+    asked = placement(simulators={"devices": 0}, generators={"devices": 1})
+    with pytest.raises(ConfigError) as caught:
+        assign_seats(asked, NAMES, 0, inline=True)
+    starts = [problem.partition(":")[0] for problem in caught.value.problems]
+    assert starts == [
+        "placement.simulators.devices",
+        "placement.simulators.devices = 0",
+        "placement.generators.devices = 1",
+    ]
+    with pytest.raises(ConfigError, match="with launcher = inline"):
+        assign_seats(placement(preset="colocated"), NAMES, 2, inline=True)
+    on_cpu = placement(preset="colocated", simulators={"devices": "cpu"})
+    assert assign_seats(on_cpu, NAMES, 2, inline=True)["s0"].device == "cpu"
+
+
+def test_many_equal_seats_are_the_first_and_the_last():
+    stations = {
+        "simulators": [f"simulator-{index}" for index in range(120)],
+        "generators": ["generator-0", "generator-1", "generator-2"],
+        "trainer": ["trainer"],
+    }
+    every = "simulator-0 to simulator-119, generator-0, generator-1, generator-2, trainer: cpu, 1 thread"
+    assert group_seats(assign_seats(placement(), stations, 0)) == every
+    two = group_seats(assign_seats(placement(simulators={"devices": "0,1"}), stations, 2))
+    assert two.startswith("simulator-0, simulator-2, … simulator-118 (60): cuda:0, 1 thread; simulator-1, simulator-3")
+
+
+def test_more_threads_than_cores_are_told_for_kinds_that_have_stations():
+    asked = placement(trainer={"threads": 9}, generators={"threads": 8}, simulators={"threads": 10})
+    stations = NAMES | {"simulators": []}
+    assert [sentence.partition(":")[0] for sentence in list_excess_threads(asked, stations, 8)] == [
+        "placement.trainer.threads = 9"
+    ]
+    assert "set it to 1 or less" in list_excess_threads(asked, stations, 1)[0]
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def under_way(*processes: Process) -> tuple[Manager, Any]:
     return manager, Replacements(manager)  # type: ignore[arg-type]
 
 
-def test_a_station_is_lost_once_it_has_been_reaped_and_its_last_words_have_been_heard() -> None:
+def test_a_station_is_lost_once_it_has_been_reaped_and_its_last_messages_have_been_received() -> None:
     process = Process("a")
     manager, replacements = under_way(process)
     assert (replacements.advance(0.0), bool(replacements)) == ([], False)

@@ -16,9 +16,9 @@ LIMITS = SupervisionSettings(
 
 def present(doing: str = "", for_s: float = 0.0) -> LivenessMonitor:
     """Began at 0 s, was ready, and was last heard at 1000 s."""
-    vigil = LivenessMonitor(began=0.0, present=True)
-    vigil.hear(1000.0, doing, for_s)
-    return vigil
+    monitor = LivenessMonitor(began=0.0, present=True)
+    monitor.note_heartbeat(1000.0, doing, for_s)
+    return monitor
 
 
 @pytest.mark.parametrize(
@@ -41,22 +41,22 @@ def present(doing: str = "", for_s: float = 0.0) -> LivenessMonitor:
 def test_a_station_is_given_up_when_it_is_silent_or_too_long_at_one_thing(
     doing: str, for_s: float, deadline: float
 ) -> None:
-    vigil = present(doing, for_s)
-    assert vigil.deadline(LIMITS) == deadline
-    assert vigil.complaint(math.nextafter(deadline, 0.0), LIMITS) == ""
-    assert vigil.complaint(deadline, LIMITS) != ""
+    monitor = present(doing, for_s)
+    assert monitor.deadline(LIMITS) == deadline
+    assert monitor.complaint(math.nextafter(deadline, 0.0), LIMITS) == ""
+    assert monitor.complaint(deadline, LIMITS) != ""
 
 
 def test_a_start_has_its_own_limit_and_heartbeats_do_not_extend_it() -> None:
-    vigil = LivenessMonitor(began=100.0)
-    vigil.hear(390.0, "reset", 1.0)
-    assert vigil.deadline(LIMITS) == 400.0
-    assert vigil.complaint(399.9, LIMITS) == ""
-    assert vigil.complaint(400.0, LIMITS) == "was not ready within 300 s (supervision.start_s)"
+    monitor = LivenessMonitor(began=100.0)
+    monitor.note_heartbeat(390.0, "reset", 1.0)
+    assert monitor.deadline(LIMITS) == 400.0
+    assert monitor.complaint(399.9, LIMITS) == ""
+    assert monitor.complaint(400.0, LIMITS) == "was not ready within 300 s (supervision.start_s)"
 
 
 @pytest.mark.parametrize(
-    ("vigil", "now", "words"),
+    ("monitor", "now", "words"),
     [
         (present(), 1020.0, "sent no heartbeat for 20 s (supervision.heartbeat_s)"),
         (present("step", 50.0), 1012.5, "has been in one step for 62.5 s (supervision.step_s)"),
@@ -66,16 +66,16 @@ def test_a_start_has_its_own_limit_and_heartbeats_do_not_extend_it() -> None:
         (present("publish", 899.0), 1001.0, "has been in one publish for 900.0 s (supervision.update_s)"),
     ],
 )
-def test_the_complaint_names_the_setting_that_was_exceeded(vigil: LivenessMonitor, now: float, words: str) -> None:
-    assert vigil.complaint(now, LIMITS) == words
+def test_the_complaint_names_the_setting_that_was_exceeded(monitor: LivenessMonitor, now: float, words: str) -> None:
+    assert monitor.complaint(now, LIMITS) == words
 
 
 def test_a_unit_that_ends_is_forgotten() -> None:
-    vigil = present("step", 59.0)
-    vigil.hear(1000.5, "", 0.0)
-    assert vigil.deadline(LIMITS) == 1020.5
-    vigil.hear(1001.0, "step", 0.25)
-    assert vigil.complaint(1019.0, LIMITS) == ""
+    monitor = present("step", 59.0)
+    monitor.note_heartbeat(1000.5, "", 0.0)
+    assert monitor.deadline(LIMITS) == 1020.5
+    monitor.note_heartbeat(1001.0, "step", 0.25)
+    assert monitor.complaint(1019.0, LIMITS) == ""
 
 
 STARTS = "a failed 3 times in a row before it was ready, 2 are allowed (supervision.max_start_failures)"
@@ -162,7 +162,7 @@ def test_a_station_that_raises_the_same_again_and_again_ends_the_run(
     failures, said = FailureTracker(), ""
     for words, updates in story:
         assert said == "", "the run had ended"
-        failures.count(Failure("a", 0.0, was_present=True, words=words, updates=updates), 0.0, GENEROUS)
+        failures.count(Failure("a", 0.0, was_present=True, error=words, updates=updates), 0.0, GENEROUS)
         failures.count(Failure("b", 0.0, was_present=True), 0.0, GENEROUS)
         said = failures.verdict("a", GENEROUS)
     assert said == verdict

@@ -1,6 +1,6 @@
 """Runs one command of the command line and returns its exit status.
 
-Status 0: done; 2: an error that the user can fix, printed as one line on stderr; 130: interrupted.
+Status 0: done; 2: an error that the user can fix, printed on stderr, a line for each problem; 130: interrupted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Protocol, cast
 
 from polyrhythm import __version__
-from polyrhythm.errors import ConfigError, PolyrhythmError
+from polyrhythm.errors import ConfigError, PolyrhythmError, pip_install
 from polyrhythm.files import trouble
 from polyrhythm.pipeline.signals import Interrupts
 from polyrhythm.runtime.memory.allocator import keep_freed_memory
@@ -72,8 +72,7 @@ def main(words: Sequence[str]) -> int:
         sys.stdout.flush()
         return status
     except PolyrhythmError as error:
-        message = " ".join(str(error).split())
-        _print_error(f"error: {message}", error)
+        _print_error(f"error: {_message(error)}", error)
         return 2
     except ModuleNotFoundError as error:
         if (error.name or "polyrhythm").partition(".")[0] in ("polyrhythm", "polyrhythm_bench"):
@@ -94,6 +93,13 @@ def main(words: Sequence[str]) -> int:
             raise
         _print_error(f"error: {sentence}", error)
         return 2
+
+
+def _message(error: PolyrhythmError) -> str:
+    """The error in one line; several problems of the settings, a line for each."""
+    if isinstance(error, ConfigError) and len(error.problems) > 1:
+        return str(error)
+    return " ".join(str(error).split())
 
 
 def _print_error(what: str, error: BaseException) -> None:
@@ -133,7 +139,7 @@ def _bench_module(command: str) -> ModuleType:
     if importlib.util.find_spec("polyrhythm_bench") is None:
         raise ConfigError(
             f"polyrhythm {command}: the distribution polyrhythm-bench is not installed; in a checkout of Polyrhythm "
-            f"run: {sys.executable} -m pip install -e bench"
+            f"run: {pip_install('-e bench')}"
         )
     return importlib.import_module(_BENCH[command])
 

@@ -65,7 +65,7 @@ def _show_form(arguments: argparse.Namespace) -> int:
         one = adapters.plain(adapter("policy", section["type"]))
         print(json.dumps([one | {"form": plain_form(form), "memory": memory}], indent=2))
     else:
-        print("\n".join([*form_lines(form), "", *memory_lines(memory)]))
+        print("\n".join([*memory_lines(memory), "", *form_lines(form)]))
     return 0
 
 

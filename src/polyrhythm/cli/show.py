@@ -22,6 +22,8 @@ def rate(result: Mapping[str, Any]) -> str:
 def mean_return(result: Mapping[str, Any]) -> str:
     """The mean return, for an environment that does not report success."""
     episodes = counted(result["episodes"], "episode")
+    if result["rate"] is None:
+        return f"mean return {result['mean_return']:.4g}, {episodes}; the environment does not report success"
     return f"mean return {result['mean_return']:.4g}, {episodes}, none of which reported success"
 
 
@@ -127,7 +129,7 @@ def _is_rate(value: Any) -> bool:
 
 def _value(value: Any, succeeded: bool) -> str:
     if _is_rate(value):
-        if succeeded or "mean_return" not in value:
+        if value["rate"] is not None and (succeeded or "mean_return" not in value):
             return rate(value)
         return mean_return(value)
     if isinstance(value, Mapping):

@@ -89,12 +89,16 @@ class SpanWriter:
 
 def _explain(error: ValidationError) -> Iterator[str]:
     """One sentence per problem: key, value, problem, fix. Missing keys come last: most are misspelt ones."""
-    for detail in sorted(error.errors(include_url=False), key=lambda detail: detail["type"] == "missing"):
+    details = error.errors(include_url=False)
+    written = {_RENAMED.get(str(detail["loc"][-1])) for detail in details if detail["loc"]}
+    for detail in sorted(details, key=lambda detail: detail["type"] == "missing"):
         where = ".".join(str(part) for part in detail["loc"]) or "the file"
         if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            yield f"{where} = {detail['input']!r}: no such key; {_nearest(detail['loc'])}"
+            shown = "" if isinstance(detail["input"], dict | list) else f" = {detail['input']!r}"
+            yield f"{where}{shown}: no such key; {_nearest(detail['loc'])}"
         elif detail["type"] == "missing":
-            yield f"{where} is missing; add it"
+            if where not in written:  # else it is there under its old name
+                yield f"{where} is missing; add it"
         else:
             why = detail.get("ctx", {}).get("error", detail["msg"])
             yield f"{where} = {detail['input']!r}: {why}" if detail["loc"] else str(why)
@@ -103,7 +107,7 @@ def _explain(error: ValidationError) -> Iterator[str]:
 def _nearest(location: tuple[int | str, ...]) -> str:
     """A suggestion for an unknown key, from those of the section that `location` ends in."""
     if (name := _RENAMED.get(str(location[-1]))) is not None:
-        return f"did you mean {name}?"
+        return f"it is now called {name}"
     keys: list[str] = list(ClusterSettings.model_fields)
     for part in location[:-1]:
         keys = _SECTIONS.get(str(part), keys)

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from polyrhythm.config.base import InvalidSetting, models_in
 from polyrhythm.config.registry import TABLE, Kind, settings_class
-from polyrhythm.errors import ConfigError
+from polyrhythm.errors import ConfigError, pip_install
 
 
 class Need(NamedTuple):
@@ -65,7 +65,7 @@ def adapter(kind: Kind, name: str) -> Adapter:
     needs = [need(package) for package in getattr(model, "needs", ())]
     missing = [wanted.package for wanted in needs if not wanted.found]
     extra = getattr(model, "extra", "")
-    install = f"pip install 'polyrhythm[{extra}]'" if extra else f"pip install {' '.join(missing)}"
+    install = pip_install(f"'polyrhythm[{extra}]'" if extra else " ".join(missing))
     return Adapter(
         name,
         about[0],

@@ -58,7 +58,8 @@ def _explain_one(detail: ErrorDetails, model: type[BaseModel], prefix: str) -> l
         return [f"{path} is missing; add it{_purpose(holder, parts)}"]
     value = detail["input"]
     if detail["type"] == "extra_forbidden":
-        return [_sentence(path, value, f"no such key; {_instead(path, parts, holder, model, prefix)}")]
+        why = f"no such key; {_instead(path, parts, holder, model, prefix)}"
+        return [f"{path}: {why}" if isinstance(value, dict) else _sentence(path, value, why)]
     return [_sentence(path, value, _why(detail))]
 
 

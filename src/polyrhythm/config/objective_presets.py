@@ -2,9 +2,9 @@
 
 `objective: NAME` in a recipe stands for the named section in place of the inherited one; what the recipe says itself
 under `algorithm` lies over it. `objective=NAME` on the command line takes the place of the recipe's section, under the
-other overrides. The resolved configuration has the settings, not the name. Only the loss is set: learning rates,
-epochs, group size and a policy's own settings (flow_noise's `logprob: mean` for RLinf's joint_logprob) stay the
-recipe's.
+other overrides. The resolved configuration has the settings, and the name as `objective`. Only the loss is set:
+learning rates, epochs, group size and a policy's own settings (flow_noise's `logprob: mean` for RLinf's joint_logprob)
+stay the recipe's.
 
 Where ours still differs: whitening divides by n (theirs by n − 1), group returns by std + 1e-6 (TRL: 1e-4).
 docs/from-other-systems.md maps setting by setting.

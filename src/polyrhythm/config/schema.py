@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, model_validator
 
 from polyrhythm.config.base import InvalidSetting, NotNegative, Section, Seed
+from polyrhythm.config.objective_needs import check_objective
 from polyrhythm.config.registry import resolve
 from polyrhythm.config.sections.algorithm import AlgorithmSettings
 from polyrhythm.config.sections.learning import (
@@ -73,6 +74,8 @@ class RunConfig(Section):
     """Samples that share an initial state."""
     training: TrainingSettings
     """Length of training and structure of an update."""
+    objective: str = ""
+    """The objective of another system that `algorithm` began with, by name; empty for none."""
     algorithm: AlgorithmSettings = AlgorithmSettings()
     """From trajectories to a loss."""
     evaluation: EvaluationSettings = EvaluationSettings()
@@ -92,6 +95,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> RunConfig:
+        check_objective(self)
         _check_groups(self)
         _check_slots(self)
         _check_warm_start(self)

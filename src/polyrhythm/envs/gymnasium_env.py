@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from polyrhythm.envs.base import RowNumbers, StepResult
 from polyrhythm.envs.gymnasium_make import apply_wrapper, find_registered, make_registered
 from polyrhythm.envs.gymnasium_spaces import action_converter, action_spec, array_paths, array_spec
-from polyrhythm.errors import ConfigError
+from polyrhythm.errors import ConfigError, pip_install
 from polyrhythm.specs import Aggregate, EnvSpec, Task
 from polyrhythm.specs.spaces import check_metrics
 
@@ -52,6 +52,11 @@ class GymnasiumTask(_Settings):
 
 def _as_wrapper(value: Any) -> Any:
     return {"apply": value} if isinstance(value, str) else value
+
+
+def _is_builtin(env: gymnasium.Env[Any, Any]) -> bool:
+    """Whether the environment comes with Gymnasium itself; the info of none of those has `success`."""
+    return env.spec is not None and str(env.spec.entry_point).startswith("gymnasium.envs.")
 
 
 def _as_aggregates(value: Any) -> Any:
@@ -167,6 +172,7 @@ class GymnasiumSettings(_Settings):
             ),
             max_steps=max(self.limit(task) for task in range(len(envs))),
             metrics=dict(self.metrics),
+            reports_success=None if self.wrappers or not all(map(_is_builtin, envs)) else False,
         )
 
     def _spaces(self, env: gymnasium.Env[Any, Any], where: str) -> tuple[object, object]:
@@ -238,7 +244,8 @@ class GymnasiumBatch:
         try:
             return np.asarray(self._envs[row].render())
         except gymnasium.error.DependencyNotInstalled as error:
-            raise ConfigError(f"rendering: {error}") from error
+            advice = str(error).replace("pip install ", pip_install("")).replace("`", "")
+            raise ConfigError(f"rendering: {advice}") from error
 
     def close(self) -> None:
         for env in self._made.values():

@@ -64,6 +64,7 @@ class LatencySettings(BaseModel):
             tasks=(_TASK,),
             max_steps=self.episode_steps,
             step_rows=False,
+            reports_success=False,
         )
 
     def build(self, rows: int) -> LatencyBatch:

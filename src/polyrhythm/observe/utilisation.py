@@ -47,11 +47,6 @@ class Utilisation:
         self._advance(now)
         return self._busy_s
 
-    def offered_s(self, now: float) -> float:
-        """∫slots dt up to now, in slot-seconds."""
-        self._advance(now)
-        return self._offered_s
-
     def value(self, now: float) -> float:
         """Utilisation from the start to now, in 0..1; 0 before any time has passed."""
         self._advance(now)

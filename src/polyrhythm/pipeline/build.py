@@ -25,12 +25,12 @@ from polyrhythm.pipeline.observers.metrics import check_metrics
 from polyrhythm.pipeline.observers.totals import EVALUATION
 from polyrhythm.pipeline.persistence.checkpoints import STATES, SavedRun
 from polyrhythm.pipeline.run_loop import RunLoop
-from polyrhythm.pipeline.seats import Kind, assign_seats, describe_seat, list_unused_devices
+from polyrhythm.pipeline.seats import Kind, assign_seats, describe_seat, list_excess_threads, list_unused_devices
 from polyrhythm.policies.base import Policy, PolicySettings, as_settings
 from polyrhythm.runtime.factories import Resources, StationFactory, StationList
 from polyrhythm.runtime.launcher import Launcher, build_inline_launcher, build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.memory.tensors import count_devices, use_one_thread
+from polyrhythm.runtime.memory.tensors import count_cores, count_devices, use_one_thread
 from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import EnvBatchInfo, Episode, SampleEvaluated, WeightsOffered
@@ -163,13 +163,15 @@ def station_names(config: RunConfig, *, trainer: bool = True) -> dict[Kind, list
 def run_seats(config: RunConfig, *, trainer: bool = True) -> dict[str, Resources]:
     """The resources of each station on this machine. ConfigError: `placement` names a device that does not exist."""
     names = station_names(config, trainer=trainer)
-    seats = assign_seats(config.placement, names, count_devices(), os.environ)
-    if config.launcher == "inline" and any(seats[name].environment for name in names["simulators"]):
-        raise ConfigError(
-            "placement.simulators.devices: with launcher = inline a simulator has no process of its own that could be "
-            "bound to a device; set placement.simulators.devices to cpu, or launcher to local"
-        )
-    return seats
+    inline = config.launcher == "inline"
+    return assign_seats(config.placement, names, count_devices(), os.environ, inline=inline)
+
+
+def list_seat_warnings(config: RunConfig, *, trainer: bool = True) -> list[str]:
+    """A sentence for each setting of `placement` that can be had on this machine, but wastes devices or cores."""
+    names = station_names(config, trainer=trainer)
+    excess = list_excess_threads(config.placement, names, count_cores()) if config.launcher == "local" else []
+    return list_unused_devices(config.placement, names) + excess
 
 
 def env_batch_infos(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -> list[list[EnvBatchInfo]]:
@@ -255,7 +257,7 @@ def build_pipeline(
     seats = run_seats(config, trainer=trainer)
     for name, seat in seats.items():
         log.info("%s: %s", name, describe_seat(seat))
-    for sentence in list_unused_devices(config.placement, station_names(config, trainer=trainer)):
+    for sentence in list_seat_warnings(config, trainer=trainer):
         log.warning(sentence)
     layout = arena_layout(config, spec, infos, form, trainer=trainer)
     stations = [(factory, seats[factory.name]) for factory in factories]

@@ -21,6 +21,12 @@ DeviceIds = dict[Kind, tuple[int, ...]]
 
 #: hybrid: one device in so many generates, the others simulate (RL-VLA³, A.1: 6 and 2 of 8).
 _HYBRID_DEVICES_PER_GENERATOR = 4
+_INLINE = (
+    "placement.simulators.devices: with launcher = inline a simulator has no process of its own that could be "
+    "bound to a device; set placement.simulators.devices to cpu, or launcher to local"
+)
+#: Most stations of a kind that are listed by name.
+_LISTED = 3
 
 
 def assign_seats(
@@ -28,13 +34,16 @@ def assign_seats(
     stations: Mapping[Kind, Sequence[str]],
     devices: int,
     environment: Mapping[str, str] | None = None,
+    *,
+    inline: bool = False,
 ) -> dict[str, Resources]:
     """The seat of every station, by name.
 
     stations: names by kind, the evaluation's own last. devices: number of devices of this machine. environment: that
-    of this process; a simulator's seat says what its own process gets in addition. ConfigError: a device is not there.
+    of this process; a simulator's seat says what its own process gets in addition. ConfigError: devices are not there;
+    it has a problem for each kind, and one for simulators on devices if the run is `inline`, in one process.
     """
-    ids = _list_ids(placement, [kind for kind, names in stations.items() if names], devices)
+    ids = _list_ids(placement, [kind for kind, names in stations.items() if names], devices, inline=inline)
     seats: dict[str, Resources] = {}
     for kind, names in stations.items():
         threads, own = _settings(placement, kind).threads, ids.get(kind, ())
@@ -61,6 +70,16 @@ def list_unused_devices(placement: PlacementSettings, stations: Mapping[Kind, Se
                 f"rollout.{kind} to {len(ids)}, or name fewer devices"
             )
     return found
+
+
+def list_excess_threads(placement: PlacementSettings, stations: Mapping[Kind, Sequence[str]], cores: int) -> list[str]:
+    """A sentence for each kind that has stations and more threads in each of them than this machine has cores."""
+    return [
+        f"placement.{kind}.threads = {threads}: this machine has {cores} core{'s' * (cores > 1)}, and more threads "
+        f"than cores are many times slower; set it to {cores} or less"
+        for kind, names in stations.items()
+        if names and (threads := _settings(placement, kind).threads) > cores
+    ]
 
 
 def bind_environment(device: int, environment: Mapping[str, str]) -> dict[str, str]:
@@ -90,7 +109,23 @@ def group_seats(seats: Mapping[str, Resources]) -> str:
     names: dict[str, list[str]] = {}
     for name, seat in seats.items():
         names.setdefault(describe_seat(seat), []).append(name)
-    return "; ".join(f"{', '.join(own)}: {seat}" for seat, own in names.items())
+    return "; ".join(f"{_list_names(own)}: {seat}" for seat, own in names.items())
+
+
+def _list_names(names: Sequence[str]) -> str:
+    """`simulator-0 to simulator-119, trainer`: of more than three of a kind the first and the last."""
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        kinds.setdefault(name.rpartition("-")[0] or name, []).append(name)
+    return ", ".join(_first_and_last(own) if len(own) > _LISTED else ", ".join(own) for own in kinds.values())
+
+
+def _first_and_last(names: Sequence[str]) -> str:
+    """`simulator-0 to simulator-119`, or, where some between them are not meant, `simulator-0, … simulator-6 (4)`."""
+    numbers = [name.rpartition("-")[2] for name in names]
+    if all(map(str.isdecimal, numbers)) and int(numbers[-1]) - int(numbers[0]) == len(names) - 1:
+        return f"{names[0]} to {names[-1]}"
+    return f"{names[0]}, {names[1]}, … {names[-1]} ({len(names)})"
 
 
 def _settings(placement: PlacementSettings, kind: Kind) -> SeatSettings:
@@ -98,18 +133,28 @@ def _settings(placement: PlacementSettings, kind: Kind) -> SeatSettings:
     return settings
 
 
-def _list_ids(placement: PlacementSettings, kinds: Sequence[Kind], devices: int) -> DeviceIds:
+def _list_ids(placement: PlacementSettings, kinds: Sequence[Kind], devices: int, *, inline: bool) -> DeviceIds:
     """The device ids of the kinds that have stations: those they name, else the preset's."""
-    preset: DeviceIds | None = None
     found: DeviceIds = {}
+    problems = [_INLINE] * (inline and _binds_simulators(placement))
     for kind in kinds:
         asked = _settings(placement, kind).devices
-        if asked is not None:
-            found[kind] = _check_ids(kind, asked, devices)
-        elif placement.preset is not None:
-            preset = preset or divide_devices(placement.preset, devices)
-            found[kind] = preset[kind]
+        try:
+            if asked is not None:
+                found[kind] = _check_ids(kind, asked, devices)
+            elif placement.preset is not None:
+                found[kind] = divide_devices(placement.preset, devices)[kind]
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(*dict.fromkeys(problems))
     return found
+
+
+def _binds_simulators(placement: PlacementSettings) -> bool:
+    """Whether simulators are bound to devices, each by the environment of its process."""
+    asked = placement.simulators.devices
+    return asked != "cpu" if asked is not None else placement.preset is not None
 
 
 def _check_ids(kind: Kind, asked: str, devices: int) -> tuple[int, ...]:

@@ -72,7 +72,7 @@ class LocalHosting:
         keys = make_keys() if transport == "tcp" else None
         self._check_report = check_report
         self._drops, self._expected = DropCounter("main"), ExpectedEvents(layout)
-        self._said: set[tuple[str, str]] = set()
+        self._warned_drops: set[tuple[str, str]] = set()
         with ExitStack() as undo:
             self._sockets = Sockets(transport, str(folder), keys, self._drops.stranger, wire.LARGEST)
             undo.callback(self._sockets.close)
@@ -148,7 +148,7 @@ class LocalHosting:
         look_s = _STEP_S if self._replacements else _LOOK_S
         content = self._inbox.receive(min(seconds, look_s))
         if content is not None:
-            self._hear(content)
+            self._receive_frame(content)
         now = time.monotonic()
         if content is None:
             self._replacements.note_empty_inbox(now)
@@ -156,8 +156,8 @@ class LocalHosting:
             self._look_after(now)
         return content is not None
 
-    def _hear(self, content: bytes) -> None:
-        """What has come: what is not from a station that is present, or cannot be true, is dropped."""
+    def _receive_frame(self, content: bytes) -> None:
+        """Decode a frame; drop messages that are not from a present station, or cannot be true."""
         try:
             messages = wire.unframe(content)
         except UnfitMessage as unfit:
@@ -165,12 +165,12 @@ class LocalHosting:
             return
         for _, message in messages:
             try:
-                self._believe(wire.decode(message))
+                self._accept(wire.decode(message))
             except UnfitMessage as unfit:
                 self._drops.drop(unfit.kind, str(unfit))
 
-    def _believe(self, message: object) -> None:
-        """UnfitMessage: it cannot be true; then nothing has changed."""
+    def _accept(self, message: object) -> None:
+        """Take one message. UnfitMessage: it cannot be true; then nothing has changed."""
         sender = sender_of(message)
         if sender is None:
             raise UnfitMessage("misdirected", f"{type(message).__name__} is not for the main process")
@@ -180,12 +180,12 @@ class LocalHosting:
                 self._expected.accept(message)
                 self._events.append(message)
             case wire.Heartbeat():
-                self._manager.hear(message, time.monotonic())
+                self._manager.note_heartbeat(message, time.monotonic())
                 self._note_drops(message)
             case wire.Hello():
                 self._greet(message)
             case wire.Failed(station=station):
-                self._manager.processes[station].last_words = message
+                self._manager.processes[station].failure = message
             case wire.Refused():
                 self._note_refusal(message)
             case Report(values=values):
@@ -204,7 +204,7 @@ class LocalHosting:
                 self._events.append(message)  # type: ignore[arg-type]
 
     def _greet(self, hello: wire.Hello) -> None:
-        """A station is ready. UnfitMessage: it has said so before, or its announcement cannot be true."""
+        """A station is ready. UnfitMessage: it was ready already, or its announcement cannot be true."""
         process = self._manager.processes[hello.station]
         if process.ended:
             return  # it came too late, its successor is about to start
@@ -218,10 +218,10 @@ class LocalHosting:
         self._events.append(joined)
 
     def _note_drops(self, beat: wire.Heartbeat) -> None:
-        """Say once for each station and kind that it drops messages; its own log says which."""
+        """Warn once for each station and kind of message that it drops; its own log has each."""
         for name in beat.statistics:
-            if name.startswith(DROPPED) and (beat.station, name) not in self._said:
-                self._said.add((beat.station, name))
+            if name.startswith(DROPPED) and (beat.station, name) not in self._warned_drops:
+                self._warned_drops.add((beat.station, name))
                 log.warning("%s dropped a message (%s); its log says why", beat.station, name.removeprefix(DROPPED))
 
     def _note_refusal(self, refused: wire.Refused) -> None:
@@ -238,23 +238,23 @@ class LocalHosting:
         self._looked = now
         self._manager.progress += not self._manager.complete
         lost = self._replacements.advance(now)
-        fates = [self._lose(process, reason) for process, reason in lost]
-        for fate in fates:
-            if isinstance(fate, RunHalted):
-                raise fate
+        outcomes = [self._lose(process, reason) for process, reason in lost]
+        for outcome in outcomes:
+            if isinstance(outcome, RunHalted):
+                raise outcome
         for process, _ in lost:
             self._manager.start_next(process, now)
 
     def _lose(self, process: ChildProcess, reason: str) -> str | RunHalted:
-        """A station is lost: say so, and what becomes of it."""
-        name, fate = process.station, self._manager.judge(process, reason, time.monotonic())
+        """Report a lost station; what happens next: the restart in words, or the end of the run."""
+        name, outcome = process.station, self._manager.judge(process, reason, time.monotonic())
         if process.monitor.present:
             self._events.append(records.StationLost(name, process.incarnation, reason))
-        if isinstance(fate, RunHalted) and process.last_words is not None and process.last_words.fatal:
-            return fate  # its own sentence is all that there is to say
-        said = "the run ends" if isinstance(fate, RunHalted) else fate
-        log.error("%s %s; %s\n%s", name, reason, said, process.last_lines() or "(it has said nothing)")
-        return fate
+        if isinstance(outcome, RunHalted) and process.failure is not None and process.failure.fatal:
+            return outcome  # the station's own error says it all
+        consequence = "the run ends" if isinstance(outcome, RunHalted) else outcome
+        log.error("%s %s; %s\n%s", name, reason, consequence, process.last_lines() or "(its log is empty)")
+        return outcome
 
     # ------------------------------------------------------------ what is asked
 
@@ -264,11 +264,11 @@ class LocalHosting:
         return reports
 
     def measure_spans(self, on: bool) -> None:
-        """Whether stations, those that are still to come included, say what they do."""
+        """Whether stations, those that are still to come included, measure what they do."""
         self._manager.measure_spans(on)
 
     def take_spans(self) -> list[Spans]:
-        """What stations said that they did since the last call; after `statistics`, all until then."""
+        """The spans that stations measured since the last call; after `statistics`, all until then."""
         spans, self._spans = self._spans, []
         return spans
 

@@ -25,6 +25,7 @@ def as_plain(spec: EnvSpec) -> dict[str, Any]:
         "reset_rows": bool(spec.reset_rows),
         "step_rows": bool(spec.step_rows),
         "metrics": dict(spec.metrics),
+        "reports_success": spec.reports_success,
     }
     plain: dict[str, Any] = json.loads(json.dumps(content, default=int))  # sizes may be numpy integers
     return plain

@@ -92,6 +92,7 @@ class EnvSpec:
     max_steps: primitive env steps after which an episode is truncated.
     reset_rows: rows can be reset on their own; otherwise the batch's episodes begin together.
     step_rows: rows can be stepped on their own; otherwise a parked row gets a no-op whose output is discarded.
+    reports_success: whether `StepResult.success` means anything; None where that is unknown.
     metrics: name → how the values of `StepResult.metrics` are aggregated over an episode; at most `MAX_METRICS`.
     Raises ValueError if invalid.
     """
@@ -103,6 +104,7 @@ class EnvSpec:
     reset_rows: bool = True
     step_rows: bool = True
     metrics: Mapping[str, Aggregate] = field(default_factory=dict)
+    reports_success: bool | None = None
 
     def __post_init__(self) -> None:
         if self.observation.keys() & {INSTRUCTION, PROGRESS}:

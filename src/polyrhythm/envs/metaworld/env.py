@@ -91,6 +91,7 @@ class MetaWorldSettings(BaseModel):
             action=ActionSpec("continuous", _ACTION_DIM, low=(-1.0,) * _ACTION_DIM, high=(1.0,) * _ACTION_DIM),
             tasks=tuple(Task(name, INSTRUCTIONS[name]) for name in self.tasks),
             max_steps=self.max_steps,
+            reports_success=True,
         )
 
     def build(self, rows: int) -> MetaWorldBatch:

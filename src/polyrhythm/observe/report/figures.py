@@ -26,6 +26,8 @@ from polyrhythm.observe.report.svg import Plot, percent
 _WAYS = ("greedy", "sampled", "swapped")
 #: More stations than this are shown by kind; number of colours.
 _STATIONS, _COLOURS = 8, 7
+#: Height of a line of labels, and about the width of a character, in picture units.
+_LINE, _CHAR = 15, 7.5
 #: Size of one of two pictures side by side.
 HALF = (450, 240)
 
@@ -159,15 +161,21 @@ def _evaluations(plot: Plot, runs: Sequence[Run], *, measured: bool) -> None:
 
 
 def _labels(plot: Plot, evaluations: Sequence[Measured], ways: Sequence[str], *, measured: bool) -> None:
-    """Write the values next to one run's points."""
-    for at in sorted({evaluation.transitions for evaluation in evaluations}):
-        own = [evaluation for evaluation in evaluations if evaluation.transitions == at]
-        values = [evaluation.rate if measured else evaluation.mean_return for evaluation in own]
-        heights = svg.apart([plot.py(value) for value in values], 15, 12, plot.height - 46)
-        for evaluation, value, height in zip(own, values, heights, strict=True):
-            text = percent(value) if measured else svg.short(value)
-            kind = colour(ways.index(evaluation.way) + 1)
-            plot.label(plot.px(at) + 9.0 * len(ways) / 2 + 8, height + 4, text, f"value {kind}")
+    """Write the values next to one run's points: those of the last and the first first, others where there is room."""
+    places = [evaluation.transitions for evaluation in evaluations]
+    ends = [max(places, default=0.0), min(places, default=0.0)]
+    ranked = sorted(evaluations, key=lambda one: ends.index(one.transitions) if one.transitions in ends else len(ends))
+    values = [evaluation.rate if measured else evaluation.mean_return for evaluation in ranked]
+    texts = [percent(value) if measured else svg.short(value) for value in values]
+    left = 9.0 * len(ways) / 2 + 8
+    wanted = [
+        svg.Label(plot.px(one.transitions) + left, plot.py(value), _CHAR * len(text) + _CHAR)
+        for one, value, text in zip(ranked, values, texts, strict=True)
+    ]
+    heights = svg.place_labels(wanted, _LINE, 12, plot.height - 46, 3 * _LINE)
+    for evaluation, label, text, height in zip(ranked, wanted, texts, heights, strict=True):
+        if height is not None:
+            plot.label(label.x, height + 4, text, f"value {colour(ways.index(evaluation.way) + 1)}")
 
 
 def _success_keys(runs: Sequence[Run]) -> list[tuple[str, str]]:

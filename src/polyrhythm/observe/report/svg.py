@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from itertools import pairwise
+from typing import NamedTuple
 
 Format = Callable[[float], str]
 
@@ -161,19 +162,31 @@ def rectangle(x: float, y: float, width: float, height: float, kind: str, title:
     return f'<rect class="fill {kind}" {place}>{inside}</rect>'
 
 
-def apart(places: Sequence[float], least: float, low: float, high: float) -> list[float]:
-    """The places, moved so that labels at them do not touch: `least` apart, within low..high where there is room."""
-    order = sorted(range(len(places)), key=lambda index: places[index])
-    moved = [0.0] * len(places)
-    last = low - least
-    for index in order:
-        last = moved[index] = max(places[index], last + least)
-    shift = max(0.0, last - high)
-    ceiling = last - shift
-    for index in reversed(order):
-        moved[index] = ceiling = min(moved[index], ceiling)
-        ceiling -= least
-    return moved
+class Label(NamedTuple):
+    """Where a text would best stand, in picture units. x: its left end; y: its middle; width: about the text's."""
+
+    x: float
+    y: float
+    width: float
+
+
+def place_labels(wanted: Sequence[Label], step: float, low: float, high: float, most: float) -> list[float | None]:
+    """The heights of labels such that none overlaps another: the free one nearest to its y, within low..high.
+
+    wanted: the most important first. step: height of a label. None for a label that would move by more than `most`.
+    """
+    placed: list[Label] = []
+    heights: list[float | None] = []
+    for label in wanted:
+        near = [own.y for own in placed if own.x < label.x + label.width and label.x < own.x + own.width]
+        start = min(max(label.y, low), high)
+        places = sorted([start, *(y - step for y in near), *(y + step for y in near)], key=lambda y: abs(y - label.y))
+        free = [y for y in places if low <= y <= high and all(abs(y - own) >= step for own in near)]
+        height = free[0] if free and abs(free[0] - start) <= most else None
+        if height is not None:
+            placed.append(label._replace(y=height))
+        heights.append(height)
+    return heights
 
 
 def _path(points: Iterable[tuple[float, float]]) -> str:

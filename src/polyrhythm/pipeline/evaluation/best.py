@@ -16,9 +16,9 @@ from typing import Any
 from polyrhythm.errors import RunFolderError
 from polyrhythm.files import atomic_write, link_or_copy
 from polyrhythm.observe.intervals import deciding
-from polyrhythm.pipeline.persistence.checkpoints import STATES
+from polyrhythm.pipeline.persistence.checkpoints import BEST_FILE, STATES
 
-EVALUATIONS_FILE, BEST_FILE = "evaluations.json", "best.pt"
+EVALUATIONS_FILE = "evaluations.json"
 
 
 class BestCheckpoints:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from polyrhythm.errors import RunHalted
@@ -14,6 +14,8 @@ from polyrhythm.specs.hashing import mix
 
 #: Hash domain that separates held-out seeds from those of training (domains 1 and 2) and of demonstrations.
 _DOMAIN = 4
+#: Entries of a result that count successes.
+_OF_SUCCESS = frozenset({"successes", "rate", "low", "high"})
 
 
 def held_out(count: int, seed: int, tasks: int, *, greedy: bool, swap: bool = False) -> list[Episode]:
@@ -73,3 +75,11 @@ def mean_metrics(episodes: Iterable[Sequence[tuple[str, float]]]) -> dict[str, f
             found.setdefault(name, []).append(number)
     # Divide before summing, to avoid overflow.
     return {name: sum(x / len(numbers) for x in numbers) for name, numbers in sorted(found.items())}
+
+
+def without_success(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The result of `tally` with None for successes, rate and interval, in its tasks too."""
+    rest: dict[str, Any] = {name: None if name in _OF_SUCCESS else value for name, value in result.items()}
+    if "tasks" in rest:
+        rest["tasks"] = {name: without_success(part) for name, part in rest["tasks"].items()}
+    return rest

@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 #: Name of the newest whole weights in a run folder: after the warm start, and when training ends, however it ends.
 POLICY_FILE = "policy.pt"
+#: The weights of the best evaluation during training (pipeline.evaluation.best).
+BEST_FILE = "best.pt"
 #: Where in a run folder the trainer's states and the saved runs are.
 STATES = "checkpoints"
 
@@ -131,6 +133,11 @@ def _policy_of_run(folder: Path) -> SavedPolicy:
 
 
 def _load_file(file: Path) -> SavedPolicy:
+    if not file.exists() and file.name == BEST_FILE:
+        raise RunFolderError(
+            f"{file} is not there: the best policy is kept where the run evaluates during training (evaluation.every "
+            "above 0), from the first evaluation on; name the run's folder for its newest policy"
+        )
     if not file.exists() and file.name != POLICY_FILE:
         raise RunFolderError(f"{file} is not there; name the folder of a run or one of its checkpoints")
     if not file.is_file():

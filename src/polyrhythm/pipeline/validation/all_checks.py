@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from polyrhythm.config.objective_needs import describe_objective
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import ContractViolation, Finding, run_checks
 from polyrhythm.envs.checked_env import Arrays
-from polyrhythm.errors import PolyrhythmError
-from polyrhythm.pipeline.build import env_settings, policy_settings, run_seats
+from polyrhythm.errors import ConfigError, PolyrhythmError
+from polyrhythm.pipeline.build import env_settings, list_seat_warnings, policy_settings, run_seats
 from polyrhythm.pipeline.seats import group_seats
 from polyrhythm.pipeline.validation.check import (
     check_build,
@@ -47,6 +48,9 @@ def examine(config: RunConfig) -> Iterator[Examined]:
         results[name] = make()
 
     yield from _run("recipe", {"devices": lambda: group_seats(run_seats(config))})
+    for sentence in list_seat_warnings(config):
+        problem, _, fix = sentence.rpartition("; ")
+        yield Examined("recipe", Finding("placement", "note", problem, fix))
     yield from _run(
         "recipe", {"environment's spec": lambda: keep("spec", lambda: try_spec(config, installed_env(config)))}
     )
@@ -111,7 +115,7 @@ def _training(config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm
     yield from _run(
         "training",
         {
-            "objective": lambda: check_learning(config, spec, policy, form, trainer=True),
+            "objective": lambda: _objective(config, spec, policy, form),
             "files and threads": lambda: check_processes(config, spec),
             "shared memory": lambda: check_memory(config, spec, form),
             "first weights": lambda: check_start(config, spec, policy),
@@ -119,15 +123,24 @@ def _training(config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm
     )
 
 
+def _objective(config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm) -> str:
+    """The name of the objective of another system, if any, after it was tried."""
+    check_learning(config, spec, policy, form, trainer=True)
+    return describe_objective(config.objective)
+
+
 def _run(part: str, checks: Mapping[str, Callable[[], object]]) -> Iterator[Examined]:
     """Run checks that raise a PolyrhythmError on failure; yield their findings."""
     for name, check in checks.items():
         try:
-            said = check()
+            detail = check()
+        except ConfigError as error:
+            for problem in error.problems:
+                yield Examined(part, _failed(name, ConfigError(problem, origin=error.origin)))
         except PolyrhythmError as error:
             yield Examined(part, _failed(name, error))
         else:
-            yield Examined(part, Finding(name, "ok", said if isinstance(said, str) else ""))
+            yield Examined(part, Finding(name, "ok", detail if isinstance(detail, str) else ""))
 
 
 def _failed(name: str, error: PolyrhythmError) -> Finding:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from polyrhythm.config.catalog import check_installed
+from polyrhythm.config.objective_needs import reward_level_of_objective
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import LimitedBatching
 from polyrhythm.conformance import ContractViolation, own_place, raised
@@ -193,11 +194,18 @@ def check_learning(config: RunConfig, spec: EnvSpec, policy: Policy, form: Polic
 def _check_value(config: RunConfig, form: PolicyForm) -> None:
     """Check that the policy's value is per chunk or per action as `reward_level` says."""
     actual, expected = form.value, config.algorithm.reward_level
-    if actual != expected:
+    if actual == expected:
+        return
+    if reward_level_of_objective(config):
         raise ConfigError(
-            f"algorithm.reward_level = {expected}: the policy {_type_of(config.policy)} gives one value per "
-            f"{actual}; set algorithm.reward_level to {actual}"
+            f"objective = {config.objective}: it needs a policy with one value per {expected} "
+            f"(algorithm.reward_level), and {_type_of(config.policy)} gives one per {actual}; use another policy, add "
+            f"algorithm.reward_level={actual}, or choose another objective"
         )
+    raise ConfigError(
+        f"algorithm.reward_level = {expected}: the policy {_type_of(config.policy)} gives one value per "
+        f"{actual}; set algorithm.reward_level to {actual}"
+    )
 
 
 def learns_from_rewards(spec: EnvSpec, policy: Policy) -> bool:

@@ -59,10 +59,15 @@ def examine() -> Iterator[Finding]:
     }
     for backend, needed in _backends().items():
         checks[f"rendering {backend}"] = lambda b=backend, n=needed: _rendering(b, needed=n)  # type: ignore[misc]
+    told: dict[str, str] = {}  # message → the first check that raised it
     for name, check in checks.items():
         try:
             yield check()._replace(name=name)
         except (PolyrhythmError, ImportError, OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
+            first = told.setdefault(str(error), name) if isinstance(error, PolyrhythmError) else name
+            if first != name:
+                yield Finding(name, "missing", f"could not be checked, for the same reason as {first}")
+                continue
             fix = "make setup" if isinstance(error, ImportError) else ""
             yield Finding(name, "missing", f"{type(error).__name__}: {error}", fix)
 
@@ -197,10 +202,10 @@ def _processes() -> Finding:
 def _messages() -> Finding:
     import zmq
 
-    from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
+    from polyrhythm.runtime.memory.shared_folder import SharedRunFolder, shared_root
     from polyrhythm.runtime.transport.sockets import Inbox, Outbox, endpoint
 
-    memory, context = SharedRunFolder({"probe": 4096}), zmq.Context()
+    memory, context = SharedRunFolder({"probe": 4096}, shared_root()), zmq.Context()
     try:
         inbox = Inbox(context, endpoint("ipc", str(memory.folder), "doctor"))
         outbox = Outbox(context, inbox.endpoint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -96,6 +97,11 @@ def _check_same_names(own: State, state: State) -> None:
 def use_one_thread() -> None:
     """One thread per operation: small policies are no faster with more, and far slower where cores are shared."""
     torch.set_num_threads(1)
+
+
+def count_cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def count_devices() -> int:

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 _BEAT_S = 0.5
 _LINGER_S = 2.0
 #: Characters of a refusal that main is told.
-_SAID = 300
+_REASON_CHARS = 300
 _PR_SET_PDEATHSIG = 1
 
 
@@ -129,7 +129,7 @@ class StationProcess:
         """Work until told to stop, or until a part fails; the exit status.
 
         Consumes: nothing itself. Waits for: news of a part. Unblocked by: some, or `_BEAT_S`. Produces: heartbeats, the
-        station's announcement, and its last words.
+        station's announcement, and its failure.
         """
         try:
             self._parts = self._open()
@@ -160,20 +160,20 @@ class StationProcess:
         if error is not None:
             log.error("%s ends", spec.station, exc_info=error)
             fatal = isinstance(error, PolyrhythmError | ImportError)
-            said = str(error) if isinstance(error, PolyrhythmError) else f"{type(error).__name__}: {error}"
-            self._outgoing.send(wire.Failed(spec.station, spec.incarnation, said, fatal))
+            reason = str(error) if isinstance(error, PolyrhythmError) else f"{type(error).__name__}: {error}"
+            self._outgoing.send(wire.Failed(spec.station, spec.incarnation, reason, fatal))
         else:
             self._beat()
         self._outgoing.close(_LINGER_S)
         if all(part.over.is_set() for part in self._parts):
             self._sockets.close(unsent=True)
         else:
-            time.sleep(_LINGER_S / 10)  # a part hangs, so the last words get a moment instead of a confirmation
+            time.sleep(_LINGER_S / 10)  # a part hangs, so the failure message gets a moment instead of a confirmation
         return 1 if error is not None else 0
 
     def refuse(self, command: bytes, why: str) -> None:
         """Tell main that a command cannot be obeyed."""
-        self._outgoing.send(wire.Refused(self._spec.station, self._spec.incarnation, command, why[:_SAID]))
+        self._outgoing.send(wire.Refused(self._spec.station, self._spec.incarnation, command, why[:_REASON_CHARS]))
 
     def _announce(self) -> None:
         spec = self._spec

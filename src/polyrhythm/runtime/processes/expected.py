@@ -168,17 +168,17 @@ class ExpectedEvents:
             due = f"update {update} is under way" if update >= 0 else "it has no update to do"
             raise UnfitMessage("impossible", f"a report of {report.station} on {report.topic!r} {report.step}; {due}")
 
-    def check_spans(self, said: Spans, now: float) -> None:
+    def check_spans(self, spans: Spans, now: float) -> None:
         """UnfitMessage: at `now`, the station cannot have measured that."""
-        station = self._station(said.station, said.incarnation)
+        station = self._station(spans.station, spans.incarnation)
         own = _KINDS[type(station.joined)]
         slots = station.rows if isinstance(station.joined, records.SimulatorJoined) else self._layout.slots
-        for span in said.spans:
-            lane = span.lane in slots if span.kind in _OF_SLOTS else span.lane == said.station
+        for span in spans.spans:
+            lane = span.lane in slots if span.kind in _OF_SLOTS else span.lane == spans.station
             if span.kind not in own or not lane or not _is_plausible(span, now):
-                raise UnfitMessage("impossible", f"{said.station} cannot have measured {span}")
-        if said.lost < 0:
-            raise UnfitMessage("impossible", f"{said.station} cannot have lost {said.lost} spans")
+                raise UnfitMessage("impossible", f"{spans.station} cannot have measured {span}")
+        if spans.lost < 0:
+            raise UnfitMessage("impossible", f"{spans.station} cannot have lost {spans.lost} spans")
 
     def _station(self, name: str, incarnation: int) -> _Station:
         station = self._stations.get(name)
@@ -223,9 +223,9 @@ class ExpectedEvents:
     def _accept_weights(self, event: records.WeightsApplied) -> bool:
         """The version of the command, or a newer one that replaced it."""
         applying = self._station(event.generator, event.incarnation).applying
-        for told in applying:
-            if told[1] == event.pinned and told[0] <= event.version <= self._newest:
-                applying.remove(told)
+        for version, pinned in applying:
+            if pinned == event.pinned and version <= event.version <= self._newest:
+                applying.remove((version, pinned))
                 return True
         return False
 

@@ -33,7 +33,7 @@ _REAP_S = 10.0
 class ProcessManager:
     """Keeps the processes of `stations`, by station in their order. main: the endpoint of main's inbox.
 
-    progress: rises while a station works or is being started. updates: that the trainer has said it did.
+    progress: rises while a station works or is being started. updates: that the trainer has reported.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class ProcessManager:
         """A station is ready: know its parts and tell the generators where its slots are."""
         process = self.processes[hello.station]
         process.greet(self._sockets, hello, joined)
-        process.monitor.hear(now, "", 0.0)
+        process.monitor.note_heartbeat(now, "", 0.0)
         if self._measuring:
             process.tell_all(wire.MeasureSpans(True))  # before its first command
         if isinstance(joined, records.SimulatorJoined):
@@ -154,11 +154,11 @@ class ProcessManager:
     def judge(self, process: ChildProcess, reason: str, now: float) -> str | RunHalted:
         """What becomes of a station that was dismissed: another start, in words, or the end of the run."""
         name = process.station
-        if process.last_words is not None and process.last_words.fatal:
+        if process.failure is not None and process.failure.fatal:
             return RunHalted(f"{name}: {reason}")
-        words = process.last_words.error if process.last_words is not None else ""
+        error = process.failure.error if process.failure is not None else ""
         monitor = process.monitor
-        failure = Failure(name, monitor.began, monitor.present, process.killed, words, self.updates)
+        failure = Failure(name, monitor.began, monitor.present, process.killed, error, self.updates)
         self._failures.count(failure, now, self._limits)
         verdict = self._failures.verdict(name, self._limits)
         if verdict:
@@ -195,12 +195,12 @@ class ProcessManager:
         slow = [process for process in waited if not process.wait(begin + _NAMED_S - time.monotonic())]
         if slow:
             names = ", ".join(_name_with_call(process, time.monotonic()) for process in slow)
-            said = "waiting for %s to leave; killed after %g s, or at once by another signal"
-            log.info(said, names, _LEAVE_S - _NAMED_S)
+            message = "waiting for %s to leave; killed after %g s, or at once by another signal"
+            log.info(message, names, _LEAVE_S - _NAMED_S)
         for process in slow:
             process.wait(begin + _LEAVE_S - time.monotonic())
 
-    # ------------------------------------------------------------ what is said and asked
+    # ------------------------------------------------------------ messages to and from stations
 
     def check_sender(self, station: str, incarnation: int) -> None:
         """UnfitMessage unless this is the present incarnation of a station."""
@@ -216,7 +216,7 @@ class ProcessManager:
         """Send to the station, or to its part that has the slot."""
         self.processes[station].tell(message, self._parts[slot] if slot else 0)
 
-    def hear(self, beat: wire.Heartbeat, now: float) -> None:
+    def note_heartbeat(self, beat: wire.Heartbeat, now: float) -> None:
         """A heartbeat of a present station. UnfitMessage: its numbers cannot be."""
         process = self.processes[beat.station]
         lasted = 0 <= beat.for_s <= now - process.monitor.began
@@ -228,7 +228,7 @@ class ProcessManager:
         process.heartbeat = beat
         if beat.pending_work is not None:
             self._pending_work[beat.station] = beat.pending_work
-        process.monitor.hear(now, beat.doing, beat.for_s)
+        process.monitor.note_heartbeat(now, beat.doing, beat.for_s)
 
     def ask_pending_work(self) -> None:
         """Ask every station that is ready what it has not finished."""

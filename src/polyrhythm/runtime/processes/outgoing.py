@@ -45,7 +45,7 @@ class Outgoing:
             collected.append((0, content))
 
     def flush(self) -> None:
-        """Send what this thread has said."""
+        """Send the messages of this thread that wait."""
         collected = self._collected[threading.get_ident()]
         if collected:
             self._main.send(wire.frame(collected))

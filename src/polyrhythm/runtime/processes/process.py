@@ -47,7 +47,8 @@ Spawn = Callable[[ChildSpec, IO[bytes]], Handle]
 
 class ChildProcess:
     """A started process. joined, endpoint, addresses: its announcement, inbox and parts, once it is ready; ended: here,
-    by `kill`; killed: by somebody else, before that; refusal: why it refused a command of main, if it did."""
+    by `kill`; killed: by somebody else, before that; failure: its report of the error that ended it, if any; refusal:
+    why it refused a command of main, if it did."""
 
     def __init__(self, spec: ChildSpec, log_file: Path, now: float, spawn: Spawn) -> None:
         self.station, self.incarnation = spec.station, spec.incarnation
@@ -56,7 +57,7 @@ class ChildProcess:
         self.addresses: tuple[str, ...] = ()
         self.joined: Joined | None = None
         self.heartbeat: wire.Heartbeat | None = None
-        self.last_words: wire.Failed | None = None
+        self.failure: wire.Failed | None = None
         self.refusal = ""
         self.ended = self.killed = False
         self._outbox: Outbox | None = None
@@ -104,8 +105,8 @@ class ChildProcess:
         status = self._handle.poll()
         if status is None:
             return ""
-        if self.last_words is not None:
-            return self.last_words.error
+        if self.failure is not None:
+            return self.failure.error
         if status < 0:
             known = {number.value: number.name for number in signal.Signals}
             return f"was ended by {known.get(-status, f'signal {-status}')}"

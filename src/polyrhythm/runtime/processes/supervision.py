@@ -49,17 +49,17 @@ MAX_SAME_WORDS = 5
 
 @dataclass(slots=True)
 class LivenessMonitor:
-    """Heartbeat state of one incarnation. began: when it was started. present: it has announced itself. heard: when its
-    last heartbeat came. doing, since: its call under way."""
+    """Heartbeat state of one incarnation. began: when it was started. present: it has announced itself. last_heartbeat:
+    when it came. doing, since: its call under way."""
 
     began: float
     present: bool = False
-    heard: float = field(default=-math.inf)
+    last_heartbeat: float = field(default=-math.inf)
     doing: str = ""
     since: float = 0.0
 
-    def hear(self, now: float, doing: str, for_s: float) -> None:
-        self.heard, self.doing, self.since = now, doing, now - for_s
+    def note_heartbeat(self, now: float, doing: str, for_s: float) -> None:
+        self.last_heartbeat, self.doing, self.since = now, doing, now - for_s
 
     def current_call(self, now: float) -> str:
         """The call under way and its duration, in words; "" between two units of work."""
@@ -71,7 +71,7 @@ class LivenessMonitor:
         """The time at which it is given up, if no heartbeat comes before."""
         if not self.present:
             return self.began + limits.start_s
-        due = self.heard + limits.heartbeat_s
+        due = self.last_heartbeat + limits.heartbeat_s
         return min(due, self.since + _limit(self.doing, limits)) if self.doing else due
 
     def complaint(self, now: float, limits: SupervisionLimits) -> str:
@@ -80,7 +80,7 @@ class LivenessMonitor:
             return ""
         if not self.present:
             return f"was not ready within {limits.start_s:g} s (supervision.start_s)"
-        if now >= self.heard + limits.heartbeat_s:
+        if now >= self.last_heartbeat + limits.heartbeat_s:
             return f"sent no heartbeat for {limits.heartbeat_s:g} s (supervision.heartbeat_s)"
         return f"has been in one {self.doing} for {now - self.since:.1f} s (supervision.{_setting(self.doing)})"
 
@@ -102,7 +102,7 @@ def _limit(doing: str, limits: SupervisionLimits) -> float:
 class Failure:
     """One failure of a station. began: when that incarnation was started; was_present: it had announced itself.
 
-    killed: a signal from outside ended it, so its program is not the cause. words: the error that its program raised,
+    killed: a signal from outside ended it, so its program is not the cause. error: that its program raised,
     "" if it ended otherwise. updates: of the run so far.
     """
 
@@ -110,7 +110,7 @@ class Failure:
     began: float
     was_present: bool
     killed: bool = False
-    words: str = ""
+    error: str = ""
     updates: int = 0
 
 
@@ -144,10 +144,10 @@ class FailureTracker:
             self.starts[station] = 0
         elif not failure.killed:
             self.starts[station] = self.starts.get(station, 0) + 1
-        words, updates = failure.words, failure.updates
+        error, updates = failure.error, failure.updates
         before, done, times = self.repeats.get(station, ("", 0, 0))
-        again = times if (words, updates) == (before, done) else 0
-        self.repeats[station] = (words, updates, again + 1 if words else 0)
+        again = times if (error, updates) == (before, done) else 0
+        self.repeats[station] = (error, updates, again + 1 if error else 0)
 
     def verdict(self, station: str, limits: SupervisionLimits) -> str:
         """The reason for ending the run; "" if it goes on."""

@@ -18,7 +18,7 @@ DropKind = Literal[
 #: Prefix of the kinds in a station's counters.
 DROPPED = "dropped/"
 #: Characters of a reason that are logged, so that garbage cannot fill the log.
-_SAID = 300
+_REASON_CHARS = 300
 
 
 class UnfitMessage(ValueError):
@@ -42,8 +42,8 @@ class DropCounter:
             self._counts[kind] += 1
             first = self._counts[kind] == 1
         if first:
-            said = why if len(why) <= _SAID else f"{why[:_SAID]} …"
-            log.warning("%s dropped a message (%s): %s; more of this kind are only counted", self._owner, kind, said)
+            reason = why if len(why) <= _REASON_CHARS else f"{why[:_REASON_CHARS]} …"
+            log.warning("%s dropped a message (%s): %s; more of this kind are only counted", self._owner, kind, reason)
 
     def stranger(self) -> None:
         """Count a connection that was refused because it lacks the keys of this run."""
