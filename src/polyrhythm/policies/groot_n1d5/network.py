@@ -29,8 +29,8 @@ class GrootNetwork(nn.Module):
     """GR00T N1.5: a `FlowNetwork`.
 
     inputs: images [B,N,3,side,side] float32 in -1..1, input_ids [B,L] int64 with as many placeholders as the images
-    have tokens, attention_mask [B,L] bool, state [B,S] float32, embodiment_id [B] int64. Padding counts: the head reads it, so
-    the same words in more places give another answer.
+    have tokens, attention_mask [B,L] bool, state [B,S] float32, embodiment_id [B] int64. Padding counts: the head reads
+    it, so the same words in more places give another answer.
     """
 
     step_inputs = ("state", "embodiment_id")

@@ -65,7 +65,7 @@ class SizeSettings(BaseModel):
             ("image", self.image, "patch", self.patch),
         ):
             if value % divisor:
-                raise ValueError(f"policy.size.{name} = {value} is no multiple of {divisor_name} = {divisor}: change it")
+                raise ValueError(f"policy.size.{name} = {value} is no multiple of {divisor_name} = {divisor}")
         return self
 
     def network(self, *, horizon: int, action_dim: int, state_dim: int) -> GrootSize:
