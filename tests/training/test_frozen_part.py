@@ -20,7 +20,8 @@ from polyrhythm.training.steps import finish
 
 CPU = torch.device("cpu")
 KL = {"kl": {"coef": 0.1}, "proximal": "recompute", "loss": "decoupled_ppo", "bootstrap": "always"}
-STEPS, TRAJECTORIES = 14, 4
+STEPS = 14
+SHORT = {"epochs": 2, "minibatch_steps": 7, "micro_batch_steps": 4}
 
 
 class Plain(nn.Module):
@@ -38,7 +39,7 @@ def plain(policy):
 
 
 def updated(policy, *, updates=2, changes=None, **train):
-    settings = training(**{"epochs": 3, "minibatch_steps": 5, "micro_batch_steps": 2, **train})
+    settings = training(**{**SHORT, **train})
     learner = Learner(policy, algorithm(**(KL if changes is None else changes)), settings, total_updates=4, seed=1)
     data = collect(policy)
     return learner, [finish(learner.update(data, index)) for index in range(updates)]
@@ -64,12 +65,12 @@ def test_the_prefix_of_a_sample_is_computed_once_in_an_update():
     policy, without = small(train="expert"), plain(small(train="expert"))
     data = collect(policy)
     for one in (policy, without):
-        learner = Learner(one, algorithm(**KL), training(epochs=4, minibatch_steps=5), total_updates=4, seed=1)
+        learner = Learner(one, algorithm(**KL), training(epochs=3), total_updates=4, seed=1)
         one.network.prefixes = 0
         finish(learner.update(data, 0))
     last = 4  # trajectories, whose last observations are evaluated for the bootstrap
     assert policy.network.prefixes == STEPS + last
-    assert without.network.prefixes == (4 + 1) * STEPS + last, "epochs and recomputation"
+    assert without.network.prefixes == (3 + 1) * STEPS + last, "epochs and recomputation"
 
 
 def test_a_prefix_that_is_trained_is_not_precomputed():
@@ -120,7 +121,7 @@ def test_prefixes_stay_on_the_gpu_only_up_to_the_limit(limit):
 @pytest.mark.parametrize("train", ["expert", "lora", "all"])
 def test_updates_with_a_shared_reference_are_those_with_a_copy(train):
     ours, theirs = small(train=train), plain(small(train=train))
-    (learner, a), (other, b) = updated(ours, updates=3), updated(theirs, updates=3)
+    (learner, a), (other, b) = updated(ours), updated(theirs)
     assert isinstance(learner._reference, SharedReference)
     assert not isinstance(other._reference, SharedReference)
     close(ours, theirs)
@@ -131,8 +132,8 @@ def test_updates_with_a_shared_reference_are_those_with_a_copy(train):
 
 @pytest.mark.parametrize("train", ["expert", "lora"])
 def test_no_second_copy_of_frozen_weights_in_memory_or_in_states(train):
-    policy = small(train=train, width=64)
-    learner, _ = updated(policy)
+    policy = small(train=train)
+    learner, _ = updated(policy, updates=1)
     state = learner.state_dict()
     trained = {name for name, p in policy.named_parameters() if p.requires_grad}
     assert state["policy"].keys() == trained
@@ -154,13 +155,12 @@ def test_a_restart_goes_on_with_the_same_reference(warm):
                         p.add_(0.01)
         return policy
 
-    through, _ = updated(start(), updates=3)
-    cut, _ = updated(start(), updates=2)
+    through, _ = updated(start(), updates=2)
+    cut, _ = updated(start(), updates=1)
     state = copy.deepcopy(cut.state_dict())
-    settings = training(epochs=3, minibatch_steps=5, micro_batch_steps=2)
-    again = Learner(start(), algorithm(**KL), settings, total_updates=4, seed=1)
+    again = Learner(start(), algorithm(**KL), training(**SHORT), total_updates=4, seed=1)
     again.load_state_dict(state)
-    finish(again.update(collect(start()), 2))
+    finish(again.update(collect(start()), 1))
     for name, x in as_module(through.policy).state_dict().items():
         assert torch.equal(x, as_module(again.policy).state_dict()[name]), name
 
