@@ -245,6 +245,20 @@ def test_openvla_oft_needs_no_state() -> None:
     assert inputs(observations())["state"].shape == (3, 0)
 
 
+def test_openvla_oft_takes_the_value_ranges_of_its_folder(tmp_path: Path) -> None:
+    ranges = [{"mean": [0.25] * 3, "std": [0.5] * 3}, {"mean": [0.0] * 3, "std": [1.0] * 3}]
+    source = folder_of(tmp_path, polyrhythm={"tokenizer": "words", "robot": "bounds"})
+    own = inputs_of(OFT, source=source)(observations())["pixel_values"]
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"tvf_normalize_params": ranges}))
+    found = inputs_of(OFT, source=source)(observations())["pixel_values"]
+    plain = own[:, 3:6] * 0.5 + 0.5
+    assert torch.allclose(found[:, 0:3], (plain - 0.25) / 0.5, atol=1e-6)
+    assert torch.allclose(found[:, 9:12], own[:, 9:12] * 0.5 + 0.5, atol=1e-6)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"tvf_normalize_params": ranges[:1]}))
+    with pytest.raises(ConfigError, match="tvf_normalize_params is not mean and std for two towers"):
+        inputs_of(OFT, source=source)
+
+
 def without(name: str) -> EnvSpec:
     return replace(SPEC, observation={key: spec for key, spec in SPEC.observation.items() if key != name})
 

@@ -23,9 +23,11 @@ Filter = Literal["bilinear", "bicubic", "lanczos"]
 _SUPPORT = {"bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}
 #: Pillow's weights are multiples of 2^-22.
 _BITS = 22
-#: Mean and standard deviation of ImageNet's colours, for DINOv2; SigLIP has 0.5 for both.
-IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+#: Mean and standard deviation of each channel.
+Colours = tuple[tuple[float, ...], tuple[float, ...]]
+#: Of ImageNet, for DINOv2; SigLIP has 0.5 for both.
+IMAGENET: Colours = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+HALF: Colours = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 def turned(images: Tensor) -> Tensor:
@@ -39,7 +41,7 @@ def pi0_images(images: Tensor, side: int) -> Tensor:
 
 
 def oft_images(
-    images: Tensor, side: int, *, crop: bool = False, dino: tuple[tuple[float, ...], tuple[float, ...]] = IMAGENET
+    images: Tensor, side: int, *, crop: bool = False, colours: tuple[Colours, Colours] = (IMAGENET, HALF)
 ) -> Tensor:
     """Images as OpenVLA-OFT takes them: three channels for DINOv2, then three for SigLIP -> float32 [B,6,side,side].
 
@@ -50,7 +52,7 @@ def oft_images(
     small = resample(images, (side, side), "lanczos" if crop else "bicubic")
     small = central_area(small, 0.9) if crop else small
     scaled = small.permute(0, 3, 1, 2).float() / 255.0
-    return torch.cat((standardised(scaled, *dino), standardised(scaled, *HALF)), dim=1)
+    return torch.cat([standardised(scaled, *tower) for tower in colours], dim=1)
 
 
 def groot_images(images: Tensor, side: int, crop: float = 0.95) -> Tensor:

@@ -13,7 +13,8 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.policies.vla import prompts, scaling
 from polyrhythm.policies.vla.actions import ActionPlan, plan_actions
 from polyrhythm.policies.vla.checkpoint import Checkpoint
-from polyrhythm.policies.vla.folder_files import CHOICES
+from polyrhythm.policies.vla.folder_files import CHOICES, read_json
+from polyrhythm.policies.vla.images import HALF, IMAGENET, Colours
 from polyrhythm.policies.vla.input_form import CAMERAS, EMBODIMENTS, InputForm
 from polyrhythm.policies.vla.inspection import camera_names
 from polyrhythm.policies.vla.prompts import PromptTable, StatePrompts
@@ -26,12 +27,14 @@ from polyrhythm.specs import EnvSpec
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InputPlan:
-    """All that `VlaInputs` needs. cameras: slot and the environment's image, in the slots' order; state: name of the
-    environment's array ("" if it has none); state_scaling: of its entries. embodiment: GR00T's row."""
+    """All that `VlaInputs` needs. cameras: slot and the environment's image, in the slots' order; colours: of
+    OpenVLA-OFT's two towers; state: name of the environment's array ("" if it has none); state_scaling: of its
+    entries. embodiment: GR00T's row."""
 
     form: InputForm
     cameras: tuple[tuple[str, str], ...]
     turn: bool
+    colours: tuple[Colours, Colours]
     state: str
     state_scaling: Scaling
     actions: ActionPlan
@@ -57,6 +60,7 @@ def plan_inputs(settings: VlaSettings, env_spec: EnvSpec, form: InputForm, sourc
         form=form,
         cameras=cameras,
         turn=settings.turn_images,
+        colours=_colours(source),
         state=state,
         state_scaling=state_scaling,
         actions=plan_actions(settings, env_spec, form, statistics),
@@ -103,6 +107,21 @@ def _slots(form: InputForm, source: Checkpoint | None) -> tuple[str, ...]:
     """The policy's cameras in order: as the folder names them, else as released."""
     named = [_last(name) for name in camera_names(source)] if source is not None else []
     return tuple(name for name in named if not name.startswith("empty_camera")) or CAMERAS[form.architecture]
+
+
+def _colours(source: Checkpoint | None) -> tuple[Colours, Colours]:
+    """Value ranges of images for DINOv2 and SigLIP: of the folder's image processor, else ImageNet's and 0.5."""
+    file = source.folder / "preprocessor_config.json" if source is not None else None
+    found = read_json(file).get("tvf_normalize_params") if file is not None and file.is_file() else None
+    if not found:
+        return IMAGENET, HALF
+    try:
+        dino, siglip = ((tuple(map(float, one["mean"])), tuple(map(float, one["std"]))) for one in found)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{file}: tvf_normalize_params is not mean and std for two towers ({error}); copy it again from its release"
+        ) from error
+    return dino, siglip
 
 
 def _last(name: str) -> str:
@@ -170,6 +189,11 @@ def _plan_prompts(
     settings: VlaSettings, env_spec: EnvSpec, form: InputForm, tokenizer: Tokenizer, cameras: int, entries: int
 ) -> PromptTable | StatePrompts:
     tasks = env_spec.tasks
+    if tokenizer.bos < 0 and form.architecture != "groot_n1d5":
+        raise ConfigError(
+            f"{tokenizer.origin} has no begin token, which {form.architecture} needs: set policy.tokenizer to the "
+            "folder of the one that it was released with"
+        )
     length = settings.prompt_length or form.length
     if form.state_in_prompt:
         return prompts.state_prompts(tokenizer, tasks, entries, length, form.vocabulary)

@@ -98,7 +98,7 @@ class VlaInputs(nn.Module):
     def _image(self, camera: Tensor) -> Tensor:
         camera = images.turned(camera) if self.plan.turn else camera
         if self.form.architecture == "openvla_oft":
-            return images.oft_images(camera, self.form.image, crop=self.form.crop)
+            return images.oft_images(camera, self.form.image, crop=self.form.crop, colours=self.plan.colours)
         if self.form.architecture == "groot_n1d5":
             return images.groot_images(camera, self.form.image)
         return images.pi0_images(camera, self.form.image)
