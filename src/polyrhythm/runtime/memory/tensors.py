@@ -38,7 +38,7 @@ def as_array(tensor: Tensor) -> NDArray[Any]:
 
 def tensors_over(layout: WeightsLayout, memory: memoryview) -> dict[str, Tensor]:
     """The layout's tensors, whose data is `memory`; nothing is copied."""
-    return views_of(layout, torch.frombuffer(memory, dtype=torch.uint8, count=layout.nbytes))
+    return views_of(layout, torch.frombuffer(memory, dtype=torch.uint8, count=layout.nbytes)) if layout.nbytes else {}
 
 
 def views_of(layout: WeightsLayout, memory: Tensor) -> dict[str, Tensor]:
