@@ -368,3 +368,13 @@ def test_an_evaluation_stands_where_its_version_was_trained_however_late_it_come
     (folder / "config.yaml").write_text("freshness: {sync_interval: 2}\n")
     (measured,) = read_run(folder).evaluations
     assert measured.transitions == 400.0, "version 2 has four updates"
+
+
+def test_counts_over_the_columns_of_many_lags_are_left_out_where_they_would_touch(run: Callable[..., Path]) -> None:
+    def counts(lags: int) -> int:
+        folder = run(f"lags{lags}")
+        lag = {"mean": 1.0, "max": lags - 1, "counts": {str(lag): 54321 for lag in range(lags)}}
+        (folder / "summary.json").write_text(json.dumps({**SUMMARY, "lag": lag}))
+        return checked(write_report([folder])).count(">54,321</text>")
+
+    assert (counts(4), counts(20)) == (4, 0)

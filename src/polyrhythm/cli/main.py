@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Protocol, cast
 
 from polyrhythm import __version__
+from polyrhythm.config.nearest import nearest
 from polyrhythm.errors import ConfigError, PolyrhythmError, pip_install
 from polyrhythm.files import trouble
 from polyrhythm.pipeline.signals import Interrupts
@@ -120,6 +121,9 @@ def _stdout_is_closed() -> bool:
 def _dispatch(words: Sequence[str]) -> int:
     command = words[0] if words else ""
     if command not in COMMANDS:
+        if command and not command.startswith("-"):
+            listed = ", ".join(COMMANDS)
+            _top_parser().error(f"no such command: {command}; {nearest(command, COMMANDS)}commands are {listed}")
         _top_parser().parse_args(words or ["--help"])
         raise AssertionError("argparse accepts no unknown command")
     name = {"eval": "evaluate"}.get(command, command)
@@ -131,7 +135,23 @@ def _dispatch(words: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
-    return module.run(parser.parse_intermixed_args(words[1:]))
+    arguments, unknown = parser.parse_known_intermixed_args(words[1:])
+    if unknown:
+        hint = _settings_hint(unknown[0]) if hasattr(arguments, "overrides") else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return module.run(arguments)
+
+
+def _settings_hint(option: str) -> str:
+    """How to write as a setting what was given as an option: `--versions` as training.versions=…"""
+    from polyrhythm.config.explain import paths_to
+    from polyrhythm.config.schema import RunConfig
+
+    key = option.lstrip("-").partition("=")[0].replace("-", "_")
+    parts = key.split(".")
+    paths = [path for path in paths_to(parts[-1], RunConfig) if path.endswith(key)]
+    meant = f"; did you mean {' or '.join(f'{path}=VALUE' for path in paths[:3])}?" if paths else ""
+    return f"{meant or ';'} settings are written section.key=value"
 
 
 def _bench_module(command: str) -> ModuleType:

@@ -21,7 +21,10 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.errors import ConfigError
 
     if not arguments.file.is_file():
-        raise ConfigError(f"file {str(arguments.file)!r} does not exist; name a YAML description of a cluster")
+        raise ConfigError(
+            f"file {str(arguments.file)!r} does not exist; name a YAML description of a cluster, such as "
+            "examples/clusters/small.yaml"
+        )
     from polyrhythm.clustersim.file import simulate_file
 
     summary = simulate_file(arguments.file, trace_path=arguments.trace)

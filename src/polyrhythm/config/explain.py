@@ -71,7 +71,7 @@ def _instead(path: str, parts: list[str], holder: type[BaseModel] | None, model:
     types = _types_with(key, parts[:-1], model)
     if types:
         return f"{valid}; {key} is one of {section}.type {' or '.join(types)}"
-    elsewhere = [f"{prefix}.{found}" if prefix else found for found in _paths_to(key, model)]
+    elsewhere = [f"{prefix}.{found}" if prefix else found for found in paths_to(key, model)]
     return nearest(key, keys, elsewhere=elsewhere) + valid
 
 
@@ -138,14 +138,14 @@ def _walk(model: type[BaseModel], loc: Location) -> tuple[list[str], type[BaseMo
     return parts, holder
 
 
-def _paths_to(key: str, model: type[BaseModel], prefix: str = "") -> list[str]:
+def paths_to(key: str, model: type[BaseModel], prefix: str = "") -> list[str]:
     """Dotted paths of the model's keys with this name; those within lists have none."""
     found = [prefix + key] if key in model.model_fields else []
     for name, field in model.model_fields.items():
         if get_origin(field.annotation) in (tuple, list):
             continue
         for section in models_in(field.annotation):
-            found += _paths_to(key, section, f"{prefix}{name}.")
+            found += paths_to(key, section, f"{prefix}{name}.")
     return list(dict.fromkeys(found))
 
 

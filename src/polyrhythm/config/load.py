@@ -96,6 +96,8 @@ def parse_override(text: str) -> Tree:
     keys = path.strip().split(".")
     if not equals or not all(keys):
         raise ConfigError(f"override {text!r}: it must look like section.key=value")
+    if not value.strip():
+        raise ConfigError(f"override {text!r}: no value after =; write one, or null for none")
     return _nested(keys, parse(value, origin=f"override {text!r}"))
 
 

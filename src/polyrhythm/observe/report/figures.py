@@ -317,7 +317,7 @@ def _histogram(counts: Sequence[dict[int, int]], *, single: bool) -> str:
         for versions, count in own.items():
             aside = width * (number - (len(counts) - 1) / 2)
             plot.column(versions, width - 2, count / total, colour(number), aside=aside)
-            if single:
+            if single and _CHAR * len(f"{count:,}") < plot.px(1) - plot.px(0):
                 plot.label(plot.px(versions), plot.py(count / total) - 4, f"{count:,}", "tick middle")
     return plot.text
 
