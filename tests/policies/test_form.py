@@ -16,7 +16,7 @@ from tests.policies.test_conformance import CASES, CONTINUOUS, FLAT, TASKS
 from polyrhythm.conformance import ContractViolation, run_checks
 from polyrhythm.policies import conformance
 from polyrhythm.policies.base import as_settings
-from polyrhythm.policies.form import describe
+from polyrhythm.policies.form import describe, published_state
 from polyrhythm.policies.gaussian import GaussianSettings
 from polyrhythm.specs import EnvSpec, WeightSpec
 from polyrhythm.specs.weights import weight_specs
@@ -28,8 +28,9 @@ SPEC = EnvSpec(FLAT, CONTINUOUS, TASKS, 50)
 def test_a_form_has_the_modules_names_shapes_dtypes_and_counts(name):
     case = CASES[name]
     form, policy = case.settings.form(case.spec), built(case.settings, case.spec)
-    assert form.published == weight_specs(policy.state_dict())
-    assert list(form.published) == list(policy.state_dict())
+    assert form.published == weight_specs(published_state(policy))
+    assert list(form.published) == list(published_state(policy))
+    assert {name for name, p in policy.named_parameters() if p.requires_grad} <= form.published.keys()
     assert form.parameters == sum(p.numel() for p in policy.parameters())
     assert form.act_bytes == sum(x.nbytes for x in (*policy.parameters(), *policy.buffers()))
     assert (form.chunk, form.action_dim) == (policy.chunk, policy.action_dim)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from polyrhythm.policies.base import SETTINGS
 
 #: What is trained of a network; see `VlaSettings.train`.
 TrainedPart = Literal["all", "expert", "lora", "head"]
+
+
+def _as_tuple(value: Any) -> Any:
+    """YAML and JSON have lists where settings have tuples."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+Item = TypeVar("Item")
+Listed = Annotated[tuple[Item, ...], BeforeValidator(_as_tuple)]
 
 
 class LoraSettings(BaseModel):
@@ -22,9 +31,9 @@ class LoraSettings(BaseModel):
     """Rank of an adapter."""
     alpha: float = Field(32.0, gt=0.0)
     """Scale of an adapter's output, divided by rank."""
-    targets: Sequence[str] = ()
+    targets: Listed[str] = ()
     """Name patterns of the matrices that get adapters; empty: the architecture's choice of backbone and expert."""
-    also: Sequence[str] = ()
+    also: Listed[str] = ()
     """Name patterns of tensors that are trained in full beside the adapters, such as an action head."""
 
 
@@ -52,7 +61,7 @@ class VlaSettings(BaseModel):
     """Turn images by 180 degrees, as LIBERO's were in training."""
     state: str = "proprio"
     """The environment's array with the robot's state."""
-    entries: Sequence[int] = ()
+    entries: Listed[int] = ()
     """The policy's action entry for each of the environment's; empty: the first ones (Meta-World with OpenVLA-OFT: 0,
     1, 2, 6)."""
     relative_entries: int = Field(0, ge=0)
