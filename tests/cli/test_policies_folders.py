@@ -13,6 +13,11 @@ from safetensors.torch import load_file
 from tests.policies.released import write_folder, write_hollow_folder
 
 from polyrhythm.cli.main import main
+from polyrhythm.config.load import load_config
+from polyrhythm.pipeline.build import env_settings
+from polyrhythm.pipeline.persistence.checkpoints import save_policy
+from polyrhythm.policies.base import as_settings
+from polyrhythm.policies.form import published_state
 from polyrhythm.policies.vla.architectures import architecture
 from polyrhythm.policies.vla.building import NETWORK, load_network, weights_on_meta
 from polyrhythm.policies.vla.checkpoint import Checkpoint
@@ -180,8 +185,33 @@ def test_adapters_of_a_run_are_exported_inspected_and_merged(tmp_path, capsys):
 def test_a_run_without_a_released_layout_is_one_sentence(tmp_path, capsys):
     run = _run(tmp_path / "a", "gaussian", {"x": torch.ones(1)})
     assert "policy.type = 'gaussian' has no released layout" in _refused(capsys, "export", run, "--out", tmp_path / "o")
-    run = _run(tmp_path / "b", "pi0", {"x": torch.ones(1)}, checkpoint="")
-    assert "began from a seed, not from a checkpoint" in _refused(capsys, "export", run, "--out", tmp_path / "o")
+    run = _run(tmp_path / "b", "pi0", {"network.x.lora_A.weight": torch.ones(1)}, checkpoint="")
+    assert "has adapters on a network from a seed" in _refused(capsys, "export", run, "--out", tmp_path / "o")
     run = _run(tmp_path / "c", "pi05", {"x": torch.ones(1)})
     said = _refused(capsys, "export", run, "--out", tmp_path / "o", "--base", GOLDEN / "pi0")
     assert "policy.type = 'pi05', but" in said
+
+
+@pytest.mark.parametrize("kind", ["pi0", "pi05"])
+def test_a_policy_from_a_seed_becomes_a_folder_that_acts_alike(tmp_path, capsys, kind):
+    small = {"width": 32, "mlp": 48, "layers": 2, "heads": 2, "head_dim": 16, "expert_width": 32, "expert_mlp": 48}
+    small |= {"vision_width": 32, "vision_layers": 1, "vision_heads": 2, "image": 28}
+    section = {"type": kind, "size": small, "chunk": 2, "dtype": "float32", "train": "expert"}
+    config = load_config("quickstart", [f"policy={json.dumps(section)}"])
+    spec = env_settings(config).spec()
+    policy = as_settings(config.policy).build(spec, seed=config.seed, device="cpu", role="train")
+    with torch.no_grad():
+        policy.network.action_out_proj.bias += 0.3
+    (tmp_path / "run").mkdir()
+    save_policy(published_state(policy), config, tmp_path / "run" / "policy.pt", 3, spec)
+    assert _told(capsys, "export", tmp_path / "run", "--out", tmp_path / "out")["exported"] == "network"
+    found = _told(capsys, "inspect", tmp_path / "out")
+    assert found["architecture"] == kind
+    assert found["fits"]
+    again = load_config("quickstart", [f"policy={json.dumps(section | {'checkpoint': str(tmp_path / 'out')})}"])
+    other = as_settings(again.policy).build(spec, seed=99, device="cpu", role="act")
+    assert all(torch.equal(x, other.state_dict()[name]) for name, x in policy.state_dict().items())
+    obs = {"image": torch.randint(256, (2, 64, 64, 3), dtype=torch.uint8), "proprio": torch.rand(2, 4)}
+    obs |= {"instruction": torch.tensor([0, 3]), "progress": torch.rand(2)}
+    given = obs, torch.ones(2, dtype=torch.bool), torch.tensor([1, 2])
+    torch.testing.assert_close(policy.act(*given).actions, other.act(*given).actions, atol=1e-5, rtol=0)

@@ -12,6 +12,7 @@ from polyrhythm.cli.show import aligned, size_text
 from polyrhythm.errors import ConfigError
 
 if TYPE_CHECKING:
+    from polyrhythm.pipeline.persistence.checkpoints import SavedPolicy
     from polyrhythm.policies.vla.inspection import Inspection
 
 #: Command -> how it is written.
@@ -131,10 +132,8 @@ def _export(path: Path, out: Path, arguments: argparse.Namespace) -> int:
             f"{', '.join(ARCHITECTURES)}"
         )
     if not (base := arguments.base or section.get("checkpoint", "")):
-        raise ConfigError(
-            f"{path}: its policy began from a seed, not from a checkpoint; add --base FOLDER, a released folder of the "
-            "same size, in whose layout it is to be saved"
-        )
+        _export_new(path, out, saved)
+        return _said(arguments, {"exported": "network", "version": saved.version, "out": str(out)})
     opened = Checkpoint.open(base)
     opened.require(section["type"])
     adapted = any(is_adapter(name) for name in saved.weights)
@@ -145,6 +144,34 @@ def _export(path: Path, out: Path, arguments: argparse.Namespace) -> int:
         save_folder(opened, architecture(section["type"]), saved.weights, out)
     what = "adapters" if adapted else "network"
     return _said(arguments, {"exported": what, "version": saved.version, "base": str(base), "out": str(out)})
+
+
+def _export_new(path: Path, out: Path, saved: SavedPolicy) -> None:
+    """The policy of a run that began from a seed: what its file lacks is drawn again."""
+    from polyrhythm.config.load import validate
+    from polyrhythm.policies.base import as_module, as_settings
+    from polyrhythm.policies.vla.adapters import is_adapter
+    from polyrhythm.policies.vla.architectures import architecture
+    from polyrhythm.policies.vla.saving import save_new
+    from polyrhythm.policies.vla.statistics import BOUNDS
+    from polyrhythm.policies.vla.tokenizers import WORDS
+    from polyrhythm.runtime.memory.tensors import apply_state
+
+    if any(is_adapter(name) for name in saved.weights):
+        raise ConfigError(
+            f"{path}: it has adapters on a network from a seed, which is in no folder; export a run with another "
+            "policy.train, or begin from a checkpoint"
+        )
+    if saved.spec is None:
+        raise ConfigError(f"{path}: the file lacks the environment's form; resume the run once, which writes it again")
+    config = validate(saved.config, origin=str(saved.file))
+    policy = as_module(
+        as_settings(config.policy).build(saved.spec, seed=config.seed, device="cpu", role="train")
+    )
+    apply_state(policy, saved.weights)
+    network = policy.get_submodule("network")
+    choices = {"tokenizer": WORDS, "robot": BOUNDS}
+    save_new(architecture(saved.config["policy"]["type"]), network.size, policy.state_dict(), out, choices)
 
 
 def _said(arguments: argparse.Namespace, told: Mapping[str, Any]) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from polyrhythm.policies.groot_n1d5.action_head import ActionHead, AdaptiveNorm, EmbodimentLinear
 from polyrhythm.policies.groot_n1d5.backbone import Backbone
-from polyrhythm.policies.groot_n1d5.size import GrootSize, size_from_config
+from polyrhythm.policies.groot_n1d5.size import GrootSize, config_from_size, size_from_config
 from polyrhythm.policies.vla.architectures import Architecture
 from polyrhythm.policies.vla.flow_network import Prefix
 from polyrhythm.policies.vla.precision import computing_dtype
@@ -104,6 +104,7 @@ GROOT_N1D5 = Architecture(
     name="groot_n1d5",
     size=size_from_config,
     network=GrootNetwork,
+    config=config_from_size,
     aliases={f"{_E}language_model.model.embed_tokens.weight": _WORDS},
     parts={
         "expert": ("action_head.*",),

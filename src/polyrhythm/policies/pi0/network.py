@@ -19,7 +19,7 @@ from torch.nn import functional
 from polyrhythm.policies.layers.attention import additive, padding_mask, positions_of
 from polyrhythm.policies.layers.norms import AdaRMSNorm
 from polyrhythm.policies.pi0.paligemma import PaliGemmaWithExpert
-from polyrhythm.policies.pi0.size import Pi0Size, size_from_config
+from polyrhythm.policies.pi0.size import Pi0Size, config_from_size, size_from_config
 from polyrhythm.policies.vla.architectures import Architecture
 from polyrhythm.policies.vla.flow_network import Prefix
 
@@ -171,6 +171,7 @@ def _architecture(name: str, *, adaptive: bool) -> Architecture:
         name=name,
         size=lambda config, tensors: size_from_config(config, adaptive, tensors),
         network=Pi0Network,
+        config=lambda size: config_from_size(size, name, 200 if adaptive else 48),
         aliases={f"{_P}paligemma.model.language_model.embed_tokens.weight": _WORDS},
         optional=(f"{_P}gemma_expert.lm_head.weight",),
         unused=(f"{_P}gemma_expert.model.embed_tokens.weight",),

@@ -39,6 +39,7 @@ class Architecture:
     parts: `train` -> patterns of the network's tensors that it trains; `lora` -> patterns of adapted matrices.
     dead: tensors that no output depends on; they are never trained.
     float32: tensors that the release keeps in float32 whatever the backbone's dtype.
+    config: size -> the content of config.json that `size` reads back, for a network that was in no folder before.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Architecture:
     parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     dead: tuple[str, ...] = ()
     float32: tuple[str, ...] = ()
+    config: Callable[[Any], Mapping[str, Any]] | None = None
 
 
 def architecture(name: str) -> Architecture:

@@ -13,7 +13,7 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.policies.vla import prompts, scaling
 from polyrhythm.policies.vla.actions import ActionPlan, plan_actions
 from polyrhythm.policies.vla.checkpoint import Checkpoint
-from polyrhythm.policies.vla.folder_files import read_json
+from polyrhythm.policies.vla.folder_files import CHOICES, read_json
 from polyrhythm.policies.vla.images import HALF, IMAGENET, Colours
 from polyrhythm.policies.vla.input_form import CAMERAS, EMBODIMENTS, InputForm
 from polyrhythm.policies.vla.inspection import camera_names
@@ -23,9 +23,6 @@ from polyrhythm.policies.vla.settings import VlaSettings
 from polyrhythm.policies.vla.statistics import BOUNDS, RobotStatistics, robot_statistics
 from polyrhythm.policies.vla.tokenizers import WORDS, Tokenizer, WordTokenizer, folder_tokenizer
 from polyrhythm.specs import EnvSpec
-
-#: Key of config.json with the choices of a policy that had no released folder: tokenizer and robot.
-CHOICES = "polyrhythm"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,10 +7,12 @@ under its name when it is whole.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -21,7 +23,7 @@ from polyrhythm.files import name_in_errors
 from polyrhythm.policies.vla.architectures import Architecture
 from polyrhythm.policies.vla.building import NETWORK, fit
 from polyrhythm.policies.vla.checkpoint import Checkpoint, read_stored
-from polyrhythm.policies.vla.folder_files import ADAPTER_CONFIG, OURS
+from polyrhythm.policies.vla.folder_files import ADAPTER_CONFIG, CHOICES, CONFIG, OURS, SINGLE
 from polyrhythm.policies.vla.safetensors_headers import read_header
 from polyrhythm.specs.weights import weight_specs
 
@@ -47,6 +49,28 @@ def save_folder(checkpoint: Checkpoint, of: Architecture, state: Mapping[str, Te
     ours = {name: tensor for name, tensor in state.items() if not name.startswith(NETWORK)}
     ours |= {NETWORK + name: network[name] for name in network if name not in found.found}
     save_changed(checkpoint, lambda name: network.get(stored_as.get(name, name)), out, ours)
+
+
+def save_new(of: Architecture, size: Any, state: Mapping[str, Tensor], out: Path, choices: Mapping[str, str]) -> None:
+    """Write a policy that began from a seed as a released folder: model.safetensors, config.json, and ours.
+
+    size: of the network. choices: config.json's section `polyrhythm`, what stands for the tokenizer and the statistics
+    that a release would have. ConfigError: the architecture has no config.json of its own making.
+    """
+    if of.config is None:
+        raise ConfigError(
+            f"policy.type = {of.name!r}, from a seed: its config.json cannot be written yet; name a released folder of "
+            "the same size as --base, in whose layout it is saved"
+        )
+    network = {name.removeprefix(NETWORK): tensor for name, tensor in state.items() if name.startswith(NETWORK)}
+    ours = {name: tensor for name, tensor in state.items() if not name.startswith(NETWORK)}
+    content = {**of.config(size), CHOICES: dict(choices)}
+    with new_folder(out) as unfinished:
+        with name_in_errors(unfinished / CONFIG):
+            (unfinished / CONFIG).write_text(json.dumps(content, indent=1), encoding="utf-8")
+        write_tensors(network, unfinished / SINGLE[0])
+        if ours:
+            write_tensors(ours, unfinished / OURS)
 
 
 def save_changed(checkpoint: Checkpoint, new: NewTensor, out: Path, ours: Mapping[str, Tensor]) -> None:
