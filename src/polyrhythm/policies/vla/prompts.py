@@ -206,11 +206,11 @@ def _after(front: Ids, row: Ids) -> Ids | None:
 
 
 def _trials(tasks: int, entries: int) -> list[tuple[int, list[int]]]:
-    """Tasks and bins on which compositions are tried: every bin at some place, every task at least once."""
+    """Tasks and bins on which compositions are tried: every bin at some place, runs of equal ones, every task."""
     draw = random.Random(0)
     trials = []
     for i in range(max(_TRIALS, tasks)):
-        bins = [draw.choice(BINS) for _ in range(entries)]
+        bins = [draw.choice(BINS)] * entries if i % 4 == 0 else [draw.choice(BINS) for _ in range(entries)]
         bins[i % entries] = BINS[i % len(BINS)]
         trials.append((i % tasks, bins))
     return trials
