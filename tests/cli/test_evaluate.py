@@ -49,6 +49,7 @@ def test_where_success_is_not_reported_it_is_null(tmp_path: Path, capsys: pytest
     found = json.loads(capsys.readouterr().out)
     assert [found[name] for name in ("successes", "rate", "low", "high")] == [None] * 4
     assert found["mean_return"] > 0
+    assert found["reports_success"] is False
     assert main(["eval", str(file), "--episodes", "3"]) == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith("mean return ")

@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from polyrhythm.pipeline.evaluation.episodes import without_success
     from polyrhythm.pipeline.evaluation.standalone import Video, evaluate
     from polyrhythm.pipeline.observers.live import live_terminal
 
@@ -51,5 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
             live,
             Video(arguments.video, arguments.video_episodes) if arguments.video else None,
         )
-    print(json.dumps(result, indent=2) if arguments.json else show.lines(show.flat(result)))
+    if result["reports_success"] is False:
+        result = without_success(result)
+    if arguments.json:
+        print(json.dumps(result, indent=2))
+    else:
+        del result["reports_success"]  # the first line says so
+        print(show.lines(show.flat(result)))
     return 0

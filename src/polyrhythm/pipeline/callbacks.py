@@ -25,8 +25,7 @@ class EvaluationResult:
     """The result of an evaluation.
 
     name: before, during or after training (with _sampled if the policy acted with noise), swapped, or evaluation;
-    version: of the weights; rate: of success, low and high its Wilson 95% interval, successes of `episodes`; all
-    four are None in the result of `evaluate` where the environment reports no success;
+    version: of the weights; rate: of success, low and high its Wilson 95% interval, successes of `episodes`;
     mean_return; metrics: means of the environment's own metrics; tasks: the same by task, if there are several;
     dropped: episodes that failed and are missing; greedy: without noise; video: its file, episodes and successes, if
     one was requested.
@@ -35,10 +34,10 @@ class EvaluationResult:
     name: str
     version: int
     greedy: bool
-    rate: float | None
-    low: float | None
-    high: float | None
-    successes: int | None
+    rate: float
+    low: float
+    high: float
+    successes: int
     episodes: int
     mean_return: float
     tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

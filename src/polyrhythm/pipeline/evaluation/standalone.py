@@ -17,7 +17,7 @@ from polyrhythm.observe.run_folder import take_file
 from polyrhythm.observe.video import Clip, check_format, write_video
 from polyrhythm.pipeline.array_specs import step_settings
 from polyrhythm.pipeline.build import build_pipeline, env_settings
-from polyrhythm.pipeline.evaluation.episodes import held_out, tally, without_success
+from polyrhythm.pipeline.evaluation.episodes import held_out, tally
 from polyrhythm.pipeline.evaluation.playback import PlayedEpisode, play
 from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.persistence.checkpoints import load_policy
@@ -54,7 +54,7 @@ def evaluate(
     episodes: distributed over the tasks, with initial states derived from `seed` and never seen in training; both
     default to the run's own evaluation, which reproduces a finished run's `after`.
     swap_instructions: show each task the next one's sentence; a policy that follows instructions then fails.
-    Where the environment's spec says that it reports no success, successes, rate, low and high are None.
+    `reports_success`: as the environment's spec says; where it is False, successes are 0 and mean nothing.
     live: progress display; video: of the first episodes. Raises RunFolderError if there is no such policy.
     """
     config, weights, version = load_policy(path)
@@ -79,11 +79,10 @@ def evaluate(
             live.watch(pipeline)
         results = pipeline.evaluate("evaluation", wanted)
     found = {**tally(results, spec.tasks, len(wanted)), "greedy": greedy, "seed": seed, "version": version}
+    found["reports_success"] = spec.reports_success
     measured = spec.reports_success
     if measured is None:
         measured = measures_success([found["successes"]], [found["mean_return"]])
-    if spec.reports_success is False:
-        found = without_success(found)
     if video:
         write_video(video.file, _clips(played, spec, measured=measured))
         found["video"] = {"file": str(video.file), "episodes": len(played)}
