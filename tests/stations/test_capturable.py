@@ -8,6 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.policies.gaussian import GaussianSettings
+from polyrhythm.policies.groot_n1d5.settings import GrootN1d5Settings
+from polyrhythm.policies.openvla_oft.settings import OpenVlaOftSettings
+from polyrhythm.policies.pi0.settings import Pi0Settings, Pi05Settings
 from polyrhythm.policies.tiny_vla.policy import TinyVlaSettings
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
 
@@ -41,6 +44,11 @@ def flow(method):
     return TinyVlaSettings(head={"type": "flow_matching", "method": method}, width=16, layers=1, heads=2)
 
 
+VISION = {"image": 16, "patch": 8, "vision_width": 16, "vision_layers": 2, "vision_heads": 2}
+GEMMA = {"width": 16, "mlp": 32, "layers": 2, "heads": 2, "head_dim": 8, "expert_width": 16, "expert_mlp": 32} | VISION
+LLAMA = {"width": 16, "mlp": 32, "layers": 2, "heads": 2} | VISION
+GROOT = LLAMA | {"dit_width": 16, "dit_layers": 2, "hidden": 16}
+
 POLICIES = {
     "categorical": (CategoricalSettings(), DISCRETE),
     "gaussian": (GaussianSettings(), CONTINUOUS),
@@ -48,6 +56,10 @@ POLICIES = {
     "ode": (flow({"type": "ode"}), CONTINUOUS),
     "flow_sde": (flow({"type": "flow_sde"}), CONTINUOUS),
     "flow_noise": (flow({"type": "flow_noise"}), CONTINUOUS),
+    "pi0": (Pi0Settings(size=GEMMA), CONTINUOUS),
+    "pi05": (Pi05Settings(size=GEMMA), CONTINUOUS),
+    "openvla_oft": (OpenVlaOftSettings(size=LLAMA), CONTINUOUS),
+    "groot_n1d5": (GrootN1d5Settings(size=GROOT), CONTINUOUS),
 }
 
 

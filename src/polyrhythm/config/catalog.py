@@ -110,13 +110,18 @@ def _settings(model: type[BaseModel], within: str = "") -> list[Setting]:
                 within + name,
                 " | ".join(sections) or _kind(field.annotation),
                 field.is_required(),
-                None if field.is_required() else field.get_default(call_default_factory=True),
+                None if field.is_required() else _plain(field.get_default(call_default_factory=True)),
                 _one_line(field.description or ""),
             )
         )
         for kind, section in sections.items():
             found += _settings(section, f"{within}{name}[{kind}].")
     return found
+
+
+def _plain(default: Any) -> Any:
+    """A default as plain data: a section as the mapping that a recipe writes."""
+    return default.model_dump(mode="json") if isinstance(default, BaseModel) else default
 
 
 def _sections(annotation: Any) -> dict[str, type[BaseModel]]:

@@ -132,11 +132,12 @@ class Pi0Network(nn.Module):
 
     def suffix_mask(self, present: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """What each suffix token sees [B,1,T,P+T], and positions [B,T]: the state token sees no action."""
-        own = torch.ones(length, length, dtype=torch.bool, device=present.device)
-        if not self.size.adaptive:
-            own[0, 1:] = False
+        order = torch.arange(length, device=present.device)
+        own = (order.unsqueeze(1) > 0) | (order == 0)  # the first token sees itself alone
+        if self.size.adaptive:
+            own = torch.ones_like(own)
         seen = torch.cat((present.unsqueeze(1).expand(-1, length, -1), own.expand(len(present), -1, -1)), dim=2)
-        positions = present.sum(1, keepdim=True) + torch.arange(length, device=present.device)
+        positions = present.sum(1, keepdim=True) + order
         return seen.unsqueeze(1), positions
 
     def compute_dtype(self) -> torch.dtype:
