@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.policies.gaussian import GaussianSettings
-from polyrhythm.policies.groot_n1d5.settings import GrootN1d5Settings
+from polyrhythm.policies.groot_n1d5.settings import GrootSettings
 from polyrhythm.policies.openvla_oft.settings import OpenVlaOftSettings
 from polyrhythm.policies.pi0.settings import Pi0Settings, Pi05Settings
 from polyrhythm.policies.tiny_vla.policy import TinyVlaSettings
@@ -59,7 +59,7 @@ POLICIES = {
     "pi0": (Pi0Settings(size=GEMMA), CONTINUOUS),
     "pi05": (Pi05Settings(size=GEMMA), CONTINUOUS),
     "openvla_oft": (OpenVlaOftSettings(size=LLAMA), CONTINUOUS),
-    "groot_n1d5": (GrootN1d5Settings(size=GROOT), CONTINUOUS),
+    "groot_n1d5": (GrootSettings(size=GROOT), CONTINUOUS),
 }
 
 
