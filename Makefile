@@ -10,7 +10,8 @@ STAMP := .venv/setup.stamp
 # On shared cores more threads per process are slower; say OMP_NUM_THREADS=8 to use more.
 export OMP_NUM_THREADS ?= 1
 
-# Tests that mostly wait, for processes that they start; those that mostly compute run beside them.
+# Tests that mostly wait, for processes that they start; those that mostly compute run beside them. A folder that is
+# named to pytest, or is among its testpaths, is not ignored.
 WAITING := tests/process tests/cli bench/tests
 
 .PHONY: setup quickstart test lint types contracts check check-waiting check-computing coverage clean
@@ -47,7 +48,7 @@ check-waiting: setup
 	$(BIN)/pytest $(WAITING)
 
 check-computing: setup
-	$(BIN)/pytest $(addprefix --ignore=,$(WAITING))
+	$(BIN)/pytest tests $(addprefix --ignore=,$(WAITING))
 
 # By itself: measuring makes the conductor's tests four times as slow.
 coverage: setup
