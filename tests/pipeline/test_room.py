@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal, NoReturn
 
 import pytest
@@ -12,7 +13,7 @@ from polyrhythm.errors import StartError
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.validation.all_checks import examine
 from polyrhythm.pipeline.validation.check import check_form, validate_run
-from polyrhythm.pipeline.validation.room import check_room, free_memory
+from polyrhythm.pipeline.validation.room import check_room, container_limit, free_memory
 from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.specs import EnvSpec
@@ -54,6 +55,22 @@ def test_need_and_room_are_compared_to_the_byte() -> None:
     check_room(run, spec, form, trainer=False, free=lambda _: max(form.act_bytes, form.train_bytes))
     still = config(training={"versions": 0})
     check_room(still, spec, form, free=lambda _: form.act_bytes + form.train_bytes)
+
+
+@pytest.mark.parametrize(
+    ("names", "cached"),
+    [
+        (("memory.max", "memory.current", "memory.stat"), "inactive_file"),
+        (("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"), "total_inactive_file"),
+    ],
+)
+def test_cached_files_leave_room_in_a_container(tmp_path: Path, names: tuple[str, ...], cached: str) -> None:
+    (tmp_path / "memory").mkdir()
+    for name, content in zip(names, ("1000\n", "900\n", f"anon 200\n{cached} 700\n"), strict=True):
+        (tmp_path / name).write_text(content)
+    assert container_limit(tmp_path) == 800
+    (tmp_path / names[0]).write_text("max\n")
+    assert container_limit(tmp_path) is None
 
 
 def test_free_memory_is_this_machines() -> None:

@@ -289,11 +289,14 @@ def test_a_config_of_other_kinds_of_values_is_one_sentence(tmp_path, kind, folde
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_config_is_told_where_the_sizes_do_not_fit(tmp_path):
-    shutil.copytree(GOLDEN / "pi0", tmp_path / "x")
+@pytest.mark.parametrize(("kind", "said"), [("pi0", "width = 40 is no multiple"), ("openvla_oft", "of another shape")])
+def test_a_missing_config_is_told_where_the_sizes_do_not_fit(tmp_path, kind, said):
+    shutil.copytree(GOLDEN / kind, tmp_path / "x")
     (tmp_path / "x" / "config.json").unlink()
-    with pytest.raises(ConfigError, match=r"another shape .*\(it has no config.json, so the sizes of the release were"):
-        load_network(architecture("pi0"), Checkpoint.open(tmp_path / "x"), device="cpu")
+    with pytest.raises(
+        ConfigError, match=said + r".* \(it has no config.json, so the sizes of the release were"
+    ):
+        load_network(architecture(kind), Checkpoint.open(tmp_path / "x"), device="cpu")
 
 
 def test_a_folder_of_a_full_network_is_compared_without_its_tensors(tmp_path):

@@ -240,7 +240,7 @@ def test_padded_statistics_of_the_state_are_cut(tmp_path: Path) -> None:
 
 def test_statistics_of_a_wider_state_are_not_cut(tmp_path: Path) -> None:
     wider = {"mean": STATS["mean"] + [0.0] * 4, "std": STATS["std"] + [0.1] * 4}
-    with pytest.raises(ConfigError, match="'proprio' has 4 entries, .*norm_stats.json has statistics of 8; make"):
+    with pytest.raises(ConfigError, match=r"'proprio' has 4 entries, .*norm_stats.json has statistics of 8; make"):
         inputs_of(PI0, source=folder_of(tmp_path, wider))
 
 
@@ -257,7 +257,7 @@ def test_padded_statistics_of_actions_are_cut(tmp_path: Path) -> None:
     assert torch.equal(found.actions(found.executed(x), observations(1)), expected)
     stats["norm_stats"]["actions"]["std"][5] = 1.0
     file.write_text(json.dumps(stats))
-    with pytest.raises(ConfigError, match="takes actions of 3 entries and .*norm_stats.json has statistics of 8"):
+    with pytest.raises(ConfigError, match=r"takes actions of 3 entries and .*norm_stats.json has statistics of 8"):
         inputs_of(PI0, source=source)
 
 

@@ -56,7 +56,7 @@ def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
     check_devices(config, trainer=trainer)
     spec, rows = try_env(config, installed_env(config))
     check_rollout(config, spec)
-    form = check_form(config, spec)
+    form = check_form_first(config, spec)
     check_room(config, spec, form, trainer=trainer)
     policy = check_build(config, spec)
     learns = trainer and config.training.versions > 0
@@ -112,6 +112,16 @@ def check_form(config: RunConfig, spec: EnvSpec) -> PolicyForm:
             "return a PolicyForm (polyrhythm.policies.form.describe makes one)"
         )
     return form
+
+
+def check_form_first(config: RunConfig, spec: EnvSpec) -> PolicyForm:
+    """The declared form, before a policy was built that may not fit into memory. A defect that stops form() and build()
+    alike is told as build()'s, which users can call by themselves."""
+    try:
+        return check_form(config, spec)
+    except ConfigError:
+        check_build(config, spec)
+        raise
 
 
 def check_processes(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -> None:
