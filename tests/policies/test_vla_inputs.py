@@ -303,6 +303,7 @@ FOUR = ActionSpec("continuous", 4, low=(-1.0,) * 4, high=(1.0,) * 4)
         ),
         (PI0, without("proprio"), {}, "policy.state = 'proprio': .* needs the robot's state.* name one of them"),
         (replace(PI0, state_dim=3), SPEC, {}, "policy.state = 'proprio' has 4 entries, the network takes 3"),
+        (replace(OFT, state_dim=8, needs_state=True), SPEC, {}, "'proprio' has 4 entries, the network takes 8"),
         (replace(PI0, action_dim=2), SPEC, {}, "takes actions of 3 entries and the network predicts 2"),
         (PI0, SPEC, {"entries": [0, 1]}, r"policy.entries = \[0, 1\]: the environment takes 3 entries and .* 8"),
         (PI0, SPEC, {"entries": [0, 1, 8]}, "give 3 different numbers below 8"),
