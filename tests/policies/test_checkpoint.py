@@ -293,9 +293,7 @@ def test_a_config_of_other_kinds_of_values_is_one_sentence(tmp_path, kind, folde
 def test_a_missing_config_is_told_where_the_sizes_do_not_fit(tmp_path, kind, said):
     shutil.copytree(GOLDEN / kind, tmp_path / "x")
     (tmp_path / "x" / "config.json").unlink()
-    with pytest.raises(
-        ConfigError, match=said + r".* \(it has no config.json, so the sizes of the release were"
-    ):
+    with pytest.raises(ConfigError, match=said + r".* \(it has no config.json, so the sizes of the release were"):
         load_network(architecture(kind), Checkpoint.open(tmp_path / "x"), device="cpu")
 
 
