@@ -14,6 +14,8 @@ from polyrhythm.specs import EnvSpec, WeightsLayout
 
 #: AdamW keeps two moments per trained number.
 _MOMENTS = 2
+#: How the purposes end whose memory is the host's, wherever the station is.
+HOST = " (host)"
 
 
 def memory_by_station(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> dict[str, dict[str, int]]:
@@ -43,6 +45,6 @@ def memory_by_station(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> dic
     found["trainer"] = {
         "weights": form.train_bytes,
         "gradients": form.trainable_bytes,
-        "optimizer" + " (host)" * config.training.optimizer.offload: _MOMENTS * form.trainable_bytes,
+        "optimizer" + HOST * config.training.optimizer.offload: _MOMENTS * form.trainable_bytes,
     }
     return found

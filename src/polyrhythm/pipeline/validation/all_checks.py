@@ -17,7 +17,7 @@ from polyrhythm.pipeline.build import env_settings, list_seat_warnings, policy_s
 from polyrhythm.pipeline.seats import group_seats
 from polyrhythm.pipeline.validation.check import (
     check_build,
-    check_form,
+    check_form_first,
     check_learning,
     check_memory,
     check_processes,
@@ -27,6 +27,7 @@ from polyrhythm.pipeline.validation.check import (
 )
 from polyrhythm.pipeline.validation.custom_objective import as_shown
 from polyrhythm.pipeline.validation.env_trial import try_contract, try_spec
+from polyrhythm.pipeline.validation.room import check_room
 from polyrhythm.policies.base import Policy
 from polyrhythm.policies.conformance import policy_checks
 from polyrhythm.policies.form import PolicyForm
@@ -58,12 +59,14 @@ def examine(config: RunConfig) -> Iterator[Examined]:
         return
     spec: EnvSpec = results["spec"]
     yield from _run("recipe", {"rows and batches": lambda: check_rollout(config, spec)})
-    yield from _run("recipe", {"policy's build": lambda: keep("policy", lambda: check_build(config, spec))})
-    if "policy" in results:
-        yield from _run("recipe", {"policy's form": lambda: keep("form", lambda: check_form(config, spec))})
+    yield from _run("recipe", {"policy's form": lambda: keep("form", lambda: check_form_first(config, spec))})
+    if "form" in results:
+        yield from _run("recipe", {"memory": lambda: keep("room", lambda: check_room(config, spec, results["form"]))})
+    if "room" in results:
+        yield from _run("recipe", {"policy's build": lambda: keep("policy", lambda: check_build(config, spec))})
     rows: Arrays = {}
     yield from _environment(config, rows)
-    if "form" not in results:
+    if "policy" not in results:
         return
     if not rows:
         detail = "not checked: the check needs observations of the environment, and there are none"

@@ -23,6 +23,7 @@ from polyrhythm.pipeline.array_specs import arena_layout, blank, bucket_sizes
 from polyrhythm.pipeline.build import env_batch_infos, env_settings, policy_settings, run_seats, scheduler_settings
 from polyrhythm.pipeline.validation.custom_objective import dry_run_objective, try_on
 from polyrhythm.pipeline.validation.env_trial import try_env
+from polyrhythm.pipeline.validation.room import check_room
 from polyrhythm.pipeline.warm_start.demos import has_expert
 from polyrhythm.pipeline.warm_start.init_from import load_init_weights
 from polyrhythm.policies.base import Policy, as_module
@@ -55,8 +56,9 @@ def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
     check_devices(config, trainer=trainer)
     spec, rows = try_env(config, installed_env(config))
     check_rollout(config, spec)
+    form = check_form_first(config, spec)
+    check_room(config, spec, form, trainer=trainer)
     policy = check_build(config, spec)
-    form = check_form(config, spec)
     learns = trainer and config.training.versions > 0
     try_on(rows, _type_of(config.policy), policy, form, spec, learns=learns)
     check_learning(config, spec, policy, form, trainer=trainer)
@@ -110,6 +112,16 @@ def check_form(config: RunConfig, spec: EnvSpec) -> PolicyForm:
             "return a PolicyForm (polyrhythm.policies.form.describe makes one)"
         )
     return form
+
+
+def check_form_first(config: RunConfig, spec: EnvSpec) -> PolicyForm:
+    """The declared form, before a policy was built that may not fit into memory. A defect that stops form() and build()
+    alike is told as build()'s, which users can call by themselves."""
+    try:
+        return check_form(config, spec)
+    except ConfigError:
+        check_build(config, spec)
+        raise
 
 
 def check_processes(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -> None:
@@ -220,7 +232,7 @@ def _check_trainable(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
         raise ConfigError(
             f"policy.type = {_type_of(config.policy)}: its log-probs do not depend on its parameters, so "
             "it cannot learn from rewards; use another head (for openvla_oft: policy.head tokens; for flow matching: "
-            "policy.head.method.type flow_sde or flow_noise), or set training.versions to 0"
+            "the method flow_sde or flow_noise), or set training.versions to 0"
         )
 
 

@@ -142,7 +142,8 @@ def _plan_state(
             f"of floats, the environment shows {_shown(env_spec)}; name one of them"
         )
     (width,) = spec.shape
-    if form.state_dim and width > form.state_dim:
+    pads = form.architecture != "openvla_oft"
+    if form.state_dim and (width > form.state_dim or (width < form.state_dim and not pads)):
         raise ConfigError(
             f"policy.state = {settings.state!r} has {width} entries, the network takes {form.state_dim}; choose "
             "another array or checkpoint"
@@ -152,8 +153,8 @@ def _plan_state(
         return settings.state, scaling.identity(width)
     if found is None:
         raise ConfigError(f"{statistics.origin} has no statistics of the state; copy it again from its release")
-    if found.size == form.state_dim:  # padded, as in some releases
-        found = found.chosen(range(width))
+    if found.size == form.state_dim:  # as some releases have it
+        found = found.without_padding(width)
     if found.size != width:
         raise ConfigError(
             f"policy.state = {settings.state!r} has {width} entries, {statistics.origin} has statistics of "
