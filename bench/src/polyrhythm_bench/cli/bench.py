@@ -201,10 +201,10 @@ def _policies(
     return policies.run(types or policies.TYPES, sizes or policies.SIZES, rows, repeats, device)
 
 
-def _gpu_colocated(tiny: bool = False, minutes: float = 8.0, out: Path = Path("gpu-colocated")) -> dict[str, Any]:
+def _gpu_colocated(tiny: bool = False, minutes: float = 8.0, out: Path | None = None) -> dict[str, Any]:
     from polyrhythm_bench.cases import gpu_colocated
 
-    return gpu_colocated.run(out, minutes, tiny=tiny)
+    return gpu_colocated.run(out or Path("runs", "gpu-colocated-tiny" if tiny else "gpu-colocated"), minutes, tiny=tiny)
 
 
 def _learning(tasks: Sequence[str] = PARTS[:-1], seeds: int = 8, repeats: int = 3) -> dict[str, Any]:
