@@ -49,25 +49,27 @@ log = logging.getLogger(__name__)
 
 #: Gain of full asynchrony over the best lock-step in the paper's table 5, colocated: 268.00 over 144.70.
 PAPER_GAIN = 1.852
-#: Device memory in GiB below which it is not tried, and updates of a mode at least.
-_LEAST_GIB, _UPDATES = 40, 3
+#: Device memory in GiB beside the plan, for activations, graphs and contexts; updates of a mode at least.
+_REST_GIB, _UPDATES = 20.0, 3
 
 
 def run(out: Path, minutes: float = 8.0, *, tiny: bool = False) -> dict[str, Any]:
     """All modes that the folder lacks, in so many minutes together.
 
-    Returns the scene, `memory_plan_gib`, the paper's gain and ours (None before both are there), `missing` modes with
-    what to do, and `modes`: for each transitions_per_s, gain over lock-step, and what `Pace.summary` says.
+    Returns the scene; `memory_plan_gib`, what is on the device by purpose; the paper's gain, and ours (None before both
+    are there); `missing`, the modes that are not finished and what to do; `modes`: for each transitions_per_s, gain
+    over lock-step, and what `Pace.summary` says.
     ConfigError: no device, a device that is too small, or results of another scene in the folder.
     """
     ends = time.monotonic() + 60.0 * minutes
     scene = colocated.scene_of(tiny=tiny)
     _check_device(scene)
-    found = read_results(out, scene)
-    plan: dict[str, float] = {}
+    found, form = read_results(out, scene), _form(colocated.config_of(scene, "lockstep", None))
+    plan = colocated.memory_plan(scene, form)
+    _check_device(scene, sum(plan.values()))
     if left := [mode for mode in MODES if mode not in found]:
         out.mkdir(parents=True, exist_ok=True)
-        plan = _run_modes(scene, out, left, ends, found)
+        _run_modes(scene, out, left, ends, found)
     return summarise(scene, found, plan)
 
 
@@ -83,8 +85,7 @@ def summarise(scene: Scene, found: Mapping[str, Mapping[str, Any]], plan: Mappin
     said = f"not finished in the time: {', '.join(missing)}; call it again with the same --out" if missing else ""
     return {
         **scene._asdict(),
-        "memory_plan_gib": ", ".join(f"{name} {gib:.2f}" for name, gib in plan.items()),
-        "memory_plan_sum_gib": sum(plan.values()),
+        "memory_plan_gib": [{"purpose": name, "gib": gib} for name, gib in {**plan, "all": sum(plan.values())}.items()],
         "paper_gain": PAPER_GAIN,
         "gain": modes.get("full_async", {}).get("gain"),
         "missing": said,
@@ -112,29 +113,28 @@ def _identity(scene: Scene) -> dict[str, Any]:
     return {**scene._asdict(), "device": name, "cores": psutil.cpu_count()}
 
 
-def _check_device(scene: Scene) -> None:
+def _check_device(scene: Scene, planned_gib: float = 0.0) -> None:
     if scene.device == "cpu":
         return
+    small = "or add --tiny for a small policy on the CPU"
     if not torch.cuda.is_available():
+        raise ConfigError(f"bench gpu-colocated: torch sees no CUDA device here; run it where there is one, {small}")
+    there, needed = torch.cuda.mem_get_info(0)[1] / 2**30, planned_gib + _REST_GIB
+    if there < needed:
         raise ConfigError(
-            f"bench gpu-colocated: torch sees no CUDA device here; run it where there is one of {_LEAST_GIB} GiB or "
-            "more, or add --tiny for a small policy on the CPU"
-        )
-    there = torch.cuda.mem_get_info(0)[1] / 2**30
-    if there < _LEAST_GIB:
-        raise ConfigError(
-            f"bench gpu-colocated: device 0 has {there:.0f} GiB and {_LEAST_GIB} are needed; use another device "
-            "(CUDA_VISIBLE_DEVICES), or add --tiny for a small policy on the CPU"
+            f"bench gpu-colocated: device 0 has {there:.0f} GiB and about {needed:.0f} are needed; use another one "
+            f"(CUDA_VISIBLE_DEVICES), {small}"
         )
 
 
-def _run_modes(scene: Scene, out: Path, left: list[str], ends: float, found: dict[str, Any]) -> dict[str, float]:
-    """Run these modes as far as the time goes, and add their results; the memory plan."""
+def _run_modes(scene: Scene, out: Path, left: list[str], ends: float, found: dict[str, Any]) -> None:
+    """Run these modes as far as the time goes, and add their results. The checkpoint is removed after the last one."""
     checkpoint = out / "checkpoint"
     if not checkpoint.is_dir():
         log.info("a checkpoint with random weights")
         colocated.make_checkpoint(scene, checkpoint)
-    policy, form = _built(colocated.config_of(scene, left[0], checkpoint))
+    first = colocated.config_of(scene, left[0], checkpoint)
+    policy, form = checking.check_build(first, checking.installed_env(first).spec()), _form(first)
     for number, mode in enumerate(left):
         now = time.monotonic()
         if ends - now < scene.minimum_s:
@@ -151,13 +151,12 @@ def _run_modes(scene: Scene, out: Path, left: list[str], ends: float, found: dic
         with atomic_write(out / f"{mode}.json") as unfinished:
             content = {"scene": _identity(scene), "result": found[mode]}
             unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    return colocated.memory_plan(scene, form)
+    if not set(MODES) - set(found):
+        shutil.rmtree(checkpoint)
 
 
-def _built(config: RunConfig) -> tuple[Policy, PolicyForm]:
-    """The policy as the trainer builds it, which main keeps for its first weights, and its form."""
-    spec = checking.installed_env(config).spec()
-    return checking.check_build(config, spec), checking.check_form(config, spec)
+def _form(config: RunConfig) -> PolicyForm:
+    return checking.check_form(config, checking.installed_env(config).spec())
 
 
 def _checked(config: RunConfig, policy: Policy, form: PolicyForm) -> ValidatedRun:

@@ -72,11 +72,12 @@ def run(
     left_out: list[str] = []
     began = _cpu_clock()
     for size in sizes:
-        peaks = measure_peaks(where, _dtype(size))
-        for kind in types:
-            if why := refusal(kind, size, where):
-                left_out.append(why)
-                continue
+        refusals = {kind: refusal(kind, size, where) for kind in types}
+        left_out += [why for why in refusals.values() if why]
+        fitting = [kind for kind, why in refusals.items() if not why]
+        peaks = measure_peaks(where, _dtype(size)) if fitting else None
+        for kind in fitting:
+            assert peaks is not None
             log.info("%s, %s", kind, size)
             found[f"{kind}, {size}"] = measure(kind, size, where, peaks, rows, repeats)
             if where.type == "cuda":

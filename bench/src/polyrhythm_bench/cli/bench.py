@@ -82,7 +82,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tiny", action="store_true", default=None, help="gpu-colocated: a small pi0, on the CPU")
     parser.add_argument("--minutes", type=positive, metavar="M", help="gpu-colocated: of all modes together (8)")
     parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="gpu-colocated: results of finished modes, which are not repeated"
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="gpu-colocated: results of finished modes, which are not repeated (runs/gpu-colocated)",
     )
     parser.add_argument("--environments", type=Path, metavar="FOLDER", help="peers: where theirs are, or are made")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -204,7 +207,8 @@ def _policies(
 def _gpu_colocated(tiny: bool = False, minutes: float = 8.0, out: Path | None = None) -> dict[str, Any]:
     from polyrhythm_bench.cases import gpu_colocated
 
-    return gpu_colocated.run(out or Path("runs", "gpu-colocated-tiny" if tiny else "gpu-colocated"), minutes, tiny=tiny)
+    folder = out or Path("runs", "gpu-colocated-tiny" if tiny else "gpu-colocated")
+    return gpu_colocated.run(folder, minutes, tiny=tiny)
 
 
 def _learning(tasks: Sequence[str] = PARTS[:-1], seeds: int = 8, repeats: int = 3) -> dict[str, Any]:

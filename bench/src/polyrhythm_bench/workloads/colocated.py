@@ -91,8 +91,8 @@ def make_checkpoint(scene: Scene, folder: Path) -> None:
         torch.cuda.empty_cache()
 
 
-def config_of(scene: Scene, mode: str, checkpoint: Path) -> RunConfig:
-    """The run of a mode."""
+def config_of(scene: Scene, mode: str, checkpoint: Path | None) -> RunConfig:
+    """The run of a mode. checkpoint: None for a policy of the same form from the seed."""
     asynchronous, freshness = MODES[mode]
     batching: dict[str, Any] = {"type": "lockstep"}
     if asynchronous:
@@ -111,7 +111,8 @@ def config_of(scene: Scene, mode: str, checkpoint: Path) -> RunConfig:
         },
         "policy": {
             "type": "pi0",
-            "checkpoint": str(checkpoint),
+            "checkpoint": str(checkpoint or ""),
+            **({} if scene.size == "tiny" else {"size": scene.size}),
             "cameras": {"base_0_rgb": "image", "left_wrist_0_rgb": "image"},
             "chunk": CHUNK,
             "steps": STEPS,
