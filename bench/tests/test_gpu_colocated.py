@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
 import time
 
 import pytest
@@ -91,6 +93,20 @@ def test_the_modes_are_the_four_of_the_paper():
     same = [config.model_dump(exclude={"batching", "freshness"}) for config in made.values()]
     assert all(one == same[0] for one in same)
     assert same[0]["rollout"]["buckets"] == "powers", "else no pass is captured on a GPU"
+
+
+def test_what_makes_no_update_is_ended_in_time():
+    before = signal.getsignal(signal.SIGTERM)
+    began = time.monotonic()
+    with gpu_colocated._time_limit(0.1):
+        threading.Event().wait(60)
+    assert time.monotonic() - began < 30
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_interrupt_by_the_user_ends_the_benchmark():
+    with pytest.raises(KeyboardInterrupt), gpu_colocated._time_limit(60):
+        raise KeyboardInterrupt
 
 
 @pytest.mark.slow

@@ -74,16 +74,13 @@ def run(
     for size in sizes:
         refusals = {kind: refusal(kind, size, where) for kind in types}
         left_out += [why for why in refusals.values() if why]
-        fitting = [kind for kind, why in refusals.items() if not why]
-        peaks = measure_peaks(where, _dtype(size)) if fitting else None
-        for kind in fitting:
-            assert peaks is not None
+        for kind in (kind for kind, why in refusals.items() if not why):
             log.info("%s, %s", kind, size)
-            found[f"{kind}, {size}"] = measure(kind, size, where, peaks, rows, repeats)
+            found[f"{kind}, {size}"] = measure(kind, size, where, rows, repeats)
             if where.type == "cuda":
                 torch.cuda.empty_cache()
     return {
-        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
+        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "a CPU",
         "cores": psutil.cpu_count(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -143,9 +140,7 @@ def spec_of(kind: str, size: str) -> EnvSpec:
     return EnvSpec({**images, "proprio": ArraySpec((_STATE,), "float32")}, action, tasks, 100)
 
 
-def measure(
-    kind: str, size: str, device: torch.device, peaks: Peaks, rows: Sequence[int] = ROWS, repeats: int = 7
-) -> dict[str, Any]:
+def measure(kind: str, size: str, device: torch.device, rows: Sequence[int] = ROWS, repeats: int = 7) -> dict[str, Any]:
     """One type in one size: parameters in millions, the measured peaks, what the reference replaces, `weights`, and in
     `modes` the passes (`_compare`)."""
     settings, spec = settings_of(kind, size), spec_of(kind, size)
@@ -156,7 +151,7 @@ def measure(
     pair = _Pair(policy, reference, spec, device)
     as_module(policy).eval()
     # Weights first: a version is applied as it is, and no gradient is there yet.
-    weights = measure_weights(as_module(policy), repeats)
+    weights, peaks = measure_weights(as_module(policy), repeats), measure_peaks(device, _dtype(size))
     modes = {f"act {n}": acting(pair, n, peaks, repeats) for n in rows}
     modes[f"train {TRAIN_ROWS}"] = training(pair, peaks, repeats)
     modules = as_module(policy), reference

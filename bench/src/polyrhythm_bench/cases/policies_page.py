@@ -14,11 +14,11 @@ _HEAD = """# The published policies beside plain forward passes
 
 By `polyrhythm bench policies --json > policies.json` and `python bench/scripts/policies_table.py policies.json`,
 {date}; torch {torch} on {device}, {threads} thread(s), {cores} cores, of which other work took {others_cores:.1f}
-meanwhile. [design/030](../../docs/design/030-bench-policies.md) says what is counted. Random weights; {cameras}
+meanwhile.{clock} [design/030](../../docs/design/030-bench-policies.md) says what is counted. Random weights; {cameras}
 cameras, {chunk} actions a chunk, {steps} denoise steps; medians of {repeats} interleaved turns.
 
 - *ratio*: our time over that of the reference, a plain forward pass with transformers' modules of the same sizes, in
-  the same turn. Below 1 ours is faster. Absolute times vary with other work on the machine, ratios less.
+  the same turn. Below 1 ours is faster.
 - *of roofline*: the least time that the device allows for the counted flops, or for reading the weights once, over the
   time; the peaks are a matrix product and a copy measured in the same run.
 - *memory*: most of the tensors that a pass allocates and that live at a time, without the weights.
@@ -39,13 +39,20 @@ _PART = """
 
 def write(found: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write the page into the folder; the path. found: the content of the JSON output."""
-    text = _HEAD.format(date=datetime.now(UTC).date(), **{k: v for k, v in found.items() if k != "parts"})
+    given = {name: value for name, value in found.items() if name != "parts"}
+    text = _HEAD.format(date=datetime.now(UTC).date(), clock=_clock(found), **given)
     text += "".join(_part(name, part) for name, part in found["parts"].items())
     if found["left_out"]:
         text += "\n## Not run\n\n" + "\n".join(f"- {sentence}." for sentence in found["left_out"]) + "\n"
     path = folder / PAGE
     path.write_text(wrap_prose(text), encoding="utf-8")
     return [path]
+
+
+def _clock(found: Mapping[str, Any]) -> str:
+    if found["device"] != "a CPU" or found["threads"] > 1:
+        return ""
+    return " Times are CPU times of the one thread, so what waited for a core does not count."
 
 
 def _part(name: str, part: Mapping[str, Any]) -> str:
@@ -84,5 +91,5 @@ def _weights(part: Mapping[str, Any]) -> str:
         f"tensor from the host takes {part['weights_plain_ms']:.2f}. "
     )
     if direct is not None:
-        said += f"In host memory a generator applies without staging: {direct:.2f} ms. "
+        said += f"In host memory, as here, a generator applies without staging: {direct:.2f} ms. "
     return said + f"What passes wait for is {part['weights_apply_ratio']:.2f} times the plain copy."
