@@ -15,7 +15,7 @@ from polyrhythm.cli.main import main
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.callbacks import StopTraining
 from polyrhythm_bench.cases import gpu_colocated
-from polyrhythm_bench.cases.gpu_colocated import Pace
+from polyrhythm_bench.cases.gpu_colocated import CpuReading, Pace
 from polyrhythm_bench.workloads import colocated
 from polyrhythm_bench.workloads.colocated import MODES
 
@@ -56,13 +56,21 @@ def test_results_of_another_scene_are_refused(tmp_path):
         gpu_colocated.run(tmp_path, tiny=True)
 
 
+def pace_of(*marks):
+    cpu = [CpuReading(one["time_s"], 3.0 * one["time_s"], 1.0 * one["time_s"]) for one in marks]
+    return Pace(time.monotonic() + 100, "cpu", list(marks), cpu=cpu)
+
+
 def test_transitions_are_counted_from_the_second_update_on():
-    pace = Pace(time.monotonic() + 100, "cpu", [mark(0.0, 0), mark(10.0, 500), mark(12.0, 700), mark(15.0, 1000)])
-    found = pace.summary()
+    found = pace_of(mark(0.0, 0), mark(10.0, 500), mark(12.0, 700), mark(15.0, 1000)).summary()
     assert found["transitions_per_s"] == pytest.approx(100.0)
     assert (found["versions"], found["seconds"]) == (2, 5.0)
     assert found["busy"] == {"trainer": 0.5}
-    assert Pace(0.0, "cpu", [mark(1.0, 0), mark(3.0, 300)]).summary()["transitions_per_s"] == pytest.approx(150.0)
+    assert found["others_cores"] == pytest.approx(2.0)
+
+
+def test_of_two_updates_the_first_begins():
+    assert pace_of(mark(1.0, 0), mark(3.0, 300)).summary()["transitions_per_s"] == pytest.approx(150.0)
 
 
 def test_a_run_stops_after_its_time_and_three_updates():

@@ -7,7 +7,7 @@
 
 Each mode is a training run by `pipeline.train`, the code of `polyrhythm train`, in processes: simulators on the cores,
 generator and trainer on the device, weights random, `train: expert`. What is left out is the trial of the policy before
-the start, a dozen full-size passes on the CPU. Transitions per second are counted from the second update to the last.
+the start, 20 full-size passes on the CPU. Transitions per second are counted from the second update to the last.
 
 A mode's result is written to the folder when it ends, and a mode that is there is not repeated, so that the command can
 be interrupted and called again. The time is divided over the modes that are left.
@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -42,6 +42,7 @@ from polyrhythm.pipeline.validation import check as checking
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.policies.base import Policy
 from polyrhythm.policies.form import PolicyForm
+from polyrhythm_bench.harness import resources
 from polyrhythm_bench.workloads import colocated
 from polyrhythm_bench.workloads.colocated import MODES, Scene
 
@@ -208,6 +209,20 @@ def _time_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+class CpuReading(NamedTuple):
+    """When, and CPU seconds of the machine and of this benchmark's processes so far."""
+
+    at: float
+    machine_s: float
+    own_s: float
+
+
+def others_cores(begin: CpuReading, end: CpuReading) -> float:
+    """Cores that everything else used in between."""
+    spent = (end.machine_s - begin.machine_s) - (end.own_s - begin.own_s)
+    return max(0.0, spent / (end.at - begin.at))
+
+
 @dataclass(slots=True)
 class Pace:
     """Stops a run at the time `stops` of `time.monotonic`, after a few updates at least, and keeps their metrics."""
@@ -216,10 +231,13 @@ class Pace:
     device: str
     marks: list[Mapping[str, float]] = field(default_factory=list)
     used_gib: list[float] = field(default_factory=list)
+    cpu: list[CpuReading] = field(default_factory=list)
 
     def on_update(self, metrics: Mapping[str, float]) -> None:
         """The callback of the run."""
         self.marks.append(dict(metrics))
+        own = sum(resources.cpu_s_of(process) for process in resources.family())
+        self.cpu.append(CpuReading(time.monotonic(), resources.machine_cpu_s(), own))
         if self.device == "cuda" and (used := _used_gib()) is not None:
             self.used_gib.append(used)
         if time.monotonic() >= self.stops and len(self.marks) >= _UPDATES:
@@ -227,7 +245,8 @@ class Pace:
 
     def summary(self) -> dict[str, Any]:
         """transitions_per_s from the second update (of two, the first) to the last; versions and seconds in between;
-        lag_mean, utilisation by station and success over them; rates by version; device_gib, the most in use."""
+        lag_mean, and utilisation by station over them; others_cores, which everything else on the machine used; rates
+        by version; device_gib, the most in use."""
         first = 1 if len(self.marks) > 2 else 0
         counted = self.marks[first:]
         begin, end = counted[0], counted[-1]
@@ -240,6 +259,7 @@ class Pace:
             "seconds": seconds,
             "lag_mean": fmean(mark["staleness/lag_mean"] for mark in counted[1:]),
             "faults": end["stations/faults"],
+            "others_cores": others_cores(self.cpu[first], self.cpu[-1]),
             "device_gib": max(self.used_gib, default=None),
             "busy": {name.rpartition("/")[2]: fmean(mark.get(name, 0.0) for mark in counted[1:]) for name in busy},
             "rates_by_version": rates,
