@@ -236,8 +236,7 @@ class Pace:
     def on_update(self, metrics: Mapping[str, float]) -> None:
         """The callback of the run."""
         self.marks.append(dict(metrics))
-        own = sum(resources.cpu_s_of(process) for process in resources.family())
-        self.cpu.append(CpuReading(time.monotonic(), resources.machine_cpu_s(), own))
+        self.cpu.append(CpuReading(time.monotonic(), resources.machine_cpu_s(), resources.cpu_s()))
         if self.device == "cuda" and (used := _used_gib()) is not None:
             self.used_gib.append(used)
         if time.monotonic() >= self.stops and len(self.marks) >= _UPDATES:
