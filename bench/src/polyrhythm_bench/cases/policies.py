@@ -10,8 +10,8 @@ from noise keys, log-probs, and un-normalised actions; a training pass also give
              log-probs) and values
     weights  a version of all weights through the weights channel, beside `copy_` tensor by tensor from the host
 
-The policy is built as in the trainer with `train: all`. At full size (`released`) it is bfloat16 throughout, so the
-module for acting has the same dtypes; it is drawn on the CPU, which takes a minute for each 3 billion parameters.
+The policy is built as in the trainer with `train: all`. At full size (`released`) trained weights are bfloat16 too, so
+the module has the dtypes of one for acting; it is drawn on the CPU, a minute or more for each 3 billion parameters.
 """
 
 from __future__ import annotations
