@@ -12,6 +12,7 @@ from polyrhythm.cli.main import main
 from polyrhythm.errors import ConfigError
 from polyrhythm_bench.cases import policies, policies_page
 from polyrhythm_bench.cases.policy_weights import measure_weights
+from polyrhythm_bench.cli.bench import check_packages
 
 #: Largest excess of the reference's flops in acting: OpenVLA-OFT's scores all words, GR00T's repeats keys and values.
 LIKE = {"pi0": 0.001, "pi05": 0.001, "openvla_oft": 0.2, "groot_n1d5": 0.2}
@@ -73,6 +74,12 @@ def test_a_version_is_applied_through_both_ways():
 def test_a_device_that_is_not_there():
     with pytest.raises(ConfigError, match="--device cuda: torch sees no CUDA device here"):
         policies.choose_device("cuda")
+
+
+def test_a_missing_package_is_told_with_the_command_that_installs_it():
+    check_packages()
+    with pytest.raises(ConfigError, match=r"the package no_such_package is not installed; run: .*pip.*vla"):
+        check_packages(["no_such_package"])
 
 
 def test_only_known_types(capsys):

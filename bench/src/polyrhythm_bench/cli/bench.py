@@ -197,6 +197,7 @@ def _policies(
     repeats: int = 7,
     device: str = "",
 ) -> dict[str, Any]:
+    check_packages()
     from polyrhythm_bench.cases import policies
 
     _check_names("--types", types, policies.TYPES)
@@ -205,6 +206,7 @@ def _policies(
 
 
 def _gpu_colocated(tiny: bool = False, minutes: float = 8.0, out: Path | None = None) -> dict[str, Any]:
+    check_packages()
     from polyrhythm_bench.cases import gpu_colocated
 
     folder = out or Path("runs", "gpu-colocated-tiny" if tiny else "gpu-colocated")
@@ -228,6 +230,17 @@ def _algorithms(tasks: Sequence[str] = (), seeds: int = 5, only: Sequence[str] =
     _check_names("--tasks", tasks, tuple(algorithms.TASKS))
     _check_names("--only", only, tuple(algorithms.OBJECTIVES))
     return {"parts": algorithms.run({name: algorithms.TASKS[name] for name in tasks or algorithms.TASKS}, seeds, only)}
+
+
+def check_packages(packages: Sequence[str] = ("transformers", "safetensors")) -> None:
+    """Raise ConfigError if one of the packages of the vla extra is missing."""
+    from polyrhythm.config.catalog import need
+    from polyrhythm.errors import ConfigError, pip_install
+
+    for package in packages:
+        if not need(package).found:
+            install = pip_install("'polyrhythm[vla]'")
+            raise ConfigError(f"the package {package} is not installed; run: {install}")
 
 
 def _check_names(option: str, names: Sequence[str], known: Sequence[str]) -> None:
