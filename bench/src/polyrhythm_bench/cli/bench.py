@@ -7,6 +7,10 @@ roundtrip   time from an observation to its action through processes
 throughput  whole runs beside a plain loop; memory of sixteen simulators
 weights     time to move a model over the weights bus, beside bare copies
 update      one update of the learner beside a plain torch loop
+policies    the published VLA policies beside plain forward passes with transformers: acting, a training micro-batch,
+            weights; on a CPU the small sizes alone (4 minutes; needs the vla extra)
+gpu-colocated  full-size random pi0 with Meta-World and training on one GPU, lock-step and three kinds of asynchrony
+            (8 minutes; --tiny: any machine, 4 minutes; needs the vla and metaworld extras)
 metaworld   the quickstart in lock-step and with each kind of asynchrony: seconds per version (10 minutes; needs the
             metaworld extra)
 learning    lock-step against full asynchrony: areas under learning curves, and time to the same success where every
@@ -43,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", choices=NAMES, metavar="NAME", help=f"what to measure: {', '.join(NAMES)}")
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="overlap: the scene, such as rows=4")
     parser.add_argument("--slots", type=_counts, metavar="N,N", help="conductor: numbers of slots")
-    parser.add_argument("--rows", type=_counts, metavar="N,N", help="throughput: numbers of rows")
+    parser.add_argument("--rows", type=_counts, metavar="N,N", help="throughput: numbers of rows; policies: of a pass")
     parser.add_argument("--env-batches", type=_counts, metavar="N,N", help="ceiling: numbers of env batches")
     parser.add_argument("--processes", type=_counts, metavar="N,N", help="ceiling: numbers of simulator processes")
     parser.add_argument("--seconds", type=positive, metavar="S", help="ceiling: length of a turn (5)")
@@ -63,14 +67,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repeats",
         type=count,
         metavar="N",
-        help="interleaved turns (5; update: 7; ceiling, metaworld, overlap, fidelity, peers: 3), seeds of learning's "
-        "wall_clock and of batching (3)",
+        help="interleaved turns (5; update, policies: 7; ceiling, metaworld, overlap, fidelity, peers: 3), seeds of "
+        "learning's wall_clock and of batching (3)",
     )
     parser.add_argument(
         "--only",
         type=_names,
         metavar="NAME,NAME",
         help="peers: these, and the plain loop; algorithms: these objectives",
+    )
+    parser.add_argument("--types", type=_names, metavar="NAME,NAME", help="policies: some of the four architectures")
+    parser.add_argument("--sizes", type=_names, metavar="NAME,NAME", help="policies: tiny, released (both on a GPU)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="policies: where; cuda where there is one")
+    parser.add_argument("--tiny", action="store_true", default=None, help="gpu-colocated: a small pi0, on the CPU")
+    parser.add_argument("--minutes", type=positive, metavar="M", help="gpu-colocated: of all modes together (8)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="gpu-colocated: results of finished modes, which are not repeated (runs/gpu-colocated)",
     )
     parser.add_argument("--environments", type=Path, metavar="FOLDER", help="peers: where theirs are, or are made")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -175,6 +190,29 @@ def _update(repeats: int = 7) -> dict[str, Any]:
     return update.run(repeats)
 
 
+def _policies(
+    types: Sequence[str] = (),
+    sizes: Sequence[str] = (),
+    rows: Sequence[int] = (1, 8, 32, 64),
+    repeats: int = 7,
+    device: str = "",
+) -> dict[str, Any]:
+    check_packages()
+    from polyrhythm_bench.cases import policies
+
+    _check_names("--types", types, policies.TYPES)
+    _check_names("--sizes", sizes, policies.SIZES)
+    return policies.run(types or policies.TYPES, sizes or policies.SIZES, rows, repeats, device)
+
+
+def _gpu_colocated(tiny: bool = False, minutes: float = 8.0, out: Path | None = None) -> dict[str, Any]:
+    check_packages()
+    from polyrhythm_bench.cases import gpu_colocated
+
+    folder = out or Path("runs", "gpu-colocated-tiny" if tiny else "gpu-colocated")
+    return gpu_colocated.run(folder, minutes, tiny=tiny)
+
+
 def _learning(tasks: Sequence[str] = PARTS[:-1], seeds: int = 8, repeats: int = 3) -> dict[str, Any]:
     from polyrhythm_bench.cases import learning, wall_clock
     from polyrhythm_bench.harness import trainings
@@ -192,6 +230,17 @@ def _algorithms(tasks: Sequence[str] = (), seeds: int = 5, only: Sequence[str] =
     _check_names("--tasks", tasks, tuple(algorithms.TASKS))
     _check_names("--only", only, tuple(algorithms.OBJECTIVES))
     return {"parts": algorithms.run({name: algorithms.TASKS[name] for name in tasks or algorithms.TASKS}, seeds, only)}
+
+
+def check_packages(packages: Sequence[str] = ("transformers", "safetensors")) -> None:
+    """Raise ConfigError if one of the packages of the vla extra is missing."""
+    from polyrhythm.config.catalog import need
+    from polyrhythm.errors import ConfigError, pip_install
+
+    for package in packages:
+        if not need(package).found:
+            install = pip_install("'polyrhythm[vla]'")
+            raise ConfigError(f"the package {package} is not installed; run: {install}")
 
 
 def _check_names(option: str, names: Sequence[str], known: Sequence[str]) -> None:
@@ -241,6 +290,8 @@ _BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "throughput": _throughput,
     "weights": _weights,
     "update": _update,
+    "policies": _policies,
+    "gpu-colocated": _gpu_colocated,
     "metaworld": _metaworld,
     "learning": _learning,
     "algorithms": _algorithms,

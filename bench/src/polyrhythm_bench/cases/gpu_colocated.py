@@ -1,0 +1,275 @@
+"""Full-size π0 with Meta-World and training on one GPU in four modes: table 5 of the RL-VLA³ paper on one machine.
+
+    lockstep        all env batches wait for each other, and the rollout for the update
+    rollout_async   passes serve half of the rows at a time, while the others step
+    train_async     the update overlaps the next rollout
+    full_async      both
+
+Each mode is a training run by `pipeline.train`, the code of `polyrhythm train`, in processes: simulators on the cores,
+generator and trainer on the device, weights random, `train: expert`. What is left out is the trial of the policy before
+the start, 20 full-size passes on the CPU. Transitions per second are counted from the second update to the last.
+
+A mode's result is written to the folder when it ends, and a mode that is there is not repeated, so that the command can
+be interrupted and called again. The time is divided over the modes that are left.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.errors import ConfigError
+from polyrhythm.files import atomic_write
+from polyrhythm.pipeline import train as running
+from polyrhythm.pipeline.callbacks import Callbacks, StopTraining
+from polyrhythm.pipeline.validation import check as checking
+from polyrhythm.pipeline.validation.check import ValidatedRun
+from polyrhythm.policies.base import Policy
+from polyrhythm.policies.form import PolicyForm
+from polyrhythm_bench.harness import resources
+from polyrhythm_bench.workloads import colocated
+from polyrhythm_bench.workloads.colocated import MODES, Scene
+
+log = logging.getLogger(__name__)
+
+#: Gain of full asynchrony over the best lock-step in the paper's table 5, colocated: 268.00 over 144.70.
+PAPER_GAIN = 1.852
+#: Device memory in GiB beside the plan, for activations, graphs and contexts; updates of a mode at least.
+_REST_GIB, _UPDATES = 20.0, 3
+
+
+def run(out: Path, minutes: float = 8.0, *, tiny: bool = False) -> dict[str, Any]:
+    """All modes that the folder lacks, in so many minutes together.
+
+    Returns the scene; `memory_plan_gib`, what is on the device by purpose; the paper's gain, and ours (None before both
+    are there); `missing`, the modes that are not finished and what to do; `modes`: for each transitions_per_s, gain
+    over lock-step, and what `Pace.summary` says.
+    ConfigError: no device, a device that is too small, or results of another scene in the folder.
+    """
+    ends = time.monotonic() + 60.0 * minutes
+    scene = colocated.scene_of(tiny=tiny)
+    _check_device(scene)
+    found, form = read_results(out, scene), _form(colocated.config_of(scene, "lockstep", None))
+    plan = colocated.memory_plan(scene, form)
+    _check_device(scene, sum(plan.values()))
+    if left := [mode for mode in MODES if mode not in found]:
+        out.mkdir(parents=True, exist_ok=True)
+        _run_modes(scene, out, left, ends, found)
+    return summarise(scene, found, plan)
+
+
+def summarise(scene: Scene, found: Mapping[str, Mapping[str, Any]], plan: Mapping[str, float]) -> dict[str, Any]:
+    """The result from those of the modes."""
+    first = found.get("lockstep", {}).get("transitions_per_s")
+    modes = {
+        mode: {**found[mode], "gain": found[mode]["transitions_per_s"] / first if first else None}
+        for mode in MODES
+        if mode in found
+    }
+    missing = [mode for mode in MODES if mode not in found]
+    said = f"not finished in the time: {', '.join(missing)}; call it again with the same --out" if missing else ""
+    return {
+        **scene._asdict(),
+        "memory_plan_gib": [{"purpose": name, "gib": gib} for name, gib in {**plan, "all": sum(plan.values())}.items()],
+        "paper_gain": PAPER_GAIN,
+        "gain": modes.get("full_async", {}).get("gain"),
+        "missing": said,
+        "modes": modes,
+    }
+
+
+def read_results(out: Path, scene: Scene) -> dict[str, dict[str, Any]]:
+    """The modes in the folder. ConfigError: they are of another scene."""
+    found: dict[str, dict[str, Any]] = {}
+    for mode in MODES:
+        if not (path := out / f"{mode}.json").is_file():
+            continue
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["scene"] != _identity(scene):
+            raise ConfigError(
+                f"--out {out}: {path.name} is of {content['scene']}, this is {_identity(scene)}; name another folder"
+            )
+        found[mode] = content["result"]
+    return found
+
+
+def _identity(scene: Scene) -> dict[str, Any]:
+    name = torch.cuda.get_device_name(0) if scene.device == "cuda" else "cpu"
+    return {**scene._asdict(), "device": name, "cores": psutil.cpu_count()}
+
+
+def _check_device(scene: Scene, planned_gib: float = 0.0) -> None:
+    if scene.device == "cpu":
+        return
+    small = "or add --tiny for a small policy on the CPU"
+    if not torch.cuda.is_available():
+        raise ConfigError(f"bench gpu-colocated: torch sees no CUDA device here; run it where there is one, {small}")
+    there, needed = torch.cuda.mem_get_info(0)[1] / 2**30, planned_gib + _REST_GIB
+    if there < needed:
+        raise ConfigError(
+            f"bench gpu-colocated: device 0 has {there:.0f} GiB and about {needed:.0f} are needed; use another one "
+            f"(CUDA_VISIBLE_DEVICES), {small}"
+        )
+
+
+def _run_modes(scene: Scene, out: Path, left: list[str], ends: float, found: dict[str, Any]) -> None:
+    """Run these modes as far as the time goes, and add their results. The checkpoint is removed after the last one."""
+    checkpoint = out / "checkpoint"
+    if not checkpoint.is_dir():
+        log.info("a checkpoint with random weights")
+        colocated.make_checkpoint(scene, checkpoint)
+    first = colocated.config_of(scene, left[0], checkpoint)
+    policy, form = checking.check_build(first, checking.installed_env(first).spec()), _form(first)
+    for number, mode in enumerate(left):
+        now = time.monotonic()
+        if ends - now < scene.minimum_s:
+            break
+        stops = now + (ends - now) / (len(left) - number) - scene.ending_s
+        config = colocated.config_of(scene, mode, checkpoint)
+        log.info("%s: %.0f s", mode, stops - now)
+        pace = Pace(stops, scene.device)
+        _train(_checked(config, policy, form), out / f"run-{mode}", pace, ends)
+        if len(pace.marks) < 2:
+            log.warning("%s: %d updates in the time", mode, len(pace.marks))
+            continue
+        found[mode] = pace.summary()
+        with atomic_write(out / f"{mode}.json") as unfinished:
+            content = {"scene": _identity(scene), "result": found[mode]}
+            unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    if not set(MODES) - set(found):
+        shutil.rmtree(checkpoint)
+
+
+def _form(config: RunConfig) -> PolicyForm:
+    return checking.check_form(config, checking.installed_env(config).spec())
+
+
+def _checked(config: RunConfig, policy: Policy, form: PolicyForm) -> ValidatedRun:
+    """`validate_run` without the trial of environment and policy."""
+    checking.check_devices(config)
+    env = checking.installed_env(config)
+    if callable(check := getattr(env, "check", None)):
+        check()  # that images can be drawn
+    spec = env.spec()
+    checking.check_rollout(config, spec)
+    checking.check_processes(config, spec)
+    checking.check_memory(config, spec, form)
+    return ValidatedRun(config, spec, policy)
+
+
+def _train(checked: ValidatedRun, folder: Path, pace: Pace, ends: float) -> None:
+    """Train in the folder until the pace says so, or the whole time is over; the folder is removed."""
+    shutil.rmtree(folder, ignore_errors=True)  # of a call that was killed
+    folder.mkdir()
+    try:
+        with _time_limit(ends - time.monotonic()), suppress(StopTraining):
+            running.train(checked, folder, callbacks=Callbacks(pace.on_update))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """End the block after so long, as SIGTERM ends a run: in order."""
+    over = threading.Event()
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def fire() -> None:
+        over.set()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    timer = threading.Timer(max(seconds, 0.1), fire)
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        timer.start()
+        yield
+    except KeyboardInterrupt:
+        if not over.is_set():
+            raise
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGTERM, before)
+
+
+class CpuReading(NamedTuple):
+    """When, and CPU seconds of the machine and of this benchmark's processes so far."""
+
+    at: float
+    machine_s: float
+    own_s: float
+
+
+def others_cores(begin: CpuReading, end: CpuReading) -> float:
+    """Cores that everything else used in between."""
+    spent = (end.machine_s - begin.machine_s) - (end.own_s - begin.own_s)
+    return max(0.0, spent / (end.at - begin.at))
+
+
+@dataclass(slots=True)
+class Pace:
+    """Stops a run at the time `stops` of `time.monotonic`, after a few updates at least, and keeps their metrics."""
+
+    stops: float
+    device: str
+    marks: list[Mapping[str, float]] = field(default_factory=list)
+    used_gib: list[float] = field(default_factory=list)
+    cpu: list[CpuReading] = field(default_factory=list)
+
+    def on_update(self, metrics: Mapping[str, float]) -> None:
+        """The callback of the run."""
+        self.marks.append(dict(metrics))
+        self.cpu.append(CpuReading(time.monotonic(), resources.machine_cpu_s(), resources.cpu_s()))
+        if self.device == "cuda" and (used := _used_gib()) is not None:
+            self.used_gib.append(used)
+        if time.monotonic() >= self.stops and len(self.marks) >= _UPDATES:
+            raise StopTraining
+
+    def summary(self) -> dict[str, Any]:
+        """transitions_per_s from the second update (of two, the first) to the last; versions and seconds in between;
+        lag_mean, and utilisation by station over them; others_cores, which everything else on the machine used; rates
+        by version; device_gib, the most in use."""
+        first = 1 if len(self.marks) > 2 else 0
+        counted = self.marks[first:]
+        begin, end = counted[0], counted[-1]
+        seconds = end["time_s"] - begin["time_s"]
+        rates = [mark["throughput/transitions_per_s"] for mark in counted[1:]]
+        busy = sorted({name for mark in counted for name in mark if name.startswith("stations/utilisation/")})
+        return {
+            "transitions_per_s": (end["throughput/transitions"] - begin["throughput/transitions"]) / seconds,
+            "versions": len(counted) - 1,
+            "seconds": seconds,
+            "lag_mean": fmean(mark["staleness/lag_mean"] for mark in counted[1:]),
+            "faults": end["stations/faults"],
+            "others_cores": others_cores(self.cpu[first], self.cpu[-1]),
+            "device_gib": max(self.used_gib, default=None),
+            "busy": {name.rpartition("/")[2]: fmean(mark.get(name, 0.0) for mark in counted[1:]) for name in busy},
+            "rates_by_version": rates,
+        }
+
+
+def _used_gib() -> float | None:
+    """Memory in use on device 0, of all processes; None if nvidia-smi does not say."""
+    command = ["nvidia-smi", "--id=0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)  # noqa: S603
+        return float(said.stdout.split()[0]) / 1024
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
