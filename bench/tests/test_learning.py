@@ -299,7 +299,7 @@ def test_a_slow_run_in_lockstep_does_what_the_fast_one_did():
 
 def test_an_unknown_part_is_refused(capsys):
     assert main(["bench", "learning", "--tasks", "cartpole,drawr"]) == 2
-    assert "--tasks drawr: it is not one of wall_clock, cartpole, drawer, reach" in capsys.readouterr().err
+    assert "--tasks drawr: it is not one of wall_clock, cartpole, drawer, reach, quickstart" in capsys.readouterr().err
 
 
 def test_the_command_measures_the_parts_that_it_is_told(monkeypatch, capsys):

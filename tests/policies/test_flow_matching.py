@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.policies import flow_matching, noise
-from polyrhythm.policies.flow_methods import FlowNoise, FlowSde, Method, Network, Ode
+from polyrhythm.policies.flow_methods import FlowNoise, FlowSde, Method, Network, Ode, start_noise
 
 SHAPE = (2, 3)
 RAW = 0.3
@@ -47,7 +47,8 @@ def slow_logprob(x: float, mean: float, std: float) -> float:
 
 def sampled(method: Method, network: Network = curved, rows: int = 5) -> tuple[Tensor, dict[str, Tensor]]:
     never = torch.zeros(rows, dtype=torch.bool)
-    return method.sample(network, SHAPE, never, torch.arange(rows) * 7919)
+    keys = torch.arange(rows) * 7919
+    return method.sample(network, start_noise(SHAPE, keys), never, keys)
 
 
 def approx(expected: object) -> object:
@@ -232,9 +233,11 @@ def test_samples_of_flow_noise_have_the_moments_of_their_steps() -> None:
 
 
 @pytest.mark.parametrize("method", [Ode(8), FlowSde(8, 0.5), FlowNoise(8, 0.1, 0.4)])
-def test_a_greedy_row_is_the_mean_of_the_ode(method: Method) -> None:
-    greedy = torch.tensor([True, True, False])
-    data, kept = method.sample(exact, SHAPE, greedy, torch.tensor([1, 2, 3]))
+def test_a_greedy_row_from_the_mean_of_the_noise_is_the_mean_of_the_ode(method: Method) -> None:
+    greedy, keys = torch.tensor([True, True, False]), torch.tensor([1, 2, 3])
+    start = start_noise(SHAPE, keys)
+    start[:2] = 0.0
+    data, kept = method.sample(exact, start, greedy, keys)
     torch.testing.assert_close(data[:2], torch.full((2, *SHAPE), moments(8, lambda i: (0.0, None))[0]))
     assert data[2].std() > 0
     assert torch.isfinite(method.evaluate(exact, kept)[0]).all()

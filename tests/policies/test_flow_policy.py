@@ -15,6 +15,7 @@ from polyrhythm.policies import conformance
 from polyrhythm.policies.calls import sample, take_rows
 from polyrhythm.policies.flow_methods import FlowNoiseSettings, FlowSdeSettings, OdeSettings
 from polyrhythm.policies.vla.flow_policy import FlowPolicy
+from polyrhythm.specs import PROGRESS
 
 ROWS = 6
 CASES = {
@@ -160,3 +161,14 @@ def test_float32_parts_with_a_bfloat16_backbone() -> None:
     assert {act.logprob.dtype, act.value.dtype, act.forward_inputs["chain"].dtype} == {torch.float32}
     assert torch.allclose(act.actions, single.actions, atol=0.2)
     assert not torch.equal(act.actions, single.actions)
+
+
+def test_a_greedy_row_starts_from_noise_that_changes_in_the_course_of_the_episode() -> None:
+    policy, obs = built(CASES["pi0 ode"]), observations(ROWS)
+    keys, greedy = torch.arange(ROWS), torch.ones(ROWS, dtype=torch.bool)
+    early, late = (
+        policy.act({**obs, PROGRESS: torch.full((ROWS,), progress)}, greedy, keys).forward_inputs["start"]
+        for progress in (0.1, 0.2)
+    )
+    assert torch.equal(early, early[:1].expand_as(early))
+    assert (early[0] - late[0]).abs().mean() > 0.1

@@ -34,13 +34,19 @@ Kept = dict[str, Tensor]
 class Method(Protocol):
     """A sampling method. A sample's log-prob is computed by `evaluate` from the kept tensors, so both are bit-equal."""
 
-    def sample(self, network: Network, shape: tuple[int, int], greedy: Tensor, key: Tensor) -> tuple[Tensor, Kept]:
-        """shape (C, A), greedy [B] bool, key [B] int64 -> data [B,C,A], unclipped, and the inputs of `evaluate`."""
+    def sample(self, network: Network, start: Tensor, greedy: Tensor, key: Tensor) -> tuple[Tensor, Kept]:
+        """start x_1 [B,C,A] (`start_noise`), greedy [B] bool, key [B] int64 -> data [B,C,A], unclipped, and the inputs
+        of `evaluate`."""
         ...
 
     def evaluate(self, network: Network, kept: Mapping[str, Tensor], /) -> tuple[Tensor, Tensor]:
         """Log-prob and entropy of the kept sample, each [B,C,A]."""
         ...
+
+
+def start_noise(shape: tuple[int, int], key: Tensor) -> Tensor:
+    """Standard normal states at time 1: shape (C, A), key [B] int64 -> [B,C,A]."""
+    return noise.normal(key, shape[0] * shape[1], _START).view(-1, *shape)
 
 
 class OdeSettings(BaseModel):
@@ -114,8 +120,7 @@ class Ode:
     def __init__(self, steps: int) -> None:
         self.steps = steps
 
-    def sample(self, network: Network, shape: tuple[int, int], greedy: Tensor, key: Tensor) -> tuple[Tensor, Kept]:
-        start = _start(shape, greedy, key)
+    def sample(self, network: Network, start: Tensor, greedy: Tensor, key: Tensor) -> tuple[Tensor, Kept]:  # noqa: ARG002
         coefficients = _table(self.steps, 0.0, start)
 
         def step(i: int, x: Tensor) -> flow_matching.Normal:
@@ -137,8 +142,7 @@ class FlowSde:
     def __init__(self, steps: int, noise: float) -> None:
         self.steps, self.noise = steps, noise
 
-    def sample(self, network: Network, shape: tuple[int, int], greedy: Tensor, key: Tensor) -> tuple[Tensor, Kept]:
-        start = _start(shape, greedy, key)
+    def sample(self, network: Network, start: Tensor, greedy: Tensor, key: Tensor) -> tuple[Tensor, Kept]:
         chosen = (noise.uniform(key, 1, _INDEX).squeeze(1) * self.steps).long()
         steps = torch.arange(self.steps, device=chosen.device)
         noisy = (chosen.unsqueeze(1) == steps) & ~greedy.unsqueeze(1)  # one_hot would read its input on the host
@@ -148,7 +152,7 @@ class FlowSde:
         def step(i: int, x: Tensor) -> flow_matching.Normal:
             return _step(network, x, coefficients[:, i])
 
-        draw = noise.normal(key, shape[0] * shape[1], _STEPS).view_as(start)
+        draw = noise.normal(key, start[0].numel(), _STEPS).view_as(start)
         states = flow_matching.chain(step, start, [draw] * self.steps)
         row = torch.arange(len(start), device=start.device)
         kept = {"step": chosen, "before": states[row, chosen], "after": states[row, chosen + 1]}
@@ -170,9 +174,9 @@ class FlowNoise:
     def __init__(self, steps: int, min_std: float, max_std: float, *, mean: bool = False) -> None:
         self.steps, self.min_std, self.max_std, self.mean = steps, min_std, max_std, mean
 
-    def sample(self, network: Network, shape: tuple[int, int], greedy: Tensor, key: Tensor) -> tuple[Tensor, Kept]:
-        start = _start(shape, greedy, key)
-        draws = noise.normal(key, self.steps * shape[0] * shape[1], _STEPS).view(len(key), self.steps, *shape)
+    def sample(self, network: Network, start: Tensor, greedy: Tensor, key: Tensor) -> tuple[Tensor, Kept]:
+        count = self.steps * start[0].numel()
+        draws = noise.normal(key, count, _STEPS).view(len(key), self.steps, *start.shape[1:])
         draws = torch.where(greedy.view(-1, 1, 1, 1), 0.0, draws)
         states = flow_matching.chain(lambda i, x: self._step(network, i, x), start, draws.unbind(1))
         return states[:, -1], {"chain": states}
@@ -220,11 +224,6 @@ def _step(network: Network, x: Tensor, coefficients: Tensor) -> flow_matching.No
 
 def _table(steps: int, strength: float, like: Tensor) -> Tensor:
     return flow_matching.coefficient_table(steps, strength, like.dtype, like.device)
-
-
-def _start(shape: tuple[int, int], greedy: Tensor, key: Tensor) -> Tensor:
-    drawn = noise.normal(key, shape[0] * shape[1], _START).view(-1, *shape)
-    return torch.where(greedy.view(-1, 1, 1), 0.0, drawn)
 
 
 def _standard(like: Tensor) -> flow_matching.Normal:

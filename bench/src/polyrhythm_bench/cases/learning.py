@@ -57,7 +57,13 @@ DRAWER = TrainingTask(
 )
 #: The unchanged recipe. The policy improves through all 60 versions, so lag costs more of the area.
 REACH = TrainingTask("reach", ("rollout.rows=48", "rollout.sharding=even:3"), window=32)
-TASKS = {"cartpole": CARTPOLE, "drawer": DRAWER, "reach": REACH}
+#: The quickstart from pixels, from its warm start: half its episodes, in as many versions of half as many samples.
+QUICKSTART = TrainingTask(
+    "quickstart",
+    ("rollout.rows=48", "rollout.sharding=even:3", "training.mini_batch_samples=16"),
+    window=160,
+)
+TASKS = {"cartpole": CARTPOLE, "drawer": DRAWER, "reach": REACH, "quickstart": QUICKSTART}
 
 
 def run(tasks: Mapping[str, TrainingTask], seeds: int = 8) -> dict[str, Any]:

@@ -39,8 +39,8 @@ from typing import Any
 from polyrhythm.cli import show
 from polyrhythm.cli.numbers import count, positive
 
-#: Parts of `learning`: the time to the same success, and tasks whose curves are compared; the last only on request.
-PARTS = ("wall_clock", "cartpole", "drawer", "reach")
+#: Parts of `learning`: the time to the same success, and tasks whose curves are compared; the last two only on request.
+PARTS = ("wall_clock", "cartpole", "drawer", "reach", "quickstart")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tasks",
         type=_names,
         metavar="NAME,NAME",
-        help=f"learning: some of {', '.join(PARTS)} (all but the last); algorithms: some of {', '.join(PARTS[1:3])}",
+        help=f"learning: some of {', '.join(PARTS)} (all but the last two); algorithms: some of {', '.join(PARTS[1:3])}",
     )
     parser.add_argument(
         "--repeats",
@@ -213,7 +213,7 @@ def _gpu_colocated(tiny: bool = False, minutes: float = 8.0, out: Path | None = 
     return gpu_colocated.run(folder, minutes, tiny=tiny)
 
 
-def _learning(tasks: Sequence[str] = PARTS[:-1], seeds: int = 8, repeats: int = 3) -> dict[str, Any]:
+def _learning(tasks: Sequence[str] = PARTS[:-2], seeds: int = 8, repeats: int = 3) -> dict[str, Any]:
     from polyrhythm_bench.cases import learning, wall_clock
     from polyrhythm_bench.harness import trainings
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from statistics import fmean
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeVar
 
 import psutil
@@ -25,6 +26,8 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunHalted
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.observers.metrics import LagHistogram
+from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE
+from polyrhythm.pipeline.sft import imitate
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm_bench.harness.curves import EpisodeOutcomes
 from polyrhythm_bench.harness.worker import Answer, Worker
@@ -43,8 +46,12 @@ class TrainingTask:
     window: int
 
     def config(self, way: Sequence[str], seed: int) -> RunConfig:
-        """Of one training: the way's settings lie over the task's."""
-        return load_config(self.recipe, [*self.settings, *way, "launcher=inline", f"seed={seed}"])
+        """Of one training: the way's settings lie over the task's. Demonstrations, if any, have the seed as well."""
+        config = load_config(self.recipe, [*self.settings, *way, "launcher=inline", f"seed={seed}"])
+        if config.demonstrations is None:
+            return config
+        recorded = config.demonstrations.model_copy(update={"seed": seed})
+        return config.model_copy(update={"demonstrations": recorded})
 
 
 #: From the results of a task's trainings, by way and in the order of the seeds, and its window, to a summary.
@@ -127,14 +134,20 @@ def trainer() -> Iterator[Answer]:
 
 
 def train(config: RunConfig, *, may_halt: bool = False) -> dict[str, Any]:
-    """One whole run: returns and successes by ticket, lag_mean of the samples trained on, seconds that it took, and why
-    it halted ("" if it did not). The episodes that a halted run has not had count as 0.
+    """One whole run: returns and successes by ticket, lag_mean of the samples trained on, seconds that it took after
+    its warm start, and why it halted ("" if it did not). The episodes that a halted run has not had count as 0.
 
     RunHalted: it halted and may not, or it broke its promise of freshness.
     """
     checked = validate_run(config)
     training, lags, halted = EpisodeOutcomes(), LagHistogram(), ""
-    with closing(build_pipeline(checked.config)) as pipeline:
+    with ExitStack() as stack:
+        initial = None
+        if config.demonstrations is not None:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="polyrhythm-")))
+            imitate(checked, folder, None)
+            initial = folder / POLICY_FILE
+        pipeline = stack.enter_context(closing(build_pipeline(checked.config, initial)))
         pipeline.loop.add_observers(training, lags)
         began = time.monotonic()
         try:

@@ -18,7 +18,14 @@ from torch.nn import functional
 
 from polyrhythm.policies import flow_matching, noise
 from polyrhythm.policies.base import SETTINGS, named, type_or
-from polyrhythm.policies.flow_methods import FlowNoise, FlowNoiseSettings, FlowSdeSettings, Network, OdeSettings
+from polyrhythm.policies.flow_methods import (
+    FlowNoise,
+    FlowNoiseSettings,
+    FlowSdeSettings,
+    Network,
+    OdeSettings,
+    start_noise,
+)
 from polyrhythm.policies.tiny_vla.head import HeadAct, HeadEvaluation
 from polyrhythm.specs import ArraySpec
 
@@ -87,7 +94,8 @@ class FlowMatchingHead(nn.Module):
 
     def act(self, features: Tensor, greedy: Tensor, noise_key: Tensor) -> HeadAct:
         network = self._network(features)
-        actions, kept = self.method.sample(network, self.shape, greedy, noise_key)
+        start = torch.where(greedy.view(-1, 1, 1), 0.0, start_noise(self.shape, noise_key))
+        actions, kept = self.method.sample(network, start, greedy, noise_key)
         return HeadAct(actions, self.method.evaluate(network, kept)[0], kept)
 
     def evaluate(self, features: Tensor, forward_inputs: Mapping[str, Tensor]) -> HeadEvaluation:

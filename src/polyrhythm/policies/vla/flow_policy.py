@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from polyrhythm.policies import flow_matching, noise
 from polyrhythm.policies.base import Act, Evaluation, Observations
-from polyrhythm.policies.flow_methods import FlowNoise, Kept, Method, Network
+from polyrhythm.policies.flow_methods import FlowNoise, Kept, Method, Network, start_noise
 from polyrhythm.policies.mlp import Mlp
 from polyrhythm.policies.vla.adapting import AdaptedPolicy
 from polyrhythm.policies.vla.flow_network import STORED_INPUT, FlowNetwork, Prefix, repeated, restored, stored
@@ -74,6 +74,9 @@ class FlowCritic(nn.Module):
 class FlowPolicy(AdaptedPolicy):
     """The policy around a flow network. forward_inputs: the method's (`flow_methods`), in the network's shape [H,A].
 
+    A greedy row follows the ode, as released policies do, from noise that is a function of the episode's progress: at
+    the noise's mean, zero, the network was never trained.
+
     noise_head, only with flow_noise: from the features of each action to the strength of its noise.
     sft_draws: pairs of time and noise for each demonstrated chunk of a supervised step; they share the prefix.
     """
@@ -115,7 +118,8 @@ class FlowPolicy(AdaptedPolicy):
     def act(self, obs: Observations, greedy: Tensor, noise_key: Tensor) -> Act:
         given, prefix = self._encode(obs)
         recorded = _Recorded(self._step(given, prefix))
-        data, kept = self.method.sample(recorded, self.shape, greedy, noise_key)
+        start_key = torch.where(greedy, noise.content_keys(obs[PROGRESS].unsqueeze(1)), noise_key)
+        data, kept = self.method.sample(recorded, start_noise(self.shape, start_key), greedy, noise_key)
         logprob, _ = self.method.evaluate(recorded.again(kept), kept)
         actions = self.inputs.actions(self.inputs.executed(data), obs)
         return Act(actions, self.inputs.executed(logprob), self._value(obs, given, prefix), kept)
