@@ -17,9 +17,7 @@ def check_recipe(config: RunConfig, *, as_json: bool) -> int:
     from polyrhythm.pipeline.validation.static_checks import check_unstarted
 
     found = list(check_unstarted(config))
-    lacking, failed = (
-        [finding for _, finding in found if finding.state == state] for state in ("missing", "failed")
-    )
+    lacking, failed = ([finding for _, finding in found if finding.state == state] for state in ("missing", "failed"))
     if as_json:
         checks = [{"part": part, **finding._asdict()} for part, finding in found]
         told = {

@@ -1,4 +1,4 @@
-"""Checks a recipe without starting anything, for `polyrhythm train RECIPE --check`: seconds, whatever the policy's size.
+"""Checks a recipe without starting anything, for `polyrhythm train RECIPE --check`: seconds at any size.
 
 No simulator is started, no weight is read and no file written. What this machine lacks (a checkpoint's folder, a
 package, a device, memory) is missing rather than failed, and the rest is checked as far as it can be without it.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from polyrhythm.config.catalog import check_installed, need
 from polyrhythm.config.objective_needs import describe_objective
@@ -120,8 +120,10 @@ def _policy(config: RunConfig, spec: EnvSpec, forms: list[PolicyForm]) -> Iterat
     """
     yield from _find("policy", "policy's packages", lambda: check_installed("policy", config.policy))
     settings, told = policy_settings(config), set[str]()
-    others = settings.stand_ins() if isinstance(settings, VlaSettings) else iter(())
-    for stand_in in [settings, *others]:
+    stand_ins: list[Any] = [settings]  # settings that need less and less of this machine
+    if isinstance(settings, VlaSettings):
+        stand_ins += settings.stand_ins()
+    for stand_in in stand_ins:
         try:
             forms.append(check_form(config, spec, stand_in))
         except MissingError as error:
@@ -132,7 +134,7 @@ def _policy(config: RunConfig, spec: EnvSpec, forms: list[PolicyForm]) -> Iterat
             yield Examined("policy", failed_finding("policy", error))
             return
         else:
-            whose = " (its released size)" if told and isinstance(stand_in, VlaSettings) else ""
+            whose = " (its released size)" if stand_in is not settings and not stand_in.checkpoint else ""
             yield Examined("policy", Finding("policy", "ok", _summary(forms[0]) + whose))
             return
 
@@ -206,8 +208,11 @@ def _memory(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> str:
     for name, parts in memory.items():
         if name != "shared" and "arena blocks" not in parts:  # simulators write into shared memory
             groups.setdefault(_gigabytes(sum(parts.values())), []).append(name)
-    told = [f"{names[0]}{f' and {len(names) - 1} more, each' * (len(names) > 1)} {size}" for size, names in groups.items()]
-    return ", ".join(told) + "; without activations and simulators"
+    more = {size: f" and {len(names) - 1} more, each" * (len(names) > 1) for size, names in groups.items()}
+    return (
+        ", ".join(f"{names[0]}{more[size]} {size}" for size, names in groups.items())
+        + "; without activations and simulators"
+    )
 
 
 def _gigabytes(size: int) -> str:
