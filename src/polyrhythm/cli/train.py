@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from polyrhythm.cli import run_summary
 from polyrhythm.cli.recipe_arguments import note_resume_command
-from polyrhythm.cli.train_check import check_recipe
 from polyrhythm.config.recipes import recipe_names
 
 if TYPE_CHECKING:
@@ -43,6 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     config = load_config(arguments.recipe, arguments.overrides)
     if arguments.check:
+        from polyrhythm.cli.train_check import check_recipe
+
         return check_recipe(config, as_json=arguments.json)
     # Imported late, so that a wrong key is reported before torch is loaded.
     from polyrhythm.pipeline.persistence.resume_rules import new_folder, run_to_resume
