@@ -12,11 +12,13 @@ from tests.policies.released import write_hollow_folder
 from tests.policies.small_tokenizer import write_tokenizer
 
 from polyrhythm.cli.main import main
+from polyrhythm.config.load import load_config
 from polyrhythm.errors import StartError
-from polyrhythm.pipeline.memory_estimate import refuse_memory_shortage
+from polyrhythm.pipeline.build import env_settings
+from polyrhythm.pipeline.validation.check import check_form
+from polyrhythm.pipeline.validation.room import check_room
 from polyrhythm.policies.vla.architectures import architecture
 from polyrhythm.policies.vla.building import weights_on_meta
-from polyrhythm.runtime.factories import Resources
 
 WALK = "env={type: 'tests.envs.broken_envs:WalkSettings', defect: '%s'}"
 
@@ -61,7 +63,13 @@ def test_the_recipe_of_a_released_policy_lacks_its_files_alone(capsys: pytest.Ca
     missing = found["missing"]
     assert any(text.startswith("checkpoint = /no/such/folder: there is no such folder") for text in missing)
     assert any(text.startswith("policy.tokenizer = checkpoints/paligemma") for text in missing)
-    of_the_machine = ("placement", "memory of", "shared memory", "env.type = metaworld: the package", "rendering")
+    of_the_machine = (
+        "placement",
+        "policy.type = pi0: at least",
+        "shared memory",
+        "env.type = metaworld: the package",
+        "rendering",
+    )
     others = [text for text in missing if not text.startswith(("checkpoint", "policy.tokenizer"))]
     assert all(text.startswith(of_the_machine) for text in others)
     policy = found["by_name"]["policy"]["detail"]
@@ -185,16 +193,11 @@ def test_the_conclusion_counts(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_memory_that_is_too_small_is_one_sentence_with_both_numbers() -> None:
-    memory = {
-        "shared": {"arena": 10**12},
-        "simulator-0": {"arena blocks": 10**12},
-        "generator-0": {"weights": 7 * 10**9},
-        "trainer": {"weights": 10**10, "gradients": 10**9, "optimizer (host)": 4 * 10**9},
-    }
-    seats = {"simulator-0": Resources(), "generator-0": Resources("cuda:0"), "trainer": Resources("cuda:0")}
-    refuse_memory_shortage(memory, seats, {"cuda:0": 18 * 10**9, "cpu": 4 * 10**9})
-    with pytest.raises(StartError, match=r"cuda:0: .* need 18\.0 GB .* \(generator-0 7\.0 GB, trainer 11\.0 GB\)"):
-        refuse_memory_shortage(memory, seats, {"cuda:0": 18 * 10**9 - 1, "cpu": 4 * 10**9})
-    with pytest.raises(StartError, match=r"this machine: its stations need 4\.0 GB .* and 3\.0 GB are free"):
-        refuse_memory_shortage(memory, seats, {"cpu": 3 * 10**9})
-    refuse_memory_shortage(memory, {}, {"cpu": 0, "cuda:0": 0})
+    config = load_config("quickstart_pi0", ["policy.size=released", "policy.dtype=bfloat16", "policy.train=expert"])
+    spec = env_settings(config).spec()
+    form = check_form(config, spec)
+    with pytest.raises(
+        StartError, match=r"at least 18\.\d GB .* \(generator-0 7\.0 GB, trainer 11\.\d GB\), 18\.0 GB are"
+    ):
+        check_room(config, spec, form, free=lambda device: 18 * 10**9)
+    check_room(config, spec, form, free=lambda device: 19 * 10**9)

@@ -6,17 +6,16 @@ GR00T's time and velocity run the other way: its time is 1 − t and its velocit
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from tests.policies.parity_pi0 import LEVEL, recorded
+from tests.policies.parity_pi0 import recorded, rl_arrays
 from torch import Tensor
 
-from polyrhythm.policies import distributions, flow_matching
+from polyrhythm.policies import flow_matching
 from polyrhythm.policies.groot_n1d5.network import GrootNetwork
 from polyrhythm.policies.groot_n1d5.size import size_from_config
 from polyrhythm.policies.vla.flow_network import Prefix
@@ -137,33 +136,6 @@ def sampled(network: GrootNetwork, prefix: Prefix, inputs: Mapping[str, Tensor],
         buckets.append(int(k / steps * network.size.buckets))
     arrays = {"timesteps": torch.tensor(buckets), "x": torch.stack(states), "v": torch.stack(velocities), "actions": x}
     return {f"ode{steps}_{name}": tensor for name, tensor in arrays.items()}
-
-
-def rl_arrays(
-    network: GrootNetwork, prefix: Prefix, inputs: Mapping[str, Tensor], states: Tensor, eps: Tensor
-) -> dict[str, Tensor]:
-    """RLinf's steps from each state of the ode with four steps; flow_cps (coefficients-preserving) is not ours."""
-    steps, shape = len(states) - 1, inputs["noise"].shape
-    found: dict[str, list[Tensor]] = {}
-    for k in range(steps):
-        t, s = (steps - k) / steps, (steps - k - 1) / steps
-        v, _ = network.velocity(prefix, inputs, states[k], torch.full((shape[0],), t))
-        angle = LEVEL * math.pi / 2.0
-        rows = {
-            "ode": torch.tensor(flow_matching.step_coefficients(steps, 0.0)[k]),
-            "sde": torch.tensor(flow_matching.step_coefficients(steps, LEVEL)[k]),
-            "cps": torch.tensor([t, 1.0 - s, s * math.cos(angle), s * math.sin(angle)]),
-        }
-        for name, coefficients in rows.items():
-            mean, std = flow_matching.step(states[k], v, coefficients.expand(shape[0], -1))
-            std = std.expand(shape)
-            found.setdefault(f"flow_{name}_mean", []).append(mean)
-            found.setdefault(f"flow_{name}_std", []).append(std)
-            if name != "ode":
-                logprob = distributions.normal_logprob(mean + std * eps[k], mean, std.log())
-                logprob = torch.where(std > 0, logprob, 0.0)  # RLinf's convention for a step without noise
-                found.setdefault(f"flow_{name}_logprob_of_mean_plus_std_times_eps", []).append(logprob)
-    return {f"rl_{name}": torch.stack(tensors) for name, tensors in found.items()} | {"rl_eps": eps}
 
 
 def training_arrays(network: GrootNetwork, inputs: Mapping[str, Tensor]) -> dict[str, np.ndarray]:

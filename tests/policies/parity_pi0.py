@@ -17,7 +17,7 @@ from polyrhythm.policies import distributions, flow_matching
 from polyrhythm.policies.layers.attention import padding_mask, positions_of
 from polyrhythm.policies.pi0.network import Pi0Network, mean_of
 from polyrhythm.policies.pi0.size import size_from_config
-from polyrhythm.policies.vla.flow_network import Prefix
+from polyrhythm.policies.vla.flow_network import FlowNetwork, Prefix
 
 #: Strength of the noise in the rl_* arrays.
 LEVEL = 0.5
@@ -178,7 +178,7 @@ def first_step_layers(network: Pi0Network, prefix: Prefix, inputs: Mapping[str, 
 
 
 def rl_arrays(
-    network: Pi0Network, prefix: Prefix, inputs: Mapping[str, Tensor], states: Tensor, eps: Tensor
+    network: FlowNetwork, prefix: Prefix, inputs: Mapping[str, Tensor], states: Tensor, eps: Tensor
 ) -> dict[str, Tensor]:
     """RLinf's steps from each state of the ode with four steps; flow_cps (coefficients-preserving) is not ours."""
     steps, shape = len(states) - 1, inputs["noise"].shape

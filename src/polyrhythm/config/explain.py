@@ -128,6 +128,7 @@ def _walk(model: type[BaseModel], loc: Location) -> tuple[list[str], type[BaseMo
     holder: type[BaseModel] | None = model
     for step in loc:
         tagged = [found for found in candidates if _has_tag(found, step)] if len(candidates) > 1 else []
+        tagged = tagged or [found for found in candidates if found.__name__ == step]
         if tagged:
             candidates = tagged
             continue
@@ -150,6 +151,6 @@ def paths_to(key: str, model: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 def _has_tag(model: type[BaseModel], tag: object) -> bool:
-    """Whether a union's tag selects the model: its type's literal, or module:function for a custom function."""
+    """Whether a union's tag selects the model by its type: the type's literal, or module:function for a custom function."""
     field = model.model_fields.get("type")
     return field is not None and (tag in get_args(field.annotation) or (field.annotation is str and ":" in str(tag)))

@@ -5,22 +5,17 @@ Not counted: activations, the environments of the simulators, and the Python int
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.errors import StartError
 from polyrhythm.pipeline.array_specs import arena_layout
 from polyrhythm.pipeline.build import env_batch_infos, evaluator_name, generator_names
 from polyrhythm.policies.form import PolicyForm
-from polyrhythm.runtime.factories import Resources
-from polyrhythm.runtime.memory.tensors import free_bytes
 from polyrhythm.runtime.memory.weights import shared_nbytes
 from polyrhythm.specs import EnvSpec, WeightsLayout
 
 #: AdamW keeps two moments per trained number.
 _MOMENTS = 2
-#: Ending of parts that are in host memory wherever the station computes.
-_HOST = " (host)"
+#: How the purposes end whose memory is the host's, wherever the station is.
+HOST = " (host)"
 
 
 def memory_by_station(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> dict[str, dict[str, int]]:
@@ -50,44 +45,6 @@ def memory_by_station(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> dic
     found["trainer"] = {
         "weights": form.train_bytes,
         "gradients": form.trainable_bytes,
-        "optimizer" + _HOST * config.training.optimizer.offload: _MOMENTS * form.trainable_bytes,
+        "optimizer" + HOST * config.training.optimizer.offload: _MOMENTS * form.trainable_bytes,
     }
     return found
-
-
-def refuse_memory_shortage(
-    memory: Mapping[str, Mapping[str, int]],
-    seats: Mapping[str, Resources],
-    free: Mapping[str, int] | None = None,
-) -> None:
-    """Raise StartError if a device, or the host, has less free memory than its stations take in any case.
-
-    memory: of `memory_by_station`; shared memory is checked elsewhere. seats: of these stations; free: bytes by
-    device (others are not checked), by default of all devices, which takes some memory on each.
-    """
-    wanted: dict[str, dict[str, int]] = {}
-    for name, parts in memory.items():
-        if name not in seats:
-            continue
-        for part, size in parts.items():
-            if part == "arena blocks":  # in shared memory
-                continue
-            device = "cpu" if part.endswith(_HOST) else seats[name].device
-            wanted.setdefault(device, {}).setdefault(name, 0)
-            wanted[device][name] += size
-    for device, stations in wanted.items():
-        if free is not None and device not in free:
-            continue
-        total, there = sum(stations.values()), free_bytes(device) if free is None else free[device]
-        if total > there:
-            parts_told = ", ".join(f"{name} {_gigabytes(size)}" for name, size in stations.items())
-            raise StartError(
-                f"memory of {'this machine' if device == 'cpu' else device}: its stations need {_gigabytes(total)} "
-                f"without activations ({parts_told}) and {_gigabytes(there)} are free; train less of the policy "
-                "(policy.train), set training.optimizer.offload, use fewer rollout.generators, or other devices in "
-                "placement"
-            )
-
-
-def _gigabytes(size: int) -> str:
-    return f"{size / 1e9:,.1f} GB"

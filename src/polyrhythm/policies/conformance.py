@@ -226,7 +226,10 @@ def check_key_matters(policy: Policy, obs: Observations) -> str:
     for turn in range(1, _OTHER_KEYS + 1):
         if not torch.equal(act_with(policy, obs, never, row_keys(obs, turn * row_count(obs))).actions, actions):
             return ""
-    entropy = evaluate_act(policy, obs, act_with(policy, obs, never, row_keys(obs))).entropy.sum().item()
+    found = evaluate_act(policy, obs, act_with(policy, obs, never, row_keys(obs)))
+    if not found.logprob.requires_grad:
+        return Note("other keys gave the same actions; it cannot learn from rewards, so it need not draw them")
+    entropy = found.entropy.sum().item()
     if actions.is_floating_point() or entropy > _RANDOM_NATS:
         raise ContractViolation(
             f"act() gives the same actions for {_OTHER_KEYS} other keys",

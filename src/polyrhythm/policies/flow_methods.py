@@ -96,9 +96,7 @@ class FlowNoiseSettings(BaseModel):
     @model_validator(mode="after")
     def _ordered(self) -> FlowNoiseSettings:
         if self.min_std >= self.max_std:
-            raise ValueError(
-                f"policy.head.method.min_std = {self.min_std} is not below max_std = {self.max_std}: lower it"
-            )
+            raise ValueError(f"method.min_std = {self.min_std} is not below max_std = {self.max_std}: lower it")
         return self
 
     def answers(self, steps: int, shape: tuple[int, int]) -> dict[str, ArraySpec]:

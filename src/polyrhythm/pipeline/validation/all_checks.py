@@ -27,6 +27,7 @@ from polyrhythm.pipeline.validation.check import (
 )
 from polyrhythm.pipeline.validation.custom_objective import as_shown
 from polyrhythm.pipeline.validation.env_trial import try_contract, try_spec
+from polyrhythm.pipeline.validation.room import check_room
 from polyrhythm.policies.base import Policy
 from polyrhythm.policies.conformance import policy_checks
 from polyrhythm.policies.form import PolicyForm
@@ -58,12 +59,16 @@ def examine(config: RunConfig) -> Iterator[Examined]:
         return
     spec: EnvSpec = results["spec"]
     yield from run_findings("recipe", {"rows and batches": lambda: check_rollout(config, spec)})
-    yield from run_findings("recipe", {"policy's build": lambda: keep("policy", lambda: check_build(config, spec))})
-    if "policy" in results:
-        yield from run_findings("recipe", {"policy's form": lambda: keep("form", lambda: check_form(config, spec))})
+    yield from run_findings("recipe", {"policy's form": lambda: keep("form", lambda: check_form(config, spec))})
+    if "form" in results:
+        yield from run_findings(
+            "recipe", {"memory": lambda: keep("room", lambda: check_room(config, spec, results["form"]))}
+        )
+    if "room" in results:
+        yield from run_findings("recipe", {"policy's build": lambda: keep("policy", lambda: check_build(config, spec))})
     rows: Arrays = {}
     yield from _environment(config, rows)
-    if "form" not in results:
+    if "policy" not in results:
         return
     if not rows:
         detail = "not checked: the check needs observations of the environment, and there are none"

@@ -23,6 +23,7 @@ from polyrhythm.pipeline.array_specs import arena_layout, blank, bucket_sizes
 from polyrhythm.pipeline.build import env_batch_infos, env_settings, policy_settings, run_seats, scheduler_settings
 from polyrhythm.pipeline.validation.custom_objective import dry_run_objective, try_on
 from polyrhythm.pipeline.validation.env_trial import try_env
+from polyrhythm.pipeline.validation.room import check_room
 from polyrhythm.pipeline.warm_start.demos import has_expert
 from polyrhythm.pipeline.warm_start.init_from import load_init_weights
 from polyrhythm.policies.base import Policy, PolicySettings, as_module
@@ -55,8 +56,9 @@ def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
     check_devices(config, trainer=trainer)
     spec, rows = try_env(config, installed_env(config))
     check_rollout(config, spec)
-    policy = check_build(config, spec)
     form = check_form(config, spec)
+    check_room(config, spec, form, trainer=trainer)
+    policy = check_build(config, spec)
     learns = trainer and config.training.versions > 0
     try_on(rows, _type_of(config.policy), policy, form, spec, learns=learns)
     check_learning(config, spec, policy, form, trainer=trainer)

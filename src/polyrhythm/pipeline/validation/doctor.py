@@ -134,28 +134,13 @@ def _cores() -> Finding:
 
 
 def _memory() -> Finding:
-    import psutil
+    from polyrhythm.pipeline.validation.room import free_memory
 
-    free, limit = psutil.virtual_memory().available, _container_limit()
-    detail = f"{_gigabytes(min(free, limit or free))} free, the quickstart takes about {_gigabytes(MEMORY_BYTES)}"
-    if min(free, limit or free) < MEMORY_BYTES:
+    free = free_memory()
+    detail = f"{_gigabytes(free)} free, the quickstart takes about {_gigabytes(MEMORY_BYTES)}"
+    if free < MEMORY_BYTES:
         return Finding("", "missing", f"{detail}; end other programs, or use fewer rows (rollout.rows)")
     return Finding("", "ok", detail)
-
-
-def _container_limit() -> int | None:
-    """Bytes left within the control group's limit; None if it has no limit."""
-    for folder, most, used in (
-        ("/sys/fs/cgroup", "memory.max", "memory.current"),
-        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ):
-        try:
-            limit = (Path(folder) / most).read_text(encoding="ascii").strip()
-            if limit.isdecimal() and int(limit) < 1 << 60:
-                return int(limit) - int((Path(folder) / used).read_text(encoding="ascii"))
-        except OSError:
-            continue
-    return None
 
 
 def _leftovers() -> Finding:

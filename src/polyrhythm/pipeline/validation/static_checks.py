@@ -10,6 +10,7 @@ Left to that: whether the environment has an expert, and, for policies beyond `_
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,9 +18,9 @@ from polyrhythm.config.catalog import check_installed, need
 from polyrhythm.config.objective_needs import describe_objective
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import Finding
-from polyrhythm.errors import ConfigError, MissingError, PolyrhythmError
+from polyrhythm.errors import MissingError, PolyrhythmError
 from polyrhythm.pipeline.build import env_settings, list_seat_warnings, policy_settings, run_seats
-from polyrhythm.pipeline.memory_estimate import memory_by_station, refuse_memory_shortage
+from polyrhythm.pipeline.memory_estimate import memory_by_station
 from polyrhythm.pipeline.seats import group_seats
 from polyrhythm.pipeline.validation.all_checks import Examined, failed_finding, run_findings
 from polyrhythm.pipeline.validation.check import (
@@ -37,6 +38,7 @@ from polyrhythm.pipeline.validation.check import (
 )
 from polyrhythm.pipeline.validation.custom_objective import dry_run_objective
 from polyrhythm.pipeline.validation.env_trial import try_spec
+from polyrhythm.pipeline.validation.room import check_room
 from polyrhythm.policies.base import Policy, PolicySettings
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.vla.settings import VlaSettings
@@ -199,11 +201,8 @@ def _shared_memory(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> str:
 def _memory(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> str:
     """What each station takes, without activations, simulators and interpreters; equal stations together."""
     memory = memory_by_station(config, spec, form)
-    try:
-        seats = run_seats(config)
-    except ConfigError:
-        seats = {}  # the devices are reported already
-    refuse_memory_shortage(memory, seats)
+    with suppress(MissingError):  # a device, which is reported already
+        check_room(config, spec, form)
     groups: dict[str, list[str]] = {}
     for name, parts in memory.items():
         if name != "shared" and "arena blocks" not in parts:  # simulators write into shared memory

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field
 from torch import nn
 
-from polyrhythm.policies.base import SETTINGS
 from polyrhythm.policies.form import PolicyForm, Role
 from polyrhythm.policies.groot_n1d5.network import GROOT_N1D5
 from polyrhythm.policies.groot_n1d5.size import QWEN3, GrootSize, StackSize
@@ -21,13 +20,12 @@ from polyrhythm.policies.vla.flow_settings import FlowVlaSettings
 from polyrhythm.policies.vla.input_form import InputForm
 from polyrhythm.policies.vla.inputs import VlaInputs, plan_inputs
 from polyrhythm.policies.vla.precision import Precision
+from polyrhythm.policies.vla.size_settings import InputSizeSettings, OwnOrReleased
 from polyrhythm.specs import EnvSpec
 
 
-class SizeSettings(BaseModel):
+class SizeSettings(InputSizeSettings):
     """Form of a network that is not a checkpoint's. The default has 1 million parameters."""
-
-    model_config = SETTINGS
 
     width: int = Field(96, ge=8)
     """Features per token of the language model; heads x an even number."""
@@ -43,30 +41,13 @@ class SizeSettings(BaseModel):
     """Its blocks; the even ones attend to images and words."""
     hidden: int = Field(64, ge=8)
     """Units of the encoders of state and actions."""
-    vision_width: int = Field(64, ge=8)
-    """Features per patch of the vision tower."""
-    vision_layers: int = Field(3, ge=1)
-    """Its layers."""
-    vision_heads: int = Field(4, ge=1)
-    """Its attention heads; divides vision_width."""
-    image: int = Field(56, ge=8)
-    """Side of the images in pixels."""
-    patch: int = Field(14, ge=2)
-    """Side of a patch in pixels; divides image."""
-    words: int = Field(512, ge=16)
-    """Rows of the word embedding that words are hashed into."""
 
-    @model_validator(mode="after")
-    def _fit(self) -> SizeSettings:
-        for name, value, divisor_name, divisor in (
+    def multiples(self) -> tuple[tuple[str, int, str, int], ...]:
+        return (
             ("width", self.width, "2 x heads", 2 * self.heads),
             ("dit_width", self.dit_width, "heads", self.heads),
-            ("vision_width", self.vision_width, "vision_heads", self.vision_heads),
-            ("image", self.image, "patch", self.patch),
-        ):
-            if value % divisor:
-                raise ValueError(f"policy.size.{name} = {value} is no multiple of {divisor_name} = {divisor}")
-        return self
+            *super().multiples(),
+        )
 
     def network(self, *, horizon: int, action_dim: int, state_dim: int) -> GrootSize:
         """The network's size, with one embodiment and without padded entries."""
@@ -103,7 +84,7 @@ class GrootSettings(FlowVlaSettings):
 
     type: Literal["groot_n1d5"] = "groot_n1d5"
     """The policy's name."""
-    size: SizeSettings | Literal["released"] = SizeSettings()
+    size: OwnOrReleased[SizeSettings] = SizeSettings()
     """Form of the network without a checkpoint; released: full size (2.4 billion parameters), for measurements."""
     horizon: int = Field(0, ge=0)
     """Actions that are predicted (H); 0: the checkpoint's, without one as many as are executed."""

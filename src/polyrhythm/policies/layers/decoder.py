@@ -40,6 +40,10 @@ class DecoderSize:
     qk_norm: bool = False
     condition: int = 0
 
+    def __post_init__(self) -> None:
+        if not self.kv_heads or self.heads % self.kv_heads:
+            raise ValueError(f"the decoder's heads = {self.heads} are no multiple of its kv_heads = {self.kv_heads}")
+
 
 class Attention(nn.Module):
     """Self-attention that may also look at earlier keys and values."""

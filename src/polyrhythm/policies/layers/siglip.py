@@ -28,6 +28,10 @@ class SiglipSize:
     patch: int = 14
     eps: float = 1e-6
 
+    def __post_init__(self) -> None:
+        if not self.heads or self.width % self.heads:
+            raise ValueError(f"the vision tower's width = {self.width} is no multiple of its heads = {self.heads}")
+
     @property
     def tokens(self) -> int:
         """Patches of one image."""

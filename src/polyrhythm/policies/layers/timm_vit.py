@@ -35,6 +35,10 @@ class VitSize:
     patch: int = 14
     eps: float = 1e-6
 
+    def __post_init__(self) -> None:
+        if not self.heads or self.width % self.heads:
+            raise ValueError(f"a vision tower's width = {self.width} is no multiple of its heads = {self.heads}")
+
     @property
     def tokens(self) -> int:
         """Patches of one image."""

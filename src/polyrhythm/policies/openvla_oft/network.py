@@ -21,6 +21,7 @@ from polyrhythm.policies.layers.decoder import Decoder
 from polyrhythm.policies.layers.timm_vit import VisionTransformer, tower_dead_patterns
 from polyrhythm.policies.openvla_oft.size import L1HeadSize, OpenVlaOftSize, l1_head_from_config, size_from_config
 from polyrhythm.policies.vla.architectures import Architecture
+from polyrhythm.policies.vla.precision import computing_dtype
 from polyrhythm.specs import WeightSpec
 
 
@@ -163,17 +164,17 @@ class OpenVlaOft(nn.Module):
 
     def features(self, pixel_values: Tensor) -> Tensor:
         """Images [B,6·n,H,W] -> features of their patches [B,n·tokens,vision width], of both towers."""
-        found: Tensor = self.vision_backbone(pixel_values, self.compute_dtype())
+        found: Tensor = self.vision_backbone(pixel_values, self._dtype)
         return found
 
     def patches(self, features: Tensor) -> Tensor:
         """Features of patches -> their embeddings for the language model [B,n·tokens,width]."""
-        found: Tensor = self.projector(features.to(self.compute_dtype()))
+        found: Tensor = self.projector(features.to(self._dtype))
         return found
 
     def sequence(self, patches: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The embeddings [B,L,width] as at the head of this file, and which of them exist, bool [B,L]."""
-        dtype, size = self.compute_dtype(), self.size
+        dtype, size = self._dtype, self.size
         ids, present = inputs["input_ids"], inputs["attention_mask"].bool()
         text = self.language_model.embed(ids).to(dtype)
         seen = [patches.to(dtype)]
@@ -210,12 +211,9 @@ class OpenVlaOft(nn.Module):
         found: Tensor = self.action_head(hidden)
         return found.float()
 
-    def compute_dtype(self) -> torch.dtype:
-        """What the network computes in: autocast's dtype where that is on, otherwise its weights'."""
-        weight = self.projector.fc1.weight
-        if torch.is_autocast_enabled(weight.device.type):
-            return torch.get_autocast_dtype(weight.device.type)
-        return weight.dtype
+    @property
+    def _dtype(self) -> torch.dtype:
+        return computing_dtype(self.projector.fc1.weight)
 
 
 def dead_patterns(size: OpenVlaOftSize) -> tuple[str, ...]:

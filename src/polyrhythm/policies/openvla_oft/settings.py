@@ -6,11 +6,10 @@ import logging
 from dataclasses import replace
 from typing import Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field
 from torch import nn
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.policies.base import SETTINGS
 from polyrhythm.policies.form import PolicyForm, Role
 from polyrhythm.policies.layers.decoder import DecoderSize
 from polyrhythm.policies.layers.timm_vit import VitSize
@@ -24,15 +23,14 @@ from polyrhythm.policies.vla.input_form import InputForm
 from polyrhythm.policies.vla.inputs import VlaInputs, plan_inputs
 from polyrhythm.policies.vla.precision import Precision
 from polyrhythm.policies.vla.settings import VlaSettings
+from polyrhythm.policies.vla.size_settings import InputSizeSettings, OwnOrReleased
 from polyrhythm.specs import ArraySpec, EnvSpec
 
 log = logging.getLogger(__name__)
 
 
-class SizeSettings(BaseModel):
+class SizeSettings(InputSizeSettings):
     """Form of a network that is not a checkpoint's. The default learns on a CPU."""
-
-    model_config = SETTINGS
 
     width: int = Field(128, ge=8)
     """Features per token of the language model."""
@@ -42,37 +40,16 @@ class SizeSettings(BaseModel):
     """Its attention heads; width is an even multiple."""
     mlp: int = Field(384, ge=8)
     """Hidden units of its MLPs."""
-    vision_width: int = Field(64, ge=8)
-    """Features per patch of each vision tower."""
     vision_layers: int = Field(3, ge=2)
     """Layers of each vision tower; the last is never computed."""
-    vision_heads: int = Field(4, ge=1)
-    """Attention heads of each vision tower; divides vision_width."""
-    image: int = Field(56, ge=8)
-    """Side of the images in pixels."""
-    patch: int = Field(14, ge=2)
-    """Side of a patch in pixels; divides image."""
-    words: int = Field(512, ge=16)
-    """Rows of the word embedding that words are hashed into."""
     bins: int = Field(256, ge=3, le=256)
     """Rows that stand for an action entry's values."""
 
-    @model_validator(mode="after")
-    def _fit(self) -> SizeSettings:
-        if self.width % (2 * self.heads):
-            raise ValueError(
-                f"policy.size.width = {self.width} is no even multiple of policy.size.heads = {self.heads}: choose one"
-            )
-        if self.vision_width % self.vision_heads:
-            raise ValueError(
-                f"policy.size.vision_heads = {self.vision_heads} does not divide policy.size.vision_width = "
-                f"{self.vision_width}: choose a divisor"
-            )
-        if self.image % self.patch:
-            raise ValueError(
-                f"policy.size.patch = {self.patch} does not divide policy.size.image = {self.image}: choose a divisor"
-            )
-        return self
+    def multiples(self) -> tuple[tuple[str, int, str, int], ...]:
+        return (
+            ("width", self.width, "2 x heads", 2 * self.heads),
+            *super().multiples(),
+        )
 
     def network(self, horizon: int, action_dim: int) -> OpenVlaOftSize:
         """The network's size, without proprioception and L1 head."""
@@ -94,7 +71,7 @@ class OpenVlaOftSettings(VlaSettings):
 
     type: Literal["openvla_oft"] = "openvla_oft"
     """The policy's name."""
-    size: SizeSettings | Literal["released"] = SizeSettings()
+    size: OwnOrReleased[SizeSettings] = SizeSettings()
     """Form of the network without a checkpoint; released: full size (7.5 billion parameters), for measurements."""
     variant: Literal["rlinf", "official"] = "rlinf"
     """End of the sequence: rlinf drops the stop token, official keeps it. A checkpoint acts well only in the layout in
@@ -184,7 +161,7 @@ class OpenVlaOftSettings(VlaSettings):
                 f"policy.use_proprio = true: checkpoint = {source.folder} has no file proprio_projector--*; copy it "
                 "from the release, or set policy.use_proprio to false"
             )
-        if self.head == "l1" and size.l1_head is None:
+        if self.head == "l1" and size.l1_head is None and not any("action_head." in name for name in source.ours):
             log.warning(
                 "policy.head = l1: checkpoint = %s has no file action_head--*, so the head is drawn from the seed and "
                 "acts at random until it was trained on demonstrations",

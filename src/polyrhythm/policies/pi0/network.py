@@ -22,6 +22,7 @@ from polyrhythm.policies.pi0.paligemma import PaliGemmaWithExpert
 from polyrhythm.policies.pi0.size import Pi0Size, config_from_size, size_from_config
 from polyrhythm.policies.vla.architectures import Architecture
 from polyrhythm.policies.vla.flow_network import Prefix
+from polyrhythm.policies.vla.precision import computing_dtype
 
 
 class Suffix(NamedTuple):
@@ -92,7 +93,7 @@ class Pi0Network(nn.Module):
     def embed_prefix(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Tokens of all images, then of the language [B,P,width], and which of them are present [B,P]."""
         paligemma, images = self.paligemma_with_expert.paligemma, inputs["images"]
-        dtype = self.compute_dtype()
+        dtype = self._dtype
         seen = paligemma.image_features(images.flatten(0, 1), dtype)  # [B·N,tokens,width]
         seen = seen.view(len(images), -1, seen.shape[-1])
         image_present = inputs["image_present"].repeat_interleave(self.size.vision.tokens, dim=1)
@@ -123,7 +124,7 @@ class Pi0Network(nn.Module):
 
     def expert_hidden(self, prefix: Prefix, suffix: Suffix) -> Tensor:
         """The expert's hidden states after its last norm [B,T,width]."""
-        tokens = suffix.tokens.to(self.compute_dtype())
+        tokens = suffix.tokens.to(self._dtype)
         mask, positions = self.suffix_mask(prefix.present, tokens.shape[1])
         expert = self.paligemma_with_expert.gemma_expert.model
         hidden, _ = expert(tokens, positions, mask, prefix.keys_values, suffix.condition)
@@ -140,11 +141,9 @@ class Pi0Network(nn.Module):
         positions = present.sum(1, keepdim=True) + order
         return seen.unsqueeze(1), positions
 
-    def compute_dtype(self) -> torch.dtype:
-        """What the backbone computes in: autocast's dtype, else that of its weights."""
-        weight = self.paligemma_with_expert.paligemma.model.multi_modal_projector.linear.weight
-        kind = weight.device.type
-        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+    @property
+    def _dtype(self) -> torch.dtype:
+        return computing_dtype(self.paligemma_with_expert.paligemma.model.multi_modal_projector.linear.weight)
 
 
 def mean_of(hidden: Tensor, present: Tensor) -> Tensor:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field
 from torch import nn
 
-from polyrhythm.policies.base import SETTINGS
+from polyrhythm.errors import ConfigError
 from polyrhythm.policies.form import PolicyForm, Role
 from polyrhythm.policies.layers.decoder import DecoderSize
 from polyrhythm.policies.layers.siglip import SiglipSize
@@ -23,13 +23,12 @@ from polyrhythm.policies.vla.flow_settings import FlowVlaSettings
 from polyrhythm.policies.vla.input_form import InputForm
 from polyrhythm.policies.vla.inputs import VlaInputs, plan_inputs
 from polyrhythm.policies.vla.precision import Precision
+from polyrhythm.policies.vla.size_settings import InputSizeSettings, OwnOrReleased
 from polyrhythm.specs import EnvSpec
 
 
-class SizeSettings(BaseModel):
+class SizeSettings(InputSizeSettings):
     """Form of a network that is not a checkpoint's. The default has 1 million parameters and learns on a CPU."""
-
-    model_config = SETTINGS
 
     width: int = Field(128, ge=8)
     """Features per token of the language model."""
@@ -45,31 +44,6 @@ class SizeSettings(BaseModel):
     """Features per action token of the expert."""
     expert_mlp: int = Field(288, ge=8)
     """Hidden units of its MLPs."""
-    vision_width: int = Field(64, ge=8)
-    """Features per patch of the vision tower."""
-    vision_layers: int = Field(3, ge=1)
-    """Its layers."""
-    vision_heads: int = Field(4, ge=1)
-    """Its attention heads; divides vision_width."""
-    image: int = Field(56, ge=8)
-    """Side of the images in pixels."""
-    patch: int = Field(14, ge=2)
-    """Side of a patch in pixels; divides image."""
-    words: int = Field(512, ge=16)
-    """Rows of the word embedding that words are hashed into."""
-
-    @model_validator(mode="after")
-    def _fit(self) -> SizeSettings:
-        if self.vision_width % self.vision_heads:
-            raise ValueError(
-                f"policy.size.vision_heads = {self.vision_heads} does not divide policy.size.vision_width = "
-                f"{self.vision_width}: choose a divisor"
-            )
-        if self.image % self.patch:
-            raise ValueError(
-                f"policy.size.patch = {self.patch} does not divide policy.size.image = {self.image}: choose a divisor"
-            )
-        return self
 
     def network(self, *, adaptive: bool, horizon: int, action_dim: int, state_dim: int) -> Pi0Size:
         """The network's size, without padded entries."""
@@ -95,12 +69,23 @@ class SizeSettings(BaseModel):
 PROMPT_LENGTH = {"pi0": 48, "pi05": 200}
 
 
+def _prompt_length(source: Checkpoint, released: int) -> int:
+    """Places for the prompt, by the folder's config.json. ConfigError: no number."""
+    found = source.config.get("tokenizer_max_length") or released
+    if not isinstance(found, int):
+        raise ConfigError(
+            f"checkpoint = {source.folder}: config.json has tokenizer_max_length = {found!r}, which is no number; copy "
+            "it again from its release"
+        )
+    return found
+
+
 class _FlowGemmaSettings(FlowVlaSettings):
     """What π0 and π0.5 share."""
 
     type: Literal["pi0", "pi05"]
     """The policy's name."""
-    size: SizeSettings | Literal["released"] = SizeSettings()
+    size: OwnOrReleased[SizeSettings] = SizeSettings()
     """Form of the network without a checkpoint; released: full size (3.5 billion parameters), for measurements."""
     horizon: int = Field(0, ge=0)
     """Actions that are predicted (H); 0: the checkpoint's, without one as many as are executed."""
@@ -150,7 +135,7 @@ class _FlowGemmaSettings(FlowVlaSettings):
             vocabulary=size.vocabulary,
             state_dim=size.state_dim,
             needs_state=not size.adaptive or self._binned_state,
-            length=source.config.get("tokenizer_max_length", released) if source is not None else released,
+            length=released if source is None else _prompt_length(source, released),
             state_in_prompt=self._binned_state,
         )
 

@@ -48,10 +48,13 @@ def plan_actions(
             f"policy.chunk = {settings.chunk}: the network predicts {form.horizon} actions; set policy.chunk to "
             f"{form.horizon} or less"
         )
-    entries = _entries(settings.entries, env_spec.action.dim, form, statistics)
     found = statistics.actions if statistics is not None else None
     if statistics is not None and found is None:
         raise ConfigError(f"{statistics.origin} has no statistics of actions; copy it again from its release")
+    if found is not None and found.size == form.action_dim and not settings.entries:  # as some releases have it
+        found = found.without_padding(env_spec.action.dim)
+    origin = "" if statistics is None else statistics.origin
+    entries = _entries(settings.entries, env_spec.action.dim, form, None if found is None else found.size, origin)
     plan = scaling.bounds(low, high, method="min_max") if found is None else found.chosen(entries)
     if settings.relative_entries:
         state = env_spec.observation.get(settings.state)
@@ -70,11 +73,10 @@ def _bounds(action: ActionSpec, architecture: str) -> tuple[tuple[float, ...], t
     return action.low, action.high
 
 
-def _entries(given: Sequence[int], dim: int, form: InputForm, statistics: RobotStatistics | None) -> tuple[int, ...]:
-    """The network's entry for each of the environment's."""
-    found = statistics.actions.size if statistics is not None and statistics.actions is not None else None
+def _entries(given: Sequence[int], dim: int, form: InputForm, found: int | None, origin: str) -> tuple[int, ...]:
+    """The network's entry for each of the environment's. found: entries that have statistics, in the file `origin`."""
     available = form.action_dim if found is None else min(found, form.action_dim)
-    whose = "the network predicts" if found is None else f"{statistics.origin} has statistics of"  # type: ignore[union-attr]
+    whose = "the network predicts" if found is None else f"{origin} has statistics of"
     if given:
         if len(given) != dim or not all(0 <= entry < available for entry in given) or len(set(given)) != len(given):
             raise ConfigError(

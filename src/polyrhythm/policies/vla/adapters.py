@@ -93,9 +93,7 @@ def is_adapter(name: str) -> bool:
     return plain_name(name).endswith((_A, _B))
 
 
-def save_adapters(
-    state: Mapping[str, Tensor], out: Path, *, alpha: float, base: str, also: Sequence[str] = ()
-) -> None:
+def save_adapters(state: Mapping[str, Tensor], out: Path, *, alpha: float, base: str, also: Sequence[str] = ()) -> None:
     """Write the adapters of a policy's state_dict into the new folder `out` in peft's layout, ours beside.
 
     state: names under `network.`, those of adapters as `is_adapter` has them. also: patterns of tensors that were
@@ -146,6 +144,13 @@ def merge(adapters: Adapters, base: Checkpoint, out: Path) -> None:
             raise ConfigError(
                 f"{adapters.folder}: the adapter of {name} {told}, the base has {list(there)}; name the base that "
                 f"it was trained on ({adapters.base or 'its adapter_config.json names none'})"
+            )
+    for name, stored in whole.items():
+        if tensors[stored].shape != base.tensors[name].shape:
+            raise ConfigError(
+                f"{adapters.folder}: {name} is {list(tensors[stored].shape)}, the base has "
+                f"{list(base.tensors[name].shape)}; name the base that it was trained on "
+                f"({adapters.base or 'its adapter_config.json names none'})"
             )
 
     def new(name: str) -> Tensor | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
@@ -118,8 +118,8 @@ def check_fit(of: Architecture, checkpoint: Checkpoint, network: nn.Module) -> F
     found = fit(checkpoint, weight_specs(network.state_dict()), of)
     if not found.is_whole:
         raise ConfigError(
-            f"checkpoint = {checkpoint.folder}: {misfit(found, of)}; look at polyrhythm policies inspect "
-            f"{checkpoint.folder}, and download it again or name another folder"
+            f"checkpoint = {checkpoint.folder}: {misfit(found, of)}{_without_config(checkpoint)}; look at polyrhythm "
+            f"policies inspect {checkpoint.folder}, and download it again or name another folder"
         )
     return found
 
@@ -150,14 +150,41 @@ def released_size(of: Architecture, checkpoint: Checkpoint) -> Any:
     """The size of the checkpoint's network. ConfigError: another architecture, or config and tensors do not fit."""
     checkpoint.require(of.name)
     try:
-        return of.size(checkpoint.config, checkpoint.tensors)
+        size = of.size(checkpoint.config, checkpoint.tensors)
+        _check_numbers(size)
     except KeyError as error:
         raise ConfigError(
             f"checkpoint = {checkpoint.folder}: {error.args[0]} is neither in config.json nor among the tensors, so "
             f"the size of {of.name} is unknown; download the folder again"
         ) from error
     except ValueError as error:
-        raise ConfigError(f"checkpoint = {checkpoint.folder}: {error}") from error
+        raise ConfigError(f"checkpoint = {checkpoint.folder}: {error}{_without_config(checkpoint)}") from error
+    except (TypeError, AttributeError, IndexError) as error:  # any JSON may be in there
+        raise ConfigError(
+            f"checkpoint = {checkpoint.folder}: its config.json does not describe a network of {of.name} ({error}); "
+            "copy it again from its release"
+        ) from error
+    return size
+
+
+#: Annotation of a size's field -> what its value may be.
+_NUMBERS: Mapping[Any, Any] = {"int": int, "float": (int, float)}
+
+
+def _check_numbers(size: Any) -> None:
+    """ValueError: a number of a size, or of a size within it, is none."""
+    for entry in fields(size) if is_dataclass(size) else ():
+        value = getattr(size, entry.name)
+        if is_dataclass(value):
+            _check_numbers(value)
+        elif entry.type in _NUMBERS and not (isinstance(value, _NUMBERS[entry.type]) and value >= 0):
+            raise ValueError(
+                f"config.json gives {entry.name} = {value!r}, not a number; copy it again from its release"
+            )
+
+
+def _without_config(checkpoint: Checkpoint) -> str:
+    return "" if checkpoint.config else " (it has no config.json, so the sizes of the release were assumed)"
 
 
 def load_network(
@@ -182,16 +209,14 @@ def load_network(
         prepare(network)
     _draw(network, [name for name in network.state_dict() if name not in found.found], seed)
     load_into(network, checkpoint, found.found, device=device, as_stored=prepare is None)
-    added = {name: tensor for name, tensor in checkpoint.read_ours() if name.startswith(NETWORK)}
-    named = ((name.removeprefix(NETWORK), tensor) for name, tensor in added.items())
-    _assign(network, named, device, as_stored=prepare is None)
+    own = {NETWORK + name: tensor for name, tensor in network.state_dict().items() if name not in found.found}
+    added = ((name.removeprefix(NETWORK), tensor) for name, tensor in _ours_for(checkpoint, own))
+    _assign(network, added, device, as_stored=prepare is None)
     _finish(network, device)
     return network
 
 
-def random_network(
-    of: Architecture, size: Any, *, seed: int, device: str, prepare: Prepare | None = None
-) -> nn.Module:
+def random_network(of: Architecture, size: Any, *, seed: int, device: str, prepare: Prepare | None = None) -> nn.Module:
     """A network whose tensors all follow from the seed, the same on every device, in the dtypes of `prepare`."""
     with seeded(seed), torch.device("cpu"):
         network: nn.Module = of.network(size)
@@ -217,9 +242,16 @@ def load_into(
 
 def load_ours(policy: nn.Module, checkpoint: Checkpoint) -> None:
     """Copy what the folder has of ours (critic, noise head) into the policy. ConfigError: of another shape."""
-    state = policy.state_dict()
+    state = {name: tensor for name, tensor in policy.state_dict().items() if not name.startswith(NETWORK)}
+    for name, tensor in _ours_for(checkpoint, state):
+        with torch.no_grad():
+            state[name].copy_(tensor)
+
+
+def _ours_for(checkpoint: Checkpoint, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of polyrhythm.safetensors that `state` has. ConfigError: of another shape."""
     for name, tensor in checkpoint.read_ours():
-        if name.startswith(NETWORK) or name not in state:
+        if name not in state:
             continue
         if state[name].shape != tensor.shape:
             raise ConfigError(
@@ -227,8 +259,7 @@ def load_ours(policy: nn.Module, checkpoint: Checkpoint) -> None:
                 f"{list(state[name].shape)} in this policy; use the settings that it was saved with, or "
                 "remove that file"
             )
-        with torch.no_grad():
-            state[name].copy_(tensor)
+        yield name, tensor
 
 
 def _assign(network: nn.Module, tensors: Iterator[tuple[str, Tensor]], device: str, *, as_stored: bool) -> None:

@@ -1,12 +1,12 @@
 """Finds the files of a released checkpoint folder: tensors, side files, statistics, tokenizer. It opens only the index.
 
-    model.safetensors | weights.safetensors            all tensors
-    model.safetensors.index.json, model-*.safetensors  or in shards
-    config.json                                        the architecture's sizes
-    action_head--*.pt, proprio_projector--*.pt         OpenVLA-OFT's heads (or .safetensors), the highest step
-    polyrhythm.safetensors                             ours: critic and noise head
-    assets/ID/norm_stats.json, dataset_statistics.json, experiment_cfg/metadata.json, policy_*processor*  statistics
-    adapter_config.json, adapter_model.safetensors     peft's adapters, in a folder of their own
+model.safetensors | weights.safetensors            all tensors
+model.safetensors.index.json, model-*.safetensors  or in shards
+config.json                                        the architecture's sizes
+action_head--*.pt, proprio_projector--*.pt         OpenVLA-OFT's heads (or .safetensors), the highest step
+polyrhythm.safetensors                             ours: critic and noise head
+assets/ID/norm_stats.json, dataset_statistics.json, experiment_cfg/metadata.json, policy_*processor*  statistics
+adapter_config.json, adapter_model.safetensors     peft's adapters, in a folder of their own
 """
 
 from __future__ import annotations
@@ -68,8 +68,10 @@ def weight_files(folder: Path) -> dict[str, list[str] | None]:
 
 def _shards(folder: Path) -> dict[str, list[str] | None]:
     weight_map = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ConfigError(f"{folder / INDEX} has no weight_map; copy it again from where it was released")
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(x, str) for x in weight_map.values()):
+        raise ConfigError(
+            f"{folder / INDEX} has no weight_map from tensors to files; copy it again from where it was released"
+        )
     files: dict[str, list[str] | None] = {}
     for tensor, file in weight_map.items():
         names = files.setdefault(file, [])

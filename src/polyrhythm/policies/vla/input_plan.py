@@ -152,8 +152,8 @@ def _plan_state(
         return settings.state, scaling.identity(width)
     if found is None:
         raise ConfigError(f"{statistics.origin} has no statistics of the state; copy it again from its release")
-    if found.size == form.state_dim:  # padded, as in some releases
-        found = found.chosen(range(width))
+    if found.size == form.state_dim:  # as some releases have it
+        found = found.without_padding(width)
     if found.size != width:
         raise ConfigError(
             f"policy.state = {settings.state!r} has {width} entries, {statistics.origin} has statistics of "

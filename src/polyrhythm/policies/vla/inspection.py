@@ -139,17 +139,21 @@ def robot_keys(opened: Checkpoint) -> tuple[str, ...]:
             keys.append("/".join(inner.parts[1:] if inner.parts[:1] == ("assets",) else inner.parts))
         elif path.name in ("dataset_statistics.json", "metadata.json"):
             keys.extend(read_json(path))
-    keys.extend(opened.config.get("norm_stats") or ())
+    named = opened.config.get("norm_stats")
+    keys.extend(named if isinstance(named, Mapping) else ())
     return tuple(dict.fromkeys(key for key in keys if key))
 
 
 def camera_names(opened: Checkpoint) -> tuple[str, ...]:
     """Names of the cameras that config.json or GR00T's metadata tell, as the release has them; () where none does."""
     config = opened.config
-    if named := config.get("image_keys"):
-        return tuple(named)
-    features = config.get("input_features") or {}
-    if visual := [name for name, feature in features.items() if feature.get("type") == "VISUAL"]:
+    named, features = config.get("image_keys"), config.get("input_features")
+    if named and isinstance(named, list):
+        return tuple(map(str, named))
+    features = features if isinstance(features, Mapping) else {}
+    if visual := [
+        name for name, feature in features.items() if isinstance(feature, Mapping) and feature.get("type") == "VISUAL"
+    ]:
         return tuple(visual)
     for path in opened.statistics:
         if path.name == "metadata.json":
@@ -219,4 +223,3 @@ def _adapter_numbers(network: nn.Module, of: Architecture) -> int:
 
 def _nbytes(parameters: Iterable[torch.Tensor]) -> int:
     return sum(p.nbytes for p in parameters)
-

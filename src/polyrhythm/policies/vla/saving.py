@@ -74,7 +74,10 @@ def save_new(of: Architecture, size: Any, state: Mapping[str, Tensor], out: Path
 
 
 def save_changed(checkpoint: Checkpoint, new: NewTensor, out: Path, ours: Mapping[str, Tensor]) -> None:
-    """Write the folder with the tensors that `new` gives by the folder's names, and `ours` beside, or as they were."""
+    """Write the folder with the tensors that `new` gives by the folder's names, and `ours` beside, or as they were.
+
+    Of the folder's own polyrhythm.safetensors the network's tensors that `ours` lacks are kept.
+    """
     with new_folder(out) as unfinished:
         names = {place: name for name, place in checkpoint.places.items()}
         written = set(checkpoint.files) | {checkpoint.places[name].file for name in checkpoint.side}
@@ -91,7 +94,8 @@ def save_changed(checkpoint: Checkpoint, new: NewTensor, out: Path, ours: Mappin
         if not ours and checkpoint.ours:
             shutil.copyfile(checkpoint.folder / OURS, unfinished / OURS)
         elif ours:
-            write_tensors(ours, unfinished / OURS)
+            kept = {name: tensor for name, tensor in checkpoint.read_ours() if name.startswith(NETWORK)}
+            write_tensors(kept | dict(ours), unfinished / OURS)
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:

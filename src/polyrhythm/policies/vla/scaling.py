@@ -23,6 +23,8 @@ from torch import Tensor, nn
 Method = Literal["none", "mean_std", "quantile", "min_max", "binary"]
 Floats = NDArray[np.float64]
 
+#: Most by which an entry that never varied is scaled: the epsilon of a release.
+_STILL = 1e-6
 #: What becomes of an entry that never varied: divided by epsilon all the same, left as it is, or 0.
 Constant = Literal["divide", "keep", "zero"]
 
@@ -52,6 +54,11 @@ class Scaling:
         """Of these entries, in this order."""
         index = list(entries)
         return Scaling(self.method, *(array[index] for array in self._arrays()))
+
+    def without_padding(self, size: int) -> Scaling:
+        """Of the first `size` entries, if the others never varied (padding); else as it is."""
+        padded = self.method == "none" or bool((self.back_gain[size:] <= _STILL).all())
+        return self.chosen(range(size)) if padded else self
 
     def joined(self, other: Scaling) -> Scaling:
         """Of this array's entries, then the other's."""

@@ -86,7 +86,7 @@ def _all(source: Checkpoint, kind: str) -> Iterator[RobotStatistics]:
         elif path.name == "metadata.json":
             yield from groot(read_json(path), str(path))
     named = source.config.get("norm_stats")
-    if named and not any(path.name == "dataset_statistics.json" for path in source.statistics):
+    if isinstance(named, Mapping) and not any(path.name == "dataset_statistics.json" for path in source.statistics):
         yield from openvla(named, f"{source.folder}/config.json")
     yield from _lerobot(source)
 
@@ -122,7 +122,13 @@ def openvla(found: Mapping[str, Any], origin: str) -> Iterator[RobotStatistics]:
                 return None
             low, high = _pair(stats, *ends, f"{origin}: {key}.{name}")
             method: scaling.Method = "min_max" if ends[0] == "min" else "quantile"
-            return scaling.bounds(low, high, method=method, eps=1e-8, mask=stats.get("mask"), clipped=True)
+            mask = stats.get("mask")
+            if mask is not None and np.shape(mask) != low.shape:
+                raise ConfigError(
+                    f"{origin}: {key}.{name} has {len(low)} numbers and a mask of {np.size(mask)}; copy it again from "
+                    "its release"
+                )
+            return scaling.bounds(low, high, method=method, eps=1e-8, mask=mask, clipped=True)
 
         yield RobotStatistics(key, origin, of("proprio"), of("action"))
 
@@ -135,7 +141,7 @@ def groot(found: Mapping[str, Any], origin: str) -> Iterator[RobotStatistics]:
 
         def of(name: str, robot: Mapping[str, Any] = robot, tag: str = tag) -> Scaling | None:
             joined: Scaling | None = None
-            for key, stats in robot["statistics"].get(name, {}).items():
+            for key, stats in _mapping(_mapping(robot, "statistics", f"{origin}: {tag}"), name, origin).items():
                 low, high = _pair(stats, "min", "max", f"{origin}: {tag}.{name}.{key}")
                 part = groot_scaling("min_max", low, high)
                 joined = part if joined is None else joined.joined(part)
@@ -210,6 +216,14 @@ def _get(found: Any, key: str, origin: str) -> Any:
         held = few([*found]) if isinstance(found, Mapping) else f"a {type(found).__name__}"
         raise ConfigError(f"{origin} has no {key!r} but {held or 'nothing'}; copy it again from its release")
     return found[key]
+
+
+def _mapping(found: Mapping[str, Any], key: str, origin: str) -> Mapping[str, Any]:
+    """The mapping under a key, empty where the key is absent. ConfigError: it is none."""
+    inner = found.get(key, {})
+    if not isinstance(inner, Mapping):
+        raise ConfigError(f"{origin} has a {type(inner).__name__} as {key!r}; copy it again from its release")
+    return inner
 
 
 def _pair(stats: Any, first: str, second: str, origin: str) -> tuple[np.ndarray, np.ndarray]:

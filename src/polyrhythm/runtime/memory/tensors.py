@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -103,14 +102,6 @@ def use_one_thread() -> None:
 def count_cores() -> int:
     """Processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def free_bytes(device: str) -> int:
-    """Bytes that are free on the device; on the CPU, host memory that can be had without swapping (Linux)."""
-    if device != "cpu":
-        return int(torch.cuda.mem_get_info(device)[0])
-    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(fields["MemAvailable"].split()[0]) * 1024
 
 
 def count_devices() -> int:
