@@ -236,4 +236,3 @@ def training_arrays(network: Pi0Network, inputs: Mapping[str, Tensor]) -> dict[s
         "grad_group_norms": np.array([squares[group] ** 0.5 for group in sorted(squares)]),
         "grad_total_norm": np.array(sum(squares.values()) ** 0.5),
     }
-

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from tests.policies.released import TOY, ToyNetwork, ToySize, held_in, random_state, write_folder
 
 from polyrhythm.errors import ConfigError
+from polyrhythm.policies.vla.architectures import architecture
 from polyrhythm.policies.vla.building import (
     fit,
     load_network,
@@ -25,6 +26,8 @@ from polyrhythm.policies.vla.building import (
 from polyrhythm.policies.vla.checkpoint import Checkpoint
 from polyrhythm.specs import WeightSpec
 from polyrhythm.specs.weights import weight_specs
+
+GOLDEN = Path(__file__).parent / "golden"
 
 
 @pytest.mark.parametrize(("prefix", "shards"), [("", 1), ("model.", 1), ("", 3), ("model.", 2)])
@@ -144,6 +147,10 @@ def _garbage(text):
     return lambda folder: (folder / "model-00002-of-00002.safetensors").write_text(text)
 
 
+def _index_without_files(folder):
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"own": 2}}))
+
+
 def _broken_config(folder):
     (folder / "config.json").write_text("{")
 
@@ -163,6 +170,7 @@ def _broken_config(folder):
         (_only("adapter_config.json"), "holds adapters .* polyrhythm policies merge"),
         (_only("README.md"), "holds no safetensors; a folder with"),
         (_broken_config, "config.json is no JSON"),
+        (_index_without_files, "has no weight_map from tensors to files"),
     ],
 )
 def test_a_folder_that_is_not_whole_is_one_sentence(tmp_path, change, said):
@@ -229,9 +237,7 @@ def test_another_name_of_a_tied_tensor_is_taken(tmp_path):
 def test_what_is_optional_comes_from_the_seed(tmp_path):
     state = {name: tensor for name, tensor in random_state().items() if not name.startswith("spare")}
     opened = Checkpoint.open(write_folder(tmp_path, state | {"vision_head.x": torch.ones(1)}))
-    first, again, other = (
-        load_network(TOY, opened, device="cpu", seed=seed).state_dict() for seed in (1, 1, 2)
-    )
+    first, again, other = (load_network(TOY, opened, device="cpu", seed=seed).state_dict() for seed in (1, 1, 2))
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["spare.weight"], other["spare.weight"])
     assert all(torch.equal(first[name], other[name]) for name in state)
@@ -259,6 +265,36 @@ def test_a_size_that_the_folder_does_not_tell_is_one_sentence(tmp_path):
     opened = Checkpoint.open(write_folder(tmp_path, random_state(), config={}))
     with pytest.raises(ConfigError, match=r"layers is neither in config\.json nor among the tensors"):
         released_size(TOY, opened)
+
+
+@pytest.mark.parametrize(
+    ("kind", "folder", "section", "changes", "said"),
+    [
+        ("pi0", "pi0", "", {"chunk_size": "50"}, "config.json gives horizon = '50', not a number"),
+        ("pi0", "pi0", "vision_config", {"num_attention_heads": 7}, "width = 40 is no multiple of its heads = 7"),
+        ("pi0", "pi0", "", {"vision_config": [1]}, "its config.json does not describe a network of pi0"),
+        ("openvla_oft", "openvla_oft", "", {"image_sizes": [42]}, "does not describe a network of openvla_oft"),
+        ("openvla_oft", "openvla_oft", "text_config", {"rope_theta": "x"}, "theta = 'x', not a number"),
+        ("groot_n1d5", "gr00t_n1_5", "action_head_cfg", {"action_horizon": "6"}, "does not describe a network of"),
+    ],
+)
+def test_a_config_of_other_kinds_of_values_is_one_sentence(tmp_path, kind, folder, section, changes, said):
+    shutil.copytree(GOLDEN / folder, tmp_path / "x")
+    file = tmp_path / "x" / "config.json"
+    config = json.loads(file.read_text())
+    (config[section] if section else config).update(changes)
+    file.write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=said) as caught:
+        released_size(architecture(kind), Checkpoint.open(tmp_path / "x"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("kind", "said"), [("pi0", "width = 40 is no multiple"), ("openvla_oft", "of another shape")])
+def test_a_missing_config_is_told_where_the_sizes_do_not_fit(tmp_path, kind, said):
+    shutil.copytree(GOLDEN / kind, tmp_path / "x")
+    (tmp_path / "x" / "config.json").unlink()
+    with pytest.raises(ConfigError, match=said + r".* \(it has no config.json, so the sizes of the release were"):
+        load_network(architecture(kind), Checkpoint.open(tmp_path / "x"), device="cpu")
 
 
 def test_a_folder_of_a_full_network_is_compared_without_its_tensors(tmp_path):

@@ -169,6 +169,7 @@ def test_the_l1_head_acts_alike_for_all_keys_and_cannot_learn_from_rewards() -> 
     checks = conformance.policy_checks(settings, obs, SPEC, learns=False, imitates=True)
     del checks["other keys, other actions"]
     assert [finding for finding in run_checks(checks) if finding.state != "ok"] == []
+    assert "cannot learn from rewards" in conformance.check_key_matters(policy, observations(1))
     shown = sample(built(settings, SPEC, 5), obs).actions
     assert "in 8 steps" in conformance.check_supervised_training_learns(policy, obs, shown)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +98,36 @@ def test_full_size_form_is_made_without_weights(kind: str, numbers: int) -> None
 
 
 def test_wrong_settings_are_one_sentence() -> None:
-    with pytest.raises(ValidationError, match=r"vision_heads = 5 does not divide policy.size.vision_width = 64"):
+    with pytest.raises(ValidationError, match=r"vision_width = 64 is no multiple of vision_heads = 5"):
         Pi0Settings(size=SizeSettings(vision_heads=5))
-    with pytest.raises(ValidationError, match=r"patch = 15 does not divide policy.size.image = 56"):
+    with pytest.raises(ValidationError, match=r"image = 56 is no multiple of patch = 15"):
         Pi0Settings(size=SizeSettings(patch=15))
     with pytest.raises(ValueError, match=r"policy.chunk = 5: the network predicts 3 actions; lower it"):
         Pi0Settings(chunk=5, horizon=3).form(SPEC)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ({"vision_heads": 5}, "policy.size = .*: policy.size.vision_width = 64 is no multiple of vision_heads = 5"),
+        ({"widht": 5}, "policy.size.widht = 5: no such key; did you mean .*width"),
+        (3, "policy.size = 3: it must be a section"),
+        ("huge", "'huge': it must be 'released'"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["pi0", "openvla_oft", "groot_n1d5"])
+def test_a_wrong_size_is_one_problem(kind: str, size: Any, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected) as caught:
+        config(policy={"type": kind, "size": size})
+    assert len(caught.value.problems) == 1
+
+
+def test_a_prompt_length_that_is_no_number_is_one_sentence(tmp_path: Path) -> None:
+    shutil.copytree(Path(__file__).parent / "golden" / "pi0", tmp_path / "x")
+    file = tmp_path / "x" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer_max_length": "48"}))
+    with pytest.raises(ConfigError, match="tokenizer_max_length = '48', which is no number; copy"):
+        Pi0Settings(checkpoint=str(tmp_path / "x"), tokenizer="words", robot="bounds").form(SPEC)
 
 
 def test_the_seed_decides_the_weights_whatever_is_frozen() -> None:

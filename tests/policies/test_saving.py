@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.policies.released import TOY, ToyNetwork, ToySize, held_in, random_state, write_folder
+from tests.policies.test_openvla_oft import SPEC
 from torch import nn
 
+from polyrhythm.config.registry import resolve
 from polyrhythm.errors import ConfigError
 from polyrhythm.policies.vla.adapters import Adapters, merge, save_adapters
 from polyrhythm.policies.vla.architectures import architecture
@@ -105,6 +108,34 @@ def test_what_the_folder_has_no_place_for_is_ours(tmp_path):
     assert torch.equal(network.spare.weight, policy.network.spare.weight)
 
 
+@pytest.mark.parametrize("head", ["tokens", "l1"])
+def test_a_head_of_ours_loads_where_it_is_used_alone(tmp_path, caplog, head):
+    """A drawn L1 head is in polyrhythm.safetensors: a policy without one does not miss it, nor warn of it."""
+    folder = tmp_path / "base"
+    shutil.copytree(Path(__file__).parent / "golden" / "openvla_oft", folder)
+    (folder / "action_head.safetensors").unlink()
+    size = {"type": "openvla_oft", "tokenizer": "words", "robot": "bounds", "chunk": 2, "dtype": "float32"}
+    drawn = resolve("policy", size | {"checkpoint": str(folder), "head": "l1"}).build(
+        SPEC, seed=3, device="cpu", role="train"
+    )
+    save_folder(Checkpoint.open(folder), architecture("openvla_oft"), drawn.state_dict(), tmp_path / "out")
+    caplog.clear()
+    again = resolve("policy", size | {"checkpoint": str(tmp_path / "out"), "head": head}).build(
+        SPEC, seed=4, device="cpu", role="act"
+    )
+    own = again.state_dict()
+    assert all(torch.equal(x, own[name]) for name, x in drawn.state_dict().items() if name in own)
+    assert ("network.action_head.model.fc1.weight" in own) == (head == "l1")
+    assert not caplog.records
+
+
+def test_a_tensor_of_ours_in_another_shape_is_one_sentence(tmp_path):
+    folder = write_folder(tmp_path, {name: x for name, x in random_state().items() if not name.startswith("spare")})
+    save_file({"network.spare.weight": torch.ones(3, 3)}, folder / "polyrhythm.safetensors")
+    with pytest.raises(ConfigError, match=r"network.spare.weight is \[3, 3\] in polyrhythm.safetensors, \[2, 8\] in"):
+        load_network(TOY, Checkpoint.open(folder), device="cpu")
+
+
 def test_side_files_are_saved_in_their_own_format(tmp_path):
     state = random_state()
     side = {f"module.{name}": state.pop(f"spare.{name}").bfloat16() for name in ("weight", "bias")}
@@ -168,8 +199,9 @@ def test_adapters_are_loaded_by_peft_and_merged_alike(tmp_path):
     wrapped.save_pretrained(tmp_path / "of-peft")  # peft's own file merges too
     (tmp_path / "of-peft" / "README.md").unlink(missing_ok=True)
     merge(Adapters.open(tmp_path / "of-peft"), Checkpoint.open(folder), tmp_path / "again")
-    assert _files(tmp_path / "again")["model-00001-of-00002.safetensors"] == (
-        _files(tmp_path / "merged")["model-00001-of-00002.safetensors"]
+    assert (
+        _files(tmp_path / "again")["model-00001-of-00002.safetensors"]
+        == (_files(tmp_path / "merged")["model-00001-of-00002.safetensors"])
     )
 
 
@@ -201,6 +233,28 @@ def test_merging_uses_scale_patterns_and_whole_tensors(tmp_path):
     torch.testing.assert_close(after["blocks.0.q_proj.weight"], expected)
     assert torch.equal(after["blocks.1.q_proj.weight"], state["blocks.1.q_proj.weight"])
     assert (after["state_proj.bias"] == 9.0).all()
+
+
+def test_merging_keeps_the_networks_tensors_that_only_ours_has(tmp_path):
+    state = random_state()
+    folder = write_folder(tmp_path / "base", {name: x for name, x in state.items() if not name.startswith("spare")})
+    ours = {"network.spare.weight": torch.ones(2, 8), "critic.weight": torch.zeros(1, 2)}
+    save_file(ours, folder / "polyrhythm.safetensors")
+    trained = _with_adapters(state) | {"critic.weight": torch.ones(1, 2)}
+    save_adapters(trained, tmp_path / "a", alpha=4.0, base=str(folder))
+    merge(Adapters.open(tmp_path / "a"), Checkpoint.open(folder), tmp_path / "out")
+    after = load_file(tmp_path / "out" / "polyrhythm.safetensors")
+    assert torch.equal(after["network.spare.weight"], torch.ones(2, 8))
+    assert torch.equal(after["critic.weight"], torch.ones(1, 2))
+
+
+def test_a_whole_tensor_of_another_shape_is_not_merged(tmp_path):
+    folder = write_folder(tmp_path / "base", random_state())
+    trained = _with_adapters(random_state()) | {"network.own": torch.ones(3, 3)}
+    save_adapters(trained, tmp_path / "a", alpha=4.0, base="the base", also=["own"])
+    with pytest.raises(ConfigError, match=r"own is \[3, 3\], the base has \[2, 8\]; name the base .*the base"):
+        merge(Adapters.open(tmp_path / "a"), Checkpoint.open(folder), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_adapters_of_another_base_are_one_sentence(tmp_path):

@@ -238,6 +238,29 @@ def test_padded_statistics_of_the_state_are_cut(tmp_path: Path) -> None:
     assert not found["state"][:, 4:].any()
 
 
+def test_statistics_of_a_wider_state_are_not_cut(tmp_path: Path) -> None:
+    wider = {"mean": STATS["mean"] + [0.0] * 4, "std": STATS["std"] + [0.1] * 4}
+    with pytest.raises(ConfigError, match=r"'proprio' has 4 entries, .*norm_stats.json has statistics of 8; make"):
+        inputs_of(PI0, source=folder_of(tmp_path, wider))
+
+
+def test_padded_statistics_of_actions_are_cut(tmp_path: Path) -> None:
+    source = folder_of(tmp_path)
+    file = tmp_path / "assets" / "arm" / "norm_stats.json"
+    stats = json.loads(file.read_text())
+    narrow = inputs_of(PI0, source=source)
+    x = torch.linspace(-1.0, 1.0, 6 * 8).view(1, 6, 8)
+    expected = narrow.actions(narrow.executed(x), observations(1))
+    stats["norm_stats"]["actions"] = {name: values + [0.0] * 5 for name, values in ACTIONS.items()}
+    file.write_text(json.dumps(stats))
+    found = inputs_of(PI0, source=source)
+    assert torch.equal(found.actions(found.executed(x), observations(1)), expected)
+    stats["norm_stats"]["actions"]["std"][5] = 1.0
+    file.write_text(json.dumps(stats))
+    with pytest.raises(ConfigError, match=r"takes actions of 3 entries and .*norm_stats.json has statistics of 8"):
+        inputs_of(PI0, source=source)
+
+
 def test_openvla_oft_needs_no_state() -> None:
     blind = replace(SPEC, observation={"front": IMAGE})
     inputs = inputs_of(OFT, blind)
@@ -280,6 +303,7 @@ FOUR = ActionSpec("continuous", 4, low=(-1.0,) * 4, high=(1.0,) * 4)
         ),
         (PI0, without("proprio"), {}, "policy.state = 'proprio': .* needs the robot's state.* name one of them"),
         (replace(PI0, state_dim=3), SPEC, {}, "policy.state = 'proprio' has 4 entries, the network takes 3"),
+        (replace(OFT, state_dim=8, needs_state=True), SPEC, {}, "'proprio' has 4 entries, the network takes 8"),
         (replace(PI0, action_dim=2), SPEC, {}, "takes actions of 3 entries and the network predicts 2"),
         (PI0, SPEC, {"entries": [0, 1]}, r"policy.entries = \[0, 1\]: the environment takes 3 entries and .* 8"),
         (PI0, SPEC, {"entries": [0, 1, 8]}, "give 3 different numbers below 8"),

@@ -143,6 +143,13 @@ def test_scalings_of_chosen_entries() -> None:
         (openpi(a={"mean": ["?"], "std": [1.0]}), "", "state.mean is no list of finite numbers"),
         ({"assets/a/norm_stats.json": {"state": {}}}, "", "norm_stats.json has no 'norm_stats' but state"),
         ({"assets/a/norm_stats.json": "{"}, "", "norm_stats.json is no JSON"),
+        (
+            {"dataset_statistics.json": {"a": {"action": {"q01": [0.0], "q99": [1.0], "mask": [True, False]}}}},
+            "",
+            "a.action has 1 numbers and a mask of 2; copy",
+        ),
+        ({"experiment_cfg/metadata.json": {"a": {"statistics": []}}}, "", "a has a list as 'statistics'; copy"),
+        ({"experiment_cfg/metadata.json": {"a": {"statistics": {"state": 3}}}}, "", "has a int as 'state'; copy"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(tmp_path: Path, files: dict[str, Any], robot: str, expected: str) -> None:

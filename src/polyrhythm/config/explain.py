@@ -151,6 +151,6 @@ def paths_to(key: str, model: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 def _has_tag(model: type[BaseModel], tag: object) -> bool:
-    """Whether a union's tag selects the model by its type: the type's literal, or module:function for a custom function."""
+    """Whether a union's tag is the model's type: that field's literal, or module:function for a custom function."""
     field = model.model_fields.get("type")
     return field is not None and (tag in get_args(field.annotation) or (field.annotation is str and ":" in str(tag)))

@@ -17,7 +17,7 @@ from polyrhythm.pipeline.build import env_settings, list_seat_warnings, policy_s
 from polyrhythm.pipeline.seats import group_seats
 from polyrhythm.pipeline.validation.check import (
     check_build,
-    check_form,
+    check_form_first,
     check_learning,
     check_memory,
     check_processes,
@@ -59,7 +59,7 @@ def examine(config: RunConfig) -> Iterator[Examined]:
         return
     spec: EnvSpec = results["spec"]
     yield from run_findings("recipe", {"rows and batches": lambda: check_rollout(config, spec)})
-    yield from run_findings("recipe", {"policy's form": lambda: keep("form", lambda: check_form(config, spec))})
+    yield from run_findings("recipe", {"policy's form": lambda: keep("form", lambda: check_form_first(config, spec))})
     if "form" in results:
         yield from run_findings(
             "recipe", {"memory": lambda: keep("room", lambda: check_room(config, spec, results["form"]))}

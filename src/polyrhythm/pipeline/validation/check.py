@@ -56,7 +56,7 @@ def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
     check_devices(config, trainer=trainer)
     spec, rows = try_env(config, installed_env(config))
     check_rollout(config, spec)
-    form = check_form(config, spec)
+    form = check_form_first(config, spec)
     check_room(config, spec, form, trainer=trainer)
     policy = check_build(config, spec)
     learns = trainer and config.training.versions > 0
@@ -113,6 +113,16 @@ def check_form(config: RunConfig, spec: EnvSpec, settings: PolicySettings | None
             "return a PolicyForm (polyrhythm.policies.form.describe makes one)"
         )
     return form
+
+
+def check_form_first(config: RunConfig, spec: EnvSpec) -> PolicyForm:
+    """The declared form, before a policy was built that may not fit into memory. A defect that stops form() and build()
+    alike is told as build()'s, which users can call by themselves."""
+    try:
+        return check_form(config, spec)
+    except ConfigError:
+        check_build(config, spec)
+        raise
 
 
 def check_processes(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -> None:
@@ -223,9 +233,8 @@ def check_trainable(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
     if not learns_from_rewards(spec, policy):
         raise ConfigError(
             f"policy.type = {_type_of(config.policy)}: its log-probs do not depend on its parameters, so "
-            "it cannot learn from rewards; use another head (openvla_oft: policy.head tokens, pi0, pi05, groot_n1d5: "
-            "policy.method flow_sde or flow_noise, tiny_vla: policy.head.method of these), or set training.versions "
-            "to 0"
+            "it cannot learn from rewards; use another head (openvla_oft: policy.head tokens, flow matching: the method "
+            "flow_sde or flow_noise), or set training.versions to 0"
         )
 
 

@@ -23,7 +23,7 @@ def free_memory(device: str = "cpu") -> int:
     """Bytes that this process may still use of the host's memory, or all bytes of a CUDA device."""
     if device != "cpu":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    free, limit = psutil.virtual_memory().available, _container_limit()
+    free, limit = psutil.virtual_memory().available, container_limit()
     return min(free, limit) if limit is not None else free
 
 
@@ -65,16 +65,17 @@ def _needs(config: RunConfig, spec: EnvSpec, form: PolicyForm, *, trainer: bool)
     return needs
 
 
-def _container_limit() -> int | None:
-    """Bytes left within the control group's limit; None if it has no limit."""
-    for folder, most, used in (
-        ("/sys/fs/cgroup", "memory.max", "memory.current"),
-        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+def container_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes left within the control group's limit, files that are only cached not counted; None if it has no limit."""
+    for folder, most, used, cached in (
+        (root, "memory.max", "memory.current", "inactive_file"),
+        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
         try:
-            limit = (Path(folder) / most).read_text(encoding="ascii").strip()
+            limit = (folder / most).read_text(encoding="ascii").strip()
             if limit.isdecimal() and int(limit) < 1 << 60:
-                return int(limit) - int((Path(folder) / used).read_text(encoding="ascii"))
+                parts = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
+                return int(limit) - int((folder / used).read_text(encoding="ascii")) + int(parts.get(cached, 0))
         except OSError:
             continue
     return None

@@ -12,7 +12,7 @@ from polyrhythm.policies.form import PolicyForm, Role
 from polyrhythm.policies.groot_n1d5.network import GROOT_N1D5
 from polyrhythm.policies.groot_n1d5.size import QWEN3, GrootSize, StackSize
 from polyrhythm.policies.layers.siglip import SiglipSize
-from polyrhythm.policies.vla.blueprint import Blueprint, check_horizon
+from polyrhythm.policies.vla.blueprint import Blueprint
 from polyrhythm.policies.vla.building import released_size
 from polyrhythm.policies.vla.checkpoint import Checkpoint
 from polyrhythm.policies.vla.flow_policy import FlowPolicy
@@ -130,7 +130,7 @@ class GrootSettings(FlowVlaSettings):
         )
 
     def _network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> GrootSize:
-        """The network's size for this environment. ValueError: fewer actions are predicted than executed."""
+        """The network's size for this environment."""
         if source is not None:
             size: GrootSize = released_size(GROOT_N1D5, source)
         elif isinstance(self.size, str):
@@ -141,6 +141,4 @@ class GrootSettings(FlowVlaSettings):
                 action_dim=env_spec.action.dim,
                 state_dim=env_spec.observation[self.state].shape[0],
             )
-        size = replace(size, horizon=self.horizon or size.horizon)
-        check_horizon(size.horizon, self.chunk)
-        return size
+        return replace(size, horizon=self.horizon or size.horizon)

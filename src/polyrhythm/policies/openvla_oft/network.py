@@ -220,9 +220,7 @@ def dead_patterns(size: OpenVlaOftSize) -> tuple[str, ...]:
     """`fnmatch` patterns of the names of the tensors that no output depends on; with the L1 head also the token
     scores."""
     towers = {"featurizer": size.dino, "fused_featurizer": size.siglip}
-    vision = [
-        f"vision_backbone.{name}.{dead}" for name, tower in towers.items() for dead in tower_dead_patterns(tower)
-    ]
+    vision = [f"vision_backbone.{name}.{dead}" for name, tower in towers.items() for dead in tower_dead_patterns(tower)]
     return (*vision, "language_model.lm_head.*") if size.l1_head is not None else tuple(vision)
 
 

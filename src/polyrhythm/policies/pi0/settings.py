@@ -15,7 +15,7 @@ from polyrhythm.policies.layers.siglip import SiglipSize
 from polyrhythm.policies.pi0.network import PI0, PI05, dead_tensors
 from polyrhythm.policies.pi0.size import Pi0Size
 from polyrhythm.policies.vla.architectures import Architecture
-from polyrhythm.policies.vla.blueprint import Blueprint, check_horizon
+from polyrhythm.policies.vla.blueprint import Blueprint
 from polyrhythm.policies.vla.building import released_size
 from polyrhythm.policies.vla.checkpoint import Checkpoint
 from polyrhythm.policies.vla.flow_policy import FlowPolicy
@@ -140,7 +140,7 @@ class _FlowGemmaSettings(FlowVlaSettings):
         )
 
     def _network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> Pi0Size:
-        """The network's size for this environment. ValueError: fewer actions are predicted than executed."""
+        """The network's size for this environment."""
         adaptive = self.architecture is PI05
         if source is not None:
             size: Pi0Size = released_size(self.architecture, source)
@@ -153,9 +153,7 @@ class _FlowGemmaSettings(FlowVlaSettings):
                 action_dim=env_spec.action.dim,
                 state_dim=env_spec.observation[self.state].shape[0],
             )
-        size = replace(size, horizon=self.horizon or size.horizon)
-        check_horizon(size.horizon, self.chunk)
-        return size
+        return replace(size, horizon=self.horizon or size.horizon)
 
 
 class Pi0Settings(_FlowGemmaSettings):

@@ -45,8 +45,8 @@ def plan_actions(
     low, high = _bounds(env_spec.action, form.architecture)
     if settings.chunk > form.horizon:
         raise ConfigError(
-            f"policy.chunk = {settings.chunk}: the network predicts {form.horizon} actions; set policy.chunk to "
-            f"{form.horizon} or less"
+            f"policy.chunk = {settings.chunk}: the network predicts {form.horizon} actions; lower it, or set "
+            "policy.horizon to what it was trained with"
         )
     found = statistics.actions if statistics is not None else None
     if statistics is not None and found is None:

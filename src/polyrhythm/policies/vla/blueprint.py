@@ -70,12 +70,3 @@ class Blueprint(Generic[P]):
     @property
     def _adaptation(self) -> Adaptation:
         return Adaptation.of(self.settings, self.architecture)
-
-
-def check_horizon(horizon: int, chunk: int) -> None:
-    """ValueError: fewer actions are predicted than executed."""
-    if chunk > horizon:
-        raise ValueError(
-            f"policy.chunk = {chunk}: the network predicts {horizon} actions; lower it, or set policy.horizon to what "
-            "it was trained with"
-        )

@@ -1,0 +1,77 @@
+"""What does not fit into memory is one sentence, before the policy is built."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, NoReturn
+
+import pytest
+from tests.pipeline.runs import config
+
+from polyrhythm.errors import StartError
+from polyrhythm.pipeline.build import env_settings
+from polyrhythm.pipeline.validation.all_checks import examine
+from polyrhythm.pipeline.validation.check import check_form, validate_run
+from polyrhythm.pipeline.validation.room import check_room, container_limit, free_memory
+from polyrhythm.policies.categorical import CategoricalSettings
+from polyrhythm.policies.form import PolicyForm
+from polyrhythm.specs import EnvSpec
+
+
+class HugeSettings(CategoricalSettings):
+    """Declares a petabyte, and must never be built."""
+
+    type: Literal["tests.pipeline.test_room:HugeSettings"] = "tests.pipeline.test_room:HugeSettings"
+
+    def form(self, env_spec: EnvSpec) -> PolicyForm:
+        return replace(super().form(env_spec), act_bytes=10**15, train_bytes=10**15, trainable_bytes=10**15)
+
+    def build(self, *_: object, **__: object) -> NoReturn:
+        raise AssertionError("it was built")
+
+
+def test_a_policy_that_does_not_fit_is_not_built() -> None:
+    run = config(policy={"type": "tests.pipeline.test_room:HugeSettings"})
+    expected = (
+        r"at least 5,000,000.0 GB of this machine's memory are wanted \(generator-0 1,.* GB, trainer 4,.* are free"
+    )
+    with pytest.raises(StartError, match=expected) as caught:
+        validate_run(run)
+    assert "\n" not in str(caught.value)
+    assert "building" not in str(caught.value)
+    failed = [found.finding for found in examine(run) if found.finding.state == "failed"]
+    assert [finding.name for finding in failed] == ["memory"]
+
+
+def test_need_and_room_are_compared_to_the_byte() -> None:
+    run = config()
+    spec = env_settings(run).spec()
+    form = check_form(run, spec)
+    wanted = form.act_bytes + form.train_bytes + 3 * form.trainable_bytes
+    check_room(run, spec, form, free=lambda _: wanted)
+    with pytest.raises(StartError):
+        check_room(run, spec, form, free=lambda _: wanted - 1)
+    check_room(run, spec, form, trainer=False, free=lambda _: max(form.act_bytes, form.train_bytes))
+    still = config(training={"versions": 0})
+    check_room(still, spec, form, free=lambda _: form.act_bytes + form.train_bytes)
+
+
+@pytest.mark.parametrize(
+    ("names", "cached"),
+    [
+        (("memory.max", "memory.current", "memory.stat"), "inactive_file"),
+        (("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"), "total_inactive_file"),
+    ],
+)
+def test_cached_files_leave_room_in_a_container(tmp_path: Path, names: tuple[str, ...], cached: str) -> None:
+    (tmp_path / "memory").mkdir()
+    for name, content in zip(names, ("1000\n", "900\n", f"anon 200\n{cached} 700\n"), strict=True):
+        (tmp_path / name).write_text(content)
+    assert container_limit(tmp_path) == 800
+    (tmp_path / names[0]).write_text("max\n")
+    assert container_limit(tmp_path) is None
+
+
+def test_free_memory_is_this_machines() -> None:
+    assert 10**6 < free_memory() < 10**15
