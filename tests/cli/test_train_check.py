@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -162,6 +163,13 @@ def test_a_package_that_is_missing_is_no_fault_of_the_recipe(capsys: pytest.Capt
     assert found["by_name"]["environment"]["detail"].startswith("not checked without no_such_simulator")
     found = told(capsys, "latency", "launcher=inline", WALK % "spec raises", "policy=gaussian", status=1)
     assert found["failed"] != []
+
+
+def test_peft_that_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)  # as where it is not installed
+    found = told(capsys, "quickstart_pi0", "launcher=inline", "policy.train=lora", status=3)
+    (missing,) = found["missing"]
+    assert missing.startswith("policy.train = lora needs peft")
 
 
 def test_first_weights_that_are_missing_and_that_do_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -233,8 +233,8 @@ def check_trainable(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
     if not learns_from_rewards(spec, policy):
         raise ConfigError(
             f"policy.type = {_type_of(config.policy)}: its log-probs do not depend on its parameters, so "
-            "it cannot learn from rewards; use another head (openvla_oft: policy.head tokens, flow matching: the method "
-            "flow_sde or flow_noise), or set training.versions to 0"
+            "it cannot learn from rewards; use another head (openvla_oft: policy.head tokens, flow matching: the "
+            "method flow_sde or flow_noise), or set training.versions to 0"
         )
 
 
