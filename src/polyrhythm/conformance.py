@@ -35,10 +35,11 @@ class Note(str):
 
 
 class Finding(NamedTuple):
-    """The result of one check. note: training works; failed: it does not. fix: what to do, "" for none."""
+    """The result of one check. note: training works; missing: it works with what this machine lacks; failed: it does
+    not. fix: what to do, "" for none."""
 
     name: str
-    state: Literal["ok", "note", "failed"]
+    state: Literal["ok", "note", "missing", "failed"]
     detail: str
     fix: str = ""
 

@@ -2,6 +2,7 @@
 
     PolyrhythmError          caught by the command line: printed on stderr, exit status 2
     ├── ConfigError          a recipe, an override, or a combination of settings is wrong
+    │   └── MissingError     what the settings name is not on this machine: a folder, a file, a package, a device
     ├── RunFolderError       a run folder or checkpoint is missing, incomplete or of another run
     ├── StartError           this machine lacks a resource of the run: shared memory, an address, a folder
     └── RunHalted            the run cannot go on (too many failures, for example)
@@ -38,6 +39,10 @@ class ConfigError(PolyrhythmError, ValueError):
             lines.append(f"and {len(more)} more")
         head = f"{origin}: {len(problems)} problems" if origin else f"{len(problems)} problems"
         super().__init__("\n  ".join([head, *lines]))
+
+
+class MissingError(ConfigError):
+    """What the settings name is not on this machine; the message says how to get it."""
 
 
 class RunFolderError(PolyrhythmError):

@@ -75,6 +75,12 @@ def test_a_policy_of_ones_own_learns_in_the_environment_of_ones_own(
     assert run["after"]["mean_return"] > run["before"]["mean_return"] + 3
 
 
+def test_the_policy_of_ones_own_is_short() -> None:
+    lines = (EXAMPLES / "own_policy" / "bounded.py").read_text().splitlines()
+    assert 0 < len(lines) < 60
+    assert max(map(len, lines)) <= 120
+
+
 def test_a_loss_and_an_advantage_of_ones_own_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(EXAMPLES / "own_loss")
     monkeypatch.syspath_prepend(str(EXAMPLES / "own_loss"))

@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 import textwrap
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from polyrhythm.cli.recipe_arguments import add_recipe
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
     from polyrhythm.conformance import Finding
     from polyrhythm.pipeline.validation.all_checks import Examined
 
-_MARKS = {"ok": "✓", "note": "!", "failed": "✗"}
-_PLAIN_MARKS = {"ok": "+", "note": "!", "failed": "x"}
-_COLORS = {"ok": "\033[32m", "note": "\033[33m", "failed": "\033[31m"}
+_MARKS = {"ok": "✓", "note": "!", "missing": "?", "failed": "✗"}
+_PLAIN_MARKS = {"ok": "+", "note": "!", "missing": "?", "failed": "x"}
+_COLORS = {"ok": "\033[32m", "note": "\033[33m", "missing": "\033[33m", "failed": "\033[31m"}
 _WIDTH = 110
 _INDENT = 34
 
@@ -37,13 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.recipe, arguments.overrides)
     from polyrhythm.pipeline.validation.all_checks import examine
 
-    found: list[Examined] = []
-    for examined in examine(config):
-        if not arguments.json:
-            if not found or found[-1].part != examined.part:
-                print(examined.part)
-            print(line(examined.finding, color=sys.stdout.isatty(), encoding=sys.stdout.encoding), flush=True)
-        found.append(examined)
+    found = print_findings(examine(config), quiet=arguments.json)
     failed = [f"{part}: {finding.name}" for part, finding in found if finding.state == "failed"]
     if arguments.json:
         checks = [{"part": part, **finding._asdict()} for part, finding in found]
@@ -51,6 +46,18 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(f"\n{len(failed)} of {len(found)} checks failed: {', '.join(failed)}" if failed else _ready(found))
     return 1 if failed else 0
+
+
+def print_findings(examined: Iterable[Examined], *, quiet: bool = False) -> list[Examined]:
+    """Print each finding as soon as it is known, under the name of its part; return all. quiet: print nothing."""
+    found: list[Examined] = []
+    for one in examined:
+        if not quiet:
+            if not found or found[-1].part != one.part:
+                print(one.part)
+            print(line(one.finding, color=sys.stdout.isatty(), encoding=sys.stdout.encoding), flush=True)
+        found.append(one)
+    return found
 
 
 def _seats(config: RunConfig) -> dict[str, dict[str, str | int]] | None:

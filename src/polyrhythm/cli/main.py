@@ -1,6 +1,7 @@
 """Runs one command of the command line and returns its exit status.
 
-Status 0: done; 2: an error that the user can fix, printed on stderr, a line for each problem; 130: interrupted.
+Status 0: done; 1: a check failed; 2: an error that the user can fix, printed on stderr, a line for each problem; 3:
+with `train --check`, something is missing on this machine and nothing is wrong; 130: interrupted.
 """
 
 from __future__ import annotations

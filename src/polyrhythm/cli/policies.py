@@ -55,9 +55,12 @@ def _show_form(arguments: argparse.Namespace) -> int:
     from polyrhythm.pipeline.validation.check import check_form
 
     section = expand(arguments.type)
-    config = load_config(arguments.recipe, arguments.overrides)
+    others = [text for text in arguments.overrides if not text.startswith(("policy.", "policy="))]
+    config = load_config(arguments.recipe, others)
     if getattr(config.policy, "type", "") != section["type"]:
         config = load_config(arguments.recipe, [f"policy={json.dumps(section)}", *arguments.overrides])
+    else:
+        config = load_config(arguments.recipe, arguments.overrides)
     spec = env_settings(config).spec()
     form = check_form(config, spec)
     memory = memory_by_station(config, spec, form)

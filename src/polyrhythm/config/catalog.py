@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from polyrhythm.config.base import InvalidSetting, models_in
 from polyrhythm.config.registry import TABLE, Kind, settings_class
-from polyrhythm.errors import ConfigError, pip_install
+from polyrhythm.errors import ConfigError, MissingError, pip_install
 
 
 class Need(NamedTuple):
@@ -78,12 +78,12 @@ def adapter(kind: Kind, name: str) -> Adapter:
 
 
 def check_installed(kind: Kind, settings: BaseModel) -> None:
-    """Raise ConfigError if a package that the adapter needs is missing; then call the adapter's own `check`."""
+    """Raise MissingError if a package that the adapter needs is missing; then call the adapter's own `check`."""
     missing = [package for package in getattr(settings, "needs", ()) if not need(package).found]
     if missing:
         name = getattr(settings, "type", "")
         install = adapter(kind, name).install
-        raise ConfigError(f"{kind}.type = {name}: the package {missing[0]} is not installed; run: {install}")
+        raise MissingError(f"{kind}.type = {name}: the package {missing[0]} is not installed; run: {install}")
     own = getattr(settings, "check", None)
     if callable(own):
         own()

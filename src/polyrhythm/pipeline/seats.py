@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from polyrhythm.config.sections.placement import PlacementSettings, SeatSettings, list_device_ids
-from polyrhythm.errors import ConfigError
+from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.runtime.factories import Resources
 
 Kind = Literal["simulators", "generators", "trainer"]
@@ -40,8 +40,8 @@ def assign_seats(
     """The seat of every station, by name.
 
     stations: names by kind, the evaluation's own last. devices: number of devices of this machine. environment: that
-    of this process; a simulator's seat says what its own process gets in addition. ConfigError: devices are not there;
-    it has a problem for each kind, and one for simulators on devices if the run is `inline`, in one process.
+    of this process; a simulator's seat says what its own process gets in addition. MissingError: devices are not
+    there; it has a problem for each kind, and one for simulators on devices if the run is `inline`, in one process.
     """
     ids = _list_ids(placement, [kind for kind, names in stations.items() if names], devices, inline=inline)
     seats: dict[str, Resources] = {}
@@ -137,6 +137,7 @@ def _list_ids(placement: PlacementSettings, kinds: Sequence[Kind], devices: int,
     """The device ids of the kinds that have stations: those they name, else the preset's."""
     found: DeviceIds = {}
     problems = [_INLINE] * (inline and _binds_simulators(placement))
+    kind_of_error: type[ConfigError] = ConfigError if problems else MissingError
     for kind in kinds:
         asked = _settings(placement, kind).devices
         try:
@@ -146,8 +147,10 @@ def _list_ids(placement: PlacementSettings, kinds: Sequence[Kind], devices: int,
                 found[kind] = divide_devices(placement.preset, devices)[kind]
         except ConfigError as error:
             problems += error.problems
+            if not isinstance(error, MissingError):
+                kind_of_error = ConfigError
     if problems:
-        raise ConfigError(*dict.fromkeys(problems))
+        raise kind_of_error(*dict.fromkeys(problems))
     return found
 
 
@@ -163,10 +166,10 @@ def _check_ids(kind: Kind, asked: str, devices: int) -> tuple[int, ...]:
     ids = tuple(range(devices)) if asked == "all" else list_device_ids(asked)
     what = f"placement.{kind}.devices = {asked}"
     if not devices:
-        raise ConfigError(f"{what}: torch sees 0 CUDA devices here; use cpu, or a torch that has CUDA")
+        raise MissingError(f"{what}: torch sees 0 CUDA devices here; use cpu, or a torch that has CUDA")
     if max(ids) >= devices:
         last = f"0-{devices - 1}" if devices > 1 else "0"
-        raise ConfigError(f"{what}: torch sees {devices} CUDA devices here; use cpu, or ids of {last}")
+        raise MissingError(f"{what}: torch sees {devices} CUDA devices here; use cpu, or ids of {last}")
     if kind == "trainer" and len(ids) > 1:
         raise ConfigError(f"{what}: the trainer is one process and works on one device; name one, such as {ids[0]}")
     return ids
@@ -183,7 +186,7 @@ def divide_devices(preset: str, devices: int) -> DeviceIds:
     """
     least = 1 if preset == "colocated" else 2
     if devices < least:
-        raise ConfigError(
+        raise MissingError(
             f"placement.preset = {preset}: it takes at least {least} CUDA device{'s' * (least > 1)} and torch sees "
             f"{devices} here; set it to {'colocated or ' * bool(devices)}null"
         )

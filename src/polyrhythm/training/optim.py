@@ -166,7 +166,8 @@ def adamw(
     ValueError: a pattern matches no trainable parameter.
     """
     trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    _check_matches(module, trainable, groups, value_lr)
+    has_critic = isinstance(getattr(module, "critic", None), nn.Module)
+    check_patterns(list(trainable), groups, value_lr, has_critic=has_critic)
     rates = [(lr, weight_decay), (value_lr, weight_decay)]
     rates += [
         (lr if g.lr is None else g.lr, weight_decay if g.weight_decay is None else g.weight_decay) for g in groups
@@ -199,13 +200,13 @@ def adamw_of(module: nn.Module, settings: OptimizerSettings) -> AdamW:
     )
 
 
-def _check_matches(
-    module: nn.Module, trainable: Iterable[str], groups: Sequence[ParameterGroup], value_lr: float | None
+def check_patterns(
+    names: Sequence[str], groups: Sequence[ParameterGroup], value_lr: float | None, *, has_critic: bool
 ) -> None:
-    if value_lr is not None and not isinstance(getattr(module, "critic", None), nn.Module):
+    """ValueError: a pattern matches none of these names of trainable parameters, or value_lr is for no critic."""
+    if value_lr is not None and not has_critic:
         why = "the policy has no module `critic`; leave it out"
         raise ValueError(f"training.optimizer.value_lr = {value_lr}: {why}")
-    names = list(trainable)
     for index, group in enumerate(groups):
         for pattern in group.match:
             if not any(fnmatchcase(name, pattern) for name in names):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.errors import PolyrhythmError
+from polyrhythm.errors import StartError
 
 if TYPE_CHECKING:
     import mujoco
@@ -37,7 +37,7 @@ _LOOK_AT, _DISTANCE, _AZIMUTH, _ELEVATION = (0.0, 0.72, 0.12), 1.05, 130.0, -35.
 _VISUAL_GROUPS = 3
 
 
-class RenderingUnavailable(PolyrhythmError):
+class RenderingUnavailable(StartError):
     """This machine cannot render; the message has the command that fixes it."""
 
 

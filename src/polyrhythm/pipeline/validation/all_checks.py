@@ -12,7 +12,7 @@ from polyrhythm.config.objective_needs import describe_objective
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import ContractViolation, Finding, run_checks
 from polyrhythm.envs.checked_env import Arrays
-from polyrhythm.errors import ConfigError, PolyrhythmError
+from polyrhythm.errors import ConfigError, MissingError, PolyrhythmError, StartError
 from polyrhythm.pipeline.build import env_settings, list_seat_warnings, policy_settings, run_seats
 from polyrhythm.pipeline.seats import group_seats
 from polyrhythm.pipeline.validation.check import (
@@ -48,22 +48,24 @@ def examine(config: RunConfig) -> Iterator[Examined]:
     def keep(name: str, make: Callable[[], Any]) -> None:
         results[name] = make()
 
-    yield from _run("recipe", {"devices": lambda: group_seats(run_seats(config))})
+    yield from run_findings("recipe", {"devices": lambda: group_seats(run_seats(config))})
     for sentence in list_seat_warnings(config):
         problem, _, fix = sentence.rpartition("; ")
         yield Examined("recipe", Finding("placement", "note", problem, fix))
-    yield from _run(
+    yield from run_findings(
         "recipe", {"environment's spec": lambda: keep("spec", lambda: try_spec(config, installed_env(config)))}
     )
     if "spec" not in results:
         return
     spec: EnvSpec = results["spec"]
-    yield from _run("recipe", {"rows and batches": lambda: check_rollout(config, spec)})
-    yield from _run("recipe", {"policy's form": lambda: keep("form", lambda: check_form_first(config, spec))})
+    yield from run_findings("recipe", {"rows and batches": lambda: check_rollout(config, spec)})
+    yield from run_findings("recipe", {"policy's form": lambda: keep("form", lambda: check_form_first(config, spec))})
     if "form" in results:
-        yield from _run("recipe", {"memory": lambda: keep("room", lambda: check_room(config, spec, results["form"]))})
+        yield from run_findings(
+            "recipe", {"memory": lambda: keep("room", lambda: check_room(config, spec, results["form"]))}
+        )
     if "room" in results:
-        yield from _run("recipe", {"policy's build": lambda: keep("policy", lambda: check_build(config, spec))})
+        yield from run_findings("recipe", {"policy's build": lambda: keep("policy", lambda: check_build(config, spec))})
     rows: Arrays = {}
     yield from _environment(config, rows)
     if "policy" not in results:
@@ -92,7 +94,7 @@ def _environment(config: RunConfig, rows: Arrays) -> Iterator[Examined]:
                 rows.update(seen)
     except PolyrhythmError as error:
         if not failed:  # else it is reported already
-            yield Examined("environment", _failed("calls", error))
+            yield Examined("environment", failed_finding("calls", error))
 
 
 def _policy(config: RunConfig, spec: EnvSpec, rows: Arrays) -> Iterator[Examined]:
@@ -115,7 +117,7 @@ def _policy(config: RunConfig, spec: EnvSpec, rows: Arrays) -> Iterator[Examined
 
 def _training(config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm) -> Iterator[Examined]:
     """Run the checks that need a policy that keeps its contract."""
-    yield from _run(
+    yield from run_findings(
         "training",
         {
             "objective": lambda: _objective(config, spec, policy, form),
@@ -132,21 +134,27 @@ def _objective(config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyFor
     return describe_objective(config.objective)
 
 
-def _run(part: str, checks: Mapping[str, Callable[[], object]]) -> Iterator[Examined]:
-    """Run checks that raise a PolyrhythmError on failure; yield their findings."""
+def run_findings(
+    part: str, checks: Mapping[str, Callable[[], object]], *, tells_missing: bool = False
+) -> Iterator[Examined]:
+    """Run checks that raise a PolyrhythmError on failure; yield their findings.
+
+    tells_missing: what this machine lacks (MissingError, StartError) is missing, not failed.
+    """
     for name, check in checks.items():
         try:
             detail = check()
         except ConfigError as error:
             for problem in error.problems:
-                yield Examined(part, _failed(name, ConfigError(problem, origin=error.origin)))
+                yield Examined(part, failed_finding(name, type(error)(problem, origin=error.origin), tells_missing))
         except PolyrhythmError as error:
-            yield Examined(part, _failed(name, error))
+            yield Examined(part, failed_finding(name, error, tells_missing))
         else:
             yield Examined(part, Finding(name, "ok", detail if isinstance(detail, str) else ""))
 
 
-def _failed(name: str, error: PolyrhythmError) -> Finding:
-    """Finding of an error of the form `setting = value: problem; fix`."""
+def failed_finding(name: str, error: PolyrhythmError, tells_missing: bool = False) -> Finding:
+    """Finding of an error of the form `setting = value: problem; fix`. tells_missing: as in `run_findings`."""
     problem, _, fix = " ".join(str(error).split()).rpartition("; ")
-    return Finding(name, "failed", problem or fix, fix if problem else "")
+    missing = tells_missing and isinstance(error, MissingError | StartError)
+    return Finding(name, "missing" if missing else "failed", problem or fix, fix if problem else "")

@@ -26,7 +26,7 @@ from polyrhythm.pipeline.validation.env_trial import try_env
 from polyrhythm.pipeline.validation.room import check_room
 from polyrhythm.pipeline.warm_start.demos import has_expert
 from polyrhythm.pipeline.warm_start.init_from import load_init_weights
-from polyrhythm.policies.base import Policy, as_module
+from polyrhythm.policies.base import Policy, PolicySettings, as_module
 from polyrhythm.policies.conformance import check_attributes
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.runtime.memory.shared_folder import refuse_shortage, remove_orphans
@@ -78,14 +78,14 @@ def installed_env(config: RunConfig) -> EnvSettings:
 
 def check_rollout(config: RunConfig, spec: EnvSpec) -> None:
     """Check rows, slots and batches against the environment's abilities."""
-    with _errors_of("config"):
+    with errors_of("config"):
         scheduler_settings(config, spec)
     infos = env_batch_infos(config, spec)
     bucket_sizes(config, infos)  # raises if they do not fit
     _check_slots(config, infos)
-    with _errors_of(f"rollout.segment_steps = {config.rollout.segment_steps}"):
+    with errors_of(f"rollout.segment_steps = {config.rollout.segment_steps}"):
         refuse_segments(spec, config.rollout.segment_steps)
-    with _errors_of("rollout"):
+    with errors_of("rollout"):
         _try_key(config.rollout.queue_key)
 
 
@@ -93,7 +93,7 @@ def check_build(config: RunConfig, spec: EnvSpec) -> Policy:
     """Build the policy as the trainer does, with the seed's weights, and check the attributes of its contract."""
     what = f"policy.type = {_type_of(config.policy)}"
     settings = policy_settings(config)
-    with _errors_of(what, "its build()"):
+    with errors_of(what, "its build()"):
         policy = settings.build(spec, seed=config.seed, device="cpu", role="train")
     try:
         check_attributes(policy, spec)
@@ -102,10 +102,11 @@ def check_build(config: RunConfig, spec: EnvSpec) -> Policy:
     return policy
 
 
-def check_form(config: RunConfig, spec: EnvSpec) -> PolicyForm:
-    """The policy's declared form."""
-    with _errors_of(f"policy.type = {_type_of(config.policy)}", "its form()"):
-        form = policy_settings(config).form(spec)
+def check_form(config: RunConfig, spec: EnvSpec, settings: PolicySettings | None = None) -> PolicyForm:
+    """The policy's declared form. settings: in place of the configuration's."""
+    settings = settings or policy_settings(config)
+    with errors_of(f"policy.type = {_type_of(config.policy)}", "its form()"):
+        form = settings.form(spec)
     if not isinstance(form, PolicyForm):
         raise ConfigError(
             f"policy.type = {_type_of(config.policy)}: form() gave a {type(form).__name__}; "
@@ -175,7 +176,7 @@ def check_devices(config: RunConfig, *, trainer: bool = True) -> None:
 
 
 @contextmanager
-def _errors_of(what: str, call: str = "") -> Iterator[None]:
+def errors_of(what: str, call: str = "") -> Iterator[None]:
     """Turn a ValueError of this block into a ConfigError; prefix it with `what` unless its text begins so.
 
     call: of the user's code, if any; then every other exception becomes a ConfigError with the user's line.
@@ -195,15 +196,15 @@ def _errors_of(what: str, call: str = "") -> Iterator[None]:
 
 def check_learning(config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm, *, trainer: bool) -> None:
     """Check that objective, optimizer and policy fit together."""
-    _check_value(config, form)
+    check_value(config, form)
     if trainer and config.training.versions:
-        _check_trainable(config, spec, policy)
-        with _errors_of("training.optimizer"):
+        check_trainable(config, spec, policy)
+        with errors_of("training.optimizer"):
             adamw_of(as_module(policy), config.training.optimizer)
         dry_run_objective(config.algorithm, policy)
 
 
-def _check_value(config: RunConfig, form: PolicyForm) -> None:
+def check_value(config: RunConfig, form: PolicyForm) -> None:
     """Check that the policy's value is per chunk or per action as `reward_level` says."""
     actual, expected = form.value, config.algorithm.reward_level
     if actual == expected:
@@ -227,12 +228,13 @@ def learns_from_rewards(spec: EnvSpec, policy: Policy) -> bool:
     return policy.evaluate(obs, act.forward_inputs).logprob.requires_grad
 
 
-def _check_trainable(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
+def check_trainable(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
+    """Check that rewards can change what the policy does."""
     if not learns_from_rewards(spec, policy):
         raise ConfigError(
             f"policy.type = {_type_of(config.policy)}: its log-probs do not depend on its parameters, so "
-            "it cannot learn from rewards; use another head (for openvla_oft: policy.head tokens; for flow matching: "
-            "the method flow_sde or flow_noise), or set training.versions to 0"
+            "it cannot learn from rewards; use another head (openvla_oft: policy.head tokens, flow matching: the "
+            "method flow_sde or flow_noise), or set training.versions to 0"
         )
 
 

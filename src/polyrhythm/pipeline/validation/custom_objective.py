@@ -64,7 +64,7 @@ def as_shown(observations: Mapping[str, NDArray[Any]], spec: EnvSpec) -> dict[st
     return {**shown, INSTRUCTION: instructions, PROGRESS: torch.zeros(rows)}
 
 
-def dry_run_objective(algorithm: AlgorithmSettings, policy: Policy) -> None:
+def dry_run_objective(algorithm: AlgorithmSettings, policy: Policy | PolicyForm) -> None:
     """Raise ConfigError if a custom loss or advantage violates its contract for the policy's chunk and action size."""
     valid = torch.ones(sum(_STEPS), policy.chunk, dtype=torch.bool)
     valid[-1, 1:] = False

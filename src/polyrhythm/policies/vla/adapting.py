@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from polyrhythm.errors import MissingError
 from polyrhythm.policies.form import Role
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.policies.vla.precision import Precision, cast
@@ -142,7 +143,10 @@ def add_adapters(network: nn.Module, lora: LoraSettings, layers: Sequence[str], 
     B is zero, so outputs are as before; A is uniform in ±1/√inputs from (seed, name), equal on every device and
     whatever else is adapted. Only adapters, and what was trained before, require gradients.
     """
-    from peft import LoraConfig, inject_adapter_in_model  # takes seconds, and only adapters need it
+    try:
+        from peft import LoraConfig, inject_adapter_in_model  # takes seconds, and only adapters need it
+    except ImportError as error:
+        raise MissingError(f"policy.train = lora needs peft ({error}); pip install polyrhythm[vla]") from error
 
     flags = {released_name(name): p.requires_grad for name, p in network.named_parameters()}
     paths = "|".join(map(re.escape, layers))

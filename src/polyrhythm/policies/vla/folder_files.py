@@ -16,7 +16,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.errors import ConfigError
+from polyrhythm.errors import ConfigError, MissingError
 
 CONFIG, INDEX, OURS = "config.json", "model.safetensors.index.json", "polyrhythm.safetensors"
 ADAPTER_CONFIG, ADAPTER_TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -42,12 +42,12 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def check_is_folder(folder: Path) -> None:
-    """ConfigError unless it is a folder; a file or the name of a repository are told apart."""
+    """ConfigError for a file, MissingError where there is nothing."""
     if folder.is_dir():
         return
     if folder.is_file():
         raise ConfigError(f"checkpoint = {folder}: a file; name its folder, {folder.parent}")
-    raise ConfigError(
+    raise MissingError(
         f"checkpoint = {folder}: there is no such folder; name the folder into which the checkpoint was downloaded "
         "(nothing is downloaded here)"
     )
@@ -56,7 +56,7 @@ def check_is_folder(folder: Path) -> None:
 def weight_files(folder: Path) -> dict[str, list[str] | None]:
     """File -> names of the tensors that the index expects in it, or None without an index.
 
-    ConfigError: no safetensors, or a shard of the index is missing.
+    ConfigError: no safetensors; MissingError: a shard of the index is missing.
     """
     if (folder / INDEX).is_file():
         return _shards(folder)
@@ -78,7 +78,7 @@ def _shards(folder: Path) -> dict[str, list[str] | None]:
         assert names is not None
         names.append(tensor)
     if missing := [file for file in sorted(files) if not (folder / file).is_file()]:
-        raise ConfigError(
+        raise MissingError(
             f"checkpoint = {folder}: {len(missing)} of the {len(files)} files that {INDEX} names are missing "
             f"({few(missing)}); download them into this folder"
         )

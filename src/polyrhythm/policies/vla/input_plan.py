@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from polyrhythm.errors import ConfigError
+from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.policies.vla import prompts, scaling
 from polyrhythm.policies.vla.actions import ActionPlan, plan_actions
 from polyrhythm.policies.vla.checkpoint import Checkpoint
@@ -179,7 +179,7 @@ def _tokenizer(
         return folder_tokenizer(name)
     assert source is not None
     if source.tokenizer is None:
-        raise ConfigError(
+        raise MissingError(
             f"checkpoint = {source.folder}: it has no tokenizer; set policy.tokenizer to the folder of the one that "
             f"{form.architecture} was released with, or to {WORDS!r} if it was trained here with hashed words"
         )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field
 
 from polyrhythm.policies.base import SETTINGS
+from polyrhythm.policies.vla.input_form import CAMERAS
+from polyrhythm.policies.vla.statistics import BOUNDS
+from polyrhythm.policies.vla.tokenizers import WORDS
 
 #: What is trained of a network; see `VlaSettings.train`.
 TrainedPart = Literal["all", "expert", "lora", "head"]
@@ -83,3 +86,30 @@ class VlaSettings(BaseModel):
     """Recompute activations in the backward pass: less memory, more time."""
     value_detach: bool = True
     """Keep the value loss out of the network."""
+
+    def stand_ins(self) -> Iterator[Self]:
+        """These settings with less and less that has to be on this machine, for checks where something is missing.
+
+        Hashed words replace the tokenizer, then the released network of this type the checkpoint's folder.
+        """
+        yield self.model_copy(update={"tokenizer": WORDS})
+        released = self.model_copy(update={"checkpoint": "", "size": "released"})
+        yield released
+        yield released.model_copy(update={"tokenizer": WORDS})
+
+    def miniature(self) -> Self:
+        """The same ways of acting and learning in the smallest network, from a seed: it is built in a second."""
+        kind = type(self).model_fields["type"].default
+        return self.model_copy(
+            update={
+                "checkpoint": "",
+                "size": type(self).model_fields["size"].get_default(),
+                "tokenizer": WORDS,
+                "robot": BOUNDS,
+                "embodiment": -1,
+                "cameras": dict(zip(CAMERAS[kind], self.cameras.values(), strict=False)),
+                "prompt_length": 0,
+                "train": "all",
+                "dtype": "float32",
+            }
+        )

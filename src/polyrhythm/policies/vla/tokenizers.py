@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from polyrhythm.errors import ConfigError
+from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.specs.hashing import mix
 
 #: `policy.tokenizer` that asks for the hash of words even with a checkpoint.
@@ -75,7 +75,7 @@ def folder_tokenizer(folder: str) -> FolderTokenizer:
 def _loaded(folder: str) -> Any:
     path = Path(folder).expanduser()
     if not path.is_dir():
-        raise ConfigError(
+        raise MissingError(
             f"policy.tokenizer = {folder}: there is no such folder; name the folder with tokenizer.json or "
             "tokenizer.model (nothing is downloaded here)"
         )
@@ -85,7 +85,7 @@ def _loaded(folder: str) -> Any:
 
             return AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     except ImportError as error:
-        raise ConfigError(
+        raise MissingError(
             f"policy.tokenizer = {folder} needs transformers ({error}); pip install polyrhythm[vla]"
         ) from error
     except Exception as error:  # transformers and its readers raise whatever they like

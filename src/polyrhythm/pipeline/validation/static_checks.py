@@ -1,0 +1,218 @@
+"""Checks a recipe without starting anything, for `polyrhythm train RECIPE --check`: seconds at any size.
+
+No simulator is started, no weight is read and no file written. What this machine lacks (a checkpoint's folder, a
+package, a device, memory) is missing rather than failed, and the rest is checked as far as it can be without it.
+`polyrhythm check` goes further: it builds the policy and runs the environment.
+
+Left to that: whether the environment has an expert, and, for policies beyond `_SMALL`, whether `init_from` fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from polyrhythm.config.catalog import check_installed, need
+from polyrhythm.config.objective_needs import describe_objective
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.conformance import Finding
+from polyrhythm.errors import MissingError, PolyrhythmError
+from polyrhythm.pipeline.build import env_settings, list_seat_warnings, policy_settings, run_seats
+from polyrhythm.pipeline.memory_estimate import memory_by_station
+from polyrhythm.pipeline.seats import group_seats
+from polyrhythm.pipeline.validation.all_checks import Examined, failed_finding, run_findings
+from polyrhythm.pipeline.validation.check import (
+    check_build,
+    check_form,
+    check_learning,
+    check_processes,
+    check_rollout,
+    check_start,
+    check_trainable,
+    check_value,
+    errors_of,
+    refuse_swapping,
+    shared_sizes,
+)
+from polyrhythm.pipeline.validation.custom_objective import dry_run_objective
+from polyrhythm.pipeline.validation.env_trial import try_spec
+from polyrhythm.pipeline.validation.room import check_room
+from polyrhythm.policies.base import Policy, PolicySettings
+from polyrhythm.policies.form import PolicyForm
+from polyrhythm.policies.vla.settings import VlaSettings
+from polyrhythm.runtime.memory.shared_folder import refuse_shortage
+from polyrhythm.specs import EnvSpec
+from polyrhythm.training.optim import check_patterns
+
+#: Bytes of the largest policy that is built for the check.
+_SMALL = 64 * 2**20
+
+
+class _Built(NamedTuple):
+    """A policy that can be tried. whole: it is the run's own; otherwise a miniature of it."""
+
+    policy: Policy
+    whole: bool
+
+
+def check_unstarted(config: RunConfig) -> Iterator[Examined]:
+    """Run all checks that start nothing; yield each finding as soon as it is known."""
+    yield from _find("recipe", "devices", lambda: group_seats(run_seats(config)))
+    for sentence in list_seat_warnings(config):
+        problem, _, fix = sentence.rpartition("; ")
+        yield Examined("recipe", Finding("placement", "note", problem, fix))
+    specs: list[EnvSpec] = []
+    yield from _environment(config, specs)
+    if not specs:
+        return
+    spec = specs[0]
+    yield from _find("recipe", "rows and batches", lambda: _rows(config, spec))
+    forms: list[PolicyForm] = []
+    yield from _policy(config, spec, forms)
+    if not forms:
+        return
+    form = forms[0]
+    yield from _find("training", "objective", lambda: _objective(config, spec, form))
+    yield from _find("training", "first weights", lambda: _first_weights(config, spec, form))
+    yield from _find("machine", "files and threads", lambda: check_processes(config, spec))
+    yield from _find("machine", "shared memory", lambda: _shared_memory(config, spec, form))
+    yield from _find("machine", "memory by station", lambda: _memory(config, spec, form))
+
+
+def _find(part: str, name: str, check: Callable[[], object]) -> Iterator[Examined]:
+    yield from run_findings(part, {name: check}, tells_missing=True)
+
+
+def _environment(config: RunConfig, specs: list[EnvSpec]) -> Iterator[Examined]:
+    """Packages and spec. specs: receives the spec; an environment whose package is missing may not tell its own."""
+    lacking = [package for package in getattr(config.env, "needs", ()) if not need(package).found]
+    yield from _find("environment", "environment's packages", lambda: check_installed("env", config.env))
+
+    def spec() -> str:
+        specs.append(try_spec(config, env_settings(config)))
+        return _described(specs[0])
+
+    for examined in _find("environment", "environment", spec):
+        if lacking and examined.finding.state == "failed":
+            detail = f"not checked without {lacking[0]}, and neither is the policy"
+            yield Examined("environment", Finding("environment", "note", detail))
+        else:
+            yield examined
+
+
+def _described(spec: EnvSpec) -> str:
+    arrays = ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in spec.observation.items())
+    tasks = f"{len(spec.tasks)} task{'s' * (len(spec.tasks) > 1)}"
+    return f"{tasks} of {spec.max_steps} steps; {arrays}; actions of {spec.action.dim}"
+
+
+def _rows(config: RunConfig, spec: EnvSpec) -> str:
+    check_rollout(config, spec)
+    rollout = config.rollout
+    rows = rollout.simulators * rollout.env_batches * rollout.rows
+    return f"{rows} rows; an update has {config.training.batch_size} samples"
+
+
+def _policy(config: RunConfig, spec: EnvSpec, forms: list[PolicyForm]) -> Iterator[Examined]:
+    """Packages, and the form, which compares policy, environment and checkpoint. forms: receives the form.
+
+    Where the checkpoint's folder or its tokenizer is missing, the form is that of the released network of this type.
+    """
+    yield from _find("policy", "policy's packages", lambda: check_installed("policy", config.policy))
+    settings, told = policy_settings(config), set[str]()
+    stand_ins: list[Any] = [settings]  # settings that need less and less of this machine
+    if isinstance(settings, VlaSettings):
+        stand_ins += settings.stand_ins()
+    for stand_in in stand_ins:
+        try:
+            forms.append(check_form(config, spec, stand_in))
+        except MissingError as error:
+            if str(error) not in told:
+                yield Examined("policy", failed_finding("policy's files", error, tells_missing=True))
+            told.add(str(error))
+        except PolyrhythmError as error:
+            yield Examined("policy", failed_finding("policy", error))
+            return
+        else:
+            whose = " (its released size)" if stand_in is not settings and not stand_in.checkpoint else ""
+            yield Examined("policy", Finding("policy", "ok", _summary(forms[0]) + whose))
+            return
+
+
+def _summary(form: PolicyForm) -> str:
+    return (
+        f"chunk of {form.chunk} actions of {form.action_dim} entries; {form.parameters:,} parameters, "
+        f"{form.trainable:,} of them trained"
+    )
+
+
+def _tried(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> _Built | None:
+    """The policy if it is small, else its miniature; None where a policy of its own is too large to be built here."""
+    settings: PolicySettings = policy_settings(config)
+    if form.train_bytes <= _SMALL and not getattr(settings, "checkpoint", ""):
+        return _Built(check_build(config, spec), whole=True)
+    if isinstance(settings, VlaSettings):
+        with errors_of(f"policy.type = {getattr(settings, 'type', '')}", "its build()"):
+            return _Built(settings.miniature().build(spec, seed=config.seed, device="cpu", role="train"), whole=False)
+    return None
+
+
+def _objective(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> str:
+    """The name of the objective of another system, if any, after all that can be tried of it."""
+    built = _tried(config, spec, form)
+    if built is not None and built.whole:
+        check_learning(config, spec, built.policy, form, trainer=True)
+        return describe_objective(config.objective)
+    check_value(config, form)
+    if config.training.versions:
+        optimizer, names = config.training.optimizer, list(form.published)
+        critic = any(name.startswith("critic.") for name in names)
+        with errors_of("training.optimizer"):
+            check_patterns(names, optimizer.groups, optimizer.value_lr, has_critic=critic)
+        dry_run_objective(config.algorithm, form)
+        if built is not None:
+            check_trainable(config, spec, built.policy)
+    return describe_objective(config.objective)
+
+
+def _first_weights(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> None:
+    if config.evaluation.swapped:
+        refuse_swapping(spec)
+    if not config.init_from or config.resume != "never":
+        return
+    if not Path(config.init_from).exists():
+        raise MissingError(
+            f"init_from = {config.init_from}: it does not exist; name the folder of a run or its policy.pt"
+        )
+    built = _tried(config, spec, form)
+    if built is not None and built.whole:
+        check_start(config, spec, built.policy)
+
+
+def _shared_memory(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> str:
+    sizes = shared_sizes(config, spec, form)
+    if config.launcher == "local":
+        refuse_shortage(sizes)
+    return ", ".join(f"{name} {_gigabytes(size)}" for name, size in sizes.items())
+
+
+def _memory(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> str:
+    """What each station takes, without activations, simulators and interpreters; equal stations together."""
+    memory = memory_by_station(config, spec, form)
+    with suppress(MissingError):  # a device, which is reported already
+        check_room(config, spec, form)
+    groups: dict[str, list[str]] = {}
+    for name, parts in memory.items():
+        if name != "shared" and "arena blocks" not in parts:  # simulators write into shared memory
+            groups.setdefault(_gigabytes(sum(parts.values())), []).append(name)
+    more = {size: f" and {len(names) - 1} more, each" * (len(names) > 1) for size, names in groups.items()}
+    return (
+        ", ".join(f"{names[0]}{more[size]} {size}" for size, names in groups.items())
+        + "; without activations and simulators"
+    )
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
