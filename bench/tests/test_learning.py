@@ -274,7 +274,7 @@ def test_time_to_a_goal_in_processes():
     assert not children()
     assert not orphaned_folders()
     assert found["ended"] == 8
-    assert found["versions"] in (1, 2)
+    assert found["versions"] <= 2
     assert found["training_s"] > 0
     assert found["seconds"] > 2 * 8 * 0.001
 

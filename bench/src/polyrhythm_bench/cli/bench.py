@@ -61,7 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tasks",
         type=_names,
         metavar="NAME,NAME",
-        help=f"learning: some of {', '.join(PARTS)} (all but the last two); algorithms: some of {', '.join(PARTS[1:3])}",
+        help=f"learning: some of {', '.join(PARTS)} (all but the last two); algorithms: some of "
+        f"{', '.join(PARTS[1:3])}",
     )
     parser.add_argument(
         "--repeats",
