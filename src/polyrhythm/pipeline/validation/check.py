@@ -22,13 +22,14 @@ from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.pipeline.array_specs import arena_layout, blank, bucket_sizes
 from polyrhythm.pipeline.build import env_batch_infos, env_settings, policy_settings, run_seats, scheduler_settings
 from polyrhythm.pipeline.validation.custom_objective import dry_run_objective, try_on
-from polyrhythm.pipeline.validation.env_trial import try_env
+from polyrhythm.pipeline.validation.env_trial import try_env, try_spec
 from polyrhythm.pipeline.validation.room import check_room
 from polyrhythm.pipeline.warm_start.demos import has_expert
 from polyrhythm.pipeline.warm_start.init_from import load_init_weights
 from polyrhythm.policies.base import Policy, PolicySettings, as_module
 from polyrhythm.policies.conformance import check_attributes
 from polyrhythm.policies.form import PolicyForm
+from polyrhythm.policies.vla.settings import VlaSettings
 from polyrhythm.runtime.memory.shared_folder import refuse_shortage, remove_orphans
 from polyrhythm.runtime.memory.weights import shared_nbytes
 from polyrhythm.runtime.processes.limits import check_limits
@@ -37,6 +38,9 @@ from polyrhythm.scheduler.user_functions import load_function
 from polyrhythm.specs import EnvSpec, WeightsLayout
 from polyrhythm.stations.simulator.env_host import refuse_segments
 from polyrhythm.training.optim import adamw_of
+
+#: Bytes of the largest published policy that is tried itself.
+_TRIED = 256 * 2**20
 
 
 class ValidatedRun(NamedTuple):
@@ -50,18 +54,24 @@ class ValidatedRun(NamedTuple):
 def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
     """Raise ConfigError for the first setting that cannot be run, StartError if the machine lacks resources.
 
-    The environment is built once, with two rows, and reset once; the policy is tried on these observations.
+    A checkpoint is compared with the environment's spec before anything else. Then the environment is built once, with
+    two rows, and reset once; the policy is tried on these observations, or its miniature is (`policy_to_try`).
     trainer: whether the run has a trainer.
     """
     check_devices(config, trainer=trainer)
-    spec, rows = try_env(config, installed_env(config))
+    env = installed_env(config)
+    if getattr(config.policy, "checkpoint", ""):
+        declared = try_spec(config, env)
+        check_room(config, declared, check_form_first(config, declared), trainer=trainer)
+    spec, rows = try_env(config, env)
     check_rollout(config, spec)
     form = check_form_first(config, spec)
     check_room(config, spec, form, trainer=trainer)
     policy = check_build(config, spec)
+    tried, its_form = policy_to_try(config, spec, policy, form)
     learns = trainer and config.training.versions > 0
-    try_on(rows, _type_of(config.policy), policy, form, spec, learns=learns)
-    check_learning(config, spec, policy, form, trainer=trainer)
+    try_on(rows, _type_of(config.policy), tried, its_form, spec, learns=learns)
+    check_learning(config, spec, policy, form, trainer=trainer, tried=tried)
     check_processes(config, spec, trainer=trainer)
     check_memory(config, spec, form, trainer=trainer)
     check_start(config, spec, policy, trainer=trainer)
@@ -100,6 +110,18 @@ def check_build(config: RunConfig, spec: EnvSpec) -> Policy:
     except ContractViolation as violation:
         raise ConfigError(f"{what}: {violation}") from violation
     return policy
+
+
+def policy_to_try(config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm) -> tuple[Policy, PolicyForm]:
+    """What the trial runs, and its form: the policy, or the miniature of a published one that is beyond `_TRIED`, whose
+    dozens of passes would take minutes on a CPU. The miniature has the same inputs, method and settings."""
+    settings = policy_settings(config)
+    if form.train_bytes <= _TRIED or not isinstance(settings, VlaSettings):
+        return policy, form
+    miniature = settings.miniature()
+    with errors_of(f"policy.type = {_type_of(config.policy)}", "its build()"):
+        built = miniature.build(spec, seed=config.seed, device="cpu", role="train")
+    return built, check_form(config, spec, miniature)
 
 
 def check_form(config: RunConfig, spec: EnvSpec, settings: PolicySettings | None = None) -> PolicyForm:
@@ -194,11 +216,13 @@ def errors_of(what: str, call: str = "") -> Iterator[None]:
         raise ConfigError(f"{what}: {call} {raised(error)}; fix it there") from error
 
 
-def check_learning(config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm, *, trainer: bool) -> None:
-    """Check that objective, optimizer and policy fit together."""
+def check_learning(
+    config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm, *, trainer: bool, tried: Policy | None = None
+) -> None:
+    """Check that objective, optimizer and policy fit together. tried: the policy's miniature, if it is too large."""
     check_value(config, form)
     if trainer and config.training.versions:
-        check_trainable(config, spec, policy)
+        check_trainable(config, spec, tried or policy)
         with errors_of("training.optimizer"):
             adamw_of(as_module(policy), config.training.optimizer)
         dry_run_objective(config.algorithm, policy)
