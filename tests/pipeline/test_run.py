@@ -239,16 +239,17 @@ def test_weights_of_other_settings_are_refused(tmp_path):
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("recipe", ["quickstart", "quickstart_flow"])
+@pytest.mark.parametrize("recipe", ["quickstart", "quickstart_flow", "quickstart_pi0", "quickstart_oft"])
 def test_two_versions_of_the_quickstart_recipe(recipe, tmp_path, simulator):
     """All five phases on the real simulator, as small as they can be."""
     small = {
         "training.versions": 2,
         "training.mini_batch_samples": 4,
         "training.critic_warmup_updates": 1,
+        "env.tasks": "[coffee-button-v3, handle-press-v3]",
         "rollout.rows": 4,
         "rollout.sharding": "even:2",
-        "evaluation.episodes": 4,
+        "evaluation.episodes": 2,
         "demonstrations.episodes_per_task": 1,
         "supervised.steps": 2,
         "supervised.batch_size": 16,
@@ -261,7 +262,7 @@ def test_two_versions_of_the_quickstart_recipe(recipe, tmp_path, simulator):
         *("demonstrations", "supervised", "start", "evaluation_before", "rl", "evaluation_after", "total")
     ]
     assert summary["ledger"]["trained"] == 8
-    assert summary["after"]["episodes"] == summary["before_sampled"]["episodes"] == 4
+    assert summary["after"]["episodes"] == summary["before_sampled"]["episodes"] == 2
     assert set(summary["after"]["tasks"]) == set(config.env.tasks)
     assert (tmp_path / "demonstrations.npz").is_file()
     names = {name for line in (tmp_path / "metrics.jsonl").read_text().splitlines() for name in json.loads(line)}
