@@ -3,7 +3,8 @@
     python bench/scripts/quickstart_seeds.py --seeds 0 1 2 3 4       # runs them, some nine minutes each on two cores
     python bench/scripts/quickstart_seeds.py --runs RUN RUN ...      # uses finished runs
 
-The summaries of the runs go to `quickstart_seeds.json` in the same folder. --out is the folder of the runs.
+The summaries of the runs go to `quickstart_seeds.json` in the same folder. --recipe is a variant of the quickstart,
+such as quickstart_pi0, whose page is `quickstart_pi0_seeds.md`. --out is the folder of the runs.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from polyrhythm_bench.harness.markdown import wrap_prose
 #: Folder of the tables.
 RESULTS = Path(__file__).parents[1] / "results"
 
-_TEXT = """# The quickstart over seeds
+_TEXT = """# {title} over seeds
 
-By `python bench/scripts/quickstart_seeds.py`, {date}; [quickstart_seeds.json](quickstart_seeds.json) has the summary of
-each run. Seed N is `polyrhythm train quickstart seed=N demonstrations.seed=N`, seed 0 the recipe as it is: the whole
-job from demonstrations to the last evaluation. Success in percent on {episodes} held-out episodes, the same before and
-after, with Wilson 95% intervals; swapped: the same episodes with the instructions of the tasks exchanged. {note}
+By `python bench/scripts/quickstart_seeds.py{option}`, {date}; [{recipe}_seeds.json]({recipe}_seeds.json) has the
+summary of each run. Seed N is `polyrhythm train {recipe} seed=N demonstrations.seed=N`, seed 0 the recipe as it is: the
+whole job from demonstrations to the last evaluation. Success in percent on {episodes} held-out episodes, the same
+before and after, with Wilson 95% intervals; swapped: the same episodes with the instructions of the tasks exchanged.
+{note}
 
 | seed | greedy before | after | gain | sampled before | after | swapped | lag mean, max | transitions/s | minutes |
 |---|---|---|---|---|---|---|---|---|---|
@@ -40,26 +42,26 @@ Greedy success rises by at least 25 points with separate intervals on {risen} of
 one, on {followed} of {count} seeds. The longest run took {minutes:.1f} minutes.
 """
 
-TABLE = RESULTS / "quickstart_seeds.md"
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], metavar="N")
+    parser.add_argument("--recipe", default="quickstart", help="quickstart, or a variant of it")
     parser.add_argument("--runs", type=Path, nargs="+", metavar="RUN", help="folders of finished runs to use instead")
     parser.add_argument("--note", default="", help="a sentence about the measurement, for the page")
     parser.add_argument("--out", type=Path, default=Path("runs/seeds"), help="folder of new runs")
     arguments = parser.parse_args()
-    runs = arguments.runs or [_run(seed, arguments.out / str(seed)) for seed in arguments.seeds]
+    runs = arguments.runs or [_run(arguments.recipe, seed, arguments.out / str(seed)) for seed in arguments.seeds]
     summaries = [_read(run) for run in runs]
-    TABLE.with_suffix(".json").write_text(json.dumps(summaries, indent=1) + "\n", encoding="utf-8")
-    TABLE.write_text(table(summaries, arguments.note), encoding="utf-8")
-    sys.stdout.write(TABLE.read_text(encoding="utf-8"))
+    page = RESULTS / f"{arguments.recipe}_seeds.md"
+    page.with_suffix(".json").write_text(json.dumps(summaries, indent=1) + "\n", encoding="utf-8")
+    page.write_text(table(summaries, arguments.note, arguments.recipe), encoding="utf-8")
+    sys.stdout.write(page.read_text(encoding="utf-8"))
 
 
-def _run(seed: int, folder: Path) -> Path:
+def _run(recipe: str, seed: int, folder: Path) -> Path:
     words = [f"seed={seed}", f"demonstrations.seed={seed}"] if seed else []
-    command = [sys.executable, "-m", "polyrhythm", "train", "quickstart", "--out", str(folder), *words]
+    command = [sys.executable, "-m", "polyrhythm", "train", recipe, "--out", str(folder), *words]
     subprocess.run(command, check=False)  # noqa: S603 - the table names runs that failed
     return folder
 
@@ -71,7 +73,7 @@ def _read(run: Path) -> dict[str, Any]:
     return summary
 
 
-def table(summaries: list[dict[str, Any]], note: str) -> str:
+def table(summaries: list[dict[str, Any]], note: str, recipe: str = "quickstart") -> str:
     """The page: a row for each run, and the totals, in which an unfinished run counts as failed."""
     ended = [summary for summary in summaries if "after" in summary]
     rows = sorted(ended, key=lambda summary: summary["seed"])
@@ -83,7 +85,11 @@ def table(summaries: list[dict[str, Any]], note: str) -> str:
         row["swapped"]["rate"] <= row["after"]["rate"] / 2 and row["swapped"]["high"] < row["after"]["low"]
         for row in rows
     ]
+    own = recipe == "quickstart"
     page = _TEXT.format(
+        recipe=recipe,
+        title="The quickstart" if own else recipe,
+        option="" if own else f" --recipe {recipe}",
         date=datetime.now(UTC).date().isoformat(),
         note=note.strip(),
         episodes=rows[0]["after"]["episodes"],

@@ -120,6 +120,14 @@ def test_robots_of_all_layouts_are_found(tmp_path, capsys):
     assert "one of droid, physical-intelligence/libero, gr1" in found["recipe"]
 
 
+def test_hashed_words_are_told_as_the_tokenizer(tmp_path, capsys):
+    shutil.copytree(GOLDEN / "pi0", tmp_path / "x")
+    config = json.loads((tmp_path / "x" / "config.json").read_text())
+    assert _told(capsys, "inspect", tmp_path / "x")["tokenizer"] != "words"
+    (tmp_path / "x" / "config.json").write_text(json.dumps(config | {"polyrhythm": {"tokenizer": "words"}}))
+    assert _told(capsys, "inspect", tmp_path / "x")["tokenizer"] == "words"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -106,6 +106,8 @@ def test_what_the_folder_has_no_place_for_is_ours(tmp_path):
     assert _files(tmp_path / "out")["model.safetensors"] == _files(folder)["model.safetensors"]
     network = load_network(TOY, Checkpoint.open(tmp_path / "out"), device="cpu", seed=5)
     assert torch.equal(network.spare.weight, policy.network.spare.weight)
+    (tmp_path / "new").touch()
+    assert (tmp_path / "out" / "polyrhythm.safetensors").stat().st_mode == (tmp_path / "new").stat().st_mode
 
 
 @pytest.mark.parametrize("head", ["tokens", "l1"])

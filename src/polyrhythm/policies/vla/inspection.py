@@ -20,7 +20,7 @@ from polyrhythm.policies.vla.adapting import Adaptation, adapted_layers
 from polyrhythm.policies.vla.architectures import Architecture, architecture
 from polyrhythm.policies.vla.building import Fit, fit, misfit, released_size, weights_on_meta
 from polyrhythm.policies.vla.checkpoint import Checkpoint
-from polyrhythm.policies.vla.folder_files import read_json
+from polyrhythm.policies.vla.folder_files import CHOICES, read_json
 from polyrhythm.policies.vla.precision import Precision
 from polyrhythm.policies.vla.settings import LoraSettings, TrainedPart
 from polyrhythm.specs.weights import weight_specs
@@ -100,7 +100,7 @@ def inspect(folder: str | Path, *, dtype: str = "bfloat16") -> Inspection:
         robots=robots,
         cameras=cameras,
         statistics=tuple(str(path.relative_to(opened.folder)) for path in opened.statistics),
-        tokenizer="" if opened.tokenizer is None else str(opened.tokenizer),
+        tokenizer=str((opened.config.get(CHOICES) or {}).get("tokenizer") or opened.tokenizer or ""),
         side=tuple(sorted({name.partition(".")[0] for name in opened.side})),
         ours=tuple(opened.ours),
         missing=found.missing,

@@ -102,7 +102,10 @@ def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
     """Write a file of these tensors alone."""
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with name_in_errors(file):
+        file.touch()
+        mode = file.stat().st_mode  # as for any new file; safetensors makes one that only its owner can read
         save_file(kept, file, metadata={"format": "pt"})
+        file.chmod(mode)
 
 
 @contextmanager
