@@ -34,8 +34,8 @@ from polyrhythm.scheduler.records import (
 )
 
 randoms = st.randoms(use_true_random=False)
-examples = settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
-few_examples = settings(examples, max_examples=150)
+examples = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+few_examples = settings(examples, max_examples=100)
 
 
 def watched(cluster_settings: ClusterSettings) -> tuple[Cluster, Conductor, GuaranteeChecker]:
@@ -50,7 +50,7 @@ def test_every_target_is_reached_and_no_guarantee_is_broken_on_the_way(rng: rand
     _reaches_its_target(arbitrary_cluster(rng))
 
 
-@settings(examples, max_examples=250)
+@settings(examples, max_examples=160)
 @given(randoms)
 def test_so_is_it_with_more_groups_and_members_than_are_needed(rng: random.Random) -> None:
     cluster_settings = arbitrary_cluster(rng, redundant=True)
@@ -95,7 +95,7 @@ def test_an_evaluation_in_the_middle_gets_every_episode_and_holds_one_version(rn
     assert len({result.version for result in results}) <= 1
 
 
-@settings(examples, max_examples=250)
+@settings(examples, max_examples=160)
 @given(randoms)
 def test_training_in_lockstep_takes_the_same_course_with_and_without_background_evaluations(rng: random.Random) -> None:
     with_them = _lockstep(arbitrary_cluster(rng))
