@@ -327,6 +327,19 @@ def test_the_drawer_is_learned_from_as_the_others_are(simulator):
     assert all(value > 0 for value in found["returns"])
 
 
+@pytest.mark.sim
+def test_the_quickstart_begins_with_a_warm_start_of_the_seed(simulator):
+    small = (
+        *("env.tasks=[coffee-button-v3, handle-press-v3]", "rollout.rows=4", "rollout.sharding=even:2"),
+        *("training.versions=2", "training.mini_batch_samples=2", "training.epochs=1"),
+        *("training.critic_warmup_updates=0", "demonstrations.episodes_per_task=1"),
+        *("supervised.steps=2", "supervised.batch_size=16", "supervised.warmup_steps=1"),
+    )
+    config = TrainingTask("quickstart", small, 2).config(MODES["lockstep"], 3)
+    assert config.demonstrations.seed == config.seed == 3
+    assert len(train(config)["successes"]) == 4
+
+
 def test_the_script_writes_what_it_was_given(measured, tmp_path, monkeypatch):
     results = tmp_path / "results.json"
     results.write_text(json.dumps({"parts": measured}))
