@@ -15,7 +15,8 @@ from polyrhythm.cli.main import main
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.callbacks import StopTraining
 from polyrhythm_bench.cases import gpu_colocated
-from polyrhythm_bench.cases.gpu_colocated import CpuReading, Pace
+from polyrhythm_bench.cases.gpu_colocated import Pace
+from polyrhythm_bench.harness.resources import CpuReading
 from polyrhythm_bench.workloads import colocated
 from polyrhythm_bench.workloads.colocated import MODES
 

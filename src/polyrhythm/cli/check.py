@@ -9,7 +9,6 @@ import argparse
 import json
 import sys
 import textwrap
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from polyrhythm.cli.recipe_arguments import add_recipe
@@ -38,7 +37,13 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.recipe, arguments.overrides)
     from polyrhythm.pipeline.validation.all_checks import examine
 
-    found = print_findings(examine(config), quiet=arguments.json)
+    found: list[Examined] = []
+    for examined in examine(config):
+        if not arguments.json:
+            if not found or found[-1].part != examined.part:
+                print(examined.part)
+            print(line(examined.finding, color=sys.stdout.isatty(), encoding=sys.stdout.encoding), flush=True)
+        found.append(examined)
     failed = [f"{part}: {finding.name}" for part, finding in found if finding.state == "failed"]
     if arguments.json:
         checks = [{"part": part, **finding._asdict()} for part, finding in found]
@@ -46,18 +51,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(f"\n{len(failed)} of {len(found)} checks failed: {', '.join(failed)}" if failed else _ready(found))
     return 1 if failed else 0
-
-
-def print_findings(examined: Iterable[Examined], *, quiet: bool = False) -> list[Examined]:
-    """Print each finding as soon as it is known, under the name of its part; return all. quiet: print nothing."""
-    found: list[Examined] = []
-    for one in examined:
-        if not quiet:
-            if not found or found[-1].part != one.part:
-                print(one.part)
-            print(line(one.finding, color=sys.stdout.isatty(), encoding=sys.stdout.encoding), flush=True)
-        found.append(one)
-    return found
 
 
 def _seats(config: RunConfig) -> dict[str, dict[str, str | int]] | None:

@@ -31,7 +31,7 @@ def check_recipe(config: RunConfig, *, as_json: bool) -> int:
         for _, finding in found:
             if finding.detail or finding.state != "ok":
                 print(line(finding, color=sys.stdout.isatty(), encoding=sys.stdout.encoding))
-        print(f"{_conclusion(len(lacking), len(failed))}")
+        print(_conclusion(len(lacking), len(failed)))
     return 1 if failed else MISSING if lacking else 0
 
 

@@ -6,8 +6,9 @@
     full_async      both
 
 Each mode is a training run by `pipeline.train`, the code of `polyrhythm train`, in processes: simulators on the cores,
-generator and trainer on the device, weights random, `train: expert`. What is left out is the trial of the policy before
-the start, 20 full-size passes on the CPU. Transitions per second are counted from the second update to the last.
+generator and trainer on the device, weights random, `train: expert`. What is left out is the trial of environment and
+policy before the start, and the modes share one policy of the main process. Transitions per second are counted from the
+second update to the last.
 
 A mode's result is written to the folder when it ends, and a mode that is there is not repeated, so that the command can
 be interrupted and called again. The time is divided over the modes that are left.
@@ -28,7 +29,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 import torch
@@ -161,7 +162,7 @@ def _form(config: RunConfig) -> PolicyForm:
 
 
 def _checked(config: RunConfig, policy: Policy, form: PolicyForm) -> ValidatedRun:
-    """`validate_run` without the trial of environment and policy."""
+    """`validate_run` without the trial of environment and policy, and with a policy that is there."""
     checking.check_devices(config)
     env = checking.installed_env(config)
     if callable(check := getattr(env, "check", None)):
@@ -209,20 +210,6 @@ def _time_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-class CpuReading(NamedTuple):
-    """When, and CPU seconds of the machine and of this benchmark's processes so far."""
-
-    at: float
-    machine_s: float
-    own_s: float
-
-
-def others_cores(begin: CpuReading, end: CpuReading) -> float:
-    """Cores that everything else used in between."""
-    spent = (end.machine_s - begin.machine_s) - (end.own_s - begin.own_s)
-    return max(0.0, spent / (end.at - begin.at))
-
-
 @dataclass(slots=True)
 class Pace:
     """Stops a run at the time `stops` of `time.monotonic`, after a few updates at least, and keeps their metrics."""
@@ -231,12 +218,12 @@ class Pace:
     device: str
     marks: list[Mapping[str, float]] = field(default_factory=list)
     used_gib: list[float] = field(default_factory=list)
-    cpu: list[CpuReading] = field(default_factory=list)
+    cpu: list[resources.CpuReading] = field(default_factory=list)
 
     def on_update(self, metrics: Mapping[str, float]) -> None:
         """The callback of the run."""
         self.marks.append(dict(metrics))
-        self.cpu.append(CpuReading(time.monotonic(), resources.machine_cpu_s(), resources.cpu_s()))
+        self.cpu.append(resources.read_cpu())
         if self.device == "cuda" and (used := _used_gib()) is not None:
             self.used_gib.append(used)
         if time.monotonic() >= self.stops and len(self.marks) >= _UPDATES:
@@ -258,7 +245,7 @@ class Pace:
             "seconds": seconds,
             "lag_mean": fmean(mark["staleness/lag_mean"] for mark in counted[1:]),
             "faults": end["stations/faults"],
-            "others_cores": others_cores(self.cpu[first], self.cpu[-1]),
+            "others_cores": resources.others_cores(self.cpu[first], self.cpu[-1]),
             "device_gib": max(self.used_gib, default=None),
             "busy": {name.rpartition("/")[2]: fmean(mark.get(name, 0.0) for mark in counted[1:]) for name in busy},
             "rates_by_version": rates,

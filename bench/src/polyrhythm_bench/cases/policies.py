@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import logging
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -70,7 +69,7 @@ def run(
     where = choose_device(device)
     found: dict[str, Any] = {}
     left_out: list[str] = []
-    began = _cpu_clock()
+    began = resources.read_cpu()
     for size in sizes:
         refusals = {kind: refusal(kind, size, where) for kind in types}
         left_out += [why for why in refusals.values() if why]
@@ -84,7 +83,7 @@ def run(
         "cores": psutil.cpu_count(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "others_cores": _others_cores(began),
+        "others_cores": resources.others_cores(began, resources.read_cpu()),
         "repeats": repeats,
         "cameras": CAMERAS,
         "chunk": CHUNK,
@@ -279,14 +278,3 @@ def _dtype(size: str) -> torch.dtype:
 
 def _nbytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(x.nbytes for x in tensors.values())
-
-
-def _cpu_clock() -> tuple[float, float, float]:
-    """Now, CPU seconds of the machine, CPU seconds of this process."""
-    return time.monotonic(), resources.machine_cpu_s(), resources.cpu_s_of(psutil.Process())
-
-
-def _others_cores(began: tuple[float, float, float]) -> float:
-    """Cores that everything else on the machine has used since."""
-    now = _cpu_clock()
-    return max(0.0, ((now[1] - began[1]) - (now[2] - began[2])) / (now[0] - began[0]))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -32,6 +34,25 @@ def machine_cpu_s() -> float:
     times: dict[str, float] = psutil.cpu_times()._asdict()
     others = ("idle", "iowait", "guest", "guest_nice")  # guests are in user and nice already
     return sum(spent for name, spent in times.items() if name not in others)
+
+
+class CpuReading(NamedTuple):
+    """When, and CPU seconds of the machine and of the family so far."""
+
+    at: float
+    machine_s: float
+    own_s: float
+
+
+def read_cpu() -> CpuReading:
+    """Now."""
+    return CpuReading(time.monotonic(), machine_cpu_s(), cpu_s())
+
+
+def others_cores(begin: CpuReading, end: CpuReading) -> float:
+    """Cores that everything else on the machine used in between."""
+    spent = (end.machine_s - begin.machine_s) - (end.own_s - begin.own_s)
+    return max(0.0, spent / (end.at - begin.at))
 
 
 def pss_mb() -> float:

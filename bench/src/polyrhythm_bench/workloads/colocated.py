@@ -18,11 +18,13 @@ from polyrhythm.policies.pi0.network import PI0, Pi0Network
 from polyrhythm.policies.pi0.settings import PROMPT_LENGTH, SizeSettings
 from polyrhythm.policies.pi0.size import Pi0Size
 from polyrhythm.policies.vla.saving import save_new
+from polyrhythm.policies.vla.statistics import BOUNDS
+from polyrhythm.policies.vla.tokenizers import WORDS
 
 #: Cameras that show the one image that the environment draws, executed actions, denoise steps, passes over an update.
 CAMERAS, CHUNK, STEPS, EPOCHS = 2, 5, 4, 2
 #: Words are hashed, and actions lie between the environment's bounds.
-_CHOICES = {"tokenizer": "words", "robot": "bounds"}
+_CHOICES = {"tokenizer": WORDS, "robot": BOUNDS}
 _ON_POLICY = {"max_lag": 0, "on_update": "drain"}
 _LAGGING = {"max_lag": 1, "on_update": "continue"}
 MODES: Mapping[str, tuple[bool, Mapping[str, Any]]] = {

@@ -60,13 +60,14 @@ def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
     """
     check_devices(config, trainer=trainer)
     env = installed_env(config)
+    declared, form = None, None
     if getattr(config.policy, "checkpoint", ""):
         declared = try_spec(config, env)
-        check_room(config, declared, check_form_first(config, declared), trainer=trainer)
+        form = _form_with_room(config, declared, trainer=trainer)
     spec, rows = try_env(config, env)
     check_rollout(config, spec)
-    form = check_form_first(config, spec)
-    check_room(config, spec, form, trainer=trainer)
+    if form is None or spec != declared:
+        form = _form_with_room(config, spec, trainer=trainer)
     policy = check_build(config, spec)
     tried, its_form = policy_to_try(config, spec, policy, form)
     learns = trainer and config.training.versions > 0
@@ -99,10 +100,11 @@ def check_rollout(config: RunConfig, spec: EnvSpec) -> None:
         _try_key(config.rollout.queue_key)
 
 
-def check_build(config: RunConfig, spec: EnvSpec) -> Policy:
-    """Build the policy as the trainer does, with the seed's weights, and check the attributes of its contract."""
+def check_build(config: RunConfig, spec: EnvSpec, settings: PolicySettings | None = None) -> Policy:
+    """Build the policy as the trainer does, with the seed's weights, and check the attributes of its contract.
+    settings: in place of the configuration's."""
     what = f"policy.type = {_type_of(config.policy)}"
-    settings = policy_settings(config)
+    settings = settings or policy_settings(config)
     with errors_of(what, "its build()"):
         policy = settings.build(spec, seed=config.seed, device="cpu", role="train")
     try:
@@ -119,9 +121,7 @@ def policy_to_try(config: RunConfig, spec: EnvSpec, policy: Policy, form: Policy
     if form.train_bytes <= _TRIED or not isinstance(settings, VlaSettings):
         return policy, form
     miniature = settings.miniature()
-    with errors_of(f"policy.type = {_type_of(config.policy)}", "its build()"):
-        built = miniature.build(spec, seed=config.seed, device="cpu", role="train")
-    return built, check_form(config, spec, miniature)
+    return check_build(config, spec, miniature), check_form(config, spec, miniature)
 
 
 def check_form(config: RunConfig, spec: EnvSpec, settings: PolicySettings | None = None) -> PolicyForm:
@@ -145,6 +145,13 @@ def check_form_first(config: RunConfig, spec: EnvSpec) -> PolicyForm:
     except ConfigError:
         check_build(config, spec)
         raise
+
+
+def _form_with_room(config: RunConfig, spec: EnvSpec, *, trainer: bool) -> PolicyForm:
+    """The declared form, for which there is memory."""
+    form = check_form_first(config, spec)
+    check_room(config, spec, form, trainer=trainer)
+    return form
 
 
 def check_processes(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -> None:

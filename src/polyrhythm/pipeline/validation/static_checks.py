@@ -154,8 +154,7 @@ def _tried(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> _Built | None:
     if form.train_bytes <= _SMALL and not getattr(settings, "checkpoint", ""):
         return _Built(check_build(config, spec), whole=True)
     if isinstance(settings, VlaSettings):
-        with errors_of(f"policy.type = {getattr(settings, 'type', '')}", "its build()"):
-            return _Built(settings.miniature().build(spec, seed=config.seed, device="cpu", role="train"), whole=False)
+        return _Built(check_build(config, spec, settings.miniature()), whole=False)
     return None
 
 

@@ -137,20 +137,17 @@ def merge(adapters: Adapters, base: Checkpoint, out: Path) -> None:
     tensors = adapters.read()
     matrices = {_in_base(f"{module}.weight", base, adapters): module for module in adapters.modules}
     whole = {_in_base(name, base, adapters): name for name in adapters.replaced}
+    fix = f"name the base that it was trained on ({adapters.base or 'its adapter_config.json names none'})"
     for name, module in matrices.items():
         a, b, there = tensors[module + _A], tensors.get(module + _B), base.tensors[name].shape
         if b is None or a.ndim != 2 or (b.shape[0], a.shape[1]) != there:
             told = "lacks its second matrix" if b is None else f"makes {[b.shape[0], *a.shape[1:]]}"
-            raise ConfigError(
-                f"{adapters.folder}: the adapter of {name} {told}, the base has {list(there)}; name the base that "
-                f"it was trained on ({adapters.base or 'its adapter_config.json names none'})"
-            )
+            raise ConfigError(f"{adapters.folder}: the adapter of {name} {told}, the base has {list(there)}; {fix}")
     for name, stored in whole.items():
         if tensors[stored].shape != base.tensors[name].shape:
             raise ConfigError(
                 f"{adapters.folder}: {name} is {list(tensors[stored].shape)}, the base has "
-                f"{list(base.tensors[name].shape)}; name the base that it was trained on "
-                f"({adapters.base or 'its adapter_config.json names none'})"
+                f"{list(base.tensors[name].shape)}; {fix}"
             )
 
     def new(name: str) -> Tensor | None:
