@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, model_validator
 
-from polyrhythm.config.base import Count, InvalidSetting, Section
+from polyrhythm.config.base import Count, Flag, InvalidSetting, Section
 
 #: Ranges and single device ids of at most four digits, such as 0-3,6.
 _IDS = re.compile(r"[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*")
@@ -73,6 +73,15 @@ class SeatSettings(Section):
         if value.get("devices") is not None:
             raise InvalidSetting("device", device, f"devices = {value['devices']} is given too; set devices = {meant}")
         return {**{key: item for key, item in value.items() if key != "device"}, "devices": meant}
+
+
+class ShardSettings(Section):
+    """A trainer of several ranks with strategy shard: when its tensors are whole, and where its shards are."""
+
+    reshard: Flag = True
+    """Free a block's whole weights after its forward pass and gather them again for its backward pass."""
+    cpu_offload: Flag = False
+    """Keep shards, their gradients and the optimizer's moments in host memory; the optimizer steps on the CPU."""
 
 
 class PlacementSettings(Section):

@@ -1,0 +1,146 @@
+"""The ranks of a trainer: processes that train one policy together. One rank is the trivial case of the same code.
+
+Only this module and `training.distributed`, which it loads for several ranks, communicate. All methods with an argument
+are collective where there are several ranks: all of them call it, in the same order and from one thread
+(docs/design/031-ranks.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from polyrhythm.config.sections.placement import ShardSettings
+
+#: replicate: every rank has all weights; shard: every rank has a part of each tensor.
+Strategy = Literal["replicate", "shard"]
+
+
+class Ranks(Protocol):
+    """This process among the ranks of its trainer: rank in 0..size-1."""
+
+    rank: int
+    size: int
+    strategy: Strategy
+    background: Any
+    """torch's group of the same ranks for the collectives of another thread, which saves; None for one rank."""
+
+    def total(self, x: Tensor) -> Tensor:
+        """The sum of `x` over all ranks, shaped like it, on its device (host or this rank's); `x` itself for one."""
+        ...
+
+    def totals(self, numbers: Sequence[float]) -> Sequence[float]:
+        """Each of the numbers summed over all ranks."""
+        ...
+
+    def most(self, count: int) -> int:
+        """The largest `count` of all ranks."""
+        ...
+
+    def gather(self, item: Any) -> list[Any]:
+        """The items of all ranks by rank: text, numbers, lists and dicts of them, as JSON has them."""
+        ...
+
+    def wrap(self, step: nn.Module) -> nn.Module:
+        """The module whose forward pass gives a micro-batch's loss, so that its backward pass sums gradients over all
+        ranks. `step.policy` is the policy, the same on every rank; with shard its parameters are replaced in place by
+        their shards (DTensors), so optimizers are made afterwards. ValueError: the ranks have other weights, or a
+        tensor cannot be sharded."""
+        ...
+
+    def shard(self, policy: nn.Module) -> None:
+        """Shard the parameters of one more policy in place, as `wrap` does; nothing with another strategy."""
+        ...
+
+    def reducing(self, wrapped: nn.Module, *, last: bool) -> AbstractContextManager[None]:
+        """The context of forward and backward pass of one micro-step of an optimizer step; last: its last one."""
+        ...
+
+    def norms(self, each: Tensor) -> Tensor:
+        """Norms [P] of this rank's parts of P gradients → those of the whole gradients."""
+        ...
+
+    def snapshot(self, state: Mapping[str, Tensor], names: Iterable[str] = ()) -> Iterator[tuple[str, Tensor]]:
+        """Whole tensors by name, in the order of `names` (all of `state` where none are given), one at a time: a
+        sharded one exists whole only until the next. Every rank goes through all of it."""
+        ...
+
+    def close(self) -> None:
+        """Leave the others; collectives are no longer possible. Waits for nobody."""
+        ...
+
+
+class OneRank:
+    """A trainer of one process: nothing is sent."""
+
+    rank, size = 0, 1
+    strategy: Strategy = "replicate"
+    background = None
+
+    def total(self, x: Tensor) -> Tensor:
+        return x
+
+    def totals(self, numbers: Sequence[float]) -> Sequence[float]:
+        return numbers
+
+    def most(self, count: int) -> int:
+        return count
+
+    def gather(self, item: Any) -> list[Any]:
+        return [item]
+
+    def wrap(self, step: nn.Module) -> nn.Module:
+        return step
+
+    def shard(self, policy: nn.Module) -> None:
+        pass
+
+    def reducing(self, wrapped: nn.Module, *, last: bool) -> AbstractContextManager[None]:  # noqa: ARG002
+        return nullcontext()
+
+    def norms(self, each: Tensor) -> Tensor:
+        return each
+
+    def snapshot(self, state: Mapping[str, Tensor], names: Iterable[str] = ()) -> Iterator[tuple[str, Tensor]]:
+        for name in tuple(names) or state:
+            yield name, state[name]
+
+    def close(self) -> None:
+        pass
+
+
+ONE_RANK: Ranks = OneRank()
+
+
+def open_ranks(
+    rank: int,
+    size: int,
+    store: Path,
+    device: str,
+    strategy: Strategy = "replicate",
+    shard: ShardSettings | None = None,
+) -> Ranks:
+    """Join the other ranks of this trainer; returns once all have joined. `ONE_RANK` where size is 1.
+
+    store: a file in the run's private folder, of this incarnation alone (torch's FileStore makes it). device: of this
+    rank, cpu or cuda:N. Host tensors go over gloo by the loopback interface, device tensors over NCCL where every rank
+    has a GPU of its own, else over gloo. There is no deadline: supervision ends a process that waits too long.
+    """
+    if size == 1:
+        return ONE_RANK
+    from polyrhythm.training.distributed import ProcessRanks  # torch.distributed is only for several ranks
+
+    return ProcessRanks(rank, size, store, device, strategy, shard)
+
+
+def whole_from(ranks: Ranks, rows: Tensor, places: Tensor | slice, count: int) -> Tensor:
+    """Rows [n,...] of every rank at their places [n] (int64; a slice for one rank, which has all) in one tensor
+    [count,...], which all ranks get; no place is taken twice."""
+    if isinstance(places, slice):
+        return rows
+    return ranks.total(rows.new_zeros(count, *rows.shape[1:]).index_copy_(0, places, rows))
