@@ -131,9 +131,14 @@ class Channels:
     report: Callable[[Report], None]
 
 
-def process_address(station: str, incarnation: int) -> str:
+def rank_name(station: str, rank: int) -> str:
+    """The name of a rank's process: `trainer`, `trainer-rank1`, … Rank 0 has the station's."""
+    return f"{station}-rank{rank}" if rank else station
+
+
+def process_address(station: str, incarnation: int, rank: int = 0) -> str:
     """The name of a station process's inbox."""
-    return f"{station}.{incarnation}"
+    return f"{rank_name(station, rank)}.{incarnation}"
 
 
 def part_address(process: str, part: int) -> str:
