@@ -26,7 +26,7 @@ from polyrhythm.scheduler.records import (
 from polyrhythm.specs import WeightsLayout
 from polyrhythm.specs.weights import weight_specs
 from polyrhythm.stations.trainer import Trainer
-from polyrhythm.stations.trainer_factory import TrainerStates
+from polyrhythm.stations.trainer_states import TrainerStates
 from polyrhythm.training.checkpoint import load_state
 from polyrhythm.training.learner import Learner
 

@@ -19,17 +19,20 @@ with other content. Therefore publications are numbered: a copy of the first is 
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
+from torch import Tensor
 
 from polyrhythm.runtime.memory.tensors import Copy, Device, State, copy_into, tensors_over, to_dtype
-from polyrhythm.specs.weights import WeightsLayout, first_misfit, weight_specs
+from polyrhythm.specs.weights import WeightsLayout, WeightSpec, first_misfit, weight_specs
 
+#: Tensors by name, one at a time: each may be gone when the next comes.
+Stream = Iterable[tuple[str, Tensor]]
 _HEADER = 64
 _EMPTY = -1
 
@@ -55,11 +58,12 @@ class Weights(Protocol):
         """Highest version published, -1 before the first."""
         ...
 
-    def publish(self, version: int, state: State) -> None:
+    def publish(self, version: int, state: State | Stream) -> None:
         """Make a copy of the layout's tensors in `state` readable as `version`; other tensors are ignored.
 
-        A version that is there already was left by a writer that died before announcing it: it is replaced.
-        ValueError: a tensor is missing or does not fit; then nothing has changed.
+        A stream is copied tensor by tensor and never held whole. A version that is there already was left by a writer
+        that died before announcing it: it is replaced. ValueError: a tensor is missing or does not fit; then nothing
+        has changed. Of a stream that is known only as it goes on; then the newest version is what it was.
         """
         ...
 
@@ -96,7 +100,8 @@ class InlineWeights:
     def newest(self) -> int:
         return max(self._held, default=_EMPTY)
 
-    def publish(self, version: int, state: State) -> None:
+    def publish(self, version: int, state: State | Stream) -> None:
+        state = state if isinstance(state, Mapping) else dict(state)
         check_fit(self.layout, state, convertible=True)
         copies = {name: to_dtype(state[name], spec.dtype) for name, spec in self.layout.published.items()}
         older = {held: tensors for held, tensors in self._held.items() if held < version}
@@ -162,16 +167,30 @@ class SharedWeights:
     def newest(self) -> int:
         return max(self.versions())
 
-    def publish(self, version: int, state: State) -> None:
+    def publish(self, version: int, state: State | Stream) -> None:
         """As in `Weights`. Overwrites the older buffer; waits for a reader that is in the middle of it."""
-        check_fit(self.layout, state, convertible=True)
+        if isinstance(state, Mapping):
+            check_fit(self.layout, state, convertible=True)
         held = self.versions()
         index = held.index(max(held)) if max(held) >= version else held.index(min(held))
         with self._lock(index, fcntl.LOCK_EX):
             self._stored[index] = 0
             self._numbers[index] = self._numbers.max() + 1
-            copy_into(self._buffers[index], state)
+            if isinstance(state, Mapping):
+                copy_into(self._buffers[index], state)
+            else:
+                self._copy_stream(self._buffers[index], state)
             self._stored[index] = version + 1
+
+    def _copy_stream(self, into: State, stream: Stream) -> None:
+        """Copy tensor by tensor. ValueError: one is missing or does not fit."""
+        missing = dict(self.layout.published)
+        for name, tensor in stream:
+            if name in missing:
+                check_fit_of(missing.pop(name), name, tensor)
+                copy_into({name: into[name]}, {name: tensor})
+        for name, spec in missing.items():
+            check_fit_of(spec, name, None)
 
     def find(self, version: int) -> Publication | None:
         held = self.versions()
@@ -237,7 +256,15 @@ def check_fit(layout: WeightsLayout, state: State, *, convertible: bool) -> None
     """Raise ValueError unless `state` has all tensors of the layout. convertible: in any floating-point dtype."""
     found = weight_specs({name: tensor for name, tensor in state.items() if name in layout.published})
     if name := first_misfit(layout.published, found, convertible=convertible):
-        raise ValueError(
-            f"weights do not fit the policy: {name} is {found.get(name, 'missing')}, "
-            f"the layout has {layout.published[name]}"
-        )
+        raise _misfit(name, found.get(name), layout.published[name])
+
+
+def check_fit_of(spec: WeightSpec, name: str, tensor: Tensor | None) -> None:
+    """Raise ValueError unless the tensor of this name is there, of this form but for its floating-point dtype."""
+    found = weight_specs({} if tensor is None else {name: tensor})
+    if first_misfit({name: spec}, found, convertible=True):
+        raise _misfit(name, found.get(name), spec)
+
+
+def _misfit(name: str, found: WeightSpec | None, spec: WeightSpec) -> ValueError:
+    return ValueError(f"weights do not fit the policy: {name} is {found or 'missing'}, the layout has {spec}")

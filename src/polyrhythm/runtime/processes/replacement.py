@@ -1,6 +1,6 @@
 """Replaces stations that have ended or are given up, without making the other stations wait.
 
-    suspected   a rank of it has ended, exceeds a deadline, or refused a command; what it had sent is received, which may
+    suspected   a rank has ended, exceeds a deadline, or refused a command; what it had sent is received, which may
                 clear it
     ending      all its ranks are killed, and their lines are closed
     exited      the kernel has reaped them, so they write nowhere; what they had sent before is received

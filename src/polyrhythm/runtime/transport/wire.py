@@ -41,8 +41,8 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A station lives, or one rank of it. doing: its call under way, for `for_s` seconds; "" between two units of work. pending_work: what
-    it has not finished, in words; None unless a `Ping` asked for it.
+    """A station lives, or one rank of it. doing: its call under way, for `for_s` seconds; "" between two units of work.
+    pending_work: what it has not finished, in words; None unless a `Ping` asked for it.
     """
 
     station: str
