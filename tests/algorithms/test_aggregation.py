@@ -36,7 +36,7 @@ def test_episode_mean_is_the_masked_mean_ratio_of_rlinf(level: levels.LogprobLev
     executed_actions, trajectory = torch.tensor(valid), torch.tensor(owner)
     mask = levels.mask(executed_actions, level, ACTION)
     weight = entry_weights(mask, trajectory, "episode_mean", valid=executed_actions)
-    got = (weight * torch.stack(rows)).sum() / normalizer(weight, "episode_mean")
+    got = (weight * torch.stack(rows)).sum() / normalizer(float(weight.sum()), len(weight), "episode_mean")
     assert float(got) == pytest.approx(wanted, rel=1e-6)
 
 
@@ -46,9 +46,10 @@ def test_mini_batches_of_an_episode_mean_average_to_the_whole() -> None:
     x, valid = torch.randn(12, generator=rng), torch.ones(12, 2, dtype=torch.bool)
     weight = entry_weights(valid.any(1), torch.tensor([0] * 9 + [1] * 3), "episode_mean", valid=valid)
     parts = [
-        float((weight[a:b] * x[a:b]).sum() / normalizer(weight[a:b], "episode_mean")) for a, b in ((0, 6), (6, 12))
+        float((weight[a:b] * x[a:b]).sum() / normalizer(float(weight[a:b].sum()), b - a, "episode_mean"))
+        for a, b in ((0, 6), (6, 12))
     ]
-    whole = float((weight * x).sum() / normalizer(weight, "episode_mean"))
+    whole = float((weight * x).sum() / normalizer(float(weight.sum()), 12, "episode_mean"))
     assert sum(parts) / 2 == pytest.approx(whole, rel=1e-5)
 
 
@@ -57,4 +58,4 @@ def test_a_sum_is_divided_by_the_constant() -> None:
         torch.ones(4).bool(), torch.zeros(4).long(), "sum_over_constant", valid=torch.ones(4, 1).bool()
     )
     assert float(weight.sum()) == 4.0
-    assert normalizer(weight, "sum_over_constant", 20.0) == 20.0
+    assert normalizer(4.0, 4, "sum_over_constant", 20.0) == 20.0

@@ -65,11 +65,11 @@ def test_weights_make_the_two_means() -> None:
     x, trajectory = torch.tensor([[1.0, 2.0], [3.0, 99.0], [10.0, 99.0]]), torch.tensor([0, 0, 1])
     for kind, wanted in (("token_mean", 4.0), ("trajectory_mean", 6.0)):
         weight = entry_weights(mask, trajectory, kind, valid=mask)  # type: ignore[arg-type]
-        assert float((weight * x).sum() / normalizer(weight)) == pytest.approx(wanted)
+        assert float((weight * x).sum() / normalizer(float(weight.sum()), len(weight))) == pytest.approx(wanted)
 
 
 def test_nothing_valid_is_zero_not_nan() -> None:
     nothing = torch.zeros(3, dtype=torch.bool)
     for kind in ("trajectory_mean", "episode_mean"):
         weight = entry_weights(nothing, torch.tensor([0, 0, 1]), kind, valid=nothing.unsqueeze(1))  # type: ignore[arg-type]
-        assert float(weight.sum() / normalizer(weight, kind)) == 0.0  # type: ignore[arg-type]
+        assert float(weight.sum() / normalizer(float(weight.sum()), len(weight), kind)) == 0.0  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from polyrhythm.training.learner import Learner
 from polyrhythm.training.precomputed import with_precomputed
 from polyrhythm.training.reference import SharedReference
 from polyrhythm.training.steps import finish
+from polyrhythm.training.targets import TargetInputs
 
 CPU = torch.device("cpu")
 KL = {"kl": {"coef": 0.1}, "proximal": "recompute", "loss": "decoupled_ppo", "bootstrap": "always"}
@@ -77,13 +78,13 @@ def test_a_prefix_that_is_trained_is_not_precomputed():
     for train in ("all", "lora"):
         policy = small(train=train)
         packed = collate(collect(policy))
-        assert with_precomputed(packed, policy, micro_batch=3, device=CPU, limit_mib=1) is packed
+        assert with_precomputed(packed, TargetInputs(policy, None, 0, 3, CPU), limit_mib=1) is packed
 
 
 def test_precomputed_rows_are_those_of_one_pass_and_are_dropped_after_the_update():
     policy = small(train="expert")
     packed = collate(collect(policy))
-    found = with_precomputed(packed, policy, micro_batch=3, device=CPU, limit_mib=0)
+    found = with_precomputed(packed, TargetInputs(policy, None, 0, 3, CPU), limit_mib=0)
     with torch.no_grad():
         expected = policy.precompute(packed.obs)
     assert found.obs.keys() == packed.obs.keys() | expected.keys()
@@ -99,10 +100,10 @@ def test_names_that_are_taken_and_missing_rows_are_refused():
     taken = next(iter(packed.obs))
     policy.precompute = lambda obs: {taken: torch.zeros(STEPS, 1)}
     with pytest.raises(ValueError, match=rf"policy.precompute gives '{taken}', which the observation has"):
-        with_precomputed(packed, policy, micro_batch=0, device=CPU, limit_mib=1)
+        with_precomputed(packed, TargetInputs(policy, None, 0, 0, CPU), limit_mib=1)
     policy.precompute = lambda obs: {"found": torch.zeros(3, 2)}
     with pytest.raises(ValueError, match=r"policy.precompute gives 'found' \[3, 2\] for 14 rows; put the rows first"):
-        with_precomputed(packed, policy, micro_batch=0, device=CPU, limit_mib=1)
+        with_precomputed(packed, TargetInputs(policy, None, 0, 0, CPU), limit_mib=1)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: on a CPU there is one memory")
@@ -110,7 +111,7 @@ def test_names_that_are_taken_and_missing_rows_are_refused():
 def test_prefixes_stay_on_the_gpu_only_up_to_the_limit(limit):
     policy = small(train="expert").cuda()
     packed = collate(collect(small(train="expert")))
-    found = with_precomputed(packed, policy, micro_batch=3, device=torch.device("cuda"), limit_mib=limit)
+    found = with_precomputed(packed, TargetInputs(policy, None, 0, 3, torch.device("cuda")), limit_mib=limit)
     kept = [x for name, x in found.obs.items() if name not in packed.obs]
     assert all(x.is_cuda == bool(limit) and (x.is_cuda or x.is_pinned()) for x in kept)
 

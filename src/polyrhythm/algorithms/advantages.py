@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.algorithms.divergence import LOG_RATIO_LIMIT
+from polyrhythm.algorithms.sums import Total, here
 
 Bootstrap = Literal["standard", "always", "never"]
 GroupStd = Literal["sample", "population", "none"]
@@ -150,17 +151,16 @@ def needs_bootstrap(terminated: Tensor, truncated: Tensor, bootstrap: Bootstrap)
     return torch.full_like(terminated, bootstrap == "always")
 
 
-def normalize(advantages: Tensor, valid: Tensor, *, eps: float = 1e-8) -> Tensor:
-    """(A − mean)/(std + eps) over the valid entries, zero elsewhere.
+def normalize(advantages: Tensor, valid: Tensor, *, eps: float = 1e-8, total: Total = here) -> Tensor:
+    """(A − mean)/(std + eps) over the valid entries, zero elsewhere; total: sums over all parts of an update.
 
     std divides by the number of entries (ddof 0), so that a single entry is defined, too: it becomes 0.
     """
     entries = advantages[valid]
-    if entries.numel() == 0:
-        return torch.zeros_like(advantages)
-    centred = entries - entries.mean()
+    count = total(entries.new_tensor(float(entries.numel()))).clamp(min=1.0)
+    centred = entries - total(entries.sum()) / count
     out = torch.zeros_like(advantages)
-    out[valid] = centred / (centred.square().mean().sqrt() + eps)
+    out[valid] = centred / ((total(centred.square().sum()) / count).sqrt() + eps)
     return out
 
 

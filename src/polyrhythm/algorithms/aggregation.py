@@ -15,14 +15,22 @@ from torch import Tensor
 Aggregation = Literal["token_mean", "trajectory_mean", "episode_mean", "sum_over_constant"]
 
 
-def entry_weights(mask: Tensor, trajectory: Tensor, aggregation: Aggregation, *, valid: Tensor) -> Tensor:
+def entry_weights(
+    mask: Tensor,
+    trajectory: Tensor,
+    aggregation: Aggregation,
+    *,
+    valid: Tensor,
+    counts: tuple[int, int] | None = None,
+) -> Tensor:
     """Float32 weights shaped like mask ([N,...] bool, at the level of the loss); 0 where masked.
 
     trajectory [N] int64; valid [N,C] bool: the primitive actions that were executed.
     token_mean, sum_over_constant: 1 per entry.
     trajectory_mean: 1/(valid entries of the entry's trajectory), so that the weights of each trajectory sum to 1.
     episode_mean: (N/M)·(C/e)/(executed actions of the entry's trajectory), M trajectories, e entries per chunk step;
-    RLinf's `masked_mean_ratio` (T_max cancels where a rollout is as long as T_max).
+    RLinf's `masked_mean_ratio` (T_max cancels where a rollout is as long as T_max). counts: N and M of the whole update
+    where this is a part of it.
     """
     weight = mask.to(torch.float32)
     if aggregation == "trajectory_mean":
@@ -30,23 +38,26 @@ def entry_weights(mask: Tensor, trajectory: Tensor, aggregation: Aggregation, *,
     if aggregation == "episode_mean":
         executed = _total(valid.to(torch.float32), trajectory)
         entries = max(weight[:1].numel(), 1)
-        scale = len(trajectory) / len(executed) * valid.shape[1] / entries
+        steps, trajectories = counts or (len(trajectory), len(executed))
+        scale = steps / trajectories * valid.shape[1] / entries
         return weight * _per_row(scale * executed.reciprocal()[trajectory], weight)
     return weight
 
 
-def normalizer(weight: Tensor, aggregation: Aggregation = "token_mean", constant: float | None = None) -> float:
-    """What a mini-batch's weighted sum is divided by. weight: of the whole mini-batch, [N,...].
+def normalizer(
+    weights: float, chunk_steps: int, aggregation: Aggregation = "token_mean", constant: float | None = None
+) -> float:
+    """What a mini-batch's weighted sum is divided by. weights: their sum over the whole mini-batch, on all ranks.
 
-    sum_over_constant: the constant. episode_mean: the N chunk steps. Otherwise the sum of the weights, or 1 where
-    nothing is valid (the loss is then 0, not NaN).
+    sum_over_constant: the constant. episode_mean: the chunk steps. Otherwise the sum of the weights, or 1 where nothing
+    is valid (the loss is then 0, not NaN).
     """
     if aggregation == "sum_over_constant":
         assert constant is not None
         return constant
     if aggregation == "episode_mean":
-        return float(max(len(weight), 1))
-    return float(weight.sum()) or 1.0
+        return float(max(chunk_steps, 1))
+    return weights or 1.0
 
 
 def _total(x: Tensor, trajectory: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from polyrhythm.algorithms.divergence import k3, log_ratio
 from polyrhythm.algorithms.losses import LossInput
+from polyrhythm.algorithms.sums import Total, here, mean_and_variance
 
 
 def policy_divergence(entries: LossInput, *, has_proximal: bool) -> dict[str, Tensor]:
@@ -26,11 +27,12 @@ def policy_divergence(entries: LossInput, *, has_proximal: bool) -> dict[str, Te
     }
 
 
-def explained_variance(values: Tensor, returns: Tensor, valid: Tensor) -> Tensor:
-    """1 − Var(R − V)/Var(R) over the valid entries: 1 perfect, 0 as good as a constant. 0 where all R are equal."""
+def explained_variance(values: Tensor, returns: Tensor, valid: Tensor, total: Total = here) -> Tensor:
+    """1 − Var(R − V)/Var(R) over the valid entries: 1 perfect, 0 as good as a constant. 0 where all R are equal.
+
+    total: sums over all parts of an update.
+    """
     target = returns[valid]
-    if target.numel() == 0:
-        return returns.new_zeros(())
-    variance = target.var(correction=0)
-    residual = (target - values[valid]).var(correction=0)
+    variance = mean_and_variance(target, total)[1].to(returns.dtype)
+    residual = mean_and_variance(target - values[valid], total)[1].to(returns.dtype)
     return torch.where(variance > 0, 1.0 - residual / variance.clamp_min(1e-30), 0.0)

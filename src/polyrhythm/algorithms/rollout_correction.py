@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.algorithms.divergence import LOG_RATIO_LIMIT, k2, k3
+from polyrhythm.algorithms.sums import Total, here
 
 Level = Literal["token", "chunk_step", "trajectory"]
 Reduction = Literal["sum", "mean", "max"]
@@ -51,11 +52,12 @@ def correct(  # noqa: PLR0913 (one keyword per setting)
     reject_by: Reduction = "mean",
     reject_below: float | None = None,
     reject_above: float | None = None,
+    total: Total = here,
 ) -> Correction:
     """Importance weights and rejection together; keywords as in `algorithm.rollout_correction`.
 
     normalize: divide by the mean weight of the entries, chunk steps or trajectories (each counts once), after clamping
-    and before rejection.
+    and before rejection. total: sums over all parts of an update, of which the entries are one.
     """
     kept, factor, clipped = entries.mask, entries.mask.to(entries.proximal.dtype), torch.zeros_like(entries.mask)
     if weight != "none":
@@ -64,8 +66,8 @@ def correct(  # noqa: PLR0913 (one keyword per setting)
         if weight_min is not None or weight_max is not None:
             bounded = raw.clamp(weight_min, weight_max)
         clipped = (bounded != raw) & entries.mask
-        if normalize and entries.mask.any():
-            bounded = bounded / _mean_of_units(bounded, entries, weight).clamp_min(1e-8)
+        if normalize:
+            bounded = bounded / _mean_of_units(bounded, entries, weight, total).clamp_min(1e-8)
         factor = torch.where(entries.mask, bounded, 0.0)
     if reject != "none":
         kept = within_bounds(
@@ -132,15 +134,16 @@ def reduce_to_level(x: Tensor, mask: Tensor, trajectory: Tensor, level: Level, b
     return total[owner].reshape(-1, *(1,) * (x.dim() - 1)).expand_as(x)
 
 
-def _mean_of_units(weight: Tensor, entries: Entries, level: Level) -> Tensor:
-    """The mean of weights over the level's units that have a valid entry."""
+def _mean_of_units(weight: Tensor, entries: Entries, level: Level, total: Total) -> Tensor:
+    """The mean of weights over the level's units that have a valid entry; NaN where none has."""
     mask = entries.mask.to(weight.dtype)
     share = (
         mask
         if level == "token"
         else mask / reduce_to_level(mask, entries.mask, entries.trajectory, level, "sum").clamp(min=1)
     )
-    return (weight * share).sum() / share.sum()
+    sums = total(torch.stack([(weight * share).sum(), share.sum()]))
+    return sums[0] / sums[1]
 
 
 def _reduce_rows(x: Tensor, by: Reduction) -> Tensor:

@@ -7,7 +7,8 @@ observations. Observations are copied once, here; afterwards the trajectories' m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -105,15 +106,23 @@ class TrainingBatch:
         """The chunk steps at `index` (int64, any order), copied: one `index_select` per tensor, where that is."""
         return self._map(lambda x: x.index_select(0, index.to(x.device)))
 
-    def micro_batches(self, size: int, device: torch.device) -> Iterator[TrainingBatch]:
-        """Consecutive views of at most `size` chunk steps (0: all at once) on `device`, sent there one ahead."""
+    def masked(self) -> TrainingBatch:
+        """The same chunk steps, none of which counts: everything but the inputs of the policy is zero."""
+        zeros = self._map(torch.zeros_like)
+        return replace(zeros, obs=self.obs, forward_inputs=self.forward_inputs)
+
+    def micro_batches(
+        self, size: int, device: torch.device, padding: Sequence[TrainingBatch] = ()
+    ) -> Iterator[TrainingBatch]:
+        """Consecutive views of at most `size` chunk steps (0: all at once), then those of `padding`, on `device`, sent
+        there one ahead."""
         size = size or len(self)
-        if size >= len(self) and device.type == "cpu":
+        if 0 < len(self) <= size and device.type == "cpu" and not padding:
             yield self
             return
-        starts = range(0, len(self), size)
+        starts = range(0, len(self), size or 1)
         pieces = (self._map(lambda x, s=start: x[s : s + size]) for start in starts)  # type: ignore[misc]
-        yield from send_ahead(pieces, device, TrainingBatch._map)
+        yield from send_ahead(chain(pieces, padding), device, TrainingBatch._map)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> TrainingBatch:
         def changed(value: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from polyrhythm.training.batch import PackedBatch, TrainingBatch
+from polyrhythm.training.ranks import Ranks
 from polyrhythm.training.targets import TargetInputs, bootstrap_values
 
 if TYPE_CHECKING:
@@ -26,15 +27,12 @@ def find_culprit(
     parameters: Mapping[str, bool],
 ) -> str:
     """What returned the value that is not finite, and the remedy. metrics, parameters: of the optimizer step, whether
-    each metric and the gradient of each parameter is finite."""
-    if given := next(_in_samples(packed), ""):
+    each metric and the gradient of each parameter is finite. All ranks ask at once and get the answer of the first that
+    has one; each looks at its own samples."""
+    if given := _first(next(_in_samples(packed), ""), inputs.ranks):
         return given
-    if algorithm.uses_value and not _finite(bootstrap_values(packed, algorithm, inputs)):
-        return f"policy.value gives NaN or infinity for the last observation of a sample; {_SMALLER}"
-    if not _finite(batch.proximal):
-        return f"policy.evaluate gives log-probs that are not finite; {_SMALLER}"
-    if not (_finite(batch.advantage) and _finite(batch.returns, batch.value_mask)):
-        return f"algorithm.advantage.type = {algorithm.advantage.type}: it gives NaN or infinity; correct its formula"
+    if given := _first(_in_targets(packed, batch, algorithm, inputs), inputs.ranks):
+        return given
     for name, what in _OF_EVALUATE.items():
         if not metrics.get(name, True):
             return f"policy.evaluate gives a {what} that is not finite; {_SMALLER}"
@@ -55,6 +53,24 @@ _OF_EVALUATE = {
     "train/actor/reference_kl": "log-prob",
     "train/critic/value_loss": "value",
 }
+
+
+def _in_targets(
+    packed: PackedBatch, batch: TrainingBatch, algorithm: AlgorithmSettings, inputs: TargetInputs
+) -> str:
+    """What in the targets is not finite, "" if all is."""
+    if algorithm.uses_value and not _finite(bootstrap_values(packed, algorithm, inputs)):
+        return f"policy.value gives NaN or infinity for the last observation of a sample; {_SMALLER}"
+    if not _finite(batch.proximal):
+        return f"policy.evaluate gives log-probs that are not finite; {_SMALLER}"
+    if not (_finite(batch.advantage) and _finite(batch.returns, batch.value_mask)):
+        return f"algorithm.advantage.type = {algorithm.advantage.type}: it gives NaN or infinity; correct its formula"
+    return ""
+
+
+def _first(found: str, ranks: Ranks) -> str:
+    """Of what the ranks found the first that is something."""
+    return next(filter(None, ranks.gather(found)), "")
 
 
 def _in_samples(packed: PackedBatch) -> Iterator[str]:

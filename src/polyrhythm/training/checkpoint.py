@@ -1,16 +1,66 @@
-"""Saved states: written atomically, read without executing anything in the file."""
+"""Saved states: written atomically, read without executing anything in the file.
+
+A state is a file, or where it is sharded over ranks a folder (`training.sharded_checkpoint`). Either can be read by any
+number of ranks.
+"""
 
 from __future__ import annotations
 
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from polyrhythm.errors import RunFolderError
 from polyrhythm.files import atomic_write
+from polyrhythm.training.ranks import Ranks
+
+
+class Saving(Protocol):
+    """A state that is being saved. over: whether that has ended, well or not."""
+
+    @property
+    def over(self) -> bool: ...
+
+    def wait(self) -> None:
+        """Wait until it has ended; raises its error. Afterwards the state is there, as rank 0 sees it."""
+        ...
+
+
+class Saved:
+    """A state that is saved already."""
+
+    over = True
+
+    def wait(self) -> None:
+        pass
+
+
+def save(state: Mapping[str, Any], path: Path, ranks: Ranks) -> Saving:
+    """Save the state of a learner: in a file that rank 0 writes, or where it is sharded in a folder, in the background.
+    All ranks call it. OSError: cannot write."""
+    if ranks.size > 1 and ranks.strategy == "shard":
+        from polyrhythm.training.sharded_checkpoint import save_sharded  # torch.distributed
+
+        return save_sharded(state, path, ranks)
+    if ranks.rank == 0:
+        save_state(state, path)
+    return Saved()
+
+
+def load(path: Path, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Read what `save` wrote; nothing is sent, so each rank reads its own part of a folder, and the whole of a file.
+
+    like: nested as the state; its tensors are sharded as the state's shall be, which are whole where it has none.
+    RunFolderError: damaged, or no checkpoint.
+    """
+    if not path.is_dir():
+        return load_state(path)
+    from polyrhythm.training.sharded_checkpoint import load_sharded
+
+    return load_sharded(path, like or {})
 
 
 def save_state(state: Mapping[str, Any], path: Path) -> None:

@@ -1,27 +1,34 @@
-"""Updates of a policy by reinforcement learning, on one rank: trajectories in, new weights and metrics out.
+"""Updates of a policy by reinforcement learning, on one rank or several: trajectories in, new weights and metrics out.
 
 Invariants (tests/training/test_learner.py): the gradient of an optimizer step does not depend on the micro-batch
 size; an update is a function of the weights, the optimizer's state, the trajectories, the seed and the update's
 index alone; masked entries have no effect; a gradient that is not finite changes neither weights nor optimizer.
+The number of ranks changes nothing but rounding (tests/training/test_ranks.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from polyrhythm.policies.base import Policy, as_module
-from polyrhythm.policies.form import load_published, published_state
+from polyrhythm.policies.form import published_state
 from polyrhythm.specs import Trajectory
 from polyrhythm.training import optim
-from polyrhythm.training.batch import PackedBatch, TrainingBatch, collate, minibatches
+from polyrhythm.training.batch import PackedBatch, TrainingBatch, minibatches
 from polyrhythm.training.blame import find_culprit
-from polyrhythm.training.objective import Objective
+from polyrhythm.training.checkpoint import Saving, load, save
+from polyrhythm.training.objective import MicroStep, Objective
 from polyrhythm.training.precomputed import with_precomputed
-from polyrhythm.training.reference import Reference, SharedReference, make_reference
+from polyrhythm.training.rank_batch import RankBatch, rank_batch, take_share
+from polyrhythm.training.ranks import ONE_RANK, Ranks, whole_from
+from polyrhythm.training.reference import Reference, SharedReference, load_weights, make_reference, room_for_copy
 from polyrhythm.training.skipped import NORM, SKIPPED, SkippedSteps, StepTable, make_step_table
 from polyrhythm.training.steps import Steps
 from polyrhythm.training.targets import TargetInputs, compute_targets
@@ -31,7 +38,7 @@ if TYPE_CHECKING:
     from polyrhythm.config.sections.learning import TrainingSettings
 
 
-_ERROR = "train/actor/interpolation_error"
+_ERROR, _RATIO, _STOPPED = "train/actor/interpolation_error", "train/actor/ratio", "train/actor/early_stopped"
 _MISMATCH = "train/actor/mismatch_kl"
 #: KL from the behaviour policy at an update's first optimizer step: to π_prox where there is one, otherwise to π_θ.
 _BEHAVIOR_KL = ("train/actor/behav_approx_kl", "train/actor/approx_kl")
@@ -43,6 +50,9 @@ class Learner:
     total_updates: length of the learning-rate schedule (versions × sync_interval). seed: of the shuffles. Where
     `algorithm.kl` needs a reference policy, it is the policy that the first update begins with (`training.reference`).
     halt: why the run must stop after the last update, as a sentence; "" if it need not.
+
+    ranks: the processes that train one policy, each with a learner of the same arguments. All of them call every
+    method, with the same arguments and in the same order.
     """
 
     def __init__(
@@ -53,8 +63,9 @@ class Learner:
         *,
         total_updates: int,
         seed: int,
+        ranks: Ranks = ONE_RANK,
     ) -> None:
-        self.policy = policy
+        self.policy, self.ranks = policy, ranks
         self.updates = 0
         self.halt = ""
         self._skipped = SkippedSteps(training)
@@ -62,9 +73,13 @@ class Learner:
         self._algorithm, self._training = algorithm, training
         self._total_updates, self._seed = total_updates, seed
         self._module = as_module(policy)
-        self._parameters = [p for p in self._module.parameters() if p.requires_grad]
-        self._device = self._parameters[0].device
+        self._device = next(p.device for p in self._module.parameters() if p.requires_grad)
         self._objective = Objective(algorithm)
+        self._room = room_for_copy(policy) if algorithm.kl.coef and ranks.strategy == "shard" else None
+        self._micro_step = ranks.wrap(MicroStep(policy, self._objective))
+        if self._room is not None:
+            ranks.shard(as_module(self._room))
+        self._parameters = [p for p in self._module.parameters() if p.requires_grad]
         self._optimizer = optim.adamw_of(self._module, training.optimizer)
 
     def update(
@@ -79,6 +94,7 @@ class Learner:
         """All epochs over `trajectories`: one optimizer step per `next()`, metrics as the generator's return value.
 
         The first `next()` also collates (afterwards the trajectories' memory is no longer read) and prepares targets.
+        Of several ranks each reads its own trajectories, and of the others lengths and groups alone.
         The learning rate, the shuffles and the critic's warm-up follow update_index (from 0). version: the one that the
         update produces, the trainer's present one + 1 (for interpolated proximal log-probs). Metrics are means over the
         optimizer steps that were not skipped (interpolation_error: of the first, where the recomputed proximal policy
@@ -89,48 +105,61 @@ class Learner:
         as it was. A step whose gradient is not finite is skipped and the update completed; `halt` names the cause,
         unless training.on_nonfinite_gradient is skip.
         """
-        training = self._training
+        training, ranks = self._training, self.ranks
         self._module.eval()  # dropout would make the ratio differ from 1 before the first step
-        packed = collate(trajectories)
-        inputs = self._target_inputs(version)
+        share, packed = take_share(trajectories, ranks)
+        inputs = self._target_inputs(version, (share.chunk_steps, share.trajectories))
         if before_step is not None and isinstance(inputs.reference, SharedReference):
             before_step()  # the reference stands where the weights are, which a publication may still read
         batch, target_metrics = compute_targets(self._precomputed(packed, inputs), self._algorithm, inputs)
         decay = optim.linear_decay(update_index, self._total_updates, training.optimizer.lr_final_fraction)
         self._optimizer.scale_lr(decay)
         critic_only = update_index < training.critic_warmup_updates
+        step_of = partial(
+            self._step, spare=batch.take(torch.tensor([0])).masked(), critic_only=critic_only, before=before_step
+        )
         rows: list[Tensor] = []
         norms: list[optim.GradientNorm] = []
         names: tuple[str, ...] = ()
+        padded: list[float] = []
         for epoch in range(training.epochs):
             seed = (self._seed, update_index, epoch)
-            for step, index in enumerate(minibatches(len(batch), training.minibatch_steps, seed)):
-                minibatch = self._objective.select(batch.take(index), (*seed, step))
-                step_metrics, norm = self._step(minibatch, critic_only=critic_only, before=before_step)
+            for step, index in enumerate(minibatches(share.chunk_steps, training.minibatch_steps, seed)):
+                minibatch = rank_batch(batch, share, index, training.micro_batch_steps)
+                step_metrics, norm = step_of(self._selected(minibatch, (*seed, step)))
                 names = tuple(step_metrics)
                 rows.append(torch.stack(list(step_metrics.values())))
                 norms.append(norm)
+                padded.append(minibatch.padded)
                 yield
         if before_step is not None:
             before_step()  # publication and saving have read the weights before the update counts
-        table = make_step_table(names, rows, norms)
+        shared = sum(name in names for name in (NORM, _STOPPED))
+        table = make_step_table(names, rows, norms, ranks.total, shared=shared)
         metrics = table.means()
-        self._note_skipped(update_index, table, packed, batch, version)
+        self._note_skipped(update_index, table, packed, batch, inputs)
         if self._training.on_nonfinite_gradient == "skip" or table.skipped.any():
             metrics[SKIPPED] = float(table.skipped.sum())
         self.updates = update_index + 1
         if _ERROR in names:
-            metrics[_ERROR] = float(rows[0][names.index(_ERROR)])
+            metrics[_ERROR] = float(table.metrics[0, names.index(_ERROR)])
         if own_weights:
-            metrics[_MISMATCH] = float(rows[0][next(names.index(name) for name in _BEHAVIOR_KL if name in names)])
-        metrics["train/actor/lr"] = training.optimizer.lr * decay
-        if training.optimizer.value_lr is not None:
-            metrics["train/critic/lr"] = training.optimizer.value_lr * decay
-        metrics["train/actor/average_version"] = float(packed.version.double().mean())
-        return metrics | target_metrics
+            first = next(names.index(name) for name in _BEHAVIOR_KL if name in names)
+            metrics[_MISMATCH] = float(table.metrics[0, first])
+        if ranks.size > 1:
+            metrics["train/actor/padded_fraction"] = sum(padded) / len(padded)
+        versions = packed.version.double().sum() if share.spare is None else torch.zeros((), dtype=torch.float64)
+        metrics["train/actor/average_version"] = float(ranks.total(versions) / share.chunk_steps)
+        return metrics | self._rates(decay) | target_metrics
+
+    def _rates(self, decay: float) -> dict[str, float]:
+        """Learning rates of an update, for the metrics."""
+        settings = self._training.optimizer
+        of_value = {} if settings.value_lr is None else {"train/critic/lr": settings.value_lr * decay}
+        return {"train/actor/lr": settings.lr * decay, **of_value}
 
     def _note_skipped(
-        self, update: int, table: StepTable, packed: PackedBatch, batch: TrainingBatch, version: int
+        self, update: int, table: StepTable, packed: PackedBatch, batch: TrainingBatch, inputs: TargetInputs
     ) -> None:
         """Count the steps of the update that were skipped, and set `halt` if the run must stop for them."""
         self.halt, skipped = "", table.skipped.tolist()
@@ -140,42 +169,47 @@ class Learner:
         metrics, gradients = table.first_skipped()
         names = [name for name, p in self._module.named_parameters() if p.requires_grad]
         parameters = {names[place]: finite for place, finite in gradients.items()}
-        why = find_culprit(packed, batch, self._algorithm, self._target_inputs(version), metrics, parameters)
+        why = find_culprit(packed, batch, self._algorithm, inputs, metrics, parameters)
         self.halt = self._skipped.note(update, skipped, why)
 
-    def _target_inputs(self, version: int) -> TargetInputs:
+    def _target_inputs(self, version: int, counts: tuple[int, int]) -> TargetInputs:
         if self._algorithm.kl.coef and self._reference is None:
-            self._reference = make_reference(self.policy)
+            self._reference = make_reference(self.policy, room=self._room)
         micro_batch = self._training.micro_batch_steps or self._training.minibatch_steps
-        return TargetInputs(self.policy, self._reference, version, micro_batch, self._device)
+        return TargetInputs(self.policy, self._reference, version, micro_batch, self._device, self.ranks, counts)
 
     def _precomputed(self, packed: PackedBatch, inputs: TargetInputs) -> PackedBatch:
         """The batch with what the policy's frozen part gives; dropped with the update."""
-        limit = self._training.precomputed_mib
-        return with_precomputed(
-            packed, self.policy, micro_batch=inputs.micro_batch, device=self._device, limit_mib=limit
-        )
+        return with_precomputed(packed, inputs, limit_mib=self._training.precomputed_mib)
+
+    def _selected(self, minibatch: RankBatch, seed: Sequence[int]) -> RankBatch:
+        """The mini-batch with the entries that the loss's rule selects, where it has one; seed: of the rule's draws."""
+        own, places = minibatch.own, minibatch.places
+        whole = partial(whole_from, self.ranks, places=places, count=minibatch.count)
+        selected = self._objective.select(own, seed, whole, places)
+        return minibatch if selected is None else minibatch._replace(own=replace(own, selected=selected))
 
     def _step(
-        self, minibatch: TrainingBatch, *, critic_only: bool, before: Callable[[], None] | None
+        self, minibatch: RankBatch, *, spare: TrainingBatch, critic_only: bool, before: Callable[[], None] | None
     ) -> tuple[dict[str, Tensor], optim.GradientNorm]:
-        """One optimizer step on a mini-batch, micro-batch by micro-batch; returns its metrics as scalars, and the norm
-        of the gradient before clipping."""
-        by = self._objective.normalizers(minibatch)
+        """One optimizer step on a mini-batch, micro-batch by micro-batch; returns its metrics as scalars, this rank's
+        part of them but for the last ones (NORM, _STOPPED), and the norm of the gradient before clipping."""
+        ranks, size = self.ranks, self._training.micro_batch_steps
+        by = self._objective.normalizers(minibatch.own, ranks.total)
         self._optimizer.zero_grad()
         metrics: dict[str, Tensor] = {}
-        for batch in minibatch.micro_batches(self._training.micro_batch_steps, self._device):
-            evaluation = self.policy.evaluate(batch.obs, batch.forward_inputs)
-            loss = self._objective.loss(evaluation, batch, by, critic_only=critic_only)
-            loss.total.backward()
+        for batch, last in minibatch.micro_batches(size, self._device, spare):
+            with ranks.reducing(self._micro_step, last=last):
+                loss = self._micro_step(batch, by, critic_only)
+                loss.total.backward()
             metrics = {name: x + metrics[name] for name, x in loss.metrics.items()} if metrics else loss.metrics
-        norm = optim.clip_gradient(self._parameters, self._training.optimizer.grad_clip)
+        norm = optim.clip_gradient(self._parameters, self._training.optimizer.grad_clip, ranks.norms)
         metrics[NORM] = norm.total.float()
         bound = self._algorithm.early_stop_ratio
         if bound is not None:
-            ratio = metrics["train/actor/ratio"]
+            ratio = ranks.total(metrics[_RATIO])
             outside = not 1.0 / bound <= float(ratio) <= bound
-            metrics["train/actor/early_stopped"] = torch.full_like(ratio, outside)
+            metrics[_STOPPED] = torch.full_like(ratio, outside)
             if outside:
                 return metrics, norm
         if before is not None:
@@ -183,9 +217,27 @@ class Learner:
         self._optimizer.step(norm.total.isfinite().float())
         return metrics, norm
 
+    def publishable(self) -> Iterator[tuple[str, Tensor]]:
+        """What generators take, whole tensors by name, one at a time: with shard the others are not whole meanwhile."""
+        yield from self.ranks.snapshot(published_state(self._module))
+
+    def load_weights(self, state: Mapping[str, Tensor]) -> None:
+        """Replace the published part of the policy, by whole tensors. ValueError: they are of another policy."""
+        load_weights(self._module, state)
+
+    def save(self, path: Path) -> Saving:
+        """Save the state: as a file that rank 0 writes, or with shard as a folder that all ranks write in the
+        background. It is there, whole, once the answer's `wait` has returned on every rank. OSError: cannot write."""
+        return save(self.state_dict(), path, self.ranks)
+
+    def load(self, path: Path) -> None:
+        """Restore what `save` wrote, with whatever ranks. RunFolderError: it is damaged. ValueError: it is of another
+        policy."""
+        self.load_state_dict(load(path, self._sharded_like()))
+
     def state_dict(self) -> dict[str, Any]:
         """Published part of the policy (all of most policies), optimizer, the number of completed updates, and the
-        reference policy if there is one; tensors are live, not copies."""
+        reference policy if there is one; tensors are live, not copies, and with shard sharded."""
         state = {
             "policy": published_state(self._module),
             "optimizer": self._optimizer.state_dict(),
@@ -194,9 +246,14 @@ class Learner:
         return state if self._reference is None else state | {"reference": self._reference.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned. ValueError: it is of another policy."""
-        load_published(self._module, state["policy"])
+        """Restore what `state_dict` returned; tensors may be whole, or sharded. ValueError: it is of another policy."""
+        load_weights(self._module, state["policy"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.updates = int(state["updates"])
         if "reference" in state:
-            self._reference = make_reference(self.policy, state["reference"])
+            self._reference = make_reference(self.policy, state["reference"], self._room)
+
+    def _sharded_like(self) -> dict[str, Any]:
+        """In the form of `state_dict`, tensors sharded as those of a state are."""
+        policy = self._module.state_dict()
+        return {"policy": policy, "reference": policy, "optimizer": {"state": self._optimizer.moments_like()}}

@@ -7,21 +7,21 @@ Metrics per entry are means over the valid entries of the mini-batch, whatever `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyrhythm.algorithms import aggregation, levels
 from polyrhythm.algorithms.divergence import kl_estimate, log_ratio
 from polyrhythm.algorithms.losses import LossInput, LossOutput
 from polyrhythm.algorithms.metrics import policy_divergence
 from polyrhythm.algorithms.proximal import interpolate
+from polyrhythm.algorithms.sums import Total, here
 from polyrhythm.algorithms.value import value_loss
-from polyrhythm.policies.base import Evaluation
+from polyrhythm.policies.base import Evaluation, Policy, as_module
 from polyrhythm.training.batch import TrainingBatch
 from polyrhythm.training.choose import policy_loss, selection_rule
 
@@ -45,6 +45,18 @@ class MicroBatchLoss(NamedTuple):
     metrics: dict[str, Tensor]
 
 
+class MicroStep(nn.Module):
+    """The loss of a micro-batch as one forward pass, for what wraps modules to sum gradients over ranks."""
+
+    def __init__(self, policy: Policy, objective: Objective) -> None:
+        super().__init__()
+        self.policy, self._objective = as_module(policy), objective
+
+    def forward(self, batch: TrainingBatch, by: Normalizers, critic_only: bool) -> MicroBatchLoss:
+        evaluation = self.policy.evaluate(batch.obs, batch.forward_inputs)  # type: ignore[operator]
+        return self._objective.loss(evaluation, batch, by, critic_only=critic_only)
+
+
 class Objective:
     """The loss of an update, as `algorithm` describes it."""
 
@@ -55,24 +67,33 @@ class Objective:
         self._select = selection_rule(algorithm)
         self._has_proximal = algorithm.recomputes or algorithm.interpolates
 
-    def select(self, minibatch: TrainingBatch, seed: Sequence[int]) -> TrainingBatch:
-        """The mini-batch with `selected`, where the loss has a rule for it; seed: of the rule's draws."""
-        if self._select is None:
-            return minibatch
-        mask = minibatch.weight > 0
-        entries = LossInput(minibatch.proximal, minibatch.proximal, minibatch.behavior, minibatch.advantage, mask)
-        generator = torch.Generator().manual_seed(int(np.random.SeedSequence(list(seed)).generate_state(1)[0]))
-        return replace(minibatch, selected=self._select(entries, generator=generator))
+    def select(self, own: TrainingBatch, seed: Sequence[int], whole: Callable[[Tensor], Tensor], places: Tensor) -> Tensor | None:
+        """Which entries of these chunk steps the loss's rule selects, None where it has none; seed: of its draws.
 
-    def normalizers(self, minibatch: TrainingBatch) -> Normalizers:
-        """Of the whole mini-batch, computed on the host before it is cut (no wait for a device)."""
+        The rule sees the whole mini-batch. whole: rows of this rank [n,...] → those of all ranks, in the mini-batch's
+        order, among which this rank's are at `places`.
+        """
+        if self._select is None:
+            return None
+        mask = own.weight > 0
+        parts = own.proximal, own.behavior, own.advantage, mask.to(own.advantage.dtype)
+        rows = whole(torch.stack([part.double() for part in parts], dim=1)).unbind(1)
+        proximal, behavior, advantage, valid = (x.to(part.dtype) for x, part in zip(rows, parts, strict=True))
+        entries = LossInput(proximal, proximal, behavior, advantage, valid > 0)
+        generator = torch.Generator().manual_seed(int(np.random.SeedSequence(list(seed)).generate_state(1)[0]))
+        return self._select(entries, generator=generator)[places]
+
+    def normalizers(self, minibatch: TrainingBatch, total: Total = here) -> Normalizers:
+        """Of the whole mini-batch, computed on the host before it is cut (no wait for a device). total: sums over the
+        ranks that have parts of it."""
         how, constant = self._algorithm.aggregation, self._algorithm.aggregation_constant
-        policy = aggregation.normalizer(minibatch.weight, how, constant)
+        of_value = minibatch.value_mask if minibatch.value_weight is None else minibatch.value_weight
+        sums = [x.sum().double() for x in (minibatch.weight, of_value, minibatch.weight > 0)]
+        policy, value, valid, steps = total(torch.stack([*sums, torch.tensor(len(minibatch)).double()])).tolist()
+        own = aggregation.normalizer(policy, int(steps), how, constant)
         if minibatch.value_weight is None:
-            value = aggregation.normalizer(minibatch.value_mask)
-        else:
-            value = aggregation.normalizer(minibatch.value_weight, how, constant)
-        return Normalizers(policy, value, aggregation.normalizer(minibatch.weight > 0))
+            return Normalizers(own, aggregation.normalizer(value, int(steps)), valid or 1.0)
+        return Normalizers(own, aggregation.normalizer(value, int(steps), how, constant), valid or 1.0)
 
     def loss(
         self, evaluation: Evaluation, batch: TrainingBatch, by: Normalizers, *, critic_only: bool

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from polyrhythm.training.shards import joined, part_of
 
 if TYPE_CHECKING:
     from polyrhythm.config.sections.learning import OptimizerSettings, ParameterGroup
@@ -58,20 +60,19 @@ class AdamW:
             for p in group["params"]:
                 if p.grad is not None:
                     alike.setdefault((p.device, p.dtype), []).append((p, p.grad))
-            for pairs in alike.values():
+            for pairs in alike.values():  # p may be sharded over ranks: then each rank steps its own part
                 for piece in _pieces(pairs) if self.offload else [pairs]:
                     self._step(piece, group, taken)
 
     def _step(self, pairs: Sequence[tuple[Tensor, Tensor]], group: dict[str, Any], taken: Tensor | None) -> None:
         """Call the kernel for parameters of one device and dtype, each with its gradient."""
-        parameters = [p for p, _ in pairs]
-        states = [self.state.get(p) or self._begin(p) for p in parameters]
+        states = [self.state.get(p) or self._begin(p) for p, _ in pairs]
         steps = [state["step"] for state in states]
-        means, squares = (self._fetched(name, parameters) for name in _MOMENTS)
+        means, squares = (self._fetched(name, [p for p, _ in pairs]) for name in _MOMENTS)
         torch._foreach_add_(steps, 1 if taken is None else taken)
         torch._fused_adamw_(
-            parameters,
-            [gradient for _, gradient in pairs],
+            [part_of(p) for p, _ in pairs],
+            [part_of(gradient) for _, gradient in pairs],
             means,
             squares,
             [],
@@ -98,7 +99,7 @@ class AdamW:
 
     def _begin(self, p: Tensor) -> dict[str, Tensor]:
         step = torch.zeros((), dtype=torch.float32, device=p.device)
-        self.state[p] = {"step": step} | {name: self._kept(torch.zeros_like(p)) for name in _MOMENTS}
+        self.state[p] = {"step": step} | {name: self._kept(torch.zeros_like(part_of(p))) for name in _MOMENTS}
         return self.state[p]
 
     def _kept(self, moment: Tensor) -> Tensor:
@@ -109,12 +110,16 @@ class AdamW:
         return kept.copy_(moment)
 
     def state_dict(self) -> dict[str, Any]:
-        """In the layout of `torch.optim`; tensors are live, not copies."""
+        """In the layout of `torch.optim`; tensors are live, not copies, and moments sharded as their parameters are."""
         if self.offload and torch.cuda.is_available():
             torch.cuda.synchronize()  # copies to the host that are under way
         numbers = {p: number for number, p in enumerate(self._parameters())}
         groups = [{**group, "params": [numbers[p] for p in group["params"]]} for group in self.param_groups]
-        return {"state": {numbers[p]: dict(state) for p, state in self.state.items()}, "param_groups": groups}
+        states = {
+            numbers[p]: {name: joined(x, p) if name in _MOMENTS else x for name, x in state.items()}
+            for p, state in self.state.items()
+        }
+        return {"state": states, "param_groups": groups}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned. ValueError: it is of other parameters."""
@@ -131,8 +136,13 @@ class AdamW:
         self.state = {}
         for number, saved in state["state"].items():
             p = parameters[number]
-            own = {name: x.to(p.device, copy=True) for name, x in saved.items()}
+            own = {name: part_of(x, p).to(p.device, copy=True) for name, x in saved.items() if name in _MOMENTS}
+            own["step"] = saved["step"].to(p.device, copy=True)
             self.state[p] = own | {name: self._kept(own[name]) for name in _MOMENTS}
+
+    def moments_like(self) -> dict[int, dict[str, Tensor]]:
+        """By parameter's number and moment's name the parameter that the moment is shaped and sharded like."""
+        return {number: dict.fromkeys(_MOMENTS, p) for number, p in enumerate(self._parameters())}
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
@@ -143,11 +153,12 @@ def _pieces(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tenso
     piece: list[tuple[Tensor, Tensor]] = []
     size = 0
     for p, gradient in pairs:
-        if piece and size + p.nbytes > _PIECE:
+        nbytes = part_of(p).nbytes
+        if piece and size + nbytes > _PIECE:
             yield piece
             piece, size = [], 0
         piece.append((p, gradient))
-        size += p.nbytes
+        size += nbytes
     yield piece
 
 
@@ -228,15 +239,22 @@ class GradientNorm(NamedTuple):
     places: tuple[int, ...]
 
 
-def clip_gradient(parameters: Iterable[Tensor], largest: float | None) -> GradientNorm:
+@torch.no_grad()
+def clip_gradient(
+    parameters: Iterable[Tensor], largest: float | None, norms: Callable[[Tensor], Tensor] | None = None
+) -> GradientNorm:
     """Scale gradients to a global norm of at most `largest` (None: leave them); returns the norm before.
+
+    norms: norms [P] of the parts of gradients that are here → of the whole ones, where they are sharded.
 
     To the bit what `nn.utils.clip_grad_norm_` does on one device, in a quarter of its time: a tenth of an update of a
     small policy went there.
     """
     given = {place: p.grad for place, p in enumerate(parameters) if p.grad is not None}
-    gradients = list(given.values())
+    gradients = [part_of(gradient) for gradient in given.values()]
     each = torch.stack(torch._foreach_norm(gradients))
+    if norms is not None:
+        each = norms(each)
     norm: Tensor = torch.linalg.vector_norm(each)
     if largest is not None:
         torch._foreach_mul_(gradients, (largest / (norm + 1e-6)).clamp(max=1.0))

@@ -12,34 +12,37 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from polyrhythm.policies.base import Policy, Precomputes
+from polyrhythm.policies.base import Precomputes
 from polyrhythm.training.batch import Arrays, PackedBatch, slices
+from polyrhythm.training.targets import TargetInputs, passes
 
 
 @torch.no_grad()
 def with_precomputed(
-    packed: PackedBatch, policy: Policy, *, micro_batch: int, device: torch.device, limit_mib: int
+    packed: PackedBatch, inputs: TargetInputs, *, limit_mib: int
 ) -> PackedBatch:
     """The batch with what `policy.precompute` gives among its observations; as it is if that is nothing.
 
-    micro_batch: rows per pass (0: all at once). The arrays stay on `device` if they take at most `limit_mib`, else
-    they are in host memory. ValueError: a name is taken, or rows are missing.
+    The arrays stay on the policy's device if they take at most `limit_mib`, else they are in host memory. ValueError: a
+    name is taken, or rows are missing.
     """
+    policy, device = inputs.policy, inputs.device
     if not isinstance(policy, Precomputes):
         return packed
     rows = packed.chunk_steps
-    size = micro_batch or rows
     found: Arrays = {}
-    for start in range(0, rows, size):
-        some = policy.precompute(slices(packed.obs, slice(start, start + size), device))
+    for own in passes(rows, inputs.micro_batch, inputs.ranks):
+        some = policy.precompute(slices(packed.obs, own if own.start < rows else slice(0, 1), device))
         if not some:
             return packed
+        if own.start >= rows:
+            continue
         if not found:
-            _check(some, packed, min(size, rows))
+            _check(some, packed, min(own.stop, rows))
             fits = rows * sum(x[0].nbytes for x in some.values()) <= limit_mib * 2**20
             found = {name: _room(x, rows, on_device=fits) for name, x in some.items()}
         for name, x in some.items():
-            found[name][start : start + size].copy_(x, non_blocking=True)
+            found[name][own].copy_(x, non_blocking=True)
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # copies to the host that are under way
     return replace(packed, obs={**packed.obs, **found})

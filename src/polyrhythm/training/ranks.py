@@ -1,8 +1,8 @@
 """The ranks of a trainer: processes that train one policy together. One rank is the trivial case of the same code.
 
-Only this module and `training.distributed`, which it loads for several ranks, communicate. Every method but `keep` and
-those without an argument is collective where there are several ranks: all of them call it, in the same order and from
-one thread (docs/design/031-ranks.md).
+Only this module and `training.distributed`, which it loads for several ranks, communicate. All methods with an argument
+are collective where there are several ranks: all of them call it, in the same order and from one thread
+(docs/design/031-ranks.md).
 """
 
 from __future__ import annotations
@@ -32,14 +32,23 @@ class Ranks(Protocol):
         """The sum of `x` over all ranks, shaped like it, on its device (host or this rank's); `x` itself for one."""
         ...
 
+    def most(self, count: int) -> int:
+        """The largest `count` of all ranks."""
+        ...
+
     def gather(self, item: Any) -> list[Any]:
-        """The items of all ranks by rank: small plain data (text, numbers) of any form."""
+        """The items of all ranks by rank: text, numbers, lists and dicts of them, as JSON has them."""
         ...
 
     def wrap(self, step: nn.Module) -> nn.Module:
         """The module whose forward pass gives a micro-batch's loss, so that its backward pass sums gradients over all
         ranks. `step.policy` is the policy, the same on every rank; with shard its parameters are replaced in place by
-        their shards (DTensors), so optimizers are made afterwards."""
+        their shards (DTensors), so optimizers are made afterwards. ValueError: the ranks have other weights, or a
+        tensor cannot be sharded."""
+        ...
+
+    def shard(self, policy: nn.Module) -> None:
+        """Shard the parameters of one more policy in place, as `wrap` does; nothing with another strategy."""
         ...
 
     def reducing(self, wrapped: nn.Module, *, last: bool) -> AbstractContextManager[None]:
@@ -47,16 +56,7 @@ class Ranks(Protocol):
         ...
 
     def norms(self, each: Tensor) -> Tensor:
-        """Norms [P] of this rank's part of P gradients → those of the whole gradients."""
-        ...
-
-    def full(self, x: Tensor) -> Tensor:
-        """The whole of a tensor of the policy or the optimizer, without gradient: itself where it is not sharded."""
-        ...
-
-    def keep(self, whole: Tensor, like: Tensor) -> Tensor:
-        """This rank's shard of the tensor `whole`, which all ranks have, sharded like `like`; on the device of
-        `like`."""
+        """Norms [P] of this rank's parts of P gradients → those of the whole gradients."""
         ...
 
     def snapshot(self, state: Mapping[str, Tensor], names: Iterable[str] = ()) -> Iterator[tuple[str, Tensor]]:
@@ -78,23 +78,23 @@ class OneRank:
     def total(self, x: Tensor) -> Tensor:
         return x
 
+    def most(self, count: int) -> int:
+        return count
+
     def gather(self, item: Any) -> list[Any]:
         return [item]
 
     def wrap(self, step: nn.Module) -> nn.Module:
         return step
 
+    def shard(self, policy: nn.Module) -> None:
+        pass
+
     def reducing(self, wrapped: nn.Module, *, last: bool) -> AbstractContextManager[None]:  # noqa: ARG002
         return nullcontext()
 
     def norms(self, each: Tensor) -> Tensor:
         return each
-
-    def full(self, x: Tensor) -> Tensor:
-        return x
-
-    def keep(self, whole: Tensor, like: Tensor) -> Tensor:
-        return whole.to(like.device)
 
     def snapshot(self, state: Mapping[str, Tensor], names: Iterable[str] = ()) -> Iterator[tuple[str, Tensor]]:
         for name in tuple(names) or state:
@@ -128,6 +128,9 @@ def open_ranks(
     return ProcessRanks(rank, size, store, device, strategy, shard)
 
 
-def most(ranks: Ranks, count: int) -> int:
-    """The largest `count` of all ranks."""
-    return int(max(ranks.gather(count)))
+def whole_from(ranks: Ranks, rows: Tensor, places: Tensor, count: int) -> Tensor:
+    """Rows [n,...] of every rank at their places [n] (int64) in one tensor [count,...], which all ranks get; no place
+    is taken twice."""
+    if ranks.size == 1:
+        return rows
+    return ranks.total(rows.new_zeros(count, *rows.shape[1:]).index_copy_(0, places, rows))

@@ -10,9 +10,11 @@ import copy
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyrhythm.policies.base import Evaluation, Observations, Policy, SharesReference, as_module
+from polyrhythm.policies.form import load_published, published_state
+from polyrhythm.training.shards import fill, is_sharded, joined, part_of
 
 
 class SharedReference:
@@ -39,21 +41,55 @@ class SharedReference:
         own = self._policy.state_dict()
         if odd := sorted(state.keys() - own.keys()):
             raise ValueError(f"the state of the reference policy has {odd[0]}, the policy does not")
-        self._state = {name: x.to(own[name].device, copy=True) for name, x in state.items()}
+        self._state = {
+            name: joined(part_of(x, own[name]).to(own[name].device, copy=True), own[name]) for name, x in state.items()
+        }
 
 
 Reference = Policy | SharedReference
 
 
-def make_reference(policy: Policy, state: Mapping[str, Tensor] | None = None) -> Reference:
-    """The policy as it is now, or as it was when its reference had this state_dict."""
+def room_for_copy(policy: Policy) -> Policy | None:
+    """A copy of a policy that will be sharded and cannot be copied then; None where its reference shares its memory."""
+    return None if isinstance(policy, SharesReference) else copy.deepcopy(policy)
+
+
+def make_reference(
+    policy: Policy, state: Mapping[str, Tensor] | None = None, room: Policy | None = None
+) -> Reference:
+    """The policy as it is now, or as it was when its reference had this state_dict. room: from `room_for_copy`, sharded
+    as the policy is; None for a policy that is not sharded."""
     if isinstance(policy, SharesReference):
         shared = SharedReference(policy)
         if state is not None:
             shared.load_state_dict(state)
         return shared
-    copied = copy.deepcopy(policy)
+    copied = copy.deepcopy(policy) if room is None else room
     module = as_module(copied).requires_grad_(requires_grad=False).eval()
-    if state is not None:
+    if room is not None and state is None:
+        state = policy.state_dict()
+    if state is not None and room is None:
         module.load_state_dict(state)
+    elif state is not None:
+        _fill_all(module.state_dict(), state)
     return copied
+
+
+def load_weights(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Restore what `published_state` gave or is in a file of weights, whole tensors or sharded ones, in a module that
+    may be sharded. ValueError: it is of another policy."""
+    own = published_state(module)
+    if not any(is_sharded(x) for x in own.values()):
+        load_published(module, state)
+        return
+    _fill_all(own, state)
+
+
+def _fill_all(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    if odd := sorted(own.keys() ^ state.keys()):
+        raise ValueError(f"the state does not fit the policy: {odd[0]} (and {len(odd) - 1} more) is of another policy")
+    for name, x in state.items():
+        try:
+            fill(own[name], x)
+        except ValueError as error:
+            raise ValueError(f"the state does not fit the policy: {name}: {error}") from error

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from polyrhythm.algorithms.sums import Total
 from polyrhythm.training.optim import GradientNorm
 from polyrhythm.training.steps import Metrics
 
@@ -78,6 +79,11 @@ class SkippedSteps:
         self._in_a_row = 0
 
 
-def make_step_table(names: tuple[str, ...], rows: Sequence[Tensor], norms: Sequence[GradientNorm]) -> StepTable:
-    """rows: each step's metrics [names]; one transfer from the device for the whole update."""
-    return StepTable(names, torch.stack(list(rows)).cpu(), norms)
+def make_step_table(
+    names: tuple[str, ...], rows: Sequence[Tensor], norms: Sequence[GradientNorm], total: Total, *, shared: int
+) -> StepTable:
+    """rows: each step's metrics [names], of this rank but for the last `shared`, which are of all; total: sums over
+    ranks. One transfer from the device and one between ranks for the whole update."""
+    table = torch.stack(list(rows)).cpu()
+    cut = len(names) - shared
+    return StepTable(names, torch.cat((total(table[:, :cut]), table[:, cut:]), dim=1), norms)

@@ -5,6 +5,7 @@ All are computed once per update, before the first optimizer step, without gradi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -14,10 +15,12 @@ from polyrhythm.algorithms import advantages, aggregation, levels, rollout_corre
 from polyrhythm.algorithms.divergence import kl_estimate
 from polyrhythm.algorithms.metrics import explained_variance
 from polyrhythm.algorithms.proximal import interpolation
+from polyrhythm.algorithms.sums import Total
 from polyrhythm.errors import ConfigError
 from polyrhythm.policies.base import Policy
 from polyrhythm.training.batch import PackedBatch, TrainingBatch, slices
 from polyrhythm.training.choose import advantage_estimate
+from polyrhythm.training.ranks import ONE_RANK, Ranks
 from polyrhythm.training.reference import Reference
 from polyrhythm.training.steps import Metrics
 
@@ -27,13 +30,16 @@ if TYPE_CHECKING:
 
 class TargetInputs(NamedTuple):
     """What targets depend on, apart from the batch: the policy at the update's start, on `device`; the frozen reference
-    policy where there is one; the version that the update produces; rows per forward pass (0: all at once)."""
+    policy where there is one; the version that the update produces; rows per forward pass (0: all at once). counts: N
+    and M of the whole update, where the batch is one rank's part of it."""
 
     policy: Policy
     reference: Reference | None
     version: int
     micro_batch: int
     device: torch.device
+    ranks: Ranks = ONE_RANK
+    counts: tuple[int, int] | None = None
 
 
 class Recomputed(NamedTuple):
@@ -55,13 +61,15 @@ def compute_targets(
     value_mask = levels.reward_mask(packed.valid, algorithm.reward_level)
     advantage = estimate.advantages
     if algorithm.whitens:
-        advantage = advantages.normalize(advantage, value_mask)
+        advantage = advantages.normalize(advantage, value_mask, total=inputs.ranks.total)
     if algorithm.advantage_clip is not None:
         advantage = advantage.clamp(-algorithm.advantage_clip, algorithm.advantage_clip)
     mask = levels.mask(packed.valid, algorithm.logprob_level, packed.logprob.shape[-1])
     behavior = _at_level(packed.logprob, packed, algorithm)
     proximal = behavior if recomputed is None else _at_level(recomputed.logprob, packed, algorithm)
-    correction, counted, metrics = _correct(packed, algorithm, proximal, behavior, mask)
+    correction, counted, metrics = _correct(
+        algorithm, rollout_correction.Entries(proximal, behavior, mask, packed.trajectory), inputs.ranks.total
+    )
     batch = TrainingBatch(
         obs=packed.obs,
         forward_inputs=packed.forward_inputs,
@@ -69,17 +77,19 @@ def compute_targets(
         behavior=behavior,
         proximal=proximal,
         advantage=levels.spread(advantage, mask),
-        weight=_weights(counted, packed, algorithm),
+        weight=_weights(counted, packed, algorithm, inputs.counts),
         old_value=packed.value,
         returns=estimate.returns,
         value_mask=value_mask,
-        value_weight=_weights(value_mask, packed, algorithm) if algorithm.value.aggregation == "policy" else None,
+        value_weight=_weights(value_mask, packed, algorithm, inputs.counts)
+        if algorithm.value.aggregation == "policy"
+        else None,
         reference=None if reference is None else _at_level(reference, packed, algorithm),
         alpha=interpolation(packed.version, inputs.version) if algorithm.interpolates else None,
         correction=correction,
     )
     if algorithm.uses_value:
-        explained = explained_variance(packed.value, estimate.returns, value_mask)
+        explained = explained_variance(packed.value, estimate.returns, value_mask, inputs.ranks.total)
         metrics["train/critic/explained_variance"] = float(explained)
     return batch, metrics
 
@@ -127,48 +137,63 @@ def bootstrap_values(packed: PackedBatch, algorithm: AlgorithmSettings, inputs: 
     out = torch.zeros(needed.shape, dtype=packed.value.dtype)
     index = needed.nonzero().squeeze(1)
     obs = {name: x.index_select(0, index) for name, x in packed.final_obs.items()}
-    size = inputs.micro_batch or len(index)
-    for start in range(0, len(index), size or 1):
-        value = inputs.policy.value(slices(obs, slice(start, start + size), inputs.device))
+    for rows in passes(len(index), inputs.micro_batch, inputs.ranks):
+        if rows.start >= len(index):  # other ranks have more
+            inputs.policy.value(slices(packed.final_obs, slice(0, 1), inputs.device))
+            continue
+        value = inputs.policy.value(slices(obs, rows, inputs.device))
         first = value if value.dim() == 1 else value[:, 0]
-        out[index[start : start + size]] = first.to(out)
+        out[index[rows]] = first.to(out)
     return out
 
 
 def evaluate(packed: PackedBatch, policy: Reference, inputs: TargetInputs) -> Recomputed:
     """One forward pass of `policy` over the batch, in micro-batches."""
-    size = inputs.micro_batch or packed.chunk_steps
     pieces = []
-    for start in range(0, packed.chunk_steps, size):
-        rows = slice(start, start + size)
+    for rows in passes(packed.chunk_steps, inputs.micro_batch, inputs.ranks):
+        if rows.start >= packed.chunk_steps:  # other ranks have more
+            first = slice(0, 1)
+            policy.evaluate(slices(packed.obs, first, inputs.device), slices(packed.forward_inputs, first, inputs.device))
+            continue
         obs, kept = slices(packed.obs, rows, inputs.device), slices(packed.forward_inputs, rows, inputs.device)
         found = policy.evaluate(obs, kept)
         pieces.append((found.logprob.to(packed.logprob.device), found.value.to(packed.value)))
     return Recomputed(torch.cat([logprob for logprob, _ in pieces]), torch.cat([value for _, value in pieces]))
 
 
+def passes(rows: int, size: int, ranks: Ranks) -> Iterator[slice]:
+    """The rows of each forward pass of at most `size` (0: all at once), as many on every rank: with shard each gathers
+    weights. A rank with fewer rows gets slices behind its last one."""
+    size = size or rows or 1
+    for number in range(ranks.most(-(-rows // size))):
+        yield slice(number * size, (number + 1) * size)
+
+
 def _at_level(logprob: Tensor, packed: PackedBatch, algorithm: AlgorithmSettings) -> Tensor:
     return levels.reduce(logprob, packed.valid, algorithm.logprob_level)
 
 
-def _weights(mask: Tensor, packed: PackedBatch, algorithm: AlgorithmSettings) -> Tensor:
-    return aggregation.entry_weights(mask, packed.trajectory, algorithm.aggregation, valid=packed.valid)
+def _weights(
+    mask: Tensor, packed: PackedBatch, algorithm: AlgorithmSettings, counts: tuple[int, int] | None
+) -> Tensor:
+    how = algorithm.aggregation
+    return aggregation.entry_weights(mask, packed.trajectory, how, valid=packed.valid, counts=counts)
 
 
 def _correct(
-    packed: PackedBatch, algorithm: AlgorithmSettings, proximal: Tensor, behavior: Tensor, mask: Tensor
+    algorithm: AlgorithmSettings, entries: rollout_correction.Entries, total: Total
 ) -> tuple[Tensor | None, Tensor, Metrics]:
     """`algorithm.rollout_correction`: the factor on the loss (None: 1), the entries that count, and metrics."""
-    settings = algorithm.rollout_correction
+    settings, mask = algorithm.rollout_correction, entries.mask
     if not settings.active:
         return None, mask, {}
-    entries = rollout_correction.Entries(proximal, behavior, mask, packed.trajectory)
-    correction = rollout_correction.correct(entries, **settings.keywords)
-    count = mask.sum().clamp(min=1)
+    correction = rollout_correction.correct(entries, total=total, **settings.keywords)
+    weight, kept = total(correction.weight.sum()), total(correction.kept.sum())
+    count = total(mask.sum()).clamp(min=1)
     metrics = {
-        "train/actor/correction_weight": float(correction.weight.sum() / correction.kept.sum().clamp(min=1)),
-        "train/actor/correction_clip_fraction": float(correction.clipped.sum() / count),
-        "train/actor/rejected_fraction": float((mask & ~correction.kept).sum() / count),
+        "train/actor/correction_weight": float(weight / kept.clamp(min=1)),
+        "train/actor/correction_clip_fraction": float(total(correction.clipped.sum()) / count),
+        "train/actor/rejected_fraction": float(total((mask & ~correction.kept).sum()) / count),
     }
     return correction.weight, mask if settings.count_rejected else correction.kept, metrics
 

@@ -88,7 +88,12 @@ class GatedMlp(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """One layer. With adaptive norms each branch is multiplied by its norm's gate before it is added."""
+    """One layer. With adaptive norms each branch is multiplied by its norm's gate before it is added.
+
+    forward_methods: what is called of a layer other than `forward` (`training.sharding`).
+    """
+
+    forward_methods = ("keys_values",)
 
     def __init__(self, size: DecoderSize) -> None:
         super().__init__()
@@ -121,6 +126,10 @@ class DecoderLayer(nn.Module):
         normed, gate = normed_by(self.post_attention_layernorm, x, condition)
         branch = self.mlp(normed)
         return x + (branch if gate is None else branch * gate), own
+
+    def keys_values(self, x: Tensor, angles: Rotary) -> KeysValues:
+        """The layer's own keys and values alone, with plain norms."""
+        return self.self_attn.keys_values(self.input_layernorm(x), angles)
 
 
 class Decoder(nn.Module):
@@ -173,7 +182,7 @@ class Decoder(nn.Module):
             x, own = self._layer(layer, x, angles, mask, None, None)
             found.append(own)
         assert isinstance(last, DecoderLayer)
-        found.append(last.self_attn.keys_values(last.input_layernorm(x), angles))
+        found.append(last.keys_values(x, angles))
         return found
 
     def _layer(self, layer: nn.Module, *arguments: object) -> tuple[Tensor, KeysValues]:

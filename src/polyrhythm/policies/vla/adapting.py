@@ -209,20 +209,43 @@ class AdaptedPolicy(nn.Module):
         """
         own = self.state_dict(keep_vars=True)
         off = [] if any(_ADAPTER_PART.search(name) for name in state) else _adapters(self.network)
-        held = {name: own[name].data for name in state}
+        held: dict[str, Tensor] = {}
         with adapters_off(off):
             try:
                 for name, tensor in state.items():
-                    own[name].data = tensor
+                    held[name] = _exchange(own[name], tensor)
                 yield
             finally:
                 for name, tensor in held.items():
-                    own[name].data = tensor
+                    _exchange(own[name], tensor)
+                _drop_gathered(self)
 
     @property
     def _is_fresh(self) -> bool:
         """Whether all adapters add zero."""
-        return not any(bool(p.any()) for name, p in self.network.named_parameters() if ".lora_B." in name)
+        return not any(bool(_whole(p).any()) for name, p in self.network.named_parameters() if ".lora_B." in name)
+
+
+def _exchange(own: Tensor, other: Tensor) -> Tensor:
+    """Put `other` in the place of `own`; returns what was there."""
+    if not hasattr(own, "to_local"):
+        held, own.data = own.data, other
+        return held
+    with torch.no_grad():  # sharded over ranks, which gather from its memory: it takes the numbers
+        held = own.detach().clone()
+        own.copy_(other)
+    return held
+
+
+def _drop_gathered(module: nn.Module) -> None:
+    """Weights that a rank has gathered from others are of the numbers that were there then."""
+    for part in module.modules():
+        if hasattr(part, "reshard"):
+            part.reshard()
+
+
+def _whole(p: Tensor) -> Tensor:
+    return p.full_tensor() if hasattr(p, "full_tensor") else p
 
 
 @contextmanager

@@ -1,0 +1,150 @@
+"""Several ranks, each a process of its own, over torch.distributed. Imported only where there are several."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+
+from polyrhythm.training.ranks import Strategy
+from polyrhythm.training.shards import is_sharded
+
+if TYPE_CHECKING:
+    from polyrhythm.config.sections.placement import ShardSettings
+
+#: Supervision ends a rank that waits too long; a collective of its own accord only after this.
+_DEADLINE = timedelta(days=7)
+#: Environment variables by which gloo and NCCL choose the network interface of ranks on one host.
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+class ProcessRanks:
+    """See `ranks.Ranks` and `ranks.open_ranks`. background: a group of the same ranks for another thread's
+    collectives."""
+
+    def __init__(
+        self, rank: int, size: int, store: Path, device: str, strategy: Strategy, shard: ShardSettings | None
+    ) -> None:
+        self.rank, self.size, self.strategy = rank, size, strategy
+        self._device, self._settings = torch.device(device), shard
+        files = dist.FileStore(str(store), size)
+        files.set_timeout(_DEADLINE)
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        with _loopback():
+            backend = _backend(files, rank, size, self._device)
+            dist.init_process_group(backend, store=files, rank=rank, world_size=size, timeout=_DEADLINE)
+            self._host = dist.new_group(backend="gloo", timeout=_DEADLINE)
+            self.background = dist.new_group(backend="gloo", timeout=_DEADLINE)
+
+    def total(self, x: Tensor) -> Tensor:
+        summed = x.detach().clone()
+        dist.all_reduce(summed, group=self._host if summed.is_cpu else None)
+        return summed
+
+    def most(self, count: int) -> int:
+        largest = torch.tensor(count)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._host)
+        return int(largest)
+
+    def gather(self, item: Any) -> list[Any]:
+        text = json.dumps(item).encode()
+        room = self.most(len(text))
+        own = torch.frombuffer(bytearray(text.ljust(room)), dtype=torch.uint8)
+        found = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(found, own, group=self._host)
+        return [json.loads(bytes(x.tolist())) for x in found]
+
+    def wrap(self, step: nn.Module) -> nn.Module:
+        policy = step.policy
+        assert isinstance(policy, nn.Module)
+        self._check_equal(policy)
+        if self.strategy == "shard":
+            self.shard(policy)
+            return step
+        warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")  # a warm-up of the critic has some
+        wrapped = DistributedDataParallel(
+            step,
+            broadcast_buffers=False,
+            find_unused_parameters=True,
+            gradient_as_bucket_view=True,
+            init_sync=False,
+        )
+        wrapped.register_comm_hook(None, _sum_gradients)
+        return wrapped
+
+    def shard(self, policy: nn.Module) -> None:
+        if self.strategy == "shard":
+            from polyrhythm.training.sharding import shard_policy
+
+            mesh = DeviceMesh.from_group(dist.group.WORLD, self._device.type)
+            shard_policy(policy, mesh, self._settings)
+
+    def reducing(self, wrapped: nn.Module, *, last: bool) -> AbstractContextManager[None]:
+        if last or not isinstance(wrapped, DistributedDataParallel):
+            return nullcontext()  # shards of gradients are summed in every micro-step: whole ones would not fit
+        return wrapped.no_sync()  # type: ignore[no-any-return]
+
+    def norms(self, each: Tensor) -> Tensor:
+        if self.strategy != "shard":
+            return each
+        return self.total(each.to(torch.promote_types(each.dtype, torch.float32)).square()).sqrt()
+
+    def snapshot(self, state: Mapping[str, Tensor], names: Iterable[str] = ()) -> Iterator[tuple[str, Tensor]]:
+        for name in tuple(names) or state:
+            x = state[name]
+            yield name, x.full_tensor() if is_sharded(x) else x  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _check_equal(self, policy: nn.Module) -> None:
+        """ValueError unless all ranks have the same weights."""
+        sums = {name: float(p.detach().sum(dtype=torch.float64)) for name, p in policy.named_parameters()}
+        names = list(sums)
+        found = self.gather([names, [repr(x) for x in sums.values()]])
+        for rank, (other_names, others) in enumerate(found):
+            if other_names != found[0][0]:
+                raise ValueError(f"policy: rank {rank} built other tensors than rank 0; build it from the settings alone")
+            for name, a, b in zip(names, found[0][1], others, strict=True):
+                if a != b:
+                    raise ValueError(f"policy: rank {rank} built another {name} than rank 0; draw it from the seed alone")
+
+
+def _sum_gradients(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Sums over ranks: losses are divided by the normaliser of all ranks already."""
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])  # type: ignore[union-attr, no-any-return]
+
+
+def _backend(store: dist.Store, rank: int, size: int, device: torch.device) -> str:
+    """NCCL for device tensors needs a GPU for each rank."""
+    if device.type != "cuda":
+        return "gloo"
+    store.set(f"gpu/{rank}", str(torch.cuda.get_device_properties(device).uuid))
+    gpus = {bytes(store.get(f"gpu/{other}")) for other in range(size)}
+    return "cpu:gloo,cuda:nccl" if len(gpus) == size else "cpu:gloo,cuda:gloo"
+
+
+@contextmanager
+def _loopback() -> Iterator[None]:
+    """Connections within it use the loopback interface, unless the user has chosen one."""
+    added = [name for name in _INTERFACES if name not in os.environ]
+    os.environ.update(dict.fromkeys(added, "lo"))
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]

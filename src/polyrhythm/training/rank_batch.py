@@ -1,0 +1,60 @@
+"""One rank's part of an update and of its mini-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polyrhythm.specs import Trajectory
+from polyrhythm.training.batch import PackedBatch, TrainingBatch, collate
+from polyrhythm.training.deal import Share, share_of
+from polyrhythm.training.ranks import Ranks, whole_from
+
+
+def take_share(trajectories: Sequence[Trajectory], ranks: Ranks) -> tuple[Share, PackedBatch]:
+    """This rank's share of an update's trajectories, which alone are read, collated. A rank without any has a sample of
+    another, in which no entry counts."""
+    steps = [t.steps for t in trajectories]
+    if not steps or min(steps) == 0:
+        collate(trajectories)  # refuses them
+    share = share_of([t.group for t in trajectories], steps, ranks.rank, ranks.size)
+    if share.spare is None:
+        return share, collate([trajectories[i] for i in share.own])
+    packed = collate([trajectories[share.spare]])
+    return share, replace(packed, valid=torch.zeros_like(packed.valid))
+
+
+class RankBatch(NamedTuple):
+    """One rank's part of a mini-batch.
+
+    own: its chunk steps. places: where they are in the mini-batch of `count`. micro_steps: as many on every rank; the
+    last `padding` of this rank's are one chunk step without any entry. padded: share of all ranks' that are.
+    """
+
+    own: TrainingBatch
+    places: Tensor
+    count: int
+    micro_steps: int
+    padding: int
+    padded: float
+
+    def micro_batches(self, size: int, device: torch.device, spare: TrainingBatch) -> Iterator[tuple[TrainingBatch, bool]]:
+        """Micro-batches of at most `size` (0: all at once) on `device`, and whether each is the last. spare: one masked
+        chunk step."""
+        batches = self.own.micro_batches(size, device, [spare] * self.padding)
+        for number, batch in enumerate(batches, 1):
+            yield batch, number == self.micro_steps
+
+
+def rank_batch(batch: TrainingBatch, share: Share, index: Tensor, size: int) -> RankBatch:
+    """Of the mini-batch of the update's chunk steps `index` what is this rank's. size: of micro-batches, 0 for all."""
+    rows, places = share.pick(index)
+    counts = share.micro_steps(index, size)
+    largest = max(counts)
+    missing = [largest - count for count in counts]
+    padded = sum(missing) / (largest * len(counts))
+    return RankBatch(batch.take(rows), places, len(index), largest, missing[share.rank], padded)

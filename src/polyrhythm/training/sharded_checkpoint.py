@@ -1,0 +1,178 @@
+"""A state that is sharded over ranks, as a folder in the format of torch.distributed.checkpoint (DCP).
+
+    <folder>/.metadata, __0_0.distcp, __1_0.distcp, …
+
+Each rank writes its shards; a tensor that all ranks have is written once. One tensor more, `index`, says in plain text
+where each belongs in the state, and what of the state is no tensor. The folder is written under the name
+`<folder>.part`, and renamed once all ranks have written.
+"""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import shutil
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from polyrhythm.errors import RunFolderError
+from polyrhythm.training.shards import joined, part_of
+
+if TYPE_CHECKING:
+    from polyrhythm.training.distributed import ProcessRanks
+
+_INDEX = "index"
+Path_ = tuple[Any, ...]
+
+
+class SavingThread:
+    """See `checkpoint.Saving`."""
+
+    def __init__(self, tensors: dict[str, Tensor], folder: Path, ranks: ProcessRanks) -> None:
+        self._error: BaseException | None = None
+        self._arguments = tensors, folder, ranks
+        self._thread = threading.Thread(target=self._run, name="saving", daemon=True)
+        self._thread.start()
+
+    @property
+    def over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            _write(*self._arguments)
+        except Exception as error:  # noqa: BLE001 - raised by wait()
+            self._error = error
+
+
+def save_sharded(state: Mapping[str, Any], folder: Path, ranks: ProcessRanks) -> SavingThread:
+    """Save a state of tensors, plain data and dicts of them; copied to host memory before this returns, and written in
+    a thread, whose collectives have a group of their own: one saving at a time."""
+    tensors: dict[str, Tensor] = {}
+    index: list[tuple[Path_, Any]] = []
+    for path, value in _leaves(state):
+        if isinstance(value, Tensor):
+            name = "/".join(map(str, path))
+            tensors[name] = joined(part_of(value.detach()).to("cpu", copy=True), value.detach())
+            index.append((path, name))
+        else:
+            index.append((path, [value]))
+    tensors[_INDEX] = torch.frombuffer(bytearray(repr(index).encode()), dtype=torch.uint8)
+    return SavingThread(tensors, folder, ranks)
+
+
+def load_sharded(folder: Path, like: Mapping[str, Any]) -> dict[str, Any]:
+    """The state, its tensors sharded as those of `like` that stand in the same place, else whole in host memory.
+    RunFolderError: it is damaged, or no such folder."""
+    try:
+        reader = _Reader(folder)
+        known = reader.read_metadata().state_dict_metadata
+        (raw,) = _read(reader, {_INDEX: _room(known[_INDEX], None)}).values()
+        index = ast.literal_eval(bytes(raw.tolist()).decode())
+        rooms = {name: _room(known[name], _at(like, path)) for path, name in index if isinstance(name, str)}
+        tensors = _read(reader, rooms)
+    except Exception as error:  # arbitrary bytes may raise anything
+        raise RunFolderError(f"{folder} cannot be read as a checkpoint ({error}); name another") from error
+    state: dict[str, Any] = {}
+    for path, value in index:
+        inner = state
+        for key in path[:-1]:
+            inner = inner.setdefault(key, {})
+        inner[path[-1]] = tensors[value] if isinstance(value, str) else value[0]
+    return state
+
+
+def _write(tensors: dict[str, Tensor], folder: Path, ranks: ProcessRanks) -> None:
+    unfinished = folder.with_name(f"{folder.name}.part")
+    writer = dcp.FileSystemWriter(unfinished)
+    dcp.save(dict(tensors), storage_writer=writer, process_group=ranks.background)
+    if ranks.rank == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+        unfinished.rename(folder)
+
+
+def _leaves(state: Mapping[Any, Any], above: Path_ = ()) -> Iterator[tuple[Path_, Any]]:
+    """Every path of keys and what stands there: tensors, and plain data (empty dicts included)."""
+    for key, value in state.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, (*above, key))
+        else:
+            yield (*above, key), value
+
+
+def _at(like: Any, path: Path_) -> Tensor | None:
+    for key in path:
+        like = like.get(key) if isinstance(like, Mapping) else None
+    return like if isinstance(like, Tensor) else None
+
+
+@torch.no_grad()
+def _room(stored: Any, like: Tensor | None) -> Tensor:
+    """Memory for a stored tensor or this rank's part of it, as `like` is sharded. ValueError: another shape."""
+    if not isinstance(stored, TensorStorageMetadata):
+        raise TypeError("it holds something else than tensors")
+    if like is None:
+        return torch.empty(stored.size, dtype=stored.properties.dtype)
+    if like.shape != stored.size:
+        return torch.empty(stored.size, dtype=stored.properties.dtype)  # of another policy: whoever takes it says so
+    part = torch.empty_like(part_of(like.detach()), dtype=stored.properties.dtype, device="cpu")
+    return joined(part, like.detach())
+
+
+def _read(reader: dcp.FileSystemReader, rooms: dict[str, Tensor]) -> dict[str, Tensor]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # each process reads for itself
+        dcp.load(rooms, storage_reader=reader, no_dist=True)
+    return rooms
+
+
+class _Reader(dcp.FileSystemReader):
+    """A reader that executes nothing: DCP's metadata is a pickle, of which only its own plain classes are made."""
+
+    def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
+        with (Path(self.path) / ".metadata").open("rb") as file:
+            metadata = _PlainUnpickler(file).load()
+        if not isinstance(metadata, Metadata):
+            raise TypeError("its metadata is something else")
+        sizes = {path.name: path.stat().st_size for path in Path(self.path).iterdir()}
+        for place in (metadata.storage_data or {}).values():
+            if sizes.get(place.relative_path, 0) < place.offset + place.length:
+                raise ValueError(f"{place.relative_path} is absent or too short")
+        if metadata.storage_meta is not None:
+            metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Makes the classes of DCP's metadata, and what these hold, alone."""
+
+    _MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
+    _OTHERS = frozenset(
+        {
+            ("torch", "Size"),
+            ("torch.serialization", "_get_layout"),
+            ("torch._C._distributed_c10d", "ReduceOp"),
+            ("pathlib", "PosixPath"),
+            ("collections", "OrderedDict"),
+        }
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        own = module in self._MODULES and name.startswith(("_StorageInfo", "_MEM", "Metadata", "MetadataIndex", "Chunk", "Tensor", "Storage"))
+        if not (dtype or own or (module, name) in self._OTHERS):
+            raise pickle.UnpicklingError(f"its metadata names {module}.{name}")
+        return super().find_class(module, name)

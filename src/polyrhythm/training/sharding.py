@@ -1,0 +1,98 @@
+"""Shards a policy's parameters over ranks with FSDP2: block by block, and once for the rest.
+
+A block's weights are whole on a rank only while it computes. Blocks are the repeated layers of a policy: modules in a
+`ModuleList` of at least two of one class that hold modules themselves. A policy may name others by a method
+`blocks() -> Sequence[nn.Module]`. What is read of a block other than by calling it must be a method that its class
+names in `forward_methods`; of the policy these are `POLICY_METHODS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+
+from polyrhythm.config.sections.placement import ShardSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Methods of a policy in which its own weights, those outside of blocks, are whole.
+POLICY_METHODS = ("evaluate", "value", "precompute", "act", "sft_loss")
+#: Layers that compute in the policy's dtype whatever their weights' (`policies.vla.precision`).
+_COMPUTE_IN_DTYPE = (nn.Linear, nn.Conv2d, nn.Embedding)
+
+
+def shard_policy(policy: nn.Module, mesh: DeviceMesh, settings: ShardSettings | None = None) -> None:
+    """Replace the parameters by their shards, in place. ValueError: one cannot be sharded."""
+    settings = settings or ShardSettings()
+    for name, p in policy.named_parameters():
+        if p.dim() == 0:
+            raise ValueError(f"placement.trainer.strategy = shard: {name} has no dimension; use replicate, or give it one")
+    pinned = mesh.device_type == "cuda"
+    offload = CPUOffloadPolicy(pin_memory=pinned) if settings.cpu_offload else OffloadPolicy()
+    own_dtype = getattr(getattr(policy, "precision", None), "dtype", torch.float32)
+    for module in (*blocks_of(policy), policy):
+        _check_one_dtype(policy, module)
+        fully_shard(
+            module,
+            mesh=mesh,
+            reshard_after_forward=settings.reshard,
+            mp_policy=_precision(module, own_dtype),
+            offload_policy=offload,
+        )
+        assert isinstance(module, FSDPModule)
+        module.set_gradient_divide_factor(1.0)  # sums, as losses are divided by the normaliser of all ranks
+        module.set_force_sum_reduction_for_comms(True)
+        for name in POLICY_METHODS if module is policy else getattr(module, "forward_methods", ()):
+            if hasattr(module, name):
+                register_fsdp_forward_method(module, name)
+
+
+def blocks_of(policy: nn.Module) -> list[nn.Module]:
+    """The modules whose weights are gathered one after another, none within another."""
+    named = getattr(policy, "blocks", None)
+    found: Sequence[nn.Module] = list(named() if callable(named) else _repeated(policy))
+    inner = {id(part) for block in found for part in block.modules() if part is not block}
+    return [block for block in found if id(block) not in inner]
+
+
+def _repeated(policy: nn.Module) -> Iterator[nn.Module]:
+    for module in policy.modules():
+        if not isinstance(module, nn.ModuleList) or len(module) < 2 or len({type(part) for part in module}) > 1:
+            continue
+        for part in module:
+            if any(True for _ in part.children()) and any(True for _ in part.parameters()):
+                yield part
+
+
+def _precision(module: nn.Module, dtype: torch.dtype) -> MixedPrecisionPolicy:
+    """Weights are gathered in the policy's dtype where all of a block's are used in it; gradients are summed in
+    float32."""
+    parts = [part for part in module.modules() if any(True for _ in part.parameters(recurse=False))]
+    rounded = dtype != torch.float32 and all(type(part) in _COMPUTE_IN_DTYPE for part in parts)
+    reduce = torch.float32 if any(p.dtype in (torch.bfloat16, torch.float16) for p in module.parameters()) else None
+    if rounded:
+        return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    return MixedPrecisionPolicy(reduce_dtype=reduce, cast_forward_inputs=False)
+
+
+def _check_one_dtype(policy: nn.Module, module: nn.Module) -> None:
+    dtypes = {p.dtype for p in module.parameters() if p.requires_grad and not hasattr(p, "to_local")}
+    if len(dtypes) > 1:
+        kinds = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        what = "the policy" if module is policy else type(module).__name__
+        raise ValueError(
+            f"placement.trainer.strategy = shard: the trained tensors of {what} are {kinds}; set policy.master = float32"
+        )
