@@ -108,8 +108,8 @@ class TrainingBatch:
 
     def masked(self) -> TrainingBatch:
         """The same chunk steps, none of which counts: everything but the inputs of the policy is zero."""
-        zeros = self._map(torch.zeros_like)
-        return replace(zeros, obs=self.obs, forward_inputs=self.forward_inputs)
+        zeros, none = self._map(torch.zeros_like), torch.zeros_like(self.weight, dtype=torch.bool)
+        return replace(zeros, obs=self.obs, forward_inputs=self.forward_inputs, selected=none)
 
     def micro_batches(
         self, size: int, device: torch.device, padding: Sequence[TrainingBatch] = ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -73,10 +72,11 @@ class ProcessRanks:
         if self.strategy == "shard":
             self.shard(policy)
             return step
-        warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")  # a warm-up of the critic has some
+        # Warming up the critic leaves most parameters unused, so DDP looks for such; where it finds none it warns.
+        step.register_parameter("never_used", nn.Parameter(torch.zeros(1, device=self._device)))
         wrapped = DistributedDataParallel(
             step,
-            broadcast_buffers=False,
+            forward_sync_buffers=False,
             find_unused_parameters=True,
             gradient_as_bucket_view=True,
             init_sync=False,
@@ -127,6 +127,9 @@ def _sum_gradients(_: object, bucket: dist.GradBucket) -> torch.futures.Future[T
     """Sums over ranks: losses are divided by the normaliser of all ranks already."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda done: done.value()[0])  # type: ignore[union-attr, no-any-return]
+
+
+_sum_gradients.__annotations__.clear()  # torch compares them with its classes, not with their names
 
 
 def _backend(store: dist.Store, rank: int, size: int, device: torch.device) -> str:
