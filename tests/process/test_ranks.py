@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 from tests.process.runs import LOCKSTEP, children, config, orphaned_folders
 from tests.process.test_supervision import at_update, balanced, lost, run
 
@@ -42,6 +43,10 @@ def test_a_run_of_two_ranks_gives_the_weights_of_one_and_any_number_of_ranks_goe
     train(tmp_path, "train", str(recipe), *ranks(2, "shard", "local", 2).split(), "--out", str(parts))
     assert TrainerStates(str(parts / STATES)).paths()[-1].name == "trainer-00000002"
     _same(whole, parts, version=2)
+    train(tmp_path, "export", str(parts / STATES / "trainer-00000002"), "--out", str(tmp_path / "exported"))
+    exported = load_file(tmp_path / "exported" / "model.safetensors")
+    for name, tensor in load_policy(parts)[1].items():
+        assert torch.equal(exported[name], tensor), name
     train(tmp_path, "resume", str(parts), *ranks(1, "replicate", "inline", 4).split())
     train(tmp_path, "resume", str(parts), *ranks(2, "replicate", "local", 6).split())
     assert TrainerStates(str(parts / STATES)).paths()[-1].name == "trainer-00000006.pt"

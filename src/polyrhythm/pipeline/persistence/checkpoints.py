@@ -179,8 +179,8 @@ def _trainer_policy(path: Path, config: Mapping[str, Any]) -> tuple[dict[str, An
 
 @dataclass(frozen=True, slots=True)
 class SavedRun:
-    """A run as it was saved. counts: what observers go on from; samples: by handle; trainer: its state's file or folder,
-    which contains `updates`; version, policy: the published weights."""
+    """A run as it was saved. counts: what observers go on from; samples: by handle; trainer: its state's file or
+    folder, which contains `updates`; version, policy: the published weights."""
 
     conductor: dict[str, Any]
     counts: dict[str, Any]

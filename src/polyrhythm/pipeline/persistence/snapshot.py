@@ -1,7 +1,7 @@
 """A run is saved in two steps: a snapshot between two events, and its files by another thread while the run goes on.
 
-Taking the snapshot copies the conductor's state and makes hard links to the trainer's; the samples are handed over where they lie.
-`persistence.checkpoints` has the files and reads them.
+Taking the snapshot copies the conductor's state and makes hard links to the trainer's; the samples are handed over
+where they lie. `persistence.checkpoints` has the files and reads them.
 
 Invariant: a folder gets its final name after everything in it has reached the disk, so a saved run is whole or absent.
 """

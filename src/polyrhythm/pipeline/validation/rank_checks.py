@@ -27,16 +27,20 @@ def check_ranks(config: RunConfig, ranks: int) -> None:
         those = f"{batch // size} groups of {size} samples" if size > 1 else f"{batch} samples"
         problems.append(
             f"{what}: an update has {those} (training.mini_batch_samples x require_batches = {batch}), and a rank "
-            f"trains whole {'groups' if size > 1 else 'samples'}; use at most {batch // size} ranks, or "
+            f"trains whole {'groups' if size > 1 else 'samples'}; use at most {_counted(batch // size)}, or "
             f"a training.mini_batch_samples of {_enough(ranks * size, training.require_batches, size)} or more"
         )
     if 0 < training.minibatch_steps < ranks:
         problems.append(
             f"{what}: training.minibatch_steps = {training.minibatch_steps} is fewer than one chunk step for each "
-            f"rank; use at most {training.minibatch_steps} ranks, or a minibatch_steps of {ranks} or more (0: all)"
+            f"rank; use at most {_counted(training.minibatch_steps)}, or a minibatch_steps of {ranks} or more (0: all)"
         )
     if problems:
         raise ConfigError(*problems)
+
+
+def _counted(ranks: int) -> str:
+    return f"{ranks} rank{'s' * (ranks > 1)}"
 
 
 def _enough(samples: int, batches: int, size: int) -> int:
