@@ -1,7 +1,7 @@
 """Run a recipe while its stations are killed, stopped and slowed, and check that nothing is lost and all recover.
 
-Of a trainer of several ranks any rank is hit. kill is SIGKILL. stop is SIGSTOP for good, detected by the missing heartbeat. slow is SIGSTOP, then SIGCONT before the
-heartbeat's deadline. Exit status 1 if a guarantee was broken.
+Of a trainer of several ranks any rank is hit. kill is SIGKILL. stop is SIGSTOP for good, detected by the missing
+heartbeat. slow is SIGSTOP, then SIGCONT before the heartbeat's deadline. Exit status 1 if a guarantee was broken.
 """
 
 from __future__ import annotations
