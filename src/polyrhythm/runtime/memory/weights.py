@@ -101,9 +101,8 @@ class InlineWeights:
         return max(self._held, default=_EMPTY)
 
     def publish(self, version: int, state: State | Stream) -> None:
-        state = state if isinstance(state, Mapping) else dict(state)
-        check_fit(self.layout, state, convertible=True)
-        copies = {name: to_dtype(state[name], spec.dtype) for name, spec in self.layout.published.items()}
+        published = self.layout.published
+        copies = {name: to_dtype(tensor, published[name].dtype) for name, tensor in fitting(self.layout, state)}
         older = {held: tensors for held, tensors in self._held.items() if held < version}
         kept = sorted(older)[-1:]
         self._held = {**{held: older[held] for held in kept}, version: copies}
@@ -169,28 +168,15 @@ class SharedWeights:
 
     def publish(self, version: int, state: State | Stream) -> None:
         """As in `Weights`. Overwrites the older buffer; waits for a reader that is in the middle of it."""
-        if isinstance(state, Mapping):
-            check_fit(self.layout, state, convertible=True)
+        stream = fitting(self.layout, state)
         held = self.versions()
         index = held.index(max(held)) if max(held) >= version else held.index(min(held))
         with self._lock(index, fcntl.LOCK_EX):
             self._stored[index] = 0
             self._numbers[index] = self._numbers.max() + 1
-            if isinstance(state, Mapping):
-                copy_into(self._buffers[index], state)
-            else:
-                self._copy_stream(self._buffers[index], state)
+            for name, tensor in stream:
+                copy_into({name: self._buffers[index][name]}, {name: tensor})
             self._stored[index] = version + 1
-
-    def _copy_stream(self, into: State, stream: Stream) -> None:
-        """Copy tensor by tensor. ValueError: one is missing or does not fit."""
-        missing = dict(self.layout.published)
-        for name, tensor in stream:
-            if name in missing:
-                check_fit_of(missing.pop(name), name, tensor)
-                copy_into({name: into[name]}, {name: tensor})
-        for name, spec in missing.items():
-            check_fit_of(spec, name, None)
 
     def find(self, version: int) -> Publication | None:
         held = self.versions()
@@ -259,11 +245,25 @@ def check_fit(layout: WeightsLayout, state: State, *, convertible: bool) -> None
         raise _misfit(name, found.get(name), layout.published[name])
 
 
-def check_fit_of(spec: WeightSpec, name: str, tensor: Tensor | None) -> None:
-    """Raise ValueError unless the tensor of this name is there, of this form but for its floating-point dtype."""
-    found = weight_specs({} if tensor is None else {name: tensor})
-    if first_misfit({name: spec}, found, convertible=True):
-        raise _misfit(name, found.get(name), spec)
+def fitting(layout: WeightsLayout, state: State | Stream) -> Stream:
+    """The layout's tensors of `state`, which fit it but for floating-point dtypes. ValueError: one is missing or does
+    not fit; of a mapping it is raised by this call, of a stream when it has come so far."""
+    if not isinstance(state, Mapping):
+        return _fitting(layout, state)
+    check_fit(layout, state, convertible=True)
+    return ((name, state[name]) for name in layout.published)
+
+
+def _fitting(layout: WeightsLayout, stream: Stream) -> Stream:
+    missing = dict(layout.published)
+    for name, tensor in stream:
+        if name in missing:
+            spec, found = missing.pop(name), weight_specs({name: tensor})
+            if first_misfit({name: spec}, found, convertible=True):
+                raise _misfit(name, found[name], spec)
+            yield name, tensor
+    for name, spec in missing.items():
+        raise _misfit(name, None, spec)
 
 
 def _misfit(name: str, found: WeightSpec | None, spec: WeightSpec) -> ValueError:
