@@ -79,6 +79,17 @@ def test_a_trainer_begins_again_with_a_state_of_either_form_alone(tmp_path: Path
     assert names(tmp_path / "mine") == []
 
 
+@pytest.mark.parametrize("strategy", ["replicate", "shard"])
+def test_what_a_killed_trainer_left_unfinished_is_gone_with_the_next_state(strategy: str, tmp_path: Path) -> None:
+    for name in ("trainer-00000003.part", "trainer-00000001.removed"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__7_0.distcp").write_text("old")
+    TrainerStates(str(tmp_path)).save(Saving(3, strategy=strategy))  # type: ignore[arg-type]
+    (path,) = tmp_path.iterdir()
+    assert TrainerStates.holds(path)
+    assert path.is_file() or names(path) == [".metadata", "__0_0.distcp"]
+
+
 def test_what_else_lies_there_is_no_state(tmp_path: Path) -> None:
     states = TrainerStates(str(tmp_path))
     for name in ("trainer-old.pt", "trainer-3.txt", "trainer-00000004"):
