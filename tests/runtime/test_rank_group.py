@@ -41,8 +41,8 @@ def group(count: int = 3) -> Any:
     return found
 
 
-def fail(ranks: Any, rank: int, error: str, *, fatal: bool = False) -> None:
-    ranks.note_failure(wire.Failed("t", 0, error, fatal, rank))
+def fail(ranks: Any, rank: int, error: str, *, at: float = 1.0, fatal: bool = False) -> None:
+    ranks.note_failure(wire.Failed("t", 0, error, fatal, rank, at))
     ranks.rank(rank).ended = "ended with status 1"
 
 
@@ -56,10 +56,11 @@ def test_a_rank_that_ended_without_a_word_comes_before_those_that_noticed_it() -
     assert (failure.killed, failure.error, failure.was_present, failure.updates) == (True, "", True, 5)
 
 
-def test_of_ranks_that_say_why_they_end_the_first_that_was_heard_counts() -> None:
+def test_of_ranks_that_say_why_they_end_the_first_that_failed_counts_whichever_was_heard_first() -> None:
     ranks = group()
-    fail(ranks, 1, "the disk is full", fatal=True)
-    fail(ranks, 0, "a connection is broken")
+    fail(ranks, 0, "a connection is broken", at=1.001)
+    fail(ranks, 1, "the disk is full", at=1.0, fatal=True)
+    fail(ranks, 2, "a connection is broken", at=1.002)
     assert ranks.complaint(1.0, LIMITS) == "rank 1: the disk is full"
     assert ranks.fatal
     assert ranks.failure(5).error == "the disk is full"
