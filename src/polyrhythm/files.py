@@ -16,6 +16,9 @@ NOT_ALLOWED = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY}
 )
 
+#: Ends of the names of what is being written, and of folders that are being removed.
+UNFINISHED, REMOVED = ".part", ".removed"
+
 
 def trouble(error: OSError) -> str:
     """Sentence on why a file could not be written or read, with its path; "" for other errors."""
@@ -47,7 +50,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
     If the block raises, the temporary file is deleted; if the process is killed, `path` is unchanged.
     """
-    unfinished = path.with_name(path.name + ".part")
+    unfinished = path.with_name(path.name + UNFINISHED)
     try:
         with name_in_errors(path):
             yield unfinished
@@ -58,8 +61,32 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Make `target` a hard link to `source`, or a copy where the file system has no links. OSError: neither works."""
+    """Make `target` a hard link to `source`, or a copy where the file system has no links; of a folder, of all its
+    files. OSError: neither works."""
+    if source.is_dir():
+        shutil.copytree(source, target, copy_function=lambda a, b: link_or_copy(Path(a), Path(b)))
+        return
     try:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
+
+
+def copy_whole(source: Path, target: Path) -> None:
+    """Copy a file, or a folder with all its files; `target` is whole or absent. OSError: it cannot be written."""
+    unfinished = target.with_name(target.name + UNFINISHED)
+    remove_whole(unfinished)
+    (shutil.copytree if source.is_dir() else shutil.copyfile)(source, unfinished)
+    unfinished.replace(target)
+
+
+def remove_whole(path: Path) -> None:
+    """Remove a file, or a folder with all its files, that may be absent; a folder loses its name first, so that nobody
+    finds a part of it."""
+    if not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    removed = path.with_name(path.name + REMOVED)
+    shutil.rmtree(removed, ignore_errors=True)
+    path.replace(removed)
+    shutil.rmtree(removed)

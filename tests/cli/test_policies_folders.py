@@ -190,9 +190,21 @@ def test_adapters_of_a_run_are_exported_inspected_and_merged(tmp_path, capsys):
     assert set(load_file(tmp_path / "merged" / "weights.safetensors")) == set(expected)
 
 
-def test_a_run_without_a_released_layout_is_one_sentence(tmp_path, capsys):
-    run = _run(tmp_path / "a", "gaussian", {"x": torch.ones(1)})
-    assert "policy.type = 'gaussian' has no released layout" in _refused(capsys, "export", run, "--out", tmp_path / "o")
+def test_a_policy_without_a_released_layout_is_exported_by_its_own_names(tmp_path, capsys):
+    shared = torch.arange(4.0)
+    run = _run(tmp_path / "run", "gaussian", {"x": torch.ones(1), "y": shared[:2], "z": shared[:2]})
+    assert main(["export", str(run), "--out", str(tmp_path / "out"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"exported": "policy", "version": 7, "out": str(tmp_path / "out")}
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert {name: x.tolist() for name, x in found.items()} == {"x": [1.0], "y": [0.0, 1.0], "z": [0.0, 1.0]}
+    settings = json.loads((tmp_path / "out" / "policy.json").read_text())
+    assert (settings["policy"]["type"], settings["version"]) == ("gaussian", 7)
+    said = _refused(capsys, "export", run, "--out", tmp_path / "o", "--base", GOLDEN / "pi0")
+    assert "policy.type = gaussian has no released layout; leave it out" in said
+    assert "it exists; name a new folder" in _refused(capsys, "export", run, "--out", tmp_path / "out")
+
+
+def test_a_run_that_cannot_be_exported_is_one_sentence(tmp_path, capsys):
     run = _run(tmp_path / "b", "pi0", {"network.x.lora_A.weight": torch.ones(1)}, checkpoint="")
     assert "has adapters on a network from a seed" in _refused(capsys, "export", run, "--out", tmp_path / "o")
     run = _run(tmp_path / "c", "pi05", {"x": torch.ones(1)})

@@ -57,6 +57,41 @@ def test_a_publication_is_a_copy_and_so_is_what_is_read(ends):
     assert read["a"].eq(1).all()
 
 
+def one_at_a_time(tensors):
+    """A stream of which a tensor is gone when the next one comes."""
+    for name, tensor in tensors.items():
+        own = tensor.clone()
+        yield name, own
+        own.fill_(77)
+
+
+def test_a_stream_is_published_tensor_by_tensor(ends):
+    publish(ends.writer, 0)
+    ends.writer.publish(1, one_at_a_time({"other": torch.zeros(3), **state(1)}))
+    for wanted in (0, 1):
+        module = Module(9)
+        assert Receiver(ends.reader, module).apply(wanted) == wanted
+        assert module.values() == [wanted]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"b": None}, r"b is missing, the layout has float32 \[\]"),
+        ({"b": torch.zeros(2)}, r"b is float32 \[2\], the layout has float32 \[\]"),
+    ],
+)
+def test_a_stream_that_does_not_fit_leaves_the_newest_version(ends, change, said):
+    publish(ends.writer, 0, 1)
+    wrong = {name: tensor for name, tensor in {**state(2), **change}.items() if tensor is not None}
+    with pytest.raises(ValueError, match=said):
+        ends.writer.publish(2, one_at_a_time(wrong))
+    assert ends.reader.newest == 1
+    module = Module(9)
+    assert Receiver(ends.reader, module).apply(2) == 1
+    assert module.values() == [1]
+
+
 def test_a_version_that_the_module_has_is_not_copied_again(ends):
     publish(ends.writer, 3)
     module = Module(9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
@@ -15,11 +16,13 @@ from polyrhythm.pipeline.build import run_seats, station_names
 from polyrhythm.pipeline.seats import (
     assign_seats,
     bind_environment,
+    count_ranks,
     divide_devices,
     group_seats,
     list_excess_threads,
     list_unused_devices,
 )
+from polyrhythm.pipeline.validation.rank_checks import check_ranks
 
 NAMES = {"simulators": ["s0", "s1", "s2"], "generators": ["g0", "g1"], "trainer": ["trainer"]}
 
@@ -32,20 +35,20 @@ def placement(**sections: object) -> PlacementSettings:
     devices=st.integers(1, 9),
     simulators=st.integers(1, 20),
     generators=st.integers(1, 20),
-    trainer=st.booleans(),
+    ranks=st.integers(0, 9),
     named=st.dictionaries(
-        st.sampled_from(["simulators", "generators"]), st.sets(st.integers(0, 8), min_size=1), max_size=2
+        st.sampled_from(["simulators", "generators", "trainer"]), st.sets(st.integers(0, 8), min_size=1), max_size=2
     ),
     preset=st.sampled_from([None, "colocated", "hybrid", "disaggregated"]),
 )
 def test_every_station_has_one_seat_and_devices_differ_by_one_station_at_most(
-    devices, simulators, generators, trainer, named, preset
+    devices, simulators, generators, ranks, named, preset
 ):
     asked = {kind: {"devices": sorted({device % devices for device in ids})} for kind, ids in named.items()}
     stations = {
         "simulators": [f"simulator-{index}" for index in range(simulators)],
         "generators": [f"generator-{index}" for index in range(generators)],
-        "trainer": ["trainer"] * trainer,
+        "trainer": [f"trainer-rank{index}" for index in range(ranks)],
     }
     if preset not in (None, "colocated") and devices == 1:
         preset = "colocated"
@@ -112,8 +115,7 @@ def test_more_threads_than_cores_are_told_for_kinds_that_have_stations():
         ({"generators": {"devices": "4-7"}}, 2, r"placement.generators.devices = 4-7: torch sees 2 .*ids of 0-1$"),
         ({"generators": {"devices": 1}}, 1, r"placement.generators.devices = 1: torch sees 1 .*or ids of 0$"),
         ({"simulators": {"devices": "all"}}, 0, r"placement.simulators.devices = all: torch sees 0 .*use cpu, or"),
-        ({"trainer": {"devices": "2,3"}}, 8, r"placement.trainer.devices = 2,3: .*name one, such as 2$"),
-        ({"trainer": {"devices": "all"}}, 8, r"placement.trainer.devices = all: .*name one, such as 0$"),
+        ({"trainer": {"devices": "2,3"}}, 3, r"placement.trainer.devices = 2,3: torch sees 3 .*ids of 0-2$"),
         ({"preset": "hybrid"}, 1, r"placement.preset = hybrid: .*at least 2 .*set it to colocated or null$"),
         ({"preset": "colocated"}, 0, r"placement.preset = colocated: .*at least 1 CUDA device and .*set it to null$"),
     ],
@@ -130,11 +132,80 @@ def test_a_kind_that_names_devices_is_not_placed_by_the_preset():
 
 def test_the_presets_on_eight_devices_are_those_of_the_paper():
     every = tuple(range(8))
-    assert divide_devices("colocated", 8) == {"simulators": every, "generators": every, "trainer": (0,)}
-    assert divide_devices("hybrid", 8) == {"simulators": every[:6], "generators": every[6:], "trainer": (0,)}
+    assert divide_devices("colocated", 8) == {"simulators": every, "generators": every, "trainer": every}
+    assert divide_devices("hybrid", 8) == {"simulators": every[:6], "generators": every[6:], "trainer": every}
     parts = divide_devices("disaggregated", 8)
-    assert parts["simulators"] == parts["generators"]
-    assert not set(parts["trainer"]) & set(parts["generators"])
+    assert parts == {"simulators": every[:6], "generators": every[:6], "trainer": every[6:]}
+
+
+@pytest.mark.parametrize(
+    ("sections", "devices", "ranks"),
+    [
+        ({}, 0, 1),
+        ({}, 8, 1),
+        ({"trainer": {"devices": "2,5"}}, 8, 2),
+        ({"trainer": {"devices": "all"}}, 8, 8),
+        ({"trainer": {"devices": "all"}}, 0, 1),
+        ({"trainer": {"devices": "cpu"}, "preset": "colocated"}, 8, 1),
+        ({"preset": "colocated"}, 3, 3),
+        ({"preset": "disaggregated"}, 8, 2),
+        ({"preset": "hybrid"}, 1, 1),
+        ({"trainer": {"ranks": 4, "devices": "2,5"}}, 8, 4),
+        ({"trainer": {"ranks": 4}}, 0, 4),
+    ],
+)
+def test_the_trainer_has_the_ranks_that_are_set_else_one_for_each_of_its_devices(sections, devices, ranks):
+    assert count_ranks(placement(**sections), devices) == ranks
+
+
+def test_ranks_have_seats_in_turn_on_the_trainers_devices():
+    stations = {"trainer": ["trainer", "trainer-rank1", "trainer-rank2"]}
+    seats = assign_seats(placement(trainer={"ranks": 3, "devices": "2,5", "threads": 2}), stations, 8)
+    assert [(seat.device, seat.threads) for seat in seats.values()] == [("cuda:2", 2), ("cuda:5", 2), ("cuda:2", 2)]
+    assert group_seats(seats) == "trainer, trainer-rank2: cuda:2, 2 threads; trainer-rank1: cuda:5, 2 threads"
+    (sentence,) = list_unused_devices(placement(trainer={"ranks": 1, "devices": "0-2"}), NAMES)
+    assert sentence.endswith("because there are fewer ranks; raise placement.trainer.ranks to 3, or name fewer devices")
+
+
+def test_ranks_are_named_in_the_seats_of_a_run():
+    names = station_names(config(placement={"trainer": {"ranks": 2}}))
+    assert names["trainer"] == ["trainer", "trainer-rank1"]
+    assert station_names(config(placement={"trainer": {"ranks": 2}}), trainer=False)["trainer"] == []
+
+
+def test_settings_of_sharding_need_the_strategy():
+    assert placement(trainer={"strategy": "shard", "shard": {"cpu_offload": True}}).trainer.shard.cpu_offload
+    with pytest.raises(ValueError, match="it is for strategy shard, not replicate"):
+        placement(trainer={"shard": {"cpu_offload": True}})
+
+
+RAGGED = {"groups": {"size": 4}, "algorithm": {"advantage": {"type": "grpo"}}, "rollout": {"segment_steps": 0}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "problems"),
+    [
+        ({}, 8, []),
+        ({}, 9, ["ranks = 9: an update has 8 samples .*= 8\\).*use at most 8 ranks, or a .*mini_batch_samples of 9"]),
+        (RAGGED, 2, []),
+        (RAGGED, 3, ["an update has 2 groups of 4 samples .*at most 2 ranks, or a .*mini_batch_samples of 12 or"]),
+        ({"training": {"minibatch_steps": 3}}, 3, []),
+        ({"training": {"minibatch_steps": 3}}, 4, ["minibatch_steps = 3 is fewer .*at most 3 ranks, or .*of 4 or"]),
+        ({"training": {"minibatch_steps": 3}, "launcher": "inline"}, 4, ["launcher = inline there", "is fewer than"]),
+        ({"launcher": "inline"}, 1, []),
+    ],
+)
+def test_an_update_that_cannot_be_dealt_to_the_ranks_is_refused_with_numbers_that_fit(changes, ranks, problems):
+    settings = config(**{**changes, "placement": {"trainer": {"ranks": ranks}}})
+    if not problems:
+        check_ranks(settings, ranks)
+        return
+    with pytest.raises(ConfigError) as caught:
+        check_ranks(settings, ranks)
+    assert len(caught.value.problems) == len(problems)
+    for problem, words in zip(caught.value.problems, problems, strict=True):
+        assert problem.startswith(f"placement.trainer.ranks = {ranks}: ")
+        assert re.search(words, problem), problem
 
 
 @pytest.mark.parametrize(

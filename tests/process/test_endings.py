@@ -137,10 +137,11 @@ def test_an_update_that_takes_too_long_is_abandoned_and_its_samples_wait(tmp_pat
 
 
 def test_after_sigkill_of_main_no_process_is_left_and_the_next_start_clears_the_memory(tmp_path):
-    with command(tmp_path, **LONG) as process:
+    with command(tmp_path, **LONG, placement={"trainer": {"ranks": 2}}) as process:
         wait_for_updates(tmp_path, 2, process)
-        stations = list(stations_of(process.pid).values())
-        os.kill(stations[0], signal.SIGSTOP)  # a stopped one dies as well
+        found = stations_of(process.pid)
+        stations = list(found.values())
+        os.kill(found["trainer-rank1"], signal.SIGSTOP)  # a stopped one dies as well, and one that waits for it
         process.kill()
         assert gone(stations)
     (folder,) = orphaned_folders()

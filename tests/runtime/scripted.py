@@ -17,6 +17,10 @@ from polyrhythm.scheduler.records import Published, PublishWeights, StartUpdate,
 
 #: Versions that are not published: what the station does instead.
 RAISES, HANGS, DIES, REFUSES, AT_ONCE = 1001, 1002, 1003, 1004, 1005
+#: The same for the last of several ranks; the others notice it by a broken connection.
+LAST_RAISES, LAST_DIES = 1006, 1007
+#: Seconds after which they do.
+_NOTICED_S = 0.3
 
 
 class Scripted:
@@ -25,6 +29,7 @@ class Scripted:
         self._todo: deque[Any] = deque()
         self._doing = ("", 0.0)
         self._units = 0
+        self._last = context.rank == context.ranks - 1
 
     def joined(self) -> TrainerJoined:
         return TrainerJoined(self.name, self._incarnation, 0)
@@ -45,11 +50,14 @@ class Scripted:
         if isinstance(command, StartUpdate):
             self._channels.report(Report(self.name, self._incarnation, "update", command.update, {}))
             self._channels.emit(UpdateDone(self.name, self._incarnation, command.update))
-        elif command.version == RAISES:
+        elif command.version in (LAST_RAISES, LAST_DIES) and not self._last:
+            time.sleep(_NOTICED_S)
+            raise ValueError("a connection is broken")
+        elif command.version in (RAISES, LAST_RAISES):
             raise ValueError("told to raise")
         elif command.version == HANGS:
             time.sleep(3600)
-        elif command.version == DIES:
+        elif command.version in (DIES, LAST_DIES):
             os.kill(os.getpid(), signal.SIGKILL)
         else:
             self._channels.emit(Published(self.name, self._incarnation, command.version))

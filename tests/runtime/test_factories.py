@@ -14,7 +14,8 @@ from polyrhythm.runtime.messages import Channels
 from polyrhythm.specs import WeightsLayout
 from polyrhythm.stations.generator_factory import GeneratorFactory, PolicyFactory
 from polyrhythm.stations.simulator_factory import SimulatorFactory
-from polyrhythm.stations.trainer_factory import TrainerFactory, TrainerStates
+from polyrhythm.stations.trainer_factory import TrainerFactory
+from polyrhythm.stations.trainer_states import TrainerStates
 
 RUN = config(rollout={"env_batches": 2, "sharding": "even:2", "generators": 2}, algorithm={"entropy_coef": 0.01})
 SPEC = RUN.env.spec()  # type: ignore[attr-defined]

@@ -10,9 +10,19 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tests.process.runs import children, config, orphaned_folders
-from tests.runtime.scripted import AT_ONCE, DIES, HANGS, RAISES, REFUSES, ScriptedFactory
+from tests.runtime.scripted import (
+    AT_ONCE,
+    DIES,
+    HANGS,
+    LAST_DIES,
+    LAST_RAISES,
+    RAISES,
+    REFUSES,
+    ScriptedFactory,
+)
 
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosting import Hosting
@@ -35,9 +45,11 @@ NO_WEIGHTS = WeightsLayout.of({})
 STATIONS = ("a", "b")
 
 
-def local(transport: str) -> Callable[[Path], Launcher]:
-    limits = config(supervision={"update_s": 1.0}).supervision
-    stations = [(ScriptedFactory(name), Resources()) for name in STATIONS]
+def local(transport: str, ranks: int = 1, **supervision: float) -> Callable[[Path], Launcher]:
+    """ranks: of the first station."""
+    limits = config(supervision={"update_s": 1.0, **supervision}).supervision
+    first, *others = [ScriptedFactory(name) for name in STATIONS]
+    stations = [(first, *[Resources()] * ranks), *[(other, Resources()) for other in others]]
     return lambda folder: build_local_launcher(stations, LAYOUT, NO_WEIGHTS, limits, folder, transport)  # type: ignore[arg-type]
 
 
@@ -45,9 +57,15 @@ def inline(folder: Path) -> Launcher:
     return build_inline_launcher([(ScriptedFactory(name), Resources()) for name in STATIONS], LAYOUT, NO_WEIGHTS)
 
 
-HOSTINGS = {"inline": inline, "local-ipc": local("ipc"), "local-tcp": local("tcp")}
+HOSTINGS = {
+    "inline": inline,
+    "local-ipc": local("ipc"),
+    "local-tcp": local("tcp"),
+    "local-ranks": local("ipc", ranks=2),
+    "watchful-ranks": local("ipc", ranks=2, heartbeat_s=3.0),
+}
 #: Those whose stations can die without main.
-ISOLATED = ["local-ipc", "local-tcp"]
+ISOLATED = ["local-ipc", "local-tcp", "local-ranks"]
 
 
 @pytest.fixture
@@ -65,7 +83,7 @@ def hosting(launcher: Launcher) -> Hosting:
     return launcher.hosting
 
 
-every = pytest.mark.parametrize("launcher", HOSTINGS, indirect=True)
+every = pytest.mark.parametrize("launcher", ["inline", *ISOLATED], indirect=True)
 isolated = pytest.mark.parametrize("launcher", ISOLATED, indirect=True)
 
 
@@ -190,3 +208,40 @@ def test_a_killed_station_gets_no_command_until_its_successor_has_joined(hosting
     assert received(hosting, 1) == [TrainerJoined("a", 1, 0)]
     hosting.send("a", PublishWeights("a", 6))
     assert received(hosting, 1) == [Published("a", 1, 6)]
+
+
+of_ranks = pytest.mark.parametrize("launcher", ["local-ranks"], indirect=True)
+
+
+@of_ranks
+def test_each_rank_has_a_process_and_a_log_of_its_own(hosting: Hosting, tmp_path: Path) -> None:
+    processes = hosting.processes()
+    assert list(processes) == ["a", "a-rank1", "b"]
+    assert len(set(processes.values())) == 3
+    assert {path.name for path in tmp_path.glob("*.log")} == {"a.0.log", "a-rank1.0.log", "b.0.log"}
+
+
+@of_ranks
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [(LAST_RAISES, "rank 1: ValueError: told to raise"), (LAST_DIES, "rank 1: was ended by SIGKILL")],
+    ids=["raises", "dies"],
+)
+def test_a_rank_that_fails_is_one_loss_of_its_station_whatever_the_others_notice(
+    version: int, reason: str, hosting: Hosting, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = hosting.processes()
+    hosting.send("a", PublishWeights("a", 1))
+    hosting.send("a", PublishWeights("a", version))
+    assert lost_and_back(hosting, [1]) == reason
+    assert "starting it again (failure 1)" in caplog.text
+    assert "failure 2" not in caplog.text
+    after = hosting.processes()
+    assert [name for name in before if before[name] != after[name]] == ["a", "a-rank1"]
+    assert not any(psutil.pid_exists(before[name]) for name in ("a", "a-rank1"))
+
+
+@pytest.mark.parametrize("launcher", ["watchful-ranks"], indirect=True)
+def test_a_rank_that_is_stopped_is_found_by_its_heartbeat(hosting: Hosting) -> None:
+    os.kill(hosting.processes()["a-rank1"], signal.SIGSTOP)
+    assert lost_and_back(hosting, []) == "rank 1: sent no heartbeat for 3 s (supervision.heartbeat_s)"

@@ -25,10 +25,10 @@ from polyrhythm.specs import WeightsLayout
 
 
 class Process:
-    """What a replacement sees of a process."""
+    """What a replacement sees of a station's processes."""
 
     def __init__(self, station: str) -> None:
-        self.station, self.pid = station, 1
+        self.station, self.alive = station, [1]
         self.exited = self.ended = False
 
 

@@ -33,6 +33,7 @@ COMMANDS = {
     "sft": "run the supervised warm start alone",
     "eval": "evaluate a trained policy on held-out seeds",
     "report": "write an HTML report of a run, or a comparison of several",
+    "export": "write a run's policy as a folder of safetensors",
     "envs": "list the environments, and what each needs",
     "policies": "list the policies, and what each needs",
     "doctor": "check whether this machine can run the quickstart",

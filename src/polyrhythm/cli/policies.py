@@ -5,7 +5,7 @@ With --recipe also its form in that recipe's environment and the memory that eac
 Released checkpoint folders:
   policies inspect FOLDER [--json]                    what it is, whether it is whole, memory, the lines for a recipe
   policies merge ADAPTERS --base FOLDER --out FOLDER  adapters in peft's layout into the base, in its layout
-  policies export RUN --out FOLDER [--base FOLDER]    a run's policy in the layout of its checkpoint, or its adapters
+  policies export RUN --out FOLDER [--base FOLDER]    the same as polyrhythm export
 """
 
 from __future__ import annotations

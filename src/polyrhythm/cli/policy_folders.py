@@ -12,7 +12,6 @@ from polyrhythm.cli.show import aligned, size_text
 from polyrhythm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from polyrhythm.pipeline.persistence.checkpoints import SavedPolicy
     from polyrhythm.policies.vla.inspection import Inspection
 
 #: Command -> how it is written.
@@ -118,60 +117,9 @@ def _merge(folder: Path, out: Path, arguments: argparse.Namespace) -> int:
 
 
 def _export(path: Path, out: Path, arguments: argparse.Namespace) -> int:
-    from polyrhythm.pipeline.persistence.checkpoints import read_policy
-    from polyrhythm.policies.vla.adapters import is_adapter, save_adapters
-    from polyrhythm.policies.vla.architectures import ARCHITECTURES, architecture
-    from polyrhythm.policies.vla.checkpoint import Checkpoint
-    from polyrhythm.policies.vla.saving import save_folder
+    from polyrhythm.cli.export import export
 
-    saved = read_policy(path)
-    section: Mapping[str, Any] = saved.config["policy"]
-    if section["type"] not in ARCHITECTURES:
-        raise ConfigError(
-            f"{path}: policy.type = {section['type']!r} has no released layout; those that have one are "
-            f"{', '.join(ARCHITECTURES)}"
-        )
-    if not (base := arguments.base or section.get("checkpoint", "")):
-        _export_new(path, out, saved)
-        return _said(arguments, {"exported": "network", "version": saved.version, "out": str(out)})
-    opened = Checkpoint.open(base)
-    opened.require(section["type"])
-    adapted = any(is_adapter(name) for name in saved.weights)
-    if adapted:
-        lora = section["lora"]
-        save_adapters(saved.weights, out, alpha=lora["alpha"], base=str(base), also=tuple(lora.get("also", ())))
-    else:
-        save_folder(opened, architecture(section["type"]), saved.weights, out)
-    what = "adapters" if adapted else "network"
-    return _said(arguments, {"exported": what, "version": saved.version, "base": str(base), "out": str(out)})
-
-
-def _export_new(path: Path, out: Path, saved: SavedPolicy) -> None:
-    """The policy of a run that began from a seed: what its file lacks is drawn again."""
-    from polyrhythm.config.load import validate
-    from polyrhythm.policies.base import as_module, as_settings
-    from polyrhythm.policies.vla.adapters import is_adapter
-    from polyrhythm.policies.vla.architectures import architecture
-    from polyrhythm.policies.vla.saving import save_new
-    from polyrhythm.policies.vla.statistics import BOUNDS
-    from polyrhythm.policies.vla.tokenizers import WORDS
-    from polyrhythm.runtime.memory.tensors import apply_state
-
-    if any(is_adapter(name) for name in saved.weights):
-        raise ConfigError(
-            f"{path}: it has adapters on a network from a seed, which is in no folder; export a run with another "
-            "policy.train, or begin from a checkpoint"
-        )
-    if saved.spec is None:
-        raise ConfigError(f"{path}: the file lacks the environment's form; resume the run once, which writes it again")
-    config = validate(saved.config, origin=str(saved.file))
-    policy = as_module(
-        as_settings(config.policy).build(saved.spec, seed=config.seed, device="cpu", role="train")
-    )
-    apply_state(policy, saved.weights)
-    network = policy.get_submodule("network")
-    choices = {"tokenizer": WORDS, "robot": BOUNDS}
-    save_new(architecture(saved.config["policy"]["type"]), network.size, policy.state_dict(), out, choices)
+    return _said(arguments, export(path, out, arguments.base))
 
 
 def _said(arguments: argparse.Namespace, told: Mapping[str, Any]) -> int:

@@ -25,13 +25,21 @@ from polyrhythm.pipeline.observers.metrics import check_metrics
 from polyrhythm.pipeline.observers.totals import EVALUATION
 from polyrhythm.pipeline.persistence.checkpoints import STATES, SavedRun
 from polyrhythm.pipeline.run_loop import RunLoop
-from polyrhythm.pipeline.seats import Kind, assign_seats, describe_seat, list_excess_threads, list_unused_devices
+from polyrhythm.pipeline.seats import (
+    Kind,
+    assign_seats,
+    count_ranks,
+    describe_seat,
+    list_excess_threads,
+    list_unused_devices,
+)
 from polyrhythm.policies.base import Policy, PolicySettings, as_settings
 from polyrhythm.runtime.factories import Resources, StationFactory, StationList
 from polyrhythm.runtime.launcher import Launcher, build_inline_launcher, build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.tensors import count_cores, count_devices, use_one_thread
 from polyrhythm.runtime.memory.weights import Weights
+from polyrhythm.runtime.messages import rank_name
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import EnvBatchInfo, Episode, SampleEvaluated, WeightsOffered
 from polyrhythm.scheduler.rollout.sharding import StrategyFailure, shard
@@ -40,13 +48,15 @@ from polyrhythm.specs import EnvSpec, WeightsLayout
 from polyrhythm.specs.finite import ENVIRONMENT, POLICY
 from polyrhythm.stations.generator_factory import GeneratorFactory, PolicyFactory
 from polyrhythm.stations.simulator_factory import SimulatorFactory
-from polyrhythm.stations.trainer_factory import TrainerFactory, TrainerStates
+from polyrhythm.stations.trainer_factory import TrainerFactory
+from polyrhythm.stations.trainer_states import TrainerStates
 from polyrhythm.training.checkpoint import load_state
 
 log = logging.getLogger(__name__)
 
 #: Folder of the stations' logs in a run's folder.
 LOGS = "logs"
+_TRAINER = "trainer"
 #: Stations for evaluation during training.
 _EVALUATION_SIMULATOR, _EVALUATION_GENERATOR = f"simulator{EVALUATION}", f"generator{EVALUATION}"
 
@@ -148,7 +158,8 @@ def generator_names(config: RunConfig) -> list[str]:
 
 
 def station_names(config: RunConfig, *, trainer: bool = True) -> dict[Kind, list[str]]:
-    """The names of all stations by kind, those for background evaluation last. trainer: whether there is one."""
+    """The names of all stations by kind, those for background evaluation last; of the trainer, those of its ranks.
+    trainer: whether there is one."""
     simulators, generators = (
         [f"simulator-{index}" for index in range(config.rollout.simulators)],
         generator_names(config),
@@ -157,11 +168,18 @@ def station_names(config: RunConfig, *, trainer: bool = True) -> dict[Kind, list
         simulators.append(_EVALUATION_SIMULATOR)
         if evaluator_name(config) not in generators:
             generators.append(evaluator_name(config))
-    return {"simulators": simulators, "generators": generators, "trainer": ["trainer"] * trainer}
+    ranks = [rank_name(_TRAINER, rank) for rank in range(trainer_ranks(config))] if trainer else []
+    return {"simulators": simulators, "generators": generators, "trainer": ranks}
+
+
+def trainer_ranks(config: RunConfig) -> int:
+    """Processes of the trainer on this machine."""
+    return count_ranks(config.placement, count_devices())
 
 
 def run_seats(config: RunConfig, *, trainer: bool = True) -> dict[str, Resources]:
-    """The resources of each station on this machine. ConfigError: `placement` names a device that does not exist."""
+    """The resources of each station on this machine, and of the trainer's further ranks. ConfigError: `placement` names
+    a device that does not exist."""
     names = station_names(config, trainer=trainer)
     inline = config.launcher == "inline"
     return assign_seats(config.placement, names, count_devices(), os.environ, inline=inline)
@@ -254,13 +272,8 @@ def build_pipeline(
     if trainer:
         assert not isinstance(initial, torch.nn.Module), "the trainer reads its first weights from a file"
         factories.append(_trainer_factory(config, spec, states, str(initial or ""), version))
-    seats = run_seats(config, trainer=trainer)
-    for name, seat in seats.items():
-        log.info("%s: %s", name, describe_seat(seat))
-    for sentence in list_seat_warnings(config, trainer=trainer):
-        log.warning(sentence)
     layout = arena_layout(config, spec, infos, form, trainer=trainer)
-    stations = [(factory, seats[factory.name]) for factory in factories]
+    stations = _with_seats(config, factories, trainer=trainer)
     launcher = _launcher(config, stations, layout, WeightsLayout.of(form.published), folder)
     weights = launcher.weights
     try:
@@ -284,6 +297,17 @@ def build_pipeline(
         launcher.close()
         raise
     return Pipeline(loop, launcher, weights, states, failures, spec)
+
+
+def _with_seats(config: RunConfig, factories: Sequence[StationFactory], *, trainer: bool) -> StationList:
+    """Each factory with the seat of its process, the trainer's with one for each rank; the log says which."""
+    seats = run_seats(config, trainer=trainer)
+    for name, seat in seats.items():
+        log.info("%s: %s", name, describe_seat(seat))
+    for sentence in list_seat_warnings(config, trainer=trainer):
+        log.warning(sentence)
+    ranks = {_TRAINER: station_names(config)["trainer"]}
+    return [(factory, *(seats[name] for name in ranks.get(factory.name, [factory.name]))) for factory in factories]
 
 
 def _state(initial: Policy | Path | None, settings: PolicySettings, spec: EnvSpec, seed: int) -> Mapping[str, Tensor]:
@@ -384,7 +408,7 @@ def _trainer_factory(
 ) -> StationFactory:
     """The factory of the trainer: it loads the policy file `initial` ("": the seed's weights), publishes `version`."""
     return TrainerFactory(
-        "trainer",
+        _TRAINER,
         _policy_factory(config, spec),
         config.algorithm.model_dump(mode="json"),
         config.training.model_dump(mode="json"),
@@ -392,6 +416,8 @@ def _trainer_factory(
         states=states,
         initial=initial,
         version=version,
+        strategy=config.placement.trainer.strategy,
+        shard=config.placement.trainer.shard.model_dump(mode="json"),
     )
 
 

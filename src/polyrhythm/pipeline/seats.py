@@ -1,9 +1,10 @@
-"""Which device and how many threads each station has: settings and stations in, one seat per station out.
+"""Which device and how many threads each station has: settings and stations in, one seat per station out; for the
+trainer, one per rank.
 
-Instance i of a kind works on the i-th device of its list, counted round (round robin). Device ids are those that torch
-counts on this machine; several stations may share a device.
+Instance i of a kind, or rank i of the trainer, works on the i-th device of its list, counted round (round robin).
+Device ids are those that torch counts on this machine; several stations may share a device.
 
-Invariant: every station has exactly one seat, and within a kind two devices differ by at most one station.
+Invariant: every process has exactly one seat, and within a kind two devices differ by at most one process.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ Kind = Literal["simulators", "generators", "trainer"]
 #: Ids of the devices of each kind; none for the CPU.
 DeviceIds = dict[Kind, tuple[int, ...]]
 
-#: hybrid: one device in so many generates, the others simulate (RL-VLA³, A.1: 6 and 2 of 8).
-_HYBRID_DEVICES_PER_GENERATOR = 4
+#: hybrid: one device in so many generates, the others simulate (RL-VLA³, A.1: 6 and 2 of 8). disaggregated: one in so
+#: many trains (A.2, at 3:1).
+_DEVICES_PER_OTHER = 4
 _INLINE = (
     "placement.simulators.devices: with launcher = inline a simulator has no process of its own that could be "
     "bound to a device; set placement.simulators.devices to cpu, or launcher to local"
@@ -37,11 +39,12 @@ def assign_seats(
     *,
     inline: bool = False,
 ) -> dict[str, Resources]:
-    """The seat of every station, by name.
+    """The seat of every station, and of every further rank of the trainer, by name.
 
-    stations: names by kind, the evaluation's own last. devices: number of devices of this machine. environment: that
-    of this process; a simulator's seat says what its own process gets in addition. MissingError: devices are not
-    there; it has a problem for each kind, and one for simulators on devices if the run is `inline`, in one process.
+    stations: names by kind, the evaluation's own last; of the trainer, its ranks. devices: number of devices of this
+    machine. environment: that of this process; a simulator's seat says what its own process gets in addition.
+    MissingError: devices are not there; it has a problem for each kind, and one for simulators on devices if the run
+    is `inline`, in one process.
     """
     ids = _list_ids(placement, [kind for kind, names in stations.items() if names], devices, inline=inline)
     seats: dict[str, Resources] = {}
@@ -57,6 +60,19 @@ def assign_seats(
     return seats
 
 
+def count_ranks(placement: PlacementSettings, devices: int) -> int:
+    """Processes of the trainer: as many as are set, else one for each of its devices, else one. Devices that are not
+    there are refused elsewhere."""
+    trainer, preset = placement.trainer, placement.preset
+    if trainer.ranks is not None:
+        return trainer.ranks
+    asked = trainer.devices
+    if asked is None:
+        placed = preset is not None and devices >= _least_devices(preset)
+        return len(divide_devices(preset, devices)["trainer"]) if placed and preset else 1
+    return max(1, devices) if asked == "all" else 1 if asked == "cpu" else len(list_device_ids(asked))
+
+
 def list_unused_devices(placement: PlacementSettings, stations: Mapping[Kind, Sequence[str]]) -> list[str]:
     """A sentence for each kind that names more devices than it has stations."""
     found = []
@@ -65,9 +81,10 @@ def list_unused_devices(placement: PlacementSettings, stations: Mapping[Kind, Se
         ids = list_device_ids(asked) if asked not in (None, "cpu", "all") else ()
         if names and (unused := ids[len(names) :]):
             rest = ", ".join(map(str, unused))
+            fewer, setting = (kind, f"rollout.{kind}") if kind != "trainer" else ("ranks", "placement.trainer.ranks")
             found.append(
-                f"placement.{kind}.devices = {asked}: {rest} stay unused, because there are fewer {kind}; raise "
-                f"rollout.{kind} to {len(ids)}, or name fewer devices"
+                f"placement.{kind}.devices = {asked}: {rest} stay unused, because there are fewer {fewer}; raise "
+                f"{setting} to {len(ids)}, or name fewer devices"
             )
     return found
 
@@ -170,21 +187,17 @@ def _check_ids(kind: Kind, asked: str, devices: int) -> tuple[int, ...]:
     if max(ids) >= devices:
         last = f"0-{devices - 1}" if devices > 1 else "0"
         raise MissingError(f"{what}: torch sees {devices} CUDA devices here; use cpu, or ids of {last}")
-    if kind == "trainer" and len(ids) > 1:
-        raise ConfigError(f"{what}: the trainer is one process and works on one device; name one, such as {ids[0]}")
     return ids
 
 
 def divide_devices(preset: str, devices: int) -> DeviceIds:
     """The devices of each kind under a preset (RL-VLA³, section 4 and A.2), on a machine with devices 0 to n-1.
 
-    colocated: every device simulates and generates; the trainer shares device 0.
-    hybrid: a device simulates (three in four) or generates (one in four, at least one); the trainer shares device 0.
-    disaggregated: the trainer has the last device for itself; every other one simulates and generates.
-
-    In the paper the trainer has a rank on every device (colocated, hybrid) or on several of its own; here it has one.
+    colocated: every device simulates, generates and trains.
+    hybrid: a device simulates (three in four) or generates (one in four, at least one); every device trains.
+    disaggregated: one device in four, at least one, only trains; every other one simulates and generates.
     """
-    least = 1 if preset == "colocated" else 2
+    least = _least_devices(preset)
     if devices < least:
         raise MissingError(
             f"placement.preset = {preset}: it takes at least {least} CUDA device{'s' * (least > 1)} and torch sees "
@@ -192,8 +205,13 @@ def divide_devices(preset: str, devices: int) -> DeviceIds:
         )
     every = tuple(range(devices))
     if preset == "colocated":
-        return {"simulators": every, "generators": every, "trainer": every[:1]}
+        return {"simulators": every, "generators": every, "trainer": every}
+    others = max(1, devices // _DEVICES_PER_OTHER)
+    first, last = every[:-others], every[-others:]
     if preset == "hybrid":
-        generating = max(1, devices // _HYBRID_DEVICES_PER_GENERATOR)
-        return {"simulators": every[:-generating], "generators": every[-generating:], "trainer": every[:1]}
-    return {"simulators": every[:-1], "generators": every[:-1], "trainer": every[-1:]}
+        return {"simulators": first, "generators": last, "trainer": every}
+    return {"simulators": first, "generators": first, "trainer": last}
+
+
+def _least_devices(preset: str) -> int:
+    return 1 if preset == "colocated" else 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a station gets: device (cpu or cuda:N), threads per operation, environment variables of its process."""
+    """What a process gets: device (cpu or cuda:N), threads per operation, environment variables."""
 
     device: str = "cpu"
     threads: int = 1
@@ -32,13 +33,17 @@ class Resources:
 @dataclass(frozen=True, slots=True)
 class StationContext:
     """What a process offers to its station. weights: opens this process's end of the weights channel, which imports
-    torch; overlap: whether the station may use threads of its own."""
+    torch; overlap: whether the station may use threads of its own; rank, ranks: which of how many processes of the
+    station this one is; rendezvous: a file that does not exist yet, by which the ranks of this incarnation meet."""
 
     arena: Arena
     weights: Callable[[], Weights]
     channels: Channels
     device: str = "cpu"
     overlap: bool = False
+    rank: int = 0
+    ranks: int = 1
+    rendezvous: Path | None = None
 
 
 class StationFactory(Protocol):
@@ -53,8 +58,8 @@ class StationFactory(Protocol):
         ...
 
 
-#: The stations of a run: the factory and the resources of each.
-StationList = Sequence[tuple[StationFactory, Resources]]
+#: The stations of a run: the factory of each, and the resources of each of its ranks, one at least.
+StationList = Sequence[tuple[StationFactory, *tuple[Resources, ...]]]
 
 
 def pack(factory: StationFactory) -> tuple[str, bytes]:

@@ -48,8 +48,9 @@ class InlineHosting:
         """Make all stations; their announcements, in the order of the stations."""
         channels = Channels(self._events.append, self._deliver, self._reports.append)
         joined: list[Joined] = []
-        for factory, resources in self._stations:
-            context = StationContext(self._arena, lambda: self._weights, channels, resources.device)
+        for factory, *seats in self._stations:
+            assert len(seats) == 1, f"{factory.name}: in one process there is one rank"
+            context = StationContext(self._arena, lambda: self._weights, channels, seats[0].device)
             announcements = [
                 self._host(_Part(factory.name, make())) for _, make in factory.parts(context, incarnation=0)
             ]

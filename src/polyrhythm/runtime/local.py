@@ -1,16 +1,18 @@
-"""Hosts each station in a process of its own on this machine (`launcher: local`), watched and replaced.
+"""Hosts each station in a process of its own on this machine (`launcher: local`), watched and replaced; a station of
+several ranks in one process for each rank.
 
     main's inbox  ← events, reports, heartbeats of all stations
     each station's inbox ← commands from main, replies from generators; each names the part that it is for
 
-A station that ends, falls silent, exceeds a deadline or refuses a command is killed and reaped; what it had sent before
-is received, then `StationLost`; then the next incarnation starts. Other stations are heard meanwhile.
+A station of which a rank ends, falls silent, exceeds a deadline or refuses a command is killed and reaped, all its
+ranks; what it had sent before is received, then `StationLost`; then the next incarnation starts. Other stations are
+heard meanwhile.
 
 A message that cannot be decoded, comes from nobody who is present, or answers nothing that was asked is dropped,
 counted by kind, and warned about once. It ends neither the run nor a station.
 
 Invariants: an event is passed on only if its station's present incarnation sent it; a command reaches only the
-incarnation that the conductor knows; `StationLost` comes when its process has been reaped.
+incarnation that the conductor knows; `StationLost` comes when all its processes have been reaped.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import ORDERS, Order, Report, Spans, sender_of
 from polyrhythm.runtime.processes.expected import ExpectedEvents
 from polyrhythm.runtime.processes.manager import ProcessManager
-from polyrhythm.runtime.processes.process import ChildProcess, Spawn, start_child
+from polyrhythm.runtime.processes.process import Spawn, start_child
+from polyrhythm.runtime.processes.rank_group import RankGroup
 from polyrhythm.runtime.processes.replacement import Replacements
 from polyrhythm.runtime.processes.supervision import SupervisionLimits
 from polyrhythm.runtime.transport import wire
@@ -97,20 +100,20 @@ class LocalHosting:
         while not self._manager.complete:
             self._wait(_LOOK_S)
         self._events.clear()
-        processes = self._manager.processes
-        self._known = {name: process.incarnation for name, process in processes.items()}
-        return [process.joined for process in processes.values() if process.joined is not None]
+        groups = self._manager.groups
+        self._known = {name: group.incarnation for name, group in groups.items()}
+        return [group.joined for group in groups.values() if group.joined is not None]
 
     def processes(self) -> dict[str, int]:
-        """The process id of each station."""
+        """The process id of each station, and of each further rank of one by `rank_name`."""
         return {name: process.pid for name, process in self._manager.processes.items()}
 
     # ------------------------------------------------------------ what goes out
 
     def reaches(self, station: str) -> bool:
         """Whether the conductor knows the present incarnation, and it is not being replaced."""
-        process = self._manager.processes[station]
-        return process.reachable and self._known.get(station) == process.incarnation
+        group = self._manager.groups[station]
+        return group.reachable and self._known.get(station) == group.incarnation
 
     def send(self, station: str, command: Order, slot: str = "") -> None:
         """Send a command to the station, or to its part that has the slot, if it `reaches` it."""
@@ -185,7 +188,7 @@ class LocalHosting:
             case wire.Hello():
                 self._greet(message)
             case wire.Failed(station=station):
-                self._manager.processes[station].failure = message
+                self._manager.groups[station].note_failure(message)
             case wire.Refused():
                 self._note_refusal(message)
             case Report(values=values):
@@ -204,18 +207,25 @@ class LocalHosting:
                 self._events.append(message)  # type: ignore[arg-type]
 
     def _greet(self, hello: wire.Hello) -> None:
-        """A station is ready. UnfitMessage: it was ready already, or its announcement cannot be true."""
-        process = self._manager.processes[hello.station]
-        if process.ended:
+        """A rank of a station is ready. UnfitMessage: it was ready already, or its announcement cannot be true."""
+        group = self._manager.groups[hello.station]
+        if group.ended:
             return  # it came too late, its successor is about to start
         joined = wire.decode(hello.joined)
         if not isinstance(joined, Joined) or sender_of(joined) != (hello.station, hello.incarnation):
             raise UnfitMessage("impossible", f"{hello.station} greets with the announcement {joined}")
+        process = group.rank(hello.rank)
         if process.monitor.present or not self._sockets.could_be(hello.endpoint):
-            raise UnfitMessage("impossible", f"{hello.station} greets again, or from elsewhere: {hello.endpoint}")
-        self._expected.join(joined, hello.addresses)
+            raise UnfitMessage("impossible", f"{process.name} greets again, or from elsewhere: {hello.endpoint}")
+        others = [other for other in group if other is not process]
+        if any(other.joined not in (None, joined) for other in others):
+            raise UnfitMessage("impossible", f"{process.name} announces {joined}, other ranks something else")
+        complete = all(other.monitor.present for other in others)
+        if complete:
+            self._expected.join(joined, hello.addresses)
         self._manager.welcome(hello, joined, time.monotonic())
-        self._events.append(joined)
+        if complete:
+            self._events.append(joined)
 
     def _note_drops(self, beat: wire.Heartbeat) -> None:
         """Warn once for each station and kind of message that it drops; its own log has each."""
@@ -229,7 +239,8 @@ class LocalHosting:
         command = wire.decode(refused.command)
         if not isinstance(command, ORDERS) or not self._expected.is_due(command):
             raise UnfitMessage("impossible", f"{refused.station} refuses {command}, which nobody has sent")
-        self._manager.processes[refused.station].refusal = f"refused {type(command).__name__}: {refused.why}"
+        process = self._manager.groups[refused.station].rank(refused.rank)
+        process.refusal = f"refused {type(command).__name__}: {refused.why}"
 
     # ------------------------------------------------------------ supervision
 
@@ -238,22 +249,23 @@ class LocalHosting:
         self._looked = now
         self._manager.progress += not self._manager.complete
         lost = self._replacements.advance(now)
-        outcomes = [self._lose(process, reason) for process, reason in lost]
+        outcomes = [self._lose(group, reason) for group, reason in lost]
         for outcome in outcomes:
             if isinstance(outcome, RunHalted):
                 raise outcome
-        for process, _ in lost:
-            self._manager.start_next(process, now)
+        for group, _ in lost:
+            self._manager.start_next(group, now)
 
-    def _lose(self, process: ChildProcess, reason: str) -> str | RunHalted:
+    def _lose(self, group: RankGroup, reason: str) -> str | RunHalted:
         """Report a lost station; what happens next: the restart in words, or the end of the run."""
-        name, outcome = process.station, self._manager.judge(process, reason, time.monotonic())
-        if process.monitor.present:
-            self._events.append(records.StationLost(name, process.incarnation, reason))
-        if isinstance(outcome, RunHalted) and process.failure is not None and process.failure.fatal:
+        name, outcome = group.station, self._manager.judge(group, reason, time.monotonic())
+        if group.present:
+            self._events.append(records.StationLost(name, group.incarnation, reason))
+        if isinstance(outcome, RunHalted) and group.fatal:
             return outcome  # the station's own error says it all
         consequence = "the run ends" if isinstance(outcome, RunHalted) else outcome
-        log.error("%s %s; %s\n%s", name, reason, consequence, process.last_lines() or "(its log is empty)")
+        last_lines = (group.culprit or group.first).last_lines()
+        log.error("%s %s; %s\n%s", name, reason, consequence, last_lines or "(its log is empty)")
         return outcome
 
     # ------------------------------------------------------------ what is asked
@@ -290,12 +302,12 @@ class LocalHosting:
 
     def statistics(self) -> dict[str, dict[str, float]]:
         """Each station's counters with `busy_s`, over all its incarnations; as fresh as they can be had."""
-        processes = self._manager.processes
-        asked = {name: process.heartbeat for name, process in processes.items() if process.reachable}
-        for name in asked:
-            self._manager.tell(name, wire.Ping())
+        ready = [group for group in self._manager.groups.values() if group.reachable]
+        asked = {process: process.heartbeat for group in ready for process in group}
+        for group in ready:
+            group.tell(wire.Ping())
         until = time.monotonic() + _ANSWER_S
-        while any(processes[name].heartbeat is before for name, before in asked.items()) and time.monotonic() < until:
+        while any(process.heartbeat is before for process, before in asked.items()) and time.monotonic() < until:
             self._wait(_LOOK_S)
         return self.latest()
 

@@ -1,7 +1,11 @@
 """The trainer station: trains on samples, one optimizer step per unit of work, and publishes weights.
 
-If publication may overlap the next update, a thread copies the weights while that update collates, prepares and does
-its first forward and backward pass; the first step that changes weights waits for the copy.
+Every rank of a trainer runs this station and executes the same commands in the same order, so that their collectives
+are in the same order too. What rank 0 says is the trainer's word; the process of another rank keeps it to itself.
+
+If publication may overlap the next update and needs no collective, as it does with strategy shard, a thread copies the
+weights while that update collates, prepares and does its first forward and backward pass; the first step that changes
+weights waits for the copy.
 
 Invariant: commands are executed in order, so weights are published only between two updates; a version that is due to
 be saved is saved before it is published. A sample is read only between `StartUpdate` and `UpdateDone`.
@@ -15,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from polyrhythm.policies.base import as_module
 from polyrhythm.runtime.memory.arena import FAR, Arena
 from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.runtime.messages import Channels, Order, Report, SaveTrainer
@@ -24,6 +27,7 @@ from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import Checkpointed, Published, PublishWeights, StartUpdate, TrainerJoined, UpdateDone
 from polyrhythm.specs import Trajectory
 from polyrhythm.stations.simulator.guard import IDLE
+from polyrhythm.stations.trainer_states import is_sharded
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.steps import Metrics, Steps
 
@@ -35,13 +39,15 @@ class Saver(Protocol):
         """Whether the state is saved before this version is published."""
         ...
 
-    def save(self, learner: Learner) -> None: ...
+    def save(self, learner: Learner) -> None:
+        """Save it, on all ranks together; whole when this returns."""
+        ...
 
 
 class Trainer:
     """Trainer around a `learner`; reports the metrics of each update to `channels.report` under the topic "update".
 
-    overlap: publish in a separate thread.
+    overlap: publish in a separate thread, where that may be.
     """
 
     def __init__(
@@ -58,7 +64,8 @@ class Trainer:
     ) -> None:
         self.name, self.incarnation = name, incarnation
         self._learner, self._arena, self._weights = learner, arena, weights
-        self._channels, self._saver, self._overlap = channels, saver, overlap
+        self._channels, self._saver = channels, saver
+        self._overlap = overlap and not is_sharded(learner.ranks)
         self._todo: deque[StartUpdate | PublishWeights | SaveTrainer] = deque()
         self._steps: Steps | None = None
         self._metrics: Metrics = {}
@@ -168,7 +175,7 @@ class Trainer:
     def _save_and_publish(self, version: int) -> None:
         if self._saver is not None and self._saver.due(version):
             self._save()
-        self._weights.publish(version, as_module(self._learner.policy).state_dict())
+        publish_weights(self._weights, version, self._learner)
         self._channels.emit(Published(self.name, self.incarnation, version))
 
     def _save(self) -> None:
@@ -197,6 +204,20 @@ class Trainer:
         if self._steps is not None:
             self._steps.close()
         self._settle()
+        self._learner.ranks.close()
+
+
+def publish_weights(weights: Weights, version: int, learner: Learner) -> None:
+    """Rank 0 publishes; where weights are sharded all ranks take part, and no rank ever has all weights whole."""
+    tensors, ranks = learner.publishable(), learner.ranks
+    if not is_sharded(ranks):
+        if ranks.rank == 0:
+            weights.publish(version, dict(tensors))
+    elif ranks.rank == 0:
+        weights.publish(version, tensors)
+    else:
+        for _ in tensors:
+            pass
 
 
 #: Command type → name of its unit of work.

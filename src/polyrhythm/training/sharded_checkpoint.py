@@ -10,10 +10,12 @@ where each belongs in the state, and what of the state is no tensor. The folder 
 from __future__ import annotations
 
 import ast
+import io
 import pickle
 import shutil
 import threading
 import warnings
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -82,10 +84,14 @@ def save_sharded(state: Mapping[str, Any], folder: Path, rank: int, group: Group
 
 def load_sharded(folder: Path, like: Mapping[str, Any]) -> dict[str, Any]:
     """The state, its tensors sharded as those of `like` that stand in the same place, else whole in host memory.
-    RunFolderError: it is damaged, or no such folder."""
+    RunFolderError: it is damaged, or no such folder. Whoever reads all of it (an empty `like`) also learns of a tensor
+    that was changed since."""
     try:
         reader = _Reader(folder)
-        known = reader.read_metadata().state_dict_metadata
+        metadata = reader.read_metadata()
+        if not like:
+            _check_sums(folder, metadata)
+        known = metadata.state_dict_metadata
         (raw,) = _read(reader, {_INDEX: _room(known[_INDEX], None)}).values()
         index = ast.literal_eval(bytes(raw.tolist()).decode())
         rooms = {name: _room(known[name], _at(like, path)) for path, name in index if isinstance(name, str)}
@@ -159,6 +165,16 @@ class _Reader(FileSystemReader):
         if metadata.storage_meta is not None:
             metadata.storage_meta.load_id = self.load_id
         return metadata
+
+
+def _check_sums(folder: Path, metadata: Metadata) -> None:
+    """ValueError: a tensor is not as it was written. Each is an archive with checksums, which torch does not verify."""
+    for index, place in (metadata.storage_data or {}).items():
+        with (folder / place.relative_path).open("rb") as file:
+            file.seek(place.offset)
+            with zipfile.ZipFile(io.BytesIO(file.read(place.length))) as parts:
+                if parts.testzip() is not None:
+                    raise ValueError(f"{index.fqn} in it is damaged")
 
 
 class _PlainUnpickler(pickle.Unpickler):

@@ -84,6 +84,23 @@ class ShardSettings(Section):
     """Keep shards, their gradients and the optimizer's moments in host memory; the optimizer steps on the CPU."""
 
 
+class TrainerSeatSettings(SeatSettings):
+    """Where the trainer works: a process for each of its ranks."""
+
+    ranks: Count | None = None
+    """Processes that train together (launcher local); null: one for each device named or of the preset, else 1."""
+    strategy: Literal["replicate", "shard"] = "replicate"
+    """Several ranks: each has all weights (replicate, DDP), or a part of every tensor (shard, FSDP2)."""
+    shard: ShardSettings = ShardSettings()
+    """How weights are sharded, with strategy shard."""
+
+    @model_validator(mode="after")
+    def _shards_or_not(self) -> TrainerSeatSettings:
+        if self.strategy != "shard" and self.shard != ShardSettings():
+            raise InvalidSetting("shard", "set", f"it is for strategy shard, not {self.strategy}; leave it out")
+        return self
+
+
 class PlacementSettings(Section):
     """Devices and threads, by kind of station; `placement: NAME` is short for a preset.
 
@@ -96,7 +113,7 @@ class PlacementSettings(Section):
     """The simulators."""
     generators: SeatSettings = SeatSettings()
     """The generators."""
-    trainer: SeatSettings = SeatSettings()
+    trainer: TrainerSeatSettings = TrainerSeatSettings()
     """The trainer."""
 
     @model_validator(mode="before")

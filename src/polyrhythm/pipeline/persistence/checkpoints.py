@@ -4,7 +4,7 @@
     checkpoints/run-<number>/       the run as it was at some moment; the highest number is the newest
         run.json                    the conductor, and what observers go on counting from; with a checksum
         samples.npz                 the finished samples that wait, or were lent
-        trainer.pt                  policy, optimizer, updates
+        trainer.pt, or trainer/     policy, optimizer, updates (a folder where the trainer's ranks are sharded)
         published.pt                the newest published weights, where they are not the trainer's
 
 A folder without its final name is one that was not finished; one that turned out to be damaged is put aside as
@@ -33,8 +33,8 @@ from polyrhythm.errors import RunFolderError
 from polyrhythm.pipeline.persistence.phases import CONFIG_FILE
 from polyrhythm.specs import EnvSpec, Trajectory
 from polyrhythm.specs.plain import as_plain, from_plain
-from polyrhythm.stations.trainer_factory import TrainerStates
-from polyrhythm.training.checkpoint import load_state, save_state
+from polyrhythm.stations.trainer_states import TrainerStates
+from polyrhythm.training.checkpoint import load, load_state, save_state
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,8 @@ STATES = "checkpoints"
 
 #: The files of a saved run.
 RUN_FILE, SAMPLES_FILE, TRAINER_FILE, PUBLISHED_FILE = "run.json", "samples.npz", "trainer.pt", "published.pt"
+#: A saved trainer whose ranks are sharded is a folder.
+TRAINER_FOLDER = "trainer"
 #: Ends of the names of folders that hold no whole run.
 DAMAGED, PART = ".damaged", ".part"
 #: Key of the checksum in run.json.
@@ -90,7 +92,7 @@ def read_policy(path: Path) -> SavedPolicy:
     """
     if (path / RUN_FILE).is_file():
         return _with_weights(_beside(path), *_saved_policy(path))
-    if path.is_file() and path.match(TrainerStates.pattern):
+    if TrainerStates.holds(path):
         beside = _beside(path)
         return _with_weights(beside, *_trainer_policy(path, beside.config))
     if not path.is_dir():
@@ -162,7 +164,7 @@ def _saved_policy(path: Path) -> tuple[dict[str, Any], int]:
     try:
         version = int(_read_run(path / RUN_FILE)["version"])
         file = path / PUBLISHED_FILE
-        return load_state(file if file.exists() else path / TRAINER_FILE)["policy"], version
+        return load(file if file.exists() else trainer_in(path))["policy"], version
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunFolderError(f"{path} cannot be read as a checkpoint ({error}); name another") from error
 
@@ -170,15 +172,15 @@ def _saved_policy(path: Path) -> tuple[dict[str, Any], int]:
 def _trainer_policy(path: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     """The weights of a trainer's state, and the version that they are, or were about to become."""
     try:
-        return load_state(path)["policy"], TrainerStates.updates(path) // config["freshness"]["sync_interval"]
+        return load(path)["policy"], TrainerStates.updates(path) // config["freshness"]["sync_interval"]
     except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(f"{path} cannot be read as a checkpoint ({error}); name another") from error
 
 
 @dataclass(frozen=True, slots=True)
 class SavedRun:
-    """A run as it was saved. counts: what observers go on from; samples: by handle; trainer: its state's file, which
-    contains `updates`; version, policy: the published weights."""
+    """A run as it was saved. counts: what observers go on from; samples: by handle; trainer: its state's file or
+    folder, which contains `updates`; version, policy: the published weights."""
 
     conductor: dict[str, Any]
     counts: dict[str, Any]
@@ -224,6 +226,12 @@ def newest_run(folder: Path) -> SavedRun | None:
     return None
 
 
+def trainer_in(path: Path) -> Path:
+    """The trainer's state in a saved run: a folder if there is one."""
+    folder = path / TRAINER_FOLDER
+    return folder if folder.is_dir() else path / TRAINER_FILE
+
+
 def checksum_of(content: Mapping[str, Any]) -> int:
     """Of a run.json, but for the checksum in it."""
     rest = {key: value for key, value in content.items() if key != CHECKSUM}
@@ -247,7 +255,7 @@ def load_run(path: Path) -> SavedRun:
         with (path / SAMPLES_FILE).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             samples = _unflat(arrays)
         conductor, counts, version = content["conductor"], content["counts"], int(content["version"])
-        trainer = load_state(path / TRAINER_FILE)
+        trainer = load(trainer_in(path))
         published = load_state(path / PUBLISHED_FILE) if (path / PUBLISHED_FILE).exists() else trainer
         updates, policy = int(trainer["updates"]), published["policy"]
     except Exception as error:  # readers of damaged files raise anything
@@ -256,7 +264,7 @@ def load_run(path: Path) -> SavedRun:
             str(error).rpartition("; ")[0] if isinstance(error, RunFolderError) else f"{type(error).__name__}: {error}"
         )
         raise RunFolderError(f"{path.name} is damaged: {why}") from error
-    return SavedRun(conductor, counts, samples, path / TRAINER_FILE, updates, version, policy)
+    return SavedRun(conductor, counts, samples, trainer_in(path), updates, version, policy)
 
 
 def _unflat(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Trajectory]:

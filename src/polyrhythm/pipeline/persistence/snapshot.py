@@ -1,7 +1,7 @@
 """A run is saved in two steps: a snapshot between two events, and its files by another thread while the run goes on.
 
-Taking the snapshot copies the conductor's state and makes one hard link; the samples are handed over where they lie.
-`persistence.checkpoints` has the files and reads them.
+Taking the snapshot copies the conductor's state and makes hard links to the trainer's; the samples are handed over
+where they lie. `persistence.checkpoints` has the files and reads them.
 
 Invariant: a folder gets its final name after everything in it has reached the disk, so a saved run is whole or absent.
 """
@@ -30,6 +30,7 @@ from polyrhythm.pipeline.persistence.checkpoints import (
     RUN_FILE,
     SAMPLES_FILE,
     TRAINER_FILE,
+    TRAINER_FOLDER,
     checksum_of,
     next_run,
     saved_runs,
@@ -40,7 +41,7 @@ from polyrhythm.runtime.memory.blocks import BlockPool
 from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.specs import Trajectory
-from polyrhythm.stations.trainer_factory import TrainerStates
+from polyrhythm.stations.trainer_states import TrainerStates
 from polyrhythm.training.checkpoint import save_state
 
 log = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ def take_snapshot(
     if not (saved := states.paths()):
         raise OSError(f"there is no {states.pattern} any more")
     state, versions = saved[-1], conductor.versions
-    link_or_copy(state, part / TRAINER_FILE)  # a state is replaced, never changed
+    link_or_copy(state, part / (TRAINER_FOLDER if state.is_dir() else TRAINER_FILE))  # replaced, never changed
     version, published = versions.trained, None
     if versions.in_version or states.updates(state) != versions.updates:
         version, published = weights.read(versions.published)  # a newer one there may be of updates that were undone
@@ -124,7 +125,7 @@ def _write_files(snapshot: RunSnapshot) -> None:
     content = {"conductor": snapshot.conductor, "counts": snapshot.counts, "version": snapshot.version}
     content |= {CHECKSUM: checksum_of(content)}
     (part / RUN_FILE).write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
-    for path in part.iterdir():
+    for path in part.rglob("*"):
         _sync(path)
 
 

@@ -13,10 +13,11 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import ContractViolation, Finding, run_checks
 from polyrhythm.envs.checked_env import Arrays
 from polyrhythm.errors import ConfigError, MissingError, PolyrhythmError, StartError
-from polyrhythm.pipeline.build import env_settings, list_seat_warnings, policy_settings, run_seats
+from polyrhythm.pipeline.build import env_settings, list_seat_warnings, policy_settings
 from polyrhythm.pipeline.seats import group_seats
 from polyrhythm.pipeline.validation.check import (
     check_build,
+    check_devices,
     check_form_first,
     check_learning,
     check_memory,
@@ -48,7 +49,7 @@ def examine(config: RunConfig) -> Iterator[Examined]:
     def keep(name: str, make: Callable[[], Any]) -> None:
         results[name] = make()
 
-    yield from run_findings("recipe", {"devices": lambda: group_seats(run_seats(config))})
+    yield from run_findings("recipe", {"devices": lambda: group_seats(check_devices(config))})
     for sentence in list_seat_warnings(config):
         problem, _, fix = sentence.rpartition("; ")
         yield Examined("recipe", Finding("placement", "note", problem, fix))

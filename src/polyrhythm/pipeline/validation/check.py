@@ -20,9 +20,17 @@ from polyrhythm.conformance import ContractViolation, own_place, raised
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.pipeline.array_specs import arena_layout, blank, bucket_sizes
-from polyrhythm.pipeline.build import env_batch_infos, env_settings, policy_settings, run_seats, scheduler_settings
+from polyrhythm.pipeline.build import (
+    env_batch_infos,
+    env_settings,
+    policy_settings,
+    run_seats,
+    scheduler_settings,
+    trainer_ranks,
+)
 from polyrhythm.pipeline.validation.custom_objective import dry_run_objective, try_on
 from polyrhythm.pipeline.validation.env_trial import try_env, try_spec
+from polyrhythm.pipeline.validation.rank_checks import check_ranks
 from polyrhythm.pipeline.validation.room import check_room
 from polyrhythm.pipeline.warm_start.demos import has_expert
 from polyrhythm.pipeline.warm_start.init_from import load_init_weights
@@ -30,6 +38,7 @@ from polyrhythm.policies.base import Policy, PolicySettings, as_module
 from polyrhythm.policies.conformance import check_attributes
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.vla.settings import VlaSettings
+from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.memory.shared_folder import refuse_shortage, remove_orphans
 from polyrhythm.runtime.memory.weights import shared_nbytes
 from polyrhythm.runtime.processes.limits import check_limits
@@ -159,7 +168,8 @@ def check_processes(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -
     if config.launcher == "local":
         infos = env_batch_infos(config, spec, trainer=trainer)
         evaluator = trainer and config.evaluation.reserved_rows > 0 and config.evaluation.weights == "own_generator"
-        check_limits([*map(len, infos), *[1] * (config.rollout.generators + evaluator + trainer)])
+        ranks = trainer_ranks(config) if trainer else 0
+        check_limits([*map(len, infos), *[1] * (config.rollout.generators + evaluator + ranks)])
 
 
 def check_memory(config: RunConfig, spec: EnvSpec, form: PolicyForm, *, trainer: bool = True) -> None:
@@ -199,9 +209,13 @@ def refuse_swapping(spec: EnvSpec) -> None:
         )
 
 
-def check_devices(config: RunConfig, *, trainer: bool = True) -> None:
-    """Raise ConfigError unless every station has a seat on this machine."""
-    run_seats(config, trainer=trainer)
+def check_devices(config: RunConfig, *, trainer: bool = True) -> dict[str, Resources]:
+    """The seats of all stations. ConfigError: one has none on this machine, or updates do not fit the trainer's
+    ranks."""
+    seats = run_seats(config, trainer=trainer)
+    if trainer and config.training.versions:
+        check_ranks(config, trainer_ranks(config))
+    return seats
 
 
 @contextmanager

@@ -19,12 +19,13 @@ from polyrhythm.config.objective_needs import describe_objective
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import Finding
 from polyrhythm.errors import MissingError, PolyrhythmError
-from polyrhythm.pipeline.build import env_settings, list_seat_warnings, policy_settings, run_seats
+from polyrhythm.pipeline.build import env_settings, list_seat_warnings, policy_settings
 from polyrhythm.pipeline.memory_estimate import memory_by_station
 from polyrhythm.pipeline.seats import group_seats
 from polyrhythm.pipeline.validation.all_checks import Examined, failed_finding, run_findings
 from polyrhythm.pipeline.validation.check import (
     check_build,
+    check_devices,
     check_form,
     check_learning,
     check_processes,
@@ -59,7 +60,7 @@ class _Built(NamedTuple):
 
 def check_unstarted(config: RunConfig) -> Iterator[Examined]:
     """Run all checks that start nothing; yield each finding as soon as it is known."""
-    yield from _find("recipe", "devices", lambda: group_seats(run_seats(config)))
+    yield from _find("recipe", "devices", lambda: group_seats(check_devices(config)))
     for sentence in list_seat_warnings(config):
         problem, _, fix = sentence.rpartition("; ")
         yield Examined("recipe", Finding("placement", "note", problem, fix))

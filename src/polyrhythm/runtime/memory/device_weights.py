@@ -19,16 +19,17 @@ import logging
 import mmap
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from torch import Tensor
 
 from polyrhythm.runtime.memory.device_handles import DeviceHandles
 from polyrhythm.runtime.memory.tensors import Copy, Device, State, copy_into, views_of
-from polyrhythm.runtime.memory.weights import NOTHING, Publication, SharedWeights, lock_file
+from polyrhythm.runtime.memory.weights import NOTHING, Publication, SharedWeights, Stream, lock_file
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +79,11 @@ class DeviceWeights:
 
     # ------------------------------------------------------------ the writer
 
-    def publish(self, version: int, state: State) -> None:
-        """As in `Weights`: to the host, then to the device, unless that cannot be shared."""
+    def publish(self, version: int, state: State | Stream) -> None:
+        """As in `Weights`: to the host, then to the device, unless that cannot be shared; a stream to both at once."""
+        if not isinstance(state, Mapping):
+            self._publish_stream(version, state)
+            return
         self._host.publish(version, state)
         publication = self._host.find(version)
         own = self._own_copy()
@@ -89,6 +93,17 @@ class DeviceWeights:
                 copy_into(own.state, state)
                 self._handles.wait()
                 own.name(publication)
+
+    def _publish_stream(self, version: int, stream: Stream) -> None:
+        own = self._own_copy()
+        if own is None:
+            self._host.publish(version, stream)
+            return
+        with self._lock("copy", fcntl.LOCK_EX):
+            own.name(NOTHING)
+            self._host.publish(version, _copied(stream, own.state))
+            self._handles.wait()
+            own.name(self._host.find(version) or NOTHING)
 
     def _own_copy(self) -> _DeviceCopy | None:
         """The copy that this process writes; None if the device's memory cannot be shared."""
@@ -176,3 +191,12 @@ class DeviceWeights:
 
     def _lock(self, name: str, operation: int) -> BinaryIO:
         return lock_file(self._path.with_name(f"{_NAME}.{name}.lock"), operation)
+
+
+def _copied(stream: Stream, into: State) -> Iterator[tuple[str, Tensor]]:
+    """The stream, each tensor of which is copied into those of `into` when the next is asked for, and so has been found
+    to fit."""
+    for name, tensor in stream:
+        yield name, tensor
+        if name in into:
+            copy_into({name: into[name]}, {name: tensor})

@@ -19,17 +19,20 @@ with other content. Therefore publications are numbered: a copy of the first is 
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
+from torch import Tensor
 
 from polyrhythm.runtime.memory.tensors import Copy, Device, State, copy_into, tensors_over, to_dtype
-from polyrhythm.specs.weights import WeightsLayout, first_misfit, weight_specs
+from polyrhythm.specs.weights import WeightsLayout, WeightSpec, first_misfit, weight_specs
 
+#: Tensors by name, one at a time: each may be gone when the next comes.
+Stream = Iterable[tuple[str, Tensor]]
 _HEADER = 64
 _EMPTY = -1
 
@@ -55,11 +58,12 @@ class Weights(Protocol):
         """Highest version published, -1 before the first."""
         ...
 
-    def publish(self, version: int, state: State) -> None:
+    def publish(self, version: int, state: State | Stream) -> None:
         """Make a copy of the layout's tensors in `state` readable as `version`; other tensors are ignored.
 
-        A version that is there already was left by a writer that died before announcing it: it is replaced.
-        ValueError: a tensor is missing or does not fit; then nothing has changed.
+        A stream is copied tensor by tensor and never held whole. A version that is there already was left by a writer
+        that died before announcing it: it is replaced. ValueError: a tensor is missing or does not fit; then nothing
+        has changed. Of a stream that is known only as it goes on; then the newest version is what it was.
         """
         ...
 
@@ -96,9 +100,9 @@ class InlineWeights:
     def newest(self) -> int:
         return max(self._held, default=_EMPTY)
 
-    def publish(self, version: int, state: State) -> None:
-        check_fit(self.layout, state, convertible=True)
-        copies = {name: to_dtype(state[name], spec.dtype) for name, spec in self.layout.published.items()}
+    def publish(self, version: int, state: State | Stream) -> None:
+        published = self.layout.published
+        copies = {name: to_dtype(tensor, published[name].dtype) for name, tensor in fitting(self.layout, state)}
         older = {held: tensors for held, tensors in self._held.items() if held < version}
         kept = sorted(older)[-1:]
         self._held = {**{held: older[held] for held in kept}, version: copies}
@@ -162,15 +166,16 @@ class SharedWeights:
     def newest(self) -> int:
         return max(self.versions())
 
-    def publish(self, version: int, state: State) -> None:
+    def publish(self, version: int, state: State | Stream) -> None:
         """As in `Weights`. Overwrites the older buffer; waits for a reader that is in the middle of it."""
-        check_fit(self.layout, state, convertible=True)
+        stream = fitting(self.layout, state)
         held = self.versions()
         index = held.index(max(held)) if max(held) >= version else held.index(min(held))
         with self._lock(index, fcntl.LOCK_EX):
             self._stored[index] = 0
             self._numbers[index] = self._numbers.max() + 1
-            copy_into(self._buffers[index], state)
+            for name, tensor in stream:
+                copy_into({name: self._buffers[index][name]}, {name: tensor})
             self._stored[index] = version + 1
 
     def find(self, version: int) -> Publication | None:
@@ -237,7 +242,29 @@ def check_fit(layout: WeightsLayout, state: State, *, convertible: bool) -> None
     """Raise ValueError unless `state` has all tensors of the layout. convertible: in any floating-point dtype."""
     found = weight_specs({name: tensor for name, tensor in state.items() if name in layout.published})
     if name := first_misfit(layout.published, found, convertible=convertible):
-        raise ValueError(
-            f"weights do not fit the policy: {name} is {found.get(name, 'missing')}, "
-            f"the layout has {layout.published[name]}"
-        )
+        raise _misfit(name, found.get(name), layout.published[name])
+
+
+def fitting(layout: WeightsLayout, state: State | Stream) -> Stream:
+    """The layout's tensors of `state`, which fit it but for floating-point dtypes. ValueError: one is missing or does
+    not fit; of a mapping it is raised by this call, of a stream when it has come so far."""
+    if not isinstance(state, Mapping):
+        return _fitting(layout, state)
+    check_fit(layout, state, convertible=True)
+    return ((name, state[name]) for name in layout.published)
+
+
+def _fitting(layout: WeightsLayout, stream: Stream) -> Stream:
+    missing = dict(layout.published)
+    for name, tensor in stream:
+        if name in missing:
+            spec, found = missing.pop(name), weight_specs({name: tensor})
+            if first_misfit({name: spec}, found, convertible=True):
+                raise _misfit(name, found[name], spec)
+            yield name, tensor
+    for name, spec in missing.items():
+        raise _misfit(name, None, spec)
+
+
+def _misfit(name: str, found: WeightSpec | None, spec: WeightSpec) -> ValueError:
+    return ValueError(f"weights do not fit the policy: {name} is {found or 'missing'}, the layout has {spec}")

@@ -25,7 +25,7 @@ from polyrhythm.runtime.factories import Resources, StationContext, unpack
 from polyrhythm.runtime.memory.allocator import keep_freed_memory
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
 from polyrhythm.runtime.memory.shared_folder import open_segment
-from polyrhythm.runtime.messages import Channels, Spans, process_address
+from polyrhythm.runtime.messages import Channels, Spans, process_address, rank_name
 from polyrhythm.runtime.processes.outgoing import Outgoing
 from polyrhythm.runtime.processes.part_inbox import FrameReader, InboxThread, OwnInbox, PartInbox, PartQueue
 from polyrhythm.runtime.processes.station_thread import StationThread
@@ -52,7 +52,7 @@ _PR_SET_PDEATHSIG = 1
 class ChildSpec:
     """What a station's process gets at its start. kind, content: the packed factory; main: the endpoint of main's
     inbox; keys: of the run, if its sockets need them; parent: process id of main; shares_device: whether other stations
-    are on its CUDA device too."""
+    are on its CUDA device too; rank, ranks: which of how many processes of this incarnation it is."""
 
     station: str
     incarnation: int
@@ -67,14 +67,17 @@ class ChildSpec:
     keys: RunKeys | None
     parent: int
     shares_device: bool = False
+    rank: int = 0
+    ranks: int = 1
 
 
 class StationProcess:
-    """One station's process: its inbox, its parts, and what it says."""
+    """A process of one station: its inbox, its parts, and what it says. Events, reports and spans are said by rank 0
+    alone; the other ranks compute the same and keep them to themselves."""
 
     def __init__(self, spec: ChildSpec) -> None:
         self._spec = spec
-        self._drops = DropCounter(spec.station)
+        self._drops = DropCounter(rank_name(spec.station, spec.rank))
         self._largest = wire.largest_message(spec.layout)
         self._sockets = Sockets(spec.transport, spec.folder, spec.keys, self._drops.stranger, self._largest)
         self._outgoing = Outgoing(self._sockets, spec.main)
@@ -91,9 +94,14 @@ class StationProcess:
         spec = self._spec
         folder = Path(spec.folder)
         arena = Arena(spec.layout, memoryview(open_segment(folder, "arena")))
-        channels = Channels(self._outgoing.say, self._outgoing.reply, self._outgoing.say)
+        say = self._outgoing.say if spec.rank == 0 else _say_nothing
+        channels = Channels(say, self._outgoing.reply, say)
         weights = partial(self._open_weights, folder)
-        context = StationContext(arena, weights, channels, spec.resources.device, overlap=True)
+        rendezvous = folder / f"{process_address(spec.station, spec.incarnation)}.ranks"
+        device, rank, ranks = spec.resources.device, spec.rank, spec.ranks
+        context = StationContext(
+            arena, weights, channels, device, overlap=True, rank=rank, ranks=ranks, rendezvous=rendezvous
+        )
         parts = unpack(spec.kind, spec.content).parts(context, spec.incarnation)
         inboxes = self._open_inbox(len(parts))
         return [
@@ -101,9 +109,12 @@ class StationProcess:
             for (address, make), inbox in zip(parts, inboxes, strict=True)
         ]
 
+    def _name(self) -> str:
+        return process_address(self._spec.station, self._spec.incarnation, self._spec.rank)
+
     def _open_inbox(self, parts: int) -> list[PartInbox]:
         """The inbox of the process, as each part sees it."""
-        inbox = self._sockets.inbox(process_address(self._spec.station, self._spec.incarnation))
+        inbox = self._sockets.inbox(self._name())
         self._endpoint = inbox.endpoint
         reader = FrameReader(inbox, self._drops, self._largest, parts)
         if parts == 1:
@@ -156,12 +167,12 @@ class StationProcess:
         return next((error for error in errors if error is not None), None)
 
     def _leave(self, error: BaseException | None) -> int:
-        spec = self._spec
+        spec, now = self._spec, time.monotonic()
         if error is not None:
-            log.error("%s ends", spec.station, exc_info=error)
+            log.error("%s ends", self._name(), exc_info=error)
             fatal = isinstance(error, PolyrhythmError | ImportError)
             reason = str(error) if isinstance(error, PolyrhythmError) else f"{type(error).__name__}: {error}"
-            self._outgoing.send(wire.Failed(spec.station, spec.incarnation, reason, fatal))
+            self._outgoing.send(wire.Failed(spec.station, spec.incarnation, reason, fatal, spec.rank, now))
         else:
             self._beat()
         self._outgoing.close(_LINGER_S)
@@ -173,13 +184,14 @@ class StationProcess:
 
     def refuse(self, command: bytes, why: str) -> None:
         """Tell main that a command cannot be obeyed."""
-        self._outgoing.send(wire.Refused(self._spec.station, self._spec.incarnation, command, why[:_REASON_CHARS]))
+        spec, reason = self._spec, why[:_REASON_CHARS]
+        self._outgoing.send(wire.Refused(spec.station, spec.incarnation, command, reason, spec.rank))
 
     def _announce(self) -> None:
         spec = self._spec
         addresses = tuple(part.address for part in self._parts)
         joined = wire.encode(records.merge_joined([part.joined() for part in self._parts]))
-        self._outgoing.send(wire.Hello(spec.station, spec.incarnation, self._endpoint, addresses, joined))
+        self._outgoing.send(wire.Hello(spec.station, spec.incarnation, self._endpoint, addresses, joined, spec.rank))
 
     def _beat(self, *, pending_work: bool = False) -> None:
         """Say that it lives, and what the part that has been busy longest is doing; before that, what it has done."""
@@ -196,7 +208,9 @@ class StationProcess:
         counts |= self._drops.statistics()
         waiting = tuple(line for station in stations for line in station.pending_work()) if pending_work else None
         units = sum(part.units for part in self._parts)
-        self._outgoing.send(wire.Heartbeat(spec.station, spec.incarnation, doing, now - since, units, waiting, counts))
+        self._outgoing.send(
+            wire.Heartbeat(spec.station, spec.incarnation, doing, now - since, units, waiting, counts, spec.rank)
+        )
 
     def _tell_spans(self) -> None:
         with self._telling:  # a part beats too when it is asked, and spans are to come in order
@@ -204,6 +218,10 @@ class StationProcess:
                 spans, lost = part.spans.take()
                 if spans or lost:
                     self._outgoing.send(Spans(self._spec.station, self._spec.incarnation, tuple(spans), lost))
+
+
+def _say_nothing(message: object) -> None:
+    """What a rank above 0 has to say."""
 
 
 def _die_with(parent: int) -> None:

@@ -13,9 +13,11 @@ from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import Resources, StationList, pack
 from polyrhythm.runtime.hosting import Joined
 from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.messages import process_address
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import ChildProcess, Spawn, start_child
-from polyrhythm.runtime.processes.supervision import Failure, FailureTracker, SupervisionLimits
+from polyrhythm.runtime.processes.rank_group import RankGroup
+from polyrhythm.runtime.processes.supervision import FailureTracker, SupervisionLimits
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.runtime.transport.sockets import Sockets
@@ -33,7 +35,8 @@ _REAP_S = 10.0
 class ProcessManager:
     """Keeps the processes of `stations`, by station in their order. main: the endpoint of main's inbox.
 
-    progress: rises while a station works or is being started. updates: that the trainer has reported.
+    groups: each station's present incarnation. progress: rises while a station works or is being started. updates: that
+    the trainer has reported.
     """
 
     def __init__(
@@ -48,9 +51,9 @@ class ProcessManager:
         logs: Path,
         spawn: Spawn = start_child,
     ) -> None:
-        self.processes: dict[str, ChildProcess] = {}
+        self.groups: dict[str, RankGroup] = {}
         self.progress = self.updates = 0
-        self._stations = {factory.name: (factory, resources) for factory, resources in stations}
+        self._stations = {factory.name: (factory, seats) for factory, *seats in stations}
         self._layout, self._weights, self._sockets, self._main = layout, weights, sockets, main
         self._limits, self._logs, self._spawn_child = limits, logs, spawn
         self._failures = FailureTracker()
@@ -60,6 +63,11 @@ class ProcessManager:
         self._pending_work: dict[str, tuple[str, ...]] = {}
         self._past: dict[str, Counter[str]] = {name: Counter() for name in self._stations}
 
+    @property
+    def processes(self) -> dict[str, ChildProcess]:
+        """The processes of all stations, by name."""
+        return {process.name: process for group in self.groups.values() for process in group}
+
     # ------------------------------------------------------------ come and go
 
     def start(self, now: float) -> None:
@@ -68,48 +76,60 @@ class ProcessManager:
             self._spawn(name, 0, now)
 
     def _spawn(self, name: str, incarnation: int, now: float) -> None:
-        """Start an incarnation of a station. RunHalted: the system cannot."""
-        factory, resources = self._stations[name]
+        """Start an incarnation of a station, all its ranks. RunHalted: the system cannot."""
+        factory, seats = self._stations[name]
         kind, content = pack(factory)
-        spec = ChildSpec(
-            station=name,
-            incarnation=incarnation,
-            kind=kind,
-            content=content,
-            resources=resources,
-            layout=self._layout,
-            weights=self._weights,
-            folder=self._sockets.folder,
-            main=self._main,
-            transport=self._sockets.transport,
-            keys=self._sockets.keys,
-            parent=os.getpid(),
-            shares_device=self._shares_device(resources),
-        )
-        try:
-            self._logs.mkdir(parents=True, exist_ok=True)
-            self.processes[name] = ChildProcess(spec, log_file(self._logs, name, incarnation), now, self._spawn_child)
-        except OSError as error:
-            raise RunHalted(
-                f"{name}: its process cannot be started ({error.strerror}); free memory, processes (ulimit -u) or room "
-                f"in {self._logs}, then start again with resume"
-            ) from error
+        group = self.groups[name] = RankGroup(name, incarnation)
+        for rank, resources in enumerate(seats):
+            spec = ChildSpec(
+                station=name,
+                incarnation=incarnation,
+                kind=kind,
+                content=content,
+                resources=resources,
+                layout=self._layout,
+                weights=self._weights,
+                folder=self._sockets.folder,
+                main=self._main,
+                transport=self._sockets.transport,
+                keys=self._sockets.keys,
+                parent=os.getpid(),
+                shares_device=rank == 0 and self._shares_device(resources),
+                rank=rank,
+                ranks=len(seats),
+            )
+            try:
+                self._logs.mkdir(parents=True, exist_ok=True)
+                file = log_file(self._logs, name, incarnation, rank)
+                group.processes.append(ChildProcess(spec, file, now, self._spawn_child))
+            except OSError as error:
+                raise RunHalted(
+                    f"{name}: its process cannot be started ({error.strerror}); free memory, processes (ulimit -u) or "
+                    f"room in {self._logs}, then start again with resume"
+                ) from error
 
     def _shares_device(self, resources: Resources) -> bool:
-        """Whether more than one station is on this CUDA device."""
-        alike = sum(other.device == resources.device for _, other in self._stations.values())
+        """Whether more than one station is on this CUDA device; of several ranks the first counts, which publishes."""
+        alike = sum(first.device == resources.device for _, (first, *_) in self._stations.values())
         return resources.device != "cpu" and alike > 1
 
     @property
     def complete(self) -> bool:
         """Every station is ready."""
-        return all(process.monitor.present for process in self.processes.values())
+        return all(group.present for group in self.groups.values())
 
     def welcome(self, hello: wire.Hello, joined: Joined, now: float) -> None:
-        """A station is ready: know its parts and tell the generators where its slots are."""
-        process = self.processes[hello.station]
+        """A rank of a station is ready: know its inbox, and once all ranks are ready, the station."""
+        group = self.groups[hello.station]
+        process = group.rank(hello.rank)
         process.greet(self._sockets, hello, joined)
         process.monitor.note_heartbeat(now, "", 0.0)
+        if group.present:
+            self._welcome_station(group.first)
+
+    def _welcome_station(self, process: ChildProcess) -> None:
+        """Know its parts and tell the generators where its slots are. process: its rank 0."""
+        joined = process.joined
         if self._measuring:
             process.tell_all(wire.MeasureSpans(True))  # before its first command
         if isinstance(joined, records.SimulatorJoined):
@@ -121,8 +141,8 @@ class ProcessManager:
                 process.tell(wire.Connect(simulator.address, simulator.endpoint))
 
     def _present(self, kind: type) -> list[ChildProcess]:
-        """The processes that announced themselves so and can be told something."""
-        return [p for p in self.processes.values() if p.reachable and isinstance(p.joined, kind)]
+        """The stations that announced themselves so and can be told something, by their rank 0."""
+        return [g.first for g in self.groups.values() if g.reachable and isinstance(g.joined, kind)]
 
     def _tell_generators(self, message: wire.Connect) -> None:
         for generator in self._present(records.GeneratorJoined):
@@ -131,61 +151,53 @@ class ProcessManager:
     def measure_spans(self, on: bool) -> None:
         """Have all stations, the later ones included, say what they do, or no longer."""
         self._measuring = on
-        for process in self.processes.values():
-            process.tell_all(wire.MeasureSpans(on))
+        for group in self.groups.values():
+            group.first.tell_all(wire.MeasureSpans(on))
 
-    def suspects(self, now: float) -> list[ChildProcess]:
-        """The processes that have ended or are to be given up."""
-        return [process for process in self.processes.values() if self._is_suspect(process, now)]
+    def suspects(self, now: float) -> list[RankGroup]:
+        """The stations of which a process has ended or is to be given up."""
+        return [group for group in self.groups.values() if group.is_suspect(now, self._limits)]
 
-    def _is_suspect(self, process: ChildProcess, now: float) -> bool:
-        return process.exited or bool(process.refusal) or now >= process.monitor.deadline(self._limits)
-
-    def complaint(self, process: ChildProcess, now: float) -> str:
+    def complaint(self, group: RankGroup, now: float) -> str:
         """What is wrong with it, in words; "" if nothing is."""
-        return process.how_it_ended() or process.refusal or process.monitor.complaint(now, self._limits)
+        return group.complaint(now, self._limits)
 
-    def dismiss(self, process: ChildProcess) -> None:
+    def dismiss(self, group: RankGroup) -> None:
         """Kill it and close all lines to it, without waiting: once it has exited it writes nowhere."""
-        process.kill()
-        if isinstance(process.joined, records.SimulatorJoined):
-            self._tell_generators(wire.Connect(process.address, ""))
+        group.kill()
+        if isinstance(group.joined, records.SimulatorJoined):
+            self._tell_generators(wire.Connect(group.first.address, ""))
 
-    def judge(self, process: ChildProcess, reason: str, now: float) -> str | RunHalted:
+    def judge(self, group: RankGroup, reason: str, now: float) -> str | RunHalted:
         """What becomes of a station that was dismissed: another start, in words, or the end of the run."""
-        name = process.station
-        if process.failure is not None and process.failure.fatal:
+        name = group.station
+        if group.fatal:
             return RunHalted(f"{name}: {reason}")
-        error = process.failure.error if process.failure is not None else ""
-        monitor = process.monitor
-        failure = Failure(name, monitor.began, monitor.present, process.killed, error, self.updates)
-        self._failures.count(failure, now, self._limits)
+        self._failures.count(group.failure(self.updates), now, self._limits)
         verdict = self._failures.verdict(name, self._limits)
         if verdict:
-            file = log_file(self._logs, name, process.incarnation)
+            file = log_file(self._logs, name, group.incarnation, group.culprit.rank if group.culprit else 0)
             return RunHalted(f"{verdict}; the last: {name} {reason}; its log: {file}")
         return f"starting it again (failure {self._failures.total})"
 
-    def start_next(self, process: ChildProcess, now: float) -> None:
+    def start_next(self, group: RankGroup, now: float) -> None:
         """Start the next incarnation of a station that was dismissed."""
-        if process.heartbeat is not None:
-            self._past[process.station].update(process.heartbeat.statistics)
-        self._spawn(process.station, process.incarnation + 1, now)
+        self._past[group.station].update(group.statistics())
+        self._spawn(group.station, group.incarnation + 1, now)
 
     def close(self) -> None:
         """Let all stations leave, and end those that do not; a second signal meanwhile ends them at once."""
-        for process in self.processes.values():
-            if process.monitor.present and not process.exited:
-                process.tell_all(wire.Stop())
+        for group in self.groups.values():
+            group.stop()
         try:
             self._wait_for_leaving()
         finally:
-            for process in self.processes.values():
-                process.kill()
+            for group in self.groups.values():
+                group.kill()
             until = time.monotonic() + _REAP_S
             stuck = [process for process in self.processes.values() if not process.wait(until - time.monotonic())]
         if stuck:
-            names = ", ".join(f"{process.station} (process {process.pid})" for process in stuck)
+            names = ", ".join(f"{process.name} (process {process.pid})" for process in stuck)
             raise RunHalted(f"{names}: not ended {_REAP_S:g} s after SIGKILL; check its device or file system")
 
     def _wait_for_leaving(self) -> None:
@@ -204,42 +216,43 @@ class ProcessManager:
 
     def check_sender(self, station: str, incarnation: int) -> None:
         """UnfitMessage unless this is the present incarnation of a station."""
-        process = self.processes.get(station)
-        if process is None or incarnation > process.incarnation:
+        group = self.groups.get(station)
+        if group is None or incarnation > group.incarnation:
             raise UnfitMessage("unknown_station", f"it is signed by {station!r}, incarnation {incarnation}")
-        if incarnation < process.incarnation:
+        if incarnation < group.incarnation:
             raise UnfitMessage(
-                "earlier_incarnation", f"{station} sent it in incarnation {incarnation}, {process.incarnation} is here"
+                "earlier_incarnation", f"{station} sent it in incarnation {incarnation}, {group.incarnation} is here"
             )
 
     def tell(self, station: str, message: wire.Message, slot: str = "") -> None:
-        """Send to the station, or to its part that has the slot."""
-        self.processes[station].tell(message, self._parts[slot] if slot else 0)
+        """Send to the station, to all its ranks, or to its part that has the slot."""
+        self.groups[station].tell(message, self._parts[slot] if slot else 0)
 
     def note_heartbeat(self, beat: wire.Heartbeat, now: float) -> None:
-        """A heartbeat of a present station. UnfitMessage: its numbers cannot be."""
-        process = self.processes[beat.station]
+        """A heartbeat of a present station. UnfitMessage: its numbers cannot be, or it has no such rank."""
+        process = self.groups[beat.station].rank(beat.rank)
         lasted = 0 <= beat.for_s <= now - process.monitor.began
         if not lasted or beat.units < 0 or not all(map(math.isfinite, beat.statistics.values())):
-            raise UnfitMessage("impossible", f"a heartbeat of {beat.station} with {beat.for_s} s and {beat.statistics}")
+            raise UnfitMessage("impossible", f"a heartbeat of {process.name} with {beat.for_s} s and {beat.statistics}")
         before = process.heartbeat
         if beat.doing or not process.monitor.present or before is None or beat.units != before.units:
             self.progress += 1
         process.heartbeat = beat
         if beat.pending_work is not None:
-            self._pending_work[beat.station] = beat.pending_work
+            self._pending_work[process.name] = beat.pending_work
         process.monitor.note_heartbeat(now, beat.doing, beat.for_s)
 
     def ask_pending_work(self) -> None:
-        """Ask every station that is ready what it has not finished."""
+        """Ask every process that is ready what it has not finished."""
         self._pending_work = {}
-        self._asked = [name for name, process in self.processes.items() if process.monitor.present]
-        for name in self._asked:
-            self.tell(name, wire.Ping(pending_work=True))
+        ready = [group for group in self.groups.values() if group.reachable]
+        self._asked = [process.name for group in ready for process in group]
+        for group in ready:
+            group.tell(wire.Ping(pending_work=True))
 
     @property
     def all_answered(self) -> bool:
-        """Whether every station that was asked has answered."""
+        """Whether every process that was asked has answered."""
         return all(name in self._pending_work for name in self._asked)
 
     def pending_work(self) -> list[str]:
@@ -249,22 +262,22 @@ class ProcessManager:
 
     def current_call(self, station: str, now: float) -> str:
         """What the station is at, in words; "" between two units of work."""
-        return self.processes[station].monitor.current_call(now)
+        return self.groups[station].current_call(now)
 
     def statistics(self) -> dict[str, dict[str, float]]:
         """Each station's counters as last heard, over all its incarnations."""
         found: dict[str, dict[str, float]] = {}
         for name, past in self._past.items():
-            beat = self.processes[name].heartbeat if name in self.processes else None
-            found[name] = dict(past + Counter(beat.statistics if beat is not None else {}))
+            group = self.groups.get(name)
+            found[name] = dict(past + (group.statistics() if group is not None else Counter()))
         return found
 
 
-def log_file(logs: Path, station: str, incarnation: int) -> Path:
-    """Where the incarnation of a station writes what it logs."""
-    return logs / f"{station}.{incarnation}.log"
+def log_file(logs: Path, station: str, incarnation: int, rank: int = 0) -> Path:
+    """Where a rank of an incarnation of a station writes what it logs."""
+    return logs / f"{process_address(station, incarnation, rank)}.log"
 
 
 def _name_with_call(process: ChildProcess, now: float) -> str:
     call = process.monitor.current_call(now)
-    return f"{process.station} ({call})" if call else process.station
+    return f"{process.name} ({call})" if call else process.name

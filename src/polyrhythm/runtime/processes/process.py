@@ -1,4 +1,4 @@
-"""One incarnation of a station as this machine's process: started, heard, told, ended and reaped."""
+"""One rank of an incarnation of a station as this machine's process: started, heard, told, ended and reaped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO, Protocol
 import msgspec
 
 from polyrhythm.runtime.hosting import Joined
-from polyrhythm.runtime.messages import process_address
+from polyrhythm.runtime.messages import process_address, rank_name
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.supervision import LivenessMonitor
 from polyrhythm.runtime.transport import wire
@@ -51,7 +51,7 @@ class ChildProcess:
     why it refused a command of main, if it did."""
 
     def __init__(self, spec: ChildSpec, log_file: Path, now: float, spawn: Spawn) -> None:
-        self.station, self.incarnation = spec.station, spec.incarnation
+        self.station, self.incarnation, self.rank = spec.station, spec.incarnation, spec.rank
         self.monitor = LivenessMonitor(began=now)
         self.endpoint = ""
         self.addresses: tuple[str, ...] = ()
@@ -64,6 +64,11 @@ class ChildProcess:
         self._log_file = log_file
         with log_file.open("ab") as log:  # a resumed run writes on
             self._handle = spawn(spec, log)
+
+    @property
+    def name(self) -> str:
+        """The station's; of a further rank `rank_name`."""
+        return rank_name(self.station, self.rank)
 
     @property
     def pid(self) -> int:
@@ -87,11 +92,11 @@ class ChildProcess:
     @property
     def address(self) -> str:
         """The name of its inbox."""
-        return process_address(self.station, self.incarnation)
+        return process_address(self.station, self.incarnation, self.rank)
 
     def tell(self, message: wire.Message, part: int = 0) -> None:
         """Send to one of its parts, in their order."""
-        assert self._outbox is not None, f"{self.station} is not ready"
+        assert self._outbox is not None, f"{self.name} is not ready"
         self._outbox.send(wire.frame([(part, wire.encode(message))]))
 
     def tell_all(self, message: wire.Message) -> None:
@@ -151,7 +156,8 @@ def start_child(spec: ChildSpec, log: IO[bytes]) -> subprocess.Popen[bytes]:
         "PYTHONUNBUFFERED": "1",
     }
     environment |= spec.resources.environment
-    command = [sys.executable, "-m", "polyrhythm.runtime.processes.child", spec.station]  # the name is for `ps`
+    name = rank_name(spec.station, spec.rank)
+    command = [sys.executable, "-m", "polyrhythm.runtime.processes.child", name]  # the name is for `ps`
     # A session of its own: what a terminal sends to main's group is main's affair from the first moment.
     with _in_memory(msgspec.msgpack.encode(spec), spec.folder) as content:
         return subprocess.Popen(  # noqa: S603

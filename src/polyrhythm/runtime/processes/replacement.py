@@ -1,13 +1,14 @@
 """Replaces stations that have ended or are given up, without making the other stations wait.
 
-    suspected   it has ended, exceeds a deadline, or refused a command; what it had sent is received, which may clear it
-    ending      it is killed, and its lines are closed
-    exited      the kernel has reaped it, so it writes nowhere; what it had sent before is received
+    suspected   a rank has ended, exceeds a deadline, or refused a command; what it had sent is received, which may
+                clear it
+    ending      all its ranks are killed, and their lines are closed
+    exited      the kernel has reaped them, so they write nowhere; what they had sent before is received
     lost        the conductor is told, and the next incarnation starts
 
 `advance` takes every step that is due and never waits: events of other stations are received in between.
 
-Invariant: a station is lost only after its process has been reaped and its last messages have been received.
+Invariant: a station is lost only after its processes have been reaped and their last messages have been received.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.processes.manager import ProcessManager
-from polyrhythm.runtime.processes.process import ChildProcess
+from polyrhythm.runtime.processes.rank_group import RankGroup
 
 #: Seconds after which what a process had sent has arrived, if the inbox was empty then; and at the latest, where other
 #: stations keep it from being empty.
@@ -28,9 +29,9 @@ _REAP_S = 10.0
 
 @dataclass(slots=True)
 class _Replacement:
-    """Of one process. suspected, killed, exited: when it was found to be so; reason: why it is replaced."""
+    """Of one incarnation. suspected, killed, exited: when it was found to be so; reason: why it is replaced."""
 
-    process: ChildProcess
+    group: RankGroup
     suspected: float
     killed: float = math.inf
     exited: float = math.inf
@@ -53,35 +54,36 @@ class Replacements:
         """Everything that had arrived by now has been received."""
         self._empty = now
 
-    def advance(self, now: float) -> list[tuple[ChildProcess, str]]:
-        """Take all steps that are due; the processes that are lost now, each with the reason.
+    def advance(self, now: float) -> list[tuple[RankGroup, str]]:
+        """Take all steps that are due; the stations that are lost now, each with the reason.
 
         RunHalted: a killed process does not end in time.
         """
-        for process in self._manager.suspects(now):
-            self._under_way.setdefault(process.station, _Replacement(process, now))
-        lost = [(r.process, r.reason) for r in list(self._under_way.values()) if self._is_lost(r, now)]
-        for process, _ in lost:
-            del self._under_way[process.station]
+        for group in self._manager.suspects(now):
+            self._under_way.setdefault(group.station, _Replacement(group, now))
+        lost = [(r.group, r.reason) for r in list(self._under_way.values()) if self._is_lost(r, now)]
+        for group, _ in lost:
+            del self._under_way[group.station]
         return lost
 
     def _is_lost(self, replacement: _Replacement, now: float) -> bool:
         """Take the next steps of one replacement."""
-        process = replacement.process
-        if process.exited:
+        group = replacement.group
+        if group.exited:
             replacement.exited = min(replacement.exited, now)
-        if not process.ended:
+        if not group.ended:
             if not self._received(replacement.suspected, now):
                 return False
-            replacement.reason = self._manager.complaint(process, now)
+            replacement.reason = self._manager.complaint(group, now)
             if not replacement.reason:
-                del self._under_way[process.station]
+                del self._under_way[group.station]
                 return False
-            self._manager.dismiss(process)
+            self._manager.dismiss(group)
             replacement.killed = now
         if replacement.exited == math.inf and now >= replacement.killed + _REAP_S:
+            pids = ", ".join(map(str, group.alive))
             raise RunHalted(
-                f"{process.station}: its process {process.pid} has not ended {_REAP_S:g} s after SIGKILL, so its "
+                f"{group.station}: its process {pids} has not ended {_REAP_S:g} s after SIGKILL, so its "
                 "blocks cannot be reused; check its device or file system, then start again with resume"
             )
         return replacement.exited < math.inf and self._received(replacement.exited, now)

@@ -28,20 +28,21 @@ from polyrhythm.scheduler import records
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A station is ready. endpoint: of its process's inbox; addresses: of its parts, in order; joined: its
-    announcement, encoded."""
+    """A station is ready, or one rank of it. endpoint: of its process's inbox; addresses: of its parts, in order;
+    joined: its announcement, encoded."""
 
     station: str
     incarnation: int
     endpoint: str
     addresses: tuple[str, ...]
     joined: bytes
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A station lives. doing: its call under way, for `for_s` seconds; "" between two units of work. pending_work: what
-    it has not finished, in words; None unless a `Ping` asked for it.
+    """A station lives, or one rank of it. doing: its call under way, for `for_s` seconds; "" between two units of work.
+    pending_work: what it has not finished, in words; None unless a `Ping` asked for it.
     """
 
     station: str
@@ -51,6 +52,7 @@ class Heartbeat:
     units: int
     pending_work: tuple[str, ...] | None
     statistics: Mapping[str, float]
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +65,15 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Why a station ends. fatal: it would fail again if it was started again."""
+    """Why a station ends. fatal: it would fail again if it was started again; at: when, by this host's monotonic
+    clock."""
 
     station: str
     incarnation: int
     error: str
     fatal: bool
+    rank: int = 0
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,7 @@ class Refused:
     incarnation: int
     command: bytes
     why: str
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,124 @@
+"""Write a run's policy as one folder of safetensors, whatever the trainer that saved it.
+
+A policy with a released layout (the published VLA policies) is written in that layout, or as adapters of its base; any
+other as model.safetensors, with the tensors by their names in the policy, and policy.json, with its settings and the
+form of its environment. The weights are the newest of the run; those of a saved run or of a trainer's state, sharded
+over ranks or not, where that is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyrhythm.cli.show import aligned
+from polyrhythm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from polyrhythm.pipeline.persistence.checkpoints import SavedPolicy
+
+#: Files of a policy without a released layout.
+MODEL_FILE, SETTINGS_FILE = "model.safetensors", "policy.json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "path", type=Path, metavar="RUN", help="folder of a run, one of its checkpoints/run-* or trainer-*, a policy.pt"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the new folder")
+    parser.add_argument(
+        "--base", metavar="FOLDER", help="the released folder that was trained (default: policy.checkpoint)"
+    )
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    told = export(arguments.path.expanduser(), arguments.out.expanduser(), arguments.base)
+    print(json.dumps(told, indent=2) if arguments.json else aligned((key, str(value)) for key, value in told.items()))
+    return 0
+
+
+def export(path: Path, out: Path, base: str | None = None) -> dict[str, Any]:
+    """Write the policy that `path` names into the new folder `out`; what was written, by name. base: the released
+    folder that it was trained from, in place of the one in its settings. ConfigError: it cannot be written so."""
+    from polyrhythm.pipeline.persistence.checkpoints import read_policy
+    from polyrhythm.policies.vla.architectures import ARCHITECTURES
+
+    saved = read_policy(path)
+    section: Mapping[str, Any] = saved.config["policy"]
+    if section["type"] not in ARCHITECTURES:
+        if base:
+            raise ConfigError(
+                f"--base = {base}: policy.type = {section['type']} has no released layout; leave it out (those that "
+                f"have one are {', '.join(ARCHITECTURES)})"
+            )
+        _write_plain(saved, out)
+        return {"exported": "policy", "version": saved.version, "out": str(out)}
+    if not (base := base or section.get("checkpoint", "")):
+        _write_new(path, out, saved)
+        return {"exported": "network", "version": saved.version, "out": str(out)}
+    what = _write_trained(saved, section, base, out)
+    return {"exported": what, "version": saved.version, "base": str(base), "out": str(out)}
+
+
+def _write_plain(saved: SavedPolicy, out: Path) -> None:
+    """A policy of ours: its tensors and its settings."""
+    from polyrhythm.files import name_in_errors
+    from polyrhythm.policies.vla.saving import new_folder, write_tensors
+    from polyrhythm.specs.plain import as_plain
+
+    spec = None if saved.spec is None else as_plain(saved.spec)
+    content = {"policy": saved.config["policy"], "version": saved.version, "env": saved.config.get("env"), "spec": spec}
+    with new_folder(out) as unfinished:
+        with name_in_errors(unfinished / SETTINGS_FILE):
+            (unfinished / SETTINGS_FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
+        # Tensors that share memory, which safetensors does not write, are written each.
+        write_tensors({name: tensor.clone() for name, tensor in saved.weights.items()}, unfinished / MODEL_FILE)
+
+
+def _write_trained(saved: SavedPolicy, section: Mapping[str, Any], base: str, out: Path) -> str:
+    """A policy that began with the released folder `base`, in its layout, or its adapters; which of both."""
+    from polyrhythm.policies.vla.adapters import is_adapter, save_adapters
+    from polyrhythm.policies.vla.architectures import architecture
+    from polyrhythm.policies.vla.checkpoint import Checkpoint
+    from polyrhythm.policies.vla.saving import save_folder
+
+    opened = Checkpoint.open(base)
+    opened.require(section["type"])
+    if any(is_adapter(name) for name in saved.weights):
+        lora = section["lora"]
+        save_adapters(saved.weights, out, alpha=lora["alpha"], base=str(base), also=tuple(lora.get("also", ())))
+        return "adapters"
+    save_folder(opened, architecture(section["type"]), saved.weights, out)
+    return "network"
+
+
+def _write_new(path: Path, out: Path, saved: SavedPolicy) -> None:
+    """The policy of a run that began from a seed: what its file lacks is drawn again."""
+    from polyrhythm.config.load import validate
+    from polyrhythm.policies.base import as_module, as_settings
+    from polyrhythm.policies.vla.adapters import is_adapter
+    from polyrhythm.policies.vla.architectures import architecture
+    from polyrhythm.policies.vla.saving import save_new
+    from polyrhythm.policies.vla.statistics import BOUNDS
+    from polyrhythm.policies.vla.tokenizers import WORDS
+    from polyrhythm.runtime.memory.tensors import apply_state
+
+    if any(is_adapter(name) for name in saved.weights):
+        raise ConfigError(
+            f"{path}: it has adapters on a network from a seed, which is in no folder; export a run with another "
+            "policy.train, or begin from a checkpoint"
+        )
+    if saved.spec is None:
+        raise ConfigError(f"{path}: the file lacks the environment's form; resume the run once, which writes it again")
+    config = validate(saved.config, origin=str(saved.file))
+    policy = as_module(
+        as_settings(config.policy).build(saved.spec, seed=config.seed, device="cpu", role="train")
+    )
+    apply_state(policy, saved.weights)
+    network = policy.get_submodule("network")
+    choices = {"tokenizer": WORDS, "robot": BOUNDS}
+    save_new(architecture(saved.config["policy"]["type"]), network.size, policy.state_dict(), out, choices)

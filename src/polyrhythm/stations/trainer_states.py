@@ -1,0 +1,98 @@
+"""Where a trainer's state is kept.
+
+    <folder>/trainer-<updates>.pt      policy, optimizer, updates: the state of one rank, or of ranks that are alike
+    <folder>/trainer-<updates>/        the same in parts, where no rank has it whole
+
+Each is whole or absent. Any number of ranks goes on from either.
+
+Invariant: the newest `keep` states are there; the highest number is the newest.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from polyrhythm.errors import RunFolderError
+from polyrhythm.files import REMOVED, UNFINISHED, copy_whole, remove_whole
+from polyrhythm.training.checkpoint import load
+from polyrhythm.training.learner import Learner
+from polyrhythm.training.ranks import Ranks
+
+_NAME = re.compile(r"trainer-([0-9]+)(\.pt)?")
+
+
+def is_sharded(ranks: Ranks) -> bool:
+    """Whether no rank has the weights whole, so that publishing and saving them need all ranks."""
+    return ranks.size > 1 and ranks.strategy == "shard"
+
+
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerStates:
+    """The saved states of a trainer in `folder`; one is saved before every `every_versions`-th publication, and before
+    that of the version `last`, from which a run is extended."""
+
+    pattern: ClassVar[str] = "trainer-*"
+    folder: str
+    every_versions: int = 1
+    keep: int = 2
+    last: int = 0
+
+    def due(self, version: int) -> bool:
+        return version % self.every_versions == 0 or version == self.last
+
+    def save(self, learner: Learner) -> None:
+        """Save the learner's state, on all its ranks together; rank 0 removes the oldest ones. RunFolderError: it
+        cannot be written."""
+        path = Path(self.folder) / f"trainer-{learner.updates:08d}{'' if is_sharded(learner.ranks) else '.pt'}"
+        try:
+            path.parent.mkdir(exist_ok=True)
+            if learner.ranks.rank == 0:
+                self._remove_unfinished()
+            learner.save(path).wait()
+        except OSError as error:
+            raise RunFolderError(f"{path} cannot be written ({error}); make room, then go on with resume") from error
+        if learner.ranks.rank == 0:
+            for old in self.paths()[: -self.keep]:
+                remove_whole(old)
+
+    def _remove_unfinished(self) -> None:
+        """Remove the folders that a trainer left when it was killed while it wrote or removed them."""
+        for end in (UNFINISHED, REMOVED):
+            for folder in Path(self.folder).glob(f"{self.pattern}{end}"):
+                if folder.is_dir():
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    @staticmethod
+    def holds(path: Path) -> bool:
+        """Whether this is a saved state by its name and kind."""
+        name = _NAME.fullmatch(path.name)
+        return name is not None and (path.is_file() if name[2] else path.is_dir())
+
+    @staticmethod
+    def updates(path: Path) -> int:
+        """Updates that the state in this file or folder contains."""
+        return int(path.stem.removeprefix("trainer-"))
+
+    def reset(self, state: Path | None) -> None:
+        """Begin again with this state, of whatever folder, or with none; the others are gone."""
+        for path in self.paths():
+            remove_whole(path)
+        if state is None:
+            return
+        updates = int(load(state)["updates"])
+        path = Path(self.folder) / f"trainer-{updates:08d}{'' if state.is_dir() else '.pt'}"
+        try:
+            path.parent.mkdir(exist_ok=True)
+            copy_whole(state, path)
+        except OSError as error:
+            raise RunFolderError(f"{path} cannot be written ({error.strerror}); make room there") from error
+
+    def paths(self) -> list[Path]:
+        """All states, oldest first."""
+        return sorted(filter(self.holds, Path(self.folder).glob(self.pattern)), key=self.updates)

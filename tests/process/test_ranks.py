@@ -1,0 +1,101 @@
+"""A trainer of two ranks in processes: the weights of one rank, and one loss of the trainer when a rank fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from tests.process.runs import LOCKSTEP, children, config, orphaned_folders
+from tests.process.test_supervision import at_update, balanced, lost, run
+
+from polyrhythm.cli.main import main
+from polyrhythm.config.load import merge
+from polyrhythm.pipeline.persistence.checkpoints import STATES, load_policy, newest_run
+from polyrhythm.stations.trainer_states import TrainerStates
+
+#: Several optimizer steps per update, of which a rank has a part.
+ONE = merge(LOCKSTEP, {"training": {"epochs": 2, "minibatch_steps": 32, "micro_batch_steps": 8}})
+
+
+def two(strategy: str, **others: Any) -> dict[str, Any]:
+    return {"placement": {"trainer": {"ranks": 2, "strategy": strategy}}, **others}
+
+
+def train(folder: Path, *words: str) -> None:
+    assert main([*words]) == 0
+    assert not children()
+    assert not orphaned_folders()
+
+
+def test_a_run_of_two_ranks_gives_the_weights_of_one_and_any_number_of_ranks_goes_on(tmp_path: Path) -> None:
+    """2 sharded ranks, then 1, then 2 with all weights, against 1 all the time."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(ONE))
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(tmp_path, "train", str(recipe), "launcher=inline", "training.versions=6", "--out", str(whole))
+    ranks = "placement.trainer.ranks={} placement.trainer.strategy={} launcher={} training.versions={}".format
+    train(tmp_path, "train", str(recipe), *ranks(2, "shard", "local", 2).split(), "--out", str(parts))
+    assert TrainerStates(str(parts / STATES)).paths()[-1].name == "trainer-00000002"
+    _same(whole, parts, version=2)
+    train(tmp_path, "export", str(parts / STATES / "trainer-00000002"), "--out", str(tmp_path / "exported"))
+    exported = load_file(tmp_path / "exported" / "model.safetensors")
+    for name, tensor in load_policy(parts)[1].items():
+        assert torch.equal(exported[name], tensor), name
+    train(tmp_path, "resume", str(parts), *ranks(1, "replicate", "inline", 4).split())
+    train(tmp_path, "resume", str(parts), *ranks(2, "replicate", "local", 6).split())
+    assert TrainerStates(str(parts / STATES)).paths()[-1].name == "trainer-00000006.pt"
+    _same(whole, parts, version=6)
+
+
+def _same(whole: Path, parts: Path, version: int) -> None:
+    _, found, trained = load_policy(parts)
+    assert trained == version
+    saved = newest_run(parts / STATES)
+    assert saved is not None
+    assert saved.updates == version
+    for name, tensor in found.items():
+        assert torch.equal(saved.policy[name], tensor), name
+    if version == 6:
+        for name, tensor in load_policy(whole)[1].items():
+            torch.testing.assert_close(found[name], tensor, rtol=0.0, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "number", "reason"),
+    [
+        ("replicate", signal.SIGKILL, "rank 1: was ended by SIGKILL"),
+        ("shard", signal.SIGSTOP, "rank 1: sent no heartbeat for 3 s (supervision.heartbeat_s)"),
+    ],
+    ids=["killed", "stopped"],
+)
+def test_a_rank_that_fails_is_one_loss_of_the_trainer(
+    strategy: str, number: signal.Signals, reason: str, tmp_path: Path
+) -> None:
+    fail = at_update(3, lambda pipeline: os.kill(pipeline.launcher.processes()["trainer-rank1"], number))
+    pipeline = run(
+        tmp_path,
+        versions=12,
+        during=fail,
+        training={"versions": 12},
+        supervision={"heartbeat_s": 3.0},
+        **two(strategy),
+    )
+    assert [event.reason for event in lost(pipeline) if event.station == "trainer"] == [reason]
+    assert balanced(pipeline, 96)
+    assert {path.name for path in (tmp_path / "logs").glob("trainer*")} == {
+        *("trainer.0.log", "trainer-rank1.0.log", "trainer.1.log", "trainer-rank1.1.log")
+    }
+
+
+def test_a_run_of_one_process_has_one_rank() -> None:
+    from polyrhythm.errors import ConfigError
+    from polyrhythm.pipeline.validation.check import validate_run
+
+    with pytest.raises(ConfigError, match=r"placement.trainer.ranks = 2: with launcher = inline there is one process"):
+        validate_run(config(ONE, launcher="inline", **two("replicate")))
