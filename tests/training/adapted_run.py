@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import torch
 from tests.policies.adapted import SmallPolicy, SmallSettings
 from tests.policies.test_adapting import SPEC
+from torch import nn
 
 from polyrhythm.specs import Trajectory
 
@@ -42,3 +45,17 @@ def collect(policy: SmallPolicy, lengths: tuple[int, ...] = (4, 1, 6, 3)) -> lis
             )
         )
     return found
+
+
+class Plain(nn.Module):
+    """The small policy with nothing but what all policies have."""
+
+    act, evaluate, value = SmallPolicy.act, SmallPolicy.evaluate, SmallPolicy.value
+    _prefix, _heads = SmallPolicy._prefix, SmallPolicy._heads
+
+
+def plain(policy):
+    """A copy of the policy as a `Plain` one, with parameters of the same names."""
+    other = Plain()
+    other.__dict__.update(copy.deepcopy(policy).__dict__)
+    return other

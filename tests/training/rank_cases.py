@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import torch.distributed as dist
+from tests.policies.flow_case import SPEC as FLOW_SPEC
+from tests.policies.flow_case import SmallFlowSettings, observations
+from tests.training.adapted_run import plain, small
 from tests.training.toy import ToyPolicy, algorithm, training
 from torch import Tensor
 
+from polyrhythm.policies.base import Observations
+from polyrhythm.policies.flow_methods import FlowNoiseSettings
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.ranks import Ranks
-from polyrhythm.training.steps import Metrics, finish
+from polyrhythm.training.steps import finish
 
 
 def full(x: Tensor) -> Tensor:
@@ -25,15 +33,127 @@ def gradients_of(learner: Learner) -> dict[str, Tensor]:
 
 def first_gradients(
     ranks: Ranks, cases: list[tuple[dict[str, Any], dict[str, Any], list[Trajectory]]]
-) -> list[tuple[dict[str, Tensor], Metrics]]:
-    """Of each case (algorithm, training, trajectories) the gradient of the first optimizer step, and the metrics of the
-    whole update."""
+) -> list[dict[str, Tensor]]:
+    """Of each case (algorithm, training, trajectories) the gradient of the toy policy's first optimizer step."""
     answers = []
     for settings, train, trajectories in cases:
-        policy = ToyPolicy(per_action=settings.get("reward_level") == "action", dtype=torch.float32)
+        policy = policy_of("toy", per_action=settings.get("reward_level") == "action")
         learner = Learner(policy, algorithm(**settings), training(**train), total_updates=10, seed=7, ranks=ranks)
         steps = learner.update(trajectories, 0, version=4)
         next(steps)
-        found = gradients_of(learner)
-        answers.append((found, finish(steps)))
+        answers.append(gradients_of(learner))
+        steps.close()
     return answers
+
+
+def many_trained(ranks: Ranks, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`trained` of each case."""
+    return [trained(ranks, **case) for case in cases]
+
+
+class OddPolicy(ToyPolicy):
+    """On rank 1 the value of a last observation is not finite."""
+
+    def __init__(self, *, value_of_last: float) -> None:
+        super().__init__(dtype=torch.float32)
+        self.value_of_last = value_of_last
+
+    def value(self, obs: Observations) -> Tensor:
+        found = super().value(obs)
+        return found + self.value_of_last * (dist.get_rank() == 1) if dist.is_initialized() else found
+
+
+def of_own_seeds(ranks: Ranks) -> None:
+    policy = ToyPolicy(seed=ranks.rank)
+    Learner(policy, algorithm(), training(), total_updates=1, seed=0, ranks=ranks)
+
+
+def policy_of(kind: str, **changes: Any) -> Any:
+    """One of the small policies: toy, adapted (a decoder with an expert), plain (without what frozen parts allow), flow
+    (pi0); changes: of its settings."""
+    if kind == "toy":
+        return ToyPolicy(dtype=torch.float32, **changes)
+    if kind == "odd":
+        return OddPolicy(**changes)
+    if kind == "flow":
+        method = FlowNoiseSettings()
+        return SmallFlowSettings(method=method, **changes).build(FLOW_SPEC, seed=0, device="cpu", role="train")
+    policy = small(**changes)
+    return plain(policy) if kind == "plain" else policy
+
+
+def trained(
+    ranks: Ranks,
+    kind: str,
+    changes: dict[str, Any],
+    settings: dict[str, Any],
+    train: dict[str, Any],
+    trajectories: list[list[Trajectory]],
+    *,
+    load: str = "",
+    save: str = "",
+    shift: float = 0.0,
+) -> dict[str, Any]:
+    """A policy trained on one update for each list of trajectories: its whole weights as published, the metrics of every
+    update, updates done, the state. load, save: paths of states to begin and to end with. shift: how far the weights are
+    moved before each update but the first, so that they are not the reference's."""
+    policy = policy_of(kind, **changes)
+    policy.eval()
+    learner = Learner(policy, algorithm(**settings), training(**train), total_updates=40, seed=3, ranks=ranks)
+    if load:
+        learner.load(Path(load))
+    start = learner.updates
+    metrics = []
+    for i, data in enumerate(trajectories):
+        if i and shift:
+            moved = {name: x + shift * torch.arange(x.numel()).sin().view_as(x) for name, x in learner.publishable()}
+            learner.load_weights(moved)
+        metrics.append(finish(learner.update(data, start + i, version=start + i + 1)))
+    if save:
+        learner.save(Path(save)).wait()
+    return {
+        "weights": {name: x.detach().clone() for name, x in learner.publishable()},
+        "metrics": metrics,
+        "updates": learner.updates,
+        "halt": learner.halt,
+        "gradient": gradients_of(learner),
+        "state": whole_state(learner.state_dict()),
+    }
+
+
+def whole_state(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {key: whole_state(x) for key, x in state.items()}
+    return full(state).detach().clone() if isinstance(state, Tensor) else state
+
+
+def flow_trajectories(lengths: tuple[int, ...] = (3, 1, 4, 2)) -> list[Trajectory]:
+    """Samples of the small flow policy, two to a group."""
+    policy, rng = policy_of("flow"), np.random.default_rng(0)
+    found = []
+    for i, steps in enumerate(lengths):
+        obs = {name: x.numpy() for name, x in observations(steps + 1).items()}
+        obs["proprio"] = rng.normal(size=obs["proprio"].shape).astype(np.float32)
+        shown = {name: torch.from_numpy(x[:-1]) for name, x in obs.items()}
+        act = policy.act(shown, torch.zeros(steps, dtype=torch.bool), torch.arange(steps) + 100 * i)
+        chunk = act.actions.shape[1]
+        found.append(
+            Trajectory(
+                obs=obs,
+                actions=act.actions.numpy(),
+                logprob=act.logprob.numpy(),
+                value=act.value.numpy(),
+                forward_inputs={name: x.numpy() for name, x in act.forward_inputs.items()},
+                rewards=rng.random((steps, chunk)).astype(np.float32),
+                valid=np.ones((steps, chunk), dtype=np.bool_),
+                version=np.zeros(steps, dtype=np.int64),
+                terminated=i % 2 == 0,
+                truncated=i % 2 == 1,
+                success=False,
+                env_steps=steps * chunk,
+                ticket=i,
+                group=i // 2,
+                task=0,
+            )
+        )
+    return found

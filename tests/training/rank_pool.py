@@ -5,6 +5,7 @@ Every answer has a deadline; what is left of the processes when the pool is clos
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import pickle
@@ -13,11 +14,14 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from polyrhythm.config.sections.placement import ShardSettings
 
 RANKS = 4
 _START_S, _ANSWER_S, _END_S = 120.0, 90.0, 10.0
@@ -29,6 +33,10 @@ class RankPool:
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         self._stores = count()
+        self._host: subprocess.Popen[bytes] | None = None
+        self._ends: list[Connection] = []
+
+    def _start(self) -> None:
         ours, theirs = zip(*(socket.socketpair() for _ in range(RANKS)), strict=True)
         fds = [end.fileno() for end in theirs]
         self._host = subprocess.Popen(
@@ -39,27 +47,34 @@ class RankPool:
         self._ends = [Connection(end.detach()) for end in ours]
         self._read(self._ends, _START_S)
 
-    def run(self, function: str, size: int, strategy: str = "replicate", **arguments: Any) -> list[Any]:
-        """`module:function`(ranks, **arguments) on ranks 0..size-1 of a trainer of their own; their answers by rank."""
-        store = str(Path(self._folder.name) / str(next(self._stores)))
+    def run(
+        self, function: str, size: int, strategy: str = "replicate", shard: ShardSettings | None = None, **arguments: Any
+    ) -> list[Any]:
+        """`module:function`(ranks, **arguments) on ranks 0..size-1 of a trainer of their own; their answers by rank.
+        AssertionError: a rank failed; TimeoutError: it gave no answer. Then the next call starts other processes."""
+        if self._host is None:
+            self._start()
+        store = Path(self._folder.name) / str(next(self._stores))
         for rank, end in enumerate(self._ends[:size]):
-            end.send_bytes(pickle.dumps((function, rank, size, store, strategy, arguments)))
+            end.send_bytes(pickle.dumps((function, (rank, size, store, "cpu", strategy, shard), arguments)))
         return self._read(self._ends[:size], _ANSWER_S)
 
     def close(self) -> None:
         """End the processes."""
         for end in self._ends:
             end.close()
-        try:
-            self._host.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._kill()
+        if self._host is not None:
+            try:
+                self._host.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                self._kill()
         self._folder.cleanup()
 
     def _read(self, ends: list[Connection], deadline: float) -> list[Any]:
         answers = []
+        until = time.monotonic() + deadline
         for rank, end in enumerate(ends):
-            if not end.poll(deadline):
+            if not end.poll(max(until - time.monotonic(), 0.0)):
                 self._kill()
                 raise TimeoutError(f"rank {rank} gave no answer within {deadline:g} s")
             answers.append(pickle.loads(end.recv_bytes()))
@@ -70,8 +85,12 @@ class RankPool:
         return [value for _, value in answers]
 
     def _kill(self) -> None:
+        assert self._host is not None
         os.killpg(self._host.pid, signal.SIGKILL)
         self._host.wait()
+        self._host = None
+        for end in self._ends:
+            end.close()
 
 
 def _serve(end: Connection) -> None:
@@ -81,11 +100,11 @@ def _serve(end: Connection) -> None:
     end.send_bytes(pickle.dumps(("", None)))
     while True:
         try:
-            function, rank, size, store, strategy, arguments = pickle.loads(end.recv_bytes())
+            function, place, arguments = pickle.loads(end.recv_bytes())
         except EOFError:
             return
         try:
-            ranks = open_ranks(rank, size, Path(store), "cpu", strategy)
+            ranks = open_ranks(*place)
             try:
                 module, name = function.split(":")
                 answer = getattr(importlib.import_module(module), name)(ranks, **arguments)
@@ -105,6 +124,9 @@ def _main(fds: list[int]) -> None:
     import polyrhythm.training.learner
     import polyrhythm.training.sharded_checkpoint
     import polyrhythm.training.sharding  # noqa: F401
+
+    with contextlib.suppress(ImportError):
+        import peft  # noqa: F401 - takes seconds in every process that trains adapters
 
     torch.set_num_threads(1)
     children = []

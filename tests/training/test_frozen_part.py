@@ -6,10 +6,8 @@ import copy
 
 import pytest
 import torch
-from tests.policies.adapted import SmallPolicy
-from tests.training.adapted_run import collect, small
+from tests.training.adapted_run import collect, plain, small
 from tests.training.toy import algorithm, training
-from torch import nn
 
 from polyrhythm.policies.base import as_module
 from polyrhythm.training.batch import collate
@@ -23,20 +21,6 @@ CPU = torch.device("cpu")
 KL = {"kl": {"coef": 0.1}, "proximal": "recompute", "loss": "decoupled_ppo", "bootstrap": "always"}
 STEPS = 14
 SHORT = {"epochs": 2, "minibatch_steps": 7, "micro_batch_steps": 4}
-
-
-class Plain(nn.Module):
-    """The small policy with nothing but what all policies have."""
-
-    act, evaluate, value = SmallPolicy.act, SmallPolicy.evaluate, SmallPolicy.value
-    _prefix, _heads = SmallPolicy._prefix, SmallPolicy._heads
-
-
-def plain(policy):
-    """A copy of the policy as a `Plain` one, with parameters of the same names."""
-    other = Plain()
-    other.__dict__.update(copy.deepcopy(policy).__dict__)
-    return other
 
 
 def updated(policy, *, updates=2, changes=None, **train):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from polyrhythm.training.batch import PackedBatch, TrainingBatch
-from polyrhythm.training.ranks import Ranks
 from polyrhythm.training.targets import TargetInputs, bootstrap_values
 
 if TYPE_CHECKING:
@@ -27,12 +26,13 @@ def find_culprit(
     parameters: Mapping[str, bool],
 ) -> str:
     """What returned the value that is not finite, and the remedy. metrics, parameters: of the optimizer step, whether
-    each metric and the gradient of each parameter is finite. All ranks ask at once and get the answer of the first that
-    has one; each looks at its own samples."""
-    if given := _first(next(_in_samples(packed), ""), inputs.ranks):
-        return given
-    if given := _first(_in_targets(packed, batch, algorithm, inputs), inputs.ranks):
-        return given
+    each metric and the gradient of each parameter is finite. All ranks ask at once, each looks at its own samples, and
+    all get the first cause: what a rank finds may come from another's samples, as a mean over all does."""
+    causes = [*_in_samples(packed), *_in_targets(packed, batch, algorithm, inputs)]
+    found = next((i for i, (is_finite, _) in enumerate(causes) if not is_finite), len(causes))
+    first = min(inputs.ranks.gather(found))
+    if first < len(causes):
+        return causes[first][1]
     for name, what in _OF_EVALUATE.items():
         if not metrics.get(name, True):
             return f"policy.evaluate gives a {what} that is not finite; {_SMALLER}"
@@ -55,35 +55,30 @@ _OF_EVALUATE = {
 }
 
 
+#: Whether a quantity is finite, and what to say if it is not.
+_Finding = tuple[bool, str]
+
+
 def _in_targets(
     packed: PackedBatch, batch: TrainingBatch, algorithm: AlgorithmSettings, inputs: TargetInputs
-) -> str:
-    """What in the targets is not finite, "" if all is."""
-    if algorithm.uses_value and not _finite(bootstrap_values(packed, algorithm, inputs)):
-        return f"policy.value gives NaN or infinity for the last observation of a sample; {_SMALLER}"
-    if not _finite(batch.proximal):
-        return f"policy.evaluate gives log-probs that are not finite; {_SMALLER}"
-    if not (_finite(batch.advantage) and _finite(batch.returns, batch.value_mask)):
-        return f"algorithm.advantage.type = {algorithm.advantage.type}: it gives NaN or infinity; correct its formula"
-    return ""
+) -> Iterator[_Finding]:
+    """What the targets were made of, in its order."""
+    value = not algorithm.uses_value or _finite(bootstrap_values(packed, algorithm, inputs))
+    yield value, f"policy.value gives NaN or infinity for the last observation of a sample; {_SMALLER}"
+    yield _finite(batch.proximal), f"policy.evaluate gives log-probs that are not finite; {_SMALLER}"
+    advantage, kind = _finite(batch.advantage) and _finite(batch.returns, batch.value_mask), algorithm.advantage.type
+    yield advantage, f"algorithm.advantage.type = {kind}: it gives NaN or infinity; correct its formula"
 
 
-def _first(found: str, ranks: Ranks) -> str:
-    """Of what the ranks found the first that is something."""
-    return next(filter(None, ranks.gather(found)), "")
-
-
-def _in_samples(packed: PackedBatch) -> Iterator[str]:
-    """What in the samples is not finite. Slots refuse such samples; samples from elsewhere may still have it."""
+def _in_samples(packed: PackedBatch) -> Iterator[_Finding]:
+    """What samples hold. Slots refuse such that are not finite; samples from elsewhere may still have it."""
     shown = {f"observation {name}": x for name, x in packed.obs.items()}
     last = {f"the last observation {name}": x for name, x in packed.final_obs.items()}
     for what, values in {"a reward": packed.rewards[packed.valid], **shown, **last}.items():
-        if not _finite(values):
-            yield f"the environment gave {what} of NaN or infinity; correct the environment"
+        yield _finite(values), f"the environment gave {what} of NaN or infinity; correct the environment"
     value = packed.value[packed.valid] if packed.value.shape == packed.valid.shape else packed.value
     for what, values in {"log-prob": packed.logprob[packed.valid], "value": value}.items():
-        if not _finite(values):
-            yield f"policy.act gave a {what} of NaN or infinity; correct the policy"
+        yield _finite(values), f"policy.act gave a {what} of NaN or infinity; correct the policy"
 
 
 def _of_loss(algorithm: AlgorithmSettings) -> str:

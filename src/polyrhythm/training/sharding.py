@@ -43,11 +43,12 @@ def shard_policy(policy: nn.Module, mesh: DeviceMesh, settings: ShardSettings | 
             raise ValueError(f"placement.trainer.strategy = shard: {name} has no dimension; use replicate, or give it one")
     pinned = mesh.device_type == "cuda"
     offload = CPUOffloadPolicy(pin_memory=pinned) if settings.cpu_offload else OffloadPolicy()
-    # Objectives change nothing in place of what a policy returns, of which torch warns where that is a view.
-    warnings.filterwarnings("ignore", rf"FSDP2-wrapped module \(FSDP{type(policy).__name__}\) returned a view")
     own_dtype = getattr(getattr(policy, "precision", None), "dtype", torch.float32)
     for module in (*blocks_of(policy), policy):
         _check_one_dtype(policy, module)
+        if module is policy or type(module).__module__.startswith("polyrhythm."):
+            # Torch warns of views that are returned, as they must not be changed in place; here none is.
+            warnings.filterwarnings("ignore", rf"FSDP2-wrapped module \(FSDP{type(module).__name__}\) returned a view")
         fully_shard(
             module,
             mesh=mesh,

@@ -1,0 +1,292 @@
+"""Several ranks compute what one computes, whatever the objective, and keep and publish what one keeps."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from tests.training.adapted_run import collect as collect_adapted
+from tests.training.adapted_run import small
+from tests.training.rank_cases import first_gradients, flow_trajectories, policy_of, trained
+from tests.training.rank_pool import RankPool
+from tests.training.test_learner import VARIANTS, stale
+from tests.training.toy import ToyPolicy, algorithm, collect
+from torch import Tensor
+
+from polyrhythm.algorithms.advantages import ADVANTAGES
+from polyrhythm.algorithms.losses import POLICY_LOSSES
+from polyrhythm.config.sections.placement import ShardSettings
+from polyrhythm.errors import RunFolderError
+from polyrhythm.policies.form import published_state
+from polyrhythm.specs import Trajectory
+from polyrhythm.training.checkpoint import load
+from polyrhythm.training.ranks import ONE_RANK
+
+CASES = "tests.training.rank_cases:"
+LEVELS = [("token", "chunk"), ("token", "action"), ("action", "chunk"), ("action", "action"), ("chunk", "chunk")]
+#: One optimizer step of several micro-batches, its gradient not clipped; then one that no rank shares evenly.
+TRAIN = {"minibatch_steps": 9, "micro_batch_steps": 3, "optimizer": {"lr": 1e-3, "grad_clip": None}}
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[RankPool]:
+    ranks = RankPool()
+    yield ranks
+    ranks.close()
+
+
+def objectives() -> list[dict[str, Any]]:
+    """Every loss x advantage x level that the settings allow."""
+    found = []
+    for loss, advantage, (logprob, reward) in itertools.product(POLICY_LOSSES, ADVANTAGES, LEVELS):
+        settings = {"loss": loss, "advantage": advantage, "logprob_level": logprob, "reward_level": reward}
+        if loss == "clip_cov":
+            settings["loss"] = {"type": loss, "fraction": 0.3, "cov_low": 0.0}
+        try:
+            algorithm(**settings)
+        except ValidationError:  # v_trace leaves the importance weight to the loss
+            continue
+        found.append(settings)
+    return found
+
+
+def ragged(seed: int, *, per_action: bool) -> list[Trajectory]:
+    """Samples of 1 to 6 chunk steps by slightly other weights, in groups of 1 to 3 that do not stand together."""
+    rng = np.random.default_rng(seed)
+    behaviour = ToyPolicy(per_action=per_action, dtype=torch.float32)
+    with torch.no_grad():
+        behaviour.logits.bias[::2].add_(0.2)
+    lengths = tuple(int(x) for x in rng.integers(1, 7, size=rng.integers(4, 8)))
+    groups = rng.integers(0, 4, size=len(lengths)) * 1000
+    samples = collect(behaviour, lengths, seed)
+    return [replace(sample, group=int(group)) for sample, group in zip(samples, groups, strict=True)]
+
+
+def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """The largest difference of two sets of tensors of the same names."""
+    assert a.keys() == b.keys()
+    return max(float((a[name].float() - b[name].float()).abs().max()) for name in a)
+
+
+def cases_of(settings: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any], list[Trajectory]]]:
+    return [(s, TRAIN, ragged(i, per_action=s.get("reward_level") == "action")) for i, s in enumerate(settings)]
+
+
+OBJECTIVES = objectives()
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[dict[str, Tensor]]:
+    """The gradients of one rank."""
+    return first_gradients(ONE_RANK, cases_of(OBJECTIVES))
+
+
+@pytest.mark.parametrize(
+    ("size", "strategy", "every"), [(2, "replicate", 1), (2, "shard", 3), (4, "replicate", 6), (4, "shard", 11)]
+)
+def test_the_gradient_is_that_of_one_rank(
+    pool: RankPool, expected: list[dict[str, Tensor]], size: int, strategy: str, every: int
+) -> None:
+    """every: how many of the objectives are skipped, as more processes than cores take long; set it to 1 for all."""
+    chosen = range(0, len(OBJECTIVES), every)
+    cases = cases_of(OBJECTIVES)
+    answers = pool.run(f"{CASES}first_gradients", size, strategy, cases=[cases[i] for i in chosen])
+    for i, found in zip(chosen, answers[-1], strict=True):
+        assert distance(found, expected[i]) <= 1e-5, OBJECTIVES[i]
+
+
+def plain_case(settings: dict[str, Any], data: list[list[Trajectory]], **train: Any) -> dict[str, Any]:
+    changes = {"per_action": settings.get("reward_level") == "action"}
+    return {"kind": "toy", "changes": changes, "settings": settings, "train": train, "trajectories": data}
+
+
+def compare(one: dict[str, Any], many: list[dict[str, Any]], tolerance: float = 1e-4) -> None:
+    """The ranks agree to the bit, and with one rank to the tolerance, metrics included."""
+    for other in many[1:]:
+        assert all(torch.equal(x, other["weights"][name]) for name, x in many[0]["weights"].items())
+        assert other["metrics"] == many[0]["metrics"]
+    assert distance(many[0]["weights"], one["weights"]) <= tolerance
+    for a, b in zip(many[0]["metrics"], one["metrics"], strict=True):
+        assert 0.0 <= a.pop("train/actor/padded_fraction") < 1.0
+        assert a == pytest.approx(b, rel=10 * tolerance, abs=tolerance)
+
+
+@pytest.mark.parametrize("strategy", ["replicate", "shard"])
+def test_whole_updates_and_their_metrics_are_those_of_one_rank(pool: RankPool, strategy: str) -> None:
+    """Every way to weigh, correct and select entries: tests/training/test_learner.py has the list."""
+    cases = [
+        plain_case(s, [stale(per_action=s.get("reward_level") == "action")], epochs=2, minibatch_steps=5, micro_batch_steps=2)
+        for s in [*VARIANTS, {"early_stop_ratio": 1.001}, {"early_stop_ratio": 1.2}][:: 1 if strategy == "replicate" else 3]
+    ]
+    answers = pool.run(f"{CASES}many_trained", 2, strategy, cases=cases)
+    for case, *found in zip(cases, *answers, strict=True):
+        compare(trained(ONE_RANK, **case), found)
+
+
+@pytest.mark.parametrize(("size", "strategy"), [(2, "replicate"), (2, "shard"), (4, "shard")])
+def test_a_run_of_twenty_updates_is_that_of_one_rank(pool: RankPool, size: int, strategy: str) -> None:
+    data = [ragged(seed, per_action=False) for seed in range(20)]
+    case = plain_case({"advantage": "grpo", "kl": {"coef": 0.05}}, data, minibatch_steps=8, critic_warmup_updates=2)
+    one = trained(ONE_RANK, **case)
+    compare(one, pool.run(f"{CASES}trained", size, strategy, **case))
+    assert distance(one["weights"], policy_of("toy").state_dict()) > 0.01
+
+
+@pytest.mark.parametrize("strategy", ["replicate", "shard"])
+def test_a_rank_without_samples_takes_part(pool: RankPool, strategy: str) -> None:
+    alone = [replace(sample, group=1) for sample in collect(ToyPolicy(dtype=torch.float32), (3, 2))]
+    case = plain_case({"proximal": "recompute", "bootstrap": "always"}, [alone], micro_batch_steps=2)
+    compare(trained(ONE_RANK, **case), pool.run(f"{CASES}trained", 2, strategy, **case))
+
+
+ADAPTED = {"kl": {"coef": 0.1}, "loss": "decoupled_ppo", "bootstrap": "always"}
+LARGE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("adapted", {"train": "all", "gradient_checkpointing": True}, {}),
+    ("adapted", {"train": "expert"}, ADAPTED),
+    ("adapted", {"train": "lora"}, ADAPTED),
+    ("plain", {"train": "all"}, ADAPTED),
+    ("flow", {"train": "all"}, {}),
+    ("flow", {"train": "expert"}, {"advantage": "grpo", "kl": {"coef": 0.1}}),
+    ("flow", {"train": "lora"}, {"kl": {"coef": 0.1, "place": "reward", "estimator": "k1"}}),
+]
+
+
+@pytest.mark.parametrize("strategy", ["replicate", "shard"])
+def test_large_policies_have_the_gradient_of_one_rank(pool: RankPool, strategy: str) -> None:
+    """Frozen parts, adapters, a prefix that is computed once, references with and without a copy."""
+    cases = [
+        {
+            "kind": kind,
+            "changes": changes,
+            "settings": settings,
+            "train": {"micro_batch_steps": 5, "optimizer": {"lr": 1e-9, "grad_clip": None}},
+            "trajectories": [flow_trajectories() if kind == "flow" else collect_adapted(small())] * (2 if settings else 1),
+            "shift": 0.02,
+        }
+        for kind, changes, settings in LARGE
+    ]
+    answers = pool.run(f"{CASES}many_trained", 2, strategy, cases=cases)
+    for case, *found in zip(cases, *answers, strict=True):
+        one = trained(ONE_RANK, **case)
+        compare(one, found)
+        assert distance(found[0]["gradient"], one["gradient"]) <= 1e-5, case["changes"]
+        assert not case["settings"] or abs(one["metrics"][-1]["train/actor/reference_kl"]) > 1e-6
+
+
+OPTIONS = [ShardSettings(reshard=False), ShardSettings(cpu_offload=True)]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_options_of_shard_change_nothing(pool: RankPool, options: ShardSettings) -> None:
+    optimizer = {"lr": 1e-3, "offload": True}
+    train = {"epochs": 2, "minibatch_steps": 7, "optimizer": optimizer}
+    case = {"kind": "adapted", "changes": {"train": "expert"}, "settings": ADAPTED, "train": train}
+    data = [collect_adapted(small())] * 2
+    plain = pool.run(f"{CASES}trained", 2, "shard", **case, trajectories=data)
+    other = pool.run(f"{CASES}trained", 2, "shard", options, **case, trajectories=data)
+    assert distance(plain[0]["weights"], other[0]["weights"]) == 0.0
+    assert plain[0]["metrics"] == other[0]["metrics"]
+
+
+def same_state(a: Any, b: Any) -> bool:
+    """Bit-equal, of the same keys and types."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same_state(a[key], b[key]) for key in a)
+    return torch.equal(a, b) if isinstance(a, Tensor) else type(a) is type(b) and a == b
+
+
+STATE = {"kind": "plain", "changes": {"train": "expert"}, "settings": ADAPTED, "train": {}}
+
+
+def test_a_state_saved_by_two_ranks_is_loaded_by_any_number(pool: RankPool, tmp_path: Path) -> None:
+    folder, data = tmp_path / "trainer-00000002", [collect_adapted(small())]
+    saved = pool.run(f"{CASES}trained", 2, "shard", **STATE, trajectories=data * 2, save=str(folder))[0]["state"]
+    assert saved["updates"] == 2
+    assert {".metadata", "__0_0.distcp", "__1_0.distcp"} == {path.name for path in folder.iterdir()}
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name], "nothing unfinished is left"
+    assert same_state(load(folder), saved)
+    assert same_state(trained(ONE_RANK, **STATE, trajectories=[], load=str(folder))["state"], saved)
+    for size, strategy in ((2, "shard"), (4, "shard"), (2, "replicate")):
+        for answer in pool.run(f"{CASES}trained", size, strategy, **STATE, trajectories=[], load=str(folder)):
+            assert same_state(answer["state"], saved)
+
+
+@pytest.mark.parametrize("strategy", ["replicate", "shard"])
+def test_a_file_of_one_rank_is_loaded_by_two_which_go_on_as_one_would(
+    pool: RankPool, tmp_path: Path, strategy: str
+) -> None:
+    data = [stale()] * 2
+    case = plain_case({"kl": {"coef": 0.1}}, data, optimizer={"lr": 1e-3})
+    saved = trained(ONE_RANK, **case, save=str(tmp_path / "one.pt"))["state"]
+    loaded = pool.run(f"{CASES}trained", 2, strategy, **{**case, "trajectories": []}, load=str(tmp_path / "one.pt"))
+    assert all(same_state(answer["state"], saved) for answer in loaded)
+    on = {**case, "load": str(tmp_path / "one.pt")}
+    compare(trained(ONE_RANK, **on), pool.run(f"{CASES}trained", 2, strategy, **on))
+
+
+def test_replicas_are_saved_as_the_one_file_of_one_rank(pool: RankPool, tmp_path: Path) -> None:
+    case = plain_case({}, [stale()])
+    saved = pool.run(f"{CASES}trained", 2, "replicate", **case, save=str(tmp_path / "two.pt"))[0]["state"]
+    assert same_state(load(tmp_path / "two.pt"), saved)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exec, ("raise SystemExit",)
+
+
+def test_a_folder_that_is_damaged_or_executes_something_is_refused(pool: RankPool, tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    pool.run(f"{CASES}trained", 2, "shard", **plain_case({}, [stale()]), save=str(folder))
+    assert load(folder)["updates"] == 1
+    part, metadata = folder / "__1_0.distcp", (folder / ".metadata").read_bytes()
+    part.write_bytes(part.read_bytes()[:-100])
+    with pytest.raises(RunFolderError, match=r"cannot be read as a checkpoint \(__1_0.distcp is absent or too short"):
+        load(folder)
+    (folder / ".metadata").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(RunFolderError, match="its metadata names builtins.exec"):
+        load(folder)
+    (folder / ".metadata").write_bytes(metadata[:-5])
+    with pytest.raises(RunFolderError, match="cannot be read as a checkpoint"):
+        load(folder)
+
+
+@pytest.mark.parametrize(("kind", "changes"), [("toy", {}), ("adapted", {"train": "lora"}), ("flow", {"train": "all"})])
+def test_a_sharded_policy_publishes_whole_weights_in_order(pool: RankPool, kind: str, changes: dict[str, Any]) -> None:
+    case = {"kind": kind, "changes": changes, "settings": {}, "train": {}, "trajectories": []}
+    expected = published_state(policy_of(kind, **changes))
+    for answer in pool.run(f"{CASES}trained", 2, "shard", **case):
+        assert list(answer["weights"]) == list(expected)
+        assert all(torch.equal(x, answer["weights"][name]) for name, x in expected.items())
+
+
+@pytest.mark.parametrize("strategy", ["replicate", "shard"])
+def test_what_is_not_finite_on_one_rank_halts_all_with_its_cause(pool: RankPool, strategy: str) -> None:
+    """Group 0 is dealt to rank 0, group 1 to rank 1, which alone sees the reward or the last observation."""
+    good = [replace(sample, group=i % 2) for i, sample in enumerate(collect(ToyPolicy(dtype=torch.float32), (4, 3, 2, 2)))]
+    rewards = good[1].rewards.copy()
+    rewards[1] = np.nan
+    bad_reward = [good[0], replace(good[1], rewards=rewards), *good[2:]]
+    cases = [plain_case(settings, [bad_reward]) for settings in ({}, {"normalize_advantage": False})]
+    cases.append({**plain_case({}, [good]), "changes": {"value_of_last": float("nan")}, "kind": "odd"})
+    causes = ["the environment gave a reward of NaN or infinity"] * 2
+    causes.append("policy.value gives NaN or infinity for the last observation of a sample")
+    for found in zip(cases, causes, *pool.run(f"{CASES}many_trained", 2, strategy, cases=cases), strict=True):
+        case, cause, *answers = found
+        start = policy_of("toy").state_dict()
+        for answer in answers:
+            assert cause in answer["halt"], case
+            assert distance(answer["weights"], start) == 0.0
+
+
+def test_ranks_of_other_weights_are_refused(pool: RankPool) -> None:
+    with pytest.raises(AssertionError, match="ValueError: policy: rank 1 built another trunk.0.weight than rank 0"):
+        pool.run(f"{CASES}of_own_seeds", 2)
