@@ -1,4 +1,4 @@
-"""Which way weights take, by where the ends live; what was moved, in numbers; what the log and the summary say of it."""
+"""Which way weights take, by where the ends live; what was moved, in numbers; what log and summary say of it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from polyrhythm.runtime.memory.traffic import APPLY, PUBLISHED, Traffic, read_tr
 from polyrhythm.runtime.memory.ways import Choice, Ends, choose_way, keeps_copy
 from polyrhythm.runtime.memory.weights import SharedWeights, shared_nbytes
 
+RATE = "4 MB in 2 ms, 2 GB/s (mean of 3)"
 SHARDED = "the trainer's weights are sharded"
 
 
@@ -134,9 +135,8 @@ def test_the_log_says_way_reason_and_rate_of_each_generator_once(caplog):
     for _ in range(2):
         observer.on_tick(1.0)
     assert caplog.messages == [
-        "generator-0: weights come by host, because the generator is on the CPU; 4 MB in 2 ms, 2 GB/s (mean of 3)",
-        "generator-1: weights come by host, because ipc could not serve at once; its log says why; 4 MB in 2 ms, 2 GB/s "
-        "(mean of 3)",
+        "generator-0: weights come by host, because the generator is on the CPU; " + RATE,
+        "generator-1: weights come by host, because ipc could not serve at once (its log says why); " + RATE,
     ]
     caplog.clear()
     counters.add("generator-2", "peer", APPLY)
@@ -144,8 +144,8 @@ def test_the_log_says_way_reason_and_rate_of_each_generator_once(caplog):
     observer.finish()
     observer.finish()
     assert caplog.messages == [
-        "generator-2: weights come by peer, because cuda:1 can read the memory of cuda:0; 4 MB in 2 ms, 2 GB/s "
-        "(mean of 1)"
+        "generator-2: weights come by peer, because cuda:1 can read the memory of cuda:0; "
+        + RATE.replace("of 3", "of 1")
     ]
     one = {"versions": 1, "mb": 4.0, "ms": 2.0, "gb_per_s": pytest.approx(2.0)}
     assert observer.summary()["generator-2"] == {"peer": one, "apply": one}

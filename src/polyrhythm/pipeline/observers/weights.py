@@ -57,7 +57,7 @@ class WeightsTraffic(Observer):
         if way == ONE_PROCESS.way:
             return ONE_PROCESS.why
         choice: Choice = choose_way(self._ends, self._devices[name], lambda *_: way == "peer")
-        return choice.why if choice.way == way else f"{choice.way} could not serve at once; its log says why"
+        return choice.why if choice.way == way else f"{choice.way} could not serve at once (its log says why)"
 
     def summary(self) -> dict[str, dict[str, dict[str, Any]]]:
         """By station and kind (a way, published, apply): versions, mb of one, ms of one in the mean, gb_per_s."""
