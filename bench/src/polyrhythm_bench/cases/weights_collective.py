@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -84,9 +83,7 @@ def _joined(store: str, backend: str, rank: int, device: str) -> Iterator[None]:
         os.environ.setdefault(name, "lo")
     if device != "cpu":
         torch.cuda.set_device(device)
-    files = dist.FileStore(str(Path(store)), 2)
-    files.set_timeout(_DEADLINE)
-    dist.init_process_group(backend, store=files, rank=rank, world_size=2, timeout=_DEADLINE)
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=2, timeout=_DEADLINE)
     try:
         yield
     finally:

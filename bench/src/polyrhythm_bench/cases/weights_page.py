@@ -30,8 +30,8 @@ broadcast is there for comparison; no run uses one.
 
 ## While a generator serves
 
-It runs passes of {least} through the same model, which does nothing but read its weights once, so that no policy's pass
-is shorter. A pass takes {pass_ms:.1f} ms, and {slowed:.2f} times as long while a version is published beside it. Then
+It runs passes of {least} through the same model, which do little but read the weights once: policies of this size have
+no shorter passes of as many rows. A pass takes {pass_ms:.1f} ms, and {slowed:.2f} times as long while a version is published beside it. Then
 serving stops for {pause_ms:.1f} ms, in which the version is applied: {ratios}.
 """
 
@@ -60,7 +60,7 @@ def write(found: Mapping[str, Any], folder: Path) -> list[Path]:
     return [path]
 
 
-_CPU_CLOCK = "Times are CPU times of the process, so waiting for a core does not count."
+_CPU_CLOCK = "Times are CPU times of the process, so waiting for a core or a lock does not count."
 
 
 def _row(name: str, mode: Mapping[str, Any]) -> str:

@@ -62,7 +62,7 @@ class Traffic:
 
     def statistics(self) -> dict[str, float]:
         """As counters of a station."""
-        found = {}
+        found: dict[str, float] = {}
         for kind, moved in self.moved.items():
             counts = (("versions", moved.versions), ("bytes", moved.nbytes), ("s", moved.seconds))
             found |= {f"{_PREFIX}/{kind}/{name}": float(count) for name, count in counts}
