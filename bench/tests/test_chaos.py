@@ -55,6 +55,14 @@ def test_stations_of_a_role_have_their_share_and_a_slowed_one_keeps_its_deadline
     assert all((0.5 < fault.slow_s < 3) is (fault.kind is Kind.SLOW) for fault in faults)
 
 
+def test_ranks_of_the_trainer_have_their_share_of_its_faults():
+    faults = plan(1, 300, [*STATIONS, "trainer-rank1"], 4.0)
+    counts = Counter(fault.process for fault in faults if fault.station == "trainer")
+    assert set(counts) == {"trainer", "trainer-rank1"}
+    assert counts.total() == 100
+    assert min(counts.values()) > 30
+
+
 # ---------------------------------------------------------------- throughput
 
 
@@ -169,6 +177,15 @@ def test_recovered_is_back_and_as_fast_as_before():
     assert (fault["noticed_s"], fault["joined_s"]) == (2.0, 4.0)
     assert fault["recovered_s"] == pytest.approx(5.7, abs=0.3)
     assert seen.violations == list(seen.faults[0].complaints()) == []
+
+
+def test_a_fault_of_a_rank_is_noticed_by_the_loss_of_its_station():
+    seen = watch((Kind.KILL, "trainer-rank1"))
+    seen.on_decision(10.5, records.StationLost("trainer", 0, "rank 1: was ended by SIGKILL"), [])
+    seen.on_decision(12.0, records.TrainerJoined("trainer", 1, 3), [])
+    (fault,) = [fault.as_dict(0.0) for fault in seen.faults]
+    assert (fault["station"], fault["noticed_s"], fault["joined_s"]) == ("trainer-rank1", 0.5, 2.0)
+    assert seen.violations == []
 
 
 def test_what_others_take_counts_once_the_run_works_again():

@@ -16,6 +16,9 @@ NOT_ALLOWED = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY}
 )
 
+#: Ends of the names of what is being written, and of folders that are being removed.
+UNFINISHED, REMOVED = ".part", ".removed"
+
 
 def trouble(error: OSError) -> str:
     """Sentence on why a file could not be written or read, with its path; "" for other errors."""
@@ -47,7 +50,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
     If the block raises, the temporary file is deleted; if the process is killed, `path` is unchanged.
     """
-    unfinished = path.with_name(path.name + ".part")
+    unfinished = path.with_name(path.name + UNFINISHED)
     try:
         with name_in_errors(path):
             yield unfinished
@@ -71,7 +74,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 def copy_whole(source: Path, target: Path) -> None:
     """Copy a file, or a folder with all its files; `target` is whole or absent. OSError: it cannot be written."""
-    unfinished = target.with_name(target.name + ".part")
+    unfinished = target.with_name(target.name + UNFINISHED)
     remove_whole(unfinished)
     (shutil.copytree if source.is_dir() else shutil.copyfile)(source, unfinished)
     unfinished.replace(target)
@@ -83,7 +86,7 @@ def remove_whole(path: Path) -> None:
     if not path.is_dir():
         path.unlink(missing_ok=True)
         return
-    removed = path.with_name(path.name + ".removed")
+    removed = path.with_name(path.name + REMOVED)
     shutil.rmtree(removed, ignore_errors=True)
     path.replace(removed)
     shutil.rmtree(removed)

@@ -179,6 +179,23 @@ def stream(value, names=("a", "b", "n"), **changes):
         yield name, tensors[name]
 
 
+def one_at_a_time(tensors):
+    """A stream of which a tensor is gone when the next one comes."""
+    for name, tensor in tensors.items():
+        own = tensor.clone()
+        yield name, own
+        own.fill_(77)
+
+
+def test_a_stream_is_published_tensor_by_tensor(ends):
+    publish(ends.writer, 0)
+    ends.writer.publish(1, one_at_a_time({"other": torch.zeros(3), **state(1)}))
+    for wanted in (0, 1):
+        module = Module(9)
+        assert Receiver(ends.reader, module).apply(wanted) == wanted
+        assert module.values() == [wanted]
+
+
 @pytest.mark.parametrize("names", [("a", "b", "n"), ("n", "a", "b"), ("other", "b", "n", "a", "other")])
 def test_a_stream_is_a_version_whatever_its_order_and_what_else_it_has(ends, names):
     for version in range(3):

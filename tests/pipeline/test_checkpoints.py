@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 import torch
 from tests.built import built
 from tests.pipeline.runs import config
+from tests.stations.sharded import save_as_folder
 
 from polyrhythm.config.load import merge
 from polyrhythm.errors import RunFolderError
@@ -24,14 +26,15 @@ from polyrhythm.pipeline.build import STATES, build_pipeline
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.observers.metrics import LagHistogram
-from polyrhythm.pipeline.persistence.checkpoints import load_policy, load_run, save_policy, saved_runs
+from polyrhythm.pipeline.persistence.checkpoints import load_policy, load_run, newest_run, save_policy, saved_runs
 from polyrhythm.pipeline.persistence.handover import SampleHandover
 from polyrhythm.pipeline.persistence.saver import RunCheckpointer
 from polyrhythm.pipeline.persistence.snapshot import take_snapshot, write_snapshot
 from polyrhythm.pipeline.run_loop import Interrupted
 from polyrhythm.scheduler.records import Checkpointed, StartUpdate, UpdateDone
 from polyrhythm.specs import Trajectory
-from polyrhythm.training.checkpoint import load_state, save_state
+from polyrhythm.stations.trainer_states import TrainerStates
+from polyrhythm.training.checkpoint import load, load_state, save_state
 
 COUNTS = {"lags": {"0": 3}, "wall_s": 1.5, "busy_s": {}}
 ASYNCHRONOUS = {
@@ -217,6 +220,46 @@ def saved_once(tmp_path_factory):
     path = save(folder, stopped(folder, in_the_second_version))
     assert (path / "published.pt").is_file()
     return path
+
+
+def overwritten(path):
+    """One bit in the middle: in the file of tensors, in a number of one."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, "overwritten"])
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+def test_a_run_whose_trainer_is_a_folder_is_whole_or_put_aside(name, damage, tmp_path, saved_once):
+    """As one file; a newer saved run that is damaged gives way to the one before it."""
+    for number in range(2):
+        path = tmp_path / f"run-00000{number}"
+        shutil.copytree(saved_once, path)
+        save_as_folder(load_state(path / "trainer.pt"), path / "trainer")
+        (path / "trainer.pt").unlink()
+    found, wanted = load_run(path), load_run(saved_once)
+    assert found.trainer == path / "trainer"
+    assert found.updates == wanted.updates
+    assert same(load(found.trainer)["policy"], load_state(wanted.trainer)["policy"])
+    assert newest_run(tmp_path).trainer == path / "trainer"
+    {**DAMAGES, "overwritten": overwritten}[damage](path / "trainer" / name)
+    with pytest.raises(RunFolderError, match=r"^run-000001 is damaged: "):
+        load_run(path)
+    assert newest_run(tmp_path).trainer == tmp_path / "run-000000" / "trainer"
+    assert (tmp_path / "run-000001.damaged").is_dir()
+
+
+def test_a_snapshot_links_the_files_of_a_trainers_folder(tmp_path):
+    pipeline = stopped(tmp_path, in_the_second_version)
+    (state,) = pipeline.states.paths()[-1:]
+    folder = save_as_folder(load_state(state), state.with_suffix(""))
+    state.unlink()
+    path = save(tmp_path, pipeline)
+    assert {file.name for file in path.iterdir()} == {"run.json", "samples.npz", "trainer", "published.pt"}
+    for file in folder.iterdir():
+        assert (path / "trainer" / file.name).samefile(file)
+    assert load_run(path).updates == TrainerStates.updates(folder)
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"conductor": {}, "counts": {}}', '{"version": "x"}', "null"])

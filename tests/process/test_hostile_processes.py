@@ -63,6 +63,8 @@ def lies(layout: ArenaLayout) -> Iterator[bytes]:
         *(r.WeightsApplied("generator-0", 0, 10**6), r.StationLost("trainer", 0, ""), r.TrainerJoined("trainer", 9, 0)),
         *(wire.Heartbeat("trainer", 0, "update", lasted, 1, (), {}) for lasted in (-1.0, 1e9, float("nan"))),
         wire.Heartbeat("trainer", 0, "", 0.0, 1, (), {"busy_s": float("nan")}),
+        *(wire.Heartbeat("trainer", 0, "", 0.0, 1, (), {}, rank) for rank in (-1, 1)),
+        *(wire.Failed("trainer", 0, "", True, 1), wire.Refused("trainer", 0, ORDERS[0], "", -1)),
         *(wire.Hello("trainer", 0, "tcp://127.0.0.1:9", ("t",), b""), wire.Failed("trainer", 7, "", True)),
         wire.Hello("trainer", 0, "?", ("t",), wire.encode(r.TrainerJoined("trainer", 0, 0))),
         *(Report("trainer", 0, "update", step, figures) for step in range(12)),

@@ -43,6 +43,7 @@ MESSAGES = [
     *(wire.Heartbeat("s", 1, "", 0.0, 30, None, {}), wire.Ping(pending_work=True)),
     *(wire.Heartbeat("s", 1, "step", 2.5, 30, ("e/0 waits",), {"busy_s": 1.5}), wire.Failed("s", 1, "why", True)),
     wire.Refused("s", 1, b"\x07\xff", "why"),
+    *(wire.Failed("s", 1, "why", True, 3), wire.Hello("s", 1, "ipc:///x/y", ("s.1.0",), b"", 2)),
 ]
 DTYPE = np.dtype([(ACTIONS, "float32", (2, 3)), ("forward_inputs.k", "uint8"), (VERSION, "int64")], align=True)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 
 import pytest
 import torch
 from tests.runtime.arenas import holding
+from tests.stations.test_trainer_states import Ranks
 from tests.training.toy import ToyPolicy, algorithm, collect, same, training, weights
 
 from polyrhythm.runtime.memory.receiver import Receiver
@@ -29,6 +31,7 @@ from polyrhythm.stations.trainer import Trainer
 from polyrhythm.stations.trainer_states import TrainerStates
 from polyrhythm.training.checkpoint import load_state
 from polyrhythm.training.learner import Learner
+from polyrhythm.training.ranks import ONE_RANK
 
 LEND = StartUpdate("t", 0, 2, (0, 1, 2), ("0", "1", "2"), (0, 0, 0))
 
@@ -40,12 +43,12 @@ def layout_of(policy):
 class Stand:
     """A trainer with everything that it says; an update of it has 2 epochs of 3 mini-batches."""
 
-    def __init__(self, states=None, channel=None, policy=None, *, overlap=False, settings=None):
+    def __init__(self, states=None, channel=None, policy=None, *, overlap=False, settings=None, ranks=ONE_RANK):
         self.policy, self.said = policy or ToyPolicy(), []
         self.arena = holding(collect(ToyPolicy(), lengths=(3, 4, 2)))
         self.channel = channel or InlineWeights(layout_of(self.policy))
         train = training(epochs=2, minibatch_steps=3)
-        self.learner = Learner(self.policy, settings or algorithm(), train, total_updates=4, seed=0)
+        self.learner = Learner(self.policy, settings or algorithm(), train, total_updates=4, seed=0, ranks=ranks)
         channels = Channels(self.said.append, print, self.said.append)
         self.trainer = Trainer("t", 0, self.learner, self.arena, self.channel, channels, states, overlap=overlap)
 
@@ -248,6 +251,38 @@ def test_interpolation_goes_by_the_conductors_versions_not_by_the_number_of_upda
 
     # Samples of versions 0 to 2, three, four and two decisions: what is left is 1/age of the whole distance.
     assert error(0) > error(9) > 5 * error(99) > 0
+
+
+class Streamed(InlineWeights):
+    """Notes whether it was given a stream, and the thread in which it was."""
+
+    def publish(self, version, state):
+        self.given = (isinstance(state, Mapping), threading.current_thread().name)
+        super().publish(version, state)
+
+
+@pytest.mark.parametrize(
+    ("rank", "strategy", "given"),
+    [
+        (0, "replicate", (True, "publication")),
+        (0, "shard", (False, threading.main_thread().name)),
+        (1, "replicate", None),
+        (1, "shard", None),
+    ],
+)
+def test_rank_0_publishes_and_with_shards_all_take_part_in_the_stations_own_thread(rank, strategy, given, monkeypatch):
+    ranks = Ranks(rank, strategy)
+    asked = []
+    monkeypatch.setattr(ranks, "snapshot", lambda state: (asked.append(name) or (name, state[name]) for name in state))
+    policy = ToyPolicy()
+    stand = Stand(channel=Streamed(layout_of(policy)), policy=policy, overlap=True, ranks=ranks)
+    stand.do(PublishWeights("t", 0))
+    stand.trainer.close()
+    assert stand.said == [Published("t", 0, 0)], "the process of another rank keeps it to itself"
+    assert getattr(stand.channel, "given", None) == given
+    assert stand.channel.newest == (0 if given else -1)
+    assert bool(asked) == (rank == 0 or strategy == "shard")
+    assert not asked or asked == list(policy.state_dict())
 
 
 @pytest.mark.parametrize("overlap", [False, True])

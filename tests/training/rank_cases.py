@@ -68,6 +68,16 @@ def of_own_seeds(ranks: Ranks) -> None:
     Learner(policy, algorithm(), training(), total_updates=1, seed=0, ranks=ranks)
 
 
+def saved_to(ranks: Ranks, path: str) -> str:
+    """The kind of error that saving there ends with."""
+    learner = Learner(policy_of("toy"), algorithm(), training(), total_updates=1, seed=0, ranks=ranks)
+    try:
+        learner.save(Path(path)).wait()
+    except OSError as error:
+        return type(error).__name__
+    return ""
+
+
 def policy_of(kind: str, **changes: Any) -> Any:
     """One of the small policies: toy, adapted (a decoder with an expert), plain (without what frozen parts allow), flow
     (pi0); changes: of its settings."""
@@ -94,9 +104,9 @@ def trained(
     save: str = "",
     shift: float = 0.0,
 ) -> dict[str, Any]:
-    """A policy trained on one update for each list of trajectories: its whole weights as published, the metrics of every
-    update, updates done, the state. load, save: paths of states to begin and to end with. shift: how far the weights are
-    moved before each update but the first, so that they are not the reference's."""
+    """A policy trained on one update for each list of trajectories: its whole weights as published, its state, and
+    metrics. load, save: paths of states to begin and to end with. shift: how far the weights are moved before each
+    update but the first, so that they are not the reference's."""
     policy = policy_of(kind, **changes)
     policy.eval()
     learner = Learner(policy, algorithm(**settings), training(**train), total_updates=40, seed=3, ranks=ranks)

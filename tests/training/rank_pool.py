@@ -48,7 +48,12 @@ class RankPool:
         self._read(self._ends, _START_S)
 
     def run(
-        self, function: str, size: int, strategy: str = "replicate", shard: ShardSettings | None = None, **arguments: Any
+        self,
+        function: str,
+        size: int,
+        strategy: str = "replicate",
+        shard: ShardSettings | None = None,
+        **arguments: Any,
     ) -> list[Any]:
         """`module:function`(ranks, **arguments) on ranks 0..size-1 of a trainer of their own; their answers by rank.
         AssertionError: a rank failed; TimeoutError: it gave no answer. Then the next call starts other processes."""

@@ -123,8 +123,12 @@ def compare(one: dict[str, Any], many: list[dict[str, Any]], tolerance: float = 
 def test_whole_updates_and_their_metrics_are_those_of_one_rank(pool: RankPool, strategy: str) -> None:
     """Every way to weigh, correct and select entries: tests/training/test_learner.py has the list."""
     cases = [
-        plain_case(s, [stale(per_action=s.get("reward_level") == "action")], epochs=2, minibatch_steps=5, micro_batch_steps=2)
-        for s in [*VARIANTS, {"early_stop_ratio": 1.001}, {"early_stop_ratio": 1.2}][:: 1 if strategy == "replicate" else 3]
+        plain_case(
+            s, [stale(per_action=s.get("reward_level") == "action")], epochs=2, minibatch_steps=5, micro_batch_steps=2
+        )
+        for s in [*VARIANTS, {"early_stop_ratio": 1.001}, {"early_stop_ratio": 1.2}][
+            :: 1 if strategy == "replicate" else 3
+        ]
     ]
     answers = pool.run(f"{CASES}many_trained", 2, strategy, cases=cases)
     for case, *found in zip(cases, *answers, strict=True):
@@ -168,7 +172,8 @@ def test_large_policies_have_the_gradient_of_one_rank(pool: RankPool, strategy: 
             "changes": changes,
             "settings": settings,
             "train": {"micro_batch_steps": 5, "optimizer": {"lr": 1e-9, "grad_clip": None}},
-            "trajectories": [flow_trajectories() if kind == "flow" else collect_adapted(small())] * (2 if settings else 1),
+            "trajectories": [flow_trajectories() if kind == "flow" else collect_adapted(small())]
+            * (2 if settings else 1),
             "shift": 0.02,
         }
         for kind, changes, settings in LARGE
@@ -238,6 +243,12 @@ def test_replicas_are_saved_as_the_one_file_of_one_rank(pool: RankPool, tmp_path
     assert same_state(load(tmp_path / "two.pt"), saved)
 
 
+def test_a_folder_that_cannot_be_written_is_an_error_on_all_ranks(pool: RankPool, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    answers = pool.run(f"{CASES}saved_to", 2, "shard", path=str(tmp_path / "file" / "state"))
+    assert answers == ["NotADirectoryError"] * 2
+
+
 class Evil:
     def __reduce__(self) -> tuple[Any, ...]:
         return exec, ("raise SystemExit",)
@@ -252,7 +263,7 @@ def test_a_folder_that_is_damaged_or_executes_something_is_refused(pool: RankPoo
     with pytest.raises(RunFolderError, match=r"cannot be read as a checkpoint \(__1_0.distcp is absent or too short"):
         load(folder)
     (folder / ".metadata").write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(RunFolderError, match="its metadata names builtins.exec"):
+    with pytest.raises(RunFolderError, match=r"its metadata names builtins\.exec"):
         load(folder)
     (folder / ".metadata").write_bytes(metadata[:-5])
     with pytest.raises(RunFolderError, match="cannot be read as a checkpoint"):
@@ -271,7 +282,9 @@ def test_a_sharded_policy_publishes_whole_weights_in_order(pool: RankPool, kind:
 @pytest.mark.parametrize("strategy", ["replicate", "shard"])
 def test_what_is_not_finite_on_one_rank_halts_all_with_its_cause(pool: RankPool, strategy: str) -> None:
     """Group 0 is dealt to rank 0, group 1 to rank 1, which alone sees the reward or the last observation."""
-    good = [replace(sample, group=i % 2) for i, sample in enumerate(collect(ToyPolicy(dtype=torch.float32), (4, 3, 2, 2)))]
+    good = [
+        replace(sample, group=i % 2) for i, sample in enumerate(collect(ToyPolicy(dtype=torch.float32), (4, 3, 2, 2)))
+    ]
     rewards = good[1].rewards.copy()
     rewards[1] = np.nan
     bad_reward = [good[0], replace(good[1], rewards=rewards), *good[2:]]
@@ -288,5 +301,5 @@ def test_what_is_not_finite_on_one_rank_halts_all_with_its_cause(pool: RankPool,
 
 
 def test_ranks_of_other_weights_are_refused(pool: RankPool) -> None:
-    with pytest.raises(AssertionError, match="ValueError: policy: rank 1 built another trunk.0.weight than rank 0"):
+    with pytest.raises(AssertionError, match=r"ValueError: policy: rank 1 built another trunk\.0\.weight than rank 0"):
         pool.run(f"{CASES}of_own_seeds", 2)

@@ -17,6 +17,8 @@ LOGPROB = "logprob"
 VALUE = "value"
 FORWARD_INPUTS = "forward_inputs."
 VERSION = "version"
+#: Between a station's name and the number of a rank.
+_RANK = "-rank"
 #: Longer numbers name no part of a process.
 _DIGITS = 7
 
@@ -133,7 +135,12 @@ class Channels:
 
 def rank_name(station: str, rank: int) -> str:
     """The name of a rank's process: `trainer`, `trainer-rank1`, … Rank 0 has the station's."""
-    return f"{station}-rank{rank}" if rank else station
+    return f"{station}{_RANK}{rank}" if rank else station
+
+
+def station_of(process: str) -> str:
+    """The station of which a process of this name is a rank."""
+    return process.partition(_RANK)[0]
 
 
 def process_address(station: str, incarnation: int, rank: int = 0) -> str:

@@ -11,12 +11,13 @@ Invariant: the newest `keep` states are there; the highest number is the newest.
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from polyrhythm.errors import RunFolderError
-from polyrhythm.files import copy_whole, remove_whole
+from polyrhythm.files import REMOVED, UNFINISHED, copy_whole, remove_whole
 from polyrhythm.training.checkpoint import load
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.ranks import Ranks
@@ -51,12 +52,21 @@ class TrainerStates:
         path = Path(self.folder) / f"trainer-{learner.updates:08d}{'' if is_sharded(learner.ranks) else '.pt'}"
         try:
             path.parent.mkdir(exist_ok=True)
+            if learner.ranks.rank == 0:
+                self._remove_unfinished()
             learner.save(path).wait()
         except OSError as error:
             raise RunFolderError(f"{path} cannot be written ({error}); make room, then go on with resume") from error
         if learner.ranks.rank == 0:
             for old in self.paths()[: -self.keep]:
                 remove_whole(old)
+
+    def _remove_unfinished(self) -> None:
+        """Remove the folders that a trainer left when it was killed while it wrote or removed them."""
+        for end in (UNFINISHED, REMOVED):
+            for folder in Path(self.folder).glob(f"{self.pattern}{end}"):
+                if folder.is_dir():
+                    shutil.rmtree(folder, ignore_errors=True)
 
     @staticmethod
     def holds(path: Path) -> bool:

@@ -30,7 +30,7 @@ def find_culprit(
     all get the first cause: what a rank finds may come from another's samples, as a mean over all does."""
     causes = [*_in_samples(packed), *_in_targets(packed, batch, algorithm, inputs)]
     found = next((i for i, (is_finite, _) in enumerate(causes) if not is_finite), len(causes))
-    first = min(inputs.ranks.gather(found))
+    first = int(min(inputs.ranks.gather(found)))
     if first < len(causes):
         return causes[first][1]
     for name, what in _OF_EVALUATE.items():

@@ -61,8 +61,8 @@ def share_of(groups: Sequence[int], steps: Sequence[int], rank: int, ranks: int)
     """The share of `rank` where trajectories are dealt to so many ranks."""
     dealt = deal(groups, steps, ranks)
     of_trajectory = torch.empty(len(steps), dtype=torch.int64)
-    for number, own in enumerate(dealt):
-        of_trajectory[own] = number
+    for number, dealt_to in enumerate(dealt):
+        of_trajectory[dealt_to] = number
     owner = of_trajectory.repeat_interleave(torch.tensor(steps))
     place = torch.empty_like(owner)
     for number in range(ranks):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import FileStore, GradBucket
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
@@ -29,15 +30,14 @@ _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 class ProcessRanks:
-    """See `ranks.Ranks` and `ranks.open_ranks`. background: a group of the same ranks for another thread's
-    collectives."""
+    """See `ranks.Ranks` and `ranks.open_ranks`."""
 
     def __init__(
         self, rank: int, size: int, store: Path, device: str, strategy: Strategy, shard: ShardSettings | None
     ) -> None:
         self.rank, self.size, self.strategy = rank, size, strategy
         self._device, self._settings = torch.device(device), shard
-        files = dist.FileStore(str(store), size)
+        files = FileStore(str(store), size)
         files.set_timeout(_DEADLINE)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
@@ -88,13 +88,15 @@ class ProcessRanks:
         if self.strategy == "shard":
             from polyrhythm.training.sharding import shard_policy
 
-            mesh = DeviceMesh.from_group(dist.group.WORLD, self._device.type)
+            everyone = dist.group.WORLD
+            assert everyone is not None
+            mesh = DeviceMesh.from_group(everyone, self._device.type)
             shard_policy(policy, mesh, self._settings)
 
     def reducing(self, wrapped: nn.Module, *, last: bool) -> AbstractContextManager[None]:
         if last or not isinstance(wrapped, DistributedDataParallel):
             return nullcontext()  # shards of gradients are summed in every micro-step: whole ones would not fit
-        return wrapped.no_sync()  # type: ignore[no-any-return]
+        return wrapped.no_sync()
 
     def norms(self, each: Tensor) -> Tensor:
         if self.strategy != "shard":
@@ -117,22 +119,26 @@ class ProcessRanks:
         found = self.gather([names, [repr(x) for x in sums.values()]])
         for rank, (other_names, others) in enumerate(found):
             if other_names != found[0][0]:
-                raise ValueError(f"policy: rank {rank} built other tensors than rank 0; build it from the settings alone")
+                raise ValueError(
+                    f"policy: rank {rank} built other tensors than rank 0; build it from the settings alone"
+                )
             for name, a, b in zip(names, found[0][1], others, strict=True):
                 if a != b:
-                    raise ValueError(f"policy: rank {rank} built another {name} than rank 0; draw it from the seed alone")
+                    raise ValueError(
+                        f"policy: rank {rank} built another {name} than rank 0; draw it from the seed alone"
+                    )
 
 
-def _sum_gradients(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def _sum_gradients(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Sums over ranks: losses are divided by the normaliser of all ranks already."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
-    return work.get_future().then(lambda done: done.value()[0])  # type: ignore[union-attr, no-any-return]
+    return work.get_future().then(lambda done: done.value()[0])  # type: ignore[no-any-return]
 
 
 _sum_gradients.__annotations__.clear()  # torch compares them with its classes, not with their names
 
 
-def _backend(store: dist.Store, rank: int, size: int, device: torch.device) -> str:
+def _backend(store: FileStore, rank: int, size: int, device: torch.device) -> str:
     """NCCL for device tensors needs a GPU for each rank."""
     if device.type != "cuda":
         return "gloo"

@@ -23,13 +23,13 @@ from polyrhythm.specs import Trajectory
 from polyrhythm.training import optim
 from polyrhythm.training.batch import PackedBatch, TrainingBatch, minibatches
 from polyrhythm.training.blame import find_culprit
-from polyrhythm.training.checkpoint import Saving, load, save
+from polyrhythm.training.checkpoint import Saved, Saving, load, save
 from polyrhythm.training.objective import MicroStep, Objective
 from polyrhythm.training.precomputed import with_precomputed
 from polyrhythm.training.rank_batch import RankBatch, rank_batch, take_share
 from polyrhythm.training.ranks import ONE_RANK, Ranks, whole_from
 from polyrhythm.training.reference import Reference, SharedReference, load_weights, make_reference, room_for_copy
-from polyrhythm.training.skipped import NORM, SKIPPED, SkippedSteps, StepTable, make_step_table
+from polyrhythm.training.skipped import NORM, SKIPPED, STOPPED, SkippedSteps, StepLog, StepTable
 from polyrhythm.training.steps import Steps
 from polyrhythm.training.targets import TargetInputs, compute_targets
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from polyrhythm.config.sections.learning import TrainingSettings
 
 
-_ERROR, _RATIO, _STOPPED = "train/actor/interpolation_error", "train/actor/ratio", "train/actor/early_stopped"
+_ERROR, _RATIO = "train/actor/interpolation_error", "train/actor/ratio"
 _MISMATCH = "train/actor/mismatch_kl"
 #: KL from the behaviour policy at an update's first optimizer step: to π_prox where there is one, otherwise to π_θ.
 _BEHAVIOR_KL = ("train/actor/behav_approx_kl", "train/actor/approx_kl")
@@ -70,6 +70,7 @@ class Learner:
         self.halt = ""
         self._skipped = SkippedSteps(training)
         self._reference: Reference | None = None
+        self._saving: Saving = Saved()
         self._algorithm, self._training = algorithm, training
         self._total_updates, self._seed = total_updates, seed
         self._module = as_module(policy)
@@ -118,34 +119,26 @@ class Learner:
         step_of = partial(
             self._step, spare=batch.take(torch.tensor([0])).masked(), critic_only=critic_only, before=before_step
         )
-        rows: list[Tensor] = []
-        norms: list[optim.GradientNorm] = []
-        names: tuple[str, ...] = ()
-        padded: list[float] = []
+        log, padded = StepLog(), list[float]()
         for epoch in range(training.epochs):
             seed = (self._seed, update_index, epoch)
             for step, index in enumerate(minibatches(share.chunk_steps, training.minibatch_steps, seed)):
                 minibatch = rank_batch(batch, share, index, training.micro_batch_steps)
-                step_metrics, norm = step_of(self._selected(minibatch, (*seed, step)))
-                names = tuple(step_metrics)
-                rows.append(torch.stack(list(step_metrics.values())))
-                norms.append(norm)
+                log.add(*step_of(self._selected(minibatch, (*seed, step))))
                 padded.append(minibatch.padded)
                 yield
         if before_step is not None:
             before_step()  # publication and saving have read the weights before the update counts
-        shared = sum(name in names for name in (NORM, _STOPPED))
-        table = make_step_table(names, rows, norms, ranks.total, shared=shared)
+        table = log.table(ranks.total)
         metrics = table.means()
         self._note_skipped(update_index, table, packed, batch, inputs)
         if self._training.on_nonfinite_gradient == "skip" or table.skipped.any():
             metrics[SKIPPED] = float(table.skipped.sum())
         self.updates = update_index + 1
-        if _ERROR in names:
-            metrics[_ERROR] = float(table.metrics[0, names.index(_ERROR)])
+        if _ERROR in table.names:
+            metrics[_ERROR] = table.first(_ERROR)
         if own_weights:
-            first = next(names.index(name) for name in _BEHAVIOR_KL if name in names)
-            metrics[_MISMATCH] = float(table.metrics[0, first])
+            metrics[_MISMATCH] = table.first(next(name for name in _BEHAVIOR_KL if name in table.names))
         if ranks.size > 1:
             metrics["train/actor/padded_fraction"] = sum(padded) / len(padded)
         versions = packed.version.double().sum() if share.spare is None else torch.zeros((), dtype=torch.float64)
@@ -185,7 +178,7 @@ class Learner:
     def _selected(self, minibatch: RankBatch, seed: Sequence[int]) -> RankBatch:
         """The mini-batch with the entries that the loss's rule selects, where it has one; seed: of the rule's draws."""
         own, places = minibatch.own, minibatch.places
-        whole = partial(whole_from, self.ranks, places=places, count=minibatch.count)
+        whole = partial(whole_from, self.ranks, places=places, count=minibatch.chunk_steps)
         selected = self._objective.select(own, seed, whole, places)
         return minibatch if selected is None else minibatch._replace(own=replace(own, selected=selected))
 
@@ -193,7 +186,7 @@ class Learner:
         self, minibatch: RankBatch, *, spare: TrainingBatch, critic_only: bool, before: Callable[[], None] | None
     ) -> tuple[dict[str, Tensor], optim.GradientNorm]:
         """One optimizer step on a mini-batch, micro-batch by micro-batch; returns its metrics as scalars, this rank's
-        part of them but for the last ones (NORM, _STOPPED), and the norm of the gradient before clipping."""
+        part of them but for the last ones (NORM, STOPPED), and the norm of the gradient before clipping."""
         ranks, size = self.ranks, self._training.micro_batch_steps
         by = self._objective.normalizers(minibatch.own, ranks.total)
         self._optimizer.zero_grad()
@@ -209,7 +202,7 @@ class Learner:
         if bound is not None:
             ratio = ranks.total(metrics[_RATIO])
             outside = not 1.0 / bound <= float(ratio) <= bound
-            metrics[_STOPPED] = torch.full_like(ratio, outside)
+            metrics[STOPPED] = torch.full_like(ratio, outside)
             if outside:
                 return metrics, norm
         if before is not None:
@@ -227,8 +220,11 @@ class Learner:
 
     def save(self, path: Path) -> Saving:
         """Save the state: as a file that rank 0 writes, or with shard as a folder that all ranks write in the
-        background. It is there, whole, once the answer's `wait` has returned on every rank. OSError: cannot write."""
-        return save(self.state_dict(), path, self.ranks)
+        background. It is there, whole, once the answer's `wait` has returned on rank 0; a saving that is under way is
+        waited for first. OSError, also of `wait`: cannot write."""
+        self._saving.wait()
+        self._saving = save(self.state_dict(), path, self.ranks)
+        return self._saving
 
     def load(self, path: Path) -> None:
         """Restore what `save` wrote, with whatever ranks. RunFolderError: it is damaged. ValueError: it is of another

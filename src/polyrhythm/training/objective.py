@@ -67,7 +67,9 @@ class Objective:
         self._select = selection_rule(algorithm)
         self._has_proximal = algorithm.recomputes or algorithm.interpolates
 
-    def select(self, own: TrainingBatch, seed: Sequence[int], whole: Callable[[Tensor], Tensor], places: Tensor) -> Tensor | None:
+    def select(
+        self, own: TrainingBatch, seed: Sequence[int], whole: Callable[[Tensor], Tensor], places: Tensor
+    ) -> Tensor | None:
         """Which entries of these chunk steps the loss's rule selects, None where it has none; seed: of its draws.
 
         The rule sees the whole mini-batch. whole: rows of this rank [n,...] → those of all ranks, in the mini-batch's

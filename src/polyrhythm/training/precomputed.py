@@ -18,9 +18,7 @@ from polyrhythm.training.targets import TargetInputs, passes
 
 
 @torch.no_grad()
-def with_precomputed(
-    packed: PackedBatch, inputs: TargetInputs, *, limit_mib: int
-) -> PackedBatch:
+def with_precomputed(packed: PackedBatch, inputs: TargetInputs, *, limit_mib: int) -> PackedBatch:
     """The batch with what `policy.precompute` gives among its observations; as it is if that is nothing.
 
     The arrays stay on the policy's device if they take at most `limit_mib`, else they are in host memory. ValueError: a

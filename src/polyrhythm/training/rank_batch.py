@@ -12,7 +12,7 @@ from torch import Tensor
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.batch import PackedBatch, TrainingBatch, collate
 from polyrhythm.training.deal import Share, share_of
-from polyrhythm.training.ranks import Ranks, whole_from
+from polyrhythm.training.ranks import Ranks
 
 
 def take_share(trajectories: Sequence[Trajectory], ranks: Ranks) -> tuple[Share, PackedBatch]:
@@ -31,20 +31,24 @@ def take_share(trajectories: Sequence[Trajectory], ranks: Ranks) -> tuple[Share,
 class RankBatch(NamedTuple):
     """One rank's part of a mini-batch.
 
-    own: its chunk steps. places: where they are in the mini-batch of `count`. micro_steps: as many on every rank; the
+    own: its chunk steps. places: where they are in the mini-batch of `chunk_steps`. micro_steps: as many on every rank; the
     last `padding` of this rank's are one chunk step without any entry. padded: share of all ranks' that are.
     """
 
     own: TrainingBatch
     places: Tensor
-    count: int
+    chunk_steps: int
     micro_steps: int
     padding: int
     padded: float
 
-    def micro_batches(self, size: int, device: torch.device, spare: TrainingBatch) -> Iterator[tuple[TrainingBatch, bool]]:
-        """Micro-batches of at most `size` (0: all at once) on `device`, and whether each is the last. spare: one masked
-        chunk step."""
+    def micro_batches(
+        self, size: int, device: torch.device, spare: TrainingBatch
+    ) -> Iterator[tuple[TrainingBatch, bool]]:
+        """Micro-batches of at most `size` (0: all at once) on `device`, and whether each is the last one.
+
+        spare: a masked chunk step.
+        """
         batches = self.own.micro_batches(size, device, [spare] * self.padding)
         for number, batch in enumerate(batches, 1):
             yield batch, number == self.micro_steps

@@ -27,6 +27,8 @@ class Ranks(Protocol):
     rank: int
     size: int
     strategy: Strategy
+    background: Any
+    """torch's group of the same ranks for the collectives of another thread, which saves; None for one rank."""
 
     def total(self, x: Tensor) -> Tensor:
         """The sum of `x` over all ranks, shaped like it, on its device (host or this rank's); `x` itself for one."""
@@ -74,6 +76,7 @@ class OneRank:
 
     rank, size = 0, 1
     strategy: Strategy = "replicate"
+    background = None
 
     def total(self, x: Tensor) -> Tensor:
         return x

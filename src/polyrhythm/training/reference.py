@@ -54,9 +54,7 @@ def room_for_copy(policy: Policy) -> Policy | None:
     return None if isinstance(policy, SharesReference) else copy.deepcopy(policy)
 
 
-def make_reference(
-    policy: Policy, state: Mapping[str, Tensor] | None = None, room: Policy | None = None
-) -> Reference:
+def make_reference(policy: Policy, state: Mapping[str, Tensor] | None = None, room: Policy | None = None) -> Reference:
     """The policy as it is now, or as it was when its reference had this state_dict. room: from `room_for_copy`, sharded
     as the policy is; None for a policy that is not sharded."""
     if isinstance(policy, SharesReference):

@@ -10,25 +10,30 @@ where each belongs in the state, and what of the state is no tensor. The folder 
 from __future__ import annotations
 
 import ast
+import io
 import pickle
 import shutil
 import threading
 import warnings
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import Any
 
 import torch
+import torch.distributed
 from torch import Tensor
-from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from polyrhythm.errors import RunFolderError
 from polyrhythm.training.shards import joined, part_of
 
-if TYPE_CHECKING:
-    from polyrhythm.training.distributed import ProcessRanks
-
+Group = torch.distributed.ProcessGroup
 _INDEX = "index"
 Path_ = tuple[Any, ...]
 
@@ -36,9 +41,9 @@ Path_ = tuple[Any, ...]
 class SavingThread:
     """See `checkpoint.Saving`."""
 
-    def __init__(self, tensors: dict[str, Tensor], folder: Path, ranks: ProcessRanks) -> None:
-        self._error: BaseException | None = None
-        self._arguments = tensors, folder, ranks
+    def __init__(self, tensors: dict[str, Tensor], folder: Path, rank: int, group: Group) -> None:
+        self._error: Exception | None = None
+        self._arguments = tensors, folder, rank, group
         self._thread = threading.Thread(target=self._run, name="saving", daemon=True)
         self._thread.start()
 
@@ -54,13 +59,16 @@ class SavingThread:
     def _run(self) -> None:
         try:
             _write(*self._arguments)
+        except CheckpointException as error:  # torch's own, no Exception, with that of each rank within
+            causes = [cause for cause, _ in error.failures.values()]
+            self._error = next((cause for cause in causes if isinstance(cause, OSError)), OSError(str(causes[0])))
         except Exception as error:  # noqa: BLE001 - raised by wait()
             self._error = error
 
 
-def save_sharded(state: Mapping[str, Any], folder: Path, ranks: ProcessRanks) -> SavingThread:
+def save_sharded(state: Mapping[str, Any], folder: Path, rank: int, group: Group) -> SavingThread:
     """Save a state of tensors, plain data and dicts of them; copied to host memory before this returns, and written in
-    a thread, whose collectives have a group of their own: one saving at a time."""
+    a thread. group: of all ranks, for its collectives alone, so one saving at a time."""
     tensors: dict[str, Tensor] = {}
     index: list[tuple[Path_, Any]] = []
     for path, value in _leaves(state):
@@ -71,20 +79,24 @@ def save_sharded(state: Mapping[str, Any], folder: Path, ranks: ProcessRanks) ->
         else:
             index.append((path, [value]))
     tensors[_INDEX] = torch.frombuffer(bytearray(repr(index).encode()), dtype=torch.uint8)
-    return SavingThread(tensors, folder, ranks)
+    return SavingThread(tensors, folder, rank, group)
 
 
 def load_sharded(folder: Path, like: Mapping[str, Any]) -> dict[str, Any]:
     """The state, its tensors sharded as those of `like` that stand in the same place, else whole in host memory.
-    RunFolderError: it is damaged, or no such folder."""
+    RunFolderError: it is damaged, or no such folder. Whoever reads all of it (an empty `like`) also learns of a tensor
+    that was changed since."""
     try:
         reader = _Reader(folder)
-        known = reader.read_metadata().state_dict_metadata
+        metadata = reader.read_metadata()
+        if not like:
+            _check_sums(folder, metadata)
+        known = metadata.state_dict_metadata
         (raw,) = _read(reader, {_INDEX: _room(known[_INDEX], None)}).values()
         index = ast.literal_eval(bytes(raw.tolist()).decode())
         rooms = {name: _room(known[name], _at(like, path)) for path, name in index if isinstance(name, str)}
         tensors = _read(reader, rooms)
-    except Exception as error:  # arbitrary bytes may raise anything
+    except (Exception, CheckpointException) as error:  # arbitrary bytes may raise anything
         raise RunFolderError(f"{folder} cannot be read as a checkpoint ({error}); name another") from error
     state: dict[str, Any] = {}
     for path, value in index:
@@ -95,11 +107,10 @@ def load_sharded(folder: Path, like: Mapping[str, Any]) -> dict[str, Any]:
     return state
 
 
-def _write(tensors: dict[str, Tensor], folder: Path, ranks: ProcessRanks) -> None:
+def _write(tensors: dict[str, Tensor], folder: Path, rank: int, group: Group) -> None:
     unfinished = folder.with_name(f"{folder.name}.part")
-    writer = dcp.FileSystemWriter(unfinished)
-    dcp.save(dict(tensors), storage_writer=writer, process_group=ranks.background)
-    if ranks.rank == 0:
+    save(dict(tensors), storage_writer=FileSystemWriter(unfinished), process_group=group)
+    if rank == 0:
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
 
@@ -132,14 +143,14 @@ def _room(stored: Any, like: Tensor | None) -> Tensor:
     return joined(part, like.detach())
 
 
-def _read(reader: dcp.FileSystemReader, rooms: dict[str, Tensor]) -> dict[str, Tensor]:
+def _read(reader: FileSystemReader, rooms: dict[str, Tensor]) -> dict[str, Tensor]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # each process reads for itself
-        dcp.load(rooms, storage_reader=reader, no_dist=True)
+        load(rooms, storage_reader=reader, no_dist=True)
     return rooms
 
 
-class _Reader(dcp.FileSystemReader):
+class _Reader(FileSystemReader):
     """A reader that executes nothing: DCP's metadata is a pickle, of which only its own plain classes are made."""
 
     def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
@@ -156,23 +167,40 @@ class _Reader(dcp.FileSystemReader):
         return metadata
 
 
+def _check_sums(folder: Path, metadata: Metadata) -> None:
+    """ValueError: a tensor is not as it was written. Each is an archive with checksums, which torch does not verify."""
+    for index, place in (metadata.storage_data or {}).items():
+        with (folder / place.relative_path).open("rb") as file:
+            file.seek(place.offset)
+            with zipfile.ZipFile(io.BytesIO(file.read(place.length))) as parts:
+                if parts.testzip() is not None:
+                    raise ValueError(f"{index.fqn} in it is damaged")
+
+
 class _PlainUnpickler(pickle.Unpickler):
     """Makes the classes of DCP's metadata, and what these hold, alone."""
 
-    _MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
-    _OTHERS = frozenset(
+    _DCP = "torch.distributed.checkpoint"
+    _KNOWN: Mapping[str, tuple[str, ...]] = MappingProxyType(
         {
-            ("torch", "Size"),
-            ("torch.serialization", "_get_layout"),
-            ("torch._C._distributed_c10d", "ReduceOp"),
-            ("pathlib", "PosixPath"),
-            ("collections", "OrderedDict"),
+            f"{_DCP}.metadata": (
+                "ChunkStorageMetadata",
+                "Metadata",
+                "MetadataIndex",
+                "StorageMeta",
+                "TensorProperties",
+                "TensorStorageMetadata",
+                "_MEM_FORMAT_ENCODING",
+            ),
+            f"{_DCP}.filesystem": ("_StorageInfo",),
+            "pathlib": ("PosixPath",),
+            "torch": ("Size",),
+            "torch.serialization": ("_get_layout",),
         }
     )
 
     def find_class(self, module: str, name: str) -> Any:
-        dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        own = module in self._MODULES and name.startswith(("_StorageInfo", "_MEM", "Metadata", "MetadataIndex", "Chunk", "Tensor", "Storage"))
-        if not (dtype or own or (module, name) in self._OTHERS):
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if not is_dtype and name not in self._KNOWN.get(module, ()):
             raise pickle.UnpicklingError(f"its metadata names {module}.{name}")
         return super().find_class(module, name)

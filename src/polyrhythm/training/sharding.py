@@ -40,7 +40,9 @@ def shard_policy(policy: nn.Module, mesh: DeviceMesh, settings: ShardSettings | 
     settings = settings or ShardSettings()
     for name, p in policy.named_parameters():
         if p.dim() == 0:
-            raise ValueError(f"placement.trainer.strategy = shard: {name} has no dimension; use replicate, or give it one")
+            raise ValueError(
+                f"placement.trainer.strategy = shard: {name} has no dimension; use replicate, or give it one"
+            )
     pinned = mesh.device_type == "cuda"
     offload = CPUOffloadPolicy(pin_memory=pinned) if settings.cpu_offload else OffloadPolicy()
     own_dtype = getattr(getattr(policy, "precision", None), "dtype", torch.float32)
@@ -98,5 +100,5 @@ def _check_one_dtype(policy: nn.Module, module: nn.Module) -> None:
         kinds = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
         what = "the policy" if module is policy else type(module).__name__
         raise ValueError(
-            f"placement.trainer.strategy = shard: the trained tensors of {what} are {kinds}; set policy.master = float32"
+            f"placement.trainer.strategy = shard: trained tensors of {what} are {kinds}; set policy.master = float32"
         )

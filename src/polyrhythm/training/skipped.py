@@ -6,7 +6,7 @@ The device skips them itself (`optim.AdamW.step`); this module reads an update o
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NORM, SKIPPED = "train/actor/grad_norm", "train/actor/skipped_steps"
+STOPPED = "train/actor/early_stopped"
 
 
 class StepTable(NamedTuple):
@@ -43,12 +44,37 @@ class StepTable(NamedTuple):
         kept = self.metrics if skipped.all() else self.metrics[~skipped]
         return dict(zip(self.names, kept.mean(0).tolist(), strict=True))
 
+    def first(self, name: str) -> float:
+        """A metric of the first step."""
+        return float(self.metrics[0, self.names.index(name)])
+
     def first_skipped(self) -> tuple[dict[str, bool], dict[int, bool]]:
         """Of the first skipped step: which metrics are finite, and the gradient of which parameters that it reached."""
         first = int(self.skipped.nonzero()[0])
         metrics = dict(zip(self.names, self.metrics[first].isfinite().tolist(), strict=True))
         norms = self.norms[first]
         return metrics, dict(zip(norms.places, norms.each.isfinite().tolist(), strict=True))
+
+
+class StepLog:
+    """The optimizer steps of an update as they are done."""
+
+    def __init__(self) -> None:
+        self.names: tuple[str, ...] = ()
+        self._rows: list[Tensor] = []
+        self._norms: list[GradientNorm] = []
+
+    def add(self, metrics: Mapping[str, Tensor], norm: GradientNorm) -> None:
+        """Scalars: this rank's part of means over entries, then NORM and STOPPED, which are the same on all ranks."""
+        self.names = tuple(metrics)
+        self._rows.append(torch.stack(list(metrics.values())))
+        self._norms.append(norm)
+
+    def table(self, total: Total) -> StepTable:
+        """All steps; total: sums over ranks. One transfer from the device and one between ranks for the update."""
+        table = torch.stack(self._rows).cpu()
+        parts = sum(name not in (NORM, STOPPED) for name in self.names)
+        return StepTable(self.names, torch.cat((total(table[:, :parts]), table[:, parts:]), dim=1), self._norms)
 
 
 class SkippedSteps:
@@ -77,13 +103,3 @@ class SkippedSteps:
     def reset_count(self) -> None:
         """Record an update without skipped steps."""
         self._in_a_row = 0
-
-
-def make_step_table(
-    names: tuple[str, ...], rows: Sequence[Tensor], norms: Sequence[GradientNorm], total: Total, *, shared: int
-) -> StepTable:
-    """rows: each step's metrics [names], of this rank but for the last `shared`, which are of all; total: sums over
-    ranks. One transfer from the device and one between ranks for the whole update."""
-    table = torch.stack(list(rows)).cpu()
-    cut = len(names) - shared
-    return StepTable(names, torch.cat((total(table[:, :cut]), table[:, cut:]), dim=1), norms)

@@ -153,7 +153,9 @@ def evaluate(packed: PackedBatch, policy: Reference, inputs: TargetInputs) -> Re
     for rows in passes(packed.chunk_steps, inputs.micro_batch, inputs.ranks):
         if rows.start >= packed.chunk_steps:  # other ranks have more
             first = slice(0, 1)
-            policy.evaluate(slices(packed.obs, first, inputs.device), slices(packed.forward_inputs, first, inputs.device))
+            policy.evaluate(
+                slices(packed.obs, first, inputs.device), slices(packed.forward_inputs, first, inputs.device)
+            )
             continue
         obs, kept = slices(packed.obs, rows, inputs.device), slices(packed.forward_inputs, rows, inputs.device)
         found = policy.evaluate(obs, kept)
@@ -173,9 +175,7 @@ def _at_level(logprob: Tensor, packed: PackedBatch, algorithm: AlgorithmSettings
     return levels.reduce(logprob, packed.valid, algorithm.logprob_level)
 
 
-def _weights(
-    mask: Tensor, packed: PackedBatch, algorithm: AlgorithmSettings, counts: tuple[int, int] | None
-) -> Tensor:
+def _weights(mask: Tensor, packed: PackedBatch, algorithm: AlgorithmSettings, counts: tuple[int, int] | None) -> Tensor:
     how = algorithm.aggregation
     return aggregation.entry_weights(mask, packed.trajectory, how, valid=packed.valid, counts=counts)
 

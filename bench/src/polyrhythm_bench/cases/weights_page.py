@@ -31,8 +31,8 @@ broadcast is there for comparison; no run uses one.
 ## While a generator serves
 
 It runs passes of {least} through the same model, which do little but read the weights once: policies of this size have
-no shorter passes of as many rows. A pass takes {pass_ms:.1f} ms, and {slowed:.2f} times as long while a version is published beside it. Then
-serving stops for {pause_ms:.1f} ms, in which the version is applied: {ratios}.
+no shorter passes of as many rows. A pass takes {pass_ms:.1f} ms, and {slowed:.2f} times as long while a version is
+published beside it. Then serving stops for {pause_ms:.1f} ms, in which the version is applied: {ratios}.
 """
 
 

@@ -38,7 +38,7 @@ class Processes(Protocol):
     """The part of the launcher that is used."""
 
     def processes(self) -> Mapping[str, int]:
-        """Each station's process id."""
+        """Each process's id."""
         ...
 
 
@@ -165,14 +165,14 @@ class FaultInjector(Observer):
             return self._changed.wait_for(lambda: self._ended or condition(), seconds)
 
     def _apply(self, planned: PlannedFault) -> Fault:
-        process = self._launcher.processes()[planned.station]
+        process = self._launcher.processes()[planned.process]
         with self._changed:
             fault = Fault(planned, self._clock(), self.pace.usual)
             if self._ended:
                 return fault
             self.faults.append(fault)
             self._calm_since = float("inf")
-        log.info("chaos: %s %s (process %d), fault %d", planned.kind, planned.station, process, len(self.faults))
+        log.info("chaos: %s %s (process %d), fault %d", planned.kind, planned.process, process, len(self.faults))
         _signal(process, signal.SIGKILL if planned.kind is Kind.KILL else signal.SIGSTOP)
         if planned.kind is Kind.SLOW:
             self._wait(lambda: False, planned.slow_s)

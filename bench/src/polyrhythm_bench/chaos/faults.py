@@ -12,6 +12,8 @@ from enum import StrEnum
 from statistics import median
 from typing import Any
 
+from polyrhythm.runtime.messages import station_of
+
 #: Seconds within which throughput must be back.
 RECOVERY_S = 15.0
 
@@ -29,20 +31,27 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
-    """A fault to come. pause_s: undisturbed seconds before it; slow_s: how long a slowed station stands still, or 0."""
+    """A fault to come. process: that it hits, of a station or of a rank of it; pause_s: undisturbed seconds before it;
+    slow_s: how long a slowed station stands still, or 0."""
 
     kind: Kind
-    station: str
+    process: str
     pause_s: float
     slow_s: float
 
+    @property
+    def station(self) -> str:
+        """The station that is lost with the process."""
+        return station_of(self.process)
 
-def plan(seed: int, count: int, stations: Sequence[str], heartbeat_s: float) -> list[PlannedFault]:
-    """`count` faults of these stations (simulator-0, generator-0, …, trainer), the same for the same seed."""
+
+def plan(seed: int, count: int, processes: Sequence[str], heartbeat_s: float) -> list[PlannedFault]:
+    """`count` faults of these processes (simulator-0, generator-0, …, trainer, trainer-rank1, …), the same for the same
+    seed."""
     rng = random.Random(seed)
     roles: dict[str, list[str]] = {}
-    for station in stations:
-        roles.setdefault(station.partition("-")[0], []).append(station)
+    for process in processes:
+        roles.setdefault(process.partition("-")[0], []).append(process)
     pairs = _deal(rng, list(roles))
     planned = []
     for _ in range(count):
@@ -85,7 +94,7 @@ class Fault:
         """Plain data; times in seconds since `began` (at_s) and since the fault (the others)."""
         slowed = self.planned.kind is Kind.SLOW
         return {
-            "station": self.planned.station,
+            "station": self.planned.process,
             "kind": self.planned.kind.value,
             "at_s": round(self.at - began, 2),
             "slowed_s": self._since(self.over_at) if slowed else None,
@@ -99,7 +108,7 @@ class Fault:
     def complaints(self) -> Iterator[str]:
         """How the run broke its guarantees under this fault, in words."""
         planned = self.planned
-        what = f"{planned.station} ({planned.kind})"
+        what = f"{planned.process} ({planned.kind})"
         if self.given_up:
             yield f"{what} was slowed for {planned.slow_s:.1f} s only, but given up: it {self.given_up}"
         if planned.kind is not Kind.SLOW and self.noticed_at is None:

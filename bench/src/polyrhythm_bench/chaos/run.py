@@ -111,8 +111,8 @@ class _ChaosRun:
             loop.start()
             saver = RunCheckpointer(self._folder / STATES, self._pipeline, config.checkpoint, lags, None, loop.clock())
             loop.add_observers(saver)
-            stations = list(self._launcher.processes())
-            self.injector.start(plan(*self._plan, stations, config.supervision.heartbeat_s))
+            processes = list(self._launcher.processes())
+            self.injector.start(plan(*self._plan, processes, config.supervision.heartbeat_s))
             loop.train_until(config.training.versions)
         except Interrupted:
             if not loop.wind_down(config.supervision.update_s):

@@ -1,7 +1,7 @@
 """Run a recipe while its stations are killed, stopped and slowed, and check that nothing is lost and all recover.
 
-kill is SIGKILL. stop is SIGSTOP for good, detected by the missing heartbeat. slow is SIGSTOP, then SIGCONT before the
-heartbeat's deadline. Exit status 1 if a guarantee was broken.
+Of a trainer of several ranks any rank is hit. kill is SIGKILL. stop is SIGSTOP for good, detected by the missing
+heartbeat. slow is SIGSTOP, then SIGCONT before the heartbeat's deadline. Exit status 1 if a guarantee was broken.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from polyrhythm.cli.numbers import whole
 #: Columns of the table with their descriptions.
 _COLUMNS = {
     "at_s": "seconds from the start of the run to the fault",
-    "station": "which station it hit",
+    "station": "which station it hit, or which rank of the trainer",
     "kind": "kill, stop or slow",
     "slowed_s": "seconds that a slowed station stood still",
     "noticed_s": "seconds from the fault until its loss was noticed",

@@ -240,8 +240,9 @@ def _exchange(own: Tensor, other: Tensor) -> Tensor:
 def _drop_gathered(module: nn.Module) -> None:
     """Weights that a rank has gathered from others are of the numbers that were there then."""
     for part in module.modules():
-        if hasattr(part, "reshard"):
-            part.reshard()
+        drop = getattr(part, "reshard", None)
+        if drop is not None:
+            drop()
 
 
 def _whole(p: Tensor) -> Tensor:

@@ -98,7 +98,9 @@ class StationProcess:
         weights = partial(self._open_weights, folder)
         rendezvous = folder / f"{process_address(spec.station, spec.incarnation)}.ranks"
         device, rank, ranks = spec.resources.device, spec.rank, spec.ranks
-        context = StationContext(arena, weights, channels, device, True, rank, ranks, rendezvous)
+        context = StationContext(
+            arena, weights, channels, device, overlap=True, rank=rank, ranks=ranks, rendezvous=rendezvous
+        )
         parts = unpack(spec.kind, spec.content).parts(context, spec.incarnation)
         inboxes = self._open_inbox(len(parts))
         return [
@@ -161,12 +163,12 @@ class StationProcess:
         return next((error for error in errors if error is not None), None)
 
     def _leave(self, error: BaseException | None) -> int:
-        spec = self._spec
+        spec, now = self._spec, time.monotonic()
         if error is not None:
             log.error("%s ends", self._name(), exc_info=error)
             fatal = isinstance(error, PolyrhythmError | ImportError)
             reason = str(error) if isinstance(error, PolyrhythmError) else f"{type(error).__name__}: {error}"
-            self._outgoing.send(wire.Failed(spec.station, spec.incarnation, reason, fatal, spec.rank))
+            self._outgoing.send(wire.Failed(spec.station, spec.incarnation, reason, fatal, spec.rank, now))
         else:
             self._beat()
         self._outgoing.close(_LINGER_S)

@@ -5,7 +5,8 @@ last of them has been reaped. Commands go to all ranks, in the same order.
 
 The reason for replacing it is that of the rank that failed first. Where one rank ends, the others see their
 connections to it break and fail too, so a rank that was killed comes before one that said why it ends, and of those the
-one that was heard first; then a rank that refused a command, then one that is silent or takes too long.
+one that failed first by the clock of their host; then a rank that refused a command, then one that is silent or takes
+too long.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ class RankGroup:
         self.processes: list[ChildProcess] = []
         self.culprit: ChildProcess | None = None
         self.ended = False
-        self._failed: list[ChildProcess] = []
 
     def __iter__(self) -> Iterator[ChildProcess]:
         return iter(self.processes)
@@ -85,9 +85,7 @@ class RankGroup:
 
     def note_failure(self, failed: wire.Failed) -> None:
         """A rank says why it ends. UnfitMessage: there is no such rank."""
-        process = self.rank(failed.rank)
-        process.failure = failed
-        self._failed.append(process)
+        self.rank(failed.rank).failure = failed
 
     # ------------------------------------------------------------ supervision
 
@@ -104,10 +102,10 @@ class RankGroup:
         words = wrong[self.culprit]
         return words if len(self.processes) == 1 else f"rank {self.culprit.rank}: {words}"
 
-    def _precedence(self, process: ChildProcess) -> tuple[int, int]:
+    def _precedence(self, process: ChildProcess) -> tuple[int, float]:
         """The lower, the earlier it failed, as far as can be told."""
         if process.failure is not None:
-            return 1, self._failed.index(process)
+            return 1, process.failure.at
         return (0 if process.exited else 2 if process.refusal else 3), process.rank
 
     def failure(self, updates: int) -> Failure:

@@ -65,13 +65,15 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Why a station ends. fatal: it would fail again if it was started again."""
+    """Why a station ends. fatal: it would fail again if it was started again; at: when, by this host's monotonic
+    clock."""
 
     station: str
     incarnation: int
     error: str
     fatal: bool
     rank: int = 0
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
