@@ -8,7 +8,7 @@ import pytest
 from tests.process.runs import children, orphaned_folders
 
 from polyrhythm.cli.main import main
-from polyrhythm_bench.cases import conductor, ranks, throughput
+from polyrhythm_bench.cases import conductor, ranks, throughput, weights_page
 
 
 @pytest.fixture
@@ -31,11 +31,23 @@ def test_roundtrip(result):
     assert found["within_limit"] == (found["ratio"] <= 4.0)
 
 
-def test_weights(result):
+def test_weights(result, tmp_path):
     found = result("weights", "--megabytes", "4", "--repeats", "2")
-    assert found["publish_ms"] > 0
-    assert found["apply_ms"] > 0
-    assert found["ratio"] > 0
+    ways = {name: mode["way"] for name, mode in found["modes"].items()}
+    host = dict.fromkeys(("shared memory", "shared memory, streamed"), "host")
+    assert ways.items() >= {"inline": "reference", **host, "gloo broadcast": "gloo (no run uses it)"}.items()
+    for mode in found["modes"].values():
+        assert mode["gb_per_s"] == pytest.approx(found["mb"] / (mode["publish_ms"] + mode["apply_ms"]), rel=1e-3)
+        assert mode["ratio"] > 0
+    assert found["ratio"] == found["modes"]["shared memory, streamed"]["ratio"]
+    assert found["within_limit"] == (found["ratio"] <= 1.3)
+    serving = found["serving"]
+    assert set(serving["pass_ms"]) == set(serving["pause_ratio"]) == {"8 rows", "64 rows"}
+    assert serving["pause_ms"] > 0
+    assert any("tcp between hosts: not built" in sentence for sentence in found["left_out"])
+    text = weights_page.write(found, tmp_path)[0].read_text()
+    assert all(f"| {name} |" in text for name in ways)
+    assert "policies of this size have no shorter passes" in " ".join(text.split())
 
 
 def test_throughput_beside_a_plain_loop_that_does_the_same():

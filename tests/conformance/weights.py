@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from polyrhythm.runtime.memory.device_weights import DeviceWeights
+from polyrhythm.runtime.memory.ways import Way
 from polyrhythm.runtime.memory.weights import InlineWeights, SharedWeights, Weights, shared_nbytes
 from polyrhythm.specs import WeightsLayout
 from polyrhythm.specs.weights import weight_specs
@@ -93,16 +94,22 @@ class HostHandles:
             return torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
 
 
-def device(layout: WeightsLayout, folder: Path) -> Ends:
+def device(layout: WeightsLayout, folder: Path, way: Way = "ipc") -> Ends:
     memory = bytearray(shared_nbytes(layout))
     ends = (SharedWeights(layout, memory, folder), SharedWeights(layout, memoryview(memory), folder))
-    return Ends(*(DeviceWeights(end, folder, HostHandles(folder)) for end in ends))
+    return Ends(*(DeviceWeights(end, folder, HostHandles(folder), way) for end in ends))
 
 
-#: The next implementation (NCCL, tcp) is a line here.
+def peer(layout: WeightsLayout, folder: Path) -> Ends:
+    """As for a generator on another device than the trainer's: what it reads crosses a staging buffer."""
+    return device(layout, folder, "peer")
+
+
+#: The next implementation (tcp) is a line here.
 IMPLEMENTATIONS: dict[str, Callable[[WeightsLayout, Path], Ends]] = {
     "inline": inline,
     "local": shared,
     "far": far,
     "device": device,
+    "peer": peer,
 }

@@ -1,48 +1,53 @@
-"""Weights that a trainer shares with a generator on its CUDA device, between two processes."""
+"""Weights that a trainer shares with generators, between two processes: on its CUDA device, and on another one that can
+read its memory. Nobody has run these yet: no machine with a CUDA device was at hand."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
+import torch
 from tests.conformance.weights import Module, layout_of
 
-from polyrhythm.runtime.memory.device_handles import CudaHandles
+from polyrhythm.runtime.memory.channel import open_weights
+from polyrhythm.runtime.memory.device_handles import can_reach
 from polyrhythm.runtime.memory.device_weights import DeviceWeights
 from polyrhythm.runtime.memory.shared_folder import open_segment
-from polyrhythm.runtime.memory.weights import SharedWeights, shared_nbytes
+from polyrhythm.runtime.memory.ways import Ends
+from polyrhythm.runtime.memory.weights import shared_nbytes
 
 pytestmark = pytest.mark.gpu
+
+TRAINER = "cuda:0"
 
 GENERATOR = """
 import sys
 from pathlib import Path
-import torch
 from tests.conformance.weights import Module, layout_of
-from polyrhythm.runtime.memory.device_handles import CudaHandles
-from polyrhythm.runtime.memory.device_weights import DeviceWeights
+from polyrhythm.runtime.memory.channel import open_weights
 from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.shared_folder import open_segment
-from polyrhythm.runtime.memory.weights import SharedWeights
+from polyrhythm.runtime.memory.ways import Ends
 
-folder, device = Path(sys.argv[1]), torch.device("cuda", 0)
-host = SharedWeights(layout_of(Module()), memoryview(open_segment(folder, "weights")), folder)
+folder, device = Path(sys.argv[1]), sys.argv[2]
+memory = memoryview(open_segment(folder, "weights"))
+weights = open_weights(layout_of(Module()), memory, folder, device, Ends("cuda:0", (device,)))
 module = Module(7).to(device)
-receiver = Receiver(DeviceWeights(host, folder, CudaHandles(str(device))), module)
+receiver = Receiver(weights, module)
 print("ready", flush=True)
 for line in sys.stdin:
-    print(receiver.apply(int(line)), module.values(), receiver.stages, flush=True)
+    print(receiver.apply(int(line)), module.values(), *receiver.traffic.moved, flush=True)
 """
 
 
-@pytest.fixture
-def generator(cuda, tmp_path):
-    """Another process; asks it to apply a version, and gives what it then has."""
-    (tmp_path / "weights").write_bytes(bytes(shared_nbytes(layout_of(Module()))))
+@contextmanager
+def generator(folder, device):
+    """Another process; asks it to apply a version, and gives what it then has and the ways that versions came."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-c", GENERATOR, str(tmp_path)]
+    command = [sys.executable, "-c", GENERATOR, str(folder), device]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
@@ -58,17 +63,40 @@ def generator(cuda, tmp_path):
         assert process.wait(60) == 0
 
 
-def test_a_generator_takes_versions_from_the_trainers_memory_while_the_trainer_lives(generator, cuda, tmp_path):
-    host = SharedWeights(layout_of(Module()), memoryview(open_segment(tmp_path, "weights")), tmp_path)
-    trainer = DeviceWeights(host, tmp_path, CudaHandles(str(cuda)))
-    for version in range(3):
-        trainer.publish(version, Module(version).to(cuda).state_dict())
-        for tensors in host._buffers:
-            for tensor in tensors.values():
-                tensor.fill_(99)  # so that it is seen where a version comes from
-        assert generator(version) == f"{version} [{version}.0] False"
-    trainer.publish(3, Module(3).to(cuda).state_dict())
-    shared = trainer._copy.state  # the memory outlives the trainer's end of the channel, which gives up its lock
-    del trainer
-    shared["a"].fill_(50)
-    assert generator(3) == "3 [3.0] True"
+@pytest.fixture(params=["cuda:0", "cuda:1"])
+def device(request, cuda):
+    """The generator's device; skips where there is no second one, or none that can read the first."""
+    if request.param != TRAINER and (torch.cuda.device_count() < 2 or not can_reach(request.param, TRAINER)):
+        pytest.skip("no second CUDA device that can read the first one's memory")
+    return request.param
+
+
+def test_a_generator_takes_versions_from_the_trainers_memory_while_the_trainer_lives(device, tmp_path):
+    (tmp_path / "weights").write_bytes(bytes(shared_nbytes(layout_of(Module()))))
+    memory = memoryview(open_segment(tmp_path, "weights"))
+    trainer = open_weights(layout_of(Module()), memory, tmp_path, TRAINER, Ends(TRAINER, (device,)))
+    assert isinstance(trainer, DeviceWeights)
+    host, way = trainer._host, "ipc" if device == TRAINER else "peer"
+    with generator(tmp_path, device) as apply:
+        for version in range(3):
+            state = Module(version).to(TRAINER).state_dict()
+            trainer.publish(version, iter(state.items()) if version else state)
+            for tensors in host._buffers:
+                for tensor in tensors.values():
+                    tensor.fill_(99)  # so that it is seen where a version comes from
+            assert apply(version) == f"{version} [{version}.0] {way} apply"
+        trainer.publish(3, Module(3).to(TRAINER).state_dict())
+        shared = trainer._copy.state  # the memory outlives the trainer's end of the channel, which gives up its lock
+        del trainer
+        shared["a"].fill_(50)
+        assert apply(3) == f"3 [3.0] {way} apply host"
+
+
+def test_the_bench_measures_every_way_of_the_machine(cuda):
+    from polyrhythm_bench.cases import weights
+
+    found = weights.run(megabytes=64, repeats=2)
+    ways = {name: mode["way"] for name, mode in found["modes"].items()}
+    assert ways["CUDA IPC, one device"] == "ipc"
+    assert ways["shared and pinned memory, to a device"] == "host"
+    assert ways.get("device to device", "peer") == "peer"

@@ -51,6 +51,7 @@ SUMMARY: dict[str, Any] = {
         "trained": 128,
         "dropped": {"too many attempts": 2},
     },
+    "weights": {"generator-0": {"host": {"versions": 9, "mb": 43.5, "ms": 12.0, "gb_per_s": 3.62}}},
     "wall_s": {"start": 5.0, "evaluation_before": 2.0, "rl": 80.0, "evaluation_after": 3.0, "total": 91.0},
 }
 
@@ -147,8 +148,9 @@ def test_one_run_has_every_figure_and_every_table(run: Callable[..., Path]) -> N
     assert Page(text).headings == [
         *("recipe/one", "Results", "Success over transitions", "Mean return over transitions", "Updates"),
         *("Throughput", "Utilisation", "Lag", "Timeline of the stations", "Wall time by phase"),
-        *("Ledger", "Faults", "Configuration"),
+        *("Ledger", "Faults", "Weights", "Configuration"),
     ]
+    assert '<th scope="row">generator-0</th><td>host</td><td>9</td><td>43.5</td><td>12</td><td>3.6</td>' in text
     assert "<td>75%</td><td>60% to 86%</td><td>30</td><td>40</td>" in text
     assert "a&lt;b&gt;" in text
     assert "&lt;b&gt;&amp;" in text

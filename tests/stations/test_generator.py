@@ -62,7 +62,8 @@ def test_a_batch_is_one_forward_whose_answers_go_to_their_slots():
     ]
     for name, tensor in ((ACTIONS, wanted.actions), (LOGPROB, wanted.logprob), (VALUE, wanted.value)):
         assert np.array_equal(np.concatenate([answers[name] for _, answers in replies]), tensor.numpy())
-    assert stand.generator.statistics() == {"passes": 1, "rows": 8, "padding": 0}
+    counts = {"passes": 1, "rows": 8, "padding": 0}
+    assert stand.generator.statistics().items() >= counts.items()
 
 
 def test_all_rows_of_all_slots_fit_one_batch_and_its_memory_is_used_again():
@@ -116,7 +117,8 @@ def test_a_policy_meets_the_bucket_shapes_alone_each_once_before_the_start():
     for slots in (["a"], ["b"], ["a", "b"], ["a", "b", "c"]):
         stand.serve(*(stand.request(slot, *range(SLOTS[slot])) for slot in slots))
     assert served.seen[3:] == [4, 2, 16, 16]
-    assert stand.generator.statistics() == {"passes": 4, "rows": 3 + 2 + 5 + 9, "padding": 1 + 0 + 11 + 7}
+    counts = {"passes": 4, "rows": 3 + 2 + 5 + 9, "padding": 1 + 0 + 11 + 7}
+    assert stand.generator.statistics().items() >= counts.items()
 
 
 def test_in_one_bucket_an_answer_has_the_same_bits_whoever_else_is_in_the_batch():

@@ -194,7 +194,8 @@ def test_a_batch_that_is_queued_is_launched_before_the_one_ahead_of_it_is_finish
     kinds = ["done" if isinstance(x, BatchDone) else "reply" for x in stand.said]
     assert kinds == ["reply", "done"] * 3
     assert generator.current_call() == ("", 0.0)
-    assert generator.statistics() == {"passes": 3, "rows": 6, "padding": 0}
+    counts = {"passes": 3, "rows": 6, "padding": 0}
+    assert generator.statistics().items() >= counts.items()
 
 
 def test_weights_change_after_the_passes_before_them_and_before_those_behind():

@@ -38,6 +38,7 @@ from polyrhythm.runtime.factories import Resources, StationFactory, StationList
 from polyrhythm.runtime.launcher import Launcher, build_inline_launcher, build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.tensors import count_cores, count_devices, use_one_thread
+from polyrhythm.runtime.memory.ways import CPU, Ends
 from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.runtime.messages import rank_name
 from polyrhythm.scheduler.conductor import Conductor
@@ -185,6 +186,17 @@ def run_seats(config: RunConfig, *, trainer: bool = True) -> dict[str, Resources
     return assign_seats(config.placement, names, count_devices(), os.environ, inline=inline)
 
 
+def weight_ends(config: RunConfig, *, trainer: bool = True) -> Ends:
+    """Where this run's weights are published and used: the devices of the trainer's first rank and of generators."""
+    names, seats = station_names(config, trainer=trainer), run_seats(config, trainer=trainer)
+    sharded = config.placement.trainer.strategy == "shard" and len(names["trainer"]) > 1
+    return Ends(
+        seats[_TRAINER].device if trainer else CPU,
+        tuple(seats[name].device for name in names["generators"]),
+        "the trainer's weights are sharded, and no rank keeps them whole" if sharded else "",
+    )
+
+
 def list_seat_warnings(config: RunConfig, *, trainer: bool = True) -> list[str]:
     """A sentence for each setting of `placement` that can be had on this machine, but wastes devices or cores."""
     names = station_names(config, trainer=trainer)
@@ -306,7 +318,10 @@ def _with_seats(config: RunConfig, factories: Sequence[StationFactory], *, train
         log.info("%s: %s", name, describe_seat(seat))
     for sentence in list_seat_warnings(config, trainer=trainer):
         log.warning(sentence)
-    ranks = {_TRAINER: station_names(config)["trainer"]}
+    names, ends = station_names(config, trainer=trainer), weight_ends(config, trainer=trainer)
+    for name in [*names["generators"], *names["trainer"]]:
+        seats[name] = replace(seats[name], ends=ends)
+    ranks = {_TRAINER: names["trainer"]}
     return [(factory, *(seats[name] for name in ranks.get(factory.name, [factory.name]))) for factory in factories]
 
 

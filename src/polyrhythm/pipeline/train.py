@@ -22,7 +22,7 @@ from polyrhythm.files import atomic_write
 from polyrhythm.observe import MetricsWriter, TraceWriter
 from polyrhythm.observe.report import write_report
 from polyrhythm.observe.run_folder import lock_run_folder
-from polyrhythm.pipeline.build import Pipeline, build_pipeline, run_seats
+from polyrhythm.pipeline.build import Pipeline, build_pipeline, run_seats, weight_ends
 from polyrhythm.pipeline.callbacks import Callbacks, StopTraining, UpdateForwarder
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.manager import EvaluationManager
@@ -32,6 +32,7 @@ from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, 
 from polyrhythm.pipeline.observers.mismatch import MismatchWarning, mismatch_limit
 from polyrhythm.pipeline.observers.timeline import TraceObserver
 from polyrhythm.pipeline.observers.totals import StationActivity
+from polyrhythm.pipeline.observers.weights import WeightsTraffic
 from polyrhythm.pipeline.persistence.checkpoints import (
     POLICY_FILE,
     STATES,
@@ -140,6 +141,7 @@ class _TrainingObservers(NamedTuple):
     lags: LagHistogram
     saver: RunCheckpointer
     timeline: TraceObserver
+    traffic: WeightsTraffic
     evaluator: BackgroundEvaluator
 
 
@@ -173,7 +175,7 @@ class _Run:
         """
         config, pipeline, progress = self._config, self._pipeline, self._progress
         loop, launcher, before = pipeline.loop, pipeline.launcher, pipeline.loop.observers
-        episodes, lags, saver, timeline, evaluator = self._observe(trace, saved)
+        episodes, lags, saver, timeline, traffic, evaluator = self._observe(trace, saved)
         if saved is None:
             saver.save()  # from here on policy.pt changes, so an interrupted run needs a saved state
         else:
@@ -186,6 +188,8 @@ class _Run:
                 loop.train_until(config.training.versions)
             saver.save()  # an extended run resumes from here
             totals = saver.summary()
+            traffic.finish()
+            totals["weights"] = traffic.summary()
             with interrupts.defer_first():
                 self.evaluations.finish(evaluator)
         except (Interrupted, OrderlyHalt):
@@ -217,14 +221,17 @@ class _Run:
         )
         idle, passes = IdleMeter(loop.conductor, began), PassMeter(loop.conductor.settings.buckets)
         stations, timeline = StationActivity(launcher), TraceObserver(trace, launcher, began)
+        devices = {name: seat.device for name, seat in run_seats(config).items()}
+        traffic = WeightsTraffic(launcher, weight_ends(config), devices)
         sources = (loop.conductor.ledger, episodes, saver.totals, stations, (idle, passes))
         metrics = UpdateMetrics(self._metrics, *sources, began=self._progress.began, now=began)
         forwarder = UpdateForwarder(metrics, self._callbacks)
         evaluator = self.evaluations.background(pipeline, saved.version if saved else None)
-        loop.add_observers(episodes, idle, passes, metrics, forwarder, lags, stations, timeline, evaluator, saver)
+        loop.add_observers(episodes, idle, passes, metrics, forwarder, lags, stations, timeline, traffic)
+        loop.add_observers(evaluator, saver)
         if self._live is None:
             loop.add_observers(ProgressLogger(self._updates, episodes, began))
-        return _TrainingObservers(episodes, lags, saver, timeline, evaluator)
+        return _TrainingObservers(episodes, lags, saver, timeline, traffic, evaluator)
 
     @property
     def _updates(self) -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from polyrhythm.runtime.memory.arena import Arena
+from polyrhythm.runtime.memory.ways import Ends
 from polyrhythm.runtime.messages import Channels, Station
 
 if TYPE_CHECKING:
@@ -23,11 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a process gets: device (cpu or cuda:N), threads per operation, environment variables."""
+    """What a process gets: device (cpu or cuda:N), threads per operation, environment variables; ends: where published
+    weights come from and go to, if it is one of them."""
 
     device: str = "cpu"
     threads: int = 1
     environment: dict[str, str] = field(default_factory=dict)
+    ends: Ends | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,8 +222,13 @@ class Generator:
         return [f"{self.name} has {type(command).__name__} to do" for command in commands]
 
     def statistics(self) -> dict[str, float]:
-        """passes: forward passes; rows: answered in them; padding: rows computed as padding."""
-        return {"passes": float(self._served), "rows": float(self._rows), "padding": float(self._padding)}
+        """passes: forward passes; rows: answered in them; padding: rows computed as padding; weights/...: what was
+        taken (`runtime.memory.traffic`), for evaluations too."""
+        found = {"passes": float(self._served), "rows": float(self._rows), "padding": float(self._padding)}
+        receivers = [receiver for receiver in (self._receiver, self._pinned_receiver) if receiver is not None]
+        for name, count in [item for receiver in receivers for item in receiver.traffic.statistics().items()]:
+            found[name] = found.get(name, 0.0) + count
+        return found
 
     def close(self) -> None:
         self._wait_for_staging()

@@ -198,7 +198,8 @@ class Trainer:
 
     def statistics(self) -> dict[str, float]:
         updates = self._learner.updates - self._updates_before  # others are counted by the incarnation that did them
-        return {"optimizer_steps": float(self._optimizer_steps), "updates": float(updates)}
+        counts = {"optimizer_steps": float(self._optimizer_steps), "updates": float(updates)}
+        return {**counts, **self._weights.traffic.statistics()}
 
     def close(self) -> None:
         if self._steps is not None:

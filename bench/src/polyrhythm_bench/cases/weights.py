@@ -1,101 +1,202 @@
-"""Time to move weights from one process to another through shared memory, beside the bare copies that it needs.
+"""Time of a version of the weights from one process to another, by every way that this machine has, beside bare copies.
 
-The channel: this process publishes a model (a copy into shared memory), another applies it (a copy out of it), timed
-each where it happens. Bare: the same bytes copied by torch into the same kind of memory here, and out of it there,
-tensor by tensor. Both take turns, after one to touch all pages.
+A way: this process publishes a model, tensor by tensor or from a state_dict, another applies it, each timed where it
+happens. Bare: the same bytes copied by torch into the same kind of memory here, and out of it there. Both take turns,
+after one turn that touches all pages. The way that a run would take between the same two places is what is measured
+(`runtime.memory.ways`).
+
+A collective (gloo, or NCCL between two devices) is measured for comparison only: no run uses one
+(docs/design/033-weights-between-devices.md).
 """
 
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import psutil
 import torch
 
+from polyrhythm.runtime.memory.channel import open_weights
+from polyrhythm.runtime.memory.device_handles import can_reach
 from polyrhythm.runtime.memory.receiver import Receiver
-from polyrhythm.runtime.memory.shared_folder import SharedRunFolder, open_segment
-from polyrhythm.runtime.memory.tensors import tensors_over
-from polyrhythm.runtime.memory.weights import SharedWeights, shared_nbytes
-from polyrhythm.specs import WeightsLayout
-from polyrhythm.specs.weights import weight_specs
-from polyrhythm_bench.harness.worker import Answer, Worker
+from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
+from polyrhythm.runtime.memory.tensors import copy_into, tensors_over, views_of
+from polyrhythm.runtime.memory.ways import CPU, Ends
+from polyrhythm.runtime.memory.weights import InlineWeights, Weights, shared_nbytes
+from polyrhythm_bench.cases.weights_collective import measure_collective
+from polyrhythm_bench.harness import resources
+from polyrhythm_bench.harness.worker import Worker
+from polyrhythm_bench.workloads.linear_model import layout_of, linear_model, seconds
 
 #: Largest ratio to the bare copies that the design allows.
-LIMIT_RATIO = 2.0
-_LAYERS = 40
+LIMIT_RATIO = 1.3
+#: Rows of the passes that an interruption of serving is compared with, and how many are timed before a publication.
+ROWS, PASSES = (8, 64), 5
+
+
+class Case(NamedTuple):
+    """Where the two ends are. streamed: published tensor by tensor."""
+
+    trainer: str = CPU
+    generator: str = CPU
+    streamed: bool = False
+
+    @property
+    def ends(self) -> Ends:
+        return Ends(self.trainer, (self.generator,))
 
 
 def run(megabytes: int = 500, repeats: int = 7) -> dict[str, Any]:
-    """Publish and apply a model of this size `repeats` times.
+    """Publish and apply a model of this size in float32 `repeats` times by each way.
 
-    Returns `publish_ms`, `apply_ms`, `bare_ms` (both copies), medians; `ratio`, the median of the ratios turn by turn.
+    Returns modes: by way what `_medians` returns; serving: see `_serve`; left_out: ways that this machine does not
+    have, a sentence each; ratio and within_limit: of shared memory, tensor by tensor.
     """
-    state = _model(megabytes).state_dict()
-    layout = _layout(state)
-    memory = SharedRunFolder({"weights": shared_nbytes(layout), "bare": layout.nbytes})
-    try:
-        weights = SharedWeights(layout, memoryview(memory.segment("weights")), memory.folder)
-        bare = tensors_over(layout, memoryview(memory.segment("bare")))
-        turns = []
-        with Worker(f"{__name__}:reader", folder=str(memory.folder), megabytes=megabytes) as reader:
-            for version in range(repeats + 1):
-                publish = _seconds(lambda v=version: weights.publish(v, state))  # type: ignore[misc]
-                apply = reader.ask(version=version)
-                write = _seconds(lambda: _copy(state, bare))
-                turns.append((publish, apply, write + reader.ask(version=-1)))
-    finally:
-        memory.remove()
-    publish, apply, copies = (statistics.median(part) for part in zip(*turns[1:], strict=True))
-    ratio = statistics.median((p + a) / b for p, a, b in turns[1:])
+    began = resources.read_cpu()
+    cases, left_out = _cases()
+    modes = {"inline": _measure_inline(megabytes, repeats)}
+    modes |= {name: _measure(case, megabytes, repeats) for name, case in cases.items()}
+    serving = _serve(megabytes, repeats)
+    for name, devices in _collectives().items():
+        modes[name] = measure_collective(name.split()[0], devices, megabytes, repeats)
+    ratio = modes["shared memory, streamed"]["ratio"]
     return {
         "megabytes": megabytes,
-        "publish_ms": 1e3 * publish,
-        "apply_ms": 1e3 * apply,
-        "bare_ms": 1e3 * copies,
+        "mb": layout_of(linear_model(megabytes).state_dict()).nbytes / 1e6,
+        "repeats": repeats,
+        "cores": psutil.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "others_cores": resources.others_cores(began, resources.read_cpu()),
         "ratio": ratio,
         "limit_ratio": LIMIT_RATIO,
-        "within_limit": ratio < LIMIT_RATIO,
+        "within_limit": ratio <= LIMIT_RATIO,
+        "modes": modes,
+        "serving": serving,
+        "left_out": left_out,
+    }
+
+
+def _cases() -> tuple[dict[str, Case], list[str]]:
+    """The ways between processes that this machine has, and a sentence for each that it has not."""
+    found = {"shared memory": Case(), "shared memory, streamed": Case(streamed=True)}
+    left_out = ["tcp between hosts: not built; it comes with runs over several hosts"]
+    count = torch.cuda.device_count()
+    if not count:
+        left_out.append("CUDA IPC, device to device, pinned host memory, NCCL: torch sees no CUDA device here")
+        return found, left_out
+    found["CUDA IPC, one device"] = Case("cuda:0", "cuda:0")
+    found["shared and pinned memory, to a device"] = Case(CPU, "cuda:0")
+    if count == 1:
+        left_out.append("device to device, NCCL: torch sees one CUDA device here")
+    elif can_reach("cuda:1", "cuda:0"):
+        found["device to device"] = Case("cuda:0", "cuda:1")
+    else:
+        found["shared and pinned memory, between devices"] = Case("cuda:0", "cuda:1")
+        left_out.append("device to device: cuda:1 cannot read the memory of cuda:0")
+    return found, left_out
+
+
+def _collectives() -> dict[str, tuple[str, str]]:
+    found = {"gloo broadcast": (CPU, CPU)}
+    return found | ({"nccl broadcast": ("cuda:0", "cuda:1")} if torch.cuda.device_count() > 1 else {})
+
+
+def _measure_inline(megabytes: int, repeats: int) -> dict[str, Any]:
+    state, module = linear_model(megabytes).state_dict(), linear_model(megabytes)
+    weights = InlineWeights(layout_of(state))
+    receiver = Receiver(weights, module)
+    between = {name: torch.empty_like(tensor) for name, tensor in state.items()}
+    turns = []
+    for version in range(repeats + 1):
+        publish = seconds(lambda v=version: weights.publish(v, state))  # type: ignore[misc]
+        apply = seconds(lambda v=version: receiver.apply(v))  # type: ignore[misc]
+        write = seconds(lambda: copy_into(between, state))
+        turns.append((publish, apply, write + seconds(lambda: copy_into(module.state_dict(), between))))
+    return _medians(turns[1:], weights.layout.nbytes, receiver)
+
+
+def _measure(case: Case, megabytes: int, repeats: int) -> dict[str, Any]:
+    with _writer(case, megabytes) as (weights, state, bare), _reader(case, megabytes, bare[0]) as reader:
+        turns, used = [], ""
+        for version in range(repeats + 1):
+            given = (item for item in state.items()) if case.streamed else state
+            publish = seconds(lambda v=version, s=given: weights.publish(v, s), case.trainer)  # type: ignore[misc]
+            apply, used = reader.ask(version=version)
+            write = seconds(lambda: copy_into(bare[1], state), case.trainer)
+            turns.append((publish, apply, write + reader.ask(bare=True)))
+        return {**_medians(turns[1:], weights.layout.nbytes), "way": used}
+
+
+def _medians(turns: list[tuple[float, float, float]], nbytes: int, receiver: Receiver | None = None) -> dict[str, Any]:
+    """Medians: publish_ms, apply_ms, bare_ms (both copies); ratio, turn by turn; gb_per_s from state to module. way:
+    that versions took."""
+    publish, apply, bare = (statistics.median(part) for part in zip(*turns, strict=True))
+    return {
+        "publish_ms": 1e3 * publish,
+        "apply_ms": 1e3 * apply,
+        "bare_ms": 1e3 * bare,
+        "ratio": statistics.median((p + a) / b for p, a, b in turns),
+        "gb_per_s": nbytes / (publish + apply) / 1e9,
+        "way": next(iter(receiver.traffic.moved)) if receiver is not None else "",
+    }
+
+
+def _serve(megabytes: int, repeats: int) -> dict[str, Any]:
+    """What a generator on the CPU does while versions come over shared memory, tensor by tensor: medians of pass_ms
+    (`ROWS` through the same model), pass_while_published_ms (of the fewest), pause_ms (it applies, and serves nothing);
+    pause_ratio: the pause over a pass, slowed: passes while a version is published over those before, turn by turn."""
+    case, turns, least = Case(streamed=True), [], ROWS[0]
+    with _writer(case, megabytes) as (weights, state, bare), _reader(case, megabytes, bare[0]) as reader:
+        for version in range(repeats + 1):
+            before = [statistics.median(reader.ask(rows=rows) for _ in range(PASSES)) for rows in ROWS]
+            reader.begin(serve=version, rows=least)
+            weights.publish(version, iter(state.items()))
+            during, pause = reader.answer()
+            turns.append((before, statistics.median(during), pause))
+    turns = turns[1:]
+    by_rows = {rows: [before[index] for before, _, _ in turns] for index, rows in enumerate(ROWS)}
+    pauses = [pause for _, _, pause in turns]
+    return {
+        "pass_ms": {f"{rows} rows": 1e3 * statistics.median(times) for rows, times in by_rows.items()},
+        "pass_while_published_ms": 1e3 * statistics.median(during for _, during, _ in turns),
+        "pause_ms": 1e3 * statistics.median(pauses),
+        "pause_ratio": {
+            f"{rows} rows": statistics.median(p / t for p, t in zip(pauses, times, strict=True))
+            for rows, times in by_rows.items()
+        },
+        "slowed": statistics.median(during / before[0] for before, during, _ in turns),
     }
 
 
 @contextmanager
-def reader(folder: str, megabytes: int) -> Iterator[Answer]:
-    """Applies `version`, or copies the bare bytes for -1: seconds."""
-    model = _model(megabytes)
-    state = model.state_dict()
-    layout = _layout(state)
-    weights = SharedWeights(layout, memoryview(open_segment(Path(folder), "weights")), Path(folder))
-    receiver = Receiver(weights, model)
-    bare = tensors_over(layout, memoryview(open_segment(Path(folder), "bare")))
-
-    def answer(version: int) -> float:
-        if version < 0:
-            return _seconds(lambda: _copy(bare, state))
-        return _seconds(lambda: receiver.apply(version))
-
-    yield answer
-
-
-def _model(megabytes: int) -> torch.nn.Module:
-    width = max(1, round((megabytes * 1e6 / 4 / _LAYERS) ** 0.5))
-    return torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(_LAYERS)))
+def _writer(case: Case, megabytes: int) -> Iterator[tuple[Weights, dict[str, Any], tuple[str, dict[str, Any]]]]:
+    """This process's end of the channel, what it publishes, and the run's folder with tensors for bare copies."""
+    state = linear_model(megabytes).to(case.trainer).state_dict()
+    layout = layout_of(state)
+    memory = SharedRunFolder({"weights": shared_nbytes(layout), "bare": layout.nbytes})
+    try:
+        channel = memoryview(memory.segment("weights"))
+        weights = open_weights(layout, channel, memory.folder, case.trainer, case.ends)
+        if case.trainer == CPU:
+            bare = tensors_over(layout, memoryview(memory.segment("bare")))
+        else:
+            bare = views_of(layout, torch.empty(layout.nbytes, dtype=torch.uint8, device=case.trainer))
+        yield weights, state, (str(memory.folder), bare)
+        del weights, bare, channel
+    finally:
+        memory.remove()
 
 
-def _layout(state: dict[str, torch.Tensor]) -> WeightsLayout:
-    return WeightsLayout.of(weight_specs(state))
-
-
-def _copy(source: dict[str, torch.Tensor], into: dict[str, torch.Tensor]) -> None:
-    with torch.no_grad():
-        for name, tensor in source.items():
-            into[name].copy_(tensor)
-
-
-def _seconds(act: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    act()
-    return time.perf_counter() - begin
+def _reader(case: Case, megabytes: int, folder: str) -> Worker:
+    return Worker(
+        "polyrhythm_bench.cases.weights_reader:reader",
+        folder=folder,
+        megabytes=megabytes,
+        trainer=case.trainer,
+        device=case.generator,
+    )

@@ -5,7 +5,8 @@ ceiling     CPU time of the main process per chunk step, with stations that comp
             its sockets and descriptors (10 minutes)
 roundtrip   time from an observation to its action through processes
 throughput  whole runs beside a plain loop; memory of sixteen simulators
-weights     time to move a model over the weights bus, beside bare copies
+weights     time of a version from one process to another by every way of this machine, beside bare copies; the pause
+            of a generator that serves meanwhile (2 minutes)
 update      one update of the learner beside a plain torch loop
 ranks       one update on several ranks beside plain DDP and FSDP2; memory of each rank (4 minutes)
 policies    the published VLA policies beside plain forward passes with transformers: acting, a training micro-batch,
@@ -70,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repeats",
         type=count,
         metavar="N",
-        help="interleaved turns (5; update, ranks, policies: 7; ceiling, metaworld, overlap, fidelity, peers: 3), "
+        help="interleaved turns (5; update, ranks, policies, weights: 7; ceiling, metaworld, overlap, fidelity, peers: 3), "
         "seeds of learning's wall_clock and of batching (3)",
     )
     parser.add_argument(
@@ -175,7 +176,7 @@ def _throughput(rows: Sequence[int] = (16, 256), repeats: int = 5) -> dict[str, 
     return throughput.run(rows, repeats=repeats)
 
 
-def _weights(megabytes: int = 500, repeats: int = 5) -> dict[str, Any]:
+def _weights(megabytes: int = 500, repeats: int = 7) -> dict[str, Any]:
     from polyrhythm_bench.cases import weights
 
     return weights.run(megabytes, repeats)

@@ -146,6 +146,20 @@ def faults(run: Run) -> str:
     return table(["station", "it …", "after transitions"], rows, "Stations that were lost and replaced.")
 
 
+def weights(run: Run) -> str:
+    """How the weights of each version travelled, by station and way."""
+    rows = [
+        [station, kind, f"{one['versions']:,}", f"{one['mb']:.3g}", f"{one['ms']:.3g}", f"{one['gb_per_s']:.2g}"]
+        for station, kinds in run.summary.get("weights", {}).items()
+        for kind, one in kinds.items()
+    ]
+    caption = (
+        "Weights: published by the trainer, taken by generators over a way (reference, host, ipc, peer) and applied; "
+        "a generator serves nothing while it applies, which on the CPU is when it takes them. Means of a version."
+    )
+    return table(["station", "what", "versions", "MB", "ms", "GB/s"], rows, caption) if rows else ""
+
+
 def changes(run: Run) -> str:
     """Settings that were changed when the run was resumed."""
     rows = [

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class DeviceHandles(Protocol):
-    """Shares memory of `device` between processes."""
+    """Shares memory of `device`, the trainer's, between processes."""
 
     device: torch.device
 
@@ -32,7 +32,8 @@ class DeviceHandles(Protocol):
 
 
 class CudaHandles:
-    """CUDA IPC, as `torch.multiprocessing` uses it: both processes see the same devices under the same numbers."""
+    """CUDA IPC, as `torch.multiprocessing` uses it: all processes see the same devices under the same numbers. A
+    process on another device opens the memory where it is, which costs it a CUDA context there."""
 
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
@@ -50,3 +51,8 @@ class CudaHandles:
 
     def wait(self) -> None:
         torch.cuda.current_stream(self.device).synchronize()
+
+
+def can_reach(device: str, other: str) -> bool:
+    """Whether the first CUDA device can read the memory of the second (NVLink, or PCIe where the system allows it)."""
+    return torch.cuda.can_device_access_peer(torch.device(device), torch.device(other))

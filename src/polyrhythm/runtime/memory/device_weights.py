@@ -1,6 +1,7 @@
-"""The newest published weights on a CUDA device that the trainer shares with generators: applying them is a copy there.
+"""The newest published weights in the trainer's device memory, which generators open by CUDA IPC: one on the same
+device copies from there into its module (way ipc), one on another device from device to device (way peer).
 
-Every publication goes to the host's shared memory first (`SharedWeights`), which main and stations elsewhere read and
+Every publication goes to the host's shared memory too (`SharedWeights`), which main and stations elsewhere read and
 which says what the newest version is. The trainer keeps one more copy, of the newest version, on its device:
 
     <folder>/weights.device         the publication that is there (version, number), then the handle of the memory
@@ -8,8 +9,9 @@ which says what the newest version is. The trainer keeps one more copy, of the n
 
 Invariants: the copy is written under an exclusive lock and read under a shared one, until reading has ended on the
 device; the file names a publication only while its copy is whole. A reader never waits for the device: what is not
-there, or is being overwritten, or whose writer is dead, it gets from the host. A new trainer removes the file before it
-holds the writer's lock and makes another, so nobody reads memory of a trainer that is dead.
+there, or is being overwritten, or whose writer is dead, it gets from the host. The trainer waits for a reader for one
+copy at most. A new trainer removes the file before it holds the writer's lock and makes another, so nobody reads memory
+of a trainer that is dead.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import logging
 import mmap
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -28,8 +30,10 @@ import numpy as np
 from torch import Tensor
 
 from polyrhythm.runtime.memory.device_handles import DeviceHandles
-from polyrhythm.runtime.memory.tensors import Copy, Device, State, copy_into, views_of
-from polyrhythm.runtime.memory.weights import NOTHING, Publication, SharedWeights, Stream, lock_file
+from polyrhythm.runtime.memory.fit import Stream, fitting
+from polyrhythm.runtime.memory.tensors import Copy, Device, State, copy_into, copy_tensor, views_of
+from polyrhythm.runtime.memory.ways import Way
+from polyrhythm.runtime.memory.weights import NOTHING, Fetched, Publication, SharedWeights, lock_file
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +60,18 @@ class _DeviceCopy:
 
 
 class DeviceWeights:
-    """The `Weights` of a process on the trainer's device. host: its end of the channel in shared memory; folder: of the
-    run. The trainer's process is the one that publishes."""
+    """The `Weights` of a process that shares the trainer's device memory. The trainer's process is the one that
+    publishes.
 
-    def __init__(self, host: SharedWeights, folder: Path, handles: DeviceHandles) -> None:
-        self.layout = host.layout
-        self._host, self._handles = host, handles
+    host: its end of the channel in shared memory; folder: of the run; handles: of the trainer's device; way: ipc or
+    peer, how this process reads; keeps: whether the trainer keeps a copy, because a generator reads it.
+    """
+
+    def __init__(
+        self, host: SharedWeights, folder: Path, handles: DeviceHandles, way: Way = "ipc", *, keeps: bool = True
+    ) -> None:
+        self.layout, self.traffic = host.layout, host.traffic
+        self._host, self._handles, self._way, self._keeps = host, handles, way, keeps
         self._path = folder / _NAME
         self._copy: _DeviceCopy | None = None
         self._writes = False
@@ -80,34 +90,21 @@ class DeviceWeights:
     # ------------------------------------------------------------ the writer
 
     def publish(self, version: int, state: State | Stream) -> None:
-        """As in `Weights`: to the host, then to the device, unless that cannot be shared; a stream to both at once."""
-        if not isinstance(state, Mapping):
-            self._publish_stream(version, state)
-            return
-        self._host.publish(version, state)
-        publication = self._host.find(version)
-        own = self._own_copy()
-        if own is not None and publication is not None:
-            with self._lock("copy", fcntl.LOCK_EX):
-                own.name(NOTHING)
-                copy_into(own.state, state)
-                self._handles.wait()
-                own.name(publication)
-
-    def _publish_stream(self, version: int, stream: Stream) -> None:
+        """As in `Weights`: to the host and to the device, tensor by tensor, unless the device cannot be shared."""
+        tensors = fitting(self.layout, state)
         own = self._own_copy()
         if own is None:
-            self._host.publish(version, stream)
+            self._host.publish(version, tensors)
             return
         with self._lock("copy", fcntl.LOCK_EX):
             own.name(NOTHING)
-            self._host.publish(version, _copied(stream, own.state))
+            self._host.publish(version, _copied(tensors, own.state))
             self._handles.wait()
             own.name(self._host.find(version) or NOTHING)
 
     def _own_copy(self) -> _DeviceCopy | None:
-        """The copy that this process writes; None if the device's memory cannot be shared."""
-        if self._writes or self._given_up:
+        """The copy that this process writes; None if nobody reads it, or the device's memory cannot be shared."""
+        if self._writes or self._given_up or not self._keeps:
             return self._copy
         self._path.unlink(missing_ok=True)
         try:
@@ -129,16 +126,16 @@ class DeviceWeights:
 
     def lies_on(self, device: Device) -> bool:
         """Whether the trainer shares a copy on this device."""
-        return device == self._handles.device and self._open_copy() is not None
+        return self._way == "ipc" and device == self._handles.device and self._open_copy() is not None
 
-    def fetch(self, version: int, into: State, present: Publication = NOTHING, copy: Copy = copy_into) -> Publication:
+    def fetch(self, version: int, into: State, present: Publication = NOTHING, copy: Copy = copy_into) -> Fetched:
         wanted = self._host.find(version) or self._host.find(self._host.newest)
         if wanted is not None and wanted != present:
             with self._reading(wanted) as state:
                 if state is not None:
                     copy(into, state)
                     self._handles.wait()
-                    return wanted
+                    return Fetched(wanted, self._way)
         return self._host.fetch(version, into, present, copy)
 
     @contextmanager
@@ -193,10 +190,9 @@ class DeviceWeights:
         return lock_file(self._path.with_name(f"{_NAME}.{name}.lock"), operation)
 
 
-def _copied(stream: Stream, into: State) -> Iterator[tuple[str, Tensor]]:
-    """The stream, each tensor of which is copied into those of `into` when the next is asked for, and so has been found
-    to fit."""
-    for name, tensor in stream:
+def _copied(tensors: Iterator[tuple[str, Tensor]], into: State) -> Iterator[tuple[str, Tensor]]:
+    """The same tensors, each copied into that of its name first."""
+    for name, tensor in tensors:
+        copy_tensor(into[name], tensor)
         yield name, tensor
-        if name in into:
-            copy_into({name: into[name]}, {name: tensor})
+        del tensor

@@ -5,16 +5,21 @@ Invariant: `apply` keeps every tensor of the module at its address, so graphs ca
 
 from __future__ import annotations
 
+import time
+
+from polyrhythm.runtime.memory.fit import check_fit
 from polyrhythm.runtime.memory.staging import StagingBuffer
-from polyrhythm.runtime.memory.tensors import Module
-from polyrhythm.runtime.memory.weights import NOTHING, Publication, Weights, check_fit
+from polyrhythm.runtime.memory.tensors import Copy, Module, State, copy_into
+from polyrhythm.runtime.memory.traffic import APPLY, Traffic
+from polyrhythm.runtime.memory.weights import NOTHING, Publication, Weights
 
 
 class Receiver:
     """Takes versions from `weights` into `module`. version: in the module; staged: in the staging buffer (-1: none).
 
-    ahead: keep a staging buffer where versions lie on another device, and bring them there through it; else there is
-    none unless `stage` is called.
+    traffic: what it has taken, by way, and applied; seconds are the host's, which does not wait for copies that a
+    device makes in its own order. ahead: keep a staging buffer where versions lie on another device, and bring them
+    there through it; else there is none unless `stage` is called.
     ValueError: the module lacks a tensor of the layout, or has it in another shape or dtype.
     """
 
@@ -22,6 +27,7 @@ class Receiver:
         check_fit(weights.layout, module.state_dict(), convertible=False)
         self._weights, self._module = weights, module
         self._applied = self._staged = NOTHING
+        self.traffic = Traffic()
         self._device = next(module.parameters()).device
         self._staging: StagingBuffer | None = None
         self._ahead = ahead
@@ -50,9 +56,16 @@ class Receiver:
         if self._staging is None:
             self._staging = StagingBuffer(self._weights.layout, self._device)
         staging, self._staged = self._staging, NOTHING
-        found = self._weights.fetch(version, staging.tensors, present, staging.fill)
+        found = self._fetch(version, staging.tensors, present, staging.fill)
         self._staged = NOTHING if found == present else found
         return staging
+
+    def _fetch(self, version: int, into: State, present: Publication, copy: Copy) -> Publication:
+        begin = time.perf_counter()
+        found, way = self._weights.fetch(version, into, present, copy)
+        if way is not None:
+            self.traffic.add(way, self._weights.layout.nbytes, time.perf_counter() - begin)
+        return found
 
     def apply(self, version: int) -> int:
         """Overwrite the module's tensors in place with `version`; the version applied, newer if that is gone.
@@ -63,13 +76,19 @@ class Receiver:
         own, present = self._module.state_dict(), self._weights.find(version)
         if version == self.version and present in (None, self._applied):
             return version
+        begin, before = time.perf_counter(), self._applied
+        self._bring(version, own, present)
+        if self._applied != before:
+            self.traffic.add(APPLY, self._weights.layout.nbytes, time.perf_counter() - begin)
+        return self.version
+
+    def _bring(self, version: int, own: State, present: Publication | None) -> None:
         if version != self.staged or present not in (None, self._staged):
             if not self.stages:
                 self._staging, self._staged = None, NOTHING
-                self._applied = self._weights.fetch(version, own, self._applied)
-                return self.version
+                self._applied = self._fetch(version, own, self._applied, copy_into)
+                return
             self._stage(version, self._applied)
         if self._staging is not None and self._staged != NOTHING:
             self._staging.copy_to(own)
             self._applied = self._staged
-        return self.version

@@ -61,15 +61,17 @@ def to_dtype(tensor: Tensor, dtype: str) -> Tensor:
 
 
 def copy_into(into: State, state: State) -> None:
-    """Copy the tensors that both have in place, converting dtypes.
+    """Copy the tensors that both have in place, converting dtypes; see `copy_tensor`."""
+    for name, tensor in into.items():
+        if name in state:
+            copy_tensor(tensor, state[name])
 
-    From a device to the host the conversion is the device's: torch would do it with one core of the host.
-    """
+
+def copy_tensor(into: Tensor, source: Tensor) -> None:
+    """Copy in place, converting the dtype: from a device to the host on the device, since torch would do it with one
+    core of the host."""
     with torch.no_grad():
-        for name, tensor in into.items():
-            if name in state:
-                source = state[name]
-                tensor.copy_(source.to(tensor.dtype) if source.is_cuda and tensor.is_cpu else source)
+        into.copy_(source.to(into.dtype) if source.is_cuda and into.is_cpu else source)
 
 
 def apply_state(module: Module, state: State) -> None:

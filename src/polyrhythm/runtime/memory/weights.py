@@ -19,20 +19,20 @@ with other content. Therefore publications are numbered: a copy of the first is 
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
-from torch import Tensor
 
-from polyrhythm.runtime.memory.tensors import Copy, Device, State, copy_into, tensors_over, to_dtype
-from polyrhythm.specs.weights import WeightsLayout, WeightSpec, first_misfit, weight_specs
+from polyrhythm.runtime.memory.fit import Stream, fitting
+from polyrhythm.runtime.memory.tensors import Copy, Device, State, copy_into, copy_tensor, tensors_over, to_dtype
+from polyrhythm.runtime.memory.traffic import PUBLISHED, Traffic
+from polyrhythm.runtime.memory.ways import Way
+from polyrhythm.specs.weights import WeightsLayout
 
-#: Tensors by name, one at a time: each may be gone when the next comes.
-Stream = Iterable[tuple[str, Tensor]]
 _HEADER = 64
 _EMPTY = -1
 
@@ -48,10 +48,18 @@ class Publication(NamedTuple):
 NOTHING = Publication(_EMPTY, 0)
 
 
+class Fetched(NamedTuple):
+    """What is there after a fetch. way: how it came; None if it was there before."""
+
+    publication: Publication
+    way: Way | None
+
+
 class Weights(Protocol):
-    """One process's end of a run's weights channel. There is one writer at a time."""
+    """One process's end of a run's weights channel. There is one writer at a time. traffic: what it has published."""
 
     layout: WeightsLayout
+    traffic: Traffic
 
     @property
     def newest(self) -> int:
@@ -61,9 +69,10 @@ class Weights(Protocol):
     def publish(self, version: int, state: State | Stream) -> None:
         """Make a copy of the layout's tensors in `state` readable as `version`; other tensors are ignored.
 
-        A stream is copied tensor by tensor and never held whole. A version that is there already was left by a writer
-        that died before announcing it: it is replaced. ValueError: a tensor is missing or does not fit; then nothing
-        has changed. Of a stream that is known only as it goes on; then the newest version is what it was.
+        A stream, in any order, is copied tensor by tensor and never held whole. A version that is there already was
+        left by a writer that died before announcing it: it is replaced. ValueError: a tensor is missing, given twice,
+        or does not fit; then nothing has changed. Of a stream the first tensor alone is known that early: if it breaks
+        later, for this or its own reason, the newest version is what it was, and the one before that may be gone.
         """
         ...
 
@@ -75,8 +84,9 @@ class Weights(Protocol):
         """Whether a module on this device can take a version without bringing it there first."""
         ...
 
-    def fetch(self, version: int, into: State, present: Publication = NOTHING, copy: Copy = copy_into) -> Publication:
-        """Copy `version`, or the newest if that is gone, into the layout's tensors of `into`; which it is.
+    def fetch(self, version: int, into: State, present: Publication = NOTHING, copy: Copy = copy_into) -> Fetched:
+        """Copy `version`, or the newest if that is gone, into the layout's tensors of `into`; which it is, and how it
+        came.
 
         present: what `into` holds; nothing is copied where it is this one. copy: how; no publication changes what it
         reads before it returns.
@@ -92,7 +102,7 @@ class InlineWeights:
     """Within one process: a publication copies once, readers get references. Copies stay on the trainer's device."""
 
     def __init__(self, layout: WeightsLayout) -> None:
-        self.layout = layout
+        self.layout, self.traffic = layout, Traffic()
         self._held: dict[int, State] = {}
         self._numbers: dict[int, int] = {}
 
@@ -101,8 +111,12 @@ class InlineWeights:
         return max(self._held, default=_EMPTY)
 
     def publish(self, version: int, state: State | Stream) -> None:
-        published = self.layout.published
-        copies = {name: to_dtype(tensor, published[name].dtype) for name, tensor in fitting(self.layout, state)}
+        specs = self.layout.published
+        with self.traffic.timed(PUBLISHED, self.layout.nbytes):
+            copies = {}
+            for name, tensor in fitting(self.layout, state):
+                copies[name] = to_dtype(tensor, specs[name].dtype)
+                del tensor  # before the next is made
         older = {held: tensors for held, tensors in self._held.items() if held < version}
         kept = sorted(older)[-1:]
         self._held = {**{held: older[held] for held in kept}, version: copies}
@@ -117,12 +131,13 @@ class InlineWeights:
         held = next(iter(self._held.values()), {})
         return device.type == "cpu" or any(tensor.device == device for tensor in islice(held.values(), 1))
 
-    def fetch(self, version: int, into: State, present: Publication = NOTHING, copy: Copy = copy_into) -> Publication:
+    def fetch(self, version: int, into: State, present: Publication = NOTHING, copy: Copy = copy_into) -> Fetched:
         version, tensors = self.read(version)
         found = Publication(version, self._numbers[version])
-        if found != present:
-            copy(into, tensors)
-        return found
+        if found == present:
+            return Fetched(found, None)
+        copy(into, tensors)
+        return Fetched(found, "reference")
 
     def read(self, version: int | None = None) -> tuple[int, State]:
         held = self._held
@@ -149,7 +164,7 @@ class SharedWeights:
     """
 
     def __init__(self, layout: WeightsLayout, memory: memoryview | bytearray, folder: Path) -> None:
-        self.layout = layout
+        self.layout, self.traffic = layout, Traffic()
         view = memoryview(memory)
         # Versions are stored plus one, so that zeroed memory is empty.
         self._stored = np.frombuffer(view, np.int64, 2)
@@ -168,14 +183,15 @@ class SharedWeights:
 
     def publish(self, version: int, state: State | Stream) -> None:
         """As in `Weights`. Overwrites the older buffer; waits for a reader that is in the middle of it."""
-        stream = fitting(self.layout, state)
-        held = self.versions()
+        tensors, held = fitting(self.layout, state), self.versions()
         index = held.index(max(held)) if max(held) >= version else held.index(min(held))
-        with self._lock(index, fcntl.LOCK_EX):
+        into = self._buffers[index]
+        with self._lock(index, fcntl.LOCK_EX), self.traffic.timed(PUBLISHED, self.layout.nbytes):
             self._stored[index] = 0
             self._numbers[index] = self._numbers.max() + 1
-            for name, tensor in stream:
-                copy_into({name: self._buffers[index][name]}, {name: tensor})
+            for name, tensor in tensors:
+                copy_tensor(into[name], tensor)
+                del tensor  # before the next is made
             self._stored[index] = version + 1
 
     def find(self, version: int) -> Publication | None:
@@ -186,11 +202,12 @@ class SharedWeights:
         """Shared memory is the host's."""
         return device.type == "cpu"
 
-    def fetch(self, version: int, into: State, present: Publication = NOTHING, copy: Copy = copy_into) -> Publication:
+    def fetch(self, version: int, into: State, present: Publication = NOTHING, copy: Copy = copy_into) -> Fetched:
         with self._reading(version) as (found, tensors):
-            if found != present:
-                copy(into, tensors)
-        return found
+            if found == present:
+                return Fetched(found, None)
+            copy(into, tensors)
+        return Fetched(found, "host")
 
     def read(self, version: int | None = None) -> tuple[int, State]:
         with self._reading(_EMPTY if version is None else version) as (found, tensors):
@@ -237,34 +254,3 @@ def shared_nbytes(layout: WeightsLayout) -> int:
     """Memory that `SharedWeights` needs."""
     return _HEADER + 2 * layout.nbytes
 
-
-def check_fit(layout: WeightsLayout, state: State, *, convertible: bool) -> None:
-    """Raise ValueError unless `state` has all tensors of the layout. convertible: in any floating-point dtype."""
-    found = weight_specs({name: tensor for name, tensor in state.items() if name in layout.published})
-    if name := first_misfit(layout.published, found, convertible=convertible):
-        raise _misfit(name, found.get(name), layout.published[name])
-
-
-def fitting(layout: WeightsLayout, state: State | Stream) -> Stream:
-    """The layout's tensors of `state`, which fit it but for floating-point dtypes. ValueError: one is missing or does
-    not fit; of a mapping it is raised by this call, of a stream when it has come so far."""
-    if not isinstance(state, Mapping):
-        return _fitting(layout, state)
-    check_fit(layout, state, convertible=True)
-    return ((name, state[name]) for name in layout.published)
-
-
-def _fitting(layout: WeightsLayout, stream: Stream) -> Stream:
-    missing = dict(layout.published)
-    for name, tensor in stream:
-        if name in missing:
-            spec, found = missing.pop(name), weight_specs({name: tensor})
-            if first_misfit({name: spec}, found, convertible=True):
-                raise _misfit(name, found[name], spec)
-            yield name, tensor
-    for name, spec in missing.items():
-        raise _misfit(name, None, spec)
-
-
-def _misfit(name: str, found: WeightSpec | None, spec: WeightSpec) -> ValueError:
-    return ValueError(f"weights do not fit the policy: {name} is {found or 'missing'}, the layout has {spec}")

@@ -51,8 +51,8 @@ _PR_SET_PDEATHSIG = 1
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
     """What a station's process gets at its start. kind, content: the packed factory; main: the endpoint of main's
-    inbox; keys: of the run, if its sockets need them; parent: process id of main; shares_device: whether other stations
-    are on its CUDA device too; rank, ranks: which of how many processes of this incarnation it is."""
+    inbox; keys: of the run, if its sockets need them; parent: process id of main; rank, ranks: which of how many
+    processes of this incarnation it is."""
 
     station: str
     incarnation: int
@@ -66,7 +66,6 @@ class ChildSpec:
     transport: Transport
     keys: RunKeys | None
     parent: int
-    shares_device: bool = False
     rank: int = 0
     ranks: int = 1
 
@@ -126,15 +125,12 @@ class StationProcess:
 
     def _open_weights(self, folder: Path) -> Weights:
         """This process's end of the weights channel. ValueError: the layout is damaged."""
-        from polyrhythm.runtime.memory.device_handles import CudaHandles  # torch, which simulators do not need
-        from polyrhythm.runtime.memory.device_weights import DeviceWeights
-        from polyrhythm.runtime.memory.weights import SharedWeights
+        from polyrhythm.runtime.memory.channel import open_weights  # torch, which simulators do not need
 
-        self._spec.weights.verify()
-        weights = SharedWeights(self._spec.weights, memoryview(open_segment(folder, "weights")), folder)
-        if not self._spec.shares_device:
-            return weights
-        return DeviceWeights(weights, folder, CudaHandles(self._spec.resources.device))
+        spec = self._spec
+        spec.weights.verify()
+        memory = memoryview(open_segment(folder, "weights"))
+        return open_weights(spec.weights, memory, folder, spec.resources.device, spec.resources.ends)
 
     def run(self) -> int:
         """Work until told to stop, or until a part fails; the exit status.

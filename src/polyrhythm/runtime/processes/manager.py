@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.runtime.factories import Resources, StationList, pack
+from polyrhythm.runtime.factories import StationList, pack
 from polyrhythm.runtime.hosting import Joined
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import process_address
@@ -94,7 +94,6 @@ class ProcessManager:
                 transport=self._sockets.transport,
                 keys=self._sockets.keys,
                 parent=os.getpid(),
-                shares_device=rank == 0 and self._shares_device(resources),
                 rank=rank,
                 ranks=len(seats),
             )
@@ -107,11 +106,6 @@ class ProcessManager:
                     f"{name}: its process cannot be started ({error.strerror}); free memory, processes (ulimit -u) or "
                     f"room in {self._logs}, then start again with resume"
                 ) from error
-
-    def _shares_device(self, resources: Resources) -> bool:
-        """Whether more than one station is on this CUDA device; of several ranks the first counts, which publishes."""
-        alike = sum(first.device == resources.device for _, (first, *_) in self._stations.values())
-        return resources.device != "cpu" and alike > 1
 
     @property
     def complete(self) -> bool:

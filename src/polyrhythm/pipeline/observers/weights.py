@@ -1,0 +1,72 @@
+"""How a run's weights travel: for each generator the way, why that one, and its rate, in the log and in the summary."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.runtime.launcher import Launcher
+from polyrhythm.runtime.memory.traffic import APPLY, PUBLISHED, Moved, read_traffic
+from polyrhythm.runtime.memory.ways import ONE_PROCESS, Choice, Ends, choose_way
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks at the stations' counters, which come twice a second.
+_LOOK_S = 0.5
+#: Versions after which the log says the rate: the first alone touches memory for the first time.
+_FIRST = 3
+
+
+class WeightsTraffic(Observer):
+    """Looks at what the generators have taken, and logs a line for each after its first versions.
+
+    ends: where weights are published and used; devices: of the stations, by name.
+    """
+
+    tick_s: ClassVar[float] = _LOOK_S
+
+    def __init__(self, launcher: Launcher, ends: Ends, devices: Mapping[str, str]) -> None:
+        self._launcher, self._ends, self._devices = launcher, ends, devices
+        self._silent = {name for name in devices if name.startswith("generator")}
+
+    def on_tick(self, now: float) -> None:  # noqa: ARG002
+        if self._silent:
+            self._say(self._launcher.latest(), _FIRST)
+
+    def finish(self) -> None:
+        """Log what has not been: of runs that ended before."""
+        self._say(self._launcher.latest(), 1)
+
+    def _say(self, counters: Mapping[str, Mapping[str, float]], versions: int) -> None:
+        for name in sorted(self._silent & counters.keys()):
+            moved = read_traffic(counters[name])
+            if moved.get(APPLY, Moved()).versions >= versions:
+                self._silent.discard(name)
+                for way in sorted(moved.keys() - {APPLY, PUBLISHED}):
+                    log.info("%s", self._sentence(name, way, moved[way]))
+
+    def _sentence(self, name: str, way: str, moved: Moved) -> str:
+        return (
+            f"{name}: weights come by {way}, because {self._why(name, way)}; {moved.mb:.3g} MB in {moved.ms:.3g} ms, "
+            f"{moved.gb_per_s:.2g} GB/s (mean of {moved.versions})"
+        )
+
+    def _why(self, name: str, way: str) -> str:
+        if way == ONE_PROCESS.way:
+            return ONE_PROCESS.why
+        choice: Choice = choose_way(self._ends, self._devices[name], lambda *_: way == "peer")
+        return choice.why if choice.way == way else f"{choice.way} could not serve at once (its log says why)"
+
+    def summary(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """By station and kind (a way, published, apply): versions, mb of one, ms of one in the mean, gb_per_s."""
+        found = {}
+        for name, counts in self._launcher.statistics().items():
+            if moved := read_traffic(counts):
+                found[name] = {kind: _as_dict(one) for kind, one in moved.items() if one.versions}
+        return found
+
+
+def _as_dict(moved: Moved) -> dict[str, Any]:
+    return {"versions": moved.versions, "mb": moved.mb, "ms": moved.ms, "gb_per_s": moved.gb_per_s}

@@ -1,0 +1,152 @@
+"""Which way weights take, by where the ends live; what was moved, in numbers; what log and summary say of it."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from tests.conformance.weights import Module, layout_of
+
+from polyrhythm.pipeline.observers.weights import WeightsTraffic
+from polyrhythm.runtime.memory import channel
+from polyrhythm.runtime.memory.channel import open_weights
+from polyrhythm.runtime.memory.device_weights import DeviceWeights
+from polyrhythm.runtime.memory.traffic import APPLY, PUBLISHED, Traffic, read_traffic
+from polyrhythm.runtime.memory.ways import Choice, Ends, choose_way, keeps_copy
+from polyrhythm.runtime.memory.weights import SharedWeights, shared_nbytes
+
+RATE = "4 MB in 2 ms, 2 GB/s (mean of 3)"
+SHARDED = "the trainer's weights are sharded"
+
+
+def pairs(*linked):
+    """Devices of a machine on which the devices of each pair read each other's memory."""
+    return lambda device, other: (device, other) in linked or (other, device) in linked
+
+
+ALL = pairs(("cuda:0", "cuda:1"), ("cuda:0", "cuda:2"), ("cuda:1", "cuda:2"))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "generator", "reaches", "expected"),
+    [
+        ("cpu", "cpu", ALL, Choice("host", "the generator is on the CPU")),
+        ("cuda:0", "cpu", ALL, Choice("host", "the generator is on the CPU")),
+        ("cpu", "cuda:0", ALL, Choice("host", "weights are published by a process on the CPU")),
+        ("cuda:0", "cuda:0", pairs(), Choice("ipc", "trainer and generator are on cuda:0")),
+        ("cuda:0", "cuda:1", ALL, Choice("peer", "cuda:1 can read the memory of cuda:0")),
+        ("cuda:0", "cuda:1", pairs(("cuda:1", "cuda:2")), Choice("host", "cuda:1 cannot read the memory of cuda:0")),
+    ],
+)
+def test_the_way_follows_from_where_the_ends_live(trainer, generator, reaches, expected):
+    assert choose_way(Ends(trainer, (generator,)), generator, reaches) == expected
+
+
+def test_ends_that_may_have_nothing_whole_on_a_device_use_the_host():
+    ends = Ends("cuda:0", ("cuda:0", "cuda:1", "cpu"), SHARDED)
+    assert choose_way(ends, "cuda:0", ALL) == choose_way(ends, "cuda:1", ALL) == ("host", SHARDED)
+    assert not keeps_copy(ends, ALL)
+
+
+@pytest.mark.parametrize(
+    ("generators", "reaches", "kept"),
+    [
+        (("cpu", "cpu"), ALL, False),
+        (("cpu", "cuda:0"), pairs(), True),
+        (("cuda:1", "cuda:1"), pairs(), False),
+        (("cuda:1", "cuda:2"), pairs(("cuda:0", "cuda:2")), True),
+        ((), ALL, False),
+    ],
+)
+def test_the_trainer_keeps_a_copy_on_its_device_only_if_a_generator_takes_it_from_there(generators, reaches, kept):
+    assert keeps_copy(Ends("cuda:0", generators), reaches) is kept
+
+
+class Elsewhere:
+    """Handles of a device that this machine need not have."""
+
+    def __init__(self, device):
+        self.device = device
+
+
+@pytest.mark.parametrize(
+    ("device", "ends", "way"),
+    [
+        ("cuda:1", Ends("cuda:0", ("cuda:1",)), "peer"),
+        ("cuda:0", Ends("cuda:0", ("cuda:1",)), "ipc"),
+        ("cuda:3", Ends("cuda:0", ("cuda:3",)), ""),
+        ("cuda:1", Ends("cuda:0", ("cuda:1",), SHARDED), ""),
+        ("cpu", Ends("cuda:0", ("cuda:0", "cpu")), ""),
+        ("cuda:1", None, ""),
+    ],
+)
+def test_a_process_opens_its_end_for_the_way(device, ends, way, tmp_path, monkeypatch):
+    monkeypatch.setattr(channel, "CudaHandles", Elsewhere)
+    monkeypatch.setattr(channel, "can_reach", ALL)
+    layout = layout_of(Module())
+    found = open_weights(layout, memoryview(bytearray(shared_nbytes(layout))), tmp_path, device, ends)
+    if way:
+        assert isinstance(found, DeviceWeights)
+        assert (found._way, found._keeps, found._handles.device) == (way, True, "cuda:0")
+    else:
+        assert isinstance(found, SharedWeights)
+
+
+def test_traffic_goes_through_counters_and_back():
+    traffic = Traffic()
+    traffic.add("host", 1_500_000, 0.001)
+    traffic.add("host", 2_500_000, 0.003)
+    traffic.add(APPLY, 2_000_000, 0.5)
+    found = read_traffic({"passes": 7.0, **traffic.statistics()})
+    assert found == traffic.moved
+    assert (found["host"].versions, found["host"].mb, found["host"].gb_per_s) == (2, 2.0, pytest.approx(1.0))
+    assert (found[APPLY].ms, found[APPLY].gb_per_s) == (500.0, pytest.approx(0.004))
+    assert read_traffic({"busy_s": 3.0}) == {}
+
+
+class Counters:
+    """A launcher's counters."""
+
+    def __init__(self):
+        self.now = {}
+
+    def add(self, station, *kinds):
+        traffic = Traffic()
+        for kind in kinds:
+            traffic.add(kind, 4_000_000, 0.002)
+        self.now[station] = {"busy_s": 1.0, **traffic.statistics()}
+
+    def latest(self):
+        return self.now
+
+    statistics = latest
+
+
+def test_the_log_says_way_reason_and_rate_of_each_generator_once(caplog):
+    caplog.set_level(logging.INFO)
+    counters = Counters()
+    devices = {"generator-0": "cpu", "generator-1": "cuda:0", "generator-2": "cuda:1", "trainer": "cuda:0"}
+    observer = WeightsTraffic(counters, Ends("cuda:0", tuple(devices.values())[:3]), devices)
+    counters.add("generator-0", "host", APPLY, "host", APPLY)
+    observer.on_tick(0.0)
+    assert not caplog.messages, "two versions are too few for a rate"
+    counters.add("generator-0", *("host", APPLY) * 3)
+    counters.add("generator-1", *("host", APPLY) * 3)
+    for _ in range(2):
+        observer.on_tick(1.0)
+    assert caplog.messages == [
+        "generator-0: weights come by host, because the generator is on the CPU; " + RATE,
+        "generator-1: weights come by host, because ipc could not serve at once (its log says why); " + RATE,
+    ]
+    caplog.clear()
+    counters.add("generator-2", "peer", APPLY)
+    counters.add("trainer", PUBLISHED, PUBLISHED)
+    observer.finish()
+    observer.finish()
+    assert caplog.messages == [
+        "generator-2: weights come by peer, because cuda:1 can read the memory of cuda:0; "
+        + RATE.replace("of 3", "of 1")
+    ]
+    one = {"versions": 1, "mb": 4.0, "ms": 2.0, "gb_per_s": pytest.approx(2.0)}
+    assert observer.summary()["generator-2"] == {"peer": one, "apply": one}
+    assert observer.summary()["trainer"] == {"published": {**one, "versions": 2}}
