@@ -241,7 +241,8 @@ class GuaranteeChecker:
         newest = max(w.asked.version for w in waiting)
         able = [n for n, s in self._seats.items() if s.serving is None and not s.applying and s.version >= newest]
         if self.leases is not None:
-            able = [name for name in able if self.leases.present(name)]
+            leaving = {name for name, state in self._conductor.delivery.leases.present.items() if state.leaving}
+            able = [name for name in able if self.leases.present(name) and name not in leaving]
         if not able:
             return
         oldest = min(w.arrived for w in waiting)

@@ -200,7 +200,8 @@ class Conductor:
         commands: list[Command] = []
         for slot, live in self.rollout.rows.take_changes():
             commands += self.serving.note_live(slot, live=live)
-            self._note_slot(slot, now)
+            if self.delivery is not None:
+                self._note_slot(self.delivery, slot, now)
         return commands
 
     def _pin_weights(self) -> list[Command]:
@@ -217,9 +218,9 @@ class Conductor:
 
     def _deliver(self, delivery: CommandDelivery, event: Event, commands: list[Command], now: float) -> list[Command]:
         """The commands that go out now where stations lease their devices, and which devices change hands."""
+        delivery.preempt(now)
         delivery.note(event, now)
         sent = delivery.release(event, now)
-        delivery.preempt(now)
         self._note_away(delivery)
         sent += delivery.deliver([*commands, *self.serving.due(now)], now)
         delivery.note_due(self.serving.due_away(now), now)
@@ -231,12 +232,11 @@ class Conductor:
         for name, is_open in delivery.take_changes():
             self.serving.generators.note_away(name, away=not is_open)
 
-    def _note_slot(self, name: str, now: float) -> None:
+    def _note_slot(self, delivery: CommandDelivery, name: str, now: float) -> None:
         """A slot became live or stopped, asked, or was answered: its simulator has work for its device, or has not."""
         slot = self.serving.slots.slots.get(name)
-        if self.delivery is not None and slot is not None:
-            working = slot.live and slot.request is None
-            self.delivery.note_slot(slot.simulator, name, working=working, now=now)
+        if slot is not None:
+            delivery.note_slot(slot.simulator, name, working=slot.live and slot.request is None, now=now)
 
     # ------------------------------------------------------------ stations
 
@@ -266,7 +266,7 @@ class Conductor:
         refusals = self.serving.remove_generator(name)
         if self.delivery is not None and self.delivery.working:
             for slot in self.serving.slots.slots:  # what it had answered may wait again
-                self._note_slot(slot, now)
+                self._note_slot(self.delivery, slot, now)
         self._note_held()
         lost = self.rollout.evaluations.current_background if name == self.settings.evaluator else None
         given_up = self.rollout.give_up(lost) if lost is not None and lost.version >= 0 else []
@@ -305,7 +305,8 @@ class Conductor:
 
     def _on_request(self, event: records.RequestArrived, now: float) -> list[Command]:
         self.serving.hear(event, now)
-        self._note_slot(event.slot, now)
+        if self.delivery is not None:
+            self._note_slot(self.delivery, event.slot, now)
         return []
 
     def _on_batch_done(self, event: records.BatchDone, now: float) -> list[Command]:
@@ -313,7 +314,7 @@ class Conductor:
         batch, chosen = generator.batch, self.serving.finish(generator, now)
         if self.delivery is not None:
             for request in () if batch is None else batch.requests:
-                self._note_slot(request.slot, now)
+                self._note_slot(self.delivery, request.slot, now)
         return [
             *chosen,
             *self.serving.weights.settle_one(
