@@ -78,6 +78,7 @@ class Payload:
     oldest: int
 
 
+#: Nobody asks for `SaveTrainer` here: a simulated trainer saves by itself.
 _ADDRESS: dict[type, Callable[[Any], str]] = {
     StartRows: attrgetter("simulator"),
     CancelRow: attrgetter("simulator"),

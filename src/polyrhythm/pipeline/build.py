@@ -20,6 +20,7 @@ from polyrhythm.conformance import raised
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, RunFolderError, RunHalted
 from polyrhythm.pipeline.array_specs import arena_layout, bucket_sizes, step_settings
+from polyrhythm.pipeline.leases import lease_devices, lease_settings
 from polyrhythm.pipeline.observers.failures import SampleFailureLog
 from polyrhythm.pipeline.observers.metrics import check_metrics
 from polyrhythm.pipeline.observers.totals import EVALUATION
@@ -35,7 +36,7 @@ from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import EnvBatchInfo, Episode, SampleEvaluated, WeightsOffered
 from polyrhythm.scheduler.rollout.sharding import StrategyFailure, shard
-from polyrhythm.scheduler.settings import SchedulerSettings
+from polyrhythm.scheduler.settings import LeaseSettings, SchedulerSettings
 from polyrhythm.specs import EnvSpec, WeightsLayout
 from polyrhythm.specs.finite import ENVIRONMENT, POLICY
 from polyrhythm.stations.generator_factory import GeneratorFactory, PolicyFactory
@@ -94,8 +95,11 @@ def policy_settings(config: RunConfig) -> PolicySettings:
         raise ConfigError(str(error)) from error
 
 
-def scheduler_settings(config: RunConfig, spec: EnvSpec, buckets: tuple[int, ...] = ()) -> SchedulerSettings:
-    """The conductor's settings. buckets: row counts that passes are padded to."""
+def scheduler_settings(
+    config: RunConfig, spec: EnvSpec, buckets: tuple[int, ...] = (), lease: LeaseSettings | None = None
+) -> SchedulerSettings:
+    """The conductor's settings. buckets: row counts that passes are padded to; lease: stations that are on their
+    devices in turn."""
     rollout, freshness, batching, groups = config.rollout, config.freshness, config.batching, config.groups
     limits: dict[str, Any] = {}
     if isinstance(batching, LimitedBatching):
@@ -132,6 +136,7 @@ def scheduler_settings(config: RunConfig, spec: EnvSpec, buckets: tuple[int, ...
         episode_deadline_s=rollout.episode_deadline_s,
         max_attempts=rollout.max_attempts,
         max_dropped=rollout.max_dropped,
+        lease=lease,
         **limits,
     )
 
@@ -160,11 +165,14 @@ def station_names(config: RunConfig, *, trainer: bool = True) -> dict[Kind, list
     return {"simulators": simulators, "generators": generators, "trainer": ["trainer"] * trainer}
 
 
-def run_seats(config: RunConfig, *, trainer: bool = True) -> dict[str, Resources]:
-    """The resources of each station on this machine. ConfigError: `placement` names a device that does not exist."""
+def run_seats(config: RunConfig, *, trainer: bool = True, folder: Path | None = None) -> dict[str, Resources]:
+    """The resources of each station on this machine. folder: of the run, for what leaves a leased host. ConfigError:
+    `placement` names a device that does not exist."""
     names = station_names(config, trainer=trainer)
     inline = config.launcher == "inline"
-    return assign_seats(config.placement, names, count_devices(), os.environ, inline=inline)
+    seats = assign_seats(config.placement, names, count_devices(), os.environ, inline=inline)
+    leaves = getattr(config.env, "leaves_device", False)
+    return lease_devices(config.placement, seats, simulators_leave=leaves, offload=str(folder or ""))
 
 
 def list_seat_warnings(config: RunConfig, *, trainer: bool = True) -> list[str]:
@@ -254,7 +262,7 @@ def build_pipeline(
     if trainer:
         assert not isinstance(initial, torch.nn.Module), "the trainer reads its first weights from a file"
         factories.append(_trainer_factory(config, spec, states, str(initial or ""), version))
-    seats = run_seats(config, trainer=trainer)
+    seats = run_seats(config, trainer=trainer, folder=folder)
     for name, seat in seats.items():
         log.info("%s: %s", name, describe_seat(seat))
     for sentence in list_seat_warnings(config, trainer=trainer):
@@ -264,7 +272,7 @@ def build_pipeline(
     launcher = _launcher(config, stations, layout, WeightsLayout.of(form.published), folder)
     weights = launcher.weights
     try:
-        conductor = Conductor(scheduler_settings(config, spec, buckets))
+        conductor = Conductor(scheduler_settings(config, spec, buckets, lease_settings(config.placement, seats)))
         if states is not None and trainer:
             states.reset(saved.trainer if saved else None)
         if saved is not None:
@@ -277,13 +285,20 @@ def build_pipeline(
             folder / LOGS if folder and config.launcher != "inline" else None, _sources_of_numbers(config)
         )
         loop = RunLoop(conductor, launcher, time.monotonic, observers=[failures], record=record)
-        loop.submit(WeightsOffered(version))
+        _offer_weights(loop, version, there=weights.newest >= 0 or not seats["trainer"].leases)
         if start:
             loop.start()
     except BaseException:
         launcher.close()
         raise
     return Pipeline(loop, launcher, weights, states, failures, spec)
+
+
+def _offer_weights(loop: RunLoop, version: int, *, there: bool) -> None:
+    """Have the generators take the first weights. there: they are published before any station can be told; else the
+    trainer is told to publish them once it is on the device that it leases."""
+    if there:
+        loop.submit(WeightsOffered(version))
 
 
 def _state(initial: Policy | Path | None, settings: PolicySettings, spec: EnvSpec, seed: int) -> Mapping[str, Tensor]:

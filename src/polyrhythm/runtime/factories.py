@@ -15,30 +15,42 @@ import msgspec
 
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.messages import Channels, Station
+from polyrhythm.scheduler import records
 
 if TYPE_CHECKING:
     from polyrhythm.runtime.memory.weights import Weights
 
 
+Announcement = records.SimulatorJoined | records.GeneratorJoined | records.TrainerJoined
+
+
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a station gets: device (cpu or cuda:N), threads per operation, environment variables of its process."""
+    """What a station gets: device (cpu or cuda:N), threads per operation, environment variables of its process.
+
+    leases: numbers of the devices that it is on in turn with others; offload: folder for what it keeps there meanwhile,
+    on the CPU.
+    """
 
     device: str = "cpu"
     threads: int = 1
     environment: dict[str, str] = field(default_factory=dict)
+    leases: tuple[int, ...] = ()
+    offload: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StationContext:
     """What a process offers to its station. weights: opens this process's end of the weights channel, which imports
-    torch; overlap: whether the station may use threads of its own."""
+    torch; overlap: whether the station may use threads of its own. offload: where to put what is on a leased device
+    while the station is off it, a folder ("": the system's temporary one); None: it leases none."""
 
     arena: Arena
     weights: Callable[[], Weights]
     channels: Channels
     device: str = "cpu"
     overlap: bool = False
+    offload: str | None = None
 
 
 class StationFactory(Protocol):
@@ -50,6 +62,11 @@ class StationFactory(Protocol):
     def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         """The station's parts, each as its address and a function that makes it. In a process of its own, each part is
         made in its own thread and works there."""
+        ...
+
+    def announcements(self, incarnation: int) -> Sequence[Announcement]:
+        """What the parts will announce, without making them: a station that leases its devices is made when it first
+        is on them."""
         ...
 
 

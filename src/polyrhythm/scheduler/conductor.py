@@ -359,6 +359,9 @@ class Conductor:
         self.updates.note_checkpoint(event.updates)
         return []
 
+    def _on_save(self, _event: records.SaveRequested, _now: float) -> list[Command]:
+        return [records.SaveTrainer(self.updates.trainer)] if self.updates.trainer else []
+
     def _on_target(self, event: records.TrainUntil, _now: float) -> list[Command]:
         self.rollout.admission.target = max(self.rollout.admission.target, event.version)
         return []
@@ -388,6 +391,7 @@ _HANDLERS: dict[type, Callable[[Conductor, Any, float], list[Command]]] = {
     records.WeightsOffered: Conductor._on_published,
     records.WeightsApplied: Conductor._on_applied,
     records.Checkpointed: Conductor._on_checkpoint,
+    records.SaveRequested: Conductor._on_save,
     records.TrainUntil: Conductor._on_target,
     records.Evaluate: Conductor._on_evaluate,
     records.Wake: Conductor._on_wake,

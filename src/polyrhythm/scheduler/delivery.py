@@ -28,7 +28,7 @@ from polyrhythm.scheduler.settings import LeaseSettings
 _ADDRESS: dict[type, Callable[[Any], str]] = {
     **dict.fromkeys((records.StartRows, records.CancelRow, records.RefuseRequest), attrgetter("simulator")),
     **dict.fromkeys((records.Serve, records.ApplyWeights), attrgetter("generator")),
-    **dict.fromkeys((records.StartUpdate, records.PublishWeights), attrgetter("trainer")),
+    **dict.fromkeys((records.StartUpdate, records.PublishWeights, records.SaveTrainer), attrgetter("trainer")),
 }
 #: Commands that are a unit of work, and the events that end one.
 _UNITS = frozenset({records.Serve, records.ApplyWeights, records.StartUpdate, records.PublishWeights})

@@ -326,6 +326,11 @@ class Checkpointed:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveRequested:
+    """The run asks for the trainer's state to be saved as it is."""
+
+
+@dataclass(frozen=True, slots=True)
 class WeightsOffered:
     """The run offers weights of `version` to the generators: initial or restored ones."""
 
@@ -371,6 +376,7 @@ Event = (
     | DeviceTaken
     | DeviceYielded
     | Checkpointed
+    | SaveRequested
     | WeightsOffered
     | TrainUntil
     | Evaluate
@@ -444,6 +450,13 @@ class StartUpdate:
 class PublishWeights:
     trainer: str
     version: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveTrainer:
+    """Save the trainer's state, between two updates; answered by `Checkpointed`."""
+
+    trainer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -534,6 +547,7 @@ Command = (
     | ApplyWeights
     | StartUpdate
     | PublishWeights
+    | SaveTrainer
     | TakeDevice
     | YieldDevice
     | ReleasePayloads

@@ -17,11 +17,20 @@ from typing import Protocol
 
 from polyrhythm.policies.base import as_module
 from polyrhythm.runtime.memory.arena import FAR, Arena
+from polyrhythm.runtime.memory.offload import OffloadStore
 from polyrhythm.runtime.memory.weights import Weights
-from polyrhythm.runtime.messages import Channels, Order, Report, SaveTrainer
+from polyrhythm.runtime.messages import Channels, Order, Report
 from polyrhythm.runtime.spans import PUBLISH, SAVE, UPDATE, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
-from polyrhythm.scheduler.records import Checkpointed, Published, PublishWeights, StartUpdate, TrainerJoined, UpdateDone
+from polyrhythm.scheduler.records import (
+    Checkpointed,
+    Published,
+    PublishWeights,
+    SaveTrainer,
+    StartUpdate,
+    TrainerJoined,
+    UpdateDone,
+)
 from polyrhythm.specs import Trajectory
 from polyrhythm.stations.simulator.guard import IDLE
 from polyrhythm.training.learner import Learner
@@ -41,7 +50,8 @@ class Saver(Protocol):
 class Trainer:
     """Trainer around a `learner`; reports the metrics of each update to `channels.report` under the topic "update".
 
-    overlap: publish in a separate thread.
+    overlap: publish in a separate thread. store: where its tensors are while it is off the device that it leases; None
+    if it leases none.
     """
 
     def __init__(
@@ -59,6 +69,7 @@ class Trainer:
         self.name, self.incarnation = name, incarnation
         self._learner, self._arena, self._weights = learner, arena, weights
         self._channels, self._saver, self._overlap = channels, saver, overlap
+        self.store: OffloadStore | None = None
         self._todo: deque[StartUpdate | PublishWeights | SaveTrainer] = deque()
         self._steps: Steps | None = None
         self._metrics: Metrics = {}
@@ -182,6 +193,19 @@ class Trainer:
             self._publication.wait()
             self._publication_span = Span(self.name, PUBLISH, *self._publication.lasted, self._publication.version)
             self._publication = None
+
+    def suspend(self) -> int:
+        """Leave the device, between two updates: bring weights, moments and the reference policy to the store; the
+        bytes freed."""
+        assert self.store is not None, f"{self.name} leases no device"
+        assert self._steps is None, f"{self.name} has an update under way"
+        self._settle()
+        return self.store.suspend(self._learner.kept_tensors())
+
+    def resume(self) -> None:
+        """Come back to the device."""
+        assert self.store is not None, f"{self.name} leases no device"
+        self.store.resume()
 
     def current_call(self) -> tuple[str, float]:
         return self._doing

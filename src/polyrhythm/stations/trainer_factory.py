@@ -18,8 +18,10 @@ from polyrhythm.config.sections.learning import TrainingSettings
 from polyrhythm.errors import RunFolderError
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.factories import StationContext
+from polyrhythm.runtime.memory.offload import store_of
 from polyrhythm.runtime.memory.tensors import apply_state
 from polyrhythm.runtime.messages import Station
+from polyrhythm.scheduler.records import TrainerJoined
 from polyrhythm.stations.generator_factory import PolicyFactory
 from polyrhythm.stations.trainer import Trainer
 from polyrhythm.training.checkpoint import load_state, save_state
@@ -114,9 +116,9 @@ class TrainerFactory:
                     self._load_initial(policy)
                 if self.states:
                     self.states.save(learner)
-            if weights.newest < 0:
+            if weights.newest < 0 and context.offload is None:  # else the conductor says when
                 weights.publish(self.version, as_module(policy).state_dict())
-            return Trainer(
+            trainer = Trainer(
                 self.name,
                 incarnation,
                 learner,
@@ -126,8 +128,14 @@ class TrainerFactory:
                 self.states,
                 overlap=context.overlap,
             )
+            trainer.store = store_of(context)
+            return trainer
 
         return [(f"{self.name}.{incarnation}", make)]
+
+    def announcements(self, incarnation: int) -> Sequence[TrainerJoined]:
+        saved = self.states.paths() if self.states else []
+        return [TrainerJoined(self.name, incarnation, TrainerStates.updates(saved[-1]) if saved else 0)]
 
     def _load_initial(self, policy: Policy) -> None:
         try:

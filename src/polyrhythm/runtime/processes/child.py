@@ -22,6 +22,7 @@ import msgspec
 
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.runtime.factories import Resources, StationContext, unpack
+from polyrhythm.runtime.leased import make_parts
 from polyrhythm.runtime.memory.allocator import keep_freed_memory
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
 from polyrhythm.runtime.memory.shared_folder import open_segment
@@ -93,8 +94,10 @@ class StationProcess:
         arena = Arena(spec.layout, memoryview(open_segment(folder, "arena")))
         channels = Channels(self._outgoing.say, self._outgoing.reply, self._outgoing.say)
         weights = partial(self._open_weights, folder)
-        context = StationContext(arena, weights, channels, spec.resources.device, overlap=True)
-        parts = unpack(spec.kind, spec.content).parts(context, spec.incarnation)
+        resources = spec.resources
+        offload = resources.offload if resources.leases else None
+        context = StationContext(arena, weights, channels, resources.device, overlap=True, offload=offload)
+        parts = make_parts(unpack(spec.kind, spec.content), context, spec.incarnation, resources)
         inboxes = self._open_inbox(len(parts))
         return [
             StationThread(address, make, inbox, self._drops, spec.layout, self)

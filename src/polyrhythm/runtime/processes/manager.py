@@ -96,9 +96,9 @@ class ProcessManager:
             ) from error
 
     def _shares_device(self, resources: Resources) -> bool:
-        """Whether more than one station is on this CUDA device."""
+        """Whether more than one station is on this CUDA device at a time, so that it can keep published weights."""
         alike = sum(other.device == resources.device for _, other in self._stations.values())
-        return resources.device != "cpu" and alike > 1
+        return resources.device != "cpu" and alike > 1 and not resources.leases
 
     @property
     def complete(self) -> bool:
@@ -213,7 +213,10 @@ class ProcessManager:
             )
 
     def tell(self, station: str, message: wire.Message, slot: str = "") -> None:
-        """Send to the station, or to its part that has the slot."""
+        """Send to the station, or to its part that has the slot; an order about a device to all of its parts."""
+        if isinstance(message, records.TakeDevice | records.YieldDevice):
+            self.processes[station].tell_all(message)
+            return
         self.processes[station].tell(message, self._parts[slot] if slot else 0)
 
     def note_heartbeat(self, beat: wire.Heartbeat, now: float) -> None:
