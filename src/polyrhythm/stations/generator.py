@@ -260,3 +260,5 @@ class Generator:
     def close(self) -> None:
         self._wait_for_staging()
         self._flying.clear()
+        if self.store is not None:
+            self.store.close()

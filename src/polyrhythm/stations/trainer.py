@@ -221,6 +221,8 @@ class Trainer:
         if self._steps is not None:
             self._steps.close()
         self._settle()
+        if self.store is not None:
+            self.store.close()
 
 
 #: Command type → name of its unit of work.

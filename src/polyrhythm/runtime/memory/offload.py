@@ -41,6 +41,10 @@ class OffloadStore(Protocol):
         """Give all of them their memory and content back."""
         ...
 
+    def close(self) -> None:
+        """Free what it keeps; tensors that are away are lost."""
+        ...
+
 
 def store_of(context: StationContext) -> OffloadStore | None:
     """The store of a station that leases its device; None for one that does not."""
@@ -79,6 +83,9 @@ class DeviceStore:
             storage.resize_(size)
             torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage).copy_(host, non_blocking=True)
         torch.cuda.synchronize(self._device)
+
+    def close(self) -> None:
+        self._pinned.clear()
 
 
 class FileStore:
@@ -121,6 +128,10 @@ class FileStore:
             if self._file.readinto(_memory(address, size)) != size:  # type: ignore[attr-defined]
                 raise OSError(f"the file with a station's memory in {self._folder} is shorter than it was")
         self._file.truncate(0)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
 
 
 def _storages(tensors: Iterable[Tensor], device: torch.device) -> list[torch.UntypedStorage]:
