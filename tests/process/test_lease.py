@@ -28,6 +28,7 @@ LEASED: dict[str, Any] = {"placement": {"sharing": "lease", "lease": {"min_hold_
 
 def run(folder: Path, base: dict[str, Any], during: Any = None, **changes: Any) -> tuple[Pipeline, dict[str, Any]]:
     """A run of four versions; the pipeline, closed, and its last weights."""
+    folder.mkdir(exist_ok=True)
     pipeline = build_pipeline(config(base, **changes), folder=folder, record=True)
     try:
         if during is not None:
@@ -40,7 +41,6 @@ def run(folder: Path, base: dict[str, Any], during: Any = None, **changes: Any) 
         pipeline.close()
     assert not children()
     assert not orphaned_folders()
-    pipeline.loop.conductor.rollout.ledger.as_dict()
     return pipeline, {"weights": weights, "statistics": statistics}
 
 
@@ -111,7 +111,9 @@ def test_an_evaluation_before_training_and_one_beside_it_take_their_turns(tmp_pa
         assert len(pipeline.evaluate("before", held_out(5, 1, 1, greedy=True))) == 5
         pipeline.loop.submit(records.Evaluate("beside", tuple(held_out(4, 1, 1, greedy=True)), background=True))
         pipeline.loop.train_until(4)
-        pipeline.loop.await_evaluation("beside")
+        done = [command for step in pipeline.loop.trace for command in step.commands]
+        if not any(isinstance(command, records.EvaluationDone) and command.name == "beside" for command in done):
+            pipeline.loop.await_evaluation("beside")
         assert pipeline.loop.conductor.ledger.imbalance == 0
         assert set(holders(pipeline)) == {"generator-0", "generator-1", "trainer"}
 
@@ -122,6 +124,7 @@ def test_a_run_that_winds_down_saves_a_trainer_that_is_off_the_host(tmp_path: Pa
         pipeline.loop.train_until(2)
         conductor = pipeline.loop.conductor
         assert conductor.delivery is not None
+        assert conductor.delivery.leases.holders[HOST] != "trainer"
         pipeline.loop.submit(records.TrainUntil(3))
         assert pipeline.loop.wind_down(PATIENCE_S)
         last = pipeline.loop.trace[-1].event
@@ -142,4 +145,4 @@ def test_the_timeline_shows_every_switch_in_the_lane_of_the_device(tmp_path: Pat
     bars = [event["name"] for event in json.loads(path.read_text()) if event["ph"] == "X"]
     switches = [name for name in bars if "takes it" in name or "leaves it" in name]
     turns = ["trainer takes it", "trainer leaves it", "generator-0 takes it", "generator-0 leaves it"]
-    assert sorted(switches) == sorted(turns * 3)[:-1] or sorted(switches) == sorted((turns * 3)[:-1])
+    assert sorted(switches) == sorted((turns * 3)[:-1])
