@@ -75,9 +75,9 @@ class LeaseAudit:
         if isinstance(command, TakeDevice):
             if command.device in self.holders:
                 return f"{self.holders[command.device]} holds the device of {command}"
-            smaller = {device for device in self._rules.devices[command.station] if device < command.device}
-            if self.on[command.station] != smaller:
-                return f"{command} comes before it is on {sorted(smaller)}"
+            smaller = [device for device in self._rules.devices[command.station] if device < command.device]
+            if any(self.holders.get(device) != command.station for device in smaller):
+                return f"{command} comes before it has {smaller}"
             self.holders[command.device] = command.station
             self.switches += 1
         elif isinstance(command, YieldDevice):

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.oracles.replay import first_difference
 from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, PATIENCE_S, children, config, orphaned_folders
 
 from polyrhythm.observe.trace import TraceWriter
@@ -21,22 +22,25 @@ from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.leases import HOST
 from polyrhythm.pipeline.observers.timeline import TraceObserver
 from polyrhythm.scheduler import records
+from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import DeviceTaken, DeviceYielded, StationLost
 
 LEASED: dict[str, Any] = {"placement": {"sharing": "lease", "lease": {"min_hold_s": 0.05}}}
 
 
-def run(folder: Path, base: dict[str, Any], during: Any = None, **changes: Any) -> tuple[Pipeline, dict[str, Any]]:
-    """A run of four versions; the pipeline, closed, and its last weights."""
+def run(
+    folder: Path, base: dict[str, Any], during: Any = None, versions: int = 4, **changes: Any
+) -> tuple[Pipeline, dict[str, Any]]:
+    """A run of so many versions; the pipeline, closed, and its last weights."""
     folder.mkdir(exist_ok=True)
     pipeline = build_pipeline(config(base, **changes), folder=folder, record=True)
     try:
         if during is not None:
             threading.Thread(target=during, args=(pipeline,), daemon=True).start()
-        pipeline.loop.train_until(4)
+        pipeline.loop.train_until(versions)
         assert set(pipeline.launcher.dropped()) <= {"earlier_incarnation"}
         statistics = pipeline.launcher.statistics()
-        _, weights = pipeline.weights.read(4)
+        _, weights = pipeline.weights.read(versions)
     finally:
         pipeline.close()
     assert not children()
@@ -73,6 +77,22 @@ def test_in_lock_step_they_take_turns_and_the_weights_are_those_of_a_run_without
     assert all(torch.equal(leased["weights"][name], x) for name, x in shared["weights"].items())
     assert leased["statistics"]["trainer"]["switches"] == 10
     assert in_turn.loop.conductor.ledger == together.loop.conductor.ledger
+    assert first_difference(Conductor(in_turn.loop.conductor.settings), in_turn.loop.trace) is None
+
+
+@pytest.mark.parametrize(("base", "launcher"), [(LOCKSTEP, "inline"), (ASYNCHRONOUS, "local")])
+def test_simulators_that_can_leave_take_their_turns_too(base: dict[str, Any], launcher: str, tmp_path: Path) -> None:
+    env = {"env": {"type": "tests.process.settings:LeavingSettings", "id": "CartPole-v1", "max_steps": 40}}
+    in_turn, leased = run(tmp_path / "in_turn", base, versions=2, launcher=launcher, **LEASED, **env)
+    assert {name for name in holders(in_turn) if name.startswith("simulator")} == {
+        f"simulator-{index}" for index in range(base["rollout"].get("simulators", 1))
+    }
+    freed = leased["statistics"]["simulator-0"]["offloaded_bytes"]
+    assert freed == 1000 * base["rollout"].get("env_batches", 1)
+    assert in_turn.loop.conductor.ledger.dropped == {}
+    if base is LOCKSTEP:
+        _, shared = run(tmp_path / "together", base, versions=2, launcher=launcher, **env)
+        assert all(torch.equal(leased["weights"][name], x) for name, x in shared["weights"].items())
 
 
 def kill_at(update: int, name: str, *, holding: bool) -> Any:

@@ -78,6 +78,18 @@ def test_a_holder_at_work_stays_until_its_unit_ends_and_its_time_is_over() -> No
     assert table.finish("g") == ["-g0", "+t0"]
 
 
+def test_a_holder_that_was_to_go_stays_when_nobody_waits_any_more() -> None:
+    table = Table({"t": (0,), "g": (0,)})
+    table.want("t")
+    table.work("t")
+    table.want("g")
+    assert table.leases.present["t"].leaving
+    table.leases.note_wants(table.leases.present["g"], False, 0.0)
+    assert [state.name for state in table.leases.keep()] == ["t"]
+    assert table.leases.present["t"].open
+    assert table.finish("t") == []
+
+
 def test_a_simulator_leaves_with_units_under_way_when_its_time_is_over() -> None:
     table = Table({"g": (0,), "s": (0,)}, min_hold_s=1.0)
     table.want("s")

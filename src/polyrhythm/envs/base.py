@@ -7,7 +7,7 @@ heavy imports happen inside the functions. `config.catalog` describes its option
 `known_tasks`). `envs.conformance` has checks of this interface, for `polyrhythm check`.
 
 `leaves_device = True` says that its batches have `suspend` and `resume` (`runtime.messages.Offloadable`): under
-`placement.sharing: lease` a simulator of them is on its CUDA device in turn with other stations.
+`placement.sharing: lease` a simulator of them is on its device in turn with other stations.
 """
 
 from __future__ import annotations

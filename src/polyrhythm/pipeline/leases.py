@@ -1,7 +1,7 @@
 """Which stations are on their device in turn (`placement.sharing: lease`): settings and seats in, leases out.
 
 A device is leased where at least two stations on it can leave it: generators and the trainer, and simulators whose
-environment says so (`EnvSettings`); others stay on it. For the stations on the CPU the host counts as one device,
+environment says so (`leaves_device`); others stay on it. For the stations on the CPU the host counts as one device,
 so the whole mechanism runs without a GPU.
 """
 
@@ -26,7 +26,7 @@ def lease_devices(
     offload: folder for what leaves the host, "" for the system's temporary one."""
     if placement.sharing == "share":
         return dict(seats)
-    able = [name for name, seat in seats.items() if _can_leave(name, seat, simulators_leave=simulators_leave)]
+    able = [name for name in seats if simulators_leave or not name.startswith("simulator")]
     numbers = Counter(_number(seats[name]) for name in able)
     leases = {name: (number,) for name in able if numbers[number := _number(seats[name])] > 1}
     return {name: replace(seat, leases=leases.get(name, ()), offload=offload) for name, seat in seats.items()}
@@ -36,12 +36,6 @@ def lease_settings(placement: PlacementSettings, seats: Mapping[str, Resources])
     """What the conductor is told of the leases; None if there are none."""
     devices = {name: seat.leases for name, seat in seats.items() if seat.leases}
     return LeaseSettings(devices, placement.lease.min_hold_s, placement.lease.switch_order) if devices else None
-
-
-def _can_leave(name: str, seat: Resources, *, simulators_leave: bool) -> bool:
-    if not name.startswith("simulator"):
-        return True
-    return simulators_leave and seat.device != "cpu"
 
 
 def _number(seat: Resources) -> int:

@@ -222,8 +222,13 @@ class Conductor:
         delivery.note(event, now)
         sent = delivery.release(event, now)
         self._note_away(delivery)
-        sent += delivery.deliver([*commands, *self.serving.due(now)], now)
-        delivery.note_due(self.serving.due_away(now), now)
+        sent += delivery.deliver(commands, now)
+        released: list[Command] | None = []
+        while released is not None:  # those that may stay after all can take batches that others waited for
+            sent += [*released, *delivery.deliver(self.serving.due(now), now)]
+            delivery.note_due(self.serving.due_away(now), now)
+            released = delivery.keep(now)
+            self._note_away(delivery)
         sent += delivery.settle()
         self._note_away(delivery)
         return sent

@@ -148,10 +148,23 @@ class CommandDelivery:
         """What waited for the station that this event brought onto the last of its devices, if it is one."""
         if not isinstance(event, DeviceTaken) or not (state := self.leases.present[event.station]).open:
             return []
+        state.worked = state.interruptible
+        return self._release(state, now)
+
+    def keep(self, now: float) -> list[Command] | None:
+        """What waited for stations that were to leave their devices and may stay, as nobody waits for these any more;
+        None if there is no such station."""
+        kept = self.leases.keep()
+        if not kept:
+            return None
+        for state in kept:
+            self.changed[state.name] = None
+        return [command for state in kept for command in self._release(state, now)]
+
+    def _release(self, state: LeaseState, now: float) -> list[Command]:
         waiting = self.held_back[state.name]
         released = list(waiting)
         waiting.clear()
-        state.worked = state.interruptible
         for command in released:
             self._begin(state, command)
         self._note_wants(state, now)

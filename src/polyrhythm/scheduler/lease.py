@@ -1,14 +1,15 @@
 """Device leases: which station is on a device that only one of its stations fits on at a time.
 
-A station wants its devices while it has work. It takes them one by one in increasing number, and gives all of them back
-together, because it can work only with all. It gives them back between two units of work, when somebody waits for one
-of them and it has nothing to do, or has had them for `min_hold_s` and done something since.
+A station wants its devices while it has work. It is given them one by one in increasing number (it moves onto each at
+once), and gives all of them back together, because it can work only with all. It gives them back between two units of
+work, when somebody waits for one of them and it has nothing to do, or has had them for `min_hold_s` and done something
+since.
 
 Who gets a free device: `data_flow`: the trainer before generators before simulators, so a consumer has it as soon as
 its producer has delivered; `arrival`: whoever has waited longest. Never the one that has just given it back while
 another waits; and whoever has been passed over as often as the device has stations goes first.
 
-Invariants (property tests with faults, `tests/scheduler/test_lease.py`): a device has at most one holder; a station
+Invariants (property tests with faults, `tests/clustersim/test_lease.py`): a device has at most one holder; a station
 that waits for a device holds only smaller ones, so no circle of waiting stations can form; a station that goes on
 wanting gets its devices after finitely many switches.
 """
@@ -29,8 +30,8 @@ class LeaseState:
     """A present station. flow: its place in the data flow, consumers first. interruptible: it can give its devices back
     with units under way, which it goes on with later (a simulator).
 
-    held: devices that it was given, in order; taking: the last of them is on its way (`TakeDevice` is out); yielding:
-    those on their way back; leaving: gets no new work, because it must give them back after the units under way.
+    held: devices that it was given, in order; taking: those of them that it is not on yet (`TakeDevice` is out);
+    yielding: those on their way back; leaving: gets no new work, as it must give them back after the units under way.
     since: when it had all; worked: it was given the work that waited for this; under_way: units of work that it does.
     wants: it has work; waits_since, passed: since when it waits, and how often others got the device meanwhile.
     """
@@ -40,7 +41,7 @@ class LeaseState:
     flow: int
     interruptible: bool = False
     held: list[int] = field(default_factory=list)
-    taking: bool = False
+    taking: list[int] = field(default_factory=list)
     yielding: list[int] = field(default_factory=list)
     leaving: bool = False
     since: float = 0.0
@@ -63,7 +64,7 @@ class LeaseState:
     @property
     def waiting(self) -> bool:
         """It wants a device that it has not been given."""
-        return self.wants and not self.taking and not self.yielding and len(self.held) < len(self.devices)
+        return self.wants and not self.yielding and len(self.held) < len(self.devices)
 
     @property
     def idle(self) -> bool:
@@ -74,13 +75,15 @@ class LeaseState:
 @dataclass(slots=True)
 class DeviceLeases:
     """present: leased stations by name; holders: device → who has it, from `TakeDevice` to `DeviceYielded`; last:
-    device → who gave it back last; waiting: names of stations that wait for a device, in no order that decides."""
+    device → who gave it back last; waiting: names of stations that wait for a device, in no order that decides; going:
+    those that are to give theirs back after the units under way."""
 
     rules: LeaseSettings = field(metadata=UNSAVED)
     present: dict[str, LeaseState] = field(default_factory=dict)
     holders: dict[int, str] = field(default_factory=dict)
     last: dict[int, str] = field(default_factory=dict)
     waiting: dict[str, None] = field(default_factory=dict)
+    going: dict[str, None] = field(default_factory=dict)
 
     # ------------------------------------------------------------ stations
 
@@ -94,6 +97,7 @@ class DeviceLeases:
         """A station is lost: its devices are free, and it waits no more."""
         state = self.present.pop(name, None)
         self.waiting.pop(name, None)
+        self.going.pop(name, None)
         for device in state.held if state is not None else ():
             del self.holders[device]
 
@@ -113,11 +117,10 @@ class DeviceLeases:
     # ------------------------------------------------------------ what stations say
 
     def note_taken(self, event: DeviceTaken, now: float) -> None:
-        """The station is on the device that it was given last."""
+        """The station is on a device that it was given."""
         state = self.present[event.station]
-        assert state.taking, f"{event} was not due"
-        assert state.held[-1] == event.device, f"{event}: it was given device {state.held[-1]}"
-        state.taking = False
+        assert event.device in state.taking, f"{event} was not due"
+        state.taking.remove(event.device)
         if state.complete:
             state.since, state.worked = now, False
         self._note_waiting(state)
@@ -143,6 +146,18 @@ class DeviceLeases:
         found = [state for state, at in self._overdue() if at <= now]
         for state in found:
             state.leaving = True
+            self.going[state.name] = None
+        return found
+
+    def keep(self) -> list[LeaseState]:
+        """Stations that were to go, but nobody waits any more for what they have: they may be given work again."""
+        if not self.going:
+            return []
+        wanted = {self._next(self.present[name]) for name in self.waiting}
+        found = [state for name in self.going if wanted.isdisjoint((state := self.present[name]).held)]
+        for state in found:
+            state.leaving = False
+            del self.going[state.name]
         return found
 
     def deadline(self) -> float:
@@ -168,11 +183,11 @@ class DeviceLeases:
             holder = self._holder_before(self.present[name])
             if holder is not None and self._must_yield(holder):
                 holder.yielding = list(holder.held)
+                self.going.pop(holder.name, None)
                 commands += [YieldDevice(holder.name, device) for device in holder.held]
                 self._note_waiting(holder)
-        for device in sorted({self._next(self.present[name]) for name in self.waiting}):
-            if device not in self.holders:
-                commands.append(self._give(device))
+        while free := {self._next(self.present[name]) for name in self.waiting} - self.holders.keys():
+            commands.append(self._give(min(free)))
         return commands
 
     @staticmethod
@@ -198,7 +213,7 @@ class DeviceLeases:
         for state in waiters:
             state.passed += state is not chosen
         chosen.held.append(device)
-        chosen.taking = True
+        chosen.taking.append(device)
         self.holders[device] = chosen.name
         self._note_waiting(chosen)
         return TakeDevice(chosen.name, device)
