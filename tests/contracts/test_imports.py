@@ -156,7 +156,7 @@ def test_workers_know_the_schedulers_records_but_not_its_decisions(package: str)
 
 def test_few_modules_of_the_runtime_import_torch() -> None:
     for path in sorted((PACKAGE / "runtime").rglob("*.py")):
-        if path.name not in ("tensors.py", "streams.py", "staging.py", "device_handles.py"):
+        if path.name not in ("tensors.py", "streams.py", "staging.py", "device_handles.py", "offload.py"):
             assert "torch" not in {name.partition(".")[0] for name in _imports(path)}, path.name
 
 
@@ -267,6 +267,8 @@ def _scheduler_imports(part: str) -> Iterator[tuple[str, str]]:
         *((part, COMMON) for part in COMMON),
         ("samples", (*COMMON, "samples")),
         ("stations", COMMON),
+        ("lease", COMMON),
+        ("delivery", (*COMMON, "lease")),
     ],
 )
 def test_neither_half_of_the_scheduler_imports_the_other(part: str, allowed: tuple[str, ...]) -> None:
@@ -277,7 +279,7 @@ def test_neither_half_of_the_scheduler_imports_the_other(part: str, allowed: tup
 
 def test_every_part_of_the_scheduler_belongs_to_a_half_or_joins_them() -> None:
     parts = {path.stem for path in (PACKAGE / "scheduler").iterdir() if path.name[0] not in "_."}
-    assert parts == {*TICKETS, *SERVING, *COMMON, "conductor", "saving", "stations"}
+    assert parts == {*TICKETS, *SERVING, *COMMON, "conductor", "saving", "stations", "lease", "delivery"}
 
 
 def test_the_allow_lists_can_fail(tmp_path: Path) -> None:

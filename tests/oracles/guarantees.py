@@ -8,7 +8,8 @@
 
 Beside these: groups are lent whole and within the filter's bounds, deadlines stay feasible, and redundancy stays within
 its limits (`group_audit`); evaluations keep to their rows, their generator and one version, and end
-(`evaluation_audit`); background ones change none of its decisions (`shadow`).
+(`evaluation_audit`); background ones change none of its decisions (`shadow`). A leased device has one holder, and only
+those on all of theirs are given work (`lease_audit`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 from tests.oracles.evaluation_audit import EvaluationAudit, disagreeing, unbalanced
 from tests.oracles.group_audit import GroupAudit, misplaced
+from tests.oracles.lease_audit import LeaseAudit
 from tests.oracles.shadow import TrainingOnlyConductor
 
 from polyrhythm.clustersim.cluster import Cluster
@@ -83,7 +85,10 @@ class GuaranteeChecker:
         self._lags: list[int] = []
         self._groups = GroupAudit.of(conductor, self._settings)
         self._evaluations = EvaluationAudit(self._settings)
-        self._shadow = TrainingOnlyConductor(conductor, self._evaluations) if self._settings.evaluator else None
+        self.leases = None if self._settings.lease is None else LeaseAudit(self._settings.lease)
+        # Evaluations change when training has its devices, so there training alone would decide otherwise.
+        alone = self._settings.evaluator and self.leases is None
+        self._shadow = TrainingOnlyConductor(conductor, self._evaluations) if alone else None
         cluster.driver.observer = self.observe
 
     def observe(self, now: float, event: Event, commands: list[Command]) -> None:
@@ -93,16 +98,19 @@ class GuaranteeChecker:
         note = _EVENTS.get(type(event))
         if note is not None:
             note(self, now, event)
-        for command in commands:
+        decided = commands if self.leases is None else self.leases.decided(self._conductor, commands)
+        for command in decided:
             follow = _COMMANDS.get(type(command))
             if follow is not None:
                 follow(self, now, command)
         imbalance = self._conductor.ledger.imbalance
         if imbalance:
             raise Violation(f"at {now} the ledger is off by {imbalance} after {event}: {self._conductor.ledger}")
-        wrong = self._groups.note(event, commands) or self._evaluations.note(event, commands)
+        wrong = self._groups.note(event, decided) or self._evaluations.note(event, decided)
         if not wrong and type(event) not in (RequestArrived, BatchDone):
             wrong = misplaced(self._conductor)
+        if not wrong and self.leases is not None:
+            wrong = self.leases.note(event, commands)
         wrong = wrong or unbalanced(self._conductor, self._evaluations) or disagreeing(self._conductor)
         if not wrong and self._shadow is not None:
             wrong = self._shadow.note(now, event, commands)
@@ -232,6 +240,9 @@ class GuaranteeChecker:
             return
         newest = max(w.asked.version for w in waiting)
         able = [n for n, s in self._seats.items() if s.serving is None and not s.applying and s.version >= newest]
+        if self.leases is not None:
+            leaving = {name for name, state in self._conductor.delivery.leases.present.items() if state.leaving}
+            able = [name for name in able if self.leases.present(name) and name not in leaving]
         if not able:
             return
         oldest = min(w.arrived for w in waiting)

@@ -44,6 +44,16 @@ def test_a_policy_that_does_not_fit_is_not_built() -> None:
     assert [finding.name for finding in failed] == ["memory"]
 
 
+def test_of_stations_that_are_on_a_device_in_turn_the_largest_counts() -> None:
+    run = config(placement={"sharing": "lease"})
+    spec = env_settings(run).spec()
+    form = check_form(run, spec)
+    trainer = form.train_bytes + 3 * form.trainable_bytes
+    check_room(run, spec, form, free=lambda _: trainer)
+    with pytest.raises(StartError, match=r"wanted \(trainer 0.0 GB\)"):
+        check_room(run, spec, form, free=lambda _: trainer - 1)
+
+
 def test_need_and_room_are_compared_to_the_byte() -> None:
     run = config()
     spec = env_settings(run).spec()

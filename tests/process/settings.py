@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -20,6 +20,41 @@ def once(marker: str) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+class LeavingSettings(GymnasiumSettings):
+    """CartPole that can leave the device of its simulator, and must not be called while it is off it."""
+
+    type: Literal["tests.process.settings:LeavingSettings"] = "tests.process.settings:LeavingSettings"
+    leaves_device: ClassVar[bool] = True
+
+    def build(self, rows: int) -> LeavingBatch:
+        return LeavingBatch(self, rows)
+
+
+class LeavingBatch(GymnasiumBatch):
+    """What it keeps on its device is said to be a thousand bytes."""
+
+    away = False
+
+    def suspend(self) -> int:
+        self.away = True
+        return 1000
+
+    def resume(self) -> None:
+        self.away = False
+
+    def reset(self, rows: Any, tasks: Any, seeds: Any) -> None:
+        assert not self.away
+        super().reset(rows, tasks, seeds)
+
+    def step(self, rows: Any, actions: Any) -> Any:
+        assert not self.away
+        return super().step(rows, actions)
+
+    def observe(self, rows: Any, out: Any) -> None:
+        assert not self.away
+        super().observe(rows, out)
 
 
 class FaultySettings(GymnasiumSettings):

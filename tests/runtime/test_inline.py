@@ -10,7 +10,7 @@ import pytest
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.launcher import build_inline_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import Reply, Report, SaveTrainer, StartRowsInBlocks
+from polyrhythm.runtime.messages import Reply, Report, StartRowsInBlocks
 from polyrhythm.scheduler.records import (
     ApplyWeights,
     CancelRow,
@@ -22,6 +22,7 @@ from polyrhythm.scheduler.records import (
     RefuseRequest,
     ReleasePayloads,
     SampleFailed,
+    SaveTrainer,
     SimulatorJoined,
     SlotInfo,
     StartRows,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrhythm.runtime.messages import ACTIONS, VERSION, Reply, Report, SaveTrainer, Spans, StartRowsInBlocks
+from polyrhythm.runtime.messages import ACTIONS, VERSION, Reply, Report, Spans, StartRowsInBlocks
 from polyrhythm.runtime.spans import Span
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import UnfitMessage
@@ -36,7 +36,7 @@ MESSAGES = [
     *(r.Serve("g", r.Batch(8, "g", (REQUEST, REQUEST))), r.ApplyWeights("g", 3)),
     *(r.StartUpdate("t", 4, 2, (7, 8), ("5", "0"), (1, 2)), r.PublishWeights("t", 3)),
     StartRowsInBlocks(r.StartRows("s", "e/0", (r.Grant(0, TICKET), r.Grant(3, TICKET, resume=True))), (5, 1)),
-    *(SaveTrainer("t"), Report("t", 1, "update", 4, {"train/loss": 0.5, "x": float("inf")})),
+    *(r.SaveTrainer("t"), Report("t", 1, "update", 4, {"train/loss": 0.5, "x": float("inf")})),
     *(wire.Hello("s", 1, "ipc:///x/y", ("s.1.0",), b"\x00\xff"), wire.Connect("s.1", ""), wire.Stop()),
     *(wire.Ping(), wire.Ping(pending_work=True)),
     *(Spans("s", 1, (Span("e/0", "stepping", 1.5, 2.25, 7, 2),), 3), wire.MeasureSpans(True)),
@@ -44,6 +44,8 @@ MESSAGES = [
     *(wire.Heartbeat("s", 1, "step", 2.5, 30, ("e/0 waits",), {"busy_s": 1.5}), wire.Failed("s", 1, "why", True)),
     wire.Refused("s", 1, b"\x07\xff", "why"),
     *(wire.Failed("s", 1, "why", True, 3), wire.Hello("s", 1, "ipc:///x/y", ("s.1.0",), b"", 2)),
+    *(r.TakeDevice("t", -1), r.YieldDevice("g", 3)),
+    *(r.DeviceTaken("t", 0, -1, 0.25), r.DeviceYielded("g", 2, 3, 2**40, 1.5)),
 ]
 DTYPE = np.dtype([(ACTIONS, "float32", (2, 3)), ("forward_inputs.k", "uint8"), (VERSION, "int64")], align=True)
 
@@ -78,7 +80,7 @@ def test_every_type_that_goes_over_the_wire_is_tried() -> None:
 
 def test_what_stays_in_the_main_process_is_known() -> None:
     """A record that is added to the flow has to say which of the two it is."""
-    at_home = {r.WeightsOffered, r.TrainUntil, r.Evaluate, r.Wake}
+    at_home = {r.WeightsOffered, r.SaveRequested, r.TrainUntil, r.Evaluate, r.Wake}
     at_home |= {r.StartRows, r.ReleasePayloads, r.SampleEvaluated, r.EvaluationDone, r.TargetReached, r.Halt}
     at_home |= {r.FilterExhausted, r.BatchingChosen}
     assert {*get_args(r.Event), *get_args(r.Command)} - at_home <= set(wire._TYPES)

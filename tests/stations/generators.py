@@ -31,8 +31,8 @@ def inline_weights(module):
 class Stand:
     """A generator with everything that it says, and the policy that it should act like."""
 
-    def __init__(self, served=None, buckets=(), make_passes=None, device="cpu", graphs="auto"):
-        self.policy, self.said = policy(1), []
+    def __init__(self, served=None, buckets=(), make_passes=None, device="cpu", graphs="auto", own=None):
+        self.policy, self.said = own or policy(1), []
         layout = ArenaLayout(9, 4, 1, shown(SPEC), answer_specs(CategoricalSettings().form(SPEC), SPEC), SLOTS)
         self.arena, self.weights = in_memory(layout), inline_weights(self.policy)
         self.rng = np.random.default_rng(0)

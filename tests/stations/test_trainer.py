@@ -14,12 +14,13 @@ from tests.training.toy import ToyPolicy, algorithm, collect, same, training, we
 
 from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.weights import InlineWeights
-from polyrhythm.runtime.messages import Channels, SaveTrainer
+from polyrhythm.runtime.messages import Channels
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import (
     Checkpointed,
     Published,
     PublishWeights,
+    SaveTrainer,
     Serve,
     StartUpdate,
     TrainerJoined,

@@ -22,7 +22,7 @@ from polyrhythm.clustersim.settings import (
 )
 from polyrhythm.clustersim.stations.generator import VirtualGenerator
 from polyrhythm.clustersim.stations.simulator import VirtualSimulator
-from polyrhythm.clustersim.stations.station import VirtualStation
+from polyrhythm.clustersim.stations.station import VirtualLease, VirtualStation
 from polyrhythm.clustersim.stations.trainer import VirtualTrainer
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import (
@@ -45,7 +45,7 @@ class Member:
     """
 
     name: str
-    group: SimulatorGroup | GeneratorGroup | TrainerSettings
+    group: StationGroup
     devices: tuple[int, ...] = ()
     incarnation: int = -1
     up: bool = False
@@ -65,7 +65,7 @@ class Cluster:
         self.driver = Driver(self.conductor, settings.seed, settings.message_delay, record)
         self.driver.delivered = self._note
         self.stations: dict[str, VirtualStation] = {}
-        self.members = {member.name: member for member in _members(settings)}
+        self.members = {name: Member(name, group, devices) for name, group, devices in settings.seats()}
         numbers = sorted({number for member in self.members.values() for number in member.devices})
         exclusive = settings.sharing == "exclusive"
         self.devices = {number: Device(self.driver.clock, exclusive=exclusive) for number in numbers}
@@ -102,6 +102,7 @@ class Cluster:
         member.up = True
         station = self._incarnation(member)
         station.places = tuple((self.devices[number], member.group.occupies) for number in member.devices)
+        station.leases = self._leases(member)
         self.stations[member.name] = station
         if isinstance(station, VirtualSimulator):
             self.driver.simulators[member.name] = station
@@ -111,13 +112,22 @@ class Cluster:
             fault = FaultPlan(station=member.name, at=self.driver.clock.now + life)
             self.driver.clock.at(fault.at, self._fail, fault)
 
+    def _leases(self, member: Member) -> dict[int, VirtualLease]:
+        """The leased devices of a station that has just been started: it is off all of them."""
+        rules = self.settings.scheduler.lease
+        numbers = () if rules is None else rules.devices.get(member.name, ())
+        seconds = member.group.resident_gb / self.settings.lease.host_gb_per_s
+        size = round(member.group.resident_gb * 1e9)
+        return {number: VirtualLease(self.devices[number], seconds, size) for number in numbers}
+
     def _incarnation(self, member: Member) -> VirtualStation:
         name, incarnation, group, seed = member.name, member.incarnation, member.group, self.settings.seed
         if isinstance(group, SimulatorGroup):
             return VirtualSimulator(name, incarnation, self.driver, seed, group)
         if isinstance(group, GeneratorGroup):
             return VirtualGenerator(name, incarnation, self.driver, seed, group)
-        receivers = sum(group.count for group in self.settings.generators)
+        assert isinstance(group, TrainerSettings)
+        receivers = sum(each.count for each in self.settings.generators)
         return VirtualTrainer(name, incarnation, self.driver, seed, group, self._checkpoint, receivers=receivers)
 
     def _fail(self, fault: FaultPlan) -> None:
@@ -171,21 +181,6 @@ class Cluster:
 
 
 _NEWCOMER: dict[type, str] = {SimulatorJoined: "simulator", GeneratorJoined: "generator", TrainerJoined: "trainer"}
-
-
-def _members(settings: ClusterSettings) -> list[Member]:
-    """All stations; the i-th of a group is on its device i modulo the number of devices."""
-    simulators = [(group, i) for group in settings.simulators for i in range(group.count)]
-    generators = [(group, i) for group in settings.generators for i in range(group.count)]
-    return [
-        *(Member(f"simulator-{n}", group, _place(group, i)) for n, (group, i) in enumerate(simulators)),
-        *(Member(f"generator-{n}", group, _place(group, i)) for n, (group, i) in enumerate(generators)),
-        Member("trainer", settings.trainer, settings.trainer.devices),
-    ]
-
-
-def _place(group: StationGroup, index: int) -> tuple[int, ...]:
-    return (group.devices[index % len(group.devices)],) if group.devices else ()
 
 
 def _kind(group: StationGroup) -> str:

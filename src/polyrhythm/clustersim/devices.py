@@ -3,6 +3,7 @@
 `shared`: a pass alone takes a share of the device (`occupies`). While the shares of the running passes sum to at most
 1, all run at full speed; above 1 each runs at the speed of 1 over the sum (processor sharing).
 `exclusive`: one pass at a time, whatever it occupies; the others wait in the order of arrival.
+`lease` lets only one station on a device at a time (`stations.station`), so passes of different stations never meet.
 
 Worked example, shared: a pass of 3 s that occupies 0.7 begins at 0 s, one of 1 s that occupies 0.8 at 1 s. Together
 they occupy 1.5, so that the second lasts until 2.5 s; the first has done 2 s by then and ends at 3.5 s.
@@ -13,9 +14,12 @@ Invariant: seconds of work done on a device in any interval, each times what it 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyrhythm.clustersim.clock import Clock
+
+if TYPE_CHECKING:
+    from polyrhythm.clustersim.stations.station import VirtualStation
 
 #: Remaining seconds of a pass that count as none, because of rounding.
 _ROUNDING_S = 1e-12
@@ -37,9 +41,10 @@ class Job:
 
 
 class Device:
-    """A device on the virtual clock. busy: seconds of occupation, weighted by the occupied share."""
+    """A device on the virtual clock. busy: seconds of occupation, weighted by the occupied share; resident: the station
+    that is on it, where stations lease it."""
 
-    __slots__ = ("_clock", "_exclusive", "_jobs", "_since", "_turn", "busy")
+    __slots__ = ("_clock", "_exclusive", "_jobs", "_since", "_turn", "busy", "resident")
 
     def __init__(self, clock: Clock, *, exclusive: bool = False) -> None:
         self._clock = clock
@@ -48,6 +53,7 @@ class Device:
         self._since = 0.0
         self._turn = 0
         self.busy = 0.0
+        self.resident: VirtualStation | None = None
 
     def begin(
         self, owner: object, seconds: float, occupies: float, done: Callable[[Any], None], argument: object = None

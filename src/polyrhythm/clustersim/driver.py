@@ -40,8 +40,10 @@ from polyrhythm.scheduler.records import (
     Serve,
     StartRows,
     StartUpdate,
+    TakeDevice,
     TargetReached,
     Wake,
+    YieldDevice,
 )
 
 #: Events at one instant after which the run counts as an endless loop.
@@ -76,6 +78,7 @@ class Payload:
     oldest: int
 
 
+#: Nobody asks for `SaveTrainer` here: a simulated trainer saves by itself.
 _ADDRESS: dict[type, Callable[[Any], str]] = {
     StartRows: attrgetter("simulator"),
     CancelRow: attrgetter("simulator"),
@@ -84,6 +87,8 @@ _ADDRESS: dict[type, Callable[[Any], str]] = {
     ApplyWeights: attrgetter("generator"),
     StartUpdate: attrgetter("trainer"),
     PublishWeights: attrgetter("trainer"),
+    TakeDevice: attrgetter("station"),
+    YieldDevice: attrgetter("station"),
 }
 
 

@@ -49,7 +49,7 @@ class Measures:
     evaluated, evaluations_dropped: episodes of the finished evaluations.
     lags: lag → samples of completed updates; down: seconds that stations of a kind were dead;
     devices: seconds of occupation of each shared device; publishing: seconds in which versions were being sent to the
-    generators.
+    generators. switches: of leased devices, one for each take and each yield; switching: their seconds.
     """
 
     simulator: Busy = field(default_factory=Busy)
@@ -64,6 +64,9 @@ class Measures:
     down: dict[str, float] = field(default_factory=lambda: {"simulator": 0.0, "generator": 0.0, "trainer": 0.0})
     devices: dict[int, float] = field(default_factory=dict)
     publishing: float = 0.0
+    switches: int = 0
+    switching: float = 0.0
+    switched_bytes: int = 0
     requests: int = 0
     requests_served: int = 0
     rows_served: int = 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from dataclasses import replace
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
 
 from polyrhythm.clustersim.costs import FREE, Cost, Count, parse_cost, parse_count
-from polyrhythm.scheduler.settings import SchedulerSettings
+from polyrhythm.scheduler.settings import LeaseSettings, SchedulerSettings
 from polyrhythm.specs.distributions import parse_duration
 
 
@@ -58,6 +60,8 @@ class StationGroup(ClusterSection):
     devices: numbers of the group's devices, as 0-5 or a list; station i is on device i modulo their number. Groups with
     the same numbers share the devices. If empty, each station has its own device.
     occupies: share of its device that a pass takes when it is alone.
+    resident_gb: what a station keeps on each of its devices (10^9 bytes): under `sharing: lease` it is moved at every
+    switch.
     mean_life: mean time to a random failure, exponential; 0s means never.
     detected: time from a failure to its detection; restart: from there to the new incarnation.
     """
@@ -66,6 +70,7 @@ class StationGroup(ClusterSection):
     gpus: float = Field(default=0.0, ge=0)
     devices: Devices = ()
     occupies: float = Field(default=1.0, gt=0, le=1)
+    resident_gb: float = Field(default=0.0, ge=0)
     mean_life: Seconds = 0.0
     detected: Seconds = 1.0
     restart: Seconds = 10.0
@@ -189,10 +194,23 @@ class EvaluationPlan(ClusterSection):
     background: bool = True
 
 
+class LeaseSection(ClusterSection):
+    """How stations take turns on a device (`sharing: lease`).
+
+    min_hold: how long a station with work may keep a device that another waits for; switch_order: who gets a free one
+    (`scheduler.lease`). host_gb_per_s: bandwidth between a device and its host, 10^9 bytes per second.
+    """
+
+    min_hold: Seconds = 1.0
+    switch_order: Literal["data_flow", "arrival"] = "data_flow"
+    host_gb_per_s: float = Field(default=25.0, gt=0)
+
+
 class ClusterSettings(ClusterSection):
     """The settings of a cluster file.
 
-    sharing: how passes share a device: they slow each other down (`shared`) or take turns (`exclusive`).
+    sharing: how stations share a device: their passes slow each other down (`shared`) or take turns (`exclusive`), or
+    only one station is on it at a time, the others in host memory (`lease`).
     versions: run until this version is trained, published and applied, and all evaluations requested by then ended.
     message_delay: latency of a message between a station and the conductor.
     max_time: virtual time limit of the run; 0s for none.
@@ -207,7 +225,8 @@ class ClusterSettings(ClusterSection):
     trainer: TrainerSettings = TrainerSettings()
     faults: tuple[FaultPlan, ...] = ()
     evaluations: tuple[EvaluationPlan, ...] = ()
-    sharing: Literal["shared", "exclusive"] = "shared"
+    sharing: Literal["shared", "exclusive", "lease"] = "shared"
+    lease: LeaseSection = LeaseSection()
     message_delay: CostText = FREE
     max_time: Seconds = 0.0
     trace_slots: int = Field(default=64, ge=0)
@@ -242,15 +261,37 @@ class ClusterSettings(ClusterSection):
                 raise ValueError("a background evaluation needs rows but no env batch is reserved for it; set reserved")
         return self
 
+    @model_validator(mode="after")
+    def _leased(self) -> Self:
+        """Tell the scheduler which stations are on which devices in turn."""
+        if self.scheduler.lease is not None and self.sharing != "lease":
+            raise ValueError("scheduler.lease follows from the devices of the groups; set sharing to lease instead")
+        if self.sharing == "lease":
+            # the model is frozen
+            object.__setattr__(self, "scheduler", replace(self.scheduler, lease=self.lease_rules()))
+        return self
+
+    def lease_rules(self) -> LeaseSettings:
+        """The stations that are on a device of others too, with these devices, and how they take turns there."""
+        numbers = Counter(number for _, _, devices in self.seats() for number in devices)
+        shared = {name: tuple(n for n in devices if numbers[n] > 1) for name, _, devices in self.seats()}
+        devices = {name: own for name, own in shared.items() if own}
+        return LeaseSettings(devices, self.lease.min_hold, self.lease.switch_order)
+
+    def seats(self) -> list[tuple[str, StationGroup, tuple[int, ...]]]:
+        """Every station with its group and its devices: station i of a group is on its device i modulo their number;
+        the trainer is on all of its own."""
+        simulators = [(group, i) for group in self.simulators for i in range(group.count)]
+        generators = [(group, i) for group in self.generators for i in range(group.count)]
+        return [
+            *((f"simulator-{n}", group, _place(group, i)) for n, (group, i) in enumerate(simulators)),
+            *((f"generator-{n}", group, _place(group, i)) for n, (group, i) in enumerate(generators)),
+            ("trainer", self.trainer, self.trainer.devices),
+        ]
+
     def station_names(self) -> tuple[str, ...]:
         """simulator-0 …, generator-0 …, trainer: in the order of the groups."""
-        simulators = sum(group.count for group in self.simulators)
-        generators = sum(group.count for group in self.generators)
-        return (
-            *(f"simulator-{i}" for i in range(simulators)),
-            *(f"generator-{i}" for i in range(generators)),
-            "trainer",
-        )
+        return tuple(name for name, _, _ in self.seats())
 
     @property
     def gpus(self) -> float:
@@ -258,3 +299,7 @@ class ClusterSettings(ClusterSection):
         groups = (*self.simulators, *self.generators, self.trainer)
         named = {number for group in groups for number in group.devices}
         return sum(group.gpus * group.count for group in groups) + len(named)
+
+
+def _place(group: StationGroup, index: int) -> tuple[int, ...]:
+    return (group.devices[index % len(group.devices)],) if group.devices else ()

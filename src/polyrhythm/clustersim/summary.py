@@ -36,6 +36,7 @@ def summarise(
             "trainer": _shares(measures.trainer_states),
         },
         "devices": {str(number): seconds / (now or 1.0) for number, seconds in measures.devices.items()},
+        "switches": {"count": measures.switches, "s": measures.switching, "bytes": measures.switched_bytes},
         "publishing_s": measures.publishing,
         "down_s": dict(measures.down),
         "stations_lost": measures.lost,

@@ -5,6 +5,9 @@ needs one observation only. Autoreset is off: a row that ended is unchanged unti
 An adapter's file declares a frozen pydantic settings model with a `type` literal that is an `EnvSettings`;
 heavy imports happen inside the functions. `config.catalog` describes its optional attributes (`needs`, `extra`,
 `known_tasks`). `envs.conformance` has checks of this interface, for `polyrhythm check`.
+
+`leaves_device = True` says that its batches have `suspend` and `resume` (`runtime.messages.Offloadable`): under
+`placement.sharing: lease` a simulator of them is on its device in turn with other stations.
 """
 
 from __future__ import annotations

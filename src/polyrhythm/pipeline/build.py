@@ -20,6 +20,7 @@ from polyrhythm.conformance import raised
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, RunFolderError, RunHalted
 from polyrhythm.pipeline.array_specs import arena_layout, bucket_sizes, step_settings
+from polyrhythm.pipeline.leases import lease_devices, lease_settings
 from polyrhythm.pipeline.observers.failures import SampleFailureLog
 from polyrhythm.pipeline.observers.metrics import check_metrics
 from polyrhythm.pipeline.observers.totals import EVALUATION
@@ -44,7 +45,7 @@ from polyrhythm.runtime.messages import rank_name
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import EnvBatchInfo, Episode, SampleEvaluated, WeightsOffered
 from polyrhythm.scheduler.rollout.sharding import StrategyFailure, shard
-from polyrhythm.scheduler.settings import SchedulerSettings
+from polyrhythm.scheduler.settings import LeaseSettings, SchedulerSettings
 from polyrhythm.specs import EnvSpec, WeightsLayout
 from polyrhythm.specs.finite import ENVIRONMENT, POLICY
 from polyrhythm.stations.generator_factory import GeneratorFactory, PolicyFactory
@@ -105,8 +106,11 @@ def policy_settings(config: RunConfig) -> PolicySettings:
         raise ConfigError(str(error)) from error
 
 
-def scheduler_settings(config: RunConfig, spec: EnvSpec, buckets: tuple[int, ...] = ()) -> SchedulerSettings:
-    """The conductor's settings. buckets: row counts that passes are padded to."""
+def scheduler_settings(
+    config: RunConfig, spec: EnvSpec, buckets: tuple[int, ...] = (), lease: LeaseSettings | None = None
+) -> SchedulerSettings:
+    """The conductor's settings. buckets: row counts that passes are padded to; lease: stations that are on their
+    devices in turn."""
     rollout, freshness, batching, groups = config.rollout, config.freshness, config.batching, config.groups
     limits: dict[str, Any] = {}
     if isinstance(batching, LimitedBatching):
@@ -143,6 +147,7 @@ def scheduler_settings(config: RunConfig, spec: EnvSpec, buckets: tuple[int, ...
         episode_deadline_s=rollout.episode_deadline_s,
         max_attempts=rollout.max_attempts,
         max_dropped=rollout.max_dropped,
+        lease=lease,
         **limits,
     )
 
@@ -178,23 +183,26 @@ def trainer_ranks(config: RunConfig) -> int:
     return count_ranks(config.placement, count_devices())
 
 
-def run_seats(config: RunConfig, *, trainer: bool = True) -> dict[str, Resources]:
-    """The resources of each station on this machine, and of the trainer's further ranks. ConfigError: `placement` names
-    a device that does not exist."""
+def run_seats(config: RunConfig, *, trainer: bool = True, folder: Path | None = None) -> dict[str, Resources]:
+    """The resources of each station on this machine, and of the trainer's further ranks. folder: of the run, for what
+    leaves a leased host. ConfigError: `placement` names a device that does not exist."""
     names = station_names(config, trainer=trainer)
     inline = config.launcher == "inline"
-    return assign_seats(config.placement, names, count_devices(), os.environ, inline=inline)
+    seats = assign_seats(config.placement, names, count_devices(), os.environ, inline=inline)
+    leaves = getattr(config.env, "leaves_device", False)
+    return lease_devices(config.placement, seats, simulators_leave=leaves, offload=str(folder or ""))
 
 
 def weight_ends(config: RunConfig, *, trainer: bool = True) -> Ends:
     """Where this run's weights are published and used: the devices of the trainer's first rank and of generators."""
     names, seats = station_names(config, trainer=trainer), run_seats(config, trainer=trainer)
-    sharded = config.placement.trainer.strategy == "shard" and len(names["trainer"]) > 1
-    return Ends(
-        seats[_TRAINER].device if trainer else CPU,
-        tuple(seats[name].device for name in names["generators"]),
-        "the trainer's weights are sharded, and no rank keeps them whole" if sharded else "",
-    )
+    why = ""
+    if config.placement.trainer.strategy == "shard" and len(names["trainer"]) > 1:
+        why = "the trainer's weights are sharded, and no rank keeps them whole"
+    elif trainer and seats[_TRAINER].leases:
+        why = "the trainer leaves its device while others are on it"
+    device = seats[_TRAINER].device if trainer else CPU
+    return Ends(device, tuple(seats[name].device for name in names["generators"]), why)
 
 
 def list_seat_warnings(config: RunConfig, *, trainer: bool = True) -> list[str]:
@@ -284,12 +292,13 @@ def build_pipeline(
     if trainer:
         assert not isinstance(initial, torch.nn.Module), "the trainer reads its first weights from a file"
         factories.append(_trainer_factory(config, spec, states, str(initial or ""), version))
+    seats = run_seats(config, trainer=trainer, folder=folder)
     layout = arena_layout(config, spec, infos, form, trainer=trainer)
-    stations = _with_seats(config, factories, trainer=trainer)
+    stations = _with_seats(config, factories, seats, trainer=trainer)
     launcher = _launcher(config, stations, layout, WeightsLayout.of(form.published), folder)
     weights = launcher.weights
     try:
-        conductor = Conductor(scheduler_settings(config, spec, buckets))
+        conductor = Conductor(scheduler_settings(config, spec, buckets, lease_settings(config.placement, seats)))
         if states is not None and trainer:
             states.reset(saved.trainer if saved else None)
         if saved is not None:
@@ -302,7 +311,7 @@ def build_pipeline(
             folder / LOGS if folder and config.launcher != "inline" else None, _sources_of_numbers(config)
         )
         loop = RunLoop(conductor, launcher, time.monotonic, observers=[failures], record=record)
-        loop.submit(WeightsOffered(version))
+        _offer_weights(loop, version, there=weights.newest >= 0 or not seats["trainer"].leases)
         if start:
             loop.start()
     except BaseException:
@@ -311,18 +320,26 @@ def build_pipeline(
     return Pipeline(loop, launcher, weights, states, failures, spec)
 
 
-def _with_seats(config: RunConfig, factories: Sequence[StationFactory], *, trainer: bool) -> StationList:
+def _with_seats(
+    config: RunConfig, factories: Sequence[StationFactory], seats: dict[str, Resources], *, trainer: bool
+) -> StationList:
     """Each factory with the seat of its process, the trainer's with one for each rank; the log says which."""
-    seats = run_seats(config, trainer=trainer)
     for name, seat in seats.items():
         log.info("%s: %s", name, describe_seat(seat))
     for sentence in list_seat_warnings(config, trainer=trainer):
         log.warning(sentence)
     names, ends = station_names(config, trainer=trainer), weight_ends(config, trainer=trainer)
     for name in [*names["generators"], *names["trainer"]]:
-        seats[name] = replace(seats[name], ends=ends)
+        seats = seats | {name: replace(seats[name], ends=ends)}
     ranks = {_TRAINER: names["trainer"]}
     return [(factory, *(seats[name] for name in ranks.get(factory.name, [factory.name]))) for factory in factories]
+
+
+def _offer_weights(loop: RunLoop, version: int, *, there: bool) -> None:
+    """Have the generators take the first weights. there: they are published before any station can be told; else the
+    trainer is told to publish them once it is on the device that it leases."""
+    if there:
+        loop.submit(WeightsOffered(version))
 
 
 def _state(initial: Policy | Path | None, settings: PolicySettings, spec: EnvSpec, seed: int) -> Mapping[str, Tensor]:

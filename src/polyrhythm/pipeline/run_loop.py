@@ -19,7 +19,6 @@ from polyrhythm.errors import RunHalted
 from polyrhythm.pipeline.observers.base import Observer, ObserverTable
 from polyrhythm.pipeline.stall_report import describe_stall
 from polyrhythm.runtime.launcher import Launcher
-from polyrhythm.runtime.messages import SaveTrainer
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.conductor import Conductor
 
@@ -72,7 +71,7 @@ class RunLoop:
         self._record, self._stall_s = record, stall_s
         self._asked: deque[records.Event] = deque()
         self._inbox: list[records.Command] = []
-        self._held: tuple[type, ...] = ()
+        self._held: Callable[[records.Command], bool] = lambda _: False
 
     @property
     def observers(self) -> tuple[Observer, ...]:
@@ -88,9 +87,13 @@ class RunLoop:
         self._observers.remove(*observers)
 
     def start(self) -> None:
-        """Start all stations and let them join. A resumed run goes on at once, so observers are there before."""
+        """Start all stations and let them join. A resumed run goes on at once, so observers are there before.
+
+        A trainer that leases its device publishes its first weights once it is on it: that is waited for."""
         for event in self.launcher.start():
             self.submit(event)
+        if self.conductor.delivery is not None:
+            self._run(lambda _: False, lambda: self.conductor.versions.published >= 0)
 
     def submit(self, event: records.Event) -> None:
         """Give the conductor an operator's event, or a station's joining, now."""
@@ -128,14 +131,17 @@ class RunLoop:
         Nothing new is started meanwhile: the commands that would are not sent, and what they were for counts as lost
         when the run is resumed.
         """
-        self._held = (records.StartUpdate, records.StartRows)
         begin, updates = self.clock(), self.conductor.updates
         until, say_at = begin + seconds, begin + _SAID_S
         update = self.conductor.versions.updates + bool(updates.in_training)
+        self._held = lambda command: (
+            isinstance(command, records.StartRows)
+            or (isinstance(command, records.StartUpdate) and command.update >= update)
+        )
         asked = False
         while self.clock() < until:
             if not asked and updates.trainer and self.conductor.versions.updates == update:
-                self.launcher.send(SaveTrainer(updates.trainer))
+                self._decide(records.SaveRequested())
                 asked = True
             event = self.launcher.receive(max(0.0, min(until, say_at) - self.clock()))
             if event is not None:
@@ -155,8 +161,8 @@ class RunLoop:
         call = self.launcher.current_call(updates.trainer) if updates.trainer else "being started"
         return f"{what} (trainer: {call})" if call else what
 
-    def _run(self, done: Callable[[records.Command], bool]) -> None:
-        """Go on until a command to the run satisfies `done`.
+    def _run(self, done: Callable[[records.Command], bool], reached: Callable[[], bool] = lambda: False) -> None:
+        """Go on until a command to the run satisfies `done`, or the run has `reached` a state.
 
         Consumes: events. Waits for: the launcher's next event or the conductor's deadline. Unblocked by: either.
         Produces: commands to stations, decisions and reports to observers. Raises OrderlyHalt when the conductor gives
@@ -164,7 +170,7 @@ class RunLoop:
         Interrupted when `stop` says so.
         """
         quiet_since, worked, late = self.clock(), self.launcher.work_done(), 0
-        while not self._finished(done):
+        while not (reached() or self._finished(done)):
             if self.stop():
                 raise Interrupted
             while self._asked:
@@ -215,7 +221,7 @@ class RunLoop:
         for command in commands:
             if isinstance(command, _FOR_THE_RUN):
                 self._inbox.append(command)
-            elif not isinstance(command, self._held):
+            elif not self._held(command):
                 self.launcher.send(command)
         self._observers.decide(now, event, commands)
         return bool(commands)

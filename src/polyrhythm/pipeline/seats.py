@@ -112,8 +112,8 @@ def bind_environment(device: int, environment: Mapping[str, str]) -> dict[str, s
 
 
 def describe_seat(seat: Resources) -> str:
-    """`cuda:1, 2 threads`."""
-    return f"{seat.device}, {seat.threads} thread{'s' * (seat.threads > 1)}"
+    """`cuda:1, 2 threads, in turn`: it leases its device."""
+    return f"{seat.device}, {seat.threads} thread{'s' * (seat.threads > 1)}{', in turn' * bool(seat.leases)}"
 
 
 def describe_seats(seats: Mapping[str, Resources]) -> dict[str, dict[str, str | int]]:

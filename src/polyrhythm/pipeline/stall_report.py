@@ -21,9 +21,19 @@ def describe_stall(conductor: Conductor, stall_s: float, slots: Sequence[str]) -
         f"trainer: {conductor.updates.trainer or 'none'}, {len(conductor.updates.in_training)} groups lent",
         f"samples: {conductor.ledger.as_dict()}",
         *_describe_evaluations(conductor),
+        *_describe_leases(conductor),
         f"slots: {'; '.join(slots) or 'none is live'}",
     ]
     return "; ".join(parts) + ". Please report this with the run folder"
+
+
+def _describe_leases(conductor: Conductor) -> list[str]:
+    if conductor.delivery is None:
+        return []
+    leases = conductor.delivery.leases
+    held = ", ".join(f"{device} by {name}" for device, name in sorted(leases.holders.items()))
+    waiting = [f"{name} ({len(conductor.delivery.held_back[name])} commands)" for name in sorted(leases.waiting)]
+    return [f"devices held: {held or 'none'}, waited for by {', '.join(waiting) or 'nobody'}"]
 
 
 def _describe_evaluations(conductor: Conductor) -> list[str]:

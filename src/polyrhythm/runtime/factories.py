@@ -17,27 +17,38 @@ import msgspec
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.ways import Ends
 from polyrhythm.runtime.messages import Channels, Station
+from polyrhythm.scheduler import records
 
 if TYPE_CHECKING:
     from polyrhythm.runtime.memory.weights import Weights
 
 
+Announcement = records.SimulatorJoined | records.GeneratorJoined | records.TrainerJoined
+
+
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a process gets: device (cpu or cuda:N), threads per operation, environment variables; ends: where published
-    weights come from and go to, if it is one of them."""
+    """What a process gets: device (cpu or cuda:N), threads per operation, environment variables.
+
+    ends: where published weights come from and go to, if it is one of them. leases: numbers of the devices that it is
+    on in turn with others; offload: folder for what it keeps there meanwhile, on the CPU.
+    """
 
     device: str = "cpu"
     threads: int = 1
     environment: dict[str, str] = field(default_factory=dict)
     ends: Ends | None = None
+    leases: tuple[int, ...] = ()
+    offload: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StationContext:
     """What a process offers to its station. weights: opens this process's end of the weights channel, which imports
     torch; overlap: whether the station may use threads of its own; rank, ranks: which of how many processes of the
-    station this one is; rendezvous: a file that does not exist yet, by which the ranks of this incarnation meet."""
+    station this one is; rendezvous: a file that does not exist yet, by which the ranks of this incarnation meet.
+    offload: where to put what is on a leased device while the station is off it, a folder ("": the system's temporary
+    one); None: it leases none."""
 
     arena: Arena
     weights: Callable[[], Weights]
@@ -47,6 +58,7 @@ class StationContext:
     rank: int = 0
     ranks: int = 1
     rendezvous: Path | None = None
+    offload: str | None = None
 
 
 class StationFactory(Protocol):
@@ -58,6 +70,11 @@ class StationFactory(Protocol):
     def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         """The station's parts, each as its address and a function that makes it. In a process of its own, each part is
         made in its own thread and works there."""
+        ...
+
+    def announcements(self, incarnation: int) -> Sequence[Announcement]:
+        """What the parts will announce, without making them: a station that leases its devices is made when it first
+        is on them."""
         ...
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from polyrhythm.runtime.factories import StationContext, StationList
 from polyrhythm.runtime.hosting import Joined
+from polyrhythm.runtime.leased import make_parts
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.messages import Channels, Order, Reply, Report, Spans, Station
 from polyrhythm.runtime.spans import SpanLog
@@ -50,10 +51,11 @@ class InlineHosting:
         joined: list[Joined] = []
         for factory, *seats in self._stations:
             assert len(seats) == 1, f"{factory.name}: in one process there is one rank"
-            context = StationContext(self._arena, lambda: self._weights, channels, seats[0].device)
-            announcements = [
-                self._host(_Part(factory.name, make())) for _, make in factory.parts(context, incarnation=0)
-            ]
+            seat = seats[0]
+            offload = seat.offload if seat.leases else None
+            context = StationContext(self._arena, lambda: self._weights, channels, seat.device, offload=offload)
+            parts = make_parts(factory, context, 0, seat)
+            announcements = [self._host(_Part(factory.name, make())) for _, make in parts]
             together = records.merge_joined(announcements)
             assert isinstance(together, Joined)
             joined.append(together)
@@ -79,6 +81,11 @@ class InlineHosting:
         return True
 
     def send(self, station: str, command: Order, slot: str = "") -> None:
+        if isinstance(command, records.TakeDevice | records.YieldDevice):
+            for part in self._parts:
+                if part.name == station:
+                    part.station.handle(command)
+            return
         (self._by_slot[slot] if slot else self._by_name[station]).handle(command)
 
     def receive(self, timeout: float) -> records.Event | None:

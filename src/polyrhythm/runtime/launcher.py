@@ -21,7 +21,7 @@ from polyrhythm.runtime.local import LocalHosting
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.payloads import ArenaPayloads, Payloads
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
-from polyrhythm.runtime.messages import Report, SaveTrainer, Spans, StartRowsInBlocks
+from polyrhythm.runtime.messages import Report, Spans, StartRowsInBlocks
 from polyrhythm.runtime.processes.supervision import SupervisionLimits
 from polyrhythm.runtime.transport.sockets import Transport
 from polyrhythm.scheduler import records
@@ -56,7 +56,7 @@ class Launcher:
         """Start all stations; their announcements, in order. RunHalted: one of them cannot be started."""
         return self.hosting.start()
 
-    def send(self, command: records.Command | SaveTrainer) -> None:
+    def send(self, command: records.Command) -> None:
         """Hand a command to the station that it addresses; `ReleasePayloads` frees blocks."""
         match command:
             case records.Serve(generator=station):  # first: the most frequent
@@ -70,7 +70,8 @@ class Launcher:
                 self.hosting.send(station, command, slot)
             case (
                 records.ApplyWeights(generator=station) | records.StartUpdate(trainer=station)
-                | records.PublishWeights(trainer=station) | SaveTrainer(trainer=station)
+                | records.PublishWeights(trainer=station) | records.SaveTrainer(trainer=station)
+                | records.TakeDevice(station=station) | records.YieldDevice(station=station)
             ):  # fmt: skip
                 self.hosting.send(station, command)
             case _:

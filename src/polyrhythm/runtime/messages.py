@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -45,13 +45,6 @@ class StartRowsInBlocks:
 
 
 @dataclass(frozen=True, slots=True)
-class SaveTrainer:
-    """Save the trainer's state, between two updates; answered by `Checkpointed`."""
-
-    trainer: str
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """Numbers for the observers, past the conductor: `topic` says of what, `step` which one."""
 
@@ -72,11 +65,12 @@ class Spans:
     lost: int
 
 
-Order = records.Command | StartRowsInBlocks | SaveTrainer
+Order = records.Command | StartRowsInBlocks
 #: The orders that reach stations.
 ORDERS = (
     *(StartRowsInBlocks, records.CancelRow, records.RefuseRequest, records.Serve, records.ApplyWeights),
-    *(records.StartUpdate, records.PublishWeights, SaveTrainer),
+    *(records.StartUpdate, records.PublishWeights, records.SaveTrainer),
+    *(records.TakeDevice, records.YieldDevice),
 )
 
 
@@ -118,6 +112,19 @@ class Station(Protocol):
 
     def close(self) -> None:
         """Free everything; called once."""
+        ...
+
+
+@runtime_checkable
+class Offloadable(Protocol):
+    """A station that can leave its device and come back between two units of work, with the same bits."""
+
+    def suspend(self) -> int:
+        """Bring what it keeps on its device elsewhere, or drop what it can make again; the bytes freed there."""
+        ...
+
+    def resume(self) -> None:
+        """Bring it back."""
         ...
 
 

@@ -8,6 +8,8 @@ It joins the two halves of the scheduler, which do not know each other:
 Both read `versions`, the numbers of the weights. What one half has to know of the other passes through here: which
 slots are live, whether training episodes run, whether an evaluation holds the weights.
 
+Where stations lease their devices, `delivery` keeps their commands until they are on them.
+
 It has no clock, no I/O and no threads: the same events at the same times give the same commands.
 
 Invariants after every event: the ledger balances; an idle generator has no due batch; an idle trainer has no complete
@@ -21,6 +23,7 @@ from dataclasses import asdict
 from typing import Any
 
 from polyrhythm.scheduler import records
+from polyrhythm.scheduler.delivery import GENERATOR, SIMULATOR, TRAINER, CommandDelivery
 from polyrhythm.scheduler.inference.generators import GeneratorState
 from polyrhythm.scheduler.inference.scheduler import BatchScheduler
 from polyrhythm.scheduler.records import ApplyWeights, Command, Event, Halt, TargetReached
@@ -61,6 +64,7 @@ class Conductor:
         self.serving = BatchScheduler.create(settings)
         self.stations = StationRegistry()
         self.faults = FaultLimit(settings)
+        self.delivery = None if settings.lease is None else CommandDelivery.create(settings.lease)
         self.announced = 0
         self.halted = False
 
@@ -75,11 +79,16 @@ class Conductor:
         if kind not in _SERVING_EVENTS:
             self.halted = self.halted or any(isinstance(command, Halt) for command in commands)
             commands += self._settle(now, weights_changed=kind in _WEIGHT_EVENTS)
+        if self.delivery is not None:
+            return self._deliver(self.delivery, event, commands, now)
         commands += self.serving.due(now)
         return commands
 
     def deadline(self) -> float:
         """When a `Wake` is due if nothing happens before; infinite when time alone changes nothing."""
+        if (delivery := self.delivery) is not None:
+            leased = min(delivery.leases.deadline(), self.serving.deadline(delivery.due))
+            return min(leased, self.rollout.next_expiry())
         return min(self.serving.deadline(), self.rollout.next_expiry())
 
     # ------------------------------------------------------------ what others read
@@ -104,7 +113,8 @@ class Conductor:
     def save(self) -> dict[str, Any]:
         """The whole state as JSON-able data."""
         codec = state_codec()
-        return {**{name: codec.encode(getattr(self, name)) for name in _PARTS}, "announced": self.announced}
+        leased = {} if self.delivery is None else {"delivery": codec.encode(self.delivery)}
+        return {**{name: codec.encode(getattr(self, name)) for name in _PARTS}, **leased, "announced": self.announced}
 
     @classmethod
     def restore(cls, settings: SchedulerSettings, data: dict[str, Any]) -> Conductor:
@@ -113,9 +123,11 @@ class Conductor:
         conductor, codec = cls(settings), state_codec()
         if missing := [name for name in (*_PARTS, "announced") if name not in data]:
             raise ValueError(f"the saved conductor has no {missing[0]!r}: another version of this software saved it")
-        given = {"settings": settings, "key": conductor.serving.queue.key}
+        given = {"settings": settings, "key": conductor.serving.queue.key, "rules": settings.lease}
         for name in _PARTS:
             setattr(conductor, name, codec.decode(data[name], given))
+        if settings.lease is not None and "delivery" in data:
+            conductor.delivery = codec.decode(data["delivery"], given)
         conductor.announced = data["announced"]
         return conductor
 
@@ -132,11 +144,13 @@ class Conductor:
             if station == self.updates.trainer:
                 self.updates.leave(self.rollout)
             elif self.serving.generators.find(station) is not None:
-                self._remove_generator(station)
+                self._remove_generator(station, 0.0)
             else:
                 self.serving.remove_slots(station)
                 simulators.append(station)
         self.stations.incarnations.clear()
+        if self.settings.lease is not None:
+            self.delivery = CommandDelivery.create(self.settings.lease)
         self.rollout.detach(simulators)
         if self.serving.tuning is not None:
             self.serving.tuning.restart_clock()
@@ -147,7 +161,7 @@ class Conductor:
         """Whatever may have become possible besides batches, in this order: weights, evaluations, tickets, an update,
         the end."""
         rollout, versions, evaluations = self.rollout, self.versions, self.rollout.evaluations
-        commands: list[Command] = self._tell_live_slots()
+        commands: list[Command] = self._tell_live_slots(now)
         if halts := self.faults.check(rollout.ledger):
             commands += halts
             self.halted = True
@@ -178,14 +192,16 @@ class Conductor:
             self.announced = target
             commands.append(TargetReached(target))
         if rollout.rows.changed:
-            self._tell_live_slots()
+            self._tell_live_slots(now)
         return commands
 
-    def _tell_live_slots(self) -> list[Command]:
+    def _tell_live_slots(self, now: float) -> list[Command]:
         """Tell serving which slots became live or stopped; it refuses requests that wait for slots without tickets."""
         commands: list[Command] = []
         for slot, live in self.rollout.rows.take_changes():
             commands += self.serving.note_live(slot, live=live)
+            if self.delivery is not None:
+                self._note_slot(self.delivery, slot, now)
         return commands
 
     def _pin_weights(self) -> list[Command]:
@@ -198,27 +214,64 @@ class Conductor:
         evaluator.pinned, evaluator.pinning = -1, True
         return [ApplyWeights(evaluator.name, self.versions.published, pinned=True)]
 
+    # ------------------------------------------------------------ leased devices
+
+    def _deliver(self, delivery: CommandDelivery, event: Event, commands: list[Command], now: float) -> list[Command]:
+        """The commands that go out now where stations lease their devices, and which devices change hands."""
+        delivery.preempt(now)
+        delivery.note(event, now)
+        sent = delivery.release(event, now)
+        self._note_away(delivery)
+        sent += delivery.deliver(commands, now)
+        released: list[Command] | None = []
+        while released is not None:  # those that may stay after all can take batches that others waited for
+            sent += [*released, *delivery.deliver(self.serving.due(now), now)]
+            delivery.note_due(self.serving.due_away(now), now)
+            released = delivery.keep(now)
+            self._note_away(delivery)
+        sent += delivery.settle()
+        self._note_away(delivery)
+        return sent
+
+    def _note_away(self, delivery: CommandDelivery) -> None:
+        for name, is_open in delivery.take_changes():
+            self.serving.generators.note_away(name, away=not is_open)
+
+    def _note_slot(self, delivery: CommandDelivery, name: str, now: float) -> None:
+        """A slot became live or stopped, asked, or was answered: its simulator has work for its device, or has not."""
+        slot = self.serving.slots.slots.get(name)
+        if slot is not None:
+            delivery.note_slot(slot.simulator, name, working=slot.live and slot.request is None, now=now)
+
     # ------------------------------------------------------------ stations
 
-    def _add_station(self, station: str, incarnation: int, now: float) -> list[Command]:
-        """A station joins; an earlier incarnation of it that was not reported lost is lost now."""
+    def _add_station(self, station: str, incarnation: int, flow: int, now: float) -> list[Command]:
+        """A station joins; an earlier incarnation of it that was not reported lost is lost now. flow: its place in the
+        data flow (`delivery`)."""
         commands = self._remove_station(station, now) if station in self.stations.incarnations else []
         self.stations.incarnations[station] = incarnation
+        if self.delivery is not None:
+            self.delivery.join(station, flow)
         return commands
 
     def _remove_station(self, station: str, now: float) -> list[Command]:
         del self.stations.incarnations[station]
+        if self.delivery is not None:
+            self.delivery.leave(station)
         if station == self.updates.trainer:
             self.updates.leave(self.rollout)
             return []
         if self.serving.generators.find(station) is not None:
-            return self._remove_generator(station)
+            return self._remove_generator(station, now)
         self.serving.remove_slots(station)
         return self.rollout.remove_simulator(station, now)
 
-    def _remove_generator(self, name: str) -> list[Command]:
+    def _remove_generator(self, name: str, now: float) -> list[Command]:
         """A generator is lost, and with the evaluator the background evaluation whose weights it held."""
         refusals = self.serving.remove_generator(name)
+        if self.delivery is not None and self.delivery.working:
+            for slot in self.serving.slots.slots:  # what it had answered may wait again
+                self._note_slot(self.delivery, slot, now)
         self._note_held()
         lost = self.rollout.evaluations.current_background if name == self.settings.evaluator else None
         given_up = self.rollout.give_up(lost) if lost is not None and lost.version >= 0 else []
@@ -233,19 +286,19 @@ class Conductor:
         return generator
 
     def _on_simulator(self, event: records.SimulatorJoined, now: float) -> list[Command]:
-        commands = self._add_station(event.simulator, event.incarnation, now)
+        commands = self._add_station(event.simulator, event.incarnation, SIMULATOR, now)
         self.rollout.rows.join(event.simulator, event.batches)
         self.serving.add_slots(event.simulator, event.batches)
         return commands
 
     def _on_generator(self, event: records.GeneratorJoined, now: float) -> list[Command]:
-        commands = self._add_station(event.generator, event.incarnation, now)
+        commands = self._add_station(event.generator, event.incarnation, GENERATOR, now)
         self.serving.add_generator(event)
         self._note_held()
         return commands
 
     def _on_trainer(self, event: records.TrainerJoined, now: float) -> list[Command]:
-        commands = self._add_station(event.trainer, event.incarnation, now)
+        commands = self._add_station(event.trainer, event.incarnation, TRAINER, now)
         if self.updates.trainer:
             commands += self._remove_station(self.updates.trainer, now)
         return commands + self.updates.join(event.trainer, event.updates, self.versions, self.rollout, now)
@@ -257,12 +310,18 @@ class Conductor:
 
     def _on_request(self, event: records.RequestArrived, now: float) -> list[Command]:
         self.serving.hear(event, now)
+        if self.delivery is not None:
+            self._note_slot(self.delivery, event.slot, now)
         return []
 
     def _on_batch_done(self, event: records.BatchDone, now: float) -> list[Command]:
         generator = self._generator(event.generator)
+        batch, chosen = generator.batch, self.serving.finish(generator, now)
+        if self.delivery is not None:
+            for request in () if batch is None else batch.requests:
+                self._note_slot(self.delivery, request.slot, now)
         return [
-            *self.serving.finish(generator, now),
+            *chosen,
             *self.serving.weights.settle_one(
                 generator,
                 self.serving.generators,
@@ -305,6 +364,9 @@ class Conductor:
         self.updates.note_checkpoint(event.updates)
         return []
 
+    def _on_save(self, _event: records.SaveRequested, _now: float) -> list[Command]:
+        return [records.SaveTrainer(self.updates.trainer)] if self.updates.trainer else []
+
     def _on_target(self, event: records.TrainUntil, _now: float) -> list[Command]:
         self.rollout.admission.target = max(self.rollout.admission.target, event.version)
         return []
@@ -315,6 +377,9 @@ class Conductor:
 
     def _on_wake(self, _event: records.Wake, now: float) -> list[Command]:
         return self.rollout.expire(now)
+
+    def _on_switch(self, _event: records.DeviceTaken | records.DeviceYielded, _now: float) -> list[Command]:
+        return []  # `_deliver` notes it
 
 
 _HANDLERS: dict[type, Callable[[Conductor, Any, float], list[Command]]] = {
@@ -331,7 +396,10 @@ _HANDLERS: dict[type, Callable[[Conductor, Any, float], list[Command]]] = {
     records.WeightsOffered: Conductor._on_published,
     records.WeightsApplied: Conductor._on_applied,
     records.Checkpointed: Conductor._on_checkpoint,
+    records.SaveRequested: Conductor._on_save,
     records.TrainUntil: Conductor._on_target,
     records.Evaluate: Conductor._on_evaluate,
     records.Wake: Conductor._on_wake,
+    records.DeviceTaken: Conductor._on_switch,
+    records.DeviceYielded: Conductor._on_switch,
 }

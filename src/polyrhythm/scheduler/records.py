@@ -296,12 +296,38 @@ class WeightsApplied:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceTaken:
+    """The station is on this leased device; bringing it there took `seconds`."""
+
+    station: str
+    incarnation: int
+    device: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceYielded:
+    """The station is off this leased device, where `freed_bytes` of it had been; that took `seconds`."""
+
+    station: str
+    incarnation: int
+    device: int
+    freed_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpointed:
     """The trainer's state after `updates` updates is safe: what it trained on cannot be rolled back."""
 
     trainer: str
     incarnation: int
     updates: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRequested:
+    """The run asks for the trainer's state to be saved as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +373,10 @@ Event = (
     | UpdateDone
     | Published
     | WeightsApplied
+    | DeviceTaken
+    | DeviceYielded
     | Checkpointed
+    | SaveRequested
     | WeightsOffered
     | TrainUntil
     | Evaluate
@@ -424,6 +453,29 @@ class PublishWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveTrainer:
+    """Save the trainer's state, between two updates; answered by `Checkpointed`."""
+
+    trainer: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakeDevice:
+    """Bring what the station keeps there onto this leased device; answered by `DeviceTaken`."""
+
+    station: str
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class YieldDevice:
+    """Leave this leased device after the unit of work under way; answered by `DeviceYielded`."""
+
+    station: str
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReleasePayloads:
     """These payloads can be freed."""
 
@@ -495,6 +547,9 @@ Command = (
     | ApplyWeights
     | StartUpdate
     | PublishWeights
+    | SaveTrainer
+    | TakeDevice
+    | YieldDevice
     | ReleasePayloads
     | SampleEvaluated
     | EvaluationDone

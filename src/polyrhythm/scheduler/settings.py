@@ -17,6 +17,28 @@ class BatchLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseSettings:
+    """Stations that are on their devices in turn (`lease`). devices: by station, the numbers of its devices that others
+    are on too.
+
+    min_hold_s: how long a station with work may keep a device that another waits for. switch_order: who gets a free
+    device: `data_flow` (trainer, generators, simulators) or `arrival` (whoever has waited longest).
+    """
+
+    devices: dict[str, tuple[int, ...]]
+    min_hold_s: float = 1.0
+    switch_order: Literal["data_flow", "arrival"] = "data_flow"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_hold_s < math.inf:
+            raise ValueError(f"min_hold_s is {self.min_hold_s}; it must be finite and not negative")
+
+    def sharers(self, device: int) -> int:
+        """How many stations are on this device in turn."""
+        return sum(device in own for own in self.devices.values())
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerSettings:
     """How the conductor decides. Synchronous is a setting: max_lag 0, `drain`, `lockstep`.
 
@@ -40,6 +62,7 @@ class SchedulerSettings:
     evaluator: the generator with the copy of the weights that background evaluations use; evaluator_only: it
     serves nothing else. evaluation_priority: whose pass comes next on one that serves training too: they take `turns`,
     evaluation's is `first`, or `last`: when no training batch is due, or it has waited for evaluation_max_wait_s.
+    lease: stations that are on their devices in turn; None for none.
     """
 
     batch_size: int
@@ -73,6 +96,7 @@ class SchedulerSettings:
     evaluator_only: bool = False
     evaluation_priority: Literal["turns", "first", "last"] = "turns"
     evaluation_max_wait_s: float = 1.0
+    lease: LeaseSettings | None = None
 
     def __post_init__(self) -> None:
         checks = (

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from polyrhythm.scheduler.records import (
     BatchDone,
     Checkpointed,
+    DeviceTaken,
+    DeviceYielded,
     Event,
     GeneratorJoined,
     Published,
@@ -25,7 +27,7 @@ from polyrhythm.scheduler.records import (
 
 #: Field that names the sending station, for events that an earlier incarnation may still send.
 _SENDER: dict[type, str] = {
-    StationLost: "station",
+    **dict.fromkeys((StationLost, DeviceTaken, DeviceYielded), "station"),
     **dict.fromkeys((RequestArrived, SampleFinished, SampleFailed), "simulator"),
     **dict.fromkeys((BatchDone, WeightsApplied), "generator"),
     **dict.fromkeys((UpdateDone, Published, Checkpointed), "trainer"),

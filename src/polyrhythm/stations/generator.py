@@ -17,7 +17,9 @@ import torch
 from polyrhythm.errors import RunHalted
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.memory.arena import Arena
+from polyrhythm.runtime.memory.offload import OffloadStore
 from polyrhythm.runtime.memory.receiver import Receiver
+from polyrhythm.runtime.memory.tensors import tensors_of
 from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.runtime.messages import Channels, Order, Reply
 from polyrhythm.runtime.spans import APPLY, IN_BATCH, PASS, Span
@@ -44,7 +46,8 @@ class Generator:
     station does nothing else. buckets: row counts, ascending; a pass is padded with copies of its first row to the next
     bucket, so that shape-compiled inference sees these shapes only, each once before the station joins. graphs: whether
     the passes of buckets are captured as CUDA graphs on a device. passes: how passes run; None: as suits the policy's
-    device. label: the policy's name in errors; a caller that knows its setting may replace it.
+    device. label: the policy's name in errors; a caller that knows its setting may replace it. store: where its
+    tensors are while it is off the device that it leases; None if it leases none.
     """
 
     def __init__(  # noqa: PLR0913 - its collaborators
@@ -77,13 +80,21 @@ class Generator:
         self._served, self._rows, self._padding = 0, 0, 0
         self._buckets = buckets
         self.label = f"policy {type(policy).__name__}"
+        self.store: OffloadStore | None = None
         self._flying: deque[_Flight] = deque()
+        self._graphs = graphs
+        self._passes = passes or self._make_passes()
+        self._warm_up()
+
+    def _make_passes(self) -> Passes:
         device = next(self._module.parameters()).device
-        rows = max(sum(arena.layout.slots.values()), *buckets, 0)
-        self._passes = passes or passes_on(device, BatchLayout.of(arena), rows, graphs)
-        copies = [policy] if pinned in (None, policy) else [policy, self._evaluated()]
+        rows = max(sum(self._arena.layout.slots.values()), *self._buckets, 0)
+        return passes_on(device, BatchLayout.of(self._arena), rows, self._graphs)
+
+    def _warm_up(self) -> None:
+        copies = [self._policy] if self._pinned in (None, self._policy) else [self._policy, self._evaluated()]
         with torch.inference_mode():
-            self._passes.warm_up(copies, buckets)
+            self._passes.warm_up(copies, self._buckets)
 
     def joined(self) -> GeneratorJoined:
         """The event that announces this station."""
@@ -214,6 +225,27 @@ class Generator:
         self._channels.emit(BatchDone(self.name, self.incarnation, batch.number, version))
         self._done = command
 
+    def suspend(self) -> int:
+        """Leave the device: bring both copies of the weights to the store; drop what is made again (staged weights, the
+        memory of passes, captured graphs). The bytes freed."""
+        assert self.store is not None, f"{self.name} leases no device"
+        assert not self._flying, f"{self.name} has a pass under way"
+        self._wait_for_staging()
+        self._receiver.drop_staged()
+        if self._pinned_receiver is not None:
+            self._pinned_receiver.drop_staged()
+        del self._passes  # `resume` makes others
+        modules = [self._module] if self._pinned is None else [self._module, as_module(self._pinned)]
+        return self.store.suspend(tensor for module in modules for tensor in tensors_of(module))
+
+    def resume(self) -> None:
+        """Come back; on a CUDA device passes are warmed up and captured anew, as tensors have new addresses."""
+        assert self.store is not None, f"{self.name} leases no device"
+        self.store.resume()
+        self._passes = self._make_passes()
+        if not next(self._module.parameters()).is_cpu:
+            self._warm_up()
+
     def current_call(self) -> tuple[str, float]:
         return self._doing
 
@@ -233,3 +265,5 @@ class Generator:
     def close(self) -> None:
         self._wait_for_staging()
         self._flying.clear()
+        if self.store is not None:
+            self.store.close()

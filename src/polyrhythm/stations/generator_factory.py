@@ -11,7 +11,9 @@ from polyrhythm.errors import RunHalted
 from polyrhythm.policies.base import Policy, as_module, as_settings
 from polyrhythm.policies.form import Role
 from polyrhythm.runtime.factories import StationContext
+from polyrhythm.runtime.memory.offload import store_of
 from polyrhythm.runtime.messages import Station
+from polyrhythm.scheduler.records import GeneratorJoined
 from polyrhythm.specs import EnvSpec, WeightsLayout
 from polyrhythm.specs.weights import first_misfit, weight_specs
 from polyrhythm.stations.generator import Generator
@@ -78,6 +80,10 @@ class GeneratorFactory:
                 graphs=self.graphs,
             )
             generator.label = self.policy.label
+            generator.store = store_of(context)
             return generator
 
         return [(f"{self.name}.{incarnation}", make)]
+
+    def announcements(self, incarnation: int) -> Sequence[GeneratorJoined]:
+        return [GeneratorJoined(self.name, incarnation)]

@@ -12,7 +12,7 @@ from polyrhythm.envs.base import EnvBatch, EnvSettings
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.messages import Station, part_address, process_address
-from polyrhythm.scheduler.records import EnvBatchInfo
+from polyrhythm.scheduler.records import EnvBatchInfo, SimulatorJoined
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.simulator.slot import StepSettings
 from polyrhythm.stations.simulator.station import Simulator
@@ -52,6 +52,9 @@ class SimulatorFactory:
             (address, lambda info=info, address=address: make(info, address))  # type: ignore[misc]
             for info, address in zip(self.batches, addresses, strict=True)
         ]
+
+    def announcements(self, incarnation: int) -> Sequence[SimulatorJoined]:
+        return [SimulatorJoined(self.name, incarnation, (info,)) for info in self.batches]
 
 
 def _refuse_other(env: EnvBatch, spec: EnvSpec, rows: int) -> None:

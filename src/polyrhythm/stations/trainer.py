@@ -20,11 +20,20 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from polyrhythm.runtime.memory.arena import FAR, Arena
+from polyrhythm.runtime.memory.offload import OffloadStore
 from polyrhythm.runtime.memory.weights import Weights
-from polyrhythm.runtime.messages import Channels, Order, Report, SaveTrainer
+from polyrhythm.runtime.messages import Channels, Order, Report
 from polyrhythm.runtime.spans import PUBLISH, SAVE, UPDATE, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
-from polyrhythm.scheduler.records import Checkpointed, Published, PublishWeights, StartUpdate, TrainerJoined, UpdateDone
+from polyrhythm.scheduler.records import (
+    Checkpointed,
+    Published,
+    PublishWeights,
+    SaveTrainer,
+    StartUpdate,
+    TrainerJoined,
+    UpdateDone,
+)
 from polyrhythm.specs import Trajectory
 from polyrhythm.stations.simulator.guard import IDLE
 from polyrhythm.stations.trainer_states import is_sharded
@@ -47,7 +56,8 @@ class Saver(Protocol):
 class Trainer:
     """Trainer around a `learner`; reports the metrics of each update to `channels.report` under the topic "update".
 
-    overlap: publish in a separate thread, where that may be.
+    overlap: publish in a separate thread, where that may be. store: where its tensors are while it is off the device
+    that it leases; None if it leases none.
     """
 
     def __init__(
@@ -66,6 +76,7 @@ class Trainer:
         self._learner, self._arena, self._weights = learner, arena, weights
         self._channels, self._saver = channels, saver
         self._overlap = overlap and not is_sharded(learner.ranks)
+        self.store: OffloadStore | None = None
         self._todo: deque[StartUpdate | PublishWeights | SaveTrainer] = deque()
         self._steps: Steps | None = None
         self._metrics: Metrics = {}
@@ -190,6 +201,19 @@ class Trainer:
             self._publication_span = Span(self.name, PUBLISH, *self._publication.lasted, self._publication.version)
             self._publication = None
 
+    def suspend(self) -> int:
+        """Leave the device, between two updates: bring weights, moments and the reference policy to the store; the
+        bytes freed."""
+        assert self.store is not None, f"{self.name} leases no device"
+        assert self._steps is None, f"{self.name} has an update under way"
+        self._settle()
+        return self.store.suspend(self._learner.kept_tensors())
+
+    def resume(self) -> None:
+        """Come back to the device."""
+        assert self.store is not None, f"{self.name} leases no device"
+        self.store.resume()
+
     def current_call(self) -> tuple[str, float]:
         return self._doing
 
@@ -206,6 +230,8 @@ class Trainer:
             self._steps.close()
         self._settle()
         self._learner.ranks.close()
+        if self.store is not None:
+            self.store.close()
 
 
 def publish_weights(weights: Weights, version: int, learner: Learner) -> None:

@@ -12,7 +12,9 @@ from polyrhythm.config.sections.learning import TrainingSettings
 from polyrhythm.config.sections.placement import ShardSettings
 from polyrhythm.errors import RunFolderError
 from polyrhythm.runtime.factories import StationContext
+from polyrhythm.runtime.memory.offload import store_of
 from polyrhythm.runtime.messages import Station
+from polyrhythm.scheduler.records import TrainerJoined
 from polyrhythm.stations.generator_factory import PolicyFactory
 from polyrhythm.stations.trainer import Trainer, publish_weights
 from polyrhythm.stations.trainer_states import TrainerStates
@@ -43,6 +45,10 @@ class TrainerFactory:
     def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         return [(f"{self.name}.{incarnation}", lambda: self._make(context, incarnation))]
 
+    def announcements(self, incarnation: int) -> Sequence[TrainerJoined]:
+        saved = self.states.paths() if self.states else []
+        return [TrainerJoined(self.name, incarnation, TrainerStates.updates(saved[-1]) if saved else 0)]
+
     def _make(self, context: StationContext, incarnation: int) -> Station:
         weights = context.weights()
         # All ranks are to find the same: none writes a state or a version before all have met.
@@ -65,9 +71,9 @@ class TrainerFactory:
                 _load_initial(learner, self.initial)
             if self.states:
                 self.states.save(learner)
-        if not published:
+        if not published and context.offload is None:  # else the conductor says when
             publish_weights(weights, self.version, learner)
-        return Trainer(
+        trainer = Trainer(
             self.name,
             incarnation,
             learner,
@@ -77,6 +83,8 @@ class TrainerFactory:
             self.states,
             overlap=context.overlap,
         )
+        trainer.store = store_of(context)
+        return trainer
 
 
 def _load_initial(learner: Learner, path: str) -> None:

@@ -239,6 +239,13 @@ class Learner:
         }
         return state if self._reference is None else state | {"reference": self._reference.state_dict()}
 
+    def kept_tensors(self) -> list[Tensor]:
+        """All tensors that it keeps from one update to the next, on whatever device; gradients are dropped."""
+        self._optimizer.zero_grad()
+        moments = [x for state in self._optimizer.state.values() for x in state.values()]
+        reference = [] if self._reference is None else list(self._reference.state_dict().values())
+        return [*self._module.parameters(), *self._module.buffers(), *moments, *reference]
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; tensors may be whole, or sharded. ValueError: it is of another policy."""
         load_weights(self._module, state["policy"])

@@ -71,7 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repeats",
         type=count,
         metavar="N",
-        help="interleaved turns (5; update, ranks, policies, weights: 7; ceiling, metaworld, overlap, fidelity, peers: 3), "
+        help="interleaved turns (5; update, ranks, policies, weights: 7; ceiling, metaworld, overlap, fidelity, "
+        "peers: 3), "
         "seeds of learning's wall_clock and of batching (3)",
     )
     parser.add_argument(

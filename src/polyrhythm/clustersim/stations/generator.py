@@ -65,7 +65,7 @@ class VirtualGenerator(VirtualStation):
 
     # ------------------------------------------------------------ work
 
-    def handle(self, command: Command) -> None:
+    def obey(self, command: Command) -> None:
         if isinstance(command, Serve):
             simulators = self.driver.simulators
             for request in command.batch.requests:
@@ -80,6 +80,7 @@ class VirtualGenerator(VirtualStation):
 
     def _begin(self) -> None:
         command, group = self._todo[0], self._group
+        self.check_lease()
         if isinstance(command, ApplyWeights):
             held, rng = self._copy(pinned=command.pinned)
             if command.version < held:

@@ -29,7 +29,11 @@ from polyrhythm.scheduler.records import (
     SimulatorJoined,
     SlotInfo,
     StartRows,
+    YieldDevice,
 )
+
+#: Units of work that a slot can have at hand when the station is asked to leave its devices: a step and a reset.
+_AT_HAND = 2
 
 
 class VirtualSimulator(VirtualStation):
@@ -40,6 +44,8 @@ class VirtualSimulator(VirtualStation):
         self._group = group
         self._episodes = VirtualEpisodes(self, group, seed)
         self._threads = 0
+        self._leaving: list[YieldDevice] = []
+        self._left = 0
         self._slots: dict[str, VirtualSlot] = {}
         self._batches = tuple(self._env_batch(index) for index in range(group.env_batches))
 
@@ -80,7 +86,7 @@ class VirtualSimulator(VirtualStation):
 
     # ------------------------------------------------------------ commands
 
-    def handle(self, command: Command) -> None:
+    def obey(self, command: Command) -> None:
         if not self.alive:
             return
         if isinstance(command, StartRows):
@@ -169,7 +175,9 @@ class VirtualSimulator(VirtualStation):
         """Start the slot's next action; called after every change."""
         if slot.answer >= 0 or slot.joining:
             thread = slot.thread
-            if not thread.busy:
+            if not self._may_begin():
+                pass
+            elif not thread.busy:
                 self._begin(slot)
             elif slot.running == "" and not slot.queued:
                 slot.queued = True
@@ -182,7 +190,7 @@ class VirtualSimulator(VirtualStation):
         """Set the waiting state of an idle slot."""
         if slot.outstanding:
             self._enter(slot, IN_BATCH if slot.in_batch else QUEUED)
-        elif slot.queued:
+        elif slot.queued or slot.answer >= 0 or slot.joining:
             self._enter(slot, THREAD)
         else:
             self._enter(slot, TICKETS)
@@ -196,6 +204,7 @@ class VirtualSimulator(VirtualStation):
             slot.running = RESET
             slot.resetting, slot.joining = slot.joining, []
             seconds = self._episodes.reset_seconds(slot)
+        self._left -= 1
         slot.thread.busy = True
         self._enter(slot, slot.running)
         self.measures.simulator.begin(self.clock.now)
@@ -222,6 +231,32 @@ class VirtualSimulator(VirtualStation):
             waiting.queued = False
             self._go_on(waiting)
         self._go_on(slot)
+        self._leave_if_done()
+
+    # ------------------------------------------------------------ leased devices
+
+    def _may_begin(self) -> bool:
+        """Whether a unit of work may begin: the station is on its devices; asked to leave, it does what it has at
+        hand, though not for ever, as more may come from generators on other devices."""
+        return not self.leases or (self.on_all and (not self._leaving or self._left > 0))
+
+    def on_devices(self) -> None:
+        for slot in self._slots.values():
+            self._go_on(slot)
+
+    def leave_device(self, command: YieldDevice) -> None:
+        if not self._leaving:
+            self._left = _AT_HAND * len(self._slots)
+        self._leaving.append(command)
+        if len(self._leaving) == len(self.leases):
+            self._leave_if_done()
+
+    def _leave_if_done(self) -> None:
+        """Leave the devices once no unit of work is under way, if the station was asked to leave all of them."""
+        if len(self._leaving) == len(self.leases) > 0 and not any(slot.running for slot in self._slots.values()):
+            commands, self._leaving = self._leaving, []
+            for command in commands:
+                self.switch(command)
 
     def _give_up(self, slot: VirtualSlot) -> None:
         """Cancel rows whose `CancelRow` came while the thread was busy, unless their samples have ended."""

@@ -79,7 +79,7 @@ class VirtualTrainer(VirtualStation):
 
     # ------------------------------------------------------------ work
 
-    def handle(self, command: Command) -> None:
+    def obey(self, command: Command) -> None:
         if not self.alive:
             return
         if isinstance(command, StartUpdate):
@@ -94,6 +94,7 @@ class VirtualTrainer(VirtualStation):
             raise ProtocolError(f"trainer {self.name} cannot obey {command!r}")
 
     def _begin(self) -> None:
+        self.check_lease()
         payloads, transitions = self.driver.payloads, 0
         for payload_id in self._lent[0].payload_ids:
             payload = payloads.get(payload_id)
@@ -153,6 +154,7 @@ class VirtualTrainer(VirtualStation):
             self._begin()
 
     def _publish(self) -> None:
+        self.check_lease()
         seconds = self._settings.publish.draw(self.rng, self._receivers)
         self.clock.after(seconds, self._published, (self._publishing[0], seconds))
 

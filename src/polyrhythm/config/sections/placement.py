@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, model_validator
 
-from polyrhythm.config.base import Count, Flag, InvalidSetting, Section
+from polyrhythm.config.base import Count, Flag, InvalidSetting, NotNegative, Section
 
 #: Ranges and single device ids of at most four digits, such as 0-3,6.
 _IDS = re.compile(r"[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*")
@@ -101,6 +101,15 @@ class TrainerSeatSettings(SeatSettings):
         return self
 
 
+class LeaseSection(Section):
+    """How stations take turns on a device (`sharing: lease`)."""
+
+    min_hold_s: NotNegative = 1.0
+    """Seconds that a station with work may keep a device that another one waits for."""
+    switch_order: Literal["data_flow", "arrival"] = "data_flow"
+    """Who gets a free device: data_flow: trainer, generators, simulators; arrival: whoever has waited longest."""
+
+
 class PlacementSettings(Section):
     """Devices and threads, by kind of station; `placement: NAME` is short for a preset.
 
@@ -115,6 +124,10 @@ class PlacementSettings(Section):
     """The generators."""
     trainer: TrainerSeatSettings = TrainerSeatSettings()
     """The trainer."""
+    sharing: Literal["share", "lease"] = "share"
+    """share: stations of a device are on it together; lease: in turn, the others in host memory (docs/placement.md)."""
+    lease: LeaseSection = LeaseSection()
+    """How they take turns."""
 
     @model_validator(mode="before")
     @classmethod

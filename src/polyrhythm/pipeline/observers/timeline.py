@@ -9,7 +9,8 @@ A slot's lane tells apart, without overlap, and without holes from the slot's fi
     generator             its request waits for a generator
     in_batch              a generator is at the pass that answers it
 
-Generators and the trainer have lanes of passes, weight changes and optimizer steps. Invariant: over the lanes of a
+Generators and the trainer have lanes of passes, weight changes and optimizer steps; a device that stations lease has
+one of their comings and goings. Invariant: over the lanes of a
 simulator, stepping and resetting, each divided by its `slots`, add up to the busy time of its threads.
 """
 
@@ -172,6 +173,9 @@ class TraceObserver(Observer):
         if self._left <= 0 or span.begin < self._began:
             return
         process, name = _PROCESSES.get(span.kind, "slots"), span.kind
+        if span.kind in (kinds.TAKE, kinds.YIELD):
+            self._bar_of_switch(span)
+            return
         if span.kind == kinds.PASS:
             name = f"{span.number} requests"
         elif process != "slots":
@@ -180,6 +184,13 @@ class TraceObserver(Observer):
         lane = f"{span.lane} publishes" if span.kind == kinds.PUBLISH else span.lane
         arguments = {"slots": span.slots} if span.slots > 1 else None
         self._writer.complete(process, lane, name, span.begin - self._began, span.end - self._began, arguments)
+        self._left -= 1
+
+    def _bar_of_switch(self, span: Span) -> None:
+        """A station comes onto the device that it leases, or leaves it: in the device's lane."""
+        lane = f"device {span.number}" if span.number >= 0 else "host"
+        name = f"{span.lane} {'takes it' if span.kind == kinds.TAKE else 'leaves it'}"
+        self._writer.complete("devices", lane, name, span.begin - self._began, span.end - self._began)
         self._left -= 1
 
     def _mark(self, process: str, lane: str, name: str, now: float, arguments: dict[str, str] | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
@@ -13,6 +13,7 @@ from polyrhythm.errors import StartError
 from polyrhythm.pipeline.build import run_seats
 from polyrhythm.pipeline.memory_estimate import HOST, memory_by_station
 from polyrhythm.policies.form import PolicyForm
+from polyrhythm.runtime.factories import Resources
 from polyrhythm.specs import EnvSpec
 
 #: Device ("cpu", "cuda:0") -> station -> bytes.
@@ -60,9 +61,21 @@ def _needs(config: RunConfig, spec: EnvSpec, form: PolicyForm, *, trainer: bool)
         for part, size in parts.items() if learns else [("weights", parts["weights"])]:
             own = needs.setdefault("cpu" if part.endswith(HOST) else seats[name].device, {})
             own[name] = own.get(name, 0) + size
+    _take_turns(needs, seats)
     if sum(needs["cpu"].values()) < form.train_bytes:
         needs["cpu"] = {"building the policy": form.train_bytes}
     return needs
+
+
+def _take_turns(needs: Needs, seats: Mapping[str, Resources]) -> None:
+    """Of the stations that lease a device only the largest counts there: the others are off it, in host memory if it is
+    a CUDA device, in a file if it is the host."""
+    for device, stations in list(needs.items()):
+        leased = sorted((size, name) for name, size in stations.items() if name in seats and seats[name].leases)
+        for size, name in leased[:-1]:
+            del stations[name]
+            if device != "cpu":
+                needs["cpu"][f"{name}, off {device},"] = size
 
 
 def container_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:

@@ -67,6 +67,10 @@ class Receiver:
             self.traffic.add(way, self._weights.layout.nbytes, time.perf_counter() - begin)
         return found
 
+    def drop_staged(self) -> None:
+        """Free the staging buffer; a version that was staged is fetched again when it is applied."""
+        self._staging, self._staged = None, NOTHING
+
     def apply(self, version: int) -> int:
         """Overwrite the module's tensors in place with `version`; the version applied, newer if that is gone.
 

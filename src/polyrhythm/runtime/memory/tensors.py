@@ -96,6 +96,13 @@ def _check_same_names(own: State, state: State) -> None:
             )
 
 
+def tensors_of(module: Module) -> list[Tensor]:
+    """The module's parameters, with their gradients, and its buffers."""
+    parameters = list(module.parameters())
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    return [*parameters, *gradients, *module.buffers()]
+
+
 def use_one_thread() -> None:
     """One thread per operation: small policies are no faster with more, and far slower where cores are shared."""
     torch.set_num_threads(1)

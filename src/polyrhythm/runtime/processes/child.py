@@ -22,6 +22,7 @@ import msgspec
 
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.runtime.factories import Resources, StationContext, unpack
+from polyrhythm.runtime.leased import make_parts
 from polyrhythm.runtime.memory.allocator import keep_freed_memory
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
 from polyrhythm.runtime.memory.shared_folder import open_segment
@@ -96,12 +97,19 @@ class StationProcess:
         say = self._outgoing.say if spec.rank == 0 else _say_nothing
         channels = Channels(say, self._outgoing.reply, say)
         weights = partial(self._open_weights, folder)
-        rendezvous = folder / f"{process_address(spec.station, spec.incarnation)}.ranks"
-        device, rank, ranks = spec.resources.device, spec.rank, spec.ranks
+        resources = spec.resources
         context = StationContext(
-            arena, weights, channels, device, overlap=True, rank=rank, ranks=ranks, rendezvous=rendezvous
+            arena,
+            weights,
+            channels,
+            resources.device,
+            overlap=True,
+            rank=spec.rank,
+            ranks=spec.ranks,
+            rendezvous=folder / f"{process_address(spec.station, spec.incarnation)}.ranks",
+            offload=resources.offload if resources.leases else None,
         )
-        parts = unpack(spec.kind, spec.content).parts(context, spec.incarnation)
+        parts = make_parts(unpack(spec.kind, spec.content), context, spec.incarnation, resources)
         inboxes = self._open_inbox(len(parts))
         return [
             StationThread(address, make, inbox, self._drops, spec.layout, self)

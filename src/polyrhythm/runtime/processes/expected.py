@@ -34,7 +34,8 @@ class _Sample:
 class _Station:
     """One incarnation. addresses: of its parts; rows, sequences: by slot, its rows and the number of its next request;
     samples: under way by ticket and attempt; passes: batches that it serves; applying: (version, pinned) that it was
-    told to apply; update: that it works on, -1 for none; publishing: versions; updates: most that it can have done."""
+    told to apply; switches: devices to take (True) or to leave; update: that it works on, -1 for none; publishing:
+    versions; updates: most that it can have done."""
 
     joined: Joined
     addresses: Collection[str]
@@ -43,6 +44,7 @@ class _Station:
     samples: dict[tuple[int, int], _Sample] = field(default_factory=dict)
     passes: set[int] = field(default_factory=set)
     applying: list[tuple[int, bool]] = field(default_factory=list)
+    switches: list[tuple[int, bool]] = field(default_factory=list)
     update: int = -1
     publishing: set[int] = field(default_factory=set)
     updates: int = 0
@@ -130,6 +132,10 @@ class ExpectedEvents:
         self._stations[command.trainer].publishing.add(command.version)
         self._newest = max(self._newest, command.version)
 
+    def _note_switch(self, command: records.TakeDevice | records.YieldDevice) -> None:
+        takes = isinstance(command, records.TakeDevice)
+        self._stations[command.station].switches.append((command.device, takes))
+
     def is_due(self, command: object) -> bool:
         """Whether main sent this command to the present incarnation, and nothing has answered it yet."""
         match command:
@@ -146,6 +152,10 @@ class ExpectedEvents:
                 return 0 <= update == self._of(name).update
             case records.PublishWeights(trainer=name, version=version):
                 return version in self._of(name).publishing
+            case records.TakeDevice(station=name, device=device):
+                return (device, True) in self._of(name).switches
+            case records.YieldDevice(station=name, device=device):
+                return (device, False) in self._of(name).switches
         return False
 
     def _of(self, name: str) -> _Station:
@@ -243,6 +253,14 @@ class ExpectedEvents:
         publishing.remove(event.version)
         return True
 
+    def _accept_switch(self, event: records.DeviceTaken | records.DeviceYielded) -> bool:
+        switches = self._station(event.station, event.incarnation).switches
+        due = (event.device, isinstance(event, records.DeviceTaken))
+        if due not in switches or not 0 <= event.seconds < math.inf or getattr(event, "freed_bytes", 0) < 0:
+            return False
+        switches.remove(due)
+        return True
+
     def _accept_checkpoint(self, event: records.Checkpointed) -> bool:
         station = self._station(event.trainer, event.incarnation)
         joined = station.joined
@@ -255,6 +273,7 @@ _NOTING: dict[type, Callable[[ExpectedEvents, Any], None]] = {
     records.ApplyWeights: ExpectedEvents._note_weights,
     records.StartUpdate: ExpectedEvents._note_update,
     records.PublishWeights: ExpectedEvents._note_publication,
+    **dict.fromkeys((records.TakeDevice, records.YieldDevice), ExpectedEvents._note_switch),
 }
 _ACCEPTING: dict[type, Callable[[ExpectedEvents, Any], bool]] = {
     records.RequestArrived: ExpectedEvents._accept_request,
@@ -264,15 +283,17 @@ _ACCEPTING: dict[type, Callable[[ExpectedEvents, Any], bool]] = {
     records.Published: ExpectedEvents._accept_publication,
     records.Checkpointed: ExpectedEvents._accept_checkpoint,
     records.WeightsApplied: ExpectedEvents._accept_weights,
+    **dict.fromkeys((records.DeviceTaken, records.DeviceYielded), ExpectedEvents._accept_switch),
 }
 
 
 #: Kinds of spans of slots; and kinds of spans by kind of station.
 _OF_SLOTS = frozenset((kinds.STEPPING, kinds.RESETTING, kinds.TICKETS, kinds.THREAD, kinds.GENERATOR, kinds.IN_BATCH))
+_SWITCHES = frozenset((kinds.TAKE, kinds.YIELD))
 _KINDS: dict[type, frozenset[str]] = {
-    records.SimulatorJoined: _OF_SLOTS - {kinds.IN_BATCH},
-    records.GeneratorJoined: frozenset((kinds.PASS, kinds.APPLY, kinds.IN_BATCH)),
-    records.TrainerJoined: frozenset((kinds.UPDATE, kinds.PUBLISH, kinds.SAVE)),
+    records.SimulatorJoined: _OF_SLOTS - {kinds.IN_BATCH} | _SWITCHES,
+    records.GeneratorJoined: frozenset((kinds.PASS, kinds.APPLY, kinds.IN_BATCH)) | _SWITCHES,
+    records.TrainerJoined: frozenset((kinds.UPDATE, kinds.PUBLISH, kinds.SAVE)) | _SWITCHES,
 }
 
 

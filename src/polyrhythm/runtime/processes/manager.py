@@ -219,7 +219,11 @@ class ProcessManager:
             )
 
     def tell(self, station: str, message: wire.Message, slot: str = "") -> None:
-        """Send to the station, to all its ranks, or to its part that has the slot."""
+        """Send to the station, to all its ranks, or to its part that has the slot; an order about a device to all of its
+        parts."""
+        if isinstance(message, records.TakeDevice | records.YieldDevice):
+            self.groups[station].first.tell_all(message)  # a station of several ranks leases nothing
+            return
         self.groups[station].tell(message, self._parts[slot] if slot else 0)
 
     def note_heartbeat(self, beat: wire.Heartbeat, now: float) -> None:

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import Reply, Report, SaveTrainer, Spans, StartRowsInBlocks
+from polyrhythm.runtime.messages import Reply, Report, Spans, StartRowsInBlocks
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler import records
 
@@ -116,7 +116,7 @@ class ReplyHead:
 
 
 Message = (
-    records.Event | records.Command | StartRowsInBlocks | SaveTrainer | Report | Spans
+    records.Event | records.Command | StartRowsInBlocks | Report | Spans
     | Hello | Heartbeat | Connect | Failed | Refused | Ping | MeasureSpans | Stop
 )  # fmt: skip
 
@@ -129,7 +129,7 @@ _TYPES: tuple[type, ...] = (
     *(records.StartUpdate, records.PublishWeights),
     *(
         StartRowsInBlocks,
-        SaveTrainer,
+        records.SaveTrainer,
         Report,
         Hello,
         Heartbeat,
@@ -142,6 +142,7 @@ _TYPES: tuple[type, ...] = (
         ReplyHead,
         Refused,
     ),
+    *(records.TakeDevice, records.YieldDevice, records.DeviceTaken, records.DeviceYielded),
 )
 _TAGS = {kind: bytes([tag]) for tag, kind in enumerate(_TYPES)}
 _REPLY, _FRAME = _TAGS[ReplyHead], b"\xff"

@@ -2,7 +2,8 @@
 
 A generator is live when it holds the applied version or a newer one; only live generators serve training requests.
 
-Invariants: `live` is in the order of names; `idle` holds the live generators that could start a pass now.
+Invariants: `live` is in the order of names; `idle` holds the live generators that could start a pass now, `away` those
+that could if they were on the device that they lease.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class GeneratorState:
     """version: weights that it holds (-1: none yet); applying: version that it is loading; batch: the pass under way.
 
     pinned: version in its second copy, for background evaluation (-1: none yet, or loading); pinning: the second copy
-    is loading; was_pinned: the last pass used the second copy.
+    is loading; was_pinned: the last pass used the second copy. away: it leases its device and is not on it.
     """
 
     name: str
@@ -32,6 +33,7 @@ class GeneratorState:
     pinning: bool = False
     was_pinned: bool = False
     live: bool = False
+    away: bool = False
 
     @property
     def busy(self) -> bool:
@@ -41,13 +43,14 @@ class GeneratorState:
 @dataclass(slots=True)
 class GeneratorRegistry:
     """present: generators that serve training, by name and in the order of names; apart: the evaluator, if it serves
-    nothing but evaluation."""
+    nothing but evaluation. away: live generators that could start a pass if they were on their devices."""
 
     settings: SchedulerSettings = field(metadata=UNSAVED)
     present: dict[str, GeneratorState] = field(default_factory=dict)
     apart: dict[str, GeneratorState] = field(default_factory=dict)
     live: list[str] = field(default_factory=list)
     idle: dict[str, None] = field(default_factory=dict)
+    away: dict[str, None] = field(default_factory=dict)
 
     def join(self, generator: GeneratorState) -> None:
         if generator.name == self.settings.evaluator and self.settings.evaluator_only:
@@ -61,6 +64,7 @@ class GeneratorRegistry:
         if name in self.apart:
             return self.apart.pop(name)
         self.idle.pop(name, None)
+        self.away.pop(name, None)
         self.live = [other for other in self.live if other != name]
         return self.present.pop(name)
 
@@ -78,11 +82,26 @@ class GeneratorRegistry:
         for generator in self.present.values():
             generator.live = generator.version >= 0 and generator.version >= applied
         self.live = [name for name, generator in self.present.items() if generator.live]
-        self.idle = {name: None for name in self.live if not self.present[name].busy}
+        self.idle.clear()
+        self.away.clear()
+        for name in self.live:
+            self.note_free(self.present[name])
 
     def note_busy(self, generator: GeneratorState) -> None:
         self.idle.pop(generator.name, None)
+        self.away.pop(generator.name, None)
 
     def note_free(self, generator: GeneratorState) -> None:
         if generator.live and not generator.busy:
-            self.idle[generator.name] = None
+            (self.away if generator.away else self.idle)[generator.name] = None
+
+    def note_away(self, name: str, *, away: bool) -> None:
+        """A generator left the device that it leases, or is on it again. `lockstep` starts all batches at once,
+        wherever their generators are."""
+        generator = self.find(name)
+        if generator is None or self.settings.batching == "lockstep":
+            return
+        generator.away = away
+        self.note_busy(generator)
+        if name in self.present:
+            self.note_free(generator)

@@ -11,6 +11,7 @@ never waits; a generator never serves a request whose tickets are newer than its
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from polyrhythm.scheduler.autobatch.tuning import BatchTuner
@@ -195,13 +196,26 @@ class BatchScheduler:
             return [*self._serve_background(), *self._serve_training(now)]
         return [*self._serve_training(now), *self._serve_background()]
 
-    def deadline(self) -> float:
-        """When the next batch of an idle generator becomes due by the clock; infinite if none waits."""
-        idle = self.generators.idle
-        if not idle or not self.queue.orders or self.settings.batching == "lockstep":
+    def deadline(self, due_away: Sequence[str] = ()) -> float:
+        """When the next batch of an idle generator becomes due by the clock; infinite if none waits.
+
+        due_away: generators off their devices for which one is due already; of the others there it also says when."""
+        idle, away = self.generators.idle, self.generators.away
+        if not (idle or len(away) > len(due_away)) or not self.queue.orders or self.settings.batching == "lockstep":
             return float("inf")
-        _, _, oldest = self.queue.view([ANY, *(name for name in self.queue.bound if name in idle)])
+        able = idle if not away else {name for name in (*idle, *away) if name not in due_away}
+        _, _, oldest = self.queue.view([ANY, *(name for name in self.queue.bound if name in able)])
         return due_at(oldest, self.limits)
+
+    def due_away(self, now: float) -> list[str]:
+        """Generators for which a batch is due, but which are not on the devices that they lease."""
+        away, waiting = self.generators.away, self.queue.orders
+        if not away or not waiting:
+            return []
+        complete = len(waiting) == self.slots.live
+        if self._is_due((ANY,), complete, now):
+            return list(away)
+        return [name for name in self.queue.bound if name in away and self._is_due((ANY, name), complete, now)]
 
     def _background_first(self, now: float) -> bool:
         """Whether evaluation goes before training. `last`: once it has waited for `evaluation_max_wait_s`."""

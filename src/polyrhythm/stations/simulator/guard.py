@@ -37,14 +37,14 @@ class GuardedEnv:
     def __init__(self, inner: EnvBatch) -> None:
         self.spec, self.rows, self.seconds = inner.spec, inner.rows, 0.0
         self.doing = IDLE
-        self._inner = inner
+        self.inner = inner
         self._seen: set[int] = set()
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
-        self._call("reset", self._inner.reset, rows, tasks, seeds)
+        self._call("reset", self.inner.reset, rows, tasks, seeds)
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
-        result: StepResult = self._call("step", self._inner.step, rows, actions)
+        result: StepResult = self._call("step", self.inner.step, rows, actions)
         if len(rows) not in self._seen:
             try:
                 check_form(result, len(rows), self.spec.metrics)
@@ -54,10 +54,10 @@ class GuardedEnv:
         return result
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
-        self._call("observe", self._inner.observe, rows, out)
+        self._call("observe", self.inner.observe, rows, out)
 
     def close(self) -> None:
-        self._inner.close()
+        self.inner.close()
 
     def _call(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
         begin = time.monotonic()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from polyrhythm.envs.base import EnvBatch
 from polyrhythm.runtime.memory.arena import Arena
-from polyrhythm.runtime.messages import Order, Reply, StartRowsInBlocks
+from polyrhythm.runtime.messages import Offloadable, Order, Reply, StartRowsInBlocks
 from polyrhythm.runtime.spans import Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import CancelRow, EnvBatchInfo, Event, RefuseRequest, SimulatorJoined
@@ -75,6 +75,19 @@ class Simulator:
             if host.work():
                 return True
         return False
+
+    def suspend(self) -> int:
+        """Have the environments leave the device that the station leases, those that can (`Offloadable`); the bytes
+        freed. Another one keeps nothing there, as far as the station knows."""
+        return sum(env.suspend() for env in self._offloadable())
+
+    def resume(self) -> None:
+        """Have them come back."""
+        for env in self._offloadable():
+            env.resume()
+
+    def _offloadable(self) -> list[Offloadable]:
+        return [host.env.inner for host in self.hosts if isinstance(host.env.inner, Offloadable)]
 
     def spans(self, begin: float, end: float) -> Iterable[Span]:
         """Spans of the last unit of work."""

@@ -1,0 +1,191 @@
+"""A station that is on its devices only while it holds them.
+
+It announces itself at once and is made when it first holds all of its devices; from then on it leaves them and comes
+back as it is told. The order to leave comes between two units of work; a simulator may have more at hand, which the
+conductor does not see (a reset beside a request that waits), and does it first.
+
+Invariant: nothing of the station runs while it is off its devices. What it hears meanwhile (answers) waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from polyrhythm.runtime.factories import Announcement, Resources, StationContext, StationFactory
+from polyrhythm.runtime.messages import Offloadable, Order, Reply, Station, sender_of
+from polyrhythm.runtime.spans import TAKE, YIELD, Span
+from polyrhythm.runtime.transport.drops import UnfitMessage
+from polyrhythm.scheduler.records import DeviceTaken, DeviceYielded, Event, TakeDevice, YieldDevice
+
+log = logging.getLogger(__name__)
+
+Switch = TakeDevice | YieldDevice
+
+#: Units of work that a part does at most before it leaves: more than it can have at hand, and no end without generators
+#: on other devices that go on answering.
+_MOST_AT_HAND = 64
+
+
+def leased_parts(
+    factory: StationFactory, context: StationContext, incarnation: int, devices: Sequence[int]
+) -> list[tuple[str, Callable[[], Station]]]:
+    """The parts of a station that leases these devices."""
+    parts, announcements = factory.parts(context, incarnation), factory.announcements(incarnation)
+    report = SwitchReport(len(parts), context.channels.emit)
+    return [
+        (address, lambda joined=joined, make=make: LeasedStation(joined, make, devices, report))  # type: ignore[misc]
+        for (address, make), joined in zip(parts, announcements, strict=True)
+    ]
+
+
+def make_parts(
+    factory: StationFactory, context: StationContext, incarnation: int, resources: Resources
+) -> Sequence[tuple[str, Callable[[], Station]]]:
+    """The station's parts, as `StationFactory.parts` has them, which take turns on its devices if it leases some."""
+    if resources.leases:
+        return leased_parts(factory, context, incarnation, resources.leases)
+    return factory.parts(context, incarnation)
+
+
+class SwitchReport:
+    """Reports a switch of the station once all of its parts have made it; parts work in threads of their own."""
+
+    def __init__(self, parts: int, emit: Callable[[Event], None]) -> None:
+        self._parts, self._emit = parts, emit
+        self._made: dict[Switch, list[tuple[int, float]]] = {}
+        self._lock = threading.Lock()
+
+    def note(self, command: Switch, incarnation: int, freed: int, seconds: float) -> None:
+        """A part has made the switch: so many bytes are free, after so many seconds."""
+        with self._lock:
+            made = self._made.setdefault(command, [])
+            made.append((freed, seconds))
+            if len(made) < self._parts:
+                return
+            del self._made[command]
+        freed, seconds = sum(each for each, _ in made), max(each for _, each in made)
+        if isinstance(command, TakeDevice):
+            self._emit(DeviceTaken(command.station, incarnation, command.device, seconds))
+        else:
+            self._emit(DeviceYielded(command.station, incarnation, command.device, freed, seconds))
+
+
+class LeasedStation:
+    """One part of a station that leases `devices`. joined: its announcement; make: makes it, on its devices."""
+
+    def __init__(
+        self, joined: Announcement, make: Callable[[], Station], devices: Sequence[int], report: SwitchReport
+    ) -> None:
+        self.name, self._incarnation = sender_of(joined) or ("", 0)
+        self._joined, self._make, self._report = joined, make, report
+        self._devices, self._on = frozenset(devices), set[int]()
+        self._switches: deque[Switch] = deque()
+        self._station: Station | None = None
+        self._at_hand = 0
+        self._doing = ("", 0.0)
+        self._last: Switch | None = None  # the last unit of work, if that was a switch
+        self._switched, self._switch_s, self._freed = 0, 0.0, 0
+
+    def joined(self) -> Announcement:
+        """The event that announces this station."""
+        return self._joined
+
+    def handle(self, command: Order) -> None:
+        match command:
+            case TakeDevice() | YieldDevice():
+                self._hear_switch(command)
+            case _ if self._station is None or self._on != self._devices:
+                raise UnfitMessage("impossible", f"{self.name} is off its devices and cannot execute {command}")
+            case _:
+                self._station.handle(command)
+
+    def _hear_switch(self, command: Switch) -> None:
+        if command.station != self.name:
+            raise UnfitMessage("misdirected", f"{self.name} received {command}, which is not for it")
+        waiting = any(command.device == other.device for other in self._switches)
+        there = command.device in self._on
+        if waiting or command.device not in self._devices or there == isinstance(command, TakeDevice):
+            raise UnfitMessage("impossible", f"{self.name} cannot execute {command}")
+        self._switches.append(command)
+        self._at_hand = _MOST_AT_HAND
+
+    def deliver(self, reply: Reply) -> None:
+        """Deliver a generator's answer. UnfitMessage: the station takes none."""
+        deliver = getattr(self._station, "deliver", None)
+        if deliver is None:
+            raise UnfitMessage("misdirected", f"{self.name} expects no reply")
+        deliver(reply)
+
+    def work(self) -> bool:
+        """Do a unit of work of the station, while it is on its devices, or a switch.
+
+        Consumes: orders to switch, and what the station consumes. Waits for: nothing; off its devices for an order.
+        Unblocked by: `handle`. Produces: what the station produces; `DeviceTaken`, `DeviceYielded`.
+        """
+        self._last = None
+        station = self._station if self._on == self._devices else None
+        if not self._switches:
+            return station is not None and station.work()
+        if station is not None and self._at_hand > 0 and station.work():
+            self._at_hand -= 1
+            return True
+        self._switch(self._switches.popleft())
+        return True
+
+    def _switch(self, command: Switch) -> None:
+        """Come onto a device or leave it. The memory moves as the first device is left, or the last one is taken."""
+        begin, freed = time.monotonic(), 0
+        self._doing = (TAKE if isinstance(command, TakeDevice) else YIELD, begin)
+        if isinstance(command, TakeDevice):
+            self._on.add(command.device)
+            if self._on == self._devices:
+                self._arrive()
+        else:
+            if self._on == self._devices:
+                freed = self._freed = self._leave()
+            self._on.remove(command.device)
+        seconds = time.monotonic() - begin
+        self._switched += 1
+        self._switch_s += seconds
+        self._doing, self._last = ("", 0.0), command
+        self._report.note(command, self._incarnation, freed, seconds)
+
+    def _arrive(self) -> None:
+        if self._station is None:
+            self._station = self._make()
+        elif isinstance(self._station, Offloadable):
+            self._station.resume()
+
+    def _leave(self) -> int:
+        return self._station.suspend() if isinstance(self._station, Offloadable) else 0
+
+    def spans(self, begin: float, end: float) -> Iterable[Span]:
+        """Spans of the last unit of work."""
+        if self._last is not None:
+            kind = TAKE if isinstance(self._last, TakeDevice) else YIELD
+            return [Span(self.name, kind, begin, end, self._last.device)]
+        return self._station.spans(begin, end) if self._station is not None else ()
+
+    def current_call(self) -> tuple[str, float]:
+        """The switch under way, else what the station is at."""
+        if self._doing[0] or self._station is None:
+            return self._doing
+        return self._station.current_call()
+
+    def pending_work(self) -> list[str]:
+        """What it has not finished, in words, for a stall report."""
+        own = [f"{self.name} has {type(switch).__name__} to do" for switch in list(self._switches)]
+        return own + (self._station.pending_work() if self._station is not None else [])
+
+    def statistics(self) -> dict[str, float]:
+        """The station's, with switches, seconds in them, and the bytes that the last one freed."""
+        own = {"switches": float(self._switched), "switch_s": self._switch_s, "offloaded_bytes": float(self._freed)}
+        return own | (self._station.statistics() if self._station is not None else {})
+
+    def close(self) -> None:
+        if self._station is not None:
+            self._station.close()

@@ -1,0 +1,178 @@
+"""Where a station's tensors are while it is off the device that it leases: in host memory, or, from the CPU, in a file.
+
+From a CUDA device the bytes go to pinned host memory, which is kept for the next time, and the tensors' memory goes
+back to the device. Tensors come back at other addresses: what was captured over them is to be captured anew.
+
+On the CPU, where tests run the same thing without a GPU, the bytes go to a file without a name, which is gone with its
+process however that ends, and the pages go back to the system. The addresses stay reserved, so tensors come back where
+they were, with views, arrays and pointers to them. Only private, writable memory is moved, in whole pages.
+
+Invariant: between `suspend` and `resume` nobody reads or writes the tensors; after `resume` every bit is as before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import tempfile
+from bisect import bisect_right
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import torch
+from torch import Tensor
+
+from polyrhythm.errors import RunHalted
+from polyrhythm.runtime.factories import StationContext
+
+_MADV_DONTNEED = 4
+
+
+class OffloadStore(Protocol):
+    """Keeps the content of tensors while their memory is free."""
+
+    def suspend(self, tensors: Iterable[Tensor]) -> int:
+        """Free the memory of these tensors on the device; its bytes. Tensors that are elsewhere stay as they are."""
+        ...
+
+    def resume(self) -> None:
+        """Give all of them their memory and content back."""
+        ...
+
+    def close(self) -> None:
+        """Free what it keeps; tensors that are away are lost."""
+        ...
+
+
+def store_of(context: StationContext) -> OffloadStore | None:
+    """The store of a station that leases its device; None for one that does not."""
+    if context.offload is None:
+        return None
+    device = torch.device(context.device)
+    return DeviceStore(device) if device.type == "cuda" else FileStore(Path(context.offload or tempfile.gettempdir()))
+
+
+class DeviceStore:
+    """Tensors of a CUDA device, in pinned host memory. Never run on a GPU so far."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pinned: dict[int, Tensor] = {}
+        self._away: list[tuple[torch.UntypedStorage, Tensor, int]] = []
+
+    def suspend(self, tensors: Iterable[Tensor]) -> int:
+        before = torch.cuda.memory_allocated(self._device)
+        for storage in _storages(tensors, self._device):
+            size, key = storage.nbytes(), storage._cdata
+            host = self._pinned.get(key)
+            if host is None or host.numel() != size:
+                host = self._pinned[key] = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            host.copy_(torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage), non_blocking=True)
+            self._away.append((storage, host, size))
+        torch.cuda.synchronize(self._device)
+        for storage, _, _ in self._away:
+            storage.resize_(0)
+        torch.cuda.empty_cache()
+        return before - torch.cuda.memory_allocated(self._device)
+
+    def resume(self) -> None:
+        away, self._away = self._away, []
+        for storage, host, size in away:
+            storage.resize_(size)
+            torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage).copy_(host, non_blocking=True)
+        torch.cuda.synchronize(self._device)
+
+    def close(self) -> None:
+        self._pinned.clear()
+
+
+class FileStore:
+    """Tensors of the CPU, in a file without a name in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file: BinaryIO | None = None
+        self._away: list[tuple[int, int]] = []  # address and size, in the order of the file
+
+    def suspend(self, tensors: Iterable[Tensor]) -> int:
+        """As in `OffloadStore`. RunHalted: there is no room in the folder; then nothing has been freed."""
+        assert not self._away, "they are away already"
+        places = list(_private_pages(_storages(tensors, torch.device("cpu"))))
+        try:
+            file = self._file = self._file or tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - until the end
+            file.seek(0)
+            for address, size in places:
+                file.write(_memory(address, size))
+            file.flush()
+        except OSError as error:
+            raise RunHalted(
+                f"placement.sharing = lease: {sum(size for _, size in places)} bytes of a station cannot be put into "
+                f"{self._folder} ({error.strerror}); make room there"
+            ) from error
+        for address, size in places:
+            if _madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _MADV_DONTNEED):
+                number = ctypes.get_errno()
+                raise OSError(number, f"madvise: {os.strerror(number)}")
+        self._away = places
+        return sum(size for _, size in places)
+
+    def resume(self) -> None:
+        away, self._away = self._away, []
+        if not away:
+            return
+        assert self._file is not None, "it was written"
+        self._file.seek(0)
+        for address, size in away:
+            if self._file.readinto(_memory(address, size)) != size:  # type: ignore[attr-defined]
+                raise OSError(f"the file with a station's memory in {self._folder} is shorter than it was")
+        self._file.truncate(0)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _storages(tensors: Iterable[Tensor], device: torch.device) -> list[torch.UntypedStorage]:
+    """The distinct pieces of memory of those tensors that are on the device."""
+    found: dict[int, torch.UntypedStorage] = {}
+    for tensor in tensors:
+        if tensor.device.type == device.type:
+            storage = tensor.untyped_storage()
+            found.setdefault(storage.data_ptr(), storage)
+    return list(found.values())
+
+
+def _private_pages(storages: Iterable[torch.UntypedStorage]) -> Iterable[tuple[int, int]]:
+    """Address and size of the whole pages of each that no other process and no file has a part in."""
+    regions = _private_regions()
+    starts = [first for first, _ in regions]
+    for storage in storages:
+        first = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        stop = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE
+        index = bisect_right(starts, first) - 1
+        if first < stop and index >= 0 and stop <= regions[index][1]:
+            yield first, stop - first
+
+
+def _private_regions() -> list[tuple[int, int]]:
+    """Private, writable, anonymous memory of this process, (begin, end), lowest first; neighbours are one."""
+    regions: list[tuple[int, int]] = []
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        places, rights, _, _, inode = line.split(maxsplit=5)[:5]
+        first, stop = (int(place, 16) for place in places.split("-"))
+        if rights.startswith("rw") and rights.endswith("p") and inode == "0":
+            if regions and regions[-1][1] == first:
+                first = regions.pop()[0]
+            regions.append((first, stop))
+    return regions
+
+
+def _memory(address: int, size: int) -> memoryview:
+    return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+
+
+def _madvise(address: ctypes.c_void_p, size: ctypes.c_size_t, advice: int) -> int:
+    result: int = ctypes.CDLL(None, use_errno=True).madvise(address, size, advice)
+    return result

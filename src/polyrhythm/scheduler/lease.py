@@ -1,0 +1,231 @@
+"""Device leases: which station is on a device that only one of its stations fits on at a time.
+
+A station wants its devices while it has work. It is given them one by one in increasing number (it moves onto each at
+once), and gives all of them back together, because it can work only with all. It gives them back between two units of
+work, when somebody waits for one of them and it has nothing to do, or has had them for `min_hold_s` and done something
+since.
+
+Who gets a free device: `data_flow`: the trainer before generators before simulators, so a consumer has it as soon as
+its producer has delivered; `arrival`: whoever has waited longest. Never the one that has just given it back while
+another waits; and whoever has been passed over as often as the device has stations goes first.
+
+Invariants (property tests with faults, `tests/clustersim/test_lease.py`): a device has at most one holder; a station
+that waits for a device holds only smaller ones, so no circle of waiting stations can form; a station that goes on
+wanting gets its devices after finitely many switches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from polyrhythm.scheduler.codec import UNSAVED
+from polyrhythm.scheduler.records import DeviceTaken, DeviceYielded, TakeDevice, YieldDevice
+from polyrhythm.scheduler.settings import LeaseSettings
+
+
+@dataclass(slots=True)
+class LeaseState:
+    """A present station. flow: its place in the data flow, consumers first. interruptible: it can give its devices back
+    with units under way, which it goes on with later (a simulator).
+
+    held: devices that it was given, in order; taking: those of them that it is not on yet (`TakeDevice` is out);
+    yielding: those on their way back; leaving: gets no new work, as it must give them back after the units under way.
+    since: when it had all; worked: it was given the work that waited for this; under_way: units of work that it does.
+    wants: it has work; waits_since, passed: since when it waits, and how often others got the device meanwhile.
+    """
+
+    name: str
+    devices: tuple[int, ...]
+    flow: int
+    interruptible: bool = False
+    held: list[int] = field(default_factory=list)
+    taking: list[int] = field(default_factory=list)
+    yielding: list[int] = field(default_factory=list)
+    leaving: bool = False
+    since: float = 0.0
+    worked: bool = False
+    under_way: int = 0
+    wants: bool = False
+    waits_since: float = 0.0
+    passed: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """It is on all its devices, and not on its way off them."""
+        return len(self.held) == len(self.devices) and not self.taking and not self.yielding
+
+    @property
+    def open(self) -> bool:
+        """It may be given work."""
+        return self.complete and not self.leaving
+
+    @property
+    def waiting(self) -> bool:
+        """It wants a device that it has not been given."""
+        return self.wants and not self.yielding and len(self.held) < len(self.devices)
+
+    @property
+    def idle(self) -> bool:
+        """It holds something that it does not need now."""
+        return bool(self.held) and not self.taking and not self.yielding and not self.under_way and not self.wants
+
+
+@dataclass(slots=True)
+class DeviceLeases:
+    """present: leased stations by name; holders: device → who has it, from `TakeDevice` to `DeviceYielded`; last:
+    device → who gave it back last; waiting: names of stations that wait for a device, in no order that decides; going:
+    those that are to give theirs back after the units under way."""
+
+    rules: LeaseSettings = field(metadata=UNSAVED)
+    present: dict[str, LeaseState] = field(default_factory=dict)
+    holders: dict[int, str] = field(default_factory=dict)
+    last: dict[int, str] = field(default_factory=dict)
+    waiting: dict[str, None] = field(default_factory=dict)
+    going: dict[str, None] = field(default_factory=dict)
+
+    # ------------------------------------------------------------ stations
+
+    def join(self, name: str, flow: int, *, interruptible: bool = False) -> None:
+        """A station is there, off its devices; nothing if it leases none."""
+        devices = self.rules.devices.get(name)
+        if devices:
+            self.present[name] = LeaseState(name, tuple(sorted(devices)), flow, interruptible)
+
+    def leave(self, name: str) -> None:
+        """A station is lost: its devices are free, and it waits no more."""
+        state = self.present.pop(name, None)
+        self.waiting.pop(name, None)
+        self.going.pop(name, None)
+        for device in state.held if state is not None else ():
+            del self.holders[device]
+
+    def note_wants(self, state: LeaseState, wants: bool, now: float) -> None:
+        """Whether the station has work that it needs its devices for."""
+        if wants and not state.wants:
+            state.waits_since, state.passed = now, 0
+        state.wants = wants
+        self._note_waiting(state)
+
+    def _note_waiting(self, state: LeaseState) -> None:
+        if state.waiting:
+            self.waiting[state.name] = None
+        else:
+            self.waiting.pop(state.name, None)
+
+    # ------------------------------------------------------------ what stations say
+
+    def note_taken(self, event: DeviceTaken, now: float) -> None:
+        """The station is on a device that it was given."""
+        state = self.present[event.station]
+        assert event.device in state.taking, f"{event} was not due"
+        state.taking.remove(event.device)
+        if state.complete:
+            state.since, state.worked = now, False
+        self._note_waiting(state)
+
+    def note_yielded(self, event: DeviceYielded, now: float) -> None:
+        """The station is off this device."""
+        state = self.present[event.station]
+        assert event.device in state.yielding, f"{event} was not due"
+        state.yielding.remove(event.device)
+        state.held.remove(event.device)
+        del self.holders[event.device]
+        self.last[event.device] = state.name
+        if not state.yielding:
+            state.leaving, state.waits_since, state.passed = False, now, 0
+        self._note_waiting(state)
+
+    # ------------------------------------------------------------ deciding
+
+    def preempt(self, now: float) -> list[LeaseState]:
+        """Stations that get no new work from now on: they have had what others wait for long enough."""
+        if not self.waiting:
+            return []
+        found = [state for state, at in self._overdue() if at <= now]
+        for state in found:
+            state.leaving = True
+            self.going[state.name] = None
+        return found
+
+    def keep(self) -> list[LeaseState]:
+        """Stations that were to go, but nobody waits any more for what they have: they may be given work again."""
+        if not self.going:
+            return []
+        wanted = {self._next(self.present[name]) for name in self.waiting}
+        found = [state for name in self.going if wanted.isdisjoint((state := self.present[name]).held)]
+        for state in found:
+            state.leaving = False
+            del self.going[state.name]
+        return found
+
+    def deadline(self) -> float:
+        """When `preempt` finds somebody if nothing happens before; infinite if it does not.
+
+        Only an interruptible station needs a clock: the others are looked at whenever a unit of theirs ends.
+        """
+        if not self.waiting:
+            return math.inf
+        return min((at for state, at in self._overdue() if state.interruptible), default=math.inf)
+
+    def _overdue(self) -> Iterator[tuple[LeaseState, float]]:
+        """Open stations that hold what others wait for and have done something, each with when it must go."""
+        for name in self.waiting:
+            holder = self._holder_before(self.present[name])
+            if holder is not None and holder.open and not holder.idle and holder.worked:
+                yield holder, holder.since + self.rules.min_hold_s
+
+    def settle(self) -> list[TakeDevice | YieldDevice]:
+        """Take devices back from stations that are to go or have nothing to do, and give free ones away."""
+        commands: list[TakeDevice | YieldDevice] = []
+        for name in tuple(self.waiting):
+            holder = self._holder_before(self.present[name])
+            if holder is not None and self._must_yield(holder):
+                holder.yielding = list(holder.held)
+                self.going.pop(holder.name, None)
+                commands += [YieldDevice(holder.name, device) for device in holder.held]
+                self._note_waiting(holder)
+        while free := {self._next(self.present[name]) for name in self.waiting} - self.holders.keys():
+            commands.append(self._give(min(free)))
+        return commands
+
+    @staticmethod
+    def _next(state: LeaseState) -> int:
+        """The device that a waiting station needs next."""
+        return state.devices[len(state.held)]
+
+    def _holder_before(self, waiter: LeaseState) -> LeaseState | None:
+        """Who has what this station waits for."""
+        name = self.holders.get(self._next(waiter))
+        return None if name is None else self.present[name]
+
+    @staticmethod
+    def _must_yield(holder: LeaseState) -> bool:
+        if holder.taking or holder.yielding:
+            return False
+        return holder.idle or (holder.leaving and (holder.interruptible or not holder.under_way))
+
+    def _give(self, device: int) -> TakeDevice:
+        """Give a free device to the first of those that wait for it."""
+        waiters = [state for name in self.waiting if self._next(state := self.present[name]) == device]
+        chosen = min(waiters, key=lambda state: self._place(state, device))
+        for state in waiters:
+            state.passed += state is not chosen
+        chosen.held.append(device)
+        chosen.taking.append(device)
+        self.holders[device] = chosen.name
+        self._note_waiting(chosen)
+        return TakeDevice(chosen.name, device)
+
+    def _place(self, state: LeaseState, device: int) -> tuple[bool, bool, int, float, str]:
+        """Sorts the stations that wait for a device."""
+        late = state.passed >= self.rules.sharers(device)
+        by_flow = self.rules.switch_order == "data_flow" and not late
+        return (
+            self.last.get(device) == state.name,
+            not late,
+            state.flow if by_flow else 0,
+            state.waits_since,
+            state.name,
+        )

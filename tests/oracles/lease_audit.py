@@ -1,0 +1,94 @@
+"""Who is on which leased device, as commands and events show it: one station at a time, and only those on all of their
+devices are given work. A simulator that was told to leave may still get the rest of its commands' effects, but no new
+command."""
+
+from __future__ import annotations
+
+from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.records import (
+    ApplyWeights,
+    CancelRow,
+    Command,
+    DeviceTaken,
+    DeviceYielded,
+    Event,
+    GeneratorJoined,
+    PublishWeights,
+    RefuseRequest,
+    Serve,
+    SimulatorJoined,
+    StartRows,
+    StartUpdate,
+    StationLost,
+    TakeDevice,
+    TrainerJoined,
+    YieldDevice,
+)
+from polyrhythm.scheduler.settings import LeaseSettings
+
+_JOINED = {SimulatorJoined: "simulator", GeneratorJoined: "generator", TrainerJoined: "trainer"}
+_WORK = {
+    **dict.fromkeys((StartRows, CancelRow, RefuseRequest), "simulator"),
+    **dict.fromkeys((Serve, ApplyWeights), "generator"),
+    **dict.fromkeys((StartUpdate, PublishWeights), "trainer"),
+}
+
+
+class LeaseAudit:
+    """holders: device → station, from `TakeDevice` to `DeviceYielded` or the station's loss; on: station → devices that
+    it is on and was not told to leave. switches: `TakeDevice` so far."""
+
+    def __init__(self, rules: LeaseSettings) -> None:
+        self._rules = rules
+        self.holders: dict[int, str] = {}
+        self.on: dict[str, set[int]] = {name: set() for name in rules.devices}
+        self.switches = 0
+        self._held_back: list[Command] = []
+
+    def decided(self, conductor: Conductor, sent: list[Command]) -> list[Command]:
+        """What the conductor decided at this event: what it sent and had not decided before, and what it now holds
+        back."""
+        assert conductor.delivery is not None
+        before = {id(command) for command in self._held_back}
+        self._held_back = [command for own in conductor.delivery.held_back.values() for command in own]
+        return [command for command in (*sent, *self._held_back) if id(command) not in before]
+
+    def present(self, name: str) -> bool:
+        """Whether the station is on all of the devices that it leases."""
+        return name not in self.on or self.on[name] == set(self._rules.devices[name])
+
+    def note(self, event: Event, commands: list[Command]) -> str:
+        """What is wrong, "" if nothing is."""
+        joined = _JOINED.get(type(event))
+        if joined is not None or isinstance(event, StationLost):
+            self._forget(getattr(event, joined or "station"))
+        if isinstance(event, DeviceTaken):
+            self.on[event.station].add(event.device)
+        if isinstance(event, DeviceYielded):
+            del self.holders[event.device]
+        for command in commands:
+            if wrong := self._follow(command):
+                return wrong
+        return ""
+
+    def _follow(self, command: Command) -> str:
+        if isinstance(command, TakeDevice):
+            if command.device in self.holders:
+                return f"{self.holders[command.device]} holds the device of {command}"
+            smaller = [device for device in self._rules.devices[command.station] if device < command.device]
+            if any(self.holders.get(device) != command.station for device in smaller):
+                return f"{command} comes before it has {smaller}"
+            self.holders[command.device] = command.station
+            self.switches += 1
+        elif isinstance(command, YieldDevice):
+            if command.device not in self.on[command.station]:
+                return f"it is not on the device of {command}"
+            self.on[command.station].remove(command.device)
+        elif (who := _WORK.get(type(command))) is not None and not self.present(getattr(command, who)):
+            return f"it is not on its devices and gets {command}"
+        return ""
+
+    def _forget(self, station: str) -> None:
+        self.holders = {device: holder for device, holder in self.holders.items() if holder != station}
+        if station in self.on:
+            self.on[station] = set()

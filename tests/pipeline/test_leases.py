@@ -1,0 +1,75 @@
+"""Which stations are on their device in turn."""
+
+from __future__ import annotations
+
+import pytest
+from tests.process.runs import config
+
+from polyrhythm.config.sections.placement import PlacementSettings
+from polyrhythm.errors import ConfigError
+from polyrhythm.pipeline.build import run_seats
+from polyrhythm.pipeline.leases import HOST, lease_devices, lease_settings
+from polyrhythm.pipeline.seats import group_seats
+from polyrhythm.runtime.factories import Resources
+
+LEASE = PlacementSettings.model_validate({"sharing": "lease", "lease": {"min_hold_s": 3.0, "switch_order": "arrival"}})
+
+
+def seats(**devices: str) -> dict[str, Resources]:
+    return {name.replace("_", "-"): Resources(device) for name, device in devices.items()}
+
+
+def leases(seats: dict[str, Resources], *, simulators_leave: bool = False) -> dict[str, tuple[int, ...]]:
+    found = lease_devices(LEASE, seats, simulators_leave=simulators_leave)
+    assert {name: seat.device for name, seat in found.items()} == {name: seat.device for name, seat in seats.items()}
+    return {name: seat.leases for name, seat in found.items() if seat.leases}
+
+
+def test_a_device_is_leased_where_two_stations_on_it_can_leave_it() -> None:
+    hybrid = seats(simulator_0="cuda:0", generator_0="cuda:0", generator_1="cuda:1", trainer="cuda:0")
+    assert leases(hybrid) == {"generator-0": (0,), "trainer": (0,)}
+    assert leases(hybrid, simulators_leave=True) == {"simulator-0": (0,), "generator-0": (0,), "trainer": (0,)}
+    apart = seats(simulator_0="cuda:0", generator_0="cuda:0", trainer="cuda:1")
+    assert leases(apart) == {}
+    assert leases(apart, simulators_leave=True) == {"simulator-0": (0,), "generator-0": (0,)}
+
+
+def test_the_host_is_one_device() -> None:
+    on_cpu = seats(simulator_0="cpu", generator_0="cpu", generator_evaluation="cpu", trainer="cpu")
+    assert leases(on_cpu) == dict.fromkeys(("generator-0", "generator-evaluation", "trainer"), (HOST,))
+
+
+def test_by_default_nothing_is_leased() -> None:
+    found = lease_devices(PlacementSettings(), seats(generator_0="cpu", trainer="cpu"), simulators_leave=True)
+    assert all(seat.leases == () for seat in found.values())
+    assert lease_settings(PlacementSettings(), found) is None
+
+
+def test_the_conductor_is_told_the_leases_and_their_rules() -> None:
+    found = lease_devices(LEASE, seats(generator_0="cuda:2", trainer="cuda:2"), simulators_leave=False, offload="run")
+    rules = lease_settings(LEASE, found)
+    assert rules is not None
+    assert (rules.devices, rules.min_hold_s, rules.switch_order) == (
+        {"generator-0": (2,), "trainer": (2,)},
+        3.0,
+        "arrival",
+    )
+    assert {seat.offload for seat in found.values()} == {"run"}
+
+
+def test_the_seats_of_a_run_say_who_takes_turns() -> None:
+    settings = config(rollout={"generators": 1}, placement={"sharing": "lease"})
+    assert group_seats(run_seats(settings)).endswith("generator-0, trainer: cpu, 1 thread, in turn")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"sharing": "lend"}, "sharing"),
+        ({"sharing": "lease", "lease": {"min_hold_s": -1.0}}, "min_hold_s"),
+        ({"lease": {"switch_order": "random"}}, "switch_order"),
+    ],
+)
+def test_wrong_rules_are_refused(wrong: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        config(placement=wrong)
