@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from polyrhythm.config.sections.placement import PlacementSettings
+from polyrhythm.errors import ConfigError
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.scheduler.settings import LeaseSettings
 
@@ -23,9 +24,16 @@ def lease_devices(
     placement: PlacementSettings, seats: Mapping[str, Resources], *, simulators_leave: bool, offload: str = ""
 ) -> dict[str, Resources]:
     """The seats, with the devices that each station leases. simulators_leave: the environment can leave a device;
-    offload: folder for what leaves the host, "" for the system's temporary one."""
+    offload: folder for what leaves the host, "" for the system's temporary one. ConfigError: the trainer has several
+    ranks, which cannot leave their devices yet.
+    """
     if placement.sharing == "share":
         return dict(seats)
+    if (ranks := sum(name.startswith("trainer") for name in seats)) > 1:
+        raise ConfigError(
+            f"placement.sharing = lease: the trainer has {ranks} ranks, and only a trainer of one rank can leave its "
+            "device; set placement.trainer.ranks to 1, or placement.sharing to share"
+        )
     able = [name for name in seats if simulators_leave or not name.startswith("simulator")]
     numbers = Counter(_number(seats[name]) for name in able)
     leases = {name: (number,) for name in able if numbers[number := _number(seats[name])] > 1}

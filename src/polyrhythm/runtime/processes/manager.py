@@ -219,8 +219,8 @@ class ProcessManager:
             )
 
     def tell(self, station: str, message: wire.Message, slot: str = "") -> None:
-        """Send to the station, to all its ranks, or to its part that has the slot; an order about a device to all of its
-        parts."""
+        """Send to the station, to all its ranks, or to its part that has the slot; to all its parts what is about a
+        device."""
         if isinstance(message, records.TakeDevice | records.YieldDevice):
             self.groups[station].first.tell_all(message)  # a station of several ranks leases nothing
             return
