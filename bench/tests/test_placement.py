@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
+import json
+import subprocess
+import sys
 import threading
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from polyrhythm_bench.cases import placement
+from polyrhythm_bench.cases import placement, placement_page
 from polyrhythm_bench.papers.fit import fit
 from polyrhythm_bench.papers.model import Costs, simulate
 from polyrhythm_bench.papers.published import published
@@ -23,22 +21,15 @@ from polyrhythm_bench.workloads.placement_scene import MODES, PLACEMENTS, SETUPS
 
 DATA = published()
 COSTS = Costs(step=0.6, spread=0.1, generate=0.02, train=0.014)
-SPAWN = multiprocessing.get_context("spawn")
-
-
-def hold_for(folder: str, station: str, times: int, seconds: float) -> None:
-    """Take so many turns on device 0, one right after the other."""
-    device = Device(Path(folder), 0)
-    for _ in range(times):
-        with device.hold(station):
-            time.sleep(seconds)
-
-
-def hang(folder: str) -> None:
-    """Take device 0, and keep it."""
-    Device(Path(folder), 0).ask("holder").wait()
-    Path(folder, "held").touch()
-    time.sleep(60)
+HERE = "import sys, time; from pathlib import Path; from polyrhythm_bench.workloads.device_lock import Device; "
+#: Takes turns on device 0, one right after the other.
+TURNS = HERE + """
+for _ in range(8):
+    with Device(Path(sys.argv[1]), 0).hold(sys.argv[2]):
+        time.sleep(0.02)
+"""
+#: Takes device 0, says so, and keeps it.
+HANG = HERE + "Device(Path(sys.argv[1]), 0).ask('holder').wait(); print('held', flush=True); time.sleep(60)"
 
 
 def test_turns_come_in_the_order_of_asking_across_threads(tmp_path):
@@ -66,12 +57,9 @@ def test_turns_come_in_the_order_of_asking_across_threads(tmp_path):
 
 
 def test_processes_exclude_each_other_and_nobody_comes_back_before_the_others(tmp_path):
-    processes = [SPAWN.Process(target=hold_for, args=(str(tmp_path), f"s-{i}", 8, 0.02)) for i in range(3)]
+    processes = [subprocess.Popen([sys.executable, "-c", TURNS, tmp_path, f"s-{i}"]) for i in range(3)]
     for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=60)
-        assert process.exitcode == 0
+        assert process.wait(timeout=60) == 0
     turns = sorted(read_turns(tmp_path), key=lambda turn: turn.began)
     found = summarise_turns([turns])
     assert (found["turns"], found["overlapping"]) == (24, 0)
@@ -79,15 +67,10 @@ def test_processes_exclude_each_other_and_nobody_comes_back_before_the_others(tm
 
 
 def test_the_device_of_a_killed_process_is_free(tmp_path):
-    process = SPAWN.Process(target=hang, args=(str(tmp_path),))
-    process.start()
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "held").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    turn = Device(tmp_path, 0).ask("next")
-    os.kill(process.pid, signal.SIGKILL)
-    process.join(timeout=10)
+    with subprocess.Popen([sys.executable, "-c", HANG, tmp_path], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"held\n"
+        turn = Device(tmp_path, 0).ask("next")
+        process.kill()
     turn.wait()
     turn.end()
 
@@ -170,6 +153,8 @@ def test_one_small_cell_live_beside_its_simulation():
         cells=[("hybrid", "asynchronous")],
         chunk_step_s=0.15,
         counted_s=1.0,
+        seeds=1,
+        shares=(0.0, 0.4),
     )
     (part,) = found["parts"].values()
     (cell,) = part["cells"]
@@ -178,5 +163,62 @@ def test_one_small_cell_live_beside_its_simulation():
     assert (cell["out_of_order"], cell["overlapping"]) == (0, 0)
     assert cell["turns"] > 0
     rates = [row["hybrid"] for row in part["off_device"]]
-    assert rates[0] < rates[2], "devices that training leaves free serve rollout"
+    assert rates[0] < rates[1], "devices that training leaves free serve rollout"
     assert part["off_device"][0]["hybrid"] == pytest.approx(cell["full_size"], rel=0.02)
+
+
+def measured(**changes):
+    """The result of a setup, as the benchmark prints it."""
+
+    def cell(name, mode, published, live):
+        return {
+            "placement": name,
+            "mode": mode,
+            "published": published,
+            "full_size": live + 1,
+            "simulated": live,
+            "live": live,
+            "live_to_simulated": 1.0,
+            "ratios_by_turn": [1.0],
+            "seconds": 12.0,
+            "busy": 0.5,
+            "busy_simulated": 0.5,
+            "others_cores": 1.0,
+            "turns": 1000,
+            "out_of_order": 0,
+            "overlapping": 0,
+            "handover_ms": 0.5,
+        } | changes
+
+    cells = [
+        cell("colocated", "lockstep", 190.0, 180.0),
+        cell("hybrid", "lockstep", 140.0, 141.0),
+        cell("disaggregated", "lockstep", None, 92.0),
+        cell("colocated", "asynchronous", None, 183.0),
+        cell("hybrid", "asynchronous", 255.0, 151.0),
+    ]
+    costs = {"step": 3.7, "spread": 0.07, "generate": 0.026, "train": 0.032}
+    off = [{"share": share, "colocated": 183.0, "hybrid": 151.0} for share in (0.0, 0.5)]
+    part = {"costs": costs, "misfit": 1.0, "scale": 0.01, "cells": cells, "rankings": placement.rank(cells)}
+    return {"ManiSkill": {**part, "off_device": off}}
+
+
+def test_the_page_says_where_the_order_is_the_papers(tmp_path):
+    (path,) = placement_page.write(json.loads(json.dumps(measured())), tmp_path)
+    page = path.read_text(encoding="utf-8")
+    assert "| hybrid | asynchronous | 255 | 152.0 | 151.0 | 151.0 | 1.000 (1.000) |" in page
+    assert "| disaggregated | lockstep |  | 93.0 |" in page
+    assert "| lockstep | colocated > hybrid | colocated > hybrid > disaggregated |" in page
+    assert "**all cells are within it**" in page
+    said = " ".join(page.split())
+    assert "in lockstep the order of the placements is theirs; in asynchronous fewer than two" in said
+    assert "fastest published cell is hybrid asynchronous, ours is colocated lockstep." in said
+    assert "| ManiSkill | hybrid | 255 | 151.0 | 151.0 |" in page
+
+
+def test_the_page_marks_what_is_beyond_the_bar(tmp_path):
+    (path,) = placement_page.write(measured(live_to_simulated=0.93), tmp_path)
+    page = path.read_text(encoding="utf-8")
+    assert "**0.930** (1.000)" in page
+    assert "**5 of 5 are beyond**" in " ".join(page.split())
+    assert "the largest difference is 7.0%" in " ".join(page.split())

@@ -40,11 +40,9 @@ log = logging.getLogger(__name__)
 #: The largest difference between live and simulated rates that is allowed.
 LIMIT = 0.05
 #: Scaled seconds of a chunk step of all environments in the colocated baseline, and of the counted part of a run.
-CHUNK_STEP_S, COUNTED_S = 0.8, 12.0
-#: Simulations of a cell, each with a seed of its own; its rate is their median.
-_SEEDS = 5
+CHUNK_STEP_S, COUNTED_S = 1.2, 12.0
 #: Shares of the training time that are tried off the devices.
-_OFF_DEVICE = (0.0, 0.2, 0.4, 0.6, 0.8)
+OFF_DEVICE = (0.0, 0.2, 0.4, 0.6, 0.8)
 
 
 def run(
@@ -55,11 +53,14 @@ def run(
     *,
     chunk_step_s: float = CHUNK_STEP_S,
     counted_s: float = COUNTED_S,
+    seeds: int = 5,
+    shares: Sequence[float] = OFF_DEVICE,
 ) -> dict[str, Any]:
     """Every cell of the setups, live in interleaved turns, and simulated.
 
     costs: of each setup, in published seconds; by default they are fitted, in about a minute each. chunk_step_s,
-    counted_s: scaled seconds of a chunk step in the colocated baseline, and of the counted part of a run. Returns
+    counted_s: scaled seconds of a chunk step in the colocated baseline, and of the counted part of a run. seeds:
+    simulations of a cell, whose median is its rate; shares: those of `off_device`. Returns
     `parts`, by the setup's name: costs, misfit of the fit (None: given), scale, `cells` (what `_cell` returns),
     `rankings`, `off_device`; largest_error and within_limit of the cells of all setups.
     """
@@ -74,14 +75,14 @@ def run(
         assert rate is not None, "SETUPS have one"
         scale = chunk_step_s * rate / (baseline.envs * baseline.setup.chunk)
         made = {cell: PlacementScene(find_row(data, key, *cell)[0], own, scale) for cell in cells}
-        rows = _measure(data, made, repeats, counted_s)
+        rows = _measure(data, made, repeats, counted_s, seeds)
         parts[setup.name] = {
             "costs": asdict(own),
             "misfit": found.misfit if found else None,
             "scale": scale,
             "cells": rows,
             "rankings": rank(rows),
-            "off_device": off_device(data, key, own),
+            "off_device": off_device(data, key, own, shares),
         }
     largest = max(abs(cell["live_to_simulated"] - 1) for part in parts.values() for cell in part["cells"])
     return {
@@ -95,7 +96,11 @@ def run(
 
 
 def _measure(
-    data: PaperData, made: Mapping[tuple[Placement, Mode], PlacementScene], repeats: int, counted_s: float
+    data: PaperData,
+    made: Mapping[tuple[Placement, Mode], PlacementScene],
+    repeats: int,
+    counted_s: float,
+    seeds: int,
 ) -> list[dict[str, Any]]:
     versions = {cell: choose_versions(scene, counted_s) for cell, scene in made.items()}
     measured: dict[tuple[Placement, Mode], list[CountedPart]] = {cell: [] for cell in made}
@@ -107,10 +112,8 @@ def _measure(
         _cell(
             cell,
             find_row(data, scene.row.setup.key, *cell)[1],
-            median(
-                simulate(scene.row, scene.costs, seed=seed, sharing="exclusive").throughput for seed in range(_SEEDS)
-            ),
-            [simulated(replace(scene, seed=seed), versions[cell]) for seed in range(_SEEDS)],
+            median(simulate(scene.row, scene.costs, seed=n, sharing="exclusive").throughput for n in range(seeds)),
+            [simulated(replace(scene, seed=seed), versions[cell]) for seed in range(seeds)],
             measured[cell],
         )
         for cell, scene in made.items()
@@ -163,12 +166,12 @@ def rank(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def off_device(data: PaperData, key: str, costs: Costs) -> list[dict[str, Any]]:
+def off_device(data: PaperData, key: str, costs: Costs, shares: Sequence[float]) -> list[dict[str, Any]]:
     """What asynchrony reaches, simulated at full size with short episodes, if a `share` of the training time is spent
     off the devices, after each gradient step: transitions per second of each placement. Lock-step does not change."""
     rows = {placement: find_row(data, key, placement, "asynchronous")[0] for placement in PLACEMENTS}
     found = []
-    for share in _OFF_DEVICE:
+    for share in shares:
         rates: dict[str, float] = {}
         for placement, row in rows.items():
             ranks = len(row.training)
