@@ -24,6 +24,8 @@ overlap     stages that sleep, in four modes, beside the limit; CPU time per tra
             seed
 fidelity    ten such scenes, live and simulated (half an hour)
 batching    batching auto beside the best fixed batching of a grid, simulated (half an hour)
+placement   placements of the RL-VLA3 paper, scaled, on devices that are locks: processes that sleep, beside the
+            simulated cluster and the paper's ranking (40 minutes)
 papers      tables of the RL-VLA3 and ROLL Flash papers beside the simulated cluster (a quarter of an hour)
 peers       Sample Factory, TorchRL, Stable-Baselines3 and a plain loop on the workloads of overlap and throughput;
             makes an environment for each, which takes a package index and 5 GB (40 minutes)
@@ -72,14 +74,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=count,
         metavar="N",
         help="interleaved turns (5; update, ranks, policies, weights: 7; ceiling, metaworld, overlap, fidelity, "
-        "peers: 3), "
+        "placement, peers: 3), "
         "seeds of learning's wall_clock and of batching (3)",
     )
     parser.add_argument(
         "--only",
         type=_names,
         metavar="NAME,NAME",
-        help="peers: these, and the plain loop; algorithms: these objectives",
+        help="peers: these, and the plain loop; algorithms: these objectives; placement: these setups",
     )
     parser.add_argument("--types", type=_names, metavar="NAME,NAME", help="policies: some of the four architectures")
     parser.add_argument("--sizes", type=_names, metavar="NAME,NAME", help="policies: tiny, released (both on a GPU)")
@@ -283,6 +285,14 @@ def _batching(repeats: int = 3) -> dict[str, Any]:
     return batching.run(repeats)
 
 
+def _placement(only: Sequence[str] = (), repeats: int = 3) -> dict[str, Any]:
+    from polyrhythm_bench.cases import placement
+    from polyrhythm_bench.workloads.placement_scene import SETUPS
+
+    _check_names("--only", only, SETUPS)
+    return placement.run(only or SETUPS, repeats)
+
+
 def _papers() -> dict[str, Any]:
     from polyrhythm_bench import papers
 
@@ -311,6 +321,7 @@ _BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "overlap": _overlap,
     "fidelity": _fidelity,
     "batching": _batching,
+    "placement": _placement,
     "papers": _papers,
     "peers": _peers,
 }

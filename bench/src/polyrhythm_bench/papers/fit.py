@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, log
 
-from polyrhythm_bench.papers.model import Costs, simulate
+from polyrhythm_bench.papers.model import Costs, Sharing, simulate
 from polyrhythm_bench.papers.published import PASSES, PaperRow
 
 #: Standard deviation of the logarithm of a published throughput about the simulated one.
@@ -44,8 +44,14 @@ class Fit:
     misfit: float
 
 
-def fit(rows: Sequence[PaperRow], seed: int = 0, chunk_steps: int = CHUNK_STEPS, iterations: int = ITERATIONS) -> Fit:
-    """Fit the costs to `rows`, all of one setup. ValueError: a row is one to predict."""
+def fit(
+    rows: Sequence[PaperRow],
+    seed: int = 0,
+    chunk_steps: int = CHUNK_STEPS,
+    iterations: int = ITERATIONS,
+    sharing: Sharing = "shared",
+) -> Fit:
+    """Fit the costs to `rows`, all of one setup, whose devices are shared so. ValueError: a row is one to predict."""
     for row in rows:
         if not row.fitted:
             raise ValueError(f"row {row.name!r} is one to predict; fit baselines and rollout-only rows")
@@ -57,7 +63,8 @@ def fit(rows: Sequence[PaperRow], seed: int = 0, chunk_steps: int = CHUNK_STEPS,
 
     def residuals(point: Vector) -> Vector:
         costs = Costs(*map(exp, point))
-        found = [log(simulate(row, costs, chunk_steps, seed).throughput / row.published) / ROW_SPREAD for row in rows]
+        rates = [simulate(row, costs, chunk_steps, seed, sharing).throughput for row in rows]
+        found = [log(rate / row.published) / ROW_SPREAD for rate, row in zip(rates, rows, strict=True)]
         ratio = costs.train * first.setup.chunk / costs.generate
         found.append(log(ratio / TRAIN_TO_GENERATE) / log(FACTOR))
         found.append(log(costs.spread / STEP_SPREAD) / log(FACTOR))

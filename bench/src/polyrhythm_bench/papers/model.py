@@ -19,7 +19,7 @@ Costs and the sources of their form (RLinf's profile, its section 2.2, unless no
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.clustersim.costs import Cost
@@ -30,6 +30,8 @@ from polyrhythm_bench.papers.published import EPISODES, PaperRow
 
 SIMULATOR_OCCUPIES, GENERATOR_OCCUPIES, TRAINER_OCCUPIES = 0.24, 0.7, 1.0
 MAX_LAG = 2
+#: How passes share a device (`clustersim.settings.ClusterSettings.sharing`).
+Sharing = Literal["shared", "exclusive"]
 #: Versions left out at the start, counted, left out at the end. Rollout runs ahead of training by the lag: it must be
 #: that far ahead before the first counted version, and still run at the last. With max_lag 0 all versions are equal.
 _VERSIONS = {"baseline": (0, 2, 0), "rollout": (0, 2, 0), "full": (MAX_LAG + 1, 4, MAX_LAG)}
@@ -57,7 +59,9 @@ class Simulated:
     cluster: Cluster
 
 
-def cluster_settings(row: PaperRow, costs: Costs, chunk_steps: int, seed: int = 0) -> ClusterSettings:
+def cluster_settings(
+    row: PaperRow, costs: Costs, chunk_steps: int, seed: int = 0, sharing: Sharing = "shared"
+) -> ClusterSettings:
     """The cluster of `row`, with episodes of `chunk_steps`."""
     setup = row.setup
     simulators, slots = len(row.simulating), len(row.simulating) * row.batches
@@ -66,6 +70,7 @@ def cluster_settings(row: PaperRow, costs: Costs, chunk_steps: int, seed: int = 
     return ClusterSettings.model_validate(
         {
             "seed": seed,
+            "sharing": sharing,
             "versions": sum(_VERSIONS[row.mode]),
             "scheduler": _scheduler(row, slots),
             "simulators": [
@@ -111,11 +116,13 @@ def _scheduler(row: PaperRow, slots: int) -> dict[str, Any]:
     }
 
 
-def simulate(row: PaperRow, costs: Costs, chunk_steps: int = 0, seed: int = 0) -> Simulated:
+def simulate(
+    row: PaperRow, costs: Costs, chunk_steps: int = 0, seed: int = 0, sharing: Sharing = "shared"
+) -> Simulated:
     """Simulate the row's cluster. chunk_steps: of an episode, by default as published (fewer are faster to simulate and
     change only the weight of a version's start and end)."""
     chunk_steps = chunk_steps or row.setup.chunk_steps
-    cluster = Cluster(cluster_settings(row, costs, chunk_steps, seed))
+    cluster = Cluster(cluster_settings(row, costs, chunk_steps, seed, sharing))
     ends = [0.0]
 
     def note(now: float, event: Event, commands: list[Command]) -> None:  # noqa: ARG001 (the driver's)
