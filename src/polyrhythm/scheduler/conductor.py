@@ -18,7 +18,7 @@ update; no row waits while a ticket is due; both halves agree on which slots are
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -86,10 +86,10 @@ class Conductor:
 
     def deadline(self) -> float:
         """When a `Wake` is due if nothing happens before; infinite when time alone changes nothing."""
-        if (delivery := self.delivery) is not None:
-            leased = min(delivery.leases.deadline(), self.serving.deadline(delivery.due))
-            return min(leased, self.rollout.next_expiry())
-        return min(self.serving.deadline(), self.rollout.next_expiry())
+        if self.delivery is None:
+            return min(self.serving.deadline(), self.rollout.next_expiry())
+        due = min(self.serving.deadline(self.delivery.due), self.rollout.next_expiry())
+        return min(due, self.delivery.leases.deadline())
 
     # ------------------------------------------------------------ what others read
 
@@ -201,7 +201,7 @@ class Conductor:
         for slot, live in self.rollout.rows.take_changes():
             commands += self.serving.note_live(slot, live=live)
             if self.delivery is not None:
-                self._note_slot(self.delivery, slot, now)
+                self._note_slots(self.delivery, (slot,), now)
         return commands
 
     def _pin_weights(self) -> list[Command]:
@@ -237,11 +237,11 @@ class Conductor:
         for name, is_open in delivery.take_changes():
             self.serving.generators.note_away(name, away=not is_open)
 
-    def _note_slot(self, delivery: CommandDelivery, name: str, now: float) -> None:
-        """A slot became live or stopped, asked, or was answered: its simulator has work for its device, or has not."""
-        slot = self.serving.slots.slots.get(name)
-        if slot is not None:
-            delivery.note_slot(slot.simulator, name, working=slot.live and slot.request is None, now=now)
+    def _note_slots(self, delivery: CommandDelivery, names: Iterable[str], now: float) -> None:
+        """Slots became live or stopped, asked, or were answered: a simulator has work for its device, or has not."""
+        for name in names:
+            if (slot := self.serving.slots.slots.get(name)) is not None:
+                delivery.note_slot(slot.simulator, name, working=slot.live and slot.request is None, now=now)
 
     # ------------------------------------------------------------ stations
 
@@ -270,8 +270,7 @@ class Conductor:
         """A generator is lost, and with the evaluator the background evaluation whose weights it held."""
         refusals = self.serving.remove_generator(name)
         if self.delivery is not None and self.delivery.working:
-            for slot in self.serving.slots.slots:  # what it had answered may wait again
-                self._note_slot(self.delivery, slot, now)
+            self._note_slots(self.delivery, self.serving.slots.slots, now)  # what it had answered may wait again
         self._note_held()
         lost = self.rollout.evaluations.current_background if name == self.settings.evaluator else None
         given_up = self.rollout.give_up(lost) if lost is not None and lost.version >= 0 else []
@@ -311,15 +310,14 @@ class Conductor:
     def _on_request(self, event: records.RequestArrived, now: float) -> list[Command]:
         self.serving.hear(event, now)
         if self.delivery is not None:
-            self._note_slot(self.delivery, event.slot, now)
+            self._note_slots(self.delivery, (event.slot,), now)
         return []
 
     def _on_batch_done(self, event: records.BatchDone, now: float) -> list[Command]:
         generator = self._generator(event.generator)
         batch, chosen = generator.batch, self.serving.finish(generator, now)
-        if self.delivery is not None:
-            for request in () if batch is None else batch.requests:
-                self._note_slot(self.delivery, request.slot, now)
+        if self.delivery is not None and batch is not None:
+            self._note_slots(self.delivery, [request.slot for request in batch.requests], now)
         return [
             *chosen,
             *self.serving.weights.settle_one(
