@@ -1,0 +1,184 @@
+"""How many bytes the passes of a policy hold beside its weights: measured on a few rows, or traced without memory.
+
+    probed    a small policy is built on the CPU and run on real rows of zeros; more rows on a line through two numbers
+    traced    the policy's outline runs on tensors without memory, with exactly the rows that are asked for
+    unknown   it is large and has no outline, or failed
+
+Training is the forward and backward pass of a micro-batch without the gradients of parameters, which are counted with
+the weights; it includes the copies of weights that autocast makes. Bytes are those of the CPU's kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from polyrhythm.pipeline.array_specs import shown
+from polyrhythm.pipeline.memory.meter import FakeMode, Meter, gradients_dropped, real_meter
+from polyrhythm.policies.base import Outlines, Policy, PolicySettings, Precomputes, as_module
+from polyrhythm.policies.form import PolicyForm, Role, outlined
+from polyrhythm.specs import ArraySpec, EnvSpec
+
+#: Bytes of the largest policy that is probed.
+PROBED_BYTES = 64 * 2**20
+#: Rows of the two passes of a probe.
+_FEW, _MORE = 16, 32
+
+Way = Literal["probed", "traced"]
+
+
+@dataclass(slots=True)
+class Activations:
+    """The passes of one policy. how: the way, in words.
+
+    Methods return bytes for a pass of so many rows, each computed once and kept.
+    """
+
+    how: str
+    training: Callable[[int], int]
+    acting: Callable[[int], int]
+    kept: Callable[[int], int]
+    precomputed: Callable[[int], int]
+
+
+class _Passes:
+    """Runs the passes of a policy. make: builds it by role; metered: the counting context around a pass."""
+
+    def __init__(
+        self,
+        make: Callable[[Role], Policy],
+        spec: EnvSpec,
+        form: PolicyForm,
+        inside: Callable[[], AbstractContextManager[object]],
+        metered: Callable[[list[Tensor]], AbstractContextManager[Meter]],
+    ) -> None:
+        self._make, self._spec, self._form = make, spec, form
+        self._inside, self._metered = inside, metered
+        self._policies: dict[Role, Policy] = {}
+
+    def policy(self, role: Role) -> Policy:
+        if role not in self._policies:
+            self._policies[role] = self._make(role)
+            as_module(self._policies[role]).eval()
+        return self._policies[role]
+
+    def training(self, rows: int) -> int:
+        """Peak of evaluate and its backward pass."""
+        policy = self.policy("train")
+        obs, answers = self._zeros(shown(self._spec), rows), self._zeros(self._form.answers, rows)
+        module = as_module(policy)
+        given = [*module.parameters(), *module.buffers(), *obs.values(), *answers.values()]
+        with gradients_dropped(module), self._metered(given) as meter:
+            found = policy.evaluate(obs, answers)
+            total = found.logprob.sum() + found.value.sum() + found.entropy.sum()
+            if total.requires_grad:
+                total.backward()
+        return meter.peak
+
+    def acting(self, rows: int) -> int:
+        """Peak of act."""
+        policy = self.policy("act")
+        obs = self._zeros(shown(self._spec), rows)
+        flags = self._zeros({"greedy": ArraySpec((), "bool"), "key": ArraySpec((), "int64")}, rows)
+        module = as_module(policy)
+        given = [*module.parameters(), *module.buffers(), *obs.values(), *flags.values()]
+        with self._metered(given) as meter:
+            policy.act(obs, flags["greedy"], flags["key"])
+        return meter.peak
+
+    def kept(self, rows: int) -> int:
+        """What a pass keeps of its prefix for all its denoise steps."""
+        return self._size_of(getattr(self.policy("act"), "prefix_arrays", None), rows)
+
+    def precomputed(self, rows: int) -> int:
+        """What the trainer keeps for an update of what a frozen part gives."""
+        policy = self.policy("train")
+        return self._size_of(policy.precompute if isinstance(policy, Precomputes) else None, rows)
+
+    def _size_of(self, function: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None, rows: int) -> int:
+        if function is None:
+            return 0
+        obs = self._zeros(shown(self._spec), 1)
+        with self._inside():
+            return rows * sum(x.nbytes for x in function(obs).values())
+
+    def _zeros(self, arrays: Mapping[str, ArraySpec], rows: int) -> dict[str, Tensor]:
+        with self._inside():
+            return {
+                name: torch.zeros((rows, *array.shape), dtype=getattr(torch, array.dtype))
+                for name, array in arrays.items()
+            }
+
+
+def estimate_activations(settings: PolicySettings, spec: EnvSpec, form: PolicyForm) -> Activations | str:
+    """The passes of the policy; a sentence if they cannot be known here. Nothing is run before a number is asked for.
+
+    Calls of what is returned may raise whatever the policy raises.
+    """
+    if form.train_bytes <= PROBED_BYTES:
+        return _probed(settings, spec, form)
+    if isinstance(settings, Outlines):
+        return _traced(settings, spec, form)
+    size = f"{form.train_bytes / 1e6:,.0f} MB"
+    return f"its settings have no outline(env_spec, *, role), and {size} are too large to be built for a probe"
+
+
+def _probed(settings: PolicySettings, spec: EnvSpec, form: PolicyForm) -> Activations:
+    def make(role: Role) -> Policy:
+        with torch.random.fork_rng(devices=[]):
+            return settings.build(spec, seed=0, device="cpu", role=role)
+
+    passes = _Passes(make, spec, form, nullcontext, real_meter)
+    return Activations(
+        f"probed with {_FEW} and {_MORE} rows on the CPU",
+        _Line(passes.training),
+        _Line(passes.acting),
+        _Line(passes.kept),
+        _Line(passes.precomputed),
+    )
+
+
+def _traced(settings: Outlines, spec: EnvSpec, form: PolicyForm) -> Activations:
+    mode = FakeMode()
+
+    def make(role: Role) -> Policy:
+        policy = outlined(lambda: settings.outline(spec, role=role))
+        mode.take(as_module(policy))
+        return policy
+
+    passes = _Passes(make, spec, form, lambda: mode, mode.meter)
+    told = "traced without memory at these rows"
+    return Activations(
+        told, _Known(passes.training), _Known(passes.acting), _Known(passes.kept), _Known(passes.precomputed)
+    )
+
+
+@dataclass(slots=True)
+class _Known:
+    """Bytes by rows, each computed once."""
+
+    measure: Callable[[int], int]
+    found: dict[int, int] = field(default_factory=dict)
+
+    def __call__(self, rows: int) -> int:
+        if rows not in self.found:
+            self.found[rows] = self.measure(rows) if rows else 0
+        return self.found[rows]
+
+
+class _Line:
+    """Bytes by rows: measured up to `_MORE` rows, beyond that on the line through two numbers."""
+
+    def __init__(self, measure: Callable[[int], int]) -> None:
+        self._measure = _Known(measure)
+
+    def __call__(self, rows: int) -> int:
+        if rows <= _MORE:
+            return self._measure(rows)
+        few, more = self._measure(_FEW), self._measure(_MORE)
+        return more + (rows - _MORE) * (more - few) // (_MORE - _FEW)
