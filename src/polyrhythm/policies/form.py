@@ -31,8 +31,8 @@ class PolicyForm:
     answers: name → array of one row, of `Act.forward_inputs`; a bfloat16 tensor is declared (and kept) as float32.
     published: name → tensor that generators take from the trainer, in the dtype in which generators hold it.
     parameters, trainable: how many numbers; act_bytes, train_bytes: parameters and buffers of the module by role;
-    trainable_bytes: the part of train_bytes that an optimizer changes; block_bytes: the largest piece of the module that
-    ranks which share one copy gather whole (a member of a module list, or all that is in none), 0 where not declared.
+    trainable_bytes: the part of train_bytes that an optimizer changes; block_bytes: the largest piece that ranks which
+    divide the weights gather whole (a member of a module list, or all that is in none), 0 where it is not declared.
     """
 
     chunk: int

@@ -1,9 +1,10 @@
 """How many bytes the passes of a policy hold beside its weights: measured on a few rows, or traced without memory.
 
-    probed    a small policy is built on the CPU and run on real rows of zeros; more rows on a line through two numbers
-    traced    the policy's outline runs on tensors without memory, with exactly the rows that are asked for
+    probed    a small policy is built on the CPU and run on rows of zeros
+    traced    the policy's outline runs on tensors without memory, whatever its size
     unknown   it is large and has no outline, or failed
 
+Two passes of a few rows give the number for any rows (`meter.Profile`).
 Training is the forward and backward pass of a micro-batch without the gradients of parameters, which are counted with
 the weights; it includes the copies of weights that autocast makes. Bytes are those of the CPU's kernels.
 """
@@ -13,37 +14,51 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from polyrhythm.pipeline.array_specs import shown
-from polyrhythm.pipeline.memory.meter import FakeMode, Meter, gradients_dropped, real_meter
+from polyrhythm.pipeline.memory.meter import FakeMode, Meter, Profile, gradients_dropped, real_meter
 from polyrhythm.policies.base import Outlines, Policy, PolicySettings, Precomputes, as_module
 from polyrhythm.policies.form import PolicyForm, Role, outlined
 from polyrhythm.specs import ArraySpec, EnvSpec
 
 #: Bytes of the largest policy that is probed.
 PROBED_BYTES = 64 * 2**20
-#: Rows of the two passes of a probe.
-_FEW, _MORE = 16, 32
-
-Way = Literal["probed", "traced"]
+#: Rows of the two passes.
+_FEW, _MORE = 4, 8
 
 
 @dataclass(slots=True)
 class Activations:
-    """The passes of one policy. how: the way, in words.
-
-    Methods return bytes for a pass of so many rows, each computed once and kept.
-    """
+    """The passes of one policy, run when they are first asked for. how: the way, in words."""
 
     how: str
-    training: Callable[[int], int]
-    acting: Callable[[int], int]
-    kept: Callable[[int], int]
-    precomputed: Callable[[int], int]
+    _passes: _Passes
+    _found: dict[str, Profile] = field(default_factory=dict)
+
+    def training(self, rows: int) -> int:
+        """Bytes of the forward and backward pass of a micro-batch of so many rows."""
+        return self._profile("training", self._passes.training).peak(rows)
+
+    def acting(self, rows: int) -> int:
+        """Bytes of `act` for so many rows."""
+        return self._profile("acting", self._passes.acting).peak(rows)
+
+    def kept(self, rows: int) -> int:
+        """Bytes of them that a pass keeps of its prefix for all its denoise steps."""
+        return rows * self._passes.kept
+
+    def precomputed(self, rows: int) -> int:
+        """Bytes that the trainer keeps of what a frozen part gives for so many rows."""
+        return rows * self._passes.precomputed
+
+    def _profile(self, name: str, run: Callable[[int], Meter]) -> Profile:
+        if name not in self._found:
+            self._found[name] = Profile((_FEW, run(_FEW)), (_MORE, run(_MORE)))
+        return self._found[name]
 
 
 class _Passes:
@@ -67,8 +82,8 @@ class _Passes:
             as_module(self._policies[role]).eval()
         return self._policies[role]
 
-    def training(self, rows: int) -> int:
-        """Peak of evaluate and its backward pass."""
+    def training(self, rows: int) -> Meter:
+        """Evaluate and its backward pass."""
         policy = self.policy("train")
         obs, answers = self._zeros(shown(self._spec), rows), self._zeros(self._form.answers, rows)
         module = as_module(policy)
@@ -78,10 +93,10 @@ class _Passes:
             total = found.logprob.sum() + found.value.sum() + found.entropy.sum()
             if total.requires_grad:
                 total.backward()
-        return meter.peak
+        return meter
 
-    def acting(self, rows: int) -> int:
-        """Peak of act."""
+    def acting(self, rows: int) -> Meter:
+        """Act."""
         policy = self.policy("act")
         obs = self._zeros(shown(self._spec), rows)
         flags = self._zeros({"greedy": ArraySpec((), "bool"), "key": ArraySpec((), "int64")}, rows)
@@ -89,23 +104,25 @@ class _Passes:
         given = [*module.parameters(), *module.buffers(), *obs.values(), *flags.values()]
         with self._metered(given) as meter:
             policy.act(obs, flags["greedy"], flags["key"])
-        return meter.peak
+        return meter
 
-    def kept(self, rows: int) -> int:
-        """What a pass keeps of its prefix for all its denoise steps."""
-        return self._size_of(getattr(self.policy("act"), "prefix_arrays", None), rows)
+    @cached_property
+    def kept(self) -> int:
+        """Bytes of a row that a pass keeps of its prefix."""
+        return self._size_of(getattr(self.policy("act"), "prefix_arrays", None))
 
-    def precomputed(self, rows: int) -> int:
-        """What the trainer keeps for an update of what a frozen part gives."""
+    @cached_property
+    def precomputed(self) -> int:
+        """Bytes of a row that `precompute` gives."""
         policy = self.policy("train")
-        return self._size_of(policy.precompute if isinstance(policy, Precomputes) else None, rows)
+        return self._size_of(policy.precompute if isinstance(policy, Precomputes) else None)
 
-    def _size_of(self, function: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None, rows: int) -> int:
+    def _size_of(self, function: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None) -> int:
         if function is None:
             return 0
         obs = self._zeros(shown(self._spec), 1)
         with self._inside():
-            return rows * sum(x.nbytes for x in function(obs).values())
+            return sum(x.nbytes for x in function(obs).values())
 
     def _zeros(self, arrays: Mapping[str, ArraySpec], rows: int) -> dict[str, Tensor]:
         with self._inside():
@@ -133,14 +150,7 @@ def _probed(settings: PolicySettings, spec: EnvSpec, form: PolicyForm) -> Activa
         with torch.random.fork_rng(devices=[]):
             return settings.build(spec, seed=0, device="cpu", role=role)
 
-    passes = _Passes(make, spec, form, nullcontext, real_meter)
-    return Activations(
-        f"probed with {_FEW} and {_MORE} rows on the CPU",
-        _Line(passes.training),
-        _Line(passes.acting),
-        _Line(passes.kept),
-        _Line(passes.precomputed),
-    )
+    return Activations("probed on the CPU", _Passes(make, spec, form, nullcontext, real_meter))
 
 
 def _traced(settings: Outlines, spec: EnvSpec, form: PolicyForm) -> Activations:
@@ -151,34 +161,4 @@ def _traced(settings: Outlines, spec: EnvSpec, form: PolicyForm) -> Activations:
         mode.take(as_module(policy))
         return policy
 
-    passes = _Passes(make, spec, form, lambda: mode, mode.meter)
-    told = "traced without memory at these rows"
-    return Activations(
-        told, _Known(passes.training), _Known(passes.acting), _Known(passes.kept), _Known(passes.precomputed)
-    )
-
-
-@dataclass(slots=True)
-class _Known:
-    """Bytes by rows, each computed once."""
-
-    measure: Callable[[int], int]
-    found: dict[int, int] = field(default_factory=dict)
-
-    def __call__(self, rows: int) -> int:
-        if rows not in self.found:
-            self.found[rows] = self.measure(rows) if rows else 0
-        return self.found[rows]
-
-
-class _Line:
-    """Bytes by rows: measured up to `_MORE` rows, beyond that on the line through two numbers."""
-
-    def __init__(self, measure: Callable[[int], int]) -> None:
-        self._measure = _Known(measure)
-
-    def __call__(self, rows: int) -> int:
-        if rows <= _MORE:
-            return self._measure(rows)
-        few, more = self._measure(_FEW), self._measure(_MORE)
-        return more + (rows - _MORE) * (more - few) // (_MORE - _FEW)
+    return Activations("traced without memory", _Passes(make, spec, form, lambda: mode, mode.meter))

@@ -20,7 +20,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import Finding
 from polyrhythm.errors import MissingError, PolyrhythmError
 from polyrhythm.pipeline.build import env_settings, list_seat_warnings, policy_settings, run_seats
-from polyrhythm.pipeline.memory_estimate import memory_by_station
+from polyrhythm.pipeline.memory.needs import memory_by_station
 from polyrhythm.pipeline.seats import group_seats
 from polyrhythm.pipeline.validation.all_checks import Examined, failed_finding, run_findings
 from polyrhythm.pipeline.validation.check import (
