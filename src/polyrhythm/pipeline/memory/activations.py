@@ -11,11 +11,13 @@ the weights; it includes the copies of weights that autocast makes. Bytes are th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -147,10 +149,27 @@ def estimate_activations(settings: PolicySettings, spec: EnvSpec, form: PolicyFo
 
 def _probed(settings: PolicySettings, spec: EnvSpec, form: PolicyForm) -> Activations:
     def make(role: Role) -> Policy:
-        with torch.random.fork_rng(devices=[]):
+        with _random_state_kept():
             return settings.build(spec, seed=0, device="cpu", role=role)
 
-    return Activations("probed on the CPU", _Passes(make, spec, form, nullcontext, real_meter))
+    @contextmanager
+    def metered(given: list[Tensor]) -> Iterator[Meter]:
+        with _random_state_kept(), real_meter(given) as meter:
+            yield meter
+
+    return Activations("probed on the CPU", _Passes(make, spec, form, nullcontext, metered))
+
+
+@contextmanager
+def _random_state_kept() -> Iterator[None]:
+    """Random generators go on afterwards as if nothing had been drawn."""
+    python, array = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(array)
 
 
 def _traced(settings: Outlines, spec: EnvSpec, form: PolicyForm) -> Activations:

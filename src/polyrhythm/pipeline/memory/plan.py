@@ -6,7 +6,6 @@ and what the others keep lies in host memory meanwhile. Main builds the policy o
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,8 +19,6 @@ from polyrhythm.pipeline.memory.needs import HOST, Part, Ranks, Sharing, Strateg
 from polyrhythm.pipeline.seats import assign_seats
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.specs import EnvSpec
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

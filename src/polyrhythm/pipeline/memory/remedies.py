@@ -163,13 +163,13 @@ def _switches(planner: Planner, variant: _Variant, full: list[DeviceMemory]) -> 
     }
     devices = [device for device in full if device.name != HOST]
     on_device = trained & {"weights", "gradients"} and devices
-    if "precomputed" in trained and (bytes_there := _precomputed_bytes(full)):
-        yield {"training.precomputed_mib": -(-bytes_there // 2**20)}
+    if (wanted := _precomputed_mib(full)) > config.training.precomputed_mib:
+        yield {"training.precomputed_mib": wanted}
     if on_device and not config.training.optimizer.offload:
         yield {"training.optimizer.offload": True}
-    if trained - {"precomputed", "samples of an update"} and isinstance(policy, VlaSettings):
-        if not policy.gradient_checkpointing:
-            yield {"policy.gradient_checkpointing": True}
+    passes = trained - {"precomputed", "samples of an update"}
+    if passes and isinstance(policy, VlaSettings) and not policy.gradient_checkpointing:
+        yield {"policy.gradient_checkpointing": True}
     leases = hosting.sharing == "share" and hasattr(config.placement, "sharing")
     if leases and any(len(device.stations()) > 1 for device in devices):
         yield {_SHARING: "lease"}
@@ -181,12 +181,10 @@ def _switches(planner: Planner, variant: _Variant, full: list[DeviceMemory]) -> 
             yield {"policy.train": part}
 
 
-def _precomputed_bytes(full: list[DeviceMemory]) -> int:
-    """What lies on the host of a frozen part's results because it is above `precomputed_mib`."""
-    return max(
-        (part.nbytes for device in full if device.name == HOST for part in device.parts if part.purpose == "precomputed"),
-        default=0,
-    )
+def _precomputed_mib(full: list[DeviceMemory]) -> int:
+    """MiB of a frozen part's results that lie on the host, where it is too small."""
+    parts = [part for device in full if device.name == HOST for part in device.parts]
+    return max((-(-part.nbytes // 2**20) for part in parts if part.purpose == "precomputed"), default=0)
 
 
 def _largest_micro_batch(search: _Search, variant: _Variant) -> Remedy | None:

@@ -6,6 +6,7 @@ policy on the environment's first observations. A failed check raises ConfigErro
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -23,7 +24,7 @@ from polyrhythm.pipeline.array_specs import arena_layout, blank, bucket_sizes
 from polyrhythm.pipeline.build import env_batch_infos, env_settings, policy_settings, run_seats, scheduler_settings
 from polyrhythm.pipeline.validation.custom_objective import dry_run_objective, try_on
 from polyrhythm.pipeline.validation.env_trial import try_env, try_spec
-from polyrhythm.pipeline.validation.room import check_room
+from polyrhythm.pipeline.validation.room import check_room, warn_of_room
 from polyrhythm.pipeline.warm_start.demos import has_expert
 from polyrhythm.pipeline.warm_start.init_from import load_init_weights
 from polyrhythm.policies.base import Policy, PolicySettings, as_module
@@ -38,6 +39,8 @@ from polyrhythm.scheduler.user_functions import load_function
 from polyrhythm.specs import EnvSpec, WeightsLayout
 from polyrhythm.stations.simulator.env_host import refuse_segments
 from polyrhythm.training.optim import adamw_of
+
+log = logging.getLogger(__name__)
 
 #: Bytes of the largest published policy that is tried itself.
 _TRIED = 256 * 2**20
@@ -76,6 +79,8 @@ def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
     check_processes(config, spec, trainer=trainer)
     check_memory(config, spec, form, trainer=trainer)
     check_start(config, spec, policy, trainer=trainer)
+    if shortage := warn_of_room(config, spec, form, trainer=trainer):
+        log.warning(shortage)
     return ValidatedRun(config, spec, policy)
 
 
