@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan. Returns 0: it fits, 1: it does not."""
     from polyrhythm.config.load import load_config
-    from polyrhythm.errors import ConfigError
+    from polyrhythm.errors import ConfigError, MissingError
     from polyrhythm.pipeline.build import env_settings
     from polyrhythm.pipeline.memory.plan import Planner
     from polyrhythm.pipeline.memory.remedies import find_remedies
@@ -40,7 +40,12 @@ def run(arguments: argparse.Namespace) -> int:
     spec = env_settings(config).spec()
     check_rollout(config, spec)
     planner = Planner(spec, _machine(arguments))
-    plan = planner.plan(config)
+    try:
+        plan = planner.plan(config)
+    except MissingError as error:  # a device
+        if arguments.devices is None:
+            error.add_note("to plan for another machine, add --devices N --device-memory GB")
+        raise
     remedies = find_remedies(planner, config)
     if arguments.json:
         found = {"note": note, "remedies": [remedy.plain() for remedy in remedies]}

@@ -47,7 +47,7 @@ def test_a_process_grows_by_what_is_estimated(policy: str) -> None:
     assert estimate >= measured["saved"]
 
 
-@pytest.mark.parametrize("policy", ["{type: pi0}", "{type: openvla_oft, train: expert}", "{type: groot_n1d5}"])
+@pytest.mark.parametrize("policy", ["{type: pi0}", "{type: openvla_oft, train: expert}"])
 def test_a_trace_without_memory_says_what_a_probe_says(policy: str) -> None:
     settings, spec, form = parts(policy)
     probed, traced = estimated(policy), activations._traced(settings, spec, form)

@@ -120,6 +120,14 @@ def test_the_smallest_number_of_ranks_that_fits() -> None:
         planner.machine = Machine(8, lambda name, free=free: 10**12 if name == "cpu" else free * GB)  # type: ignore[misc]
         assert by_name(find_remedies(planner, run))["placement.trainer.ranks"] == ranks
     planner.machine = Machine(8, lambda name: 10**12 if name == "cpu" else 10 * GB)
+    (all_of_it,) = find_remedies(planner, run)  # 26 GB of weights and gradients, divided, and the block of 4 GB
+    assert all_of_it.settings == {
+        "training.optimizer.offload": True,
+        "placement.sharing": "lease",
+        "placement.trainer.ranks": 5,
+        "placement.trainer.strategy": "shard",
+    }
+    planner.machine = Machine(8, lambda name: 10**12 if name == "cpu" else 6 * GB)
     assert find_remedies(planner, run) == []
 
 

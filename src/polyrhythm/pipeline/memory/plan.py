@@ -145,23 +145,23 @@ class Planner:
         form, activations = self._of(config)
         names = station_names(config, trainer=self.trainer)
         seats = assign_seats(config.placement, names, self.machine.devices, {}, inline=config.launcher == "inline")
-        told, parts = "left out", None
-        if not certain:
-            told = activations if isinstance(activations, str) else activations.how
         ranks = Ranks()
         if self.trainer:
             ranks = Ranks(self._rank_devices(config, seats["trainer"].device, hosting.ranks), hosting.strategy)
-        if not certain and isinstance(activations, Activations):
+        parts = list_parts(config, self.spec, form, seats, ranks=ranks)
+        if certain:
+            kept = [part for part in parts if part.certain]
+            return MemoryPlan(self._devices(config, form, kept, hosting), "left out")
+        if isinstance(activations, Activations):
             try:
                 parts = list_parts(config, self.spec, form, seats, activations=activations, ranks=ranks)
+                activations = activations.how
             except PolyrhythmError:
                 raise
             except Exception as error:  # noqa: BLE001 - a policy of the user's may raise anything
-                told = f"{type(error).__name__} in a pass of zeros: {(str(error).splitlines() or [''])[0]}"
-                self._known[_key(config)] = (form, told)
-        if parts is None:
-            parts = list_parts(config, self.spec, form, seats, ranks=ranks)
-        return MemoryPlan(self._devices(config, form, parts, hosting), told)
+                activations = f"{type(error).__name__} in a pass of zeros: {(str(error).splitlines() or [''])[0]}"
+                self._known[_key(config)] = (form, activations)
+        return MemoryPlan(self._devices(config, form, parts, hosting), activations)
 
     def _of(self, config: RunConfig) -> tuple[PolicyForm, Activations | str]:
         key = _key(config)

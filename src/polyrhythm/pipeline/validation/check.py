@@ -22,9 +22,10 @@ from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.pipeline.array_specs import arena_layout, blank, bucket_sizes
 from polyrhythm.pipeline.build import env_batch_infos, env_settings, policy_settings, run_seats, scheduler_settings
+from polyrhythm.pipeline.memory.needs import HOST
 from polyrhythm.pipeline.validation.custom_objective import dry_run_objective, try_on
 from polyrhythm.pipeline.validation.env_trial import try_env, try_spec
-from polyrhythm.pipeline.validation.room import check_room, warn_of_room
+from polyrhythm.pipeline.validation.room import check_room, free_memory, warn_of_room
 from polyrhythm.pipeline.warm_start.demos import has_expert
 from polyrhythm.pipeline.warm_start.init_from import load_init_weights
 from polyrhythm.policies.base import Policy, PolicySettings, as_module
@@ -62,6 +63,7 @@ def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
     trainer: whether the run has a trainer.
     """
     check_devices(config, trainer=trainer)
+    free = free_memory()  # before the policy is built here, which is gone when the stations work
     env = installed_env(config)
     declared, form = None, None
     if getattr(config.policy, "checkpoint", ""):
@@ -79,7 +81,10 @@ def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
     check_processes(config, spec, trainer=trainer)
     check_memory(config, spec, form, trainer=trainer)
     check_start(config, spec, policy, trainer=trainer)
-    if shortage := warn_of_room(config, spec, form, trainer=trainer):
+    shortage = warn_of_room(
+        config, spec, form, trainer=trainer, free=lambda device: free if device == HOST else free_memory(device)
+    )
+    if shortage:
         log.warning(shortage)
     return ValidatedRun(config, spec, policy)
 

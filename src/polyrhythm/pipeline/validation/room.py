@@ -52,10 +52,10 @@ def check_room(
     there is. Shared memory has a check of its own."""
     planner = _planner(config, spec, form, trainer=trainer, free=free)
     for device in planner.plan(config, certain=True).devices:
-        wanted = device.without(SHARED).total()
-        if wanted > device.free:
+        own = device.without(SHARED)
+        if not own.fits:
             raise StartError(
-                f"policy.type = {getattr(config.policy, 'type', '')}: at least {_described(device, wanted)}; "
+                f"policy.type = {getattr(config.policy, 'type', '')}: at least {_described(own)}; "
                 f"{_advice(planner, config)}"
             )
 
@@ -71,9 +71,8 @@ def warn_of_room(
     """A sentence if what stations are estimated to take while they work is more than there is, else ""."""
     planner = _planner(config, spec, form, trainer=trainer, free=free)
     for device in planner.plan(config).devices:
-        wanted = device.without(SHARED).total()
-        if wanted > device.free:
-            what = f"policy.type = {getattr(config.policy, 'type', '')}: by estimate {_described(device, wanted)}"
+        if not device.fits:
+            what = f"policy.type = {getattr(config.policy, 'type', '')}: by estimate {_described(device)}"
             return f"{what}; {_advice(planner, config)}; look at polyrhythm plan RECIPE --memory"
     return ""
 
@@ -86,9 +85,10 @@ def _planner(
     return planner
 
 
-def _described(device: DeviceMemory, wanted: int) -> str:
+def _described(device: DeviceMemory) -> str:
     """`18.3 GB of this machine's memory are wanted (generator-0 7.0 GB, trainer 11.3 GB), 18.0 GB are free`."""
-    sizes = {name: sum(own.values()) for name, own in device.without(SHARED).stations().items()}
+    wanted = device.total()
+    sizes = {name: sum(own.values()) for name, own in device.stations().items()}
     if sum(sizes.values()) < wanted:
         sizes = {"building the policy": wanted}
     parts = ", ".join(f"{name} {_gigabytes(size)}" for name, size in sizes.items())
