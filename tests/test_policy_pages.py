@@ -13,7 +13,7 @@ import yaml
 from polyrhythm.config.load import load_config
 from polyrhythm.config.registry import settings_class
 from polyrhythm.pipeline.build import env_settings
-from polyrhythm.pipeline.memory_estimate import memory_by_station
+from polyrhythm.pipeline.memory.needs import memory_by_station
 from polyrhythm.pipeline.validation.check import check_form
 from polyrhythm.pipeline.validation.static_checks import check_unstarted
 

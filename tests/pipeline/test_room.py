@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal, NamedTuple, NoReturn
 
 import pytest
 from tests.pipeline.runs import config
 
 from polyrhythm.errors import StartError
 from polyrhythm.pipeline.build import env_settings
+from polyrhythm.pipeline.memory.plan import Machine, Planner
 from polyrhythm.pipeline.validation.all_checks import examine
 from polyrhythm.pipeline.validation.check import check_form, validate_run
-from polyrhythm.pipeline.validation.room import check_room, container_limit, free_memory
+from polyrhythm.pipeline.validation.room import check_room, container_limit, free_memory, warn_of_room
 from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.specs import EnvSpec
@@ -65,6 +66,33 @@ def test_need_and_room_are_compared_to_the_byte() -> None:
     check_room(run, spec, form, trainer=False, free=lambda _: max(form.act_bytes, form.train_bytes))
     still = config(training={"versions": 0})
     check_room(still, spec, form, free=lambda _: form.act_bytes + form.train_bytes)
+
+
+def test_an_estimate_warns_and_names_settings_that_fit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = config(training={"mini_batch_samples": 100, "minibatch_steps": 0})
+    spec = env_settings(run).spec()
+    form = check_form(run, spec)
+    assert warn_of_room(run, spec, form) == ""
+    wanted = Planner(spec, Machine(0, lambda _: 0)).plan(run).devices[0].total()
+    told = warn_of_room(run, spec, form, free=lambda _: wanted - 1)
+    assert told.startswith("policy.type = categorical: by estimate ")
+    assert "; it would fit with training.micro_batch_steps=" in told
+    assert warn_of_room(run, spec, form, free=lambda _: wanted) == ""
+    check_room(run, spec, form, free=lambda _: wanted - 1)
+
+    monkeypatch.setattr("polyrhythm.pipeline.validation.room.psutil.virtual_memory", lambda: _Free(wanted - 1))
+    assert validate_run(run).spec == spec
+    assert "by estimate" in caplog.text
+    notes = [found.finding for found in examine(run) if found.finding.state == "note"]
+    assert any(note.name == "memory while it works" and "it would fit with" in note.fix for note in notes)
+
+
+class _Free(NamedTuple):
+    """What psutil tells of a machine with so little memory."""
+
+    available: int
 
 
 @pytest.mark.parametrize(

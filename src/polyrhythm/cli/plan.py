@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyrhythm.cli import show
+from polyrhythm.cli import plan_memory, show
 from polyrhythm.cli.numbers import count
 
 if TYPE_CHECKING:
@@ -31,10 +31,13 @@ _LIMITS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "run", type=Path, nargs="?", metavar="RUN", help="folder of a finished run, source of stage times"
-    )
-    parser.add_argument("--theory", action="store_true", required=True, help="use the theoretical bounds")
+    parser.usage = "%(prog)s [-h] [--json] (--theory [...] [RUN] | --memory [...] RECIPE [section.key=value ...])"
+    parser.add_argument("run", nargs="?", metavar="RUN", help="--theory: folder of a finished run; --memory: a recipe")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="section.key=value", help="--memory: settings")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--theory", action="store_true", help="use the theoretical bounds")
+    what.add_argument("--memory", action="store_true", help="what a run would take on each device")
+    plan_memory.add_arguments(parser)
     parser.add_argument("--samples", type=count, metavar="N", help="samples per version")
     parser.add_argument("--workers", type=count, metavar="K", help="equal workers that generate or train")
     parser.add_argument("--rollout", metavar="DIST", help="time of a sample on one worker: 60s, or lognormal:60s:0.8")
@@ -49,6 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.errors import ConfigError
     from polyrhythm.planning.advice import advise
 
+    if arguments.memory:
+        return plan_memory.run(arguments)
+    if arguments.overrides:
+        raise ConfigError(f"plan --theory: {arguments.overrides[0]!r} is no option; it takes the folder of one run")
     try:
         result = advise(_case(arguments))
     except ValueError as error:
@@ -116,7 +123,7 @@ def _case(arguments: argparse.Namespace) -> Case:
     else:
         if arguments.epochs and arguments.train is None:
             raise ValueError("--epochs without --train; a run's training time includes all epochs, so leave it out")
-        measured, own_lag = _measured(arguments.run, arguments.workers)
+        measured, own_lag = _measured(Path(arguments.run), arguments.workers)
         max_lag = own_lag if max_lag is None else max_lag
     return replace(_merged(arguments, measured, max_lag), measured=measured)
 

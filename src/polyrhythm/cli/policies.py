@@ -51,7 +51,7 @@ def _show_form(arguments: argparse.Namespace) -> int:
     from polyrhythm.config.load import load_config
     from polyrhythm.config.registry import expand
     from polyrhythm.pipeline.build import env_settings
-    from polyrhythm.pipeline.memory_estimate import memory_by_station
+    from polyrhythm.pipeline.memory.needs import memory_by_station
     from polyrhythm.pipeline.validation.check import check_form
 
     section = expand(arguments.type)

@@ -88,13 +88,7 @@ def bucket_sizes(config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]]) -> 
     buckets = config.rollout.buckets
     if buckets == "none":
         return ()
-    batches = [info for own in infos for info in own]
-    slots = [slot.rows for info in batches for slot in info.slots]
-    reserved = sum(slot.rows for info in batches if info.reserved for slot in info.slots)
-    training = sum(slots) - reserved  # evaluation rows have separate passes
-    if isinstance(config.batching, LimitedBatching):
-        training = min(config.batching.max_rows, training)
-    most = max(training, reserved, *slots)
+    most = largest_batch(config, infos)
     if isinstance(buckets, str):
         return powers(most)
     if buckets[-1] < most:
@@ -103,3 +97,14 @@ def bucket_sizes(config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]]) -> 
             f"{powers(most)[-1]}, or use powers"
         )
     return buckets
+
+
+def largest_batch(config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]]) -> int:
+    """The most rows that one forward pass may have, by `max_rows` and the sizes of the slots."""
+    batches = [info for own in infos for info in own]
+    slots = [slot.rows for info in batches for slot in info.slots]
+    reserved = sum(slot.rows for info in batches if info.reserved for slot in info.slots)
+    training = sum(slots) - reserved  # evaluation rows have separate passes
+    if isinstance(config.batching, LimitedBatching):
+        training = min(config.batching.max_rows, training)
+    return max(training, reserved, *slots)

@@ -133,6 +133,16 @@ class PolicySettings(Protocol):
         ...
 
 
+@runtime_checkable
+class Outlines(Protocol):
+    """Settings of a policy that can be made without its weights, whatever its size."""
+
+    def outline(self, env_spec: EnvSpec, *, role: Role) -> Policy:
+        """The module that `build` gives, on the device that the caller has chosen (`torch.device("meta")`): shapes and
+        dtypes are right, values need not be. Memory estimates run it without memory."""
+        ...
+
+
 #: The fix for a settings model that has only the `build(env_spec, seed)` of earlier versions.
 _FIX = (
     "write form(self, env_spec) -> PolicyForm and build(self, env_spec, *, seed, device, role) -> Policy, "

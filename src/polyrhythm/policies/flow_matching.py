@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from polyrhythm.policies.constants import kept
 
 #: x [B,C,A], t [B] -> velocity noise − data [B,C,A], at time 1 = noise.
 Velocity = Callable[[Tensor, Tensor], Tensor]
@@ -55,7 +56,7 @@ def step_coefficients(steps: int, noise: float) -> list[list[float]]:
     return rows
 
 
-@cache  # never freed: a captured pass reads it at its address
+@kept
 def coefficient_table(steps: int, noise: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """`step_coefficients` as a tensor [K,4], to be indexed by each row's step."""
     with torch.inference_mode(False):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from polyrhythm.specs import ArraySpec, WeightSpec
 from polyrhythm.specs.weights import weight_specs
 
+T = TypeVar("T")
 Role = Literal["act", "train"]
 ValueKind = Literal["chunk", "action"]
 
@@ -30,7 +31,8 @@ class PolicyForm:
     answers: name → array of one row, of `Act.forward_inputs`; a bfloat16 tensor is declared (and kept) as float32.
     published: name → tensor that generators take from the trainer, in the dtype in which generators hold it.
     parameters, trainable: how many numbers; act_bytes, train_bytes: parameters and buffers of the module by role;
-    trainable_bytes: the part of train_bytes that an optimizer changes.
+    trainable_bytes: the part of train_bytes that an optimizer changes; block_bytes: the largest piece that ranks which
+    divide the weights gather whole (a member of a module list, or all that is in none), 0 where it is not declared.
     """
 
     chunk: int
@@ -43,6 +45,7 @@ class PolicyForm:
     act_bytes: int
     train_bytes: int
     trainable_bytes: int
+    block_bytes: int = 0
 
 
 #: Methods that write values into a tensor and keep its shape.
@@ -126,6 +129,12 @@ def _stacked(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return torch.empty(shape, dtype=tensors[0].dtype, device="meta")
 
 
+def outlined(make: Callable[[], T]) -> T:
+    """What `make` builds on torch's meta device, by shapes and dtypes alone; random state is left as it is."""
+    with torch.device("meta"), _ShapesOnly(), torch.random.fork_rng(devices=[]):
+        return make()
+
+
 def describe(
     make: Callable[[Role], nn.Module], answers: Mapping[str, ArraySpec], value: ValueKind = "chunk"
 ) -> PolicyForm:
@@ -135,8 +144,7 @@ def describe(
     milliseconds. `published_state` of the acting module is published. ValueError: `make` needs the values of a tensor.
     """
     try:
-        with torch.device("meta"), _ShapesOnly(), torch.random.fork_rng(devices=[]):
-            acting, training = make("act"), make("train")
+        acting, training = outlined(lambda: make("act")), outlined(lambda: make("train"))
     except (NotImplementedError, RuntimeError, TypeError) as error:
         if "meta" not in str(error):
             raise
@@ -156,6 +164,7 @@ def describe(
         act_bytes=module_bytes(acting),
         train_bytes=module_bytes(training),
         trainable_bytes=sum(p.nbytes for p in trainable),
+        block_bytes=largest_block(training),
     )
 
 
@@ -182,3 +191,11 @@ def load_published(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 def module_bytes(module: nn.Module) -> int:
     """Bytes of all parameters and buffers."""
     return sum(x.nbytes for x in (*module.parameters(), *module.buffers()))
+
+
+def largest_block(module: nn.Module) -> int:
+    """Bytes of the largest member of a module list within it, or of all parameters and buffers that are in none."""
+    blocks = [block for part in module.modules() if isinstance(part, nn.ModuleList) for block in part]
+    inner = {id(x) for block in blocks for x in (*block.parameters(), *block.buffers())}
+    rest = sum(x.nbytes for x in (*module.parameters(), *module.buffers()) if id(x) not in inner)
+    return max([rest, *map(module_bytes, blocks)])

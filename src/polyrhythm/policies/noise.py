@@ -11,11 +11,11 @@ Draw i of a stream does not depend on how many are drawn.
 from __future__ import annotations
 
 import math
-from functools import cache
 
 import torch
 from torch import Tensor
 
+from polyrhythm.policies.constants import kept
 from polyrhythm.specs.hashing import FIRST_MULTIPLIER, GOLDEN, SECOND_MULTIPLIER, mix
 
 _UNIFORM_BITS = 23
@@ -39,7 +39,7 @@ def mix_tensor(values: Tensor) -> Tensor:
     return z.bitwise_and_((1 << 63) - 1)
 
 
-@cache  # never freed: a captured pass reads them at their addresses
+@kept
 def _counters(n: int, stream: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         return torch.tensor([mix(stream, i) for i in range(n)], dtype=torch.int64, device=device)

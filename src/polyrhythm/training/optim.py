@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _CRITIC = "critic.*"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 #: Bytes of parameters whose moments are on the device at a time where they are kept on the host.
-_PIECE = 256 * 2**20
+PIECE_BYTES = 256 * 2**20
 
 
 class AdamW:
@@ -29,7 +29,7 @@ class AdamW:
     Torch's class brings torch's compiler into the process at its first use, which takes half of the CPU time in which a
     trainer starts, and 70 MB; nothing here is compiled. groups: `params`, `lr` and `weight_decay` of each.
     offload: the moments are in host memory (pinned where the parameters are on a GPU) and on the parameters' device
-    only during a step, `_PIECE` bytes of parameters at a time; the same bits.
+    only during a step, `PIECE_BYTES` bytes of parameters at a time; the same bits.
     """
 
     def __init__(
@@ -149,12 +149,12 @@ class AdamW:
 
 
 def _pieces(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """The pairs in order, in lists of at most `_PIECE` bytes of parameters (or one parameter)."""
+    """The pairs in order, in lists of at most `PIECE_BYTES` bytes of parameters (or one parameter)."""
     piece: list[tuple[Tensor, Tensor]] = []
     size = 0
     for p, gradient in pairs:
         nbytes = part_of(p).nbytes
-        if piece and size + nbytes > _PIECE:
+        if piece and size + nbytes > PIECE_BYTES:
             yield piece
             piece, size = [], 0
         piece.append((p, gradient))

@@ -6,6 +6,7 @@ A failed check does not stop the others, unless they need its result.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from polyrhythm.config.objective_needs import describe_objective
@@ -28,7 +29,7 @@ from polyrhythm.pipeline.validation.check import (
 )
 from polyrhythm.pipeline.validation.custom_objective import as_shown
 from polyrhythm.pipeline.validation.env_trial import try_contract, try_spec
-from polyrhythm.pipeline.validation.room import check_room
+from polyrhythm.pipeline.validation.room import check_room, warn_of_room
 from polyrhythm.policies.base import Policy
 from polyrhythm.policies.conformance import policy_checks
 from polyrhythm.policies.form import PolicyForm
@@ -127,6 +128,15 @@ def _training(config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm
             "first weights": lambda: check_start(config, spec, policy),
         },
     )
+    yield from note_shortage("training", config, spec, form)
+
+
+def note_shortage(part: str, config: RunConfig, spec: EnvSpec, form: PolicyForm) -> Iterator[Examined]:
+    """A note if the run is estimated to take more memory than there is. What is missing here is reported elsewhere."""
+    with suppress(MissingError):
+        if shortage := warn_of_room(config, spec, form):
+            problem, _, fix = shortage.partition("; ")
+            yield Examined(part, Finding("memory while it works", "note", problem, fix))
 
 
 def _objective(config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm) -> str:

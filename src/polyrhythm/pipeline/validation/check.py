@@ -6,6 +6,7 @@ policy on the environment's first observations. A failed check raises ConfigErro
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -28,10 +29,11 @@ from polyrhythm.pipeline.build import (
     scheduler_settings,
     trainer_ranks,
 )
+from polyrhythm.pipeline.memory.needs import HOST
 from polyrhythm.pipeline.validation.custom_objective import dry_run_objective, try_on
 from polyrhythm.pipeline.validation.env_trial import try_env, try_spec
 from polyrhythm.pipeline.validation.rank_checks import check_ranks
-from polyrhythm.pipeline.validation.room import check_room
+from polyrhythm.pipeline.validation.room import check_room, free_memory, warn_of_room
 from polyrhythm.pipeline.warm_start.demos import has_expert
 from polyrhythm.pipeline.warm_start.init_from import load_init_weights
 from polyrhythm.policies.base import Policy, PolicySettings, as_module
@@ -47,6 +49,8 @@ from polyrhythm.scheduler.user_functions import load_function
 from polyrhythm.specs import EnvSpec, WeightsLayout
 from polyrhythm.stations.simulator.env_host import refuse_segments
 from polyrhythm.training.optim import adamw_of
+
+log = logging.getLogger(__name__)
 
 #: Bytes of the largest published policy that is tried itself.
 _TRIED = 256 * 2**20
@@ -68,6 +72,7 @@ def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
     trainer: whether the run has a trainer.
     """
     check_devices(config, trainer=trainer)
+    free = free_memory()  # before the policy is built here, which is gone when the stations work
     env = installed_env(config)
     declared, form = None, None
     if getattr(config.policy, "checkpoint", ""):
@@ -85,6 +90,11 @@ def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
     check_processes(config, spec, trainer=trainer)
     check_memory(config, spec, form, trainer=trainer)
     check_start(config, spec, policy, trainer=trainer)
+    shortage = warn_of_room(
+        config, spec, form, trainer=trainer, free=lambda device: free if device == HOST else free_memory(device)
+    )
+    if shortage:
+        log.warning(shortage)
     return ValidatedRun(config, spec, policy)
 
 

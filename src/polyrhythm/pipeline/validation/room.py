@@ -1,8 +1,12 @@
-"""Checks before anything is built that the weights of a run fit into this machine's memory and its devices'."""
+"""Checks before anything is built that a run fits into this machine's memory and its devices'.
+
+What follows from shapes refuses a run; with what is estimated, it is warned of. Both say what would fit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -10,18 +14,26 @@ import torch
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import StartError
-from polyrhythm.pipeline.build import run_seats
-from polyrhythm.pipeline.memory_estimate import HOST, memory_by_station
+from polyrhythm.pipeline.memory.needs import HOST, SHARED
+from polyrhythm.pipeline.memory.plan import DeviceMemory, Machine, Planner
+from polyrhythm.pipeline.memory.remedies import find_remedies
 from polyrhythm.policies.form import PolicyForm
-from polyrhythm.runtime.factories import Resources
+from polyrhythm.runtime.memory.tensors import count_devices
 from polyrhythm.specs import EnvSpec
 
-#: Device ("cpu", "cuda:0") -> station -> bytes.
-Needs = dict[str, dict[str, int]]
+log = logging.getLogger(__name__)
+
+#: Most remedies in a sentence.
+_TOLD = 3
 
 
-def free_memory(device: str = "cpu") -> int:
-    """Bytes that this process may still use of the host's memory, or all bytes of a CUDA device."""
+def free_memory(device: str = "cpu", *, now: bool = False) -> int:
+    """Bytes that this process may still use of the host's memory, or all bytes of a CUDA device.
+
+    now: those of a CUDA device that nobody uses at present; to ask takes a part of them for this process.
+    """
+    if device != "cpu" and now:
+        return int(torch.cuda.mem_get_info(device)[0])
     if device != "cpu":
         return int(torch.cuda.get_device_properties(device).total_memory)
     free, limit = psutil.virtual_memory().available, container_limit()
@@ -36,46 +48,62 @@ def check_room(
     trainer: bool = True,
     free: Callable[[str], int] = free_memory,
 ) -> None:
-    """Raise StartError if weights, gradients and optimizer alone take more memory than there is."""
-    for device, stations in _needs(config, spec, form, trainer=trainer).items():
-        wanted, there = sum(stations.values()), free(device)
-        if wanted > there:
-            parts = ", ".join(f"{name} {_gigabytes(size)}" for name, size in stations.items())
-            place = "this machine's memory" if device == "cpu" else f"the memory of {device}"
+    """Raise StartError if what stations keep for certain, weights, gradients and optimizer, takes more memory than
+    there is. Shared memory has a check of its own."""
+    planner = _planner(config, spec, form, trainer=trainer, free=free)
+    for device in planner.plan(config, certain=True).devices:
+        own = device.without(SHARED)
+        if not own.fits:
             raise StartError(
-                f"policy.type = {getattr(config.policy, 'type', '')}: at least {_gigabytes(wanted)} of {place} are "
-                f"wanted ({parts}), {_gigabytes(there)} are free; train less of it (policy.train of the published "
-                "policies), choose a smaller policy, or place its stations elsewhere (placement)"
+                f"policy.type = {getattr(config.policy, 'type', '')}: at least {_described(own)}; "
+                f"{_advice(planner, config)}"
             )
 
 
-def _needs(config: RunConfig, spec: EnvSpec, form: PolicyForm, *, trainer: bool) -> Needs:
-    """What the stations need for certain, by device. The main process builds the policy on the host before them, and
-    does not need it any more when they are full."""
-    seats, memory = run_seats(config, trainer=trainer), memory_by_station(config, spec, form)
-    needs: Needs = {"cpu": {}}
-    for name, parts in memory.items():
-        if name not in seats or "weights" not in parts:  # simulators and shared memory, which is checked by itself
-            continue
-        learns = name != "trainer" or config.training.versions > 0
-        for part, size in parts.items() if learns else [("weights", parts["weights"])]:
-            own = needs.setdefault("cpu" if part.endswith(HOST) else seats[name].device, {})
-            own[name] = own.get(name, 0) + size
-    _take_turns(needs, seats)
-    if sum(needs["cpu"].values()) < form.train_bytes:
-        needs["cpu"] = {"building the policy": form.train_bytes}
-    return needs
+def warn_of_room(
+    config: RunConfig,
+    spec: EnvSpec,
+    form: PolicyForm,
+    *,
+    trainer: bool = True,
+    free: Callable[[str], int] = free_memory,
+) -> str:
+    """A sentence if what stations are estimated to take while they work is more than there is, else ""."""
+    planner = _planner(config, spec, form, trainer=trainer, free=free)
+    for device in planner.plan(config).devices:
+        if not device.fits:
+            what = f"policy.type = {getattr(config.policy, 'type', '')}: by estimate {_described(device)}"
+            return f"{what}; {_advice(planner, config)}; look at polyrhythm plan RECIPE --memory"
+    return ""
 
 
-def _take_turns(needs: Needs, seats: Mapping[str, Resources]) -> None:
-    """Of the stations that lease a device only the largest counts there: the others are off it, in host memory if it is
-    a CUDA device, in a file if it is the host."""
-    for device, stations in list(needs.items()):
-        leased = sorted((size, name) for name, size in stations.items() if name in seats and seats[name].leases)
-        for size, name in leased[:-1]:
-            del stations[name]
-            if device != "cpu":
-                needs["cpu"][f"{name}, off {device},"] = size
+def _planner(
+    config: RunConfig, spec: EnvSpec, form: PolicyForm, *, trainer: bool, free: Callable[[str], int]
+) -> Planner:
+    planner = Planner(spec, Machine(count_devices(), free), trainer)
+    planner.take_form(config, form)
+    return planner
+
+
+def _described(device: DeviceMemory) -> str:
+    """`18.3 GB of this machine's memory are wanted (generator-0 7.0 GB, trainer 11.3 GB), 18.0 GB are free`."""
+    wanted = device.total()
+    sizes = {name: sum(own.values()) for name, own in device.stations().items()}
+    if sum(sizes.values()) < wanted:
+        sizes = {"building the policy": wanted}
+    parts = ", ".join(f"{name} {_gigabytes(size)}" for name, size in sizes.items())
+    place = "this machine's memory" if device.name == HOST else f"the memory of {device.name}"
+    return f"{_gigabytes(wanted)} of {place} are wanted ({parts}), {_gigabytes(device.free)} are free"
+
+
+def _advice(planner: Planner, config: RunConfig) -> str:
+    """What would fit, as computed; else what may help."""
+    if found := find_remedies(planner, config, most=_TOLD):
+        return "it would fit with " + ", or ".join(remedy.text() for remedy in found)
+    return (
+        "train less of it (policy.train of the published policies), choose a smaller policy, or place its stations "
+        "elsewhere (placement)"
+    )
 
 
 def container_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:

@@ -20,9 +20,9 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import Finding
 from polyrhythm.errors import MissingError, PolyrhythmError
 from polyrhythm.pipeline.build import env_settings, list_seat_warnings, policy_settings
-from polyrhythm.pipeline.memory_estimate import memory_by_station
+from polyrhythm.pipeline.memory.needs import memory_by_station
 from polyrhythm.pipeline.seats import group_seats
-from polyrhythm.pipeline.validation.all_checks import Examined, failed_finding, run_findings
+from polyrhythm.pipeline.validation.all_checks import Examined, failed_finding, note_shortage, run_findings
 from polyrhythm.pipeline.validation.check import (
     check_build,
     check_devices,
@@ -80,6 +80,7 @@ def check_unstarted(config: RunConfig) -> Iterator[Examined]:
     yield from _find("machine", "files and threads", lambda: check_processes(config, spec))
     yield from _find("machine", "shared memory", lambda: _shared_memory(config, spec, form))
     yield from _find("machine", "memory by station", lambda: _memory(config, spec, form))
+    yield from note_shortage("machine", config, spec, form)
 
 
 def _find(part: str, name: str, check: Callable[[], object]) -> Iterator[Examined]:

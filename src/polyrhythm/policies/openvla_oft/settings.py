@@ -104,6 +104,9 @@ class OpenVlaOftSettings(VlaSettings):
     def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> OpenVlaOftPolicy:
         return self._blueprint(env_spec).build(seed=seed, device=device, role=role)
 
+    def outline(self, env_spec: EnvSpec, *, role: Role) -> OpenVlaOftPolicy:
+        return self._blueprint(env_spec).outline(role)
+
     def _blueprint(self, env_spec: EnvSpec) -> Blueprint[OpenVlaOftPolicy]:
         source = Checkpoint.open(self.checkpoint) if self.checkpoint else None
         size = self._network_size(env_spec, source)

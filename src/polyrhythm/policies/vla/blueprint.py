@@ -38,16 +38,18 @@ class Blueprint(Generic[P]):
     def form(self, answers: Mapping[str, ArraySpec]) -> PolicyForm:
         """The form. answers: one row of the policy's forward_inputs. ConfigError: the folder's tensors do not fit."""
 
-        def make(role: Role) -> P:
-            network = self.architecture.network(self.size)
-            if self.source is not None:
-                check_fit(self.architecture, self.source, network)
-            adaptation = self._adaptation
-            adaptation.prepare(network, role)
-            adaptation.finish(network, role, 0)
-            return self.around(network, adaptation.precision)
+        return describe(self.outline, answers)
 
-        return describe(make, answers)
+    def outline(self, role: Role) -> P:
+        """The policy with weights that have shapes and dtypes alone where the caller has chosen the meta device.
+        ConfigError: the folder's tensors do not fit."""
+        network = self.architecture.network(self.size)
+        if self.source is not None:
+            check_fit(self.architecture, self.source, network)
+        adaptation = self._adaptation
+        adaptation.prepare(network, role)
+        adaptation.finish(network, role, 0)
+        return self.around(network, adaptation.precision)
 
     def build(self, *, seed: int, device: str, role: Role) -> P:
         """The policy, from the checkpoint straight to the device; without one the seed decides, on the CPU."""

@@ -146,6 +146,11 @@ class FlowPolicy(AdaptedPolicy):
         names = {"state", *self.flow.step_inputs}
         return stored(prefix) | {f"{STORED_INPUT}{name}": given[name] for name in sorted(names)}
 
+    @torch.no_grad()
+    def prefix_arrays(self, obs: Observations) -> dict[str, Tensor]:
+        """What a pass keeps of the prefix for all its denoise steps, mostly keys and values; rows first."""
+        return stored(self._encode(obs)[1])
+
     def sft_loss(self, obs: Observations, actions: Tensor) -> Tensor:
         """The release's: mean squared error of the velocity over the chunk's actions with all padded entries, at times
         0.001 + 0.999·Beta(1.5, 1); plus the fit of learned noise, which does not reach the network.

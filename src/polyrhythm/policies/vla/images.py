@@ -9,13 +9,14 @@ values (by up to 2 levels for bicubic), and on a GPU it takes no uint8 at all.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from polyrhythm.policies.constants import kept
 
 Filter = Literal["bilinear", "bicubic", "lanczos"]
 
@@ -124,7 +125,7 @@ def central_area(images: Tensor, area: float) -> Tensor:
     return (x.clamp(0.0, 1.0) * 255.5).clamp(max=255.0).to(torch.uint8)
 
 
-@lru_cache(maxsize=64)
+@kept
 def _corner_taps(size: int, area: float, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """For each pixel of the enlarged centre: its two source pixels, and the weight of the second."""
     side = np.sqrt(np.float32(area))
@@ -164,7 +165,7 @@ def _resample_axis(images: Tensor, axis: int, size: int, kernel: Filter) -> Tens
     return total.bitwise_right_shift_(_BITS).clamp_(0, 255).to(torch.uint8).transpose(1, axis)
 
 
-@lru_cache(maxsize=256)
+@kept
 def _taps(size: int, to: int, kernel: Filter, device: torch.device) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Neighbours and integer weights of each output pixel, tap by tap: two tuples of tensors [to]."""
     indices, weights = taps(size, to, kernel)

@@ -1,0 +1,1 @@
+"""How much memory a run takes on each device, before it is started."""

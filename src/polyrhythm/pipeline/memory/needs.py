@@ -1,0 +1,255 @@
+"""What every station of a run keeps in memory, and on which device: pure arithmetic on declared forms.
+
+Two kinds of parts: *certain* ones follow from shapes (weights, gradients, moments, what is published, the arena);
+the others are estimated (passes, batches, samples in their longest form).
+
+Invariant: the parts of a device add up to what its stations hold at the same time, each byte once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+import numpy as np
+
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.pipeline.array_specs import answer_specs, arena_layout, shown
+from polyrhythm.pipeline.build import env_batch_infos, evaluator_name, generator_names
+from polyrhythm.pipeline.memory.activations import Activations
+from polyrhythm.pipeline.memory.rows import micro_batch_rows, pass_rows, update_rows
+from polyrhythm.policies.form import PolicyForm
+from polyrhythm.policies.vla.settings import VlaSettings
+from polyrhythm.runtime.factories import Resources
+from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.memory.staging import CHUNK_BYTES
+from polyrhythm.runtime.memory.weights import shared_nbytes
+from polyrhythm.runtime.messages import rank_name
+from polyrhythm.specs import ArraySpec, EnvSpec, WeightsLayout
+from polyrhythm.training.optim import PIECE_BYTES
+
+Strategy = Literal["replicate", "shard"]
+Sharing = Literal["share", "lease"]
+
+#: AdamW keeps two moments per trained number.
+_MOMENTS = 2
+#: Station that stands for what all processes of the host share.
+SHARED = "shared"
+HOST = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes of one station for one purpose. device: `cpu`, the host's memory, or `cuda:N`.
+
+    certain: follows from shapes. stays: kept between units of work, so a station that gives its device up moves it.
+    """
+
+    station: str
+    purpose: str
+    device: str
+    nbytes: int
+    certain: bool = True
+    stays: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Where the trainer's ranks work, and whether each has all of the weights (replicate) or its share (shard)."""
+
+    devices: Sequence[str] = ()
+    strategy: Strategy = "replicate"
+
+    @property
+    def count(self) -> int:
+        return max(1, len(self.devices))
+
+
+ONE_RANK = Ranks()
+
+
+def memory_by_station(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> dict[str, dict[str, int]]:
+    """The certain bytes by station and purpose, whatever its device; `shared` is the host's shared memory.
+
+    simulators: the arena blocks that their rows write at a time, which are a part of the arena.
+    """
+    infos = env_batch_infos(config, spec)
+    seats = {name: Resources() for name in [*all_generators(config), "trainer"]}
+    asked = config.placement.generators.devices
+    if asked != HOST and (asked is not None or config.placement.preset is not None):
+        seats |= {name: Resources("cuda:0") for name in all_generators(config)}
+    parts = list_parts(config, spec, form, seats)
+    arena = arena_layout(config, spec, infos, form)
+    found: dict[str, dict[str, int]] = {SHARED: {}}
+    for batches in infos:
+        rows = sum(slot.rows for info in batches for slot in info.slots)
+        found[batches[0].name.rpartition(".")[0]] = {"arena blocks": rows * (arena.nbytes // arena.blocks)}
+    for part in parts:
+        offloaded = part.purpose == "optimizer" and config.training.optimizer.offload
+        name = part.purpose + " (host)" * offloaded
+        found.setdefault(part.station, {})[name] = part.nbytes
+    return found
+
+
+def all_generators(config: RunConfig) -> list[str]:
+    """Names of all generators; one for evaluation alone is last."""
+    evaluator = evaluator_name(config)
+    return list(dict.fromkeys([*generator_names(config), *[evaluator] * bool(evaluator)]))
+
+
+def list_parts(
+    config: RunConfig,
+    spec: EnvSpec,
+    form: PolicyForm,
+    seats: Mapping[str, Resources],
+    *,
+    activations: Activations | None = None,
+    ranks: Ranks = ONE_RANK,
+) -> list[Part]:
+    """All parts of the stations in `seats`. activations: None leaves out what is estimated.
+
+    ranks: without devices, one rank on the trainer's seat.
+    """
+    infos = env_batch_infos(config, spec, trainer="trainer" in seats)
+    layout = arena_layout(config, spec, infos, form, trainer="trainer" in seats)
+    published = WeightsLayout.of(form.published)
+    parts = [
+        Part(SHARED, "arena", HOST, layout.nbytes),
+        Part(SHARED, "published weights", HOST, shared_nbytes(published)),
+    ]
+    names = [name for name in all_generators(config) if name in seats]
+    for name in names:
+        parts += _generator(config, form, name, seats[name].device, published.nbytes)
+        if activations is not None:
+            rows = pass_rows(config, spec)
+            parts += _passes(config, spec, form, name, seats[name].device, rows, activations)
+    if "trainer" in seats:
+        parts += _trainer(config, spec, form, seats, ranks, layout, activations)
+    return [part for part in parts if part.nbytes]
+
+
+# ---------------------------------------------------------------- generators
+
+
+def _generator(config: RunConfig, form: PolicyForm, name: str, device: str, published: int) -> list[Part]:
+    """What a generator keeps: its module, that of the evaluation, and on a device a version that is on its way."""
+    both = name == evaluator_name(config) and name in generator_names(config)
+    stages = device != HOST and name in generator_names(config)
+    return [
+        Part(name, "weights", device, form.act_bytes),
+        Part(name, "weights of the evaluation", device, form.act_bytes * both),
+        Part(name, "staging", device, published * stages, stays=False),
+    ]
+
+
+def _passes(
+    config: RunConfig, spec: EnvSpec, form: PolicyForm, name: str, device: str, rows: int, activations: Activations
+) -> list[Part]:
+    """A generator's largest pass, and the memory through which batches go in and out."""
+    infos = env_batch_infos(config, spec)
+    inputs = rows * (_row_bytes(shown(spec)) + 9)  # and a row's noise key and flag
+    answers = rows * arena_layout(config, spec, infos, form).answer_dtype.itemsize
+    kept = activations.kept(rows)
+    parts = [
+        Part(name, "keys and values", device, kept, certain=False, stays=False),
+        Part(name, "pass", device, max(0, activations.acting(rows) - kept), certain=False, stays=False),
+    ]
+    if device == HOST:
+        return [*parts, Part(name, "batches", HOST, inputs + answers, certain=False)]
+    pinned = 2 * (inputs + answers) + 2 * min(CHUNK_BYTES, WeightsLayout.of(form.published).nbytes)
+    return [
+        *parts,
+        Part(name, "batches", device, 3 * inputs + answers, certain=False),
+        Part(name, "pinned batches and chunks", HOST, pinned, certain=False),
+    ]
+
+
+# ---------------------------------------------------------------- trainer
+
+
+def _trainer(
+    config: RunConfig,
+    spec: EnvSpec,
+    form: PolicyForm,
+    seats: Mapping[str, Resources],
+    ranks: Ranks,
+    layout: ArenaLayout,
+    activations: Activations | None,
+) -> list[Part]:
+    """What the trainer's ranks keep, and what an update takes."""
+    devices = ranks.devices or (seats["trainer"].device,)
+    own = {name: seats[name].device for name in generator_names(config) if name in seats}
+    parts: list[Part] = []
+    for index, device in enumerate(devices):
+        name = rank_name("trainer", index)
+        parts += _rank(config, form, name, device, ranks)
+        if index == 0 and device != HOST and device in own.values() and config.launcher == "local":
+            parts.append(Part(name, "published weights", device, WeightsLayout.of(form.published).nbytes))
+        if activations is not None and config.training.versions:
+            parts += _update(config, spec, form, name, device, ranks, layout, activations)
+    return parts
+
+
+def _rank(config: RunConfig, form: PolicyForm, name: str, device: str, ranks: Ranks) -> list[Part]:
+    """What a rank keeps between its updates."""
+    learns = config.training.versions > 0
+    share = ranks.count if ranks.strategy == "shard" else 1
+    offload = config.training.optimizer.offload
+    moments = -(-_MOMENTS * form.trainable_bytes // share) * learns
+    parts = [
+        Part(name, "weights", device, -(-form.train_bytes // share)),
+        Part(name, "gradients", device, -(-form.trainable_bytes // share) * learns),
+        Part(name, "optimizer", HOST if offload else device, moments),
+        Part(name, "reference policy", device, -(-reference_bytes(config, form) // share) * learns),
+    ]
+    if share > 1:
+        block = min(form.block_bytes or form.train_bytes, form.train_bytes)
+        gathered = block + min(block, form.trainable_bytes) * learns
+        parts.append(Part(name, "largest block, gathered", device, gathered, stays=False))
+    if offload and device != HOST and learns:
+        moved = _MOMENTS * min(form.trainable_bytes // share, PIECE_BYTES)
+        parts.append(Part(name, "moments on their way", device, moved, certain=False, stays=False))
+    return parts
+
+
+def reference_bytes(config: RunConfig, form: PolicyForm) -> int:
+    """Bytes of the policy that the KL term refers to. Published policies copy only what is trained, and of fresh
+    adapters nothing (but the small heads); others copy themselves."""
+    if not config.algorithm.kl.coef:
+        return 0
+    if isinstance(config.policy, VlaSettings):
+        return 0 if config.policy.train == "lora" else form.trainable_bytes
+    return form.train_bytes
+
+
+def _update(
+    config: RunConfig,
+    spec: EnvSpec,
+    form: PolicyForm,
+    name: str,
+    device: str,
+    ranks: Ranks,
+    layout: ArenaLayout,
+    activations: Activations,
+) -> list[Part]:
+    """What an update takes: its largest micro-batch, and its samples, once packed and once a mini-batch."""
+    row = _row_bytes(layout.obs) + _row_bytes(answer_specs(form, spec))
+    rows = -(-update_rows(config, layout.steps) // ranks.count)
+    mini = min(rows, config.training.minibatch_steps or rows)
+    micro = micro_batch_rows(config, layout.steps, ranks.count)
+    frozen = activations.precomputed(rows)
+    fits = frozen <= config.training.precomputed_mib * 2**20
+    parts = [
+        Part(name, "micro-batch", device, activations.training(micro), certain=False, stays=False),
+        Part(name, "precomputed", device if fits else HOST, frozen + mini * frozen // rows, certain=False, stays=fits),
+        Part(name, "samples of an update", HOST, (rows + mini) * row, certain=False),
+    ]
+    if device != HOST:  # one is sent ahead
+        parts.append(Part(name, "batches", device, 2 * micro * row, certain=False, stays=False))
+    return parts
+
+
+def _row_bytes(arrays: Mapping[str, ArraySpec]) -> int:
+    return sum(prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays.values())

@@ -1,0 +1,228 @@
+"""Adds up what a run keeps on each device, and compares it with what is there.
+
+Under `share` a device holds all of its stations at once. Under `lease` it holds one at a time, so the largest counts,
+and what the others keep lies in host memory meanwhile. Main builds the policy on the host before the stations do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.config.sections.placement import list_device_ids
+from polyrhythm.errors import PolyrhythmError
+from polyrhythm.pipeline.build import policy_settings, station_names
+from polyrhythm.pipeline.memory.activations import Activations, estimate_activations
+from polyrhythm.pipeline.memory.needs import HOST, Part, Ranks, Sharing, Strategy, list_parts
+from polyrhythm.pipeline.seats import assign_seats, count_ranks
+from polyrhythm.policies.form import PolicyForm
+from polyrhythm.specs import EnvSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """devices: number of CUDA devices. free: bytes of `cpu` or `cuda:N`."""
+
+    devices: int
+    free: Callable[[str], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Hosting:
+    """How the trainer is divided and devices are shared. ranks: of the trainer."""
+
+    ranks: int = 1
+    strategy: Strategy = "replicate"
+    sharing: Sharing = "share"
+
+    @classmethod
+    def of(cls, config: RunConfig, devices: int) -> Hosting:
+        """As the settings of `placement` say, on a machine with so many CUDA devices."""
+        placement = config.placement
+        return cls(count_ranks(placement, devices), placement.trainer.strategy, placement.sharing)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """What lies on a device. building: bytes that main needs on the host before the stations are there."""
+
+    name: str
+    free: int
+    parts: tuple[Part, ...]
+    sharing: Sharing = "share"
+    building: int = 0
+
+    def total(self, *, certain: bool = False) -> int:
+        """Bytes at the same time; certain: without what is estimated."""
+        sizes: dict[str, int] = {}
+        for part in self.parts:
+            if part.certain or not certain:
+                sizes[part.station] = sizes.get(part.station, 0) + part.nbytes
+        leased = self.sharing == "lease" and self.name != HOST
+        return max(self.building, (max if leased else sum)([*sizes.values(), 0]))
+
+    @property
+    def fits(self) -> bool:
+        return self.total() <= self.free
+
+    def without(self, station: str) -> DeviceMemory:
+        """The device without that station's parts."""
+        return replace(self, parts=tuple(part for part in self.parts if part.station != station))
+
+    def stations(self) -> dict[str, dict[str, int]]:
+        """Station → purpose → bytes."""
+        found: dict[str, dict[str, int]] = {}
+        for part in self.parts:
+            own = found.setdefault(part.station, {})
+            own[part.purpose] = own.get(part.purpose, 0) + part.nbytes
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The devices of a run, the host first. activations: how they were estimated, or why they were not."""
+
+    devices: tuple[DeviceMemory, ...]
+    activations: str
+
+    @property
+    def fits(self) -> bool:
+        return all(device.fits for device in self.devices)
+
+    def excess(self) -> int:
+        """The most bytes by which a device is too small; negative where all have room."""
+        return max(device.total() - device.free for device in self.devices)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return {
+            "fits": self.fits,
+            "activations": self.activations,
+            "devices": {
+                device.name: {
+                    "free": device.free,
+                    "total": device.total(),
+                    "certain": device.total(certain=True),
+                    "fits": device.fits,
+                    "sharing": device.sharing,
+                    **({"building": device.building} if device.building else {}),
+                    "stations": device.stations(),
+                }
+                for device in self.devices
+            },
+        }
+
+
+@dataclass(slots=True)
+class Planner:
+    """Makes plans of variants of one configuration; forms and passes of a policy are kept.
+
+    trainer: whether the run has one. ConfigError, MissingError: as from `assign_seats` and the policy's `form`.
+    """
+
+    spec: EnvSpec
+    machine: Machine
+    trainer: bool = True
+    _known: dict[str, tuple[PolicyForm, Activations | str]] = field(default_factory=dict)
+
+    def take_form(self, config: RunConfig, form: PolicyForm) -> None:
+        """Take this form of the configuration's policy instead of making it."""
+        self._known[_key(config)] = (form, estimate_activations(policy_settings(config), self.spec, form))
+
+    def form(self, config: RunConfig) -> PolicyForm:
+        return self._of(config)[0]
+
+    def plan(self, config: RunConfig, hosting: Hosting | None = None, *, certain: bool = False) -> MemoryPlan:
+        """certain: leave out what is estimated, which takes time."""
+        hosting = hosting or Hosting.of(config, self.machine.devices)
+        form, activations = self._of(config)
+        names = station_names(config, trainer=self.trainer)
+        seats = assign_seats(config.placement, names, self.machine.devices, {}, inline=config.launcher == "inline")
+        ranks = Ranks()
+        if self.trainer:
+            ranks = Ranks(self._rank_devices(config, seats["trainer"].device, hosting.ranks), hosting.strategy)
+        parts = list_parts(config, self.spec, form, seats, ranks=ranks)
+        if certain:
+            kept = [part for part in parts if part.certain]
+            return MemoryPlan(self._devices(config, form, kept, hosting), "left out")
+        if isinstance(activations, Activations):
+            try:
+                parts = list_parts(config, self.spec, form, seats, activations=activations, ranks=ranks)
+                activations = activations.how
+            except PolyrhythmError:
+                raise
+            except Exception as error:  # noqa: BLE001 - a policy of the user's may raise anything
+                activations = f"{type(error).__name__} in a pass of zeros: {(str(error).splitlines() or [''])[0]}"
+                self._known[_key(config)] = (form, activations)
+        return MemoryPlan(self._devices(config, form, parts, hosting), activations)
+
+    def _of(self, config: RunConfig) -> tuple[PolicyForm, Activations | str]:
+        key = _key(config)
+        if key not in self._known:
+            settings = policy_settings(config)
+            form = settings.form(self.spec)
+            self._known[key] = (form, estimate_activations(settings, self.spec, form))
+        return self._known[key]
+
+    def _rank_devices(self, config: RunConfig, first: str, ranks: int) -> tuple[str, ...]:
+        """A device for each rank: those that the settings name, else from the trainer's own on, counted round."""
+        if first == HOST:
+            return (HOST,) * ranks
+        asked = config.placement.trainer.devices
+        ids = list_device_ids(asked) if asked not in (None, HOST, "all") else ()
+        start, count = int(first.partition(":")[2]), self.machine.devices
+        if len(ids) < ranks:
+            ids = tuple((start + index) % count for index in range(ranks))
+        return tuple(f"cuda:{index}" for index in ids[:ranks])
+
+    def _devices(
+        self, config: RunConfig, form: PolicyForm, parts: Sequence[Part], hosting: Hosting
+    ) -> tuple[DeviceMemory, ...]:
+        moved = _suspended(parts) if hosting.sharing == "lease" else []
+        names = [HOST, *sorted({part.device for part in parts} - {HOST}, key=lambda name: int(name[5:]))]
+        learns = self.trainer and config.supervised is not None
+        building = form.train_bytes + 3 * form.trainable_bytes * learns
+        return tuple(
+            DeviceMemory(
+                name,
+                self.machine.free(name),
+                tuple(part for part in [*parts, *moved] if part.device == name),
+                hosting.sharing,
+                building * (name == HOST),
+            )
+            for name in names
+        )
+
+
+def _suspended(parts: Sequence[Part]) -> list[Part]:
+    """What lies in host memory because its station has given up its device: on each device, all but the smallest."""
+    sizes: dict[str, dict[str, int]] = {}
+    for part in parts:
+        if part.device != HOST:
+            own = sizes.setdefault(part.device, {})
+            own[part.station] = own.get(part.station, 0) + part.nbytes * part.stays
+    found = []
+    for device, own in sizes.items():
+        for station, size in sorted(own.items(), key=lambda item: item[1])[1:]:
+            found.append(Part(station, f"while suspended from {device}", HOST, size))
+    return found
+
+
+def _key(config: RunConfig) -> str:
+    """Policies with equal keys have equal forms and passes."""
+    policy: Any = config.policy
+    return str(policy.model_dump_json())
+
+
+def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    """The configuration with these values, by dotted name; nothing is validated."""
+    for name, value in settings.items():
+        config = _with(config, name.split("."), value)
+    return config
+
+
+def _with(section: Any, path: Sequence[str], value: Any) -> Any:
+    inner = value if len(path) == 1 else _with(getattr(section, path[0]), path[1:], value)
+    return section.model_copy(update={path[0]: inner})

@@ -1,0 +1,236 @@
+"""Finds settings with which a run fits: each is computed by planning the run with it, none is a rule of thumb.
+
+First each change alone, the cheapest for the run first. If none suffices, changes are added one after another, each
+where memory is still short, and those that turn out not to be needed are taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.config.sections.rollout import LimitedBatching
+from polyrhythm.errors import PolyrhythmError
+from polyrhythm.pipeline.build import env_batch_infos
+from polyrhythm.pipeline.memory.needs import HOST
+from polyrhythm.pipeline.memory.plan import DeviceMemory, Hosting, MemoryPlan, Planner, with_settings
+from polyrhythm.pipeline.memory.rows import longest_sample, micro_batch_rows, pass_rows, samples_unit
+from polyrhythm.policies.vla.settings import VlaSettings
+
+_MICRO, _ROWS, _SAMPLES = "training.micro_batch_steps", "batching.max_rows", "training.mini_batch_samples"
+_RANKS, _STRATEGY, _SHARING = "placement.trainer.ranks", "placement.trainer.strategy", "placement.sharing"
+#: Most changes that are put together.
+_MOST = 12
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """Settings with which the run fits. totals: device → bytes, on those that were too small."""
+
+    settings: Settings
+    totals: Mapping[str, int]
+
+    def text(self) -> str:
+        """`training.micro_batch_steps=32`, several with blanks between them."""
+        return " ".join(f"{name}={_yaml(value)}" for name, value in self.settings.items())
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return {"settings": dict(self.settings), "totals": dict(self.totals)}
+
+
+def find_remedies(
+    planner: Planner, config: RunConfig, *, hosting: Hosting | None = None, most: int | None = None
+) -> list[Remedy]:
+    """Settings with which every device has room, at most so many; [] if it fits already, or with none known here.
+
+    hosting: how trainer and devices are divided now, by the configuration unless given. Ranks and leases are proposed
+    where `placement` has settings for them. It takes seconds for each policy that is tried.
+    """
+    start = _Variant(config, hosting or Hosting.of(config, planner.machine.devices), {})
+    search = _Search(planner, start)
+    full = search.full(start)
+    if not full:
+        return []
+    remedies = (change() for change in _single(search, start, full))
+    found = list(islice((remedy for remedy in remedies if remedy is not None), most))
+    if not found and (remedy := _together(search, start)) is not None:
+        found = [remedy]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """The run with some settings changed."""
+
+    config: RunConfig
+    hosting: Hosting
+    settings: Settings
+
+    def changed(self, settings: Settings) -> _Variant:
+        """With more changes. Settings of ranks and leases change the hosting, which the plan reads."""
+        hosting = self.hosting
+        if _RANKS in settings:
+            hosting = replace(hosting, ranks=settings[_RANKS], strategy="shard")
+        if _SHARING in settings:
+            hosting = replace(hosting, sharing=settings[_SHARING])
+        known = {name: value for name, value in settings.items() if not name.startswith("placement.")}
+        return _Variant(with_settings(self.config, known), hosting, {**self.settings, **settings})
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Plans variants of a run."""
+
+    planner: Planner
+    start: _Variant
+
+    def plan(self, variant: _Variant) -> MemoryPlan:
+        """As far as it is needed: passes are left out where already what is certain does not fit."""
+        certain = self.planner.plan(variant.config, variant.hosting, certain=True)
+        return self.planner.plan(variant.config, variant.hosting) if certain.fits else certain
+
+    def full(self, variant: _Variant) -> list[DeviceMemory]:
+        """The devices that are too small."""
+        return [device for device in self.plan(variant).devices if not device.fits]
+
+    def is_possible(self, variant: _Variant) -> bool:
+        """Whether there is such a policy."""
+        try:
+            self.planner.form(variant.config)
+        except (PolyrhythmError, ValueError):
+            return False
+        return True
+
+    def remedy(self, variant: _Variant) -> Remedy | None:
+        """The variant's settings, if it is possible and fits."""
+        if not self.is_possible(variant) or not (plan := self.plan(variant)).fits:
+            return None
+        names = {device.name for device in self.full(self.start)}
+        return Remedy(variant.settings, {x.name: x.total() for x in plan.devices if x.name in names})
+
+    def largest(self, variant: _Variant, setting: str, least: int, most: int, unit: int = 1) -> Remedy | None:
+        """The largest multiple of `unit` from `least` to below `most` with which the variant fits; more rows never
+        take less."""
+
+        def fits(value: int) -> bool:
+            return self.plan(variant.changed({setting: value * unit})).fits
+
+        low, high = -(-least // unit), -(-most // unit)
+        if low >= high or not fits(low):
+            return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return self.remedy(variant.changed({setting: low * unit}))
+
+
+# ---------------------------------------------------------------- changes
+
+
+def _single(search: _Search, start: _Variant, full: list[DeviceMemory]) -> Iterator[Callable[[], Remedy | None]]:
+    """The changes that can help where memory is short, each alone."""
+    purposes = {part.purpose for device in full for part in device.parts}
+    lacks_passes = not purposes & {"micro-batch", "pass"}  # left out, since already the weights are too large
+    if "micro-batch" in purposes:
+        yield lambda: _largest_micro_batch(search, start)
+    if "pass" in purposes and isinstance(start.config.batching, LimitedBatching):
+        yield lambda: _most_rows(search, start)
+    done: set[str] = set()  # of the numbers of ranks the smallest that fits is enough
+
+    def tried(settings: Settings) -> Remedy | None:
+        found = None if _RANKS in done and _RANKS in settings else search.remedy(start.changed(settings))
+        done.update(settings if found else ())
+        return found
+
+    for settings in _switches(search.planner, start, full):
+        if not (lacks_passes and "policy.gradient_checkpointing" in settings):
+            yield lambda own=settings: tried(own)  # type: ignore[misc]
+    if any(device.name == HOST for device in full) and purposes & {"arena", "samples of an update", "precomputed"}:
+        yield lambda: _most_samples(search, start)
+
+
+def _switches(planner: Planner, variant: _Variant, full: list[DeviceMemory]) -> Iterator[dict[str, Any]]:
+    """Settings that are switched and may help on these devices, the cheapest first; numbers of ranks ascending."""
+    config, hosting, policy = variant.config, variant.hosting, variant.config.policy
+    trained = {
+        part.purpose for device in full for part in device.parts if part.station.partition(".")[0] == "trainer"
+    }
+    devices = [device for device in full if device.name != HOST]
+    on_device = trained & {"weights", "gradients"} and devices
+    if (wanted := _precomputed_mib(full)) > config.training.precomputed_mib:
+        yield {"training.precomputed_mib": wanted}
+    if on_device and not config.training.optimizer.offload:
+        yield {"training.optimizer.offload": True}
+    passes = trained - {"precomputed", "samples of an update"}
+    if passes and isinstance(policy, VlaSettings) and not policy.gradient_checkpointing:
+        yield {"policy.gradient_checkpointing": True}
+    leases = hosting.sharing == "share" and hasattr(config.placement, "sharing")
+    if leases and any(len(device.stations()) > 1 for device in devices):
+        yield {_SHARING: "lease"}
+    if on_device and hasattr(config.placement.trainer, "ranks"):
+        for ranks in range(hosting.ranks + 1, planner.machine.devices + 1):
+            yield {_RANKS: ranks, _STRATEGY: "shard"}
+    if trained and isinstance(policy, VlaSettings):
+        for part in {"all": ("expert", "lora"), "expert": ("lora",)}.get(policy.train, ()):
+            yield {"policy.train": part}
+
+
+def _precomputed_mib(full: list[DeviceMemory]) -> int:
+    """MiB of a frozen part's results that lie on the host, where it is too small."""
+    parts = [part for device in full if device.name == HOST for part in device.parts]
+    return max((-(-part.nbytes // 2**20) for part in parts if part.purpose == "precomputed"), default=0)
+
+
+def _largest_micro_batch(search: _Search, variant: _Variant) -> Remedy | None:
+    steps = longest_sample(variant.config, search.planner.spec, search.planner.form(variant.config))
+    return search.largest(variant, _MICRO, 1, micro_batch_rows(variant.config, steps, variant.hosting.ranks))
+
+
+def _most_rows(search: _Search, variant: _Variant) -> Remedy | None:
+    """A request is never split, so a pass has at least the rows of the largest slot."""
+    infos = env_batch_infos(variant.config, search.planner.spec)
+    slot = max(slot.rows for own in infos for info in own for slot in info.slots)
+    return search.largest(variant, _ROWS, slot, pass_rows(variant.config, search.planner.spec))
+
+
+def _most_samples(search: _Search, variant: _Variant) -> Remedy | None:
+    """Fewer samples of an update; whole groups."""
+    unit = samples_unit(variant.config)
+    return search.largest(variant, _SAMPLES, unit, variant.config.training.mini_batch_samples, unit)
+
+
+def _together(search: _Search, start: _Variant) -> Remedy | None:
+    """Changes one after another, each where memory is still short, until the smallest micro-batch fits."""
+    variant = start
+    for _ in range(_MOST):
+        switches = _switches(search.planner, variant, search.full(variant))
+        changed = next((x for x in map(variant.changed, switches) if search.is_possible(x)), None)
+        if changed is None:
+            return None
+        variant = changed
+        if search.remedy(variant) or _largest_micro_batch(search, variant):
+            return _without_needless(search, start, variant)
+    return None
+
+
+def _without_needless(search: _Search, start: _Variant, variant: _Variant) -> Remedy | None:
+    """The variant without changes that it does not need, and with its largest micro-batch."""
+    for name in variant.settings:
+        if name != _STRATEGY:
+            left = {key: value for key, value in variant.settings.items() if key != name}
+            if name == _RANKS:
+                left.pop(_STRATEGY, None)
+            fewer = start.changed(left)
+            if left and (search.remedy(fewer) or _largest_micro_batch(search, fewer)):
+                variant = fewer
+    return search.remedy(variant) or _largest_micro_batch(search, variant)
+
+
+def _yaml(value: Any) -> str:
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)

@@ -1,0 +1,54 @@
+"""How many rows the largest passes of a run have, by its settings."""
+
+from __future__ import annotations
+
+import math
+
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.config.sections.rollout import LimitedBatching
+from polyrhythm.pipeline.array_specs import bucket_sizes, largest_batch, step_settings
+from polyrhythm.pipeline.build import env_batch_infos
+from polyrhythm.policies.form import PolicyForm
+from polyrhythm.specs import EnvSpec
+
+
+def pass_rows(config: RunConfig, spec: EnvSpec) -> int:
+    """Rows of a generator's largest forward pass, padding included."""
+    infos = env_batch_infos(config, spec)
+    if buckets := bucket_sizes(config, infos):
+        return buckets[-1]
+    most = largest_batch(config, infos)
+    if not isinstance(config.batching, LimitedBatching):
+        return most
+    largest = max(slot.rows for own in infos for info in own for slot in info.slots)
+    return max(largest, min(most, largest * config.batching.max_requests))
+
+
+def micro_batch_rows(config: RunConfig, steps: int, ranks: int = 1) -> int:
+    """Chunk steps of the largest forward and backward pass of a rank. steps: of the longest sample.
+
+    A mini-batch is dealt to ranks by groups, so the fullest has about √(n/R) more than its share (docs/design/031).
+    """
+    training = config.training
+    mini = update_rows(config, steps)
+    if training.minibatch_steps:
+        mini = min(mini, training.minibatch_steps)
+    if ranks > 1:
+        mini = min(mini, math.ceil(mini / ranks + math.sqrt(mini / ranks)))
+    return min(mini, training.micro_batch_steps) if training.micro_batch_steps else mini
+
+
+def update_rows(config: RunConfig, steps: int) -> int:
+    """Chunk steps of an update whose samples are all as long as the longest."""
+    return config.training.batch_size * steps
+
+
+def longest_sample(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> int:
+    """Chunk steps of the longest sample."""
+    return step_settings(config, form.chunk).sample_steps(spec.max_steps)
+
+
+def samples_unit(config: RunConfig) -> int:
+    """`training.mini_batch_samples` must be a multiple of this for whole groups."""
+    group = config.groups.size
+    return group // math.gcd(group, config.training.require_batches)

@@ -1,0 +1,199 @@
+"""What every device holds, as plain sums that can be followed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.pipeline.runs import config
+
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.pipeline.build import env_settings, policy_settings
+from polyrhythm.pipeline.memory.needs import HOST, Part
+from polyrhythm.pipeline.memory.plan import DeviceMemory, Hosting, Machine, MemoryPlan, Planner, with_settings
+from polyrhythm.pipeline.memory.rows import micro_batch_rows, pass_rows, samples_unit
+from polyrhythm.policies.form import PolicyForm
+from polyrhythm.specs import EnvSpec
+
+GB = 10**9
+#: A form of billions of parameters that nobody builds.
+LARGE = {"act_bytes": 7 * GB, "train_bytes": 14 * GB, "trainable_bytes": 12 * GB, "block_bytes": 2 * GB}
+DEVICES: dict[str, Any] = {
+    "launcher": "local",
+    "placement": {"trainer": {"devices": 0}, "generators": {"devices": 0}},
+}
+
+
+def planner_of(run: RunConfig, *, devices: int = 8, free: int = 80 * GB, large: bool = True) -> Planner:
+    spec, form = parts_of(run)
+    planner = Planner(spec, Machine(devices, lambda _: free))
+    planner.take_form(run, replace(form, **LARGE) if large else form)
+    return planner
+
+
+def parts_of(run: RunConfig) -> tuple[EnvSpec, PolicyForm]:
+    spec = env_settings(run).spec()
+    return spec, policy_settings(run).form(spec)
+
+
+def sizes(plan: MemoryPlan, device: str, station: str) -> dict[str, int]:
+    found = next(own for own in plan.devices if own.name == device)
+    return found.stations()[station]
+
+
+def test_one_rank_keeps_everything() -> None:
+    run = config(**DEVICES)
+    plan = planner_of(run).plan(run)
+    assert plan.activations.startswith("its settings have no outline")
+    assert sizes(plan, "cuda:0", "generator-0")["weights"] == 7 * GB
+    trainer = sizes(plan, "cuda:0", "trainer")
+    assert {name: trainer[name] for name in ("weights", "gradients", "optimizer")} == {
+        "weights": 14 * GB,
+        "gradients": 12 * GB,
+        "optimizer": 24 * GB,
+    }
+    assert set(sizes(plan, HOST, "shared")) == {"arena", "published weights"}
+
+
+def test_replicas_have_all_of_it_and_shards_a_share_and_the_largest_block() -> None:
+    run = config(**DEVICES)
+    planner = planner_of(run)
+    replicas = planner.plan(run, Hosting(4))
+    assert [own.name for own in replicas.devices] == ["cpu", "cuda:0", "cuda:1", "cuda:2", "cuda:3"]
+    assert sizes(replicas, "cuda:3", "trainer.3")["weights"] == 14 * GB
+    shards = planner.plan(run, Hosting(4, "shard"))
+    own = sizes(shards, "cuda:3", "trainer.3")
+    assert own["weights"] == 3.5 * GB
+    assert own["gradients"] == 3 * GB
+    assert own["optimizer"] == 6 * GB
+    assert own["largest block, gathered"] == 4 * GB  # its weights and its gradient
+    assert "published weights" in sizes(shards, "cuda:0", "trainer.0")
+
+
+def test_offloaded_moments_are_the_hosts() -> None:
+    run = config(**DEVICES, training={"optimizer": {"offload": True}})
+    plan = planner_of(run).plan(run)
+    assert sizes(plan, HOST, "trainer")["optimizer"] == 24 * GB
+    assert "optimizer" not in sizes(plan, "cuda:0", "trainer")
+    assert sizes(plan, "cuda:0", "trainer")["moments on their way"] == 2 * 256 * 2**20
+
+
+def test_a_leased_device_holds_its_largest_station_and_the_host_what_the_others_keep() -> None:
+    run = config(**DEVICES)
+    planner = planner_of(run)
+    shared, leased = planner.plan(run), planner.plan(run, Hosting(sharing="lease"))
+    at_once, in_turn = (next(own for own in plan.devices if own.name == "cuda:0") for plan in (shared, leased))
+    trainer = sum(in_turn.stations()["trainer"].values())
+    assert in_turn.total() == trainer
+    assert at_once.total() == trainer + sum(at_once.stations()["generator-0"].values())
+    # Of trainer and generator one is suspended: in the worst case the trainer.
+    assert sizes(leased, HOST, "trainer")["while suspended from cuda:0"] == trainer
+    suspended = [part for part in leased.devices[0].parts if part.purpose.startswith("while suspended")]
+    assert [*shared.devices[0].parts, *suspended] == list(leased.devices[0].parts)
+
+
+def test_a_lease_adds_up_only_on_devices() -> None:
+    parts = (Part("a", "x", HOST, 3), Part("b", "x", HOST, 4))
+    assert DeviceMemory(HOST, 10, parts, "lease").total() == 7
+    assert DeviceMemory("cuda:0", 10, parts, "lease").total() == 4
+    assert DeviceMemory(HOST, 10, parts, building=9).total() == 9
+    assert not DeviceMemory(HOST, 8, parts, building=9).fits
+
+
+def test_what_is_certain_leaves_passes_out() -> None:
+    run = config()
+    planner = planner_of(run, large=False)
+    form = planner.form(run)
+    host = planner.plan(run, certain=True).devices[0].without("shared")
+    assert host.total() == form.act_bytes + form.train_bytes + 3 * form.trainable_bytes
+    full = planner.plan(run)
+    assert full.activations == "probed on the CPU"
+    assert full.devices[0].total() > full.devices[0].total(certain=True)
+    assert sizes(full, HOST, "trainer")["micro-batch"] > 0
+    assert full.excess() == full.devices[0].total() - 80 * GB
+    assert full.plain()["devices"]["cpu"]["stations"] == full.devices[0].stations()
+
+
+def test_a_run_that_only_acts_has_no_gradients() -> None:
+    run = config(training={"versions": 0})
+    plan = planner_of(run, large=False).plan(run)
+    assert set(sizes(plan, HOST, "trainer")) == {"weights"}
+    form = planner_of(run).form(run)
+    planner = Planner(env_settings(run).spec(), Machine(0, lambda _: GB), trainer=False)
+    planner.take_form(run, form)
+    assert "trainer" not in planner.plan(run).devices[0].stations()
+
+
+def test_the_reference_policy_of_a_kl_term_is_counted() -> None:
+    run = config(algorithm={"kl": {"coef": 0.1}})
+    assert sizes(planner_of(run).plan(run), HOST, "trainer")["reference policy"] == 14 * GB
+
+
+def test_generators_of_an_evaluation_have_a_second_copy() -> None:
+    evaluation = {"every": 1, "episodes": 2, "rows": 2}
+    run = config(**DEVICES, rollout={"generators": 2}, evaluation=evaluation)
+    plan = planner_of(run).plan(run)
+    assert sizes(plan, "cuda:0", "generator-0")["weights of the evaluation"] == 7 * GB
+    assert "weights of the evaluation" not in sizes(plan, "cuda:0", "generator-1")
+    assert sizes(plan, "cuda:0", "generator-1")["staging"] > 0
+
+
+def test_a_pass_that_fails_is_told_and_the_rest_planned() -> None:
+    run = config(policy={"type": "tests.pipeline.memory.test_plan:Raises"})
+    plan = planner_of(run, large=False).plan(run)
+    assert plan.activations == "ZeroDivisionError in a pass of zeros: on purpose"
+    assert "weights" in sizes(plan, HOST, "trainer")
+    assert "pass" not in sizes(plan, HOST, "generator-0")
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows"),
+    [
+        ({}, 6),
+        ({"batching": {"type": "dynamic", "max_rows": 6}}, 6),
+        ({"rollout": {"env_batches": 4}, "batching": {"type": "dynamic", "max_rows": 12}}, 12),
+        ({"rollout": {"env_batches": 4}, "batching": {"type": "dynamic", "max_rows": 24, "max_requests": 1}}, 6),
+        ({"rollout": {"env_batches": 4, "buckets": "powers"}, "batching": {"type": "dynamic", "max_rows": 20}}, 32),
+    ],
+)
+def test_rows_of_the_largest_pass(changes: dict[str, Any], rows: int) -> None:
+    run = config(**changes)
+    assert pass_rows(run, env_settings(run).spec()) == rows
+
+
+@pytest.mark.parametrize(
+    ("training", "ranks", "rows"),
+    [
+        ({"minibatch_steps": 0}, 1, 400),
+        ({"minibatch_steps": 64}, 1, 64),
+        ({"minibatch_steps": 64, "micro_batch_steps": 16}, 1, 16),
+        ({"minibatch_steps": 64}, 4, 20),  # 16 and the root of it
+        ({"minibatch_steps": 64, "micro_batch_steps": 32}, 4, 20),
+    ],
+)
+def test_rows_of_the_largest_micro_batch(training: dict[str, Any], ranks: int, rows: int) -> None:
+    assert micro_batch_rows(config(training=training), 40, ranks) == rows
+
+
+def test_samples_come_in_whole_groups() -> None:
+    run = config(training={"mini_batch_samples": 6, "require_batches": 2})
+    assert samples_unit(run) == 1
+    grouped = with_settings(run, {"groups.size": 4})
+    assert samples_unit(grouped) == 2
+    assert with_settings(run, {"policy.hidden": 3}).policy.hidden == 3  # type: ignore[attr-defined]
+    assert run.groups.size == 1
+
+
+class Raises(type(policy_settings(config()))):  # type: ignore[misc]
+    """A policy whose passes fail."""
+
+    type: Any = "tests.pipeline.memory.test_plan:Raises"
+
+    def build(self, *arguments: Any, **keywords: Any) -> Any:
+        made = super().build(*arguments, **keywords)
+        made.act = self._raise
+        return made
+
+    def _raise(self, *_: Any) -> None:
+        raise ZeroDivisionError("on purpose")
