@@ -13,13 +13,14 @@ from tests.policies.released import write_hollow_folder
 from tests.policies.small_tokenizer import write_tokenizer
 
 from polyrhythm.cli.main import main
-from polyrhythm.config.load import load_config
+from polyrhythm.config.load import load_config, save_config
 from polyrhythm.errors import StartError
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.validation.check import check_form
 from polyrhythm.pipeline.validation.room import check_room
 from polyrhythm.policies.vla.architectures import architecture
 from polyrhythm.policies.vla.building import weights_on_meta
+from polyrhythm.training.checkpoint import save_state
 
 WALK = "env={type: 'tests.envs.broken_envs:WalkSettings', defect: '%s'}"
 
@@ -177,6 +178,27 @@ def test_first_weights_that_are_missing_and_that_do_not_fit(tmp_path: Path, caps
     assert found["missing"] == [f"init_from = {tmp_path / 'none'}: it does not exist"]
     found = told(capsys, "cartpole", "launcher=inline", f"init_from={tmp_path}", status=1)
     assert found["by_name"]["first weights"]["state"] == "failed"
+
+
+def test_first_weights_of_another_policy_are_told_without_building_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["quickstart_pi0", "launcher=inline"]
+    config = load_config(words[0], words[1:])
+    save_config(config, tmp_path / "config.yaml")
+    words += [f"init_from={tmp_path}", "policy.checkpoint=/no/merged"]
+    assert "holds no policy.pt" in told(capsys, *words, status=1)["failed"][0]
+    save_state({"policy": {}, "config": config.model_dump(mode="json"), "version": 1}, tmp_path / "policy.pt")
+    for file in (tmp_path, tmp_path / "policy.pt"):
+        found = told(capsys, *words[:2], f"init_from={file}", words[-1], status=1)["failed"]
+        assert found == [
+            f'init_from = {file}: policy.checkpoint is /no/merged here but "" in the policy of those weights'
+        ]
+    large = ["policy.size=released"]
+    config = load_config(words[0], [*words[1:2], *large])
+    save_config(config, tmp_path / "config.yaml")
+    found = told(capsys, *words[:3], *large, status=_status(capsys, words[:3] + large))
+    assert found["by_name"]["first weights"]["detail"] == f"init_from = {tmp_path}"
 
 
 def test_a_device_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:

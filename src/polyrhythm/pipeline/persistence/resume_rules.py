@@ -129,7 +129,7 @@ def _refuse_unfit(folder: Path, config: RunConfig, overrides: Sequence[str] | No
         others = ", ".join(other for other, _, _ in differing[1:])
         more = f" (differ, too: {others})" if others else ""
         raise RunFolderError(
-            f"resume = {folder}: {path} is {wanted} here but {has} in that run{more}; "
+            f"resume = {folder}: {path} is {as_written(wanted)} here but {as_written(has)} in that run{more}; "
             f"{'give it the same settings' if overrides is None else 'leave it as it is'}, or {otherwise} "
             f"(a resumed run may change {_may_change()})"
         )
@@ -153,6 +153,11 @@ def _relative_paths(tree: Any, path: str = "") -> list[str]:
 def _may_change() -> str:
     """In words, without what the user need not know."""
     return ", ".join(sorted(_FREE - _WHERE))
+
+
+def as_written(value: object) -> str:
+    """A setting's value as the command line takes it, so that an empty one is seen."""
+    return "null" if value is None else f'"{value}"' if value == "" else str(value)
 
 
 def differences(

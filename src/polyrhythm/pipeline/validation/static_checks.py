@@ -4,7 +4,8 @@ No simulator is started, no weight is read and no file written. What this machin
 package, a device, memory) is missing rather than failed, and the rest is checked as far as it can be without it.
 `polyrhythm check` goes further: it builds the policy and runs the environment.
 
-Left to that: whether the environment has an expert, and, for policies beyond `_SMALL`, whether `init_from` fits.
+Left to that: whether the environment has an expert, and, for policies beyond `_SMALL`, whether the tensors of
+`init_from` fit; the settings of its run are compared here.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from polyrhythm.pipeline.validation.check import (
 from polyrhythm.pipeline.validation.custom_objective import dry_run_objective
 from polyrhythm.pipeline.validation.env_trial import try_spec
 from polyrhythm.pipeline.validation.room import check_room
+from polyrhythm.pipeline.warm_start.init_from import check_init_settings
 from polyrhythm.policies.base import Policy, PolicySettings
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.vla.settings import VlaSettings
@@ -176,11 +178,12 @@ def _objective(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> str:
     return describe_objective(config.objective)
 
 
-def _first_weights(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> None:
+def _first_weights(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> str:
+    """Where they come from, where a run names them."""
     if config.evaluation.swapped:
         refuse_swapping(spec)
     if not config.init_from or config.resume != "never":
-        return
+        return ""
     if not Path(config.init_from).exists():
         raise MissingError(
             f"init_from = {config.init_from}: it does not exist; name the folder of a run or its policy.pt"
@@ -188,6 +191,9 @@ def _first_weights(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> None:
     built = _tried(config, spec, form)
     if built is not None and built.whole:
         check_start(config, spec, built.policy)
+    else:
+        check_init_settings(config)
+    return f"init_from = {config.init_from}"
 
 
 def _shared_memory(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> str:
