@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyrhythm.cli.show import aligned, size_text
-from polyrhythm.errors import ConfigError
+from polyrhythm.errors import ConfigError, MissingError
 
 if TYPE_CHECKING:
     from polyrhythm.pipeline.persistence.checkpoints import SavedPolicy
+    from polyrhythm.policies.vla.checkpoint import Checkpoint
     from polyrhythm.policies.vla.inspection import Inspection
 
 #: Command -> how it is written.
@@ -108,20 +109,27 @@ def _inspect_adapters(found: Any, arguments: argparse.Namespace) -> int:
 
 def _merge(folder: Path, out: Path, arguments: argparse.Namespace) -> int:
     from polyrhythm.policies.vla.adapters import Adapters, merge
-    from polyrhythm.policies.vla.checkpoint import Checkpoint
 
     adapters = Adapters.open(folder)
     if not (base := arguments.base or adapters.base):
         raise ConfigError(f"{folder}: its adapter_config.json names no base; add --base FOLDER")
-    merge(adapters, Checkpoint.open(base), out)
+    merge(adapters, _open_base(base, folder, arguments), out)
     return _said(arguments, {"merged": len(adapters.modules), "base": base, "out": str(out)})
+
+
+def _open_base(base: str, of: Path, arguments: argparse.Namespace) -> Checkpoint:
+    """The base that the command names, or that the run or adapters `of` were trained on. ConfigError: not there."""
+    from polyrhythm.policies.vla.checkpoint import Checkpoint
+
+    if not arguments.base and not Path(base).expanduser().exists():
+        raise MissingError(f"{of}: it was trained on {base}, which is not there; name where it is now: --base FOLDER")
+    return Checkpoint.open(base)
 
 
 def _export(path: Path, out: Path, arguments: argparse.Namespace) -> int:
     from polyrhythm.pipeline.persistence.checkpoints import read_policy
     from polyrhythm.policies.vla.adapters import is_adapter, save_adapters
     from polyrhythm.policies.vla.architectures import ARCHITECTURES, architecture
-    from polyrhythm.policies.vla.checkpoint import Checkpoint
     from polyrhythm.policies.vla.saving import save_folder
 
     saved = read_policy(path)
@@ -134,7 +142,7 @@ def _export(path: Path, out: Path, arguments: argparse.Namespace) -> int:
     if not (base := arguments.base or section.get("checkpoint", "")):
         _export_new(path, out, saved)
         return _said(arguments, {"exported": "network", "version": saved.version, "out": str(out)})
-    opened = Checkpoint.open(base)
+    opened = _open_base(base, path, arguments)
     opened.require(section["type"])
     adapted = any(is_adapter(name) for name in saved.weights)
     if adapted:

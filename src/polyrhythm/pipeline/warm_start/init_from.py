@@ -21,7 +21,7 @@ def check_init_settings(config: RunConfig) -> None:
 
 def _refuse_other_settings(config: RunConfig, theirs: RunConfig) -> None:
     saved, current = (section.model_dump(mode="json") for section in (theirs.policy, config.policy))
-    differing = differences(saved, current, "policy.")
+    differing = differences(saved, current, "policy.", frozenset())
     if differing:
         key, has, own = differing[0]
         raise RunFolderError(
