@@ -67,18 +67,17 @@ def test_the_recipe_of_a_released_policy_lacks_its_files_alone(capsys: pytest.Ca
     assert any(text.startswith("policy.tokenizer = checkpoints/paligemma") for text in missing)
     of_the_machine = (
         "placement",
-        "policy.type = pi0: at least",
-        "shared memory",
         "env.type = metaworld: the package",
         "rendering",
     )
     others = [text for text in missing if not text.startswith(("checkpoint", "policy.tokenizer"))]
     assert all(text.startswith(of_the_machine) for text in others)
     policy = found["by_name"]["policy"]["detail"]
-    assert policy.startswith("chunk of 5 actions of 4 entries; 3,501,975,313 parameters, 315,316,257 of them trained")
-    assert policy.endswith("(its released size)")
-    if not others:
-        assert found["by_name"]["memory by station"]["detail"].startswith("generator-0 7.7 GB, trainer 11.4 GB")
+    assert policy == "chunk of 5 actions of 4 entries", "its size is unknown without its folder"
+    memory = found["by_name"]["memory by station"]
+    assert memory["state"] == "note"
+    assert "its size is unknown" in memory["detail"]
+    assert not any("GB" in text for text in missing)
     assert all(check["fix"] for check in found["checks"] if check["state"] == "missing")
 
 
@@ -105,7 +104,6 @@ def test_a_released_folder_is_compared_by_its_headers(
     assert any(text.startswith(f"checkpoint = {released}: it has no tokenizer") for text in found["missing"])
     policy = found["by_name"]["policy"]["detail"]
     assert policy.startswith("chunk of 5 actions of 4 entries; 3,501,975,313 parameters")
-    assert not policy.endswith("(its released size)"), "the folder itself is compared, with hashed words"
 
     words[-1] = f"policy.tokenizer={write_tokenizer(tmp_path / 'tokenizer')}"
     assert not any("tokenizer" in text for text in told(capsys, *words, status=_status(capsys, words))["missing"])
@@ -121,6 +119,15 @@ def test_a_released_folder_is_compared_by_its_headers(
     finally:
         (tmp_path / shard.name).rename(shard)
     assert any("1 of the 2 files that model.safetensors.index.json names are missing" in x for x in found["missing"])
+    assert not any("GB" in text for text in found["missing"])
+
+
+def test_a_tokenizer_that_is_missing_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["quickstart_pi0", "launcher=inline", "policy.checkpoint=null"]
+    whole = told(capsys, *words, status=0)["by_name"]["policy"]["detail"]
+    found = told(capsys, *words, "policy.tokenizer=/no", status=3)
+    assert found["missing"] == ["policy.tokenizer = /no: there is no such folder"]
+    assert found["by_name"]["policy"]["detail"] == whole, "the run's own size"
 
 
 def _status(capsys: pytest.CaptureFixture[str], words: list[str]) -> int:

@@ -52,6 +52,15 @@ from polyrhythm.training.optim import check_patterns
 _SMALL = 64 * 2**20
 
 
+class _Planned(NamedTuple):
+    """A form, and the settings that it was made of. known: the size is that of the run's own policy, rather than that
+    of the release in place of a checkpoint that is not there."""
+
+    form: PolicyForm
+    settings: PolicySettings
+    known: bool
+
+
 class _Built(NamedTuple):
     """A policy that can be tried. whole: it is the run's own; otherwise a miniature of it."""
 
@@ -71,14 +80,18 @@ def check_unstarted(config: RunConfig) -> Iterator[Examined]:
         return
     spec = specs[0]
     yield from _find("recipe", "rows and batches", lambda: _rows(config, spec))
-    forms: list[PolicyForm] = []
-    yield from _policy(config, spec, forms)
-    if not forms:
+    planned: list[_Planned] = []
+    yield from _policy(config, spec, planned)
+    if not planned:
         return
-    form = forms[0]
-    yield from _find("training", "objective", lambda: _objective(config, spec, form))
-    yield from _find("training", "first weights", lambda: _first_weights(config, spec, form))
+    plan, form = planned[0], planned[0].form
+    yield from _find("training", "objective", lambda: _objective(config, spec, plan))
+    yield from _find("training", "first weights", lambda: _first_weights(config, spec, plan))
     yield from _find("machine", "files and threads", lambda: check_processes(config, spec))
+    if not plan.known:
+        detail = "not checked: without the checkpoint's folder its size is unknown"
+        yield Examined("machine", Finding("memory by station", "note", detail))
+        return
     yield from _find("machine", "shared memory", lambda: _shared_memory(config, spec, form))
     yield from _find("machine", "memory by station", lambda: _memory(config, spec, form))
 
@@ -117,8 +130,8 @@ def _rows(config: RunConfig, spec: EnvSpec) -> str:
     return f"{rows} rows; an update has {config.training.batch_size} samples"
 
 
-def _policy(config: RunConfig, spec: EnvSpec, forms: list[PolicyForm]) -> Iterator[Examined]:
-    """Packages, and the form, which compares policy, environment and checkpoint. forms: receives the form.
+def _policy(config: RunConfig, spec: EnvSpec, planned: list[_Planned]) -> Iterator[Examined]:
+    """Packages, and the form, which compares policy, environment and checkpoint. planned: receives it.
 
     Where the checkpoint's folder or its tokenizer is missing, the form is that of the released network of this type.
     """
@@ -129,7 +142,7 @@ def _policy(config: RunConfig, spec: EnvSpec, forms: list[PolicyForm]) -> Iterat
         stand_ins += settings.stand_ins()
     for stand_in in stand_ins:
         try:
-            forms.append(check_form(config, spec, stand_in))
+            form = check_form(config, spec, stand_in)
         except MissingError as error:
             if str(error) not in told:
                 yield Examined("policy", failed_finding("policy's files", error, tells_missing=True))
@@ -138,31 +151,30 @@ def _policy(config: RunConfig, spec: EnvSpec, forms: list[PolicyForm]) -> Iterat
             yield Examined("policy", failed_finding("policy", error))
             return
         else:
-            whose = " (its released size)" if stand_in is not settings and not stand_in.checkpoint else ""
-            yield Examined("policy", Finding("policy", "ok", _summary(forms[0]) + whose))
+            known = getattr(stand_in, "checkpoint", "") == getattr(settings, "checkpoint", "")
+            planned.append(_Planned(form, stand_in, known))
+            yield Examined("policy", Finding("policy", "ok", _summary(form, sized=known)))
             return
 
 
-def _summary(form: PolicyForm) -> str:
-    return (
-        f"chunk of {form.chunk} actions of {form.action_dim} entries; {form.parameters:,} parameters, "
-        f"{form.trainable:,} of them trained"
-    )
+def _summary(form: PolicyForm, *, sized: bool) -> str:
+    actions = f"chunk of {form.chunk} actions of {form.action_dim} entries"
+    return f"{actions}; {form.parameters:,} parameters, {form.trainable:,} of them trained" if sized else actions
 
 
-def _tried(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> _Built | None:
+def _tried(config: RunConfig, spec: EnvSpec, plan: _Planned) -> _Built | None:
     """The policy if it is small, else its miniature; None where a policy of its own is too large to be built here."""
-    settings: PolicySettings = policy_settings(config)
-    if form.train_bytes <= _SMALL and not getattr(settings, "checkpoint", ""):
-        return _Built(check_build(config, spec), whole=True)
+    settings = plan.settings
+    if plan.known and plan.form.train_bytes <= _SMALL and not getattr(settings, "checkpoint", ""):
+        return _Built(check_build(config, spec, settings), whole=True)
     if isinstance(settings, VlaSettings):
         return _Built(check_build(config, spec, settings.miniature()), whole=False)
     return None
 
 
-def _objective(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> str:
+def _objective(config: RunConfig, spec: EnvSpec, plan: _Planned) -> str:
     """The name of the objective of another system, if any, after all that can be tried of it."""
-    built = _tried(config, spec, form)
+    built, form = _tried(config, spec, plan), plan.form
     if built is not None and built.whole:
         check_learning(config, spec, built.policy, form, trainer=True)
         return describe_objective(config.objective)
@@ -178,7 +190,7 @@ def _objective(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> str:
     return describe_objective(config.objective)
 
 
-def _first_weights(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> str:
+def _first_weights(config: RunConfig, spec: EnvSpec, plan: _Planned) -> str:
     """Where they come from, where a run names them."""
     if config.evaluation.swapped:
         refuse_swapping(spec)
@@ -188,7 +200,7 @@ def _first_weights(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> str:
         raise MissingError(
             f"init_from = {config.init_from}: it does not exist; name the folder of a run or its policy.pt"
         )
-    built = _tried(config, spec, form)
+    built = _tried(config, spec, plan)
     if built is not None and built.whole:
         check_start(config, spec, built.policy)
     else:
