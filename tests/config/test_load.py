@@ -210,3 +210,13 @@ def test_a_section_that_would_take_an_earlier_key_away_is_refused() -> None:
     assert after.algorithm.loss.clip_low == 0.1
     both = load_config("cartpole", ["algorithm.loss.clip_low=0.1", "algorithm.loss={clip_high: 0.3}"])
     assert (both.algorithm.loss.clip_low, both.algorithm.loss.clip_high) == (0.1, 0.3)
+
+
+@pytest.mark.parametrize("change", ["placement: null", "placement: {preset: null}"])
+def test_a_recipe_and_the_command_line_take_a_placement_back(folder: Path, change: str) -> None:
+    (folder / "on_gpu.yaml").write_text("extends: cartpole\nplacement: colocated\n")
+    (folder / "on_cpu.yaml").write_text(f"extends: on_gpu\n{change}\n")
+    assert load_config(folder / "on_gpu.yaml").placement.preset == "colocated"
+    assert load_config(folder / "on_cpu.yaml").placement.preset is None
+    for override in ("placement=null", "placement.preset=null"):
+        assert load_config(folder / "on_gpu.yaml", [override]).placement.preset is None

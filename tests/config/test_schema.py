@@ -142,6 +142,14 @@ def test_placement_is_short_for_its_preset_and_other_keys_lie_over_it() -> None:
     assert (config.placement.preset, config.placement.generators.threads) == ("hybrid", 2)
 
 
+@pytest.mark.parametrize("inherited", ["colocated", {"preset": "colocated", "trainer": {"threads": 2}}])
+@pytest.mark.parametrize("change", [None, {"preset": None}])
+def test_null_takes_an_inherited_placement_back(inherited: Any, change: Any) -> None:
+    config = validate(merge(merge(BASE, {"placement": inherited}), {"placement": change}))
+    assert config.placement.preset is None
+    assert validate(merge(merge(BASE, {"placement": inherited}), {"placement": {"preset": "hybrid"}})).placement.preset
+
+
 def test_lockstep_is_a_setting() -> None:
     config = validate(
         merge(BASE, {"freshness": {"max_lag": 0, "on_update": "drain"}, "batching": {"type": "lockstep"}})

@@ -19,6 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of a run (its newest weights), one of its checkpoints/run-*, or a policy.pt",
     )
     parser.add_argument(
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="policy.checkpoint=FOLDER",
+        help="where the released folder that the run began from is now, if it was moved; also policy.tokenizer",
+    )
+    parser.add_argument(
         "--episodes", type=count, metavar="N", help="episodes over all tasks (default: the run's evaluation, else 128)"
     )
     parser.add_argument("--seed", type=whole, metavar="S", help="seed of the held-out episodes (default: the run's)")
@@ -51,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.swap_instructions,
             live,
             Video(arguments.video, arguments.video_episodes) if arguments.video else None,
+            arguments.overrides,
         )
     if result["reports_success"] is False:
         result = without_success(result)

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyrhythm.cli.show import aligned
-from polyrhythm.errors import ConfigError
+from polyrhythm.errors import ConfigError, MissingError
 
 if TYPE_CHECKING:
     from polyrhythm.pipeline.persistence.checkpoints import SavedPolicy
+    from polyrhythm.policies.vla.checkpoint import Checkpoint
 
 #: Files of a policy without a released layout.
 MODEL_FILE, SETTINGS_FILE = "model.safetensors", "policy.json"
@@ -60,7 +61,7 @@ def export(path: Path, out: Path, base: str | None = None) -> dict[str, Any]:
     if not (base := base or section.get("checkpoint", "")):
         _write_new(path, out, saved)
         return {"exported": "network", "version": saved.version, "out": str(out)}
-    what = _write_trained(saved, section, base, out)
+    what = _write_trained(saved, section, open_base(base, path, named=base != section.get("checkpoint")), out)
     return {"exported": what, "version": saved.version, "base": str(base), "out": str(out)}
 
 
@@ -79,20 +80,28 @@ def _write_plain(saved: SavedPolicy, out: Path) -> None:
         write_tensors({name: tensor.clone() for name, tensor in saved.weights.items()}, unfinished / MODEL_FILE)
 
 
-def _write_trained(saved: SavedPolicy, section: Mapping[str, Any], base: str, out: Path) -> str:
+def open_base(base: str, of: Path, *, named: bool) -> Checkpoint:
+    """The released folder that the run or the adapters `of` were trained on. named: by the command, not by them.
+    MissingError: it is no longer where they say; ConfigError: it is none."""
+    from polyrhythm.policies.vla.checkpoint import Checkpoint
+
+    if not named and not Path(base).expanduser().exists():
+        raise MissingError(f"{of}: it was trained on {base}, which is not there; name where it is now: --base FOLDER")
+    return Checkpoint.open(base)
+
+
+def _write_trained(saved: SavedPolicy, section: Mapping[str, Any], base: Checkpoint, out: Path) -> str:
     """A policy that began with the released folder `base`, in its layout, or its adapters; which of both."""
     from polyrhythm.policies.vla.adapters import is_adapter, save_adapters
     from polyrhythm.policies.vla.architectures import architecture
-    from polyrhythm.policies.vla.checkpoint import Checkpoint
     from polyrhythm.policies.vla.saving import save_folder
 
-    opened = Checkpoint.open(base)
-    opened.require(section["type"])
+    base.require(section["type"])
     if any(is_adapter(name) for name in saved.weights):
         lora = section["lora"]
-        save_adapters(saved.weights, out, alpha=lora["alpha"], base=str(base), also=tuple(lora.get("also", ())))
+        save_adapters(saved.weights, out, alpha=lora["alpha"], base=str(base.folder), also=tuple(lora.get("also", ())))
         return "adapters"
-    save_folder(opened, architecture(section["type"]), saved.weights, out)
+    save_folder(base, architecture(section["type"]), saved.weights, out)
     return "network"
 
 

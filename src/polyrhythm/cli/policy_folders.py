@@ -106,13 +106,13 @@ def _inspect_adapters(found: Any, arguments: argparse.Namespace) -> int:
 
 
 def _merge(folder: Path, out: Path, arguments: argparse.Namespace) -> int:
+    from polyrhythm.cli.export import open_base
     from polyrhythm.policies.vla.adapters import Adapters, merge
-    from polyrhythm.policies.vla.checkpoint import Checkpoint
 
     adapters = Adapters.open(folder)
     if not (base := arguments.base or adapters.base):
         raise ConfigError(f"{folder}: its adapter_config.json names no base; add --base FOLDER")
-    merge(adapters, Checkpoint.open(base), out)
+    merge(adapters, open_base(base, folder, named=bool(arguments.base)), out)
     return _said(arguments, {"merged": len(adapters.modules), "base": base, "out": str(out)})
 
 

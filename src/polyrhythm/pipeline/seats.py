@@ -201,7 +201,7 @@ def divide_devices(preset: str, devices: int) -> DeviceIds:
     if devices < least:
         raise MissingError(
             f"placement.preset = {preset}: it takes at least {least} CUDA device{'s' * (least > 1)} and torch sees "
-            f"{devices} here; set it to {'colocated or ' * bool(devices)}null"
+            f"{devices} here; write {'placement=colocated, or ' * bool(devices)}placement=null for the CPU"
         )
     every = tuple(range(devices))
     if preset == "colocated":

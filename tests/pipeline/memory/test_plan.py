@@ -61,14 +61,14 @@ def test_replicas_have_all_of_it_and_shards_a_share_and_the_largest_block() -> N
     planner = planner_of(run)
     replicas = planner.plan(run, Hosting(4))
     assert [own.name for own in replicas.devices] == ["cpu", "cuda:0", "cuda:1", "cuda:2", "cuda:3"]
-    assert sizes(replicas, "cuda:3", "trainer.3")["weights"] == 14 * GB
+    assert sizes(replicas, "cuda:3", "trainer-rank3")["weights"] == 14 * GB
     shards = planner.plan(run, Hosting(4, "shard"))
-    own = sizes(shards, "cuda:3", "trainer.3")
+    own = sizes(shards, "cuda:3", "trainer-rank3")
     assert own["weights"] == 3.5 * GB
     assert own["gradients"] == 3 * GB
     assert own["optimizer"] == 6 * GB
     assert own["largest block, gathered"] == 4 * GB  # its weights and its gradient
-    assert "published weights" in sizes(shards, "cuda:0", "trainer.0")
+    assert "published weights" in sizes(shards, "cuda:0", "trainer")
 
 
 def test_offloaded_moments_are_the_hosts() -> None:

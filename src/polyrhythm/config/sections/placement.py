@@ -111,7 +111,7 @@ class LeaseSection(Section):
 
 
 class PlacementSettings(Section):
-    """Devices and threads, by kind of station; `placement: NAME` is short for a preset.
+    """Devices and threads, by kind of station; `placement: NAME` is short for a preset, `placement: null` for none.
 
     An inline run has one process, so threads do not count there.
     """
@@ -132,9 +132,12 @@ class PlacementSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _from_name(cls, value: Any) -> Any:
-        """`hybrid`, and `{type: hybrid, …}` as merging writes it, mean `{preset: hybrid, …}`."""
-        if isinstance(value, str):
+        """`hybrid`, and `{type: hybrid, …}` as merging writes it, mean `{preset: hybrid, …}`; null means none.
+
+        With both keys a `preset` was merged over the short form, so it wins.
+        """
+        if value is None or isinstance(value, str):
             return {"preset": value}
-        if isinstance(value, dict) and "type" in value and "preset" not in value:
-            return {"preset" if key == "type" else key: item for key, item in value.items()}
+        if isinstance(value, dict) and "type" in value:
+            return {"preset": value["type"], **{key: item for key, item in value.items() if key != "type"}}
         return value

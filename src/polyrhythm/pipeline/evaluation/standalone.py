@@ -21,6 +21,7 @@ from polyrhythm.pipeline.evaluation.episodes import held_out, tally
 from polyrhythm.pipeline.evaluation.playback import PlayedEpisode, play
 from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.persistence.checkpoints import load_policy
+from polyrhythm.pipeline.persistence.moved_folders import refuse_missing_folders, with_moved_folders
 from polyrhythm.pipeline.validation.check import refuse_swapping, validate_run
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.memory.tensors import apply_state
@@ -48,6 +49,7 @@ def evaluate(
     swap_instructions: bool = False,
     live: LiveDisplay | None = None,
     video: Video | None = None,
+    overrides: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Success rate with its Wilson 95% interval, and the mean return, of the policy in a run folder or checkpoint.
 
@@ -55,9 +57,12 @@ def evaluate(
     default to the run's own evaluation, which reproduces a finished run's `after`.
     swap_instructions: show each task the next one's sentence; a policy that follows instructions then fails.
     `reports_success`: as the environment's spec says; where it is False, successes are 0 and mean nothing.
-    live: progress display; video: of the first episodes. Raises RunFolderError if there is no such policy.
+    live: progress display; video: of the first episodes. overrides: where the run's checkpoint and tokenizer are
+    now, `policy.checkpoint=FOLDER`. Raises RunFolderError if there is no such policy.
     """
     config, weights, version = load_policy(path)
+    config = with_moved_folders(config, overrides)
+    refuse_missing_folders(config, "eval", path)
     if video:
         check_format(video.file)
         take_file(video.file)

@@ -110,11 +110,32 @@ def read_policy(path: Path) -> SavedPolicy:
             except RunFolderError as error:
                 log.warning("left out: %s", error)
     if not found:
-        raise RunFolderError(
-            f"{path} holds no {POLICY_FILE} and no whole checkpoint: the run did not get that far, or they were "
-            "removed; name another"
-        )
+        raise RunFolderError(_no_policy(path))
     return _with_weights(newest, *max(found, key=lambda policy: policy[1]))
+
+
+def read_policy_settings(path: Path) -> dict[str, Any]:
+    """The settings of `read_policy(path)` as plain data, without reading weights wherever a run's folder has them.
+
+    RunFolderError: there is no policy, as far as names tell.
+    """
+    file = path if path.is_file() else path / (RUN_FILE if (path / RUN_FILE).is_file() else POLICY_FILE)
+    run = path if file.name == POLICY_FILE and path.is_dir() else file.resolve().parent
+    if file.name == RUN_FILE or file.match(TrainerStates.pattern):
+        run = path.resolve().parents[1]
+    if not (run / CONFIG_FILE).is_file():
+        return _load_file(file).config
+    states = run / STATES
+    if not (file.is_file() or saved_runs(states) or TrainerStates(str(states)).paths()):
+        raise RunFolderError(_no_policy(path))
+    return read(run / CONFIG_FILE)
+
+
+def _no_policy(path: Path) -> str:
+    return (
+        f"{path} holds no {POLICY_FILE} and no whole checkpoint: the run did not get that far, or they were removed; "
+        "name another"
+    )
 
 
 def _with_weights(policy: SavedPolicy, weights: dict[str, Any], version: int) -> SavedPolicy:

@@ -17,6 +17,7 @@ from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.observe import new_run_folder, take_folder
+from polyrhythm.pipeline.persistence.moved_folders import MOVABLE, movable, refuse_missing_folders
 from polyrhythm.pipeline.persistence.phases import CONFIG_FILE, began_in, command_of, is_finished
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ def config_to_resume(folder: Path, overrides: Sequence[str]) -> RunConfig:
         config = config.model_copy(update={"resume": str(folder)})
         _refuse_unfit(folder, config, overrides)
     elsewhere, paths = _began_elsewhere(folder), _relative_paths(config.model_dump(mode="json"))
+    refuse_missing_folders(config, "resume", folder, elsewhere)
     if elsewhere and paths:
         words = "%s began in the folder %s: relative paths in its settings now mean others (%s)"
         log.warning(words, folder, elsewhere, ", ".join(paths))
@@ -120,7 +122,7 @@ def _refuse_unfit(folder: Path, config: RunConfig, overrides: Sequence[str] | No
         otherwise = f"begin another run: polyrhythm {words} --out DIR"
     found = load_config(folder / CONFIG_FILE)
     theirs, ours = found.model_dump(mode="json"), config.model_dump(mode="json")
-    differing = differences(theirs, ours)
+    differing = differences(theirs, ours, free=_FREE | movable(theirs["policy"], ours["policy"]))
     rates = found.training.optimizer.value_lr, config.training.optimizer.value_lr
     if None in rates and rates[0] != rates[1]:
         differing.append((_VALUE_LR, *rates))  # the optimizer's state has groups that it would not fit
@@ -129,7 +131,7 @@ def _refuse_unfit(folder: Path, config: RunConfig, overrides: Sequence[str] | No
         others = ", ".join(other for other, _, _ in differing[1:])
         more = f" (differ, too: {others})" if others else ""
         raise RunFolderError(
-            f"resume = {folder}: {path} is {wanted} here but {has} in that run{more}; "
+            f"resume = {folder}: {path} is {as_written(wanted)} here but {as_written(has)} in that run{more}; "
             f"{'give it the same settings' if overrides is None else 'leave it as it is'}, or {otherwise} "
             f"(a resumed run may change {_may_change()})"
         )
@@ -152,7 +154,12 @@ def _relative_paths(tree: Any, path: str = "") -> list[str]:
 
 def _may_change() -> str:
     """In words, without what the user need not know."""
-    return ", ".join(sorted(_FREE - _WHERE))
+    return ", ".join(sorted(_FREE - _WHERE | MOVABLE))
+
+
+def as_written(value: object) -> str:
+    """A setting's value as the command line takes it, so that an empty one is seen."""
+    return "null" if value is None else f'"{value}"' if value == "" else str(value)
 
 
 def differences(

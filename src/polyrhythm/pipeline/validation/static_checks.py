@@ -4,7 +4,8 @@ No simulator is started, no weight is read and no file written. What this machin
 package, a device, memory) is missing rather than failed, and the rest is checked as far as it can be without it.
 `polyrhythm check` goes further: it builds the policy and runs the environment.
 
-Left to that: whether the environment has an expert, and, for policies beyond `_SMALL`, whether `init_from` fits.
+Left to that: whether the environment has an expert, and, for policies beyond `_SMALL`, whether the tensors of
+`init_from` fit; the settings of its run are compared here.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from polyrhythm.pipeline.validation.check import (
 from polyrhythm.pipeline.validation.custom_objective import dry_run_objective
 from polyrhythm.pipeline.validation.env_trial import try_spec
 from polyrhythm.pipeline.validation.room import check_room
+from polyrhythm.pipeline.warm_start.init_from import check_init_settings
 from polyrhythm.policies.base import Policy, PolicySettings
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.vla.settings import VlaSettings
@@ -49,6 +51,15 @@ from polyrhythm.training.optim import check_patterns
 
 #: Bytes of the largest policy that is built for the check.
 _SMALL = 64 * 2**20
+
+
+class _Planned(NamedTuple):
+    """A form, and the settings that it was made of. known: the size is that of the run's own policy, rather than that
+    of the release in place of a checkpoint that is not there."""
+
+    form: PolicyForm
+    settings: PolicySettings
+    known: bool
 
 
 class _Built(NamedTuple):
@@ -70,14 +81,18 @@ def check_unstarted(config: RunConfig) -> Iterator[Examined]:
         return
     spec = specs[0]
     yield from _find("recipe", "rows and batches", lambda: _rows(config, spec))
-    forms: list[PolicyForm] = []
-    yield from _policy(config, spec, forms)
-    if not forms:
+    planned: list[_Planned] = []
+    yield from _policy(config, spec, planned)
+    if not planned:
         return
-    form = forms[0]
-    yield from _find("training", "objective", lambda: _objective(config, spec, form))
-    yield from _find("training", "first weights", lambda: _first_weights(config, spec, form))
+    plan, form = planned[0], planned[0].form
+    yield from _find("training", "objective", lambda: _objective(config, spec, plan))
+    yield from _find("training", "first weights", lambda: _first_weights(config, spec, plan))
     yield from _find("machine", "files and threads", lambda: check_processes(config, spec))
+    if not plan.known:
+        detail = "not checked: without the checkpoint's folder its size is unknown"
+        yield Examined("machine", Finding("memory by station", "note", detail))
+        return
     yield from _find("machine", "shared memory", lambda: _shared_memory(config, spec, form))
     yield from _find("machine", "memory by station", lambda: _memory(config, spec, form))
     yield from note_shortage("machine", config, spec, form)
@@ -117,8 +132,8 @@ def _rows(config: RunConfig, spec: EnvSpec) -> str:
     return f"{rows} rows; an update has {config.training.batch_size} samples"
 
 
-def _policy(config: RunConfig, spec: EnvSpec, forms: list[PolicyForm]) -> Iterator[Examined]:
-    """Packages, and the form, which compares policy, environment and checkpoint. forms: receives the form.
+def _policy(config: RunConfig, spec: EnvSpec, planned: list[_Planned]) -> Iterator[Examined]:
+    """Packages, and the form, which compares policy, environment and checkpoint. planned: receives it.
 
     Where the checkpoint's folder or its tokenizer is missing, the form is that of the released network of this type.
     """
@@ -129,7 +144,7 @@ def _policy(config: RunConfig, spec: EnvSpec, forms: list[PolicyForm]) -> Iterat
         stand_ins += settings.stand_ins()
     for stand_in in stand_ins:
         try:
-            forms.append(check_form(config, spec, stand_in))
+            form = check_form(config, spec, stand_in)
         except MissingError as error:
             if str(error) not in told:
                 yield Examined("policy", failed_finding("policy's files", error, tells_missing=True))
@@ -138,31 +153,30 @@ def _policy(config: RunConfig, spec: EnvSpec, forms: list[PolicyForm]) -> Iterat
             yield Examined("policy", failed_finding("policy", error))
             return
         else:
-            whose = " (its released size)" if stand_in is not settings and not stand_in.checkpoint else ""
-            yield Examined("policy", Finding("policy", "ok", _summary(forms[0]) + whose))
+            known = getattr(stand_in, "checkpoint", "") == getattr(settings, "checkpoint", "")
+            planned.append(_Planned(form, stand_in, known))
+            yield Examined("policy", Finding("policy", "ok", _summary(form, sized=known)))
             return
 
 
-def _summary(form: PolicyForm) -> str:
-    return (
-        f"chunk of {form.chunk} actions of {form.action_dim} entries; {form.parameters:,} parameters, "
-        f"{form.trainable:,} of them trained"
-    )
+def _summary(form: PolicyForm, *, sized: bool) -> str:
+    actions = f"chunk of {form.chunk} actions of {form.action_dim} entries"
+    return f"{actions}; {form.parameters:,} parameters, {form.trainable:,} of them trained" if sized else actions
 
 
-def _tried(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> _Built | None:
+def _tried(config: RunConfig, spec: EnvSpec, plan: _Planned) -> _Built | None:
     """The policy if it is small, else its miniature; None where a policy of its own is too large to be built here."""
-    settings: PolicySettings = policy_settings(config)
-    if form.train_bytes <= _SMALL and not getattr(settings, "checkpoint", ""):
-        return _Built(check_build(config, spec), whole=True)
+    settings = plan.settings
+    if plan.known and plan.form.train_bytes <= _SMALL and not getattr(settings, "checkpoint", ""):
+        return _Built(check_build(config, spec, settings), whole=True)
     if isinstance(settings, VlaSettings):
         return _Built(check_build(config, spec, settings.miniature()), whole=False)
     return None
 
 
-def _objective(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> str:
+def _objective(config: RunConfig, spec: EnvSpec, plan: _Planned) -> str:
     """The name of the objective of another system, if any, after all that can be tried of it."""
-    built = _tried(config, spec, form)
+    built, form = _tried(config, spec, plan), plan.form
     if built is not None and built.whole:
         check_learning(config, spec, built.policy, form, trainer=True)
         return describe_objective(config.objective)
@@ -178,18 +192,22 @@ def _objective(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> str:
     return describe_objective(config.objective)
 
 
-def _first_weights(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> None:
+def _first_weights(config: RunConfig, spec: EnvSpec, plan: _Planned) -> str:
+    """Where they come from, where a run names them."""
     if config.evaluation.swapped:
         refuse_swapping(spec)
     if not config.init_from or config.resume != "never":
-        return
+        return ""
     if not Path(config.init_from).exists():
         raise MissingError(
             f"init_from = {config.init_from}: it does not exist; name the folder of a run or its policy.pt"
         )
-    built = _tried(config, spec, form)
+    built = _tried(config, spec, plan)
     if built is not None and built.whole:
         check_start(config, spec, built.policy)
+    else:
+        check_init_settings(config)
+    return f"init_from = {config.init_from}"
 
 
 def _shared_memory(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> str:

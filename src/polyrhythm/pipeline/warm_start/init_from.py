@@ -4,12 +4,30 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunFolderError
-from polyrhythm.pipeline.persistence.checkpoints import load_policy
-from polyrhythm.pipeline.persistence.resume_rules import differences
+from polyrhythm.pipeline.persistence.checkpoints import load_policy, read_policy_settings
+from polyrhythm.pipeline.persistence.resume_rules import as_written, differences
 from polyrhythm.policies.base import Policy, PublishesPart, as_module
 from polyrhythm.runtime.memory.tensors import apply_state
+
+
+def check_init_settings(config: RunConfig) -> None:
+    """Raise RunFolderError if the weights of `init_from`, which exist, belong to other settings; none is read."""
+    path = Path(config.init_from)
+    _refuse_other_settings(config, validate(read_policy_settings(path), origin=str(path)))
+
+
+def _refuse_other_settings(config: RunConfig, theirs: RunConfig) -> None:
+    saved, current = (section.model_dump(mode="json") for section in (theirs.policy, config.policy))
+    differing = differences(saved, current, "policy.", frozenset())
+    if differing:
+        key, has, own = differing[0]
+        raise RunFolderError(
+            f"init_from = {config.init_from}: {key} is {as_written(own)} here but {as_written(has)} in the policy of "
+            "those weights; make them equal, or name other weights"
+        )
 
 
 def load_init_weights(config: RunConfig, policy: Policy) -> None:
@@ -22,14 +40,7 @@ def load_init_weights(config: RunConfig, policy: Policy) -> None:
     if not path.exists():
         raise RunFolderError(f"init_from = {path}: it does not exist; name the folder of a run or its policy.pt")
     theirs, weights, _ = load_policy(path)
-    saved, current = (section.model_dump(mode="json") for section in (theirs.policy, config.policy))
-    differing = differences(saved, current, "policy.")
-    if differing:
-        key, has, own = differing[0]
-        raise RunFolderError(
-            f"init_from = {path}: {key} is {own} here but {has} in the policy of those weights; "
-            "make them equal, or name other weights"
-        )
+    _refuse_other_settings(config, theirs)
     part = isinstance(policy, PublishesPart) and len(weights) < len(policy.state_dict())
     if part and not getattr(config.policy, "checkpoint", "") and theirs.seed != config.seed:
         raise RunFolderError(

@@ -16,12 +16,18 @@ from polyrhythm.policies.vla.tokenizers import WORDS
 TrainedPart = Literal["all", "expert", "lora", "head"]
 
 
+def _as_text(value: Any) -> Any:
+    """null is none, as the empty text is, which a command line cannot write without quotes."""
+    return "" if value is None else value
+
+
 def _as_tuple(value: Any) -> Any:
     """YAML and JSON have lists where settings have tuples."""
     return tuple(value) if isinstance(value, list) else value
 
 
 Item = TypeVar("Item")
+Named = Annotated[str, BeforeValidator(_as_text)]
 Listed = Annotated[tuple[Item, ...], BeforeValidator(_as_tuple)]
 
 
@@ -46,14 +52,14 @@ class VlaSettings(BaseModel):
     model_config = SETTINGS
     extra: ClassVar = "vla"
 
-    checkpoint: str = ""
+    checkpoint: Named = ""
     """Folder of a released checkpoint; empty: weights from the seed, in the form of `size`."""
-    tokenizer: str = ""
+    tokenizer: Named = ""
     """Folder of the tokenizer; empty: the checkpoint's own, or without a checkpoint a hash of each word; words: such a
     hash with a checkpoint too."""
     prompt_length: int = Field(0, ge=0)
     """Places for the prompt's tokens; 0: as released, or as many as the longest prompt."""
-    robot: str = ""
+    robot: Named = ""
     """Key of the checkpoint's normalisation statistics; empty: the only one; bounds: actions between the environment's
     bounds and the state as it is, as without a checkpoint."""
     embodiment: int = Field(-1, ge=-1)
@@ -90,9 +96,11 @@ class VlaSettings(BaseModel):
     def stand_ins(self) -> Iterator[Self]:
         """These settings with less and less that has to be on this machine, for checks where something is missing.
 
-        Hashed words replace the tokenizer, then the released network of this type the checkpoint's folder.
+        Hashed words replace the tokenizer, then the released network of this type the checkpoint's folder, if any.
         """
         yield self.model_copy(update={"tokenizer": WORDS})
+        if not self.checkpoint:
+            return
         released = self.model_copy(update={"checkpoint": "", "size": "released"})
         yield released
         yield released.model_copy(update={"tokenizer": WORDS})
