@@ -53,7 +53,7 @@ class ProcessRanks:
         return summed
 
     def totals(self, numbers: Sequence[float]) -> Sequence[float]:
-        return self.total(torch.tensor(numbers, dtype=torch.float64)).tolist()  # type: ignore[no-any-return]
+        return self.total(torch.tensor(numbers, dtype=torch.float64)).tolist()
 
     def most(self, count: int) -> int:
         largest = torch.tensor(count)
