@@ -87,7 +87,7 @@ def test_what_a_killed_trainer_left_unfinished_is_gone_with_the_next_state(strat
     TrainerStates(str(tmp_path)).save(Saving(3, strategy=strategy))  # type: ignore[arg-type]
     (path,) = tmp_path.iterdir()
     assert TrainerStates.holds(path)
-    assert path.is_file() or names(path) == [".metadata", "__0_0.distcp"]
+    assert path.is_file() or names(path) == [".metadata", "__0_0.distcp", "index"]
 
 
 def test_what_else_lies_there_is_no_state(tmp_path: Path) -> None:

@@ -1,34 +1,42 @@
 """A state that is sharded over ranks, as a folder in the format of torch.distributed.checkpoint (DCP).
 
-    <folder>/.metadata, __0_0.distcp, __1_0.distcp, …
+    <folder>/__0_0.distcp, __1_0.distcp, …     tensors, each an archive of torch.save
+    <folder>/index                             where they are, where each belongs in the state, and what is no tensor
+    <folder>/.metadata                         what DCP itself reads; a pickle, so it is not read here
 
-Each rank writes its shards; a tensor that all ranks have is written once. One tensor more, `index`, says in plain text
-where each belongs in the state, and what of the state is no tensor. The folder is written under the name
-`<folder>.part`, and renamed once all ranks have written.
+Each rank writes its shards; a tensor that all ranks have is written once. The index is plain text (Python literals).
+The folder is written under the name `<folder>.part`, and renamed once all ranks have written.
 """
 
 from __future__ import annotations
 
 import ast
 import io
-import pickle
+import os
 import shutil
 import threading
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.distributed
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
 
 from polyrhythm.errors import RunFolderError
 from polyrhythm.training.shards import joined, part_of
@@ -41,9 +49,11 @@ Path_ = tuple[Any, ...]
 class SavingThread:
     """See `checkpoint.Saving`."""
 
-    def __init__(self, tensors: dict[str, Tensor], folder: Path, rank: int, group: Group) -> None:
+    def __init__(
+        self, tensors: dict[str, Tensor], index: Sequence[tuple[Path_, Any]], folder: Path, rank: int, group: Group
+    ) -> None:
         self._error: Exception | None = None
-        self._arguments = tensors, folder, rank, group
+        self._arguments = tensors, index, folder, rank, group
         self._thread = threading.Thread(target=self._run, name="saving", daemon=True)
         self._thread.start()
 
@@ -78,8 +88,7 @@ def save_sharded(state: Mapping[str, Any], folder: Path, rank: int, group: Group
             index.append((path, name))
         else:
             index.append((path, [value]))
-    tensors[_INDEX] = torch.frombuffer(bytearray(repr(index).encode()), dtype=torch.uint8)
-    return SavingThread(tensors, folder, rank, group)
+    return SavingThread(tensors, index, folder, rank, group)
 
 
 def load_sharded(folder: Path, like: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,18 +97,16 @@ def load_sharded(folder: Path, like: Mapping[str, Any]) -> dict[str, Any]:
     that was changed since."""
     try:
         reader = _Reader(folder)
-        metadata = reader.read_metadata()
         if not like:
-            _check_sums(folder, metadata)
-        known = metadata.state_dict_metadata
-        (raw,) = _read(reader, {_INDEX: _room(known[_INDEX], None)}).values()
-        index = ast.literal_eval(bytes(raw.tolist()).decode())
-        rooms = {name: _room(known[name], _at(like, path)) for path, name in index if isinstance(name, str)}
+            reader.check_sums()
+        rooms = {
+            name: _room(reader.tensors[name], _at(like, path)) for path, name in reader.state if isinstance(name, str)
+        }
         tensors = _read(reader, rooms)
     except (Exception, CheckpointException) as error:  # arbitrary bytes may raise anything
         raise RunFolderError(f"{folder} cannot be read as a checkpoint ({error}); name another") from error
     state: dict[str, Any] = {}
-    for path, value in index:
+    for path, value in reader.state:
         inner = state
         for key in path[:-1]:
             inner = inner.setdefault(key, {})
@@ -107,9 +114,11 @@ def load_sharded(folder: Path, like: Mapping[str, Any]) -> dict[str, Any]:
     return state
 
 
-def _write(tensors: dict[str, Tensor], folder: Path, rank: int, group: Group) -> None:
+def _write(
+    tensors: dict[str, Tensor], index: Sequence[tuple[Path_, Any]], folder: Path, rank: int, group: Group
+) -> None:
     unfinished = folder.with_name(f"{folder.name}.part")
-    save(dict(tensors), storage_writer=FileSystemWriter(unfinished), process_group=group)
+    save(dict(tensors), storage_writer=_Writer(unfinished, index), process_group=group)
     if rank == 0:
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
@@ -131,14 +140,11 @@ def _at(like: Any, path: Path_) -> Tensor | None:
 
 
 @torch.no_grad()
-def _room(stored: Any, like: Tensor | None) -> Tensor:
-    """Memory for a stored tensor or this rank's part of it, as `like` is sharded. ValueError: another shape."""
-    if not isinstance(stored, TensorStorageMetadata):
-        raise TypeError("it holds something else than tensors")
-    if like is None:
+def _room(stored: TensorStorageMetadata, like: Tensor | None) -> Tensor:
+    """Host memory for a stored tensor or this rank's part of it, as `like` is sharded; for all of it if that has
+    another shape, so it is of another policy, which whoever takes it says."""
+    if like is None or like.shape != stored.size:
         return torch.empty(stored.size, dtype=stored.properties.dtype)
-    if like.shape != stored.size:
-        return torch.empty(stored.size, dtype=stored.properties.dtype)  # of another policy: whoever takes it says so
     part = torch.empty_like(part_of(like.detach()), dtype=stored.properties.dtype, device="cpu")
     return joined(part, like.detach())
 
@@ -150,57 +156,67 @@ def _read(reader: FileSystemReader, rooms: dict[str, Tensor]) -> dict[str, Tenso
     return rooms
 
 
+class _Writer(FileSystemWriter):
+    """Writes the index beside DCP's metadata. state: places in the state, and what is no tensor."""
+
+    def __init__(self, folder: Path, state: Sequence[tuple[Path_, Any]]) -> None:
+        super().__init__(folder)
+        self._state = state
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        super().finish(metadata, results)
+        tensors = {
+            name: (tuple(stored.size), str(stored.properties.dtype).removeprefix("torch."))
+            for name, stored in metadata.state_dict_metadata.items()
+            if isinstance(stored, TensorStorageMetadata)
+        }
+        pieces = [
+            (key.fqn, tuple(key.offset or ()), tuple(chunk.sizes), place.relative_path, place.offset, place.length)
+            for key, place in metadata.storage_data.items()
+            for chunk in metadata.state_dict_metadata[key.fqn].chunks  # type: ignore[union-attr]
+            if chunk.offsets == key.offset
+        ]
+        with (Path(self.path) / _INDEX).open("w", encoding="utf-8") as file:
+            file.write(repr({"state": self._state, "tensors": tensors, "pieces": pieces}))
+            file.flush()
+            os.fsync(file.fileno())
+
+
 class _Reader(FileSystemReader):
-    """A reader that executes nothing: DCP's metadata is a pickle, of which only its own plain classes are made."""
+    """Reads by the index."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        found = ast.literal_eval((folder / _INDEX).read_text(encoding="utf-8"))
+        self.state: list[tuple[Path_, Any]] = found["state"]
+        self.tensors = {
+            name: TensorStorageMetadata(TensorProperties(dtype=_dtype(dtype)), torch.Size(size), [])
+            for name, (size, dtype) in found["tensors"].items()
+        }
+        self.places: dict[MetadataIndex, _StorageInfo] = {}
+        for name, offsets, sizes, file, offset, length in found["pieces"]:
+            size = (folder / file).stat().st_size if Path(file).name == file and (folder / file).is_file() else 0
+            if size < offset + length:
+                raise ValueError(f"{file} is absent or too short")
+            self.tensors[name].chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
+            self.places[MetadataIndex(name, offsets)] = _StorageInfo(file, offset, length)
 
     def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
-        with (Path(self.path) / ".metadata").open("rb") as file:
-            metadata = _PlainUnpickler(file).load()
-        if not isinstance(metadata, Metadata):
-            raise TypeError("its metadata is something else")
-        sizes = {path.name: path.stat().st_size for path in Path(self.path).iterdir()}
-        for place in (metadata.storage_data or {}).values():
-            if sizes.get(place.relative_path, 0) < place.offset + place.length:
-                raise ValueError(f"{place.relative_path} is absent or too short")
-        if metadata.storage_meta is not None:
-            metadata.storage_meta.load_id = self.load_id
-        return metadata
+        return Metadata(dict(self.tensors), storage_data=self.places, storage_meta=StorageMeta(load_id=self.load_id))
+
+    def check_sums(self) -> None:
+        """ValueError: a tensor is not as it was written. Each is an archive with checksums, which torch does not
+        verify."""
+        for index, place in self.places.items():
+            with (Path(self.path) / place.relative_path).open("rb") as file:
+                file.seek(place.offset)
+                with zipfile.ZipFile(io.BytesIO(file.read(place.length))) as parts:
+                    if parts.testzip() is not None:
+                        raise ValueError(f"{index.fqn} in it is damaged")
 
 
-def _check_sums(folder: Path, metadata: Metadata) -> None:
-    """ValueError: a tensor is not as it was written. Each is an archive with checksums, which torch does not verify."""
-    for index, place in (metadata.storage_data or {}).items():
-        with (folder / place.relative_path).open("rb") as file:
-            file.seek(place.offset)
-            with zipfile.ZipFile(io.BytesIO(file.read(place.length))) as parts:
-                if parts.testzip() is not None:
-                    raise ValueError(f"{index.fqn} in it is damaged")
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Makes the classes of DCP's metadata, and what these hold, alone."""
-
-    _DCP = "torch.distributed.checkpoint"
-    _KNOWN: Mapping[str, tuple[str, ...]] = MappingProxyType(
-        {
-            f"{_DCP}.metadata": (
-                "ChunkStorageMetadata",
-                "Metadata",
-                "MetadataIndex",
-                "StorageMeta",
-                "TensorProperties",
-                "TensorStorageMetadata",
-                "_MEM_FORMAT_ENCODING",
-            ),
-            f"{_DCP}.filesystem": ("_StorageInfo",),
-            "pathlib": ("PosixPath",),
-            "torch": ("Size",),
-            "torch.serialization": ("_get_layout",),
-        }
-    )
-
-    def find_class(self, module: str, name: str) -> Any:
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if not is_dtype and name not in self._KNOWN.get(module, ()):
-            raise pickle.UnpicklingError(f"its metadata names {module}.{name}")
-        return super().find_class(module, name)
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"it names the dtype {name}")
+    return found
