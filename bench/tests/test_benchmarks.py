@@ -8,7 +8,7 @@ import pytest
 from tests.process.runs import children, orphaned_folders
 
 from polyrhythm.cli.main import main
-from polyrhythm_bench.cases import conductor, throughput, weights_page
+from polyrhythm_bench.cases import conductor, ranks, throughput, weights_page
 
 
 @pytest.fixture
@@ -72,3 +72,17 @@ def test_conductor_charges_every_request_and_says_whether_it_is_within_the_limit
         mean = 1e6 * size["events"] / size["events_per_s"] / size["requests"]
         assert size["mean_us"] == pytest.approx(mean)
     assert result["p50_us"] == max(size["p50_us"] for size in result["sizes"])
+
+
+@pytest.mark.parametrize("strategy", ["replicate", "shard"])
+def test_ranks_do_the_same_maths_as_plain_torch(strategy):
+    found = ranks.measure("mlp", 2, strategy, repeats=1)
+    assert found["ratio"] == pytest.approx(found["ours_ms"] / found["plain_ms"])
+    assert found["difference"] < 1e-5
+    assert not children()
+
+
+def test_memory_of_a_rank():
+    found = ranks.measure_memory("ours", 1, "replicate")
+    assert 0 < found["base_mb"] < found["uss_mb"] <= found["pss_mb"] <= found["peak_mb"]
+    assert 80 < found["weights_mb"] < 120

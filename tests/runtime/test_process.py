@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -69,3 +70,23 @@ def test_a_process_that_the_system_cannot_start_ends_the_run_with_a_sentence(tmp
         pytest.raises(RunHalted, match=r"a: its process cannot be started \(Resource temporarily unavailable\); "),
     ):
         hosting.start()
+
+
+def test_where_the_second_rank_cannot_be_started_the_first_is_not_left(tmp_path: Path) -> None:
+    started = []
+
+    def spawn(spec: ChildSpec, log: IO[bytes]) -> Any:
+        if spec.rank == 1:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        started.append(start_child(spec, log))
+        return started[-1]
+
+    layout, limits = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={}), config().supervision
+    stations = [(ScriptedFactory("a"), Resources(), Resources())]
+    folder = tmp_path / "shared"
+    folder.mkdir(mode=0o700)
+    hosting = LocalHosting(stations, layout, folder, WeightsLayout.of({}), limits, tmp_path, spawn=spawn)
+    with closing(hosting):
+        with pytest.raises(RunHalted, match=r"a: its process cannot be started"):
+            hosting.start()
+        assert [process.returncode for process in started] == [-signal.SIGKILL]

@@ -6,6 +6,7 @@ Every answer has a deadline; what is left of the processes when the pool is clos
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib
 import os
 import pickle
@@ -24,7 +25,7 @@ from typing import Any
 from polyrhythm.config.sections.placement import ShardSettings
 
 RANKS = 4
-_START_S, _ANSWER_S, _END_S = 120.0, 90.0, 10.0
+_START_S, _ANSWER_S, _END_S = 120.0, 150.0, 10.0
 
 
 class RankPool:
@@ -133,6 +134,7 @@ def _main(fds: list[int]) -> None:
     with contextlib.suppress(ImportError):
         import peft  # noqa: F401 - takes seconds in every process that trains adapters
 
+    faulthandler.enable()
     torch.set_num_threads(1)
     children = []
     for fd in fds:

@@ -13,6 +13,7 @@ from polyrhythm.algorithms.levels import RewardLevel, reward_mask
 from polyrhythm.training.batch import collate, minibatches
 from polyrhythm.training.objective import Objective
 from polyrhythm.training.prefetch import send_ahead
+from polyrhythm.training.ranks import ONE_RANK
 from polyrhythm.training.targets import TargetInputs, bootstrap_values, compute_targets, estimate_advantages
 
 CPU = torch.device("cpu")
@@ -239,7 +240,7 @@ def test_the_value_loss_by_hand(aggregation: str) -> None:
     targets, _ = compute_targets(batch, settings, inputs(policy))
     objective = Objective(settings)
     found = policy.evaluate(batch.obs, batch.forward_inputs)
-    loss = objective.loss(found, targets, objective.normalizers(targets), critic_only=False)
+    loss = objective.loss(found, targets, objective.normalizers(targets, ONE_RANK.totals), critic_only=False)
     each = (0.5 * (found.value.detach() - targets.returns) ** 2).tolist()
     wanted = {
         "token_mean": sum(each) / 4,
@@ -258,7 +259,7 @@ def test_the_correction_multiplies_the_policy_loss() -> None:
     targets, _ = compute_targets(batch, settings, inputs(policy))
     objective = Objective(settings)
     found = policy.evaluate(batch.obs, batch.forward_inputs)
-    loss = objective.loss(found, targets, objective.normalizers(targets), critic_only=False)
+    loss = objective.loss(found, targets, objective.normalizers(targets, ONE_RANK.totals), critic_only=False)
     ratio = (targets.proximal - targets.behavior).exp()
     valid = batch.valid.unsqueeze(-1).expand_as(ratio)
     each = torch.where(ratio <= 1.3, ratio, 0.0) * -targets.advantage * found.logprob.detach()
@@ -275,7 +276,7 @@ def test_the_cap_bounds_the_divergence_from_the_reference(place: str) -> None:
         targets, _ = compute_targets(batch, settings, inputs(policy, reference=reference))
         objective = Objective(settings)
         found = policy.evaluate(batch.obs, batch.forward_inputs)
-        loss = objective.loss(found, targets, objective.normalizers(targets), critic_only=False)
+        loss = objective.loss(found, targets, objective.normalizers(targets, ONE_RANK.totals), critic_only=False)
         spreads.append((float(loss.metrics["train/actor/reference_kl"]), targets.advantage.sum().item()))
     assert spreads[1][0] <= 0.01 < spreads[0][0]
     assert (spreads[1][1] > spreads[0][1]) == (place == "reward"), "a smaller penalty, where there is one in the reward"

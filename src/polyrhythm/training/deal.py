@@ -46,14 +46,16 @@ class Share:
     owner: Tensor
     place: Tensor
 
-    def pick(self, index: Tensor) -> tuple[Tensor, Tensor]:
+    def pick(self, index: Tensor) -> tuple[Tensor, Tensor | slice]:
         """Of a mini-batch's chunk steps `index` [n] this rank's: where they are among its own, and in `index`."""
+        if self.ranks == 1:
+            return index, slice(None)
         at = (self.owner[index] == self.rank).nonzero().squeeze(1)
         return self.place[index[at]], at
 
     def micro_steps(self, index: Tensor, size: int) -> list[int]:
         """How many micro-batches of at most `size` chunk steps (0: all at once) each rank has of a mini-batch."""
-        counts = torch.bincount(self.owner[index], minlength=self.ranks).tolist()
+        counts = torch.bincount(self.owner[index], minlength=self.ranks).tolist() if self.ranks > 1 else [len(index)]
         return [-(-count // size) if size else min(count, 1) for count in counts]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -51,6 +51,9 @@ class ProcessRanks:
         summed = x.detach().clone()
         dist.all_reduce(summed, group=self._host if summed.is_cpu else None)
         return summed
+
+    def totals(self, numbers: Sequence[float]) -> Sequence[float]:
+        return self.total(torch.tensor(numbers, dtype=torch.float64)).tolist()  # type: ignore[no-any-return]
 
     def most(self, count: int) -> int:
         largest = torch.tensor(count)

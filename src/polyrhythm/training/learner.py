@@ -116,9 +116,7 @@ class Learner:
         decay = optim.linear_decay(update_index, self._total_updates, training.optimizer.lr_final_fraction)
         self._optimizer.scale_lr(decay)
         critic_only = update_index < training.critic_warmup_updates
-        step_of = partial(
-            self._step, spare=batch.take(torch.tensor([0])).masked(), critic_only=critic_only, before=before_step
-        )
+        step_of = partial(self._step, critic_only=critic_only, before=before_step)
         log, padded = StepLog(), list[float]()
         for epoch in range(training.epochs):
             seed = (self._seed, update_index, epoch)
@@ -183,15 +181,15 @@ class Learner:
         return minibatch if selected is None else minibatch._replace(own=replace(own, selected=selected))
 
     def _step(
-        self, minibatch: RankBatch, *, spare: TrainingBatch, critic_only: bool, before: Callable[[], None] | None
+        self, minibatch: RankBatch, *, critic_only: bool, before: Callable[[], None] | None
     ) -> tuple[dict[str, Tensor], optim.GradientNorm]:
         """One optimizer step on a mini-batch, micro-batch by micro-batch; returns its metrics as scalars, this rank's
         part of them but for the last ones (NORM, STOPPED), and the norm of the gradient before clipping."""
         ranks, size = self.ranks, self._training.micro_batch_steps
-        by = self._objective.normalizers(minibatch.own, ranks.total)
+        by = self._objective.normalizers(minibatch.own, ranks.totals)
         self._optimizer.zero_grad()
         metrics: dict[str, Tensor] = {}
-        for batch, last in minibatch.micro_batches(size, self._device, spare):
+        for batch, last in minibatch.micro_batches(size, self._device):
             with ranks.reducing(self._micro_step, last=last):
                 loss = self._micro_step(batch, by, critic_only)
                 loss.total.backward()

@@ -19,7 +19,6 @@ from polyrhythm.algorithms.divergence import kl_estimate, log_ratio
 from polyrhythm.algorithms.losses import LossInput, LossOutput
 from polyrhythm.algorithms.metrics import policy_divergence
 from polyrhythm.algorithms.proximal import interpolate
-from polyrhythm.algorithms.sums import Total, here
 from polyrhythm.algorithms.value import value_loss
 from polyrhythm.policies.base import Evaluation, Policy, as_module
 from polyrhythm.training.batch import TrainingBatch
@@ -27,6 +26,10 @@ from polyrhythm.training.choose import policy_loss, selection_rule
 
 if TYPE_CHECKING:
     from polyrhythm.config.sections.algorithm import AlgorithmSettings
+
+
+#: Numbers → each summed over all ranks.
+Totals = Callable[[Sequence[float]], Sequence[float]]
 
 
 class Normalizers(NamedTuple):
@@ -68,7 +71,7 @@ class Objective:
         self._has_proximal = algorithm.recomputes or algorithm.interpolates
 
     def select(
-        self, own: TrainingBatch, seed: Sequence[int], whole: Callable[[Tensor], Tensor], places: Tensor
+        self, own: TrainingBatch, seed: Sequence[int], whole: Callable[[Tensor], Tensor], places: Tensor | slice
     ) -> Tensor | None:
         """Which entries of these chunk steps the loss's rule selects, None where it has none; seed: of its draws.
 
@@ -85,17 +88,19 @@ class Objective:
         generator = torch.Generator().manual_seed(int(np.random.SeedSequence(list(seed)).generate_state(1)[0]))
         return self._select(entries, generator=generator)[places]
 
-    def normalizers(self, minibatch: TrainingBatch, total: Total = here) -> Normalizers:
-        """Of the whole mini-batch, computed on the host before it is cut (no wait for a device). total: sums over the
-        ranks that have parts of it."""
+    def normalizers(self, own: TrainingBatch, totals: Totals) -> Normalizers:
+        """Of the whole mini-batch, of which `own` is this rank's part; computed on the host before it is cut (no wait
+        for a device). totals: numbers → their sums over ranks."""
         how, constant = self._algorithm.aggregation, self._algorithm.aggregation_constant
-        of_value = minibatch.value_mask if minibatch.value_weight is None else minibatch.value_weight
-        sums = [x.sum().double() for x in (minibatch.weight, of_value, minibatch.weight > 0)]
-        policy, value, valid, steps = total(torch.stack([*sums, torch.tensor(len(minibatch)).double()])).tolist()
-        own = aggregation.normalizer(policy, int(steps), how, constant)
-        if minibatch.value_weight is None:
-            return Normalizers(own, aggregation.normalizer(value, int(steps)), valid or 1.0)
-        return Normalizers(own, aggregation.normalizer(value, int(steps), how, constant), valid or 1.0)
+        of_value = own.value_mask if own.value_weight is None else own.value_weight
+        sums = [float(x.sum()) for x in (own.weight, of_value, own.weight > 0)]
+        policy, value, valid, chunk_steps = totals([*sums, float(len(own))])
+        steps = int(chunk_steps)
+        if own.value_weight is None:
+            by_value = aggregation.normalizer(value, steps)
+        else:
+            by_value = aggregation.normalizer(value, steps, how, constant)
+        return Normalizers(aggregation.normalizer(policy, steps, how, constant), by_value, valid or 1.0)
 
     def loss(
         self, evaluation: Evaluation, batch: TrainingBatch, by: Normalizers, *, critic_only: bool

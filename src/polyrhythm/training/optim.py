@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.training.shards import joined, part_of
+from polyrhythm.training.shards import joined, part_of, parts_of
 
 if TYPE_CHECKING:
     from polyrhythm.config.sections.learning import OptimizerSettings, ParameterGroup
@@ -71,8 +71,8 @@ class AdamW:
         means, squares = (self._fetched(name, [p for p, _ in pairs]) for name in _MOMENTS)
         torch._foreach_add_(steps, 1 if taken is None else taken)
         torch._fused_adamw_(
-            [part_of(p) for p, _ in pairs],
-            [part_of(gradient) for _, gradient in pairs],
+            parts_of([p for p, _ in pairs]),
+            parts_of([gradient for _, gradient in pairs]),
             means,
             squares,
             [],
@@ -239,7 +239,6 @@ class GradientNorm(NamedTuple):
     places: tuple[int, ...]
 
 
-@torch.no_grad()
 def clip_gradient(
     parameters: Iterable[Tensor], largest: float | None, norms: Callable[[Tensor], Tensor] | None = None
 ) -> GradientNorm:
@@ -251,7 +250,7 @@ def clip_gradient(
     small policy went there.
     """
     given = {place: p.grad for place, p in enumerate(parameters) if p.grad is not None}
-    gradients = [part_of(gradient) for gradient in given.values()]
+    gradients = parts_of(list(given.values()))
     each = torch.stack(torch._foreach_norm(gradients))
     if norms is not None:
         each = norms(each)

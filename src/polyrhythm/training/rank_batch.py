@@ -31,26 +31,20 @@ def take_share(trajectories: Sequence[Trajectory], ranks: Ranks) -> tuple[Share,
 class RankBatch(NamedTuple):
     """One rank's part of a mini-batch.
 
-    own: its chunk steps. places: where they are in the mini-batch of `chunk_steps`. micro_steps: as many on every rank; the
-    last `padding` of this rank's are one chunk step without any entry. padded: share of all ranks' that are.
+    own: its chunk steps. places: where they are in the mini-batch of `chunk_steps`. micro_steps: as many on every rank;
+    this rank's last are those of `padding`, of one chunk step without any entry. padded: share of all ranks' that are.
     """
 
     own: TrainingBatch
-    places: Tensor
+    places: Tensor | slice
     chunk_steps: int
     micro_steps: int
-    padding: int
+    padding: Sequence[TrainingBatch]
     padded: float
 
-    def micro_batches(
-        self, size: int, device: torch.device, spare: TrainingBatch
-    ) -> Iterator[tuple[TrainingBatch, bool]]:
-        """Micro-batches of at most `size` (0: all at once) on `device`, and whether each is the last one.
-
-        spare: a masked chunk step.
-        """
-        batches = self.own.micro_batches(size, device, [spare] * self.padding)
-        for number, batch in enumerate(batches, 1):
+    def micro_batches(self, size: int, device: torch.device) -> Iterator[tuple[TrainingBatch, bool]]:
+        """Micro-batches of at most `size` (0: all at once) on `device`, and whether each is the last one."""
+        for number, batch in enumerate(self.own.micro_batches(size, device, self.padding), 1):
             yield batch, number == self.micro_steps
 
 
@@ -60,5 +54,7 @@ def rank_batch(batch: TrainingBatch, share: Share, index: Tensor, size: int) -> 
     counts = share.micro_steps(index, size)
     largest = max(counts)
     missing = [largest - count for count in counts]
+    own = missing[share.rank]
+    padding = [batch.take(torch.tensor([0])).masked()] * own if own else ()
     padded = sum(missing) / (largest * len(counts))
-    return RankBatch(batch.take(rows), places, len(index), largest, missing[share.rank], padded)
+    return RankBatch(batch.take(rows), places, len(index), largest, padding, padded)

@@ -7,7 +7,7 @@ are collective where there are several ranks: all of them call it, in the same o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -32,6 +32,10 @@ class Ranks(Protocol):
 
     def total(self, x: Tensor) -> Tensor:
         """The sum of `x` over all ranks, shaped like it, on its device (host or this rank's); `x` itself for one."""
+        ...
+
+    def totals(self, numbers: Sequence[float]) -> Sequence[float]:
+        """Each of the numbers summed over all ranks."""
         ...
 
     def most(self, count: int) -> int:
@@ -80,6 +84,9 @@ class OneRank:
 
     def total(self, x: Tensor) -> Tensor:
         return x
+
+    def totals(self, numbers: Sequence[float]) -> Sequence[float]:
+        return numbers
 
     def most(self, count: int) -> int:
         return count
@@ -131,9 +138,9 @@ def open_ranks(
     return ProcessRanks(rank, size, store, device, strategy, shard)
 
 
-def whole_from(ranks: Ranks, rows: Tensor, places: Tensor, count: int) -> Tensor:
-    """Rows [n,...] of every rank at their places [n] (int64) in one tensor [count,...], which all ranks get; no place
-    is taken twice."""
-    if ranks.size == 1:
+def whole_from(ranks: Ranks, rows: Tensor, places: Tensor | slice, count: int) -> Tensor:
+    """Rows [n,...] of every rank at their places [n] (int64; a slice for one rank, which has all) in one tensor
+    [count,...], which all ranks get; no place is taken twice."""
+    if isinstance(places, slice):
         return rows
     return ranks.total(rows.new_zeros(count, *rows.shape[1:]).index_copy_(0, places, rows))

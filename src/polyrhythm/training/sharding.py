@@ -54,7 +54,7 @@ def shard_policy(policy: nn.Module, mesh: DeviceMesh, settings: ShardSettings | 
         fully_shard(
             module,
             mesh=mesh,
-            reshard_after_forward=settings.reshard,
+            reshard_after_forward=settings.reshard and module is not policy,  # the rest is needed again at once
             mp_policy=_precision(module, own_dtype),
             offload_policy=offload,
         )

@@ -10,23 +10,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+#: Types of tensors that are not sharded, so that the usual answer costs next to nothing.
+_WHOLE = (Tensor, torch.nn.Parameter)
+
 
 def is_sharded(x: Tensor) -> bool:
     """Whether it is a DTensor."""
-    return hasattr(x, "to_local")
+    return type(x) not in _WHOLE and hasattr(x, "to_local")
 
 
-@torch.no_grad()
 def part_of(x: Tensor, like: Tensor | None = None) -> Tensor:
     """This rank's part of `x`, on its memory. like: how a whole `x` would be sharded; a sharded one is anyhow."""
     if is_sharded(x):
-        return x.to_local()  # type: ignore[attr-defined, no-any-return]
+        with torch.no_grad():
+            return x.to_local()  # type: ignore[attr-defined, no-any-return]
     if like is None or not is_sharded(like):
         return x
     mesh, (placement,) = like.device_mesh, like.placements  # type: ignore[attr-defined]
     pieces = x.chunk(mesh.size(), dim=placement.dim)
     rank = mesh.get_local_rank()
     return pieces[rank] if rank < len(pieces) else x.narrow(placement.dim, 0, 0)
+
+
+def parts_of(tensors: list[Tensor]) -> list[Tensor]:
+    """`part_of` each, of which all are sharded or none is."""
+    return [part_of(x) for x in tensors] if tensors and is_sharded(tensors[0]) else tensors
 
 
 def joined(part: Tensor, like: Tensor) -> Tensor:

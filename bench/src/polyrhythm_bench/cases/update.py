@@ -26,11 +26,12 @@ from polyrhythm.policies.tiny_vla.policy import TinyVlaSettings
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task, Trajectory
 from polyrhythm.training.batch import minibatches
 from polyrhythm.training.learner import Learner
+from polyrhythm.training.ranks import ONE_RANK, Ranks
 from polyrhythm.training.steps import finish
 
 #: Largest ratio to the plain loop that the design allows.
 LIMIT_RATIO = 1.1
-_GAMMA, _LAMBDA, _CLIP, _VALUE_COEF, _GRAD_CLIP, _LR = 0.99, 0.95, 0.2, 0.5, 1.0, 1e-4
+_GAMMA, _LAMBDA, CLIP, VALUE_COEF, GRAD_CLIP, LR = 0.99, 0.95, 0.2, 0.5, 1.0, 1e-4
 _ACTION = ActionSpec("continuous", 4, low=(-1.0,) * 4, high=(1.0,) * 4)
 _TASKS = (Task("press", "press the button"), Task("close", "close the door"))
 
@@ -63,6 +64,10 @@ CASES = {
         *(32, 5, 10, 4, 64),
     ),
 }
+
+_SHOWN = CASES["tiny_vla"].spec
+#: A policy of which memory can be measured: 24 million parameters.
+LARGE = UpdateCase(TinyVlaSettings(width=512, layers=8, heads=8, expansion=4), _SHOWN, 8, 2, 4, 1, 8)
 
 
 def run(repeats: int = 7) -> dict[str, Any]:
@@ -112,7 +117,7 @@ def measure(case: UpdateCase, repeats: int) -> dict[str, Any]:
         turns.append((seconds[ours][0], seconds[by_hand][0]))
     weights = [as_module(own).state_dict() for _, own in seconds.values()]
     difference = max(float((weights[0][name] - weights[1][name]).abs().max()) for name in weights[0])
-    assert difference < 0.1 * _LR, f"not the same maths: weights differ by {difference}"
+    assert difference < 0.1 * LR, f"not the same maths: weights differ by {difference}"
     return {
         "ours_ms": 1e3 * statistics.median(own for own, _ in turns[1:]),
         "plain_ms": 1e3 * statistics.median(plain for _, plain in turns[1:]),
@@ -122,10 +127,10 @@ def measure(case: UpdateCase, repeats: int) -> dict[str, Any]:
     }
 
 
-def ours(policy: Policy, case: UpdateCase, **changes: Any) -> Update:
-    """An update by the learner, with changes to `algorithm`."""
+def ours(policy: Policy, case: UpdateCase, ranks: Ranks = ONE_RANK, **changes: Any) -> Update:
+    """An update by the learner, with changes to `algorithm`; on several ranks if these are given."""
     algorithm = AlgorithmSettings.model_validate(
-        {"gamma": _GAMMA, "gae_lambda": _LAMBDA, "loss": "decoupled_ppo", "value": {"coef": _VALUE_COEF}} | changes
+        {"gamma": _GAMMA, "gae_lambda": _LAMBDA, "loss": "decoupled_ppo", "value": {"coef": VALUE_COEF}} | changes
     )
     training = TrainingSettings.model_validate(
         {
@@ -133,10 +138,10 @@ def ours(policy: Policy, case: UpdateCase, **changes: Any) -> Update:
             "mini_batch_samples": case.trajectories,
             "epochs": case.epochs,
             "minibatch_steps": case.minibatch,
-            "optimizer": {"lr": _LR, "grad_clip": _GRAD_CLIP},
+            "optimizer": {"lr": LR, "grad_clip": GRAD_CLIP},
         }
     )
-    learner = Learner(policy, algorithm, training, total_updates=10, seed=0)
+    learner = Learner(policy, algorithm, training, total_updates=10, seed=0, ranks=ranks)
 
     def update(trajectories: Sequence[Trajectory]) -> None:
         finish(learner.update(trajectories, 0))
@@ -147,7 +152,7 @@ def ours(policy: Policy, case: UpdateCase, **changes: Any) -> Update:
 def by_hand(policy: Policy, case: UpdateCase) -> Update:
     """The same update, written out."""
     parameters = list(as_module(policy).parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=_LR, weight_decay=0.0, fused=True)
+    optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=0.0, fused=True)
 
     def update(trajectories: Sequence[Trajectory]) -> None:
         first = trajectories[0]
@@ -162,8 +167,8 @@ def by_hand(policy: Policy, case: UpdateCase) -> Update:
         mask = mask.expand_as(behavior)
         with torch.no_grad():
             ends = policy.value(last) * torch.tensor([t.truncated for t in trajectories])
-            proximal = _in_pieces(policy, obs, inputs, case.minibatch)
-        advantage, returns = _gae(trajectories, ends.tolist())
+            proximal = in_pieces(policy, obs, inputs, case.minibatch)
+        advantage, returns = gae(trajectories, ends.tolist())
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
         weight = (proximal - behavior).exp()
         for incarnation in range(case.epochs):
@@ -173,19 +178,20 @@ def by_hand(policy: Policy, case: UpdateCase) -> Update:
                     {n: x[index] for n, x in obs.items()}, {n: x[index] for n, x in inputs.items()}
                 )
                 ratio, a = (evaluation.logprob - proximal[index]).exp(), advantage[index].view(-1, 1, 1)
-                loss = torch.maximum(-a * ratio, -a * ratio.clamp(1 - _CLIP, 1 + _CLIP))
+                loss = torch.maximum(-a * ratio, -a * ratio.clamp(1 - CLIP, 1 + CLIP))
                 total = (seen * weight[index] * loss).sum() / seen.sum()
-                total = total + _VALUE_COEF * 0.5 * (evaluation.value - returns[index]).square().mean()
+                total = total + VALUE_COEF * 0.5 * (evaluation.value - returns[index]).square().mean()
                 optimizer.zero_grad()
                 total.backward()
-                torch.nn.utils.clip_grad_norm_(parameters, _GRAD_CLIP)
+                torch.nn.utils.clip_grad_norm_(parameters, GRAD_CLIP)
                 optimizer.step()
 
     return update
 
 
-def _in_pieces(policy: Policy, obs: dict[str, Tensor], inputs: dict[str, Tensor], size: int) -> Tensor:
-    """As many rows at a time as a mini-batch has: larger passes would need more memory than training does."""
+def in_pieces(policy: Policy, obs: dict[str, Tensor], inputs: dict[str, Tensor], size: int) -> Tensor:
+    """Log-probs [N,C,A]. As many rows at a time as a mini-batch has: larger passes would need more memory than training
+    does."""
     count = len(next(iter(obs.values())))
     pieces = []
     for start in range(0, count, size):
@@ -195,7 +201,8 @@ def _in_pieces(policy: Policy, obs: dict[str, Tensor], inputs: dict[str, Tensor]
     return torch.cat(pieces)
 
 
-def _gae(trajectories: Sequence[Trajectory], ends: Sequence[float]) -> tuple[Tensor, Tensor]:
+def gae(trajectories: Sequence[Trajectory], ends: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Advantages and returns of all chunk steps [N], trajectory by trajectory. ends: the value after each."""
     advantages, returns = [], []
     for trajectory, end in zip(trajectories, ends, strict=True):
         rewards = (trajectory.rewards * trajectory.valid).sum(1)

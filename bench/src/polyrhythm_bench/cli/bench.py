@@ -8,6 +8,7 @@ throughput  whole runs beside a plain loop; memory of sixteen simulators
 weights     time of a version from one process to another by every way of this machine, beside bare copies; the pause
             of a generator that serves meanwhile (2 minutes)
 update      one update of the learner beside a plain torch loop
+ranks       one update on several ranks beside plain DDP and FSDP2; memory of each rank (4 minutes)
 policies    the published VLA policies beside plain forward passes with transformers: acting, a training micro-batch,
             weights; on a CPU the small sizes alone (4 minutes; needs the vla extra)
 gpu-colocated  full-size random pi0 with Meta-World and training on one GPU, lock-step and three kinds of asynchrony
@@ -47,6 +48,7 @@ PARTS = ("wall_clock", "cartpole", "drawer", "reach", "quickstart")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", choices=NAMES, metavar="NAME", help=f"what to measure: {', '.join(NAMES)}")
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="overlap: the scene, such as rows=4")
+    parser.add_argument("--counts", type=_counts, metavar="N,N", help="ranks: numbers of ranks (1,2; 4 if cores allow)")
     parser.add_argument("--slots", type=_counts, metavar="N,N", help="conductor: numbers of slots")
     parser.add_argument("--rows", type=_counts, metavar="N,N", help="throughput: numbers of rows; policies: of a pass")
     parser.add_argument("--env-batches", type=_counts, metavar="N,N", help="ceiling: numbers of env batches")
@@ -69,8 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repeats",
         type=count,
         metavar="N",
-        help="interleaved turns (5; update, policies, weights: 7; ceiling, metaworld, overlap, fidelity, peers: 3), "
-        "seeds of learning's wall_clock and of batching (3)",
+        help="interleaved turns (5; update, ranks, policies, weights: 7; ceiling, metaworld, overlap, fidelity, peers: "
+        "3), seeds of learning's wall_clock and of batching (3)",
     )
     parser.add_argument(
         "--only",
@@ -192,6 +194,13 @@ def _update(repeats: int = 7) -> dict[str, Any]:
     return update.run(repeats)
 
 
+def _ranks(counts: Sequence[int] = (), repeats: int = 7) -> dict[str, Any]:
+    from polyrhythm.runtime.memory.tensors import count_cores
+    from polyrhythm_bench.cases import ranks
+
+    return ranks.run(tuple(counts) or ((1, 2, 4) if count_cores() >= 4 else (1, 2)), repeats)
+
+
 def _policies(
     types: Sequence[str] = (),
     sizes: Sequence[str] = (),
@@ -292,6 +301,7 @@ _BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "throughput": _throughput,
     "weights": _weights,
     "update": _update,
+    "ranks": _ranks,
     "policies": _policies,
     "gpu-colocated": _gpu_colocated,
     "metaworld": _metaworld,

@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from polyrhythm.errors import RunHalted
@@ -76,12 +77,29 @@ class ProcessManager:
             self._spawn(name, 0, now)
 
     def _spawn(self, name: str, incarnation: int, now: float) -> None:
-        """Start an incarnation of a station, all its ranks. RunHalted: the system cannot."""
+        """Start an incarnation of a station, all its ranks. RunHalted: the system cannot; then none of them is left."""
+        group = RankGroup(name, incarnation)
+        try:
+            self._logs.mkdir(parents=True, exist_ok=True)
+            for spec in self._specs(name, incarnation):
+                file = log_file(self._logs, name, incarnation, spec.rank)
+                group.processes.append(ChildProcess(spec, file, now, self._spawn_child))
+        except OSError as error:
+            group.kill()
+            for process in group:
+                process.wait(_REAP_S)
+            raise RunHalted(
+                f"{name}: its process cannot be started ({error.strerror}); free memory, processes (ulimit -u) or room "
+                f"in {self._logs}, then start again with resume"
+            ) from error
+        self.groups[name] = group  # whole: other threads ask which processes there are
+
+    def _specs(self, name: str, incarnation: int) -> Iterator[ChildSpec]:
+        """What the processes of an incarnation get at their start, by rank."""
         factory, seats = self._stations[name]
         kind, content = pack(factory)
-        group = self.groups[name] = RankGroup(name, incarnation)
         for rank, resources in enumerate(seats):
-            spec = ChildSpec(
+            yield ChildSpec(
                 station=name,
                 incarnation=incarnation,
                 kind=kind,
@@ -97,15 +115,6 @@ class ProcessManager:
                 rank=rank,
                 ranks=len(seats),
             )
-            try:
-                self._logs.mkdir(parents=True, exist_ok=True)
-                file = log_file(self._logs, name, incarnation, rank)
-                group.processes.append(ChildProcess(spec, file, now, self._spawn_child))
-            except OSError as error:
-                raise RunHalted(
-                    f"{name}: its process cannot be started ({error.strerror}); free memory, processes (ulimit -u) or "
-                    f"room in {self._logs}, then start again with resume"
-                ) from error
 
     @property
     def complete(self) -> bool:
