@@ -39,6 +39,9 @@ def test_two_versions_of_the_cartpole_recipe(tmp_path):
     assert summary["transitions_per_s"] > 0
     assert all(0 < share <= 1 for share in summary["utilisation"].values())
     assert sum(summary["utilisation"].values()) <= 1, "one thread"
+    moved = {who: {kind: one["versions"] for kind, one in own.items()} for who, own in summary["weights"].items()}
+    each = 1 + config.training.versions  # those of the seed too
+    assert moved == {"generator-0": {"reference": each, "apply": each}, "trainer": {"published": each}}
     assert summary["lag"]["max"] <= config.freshness.max_lag
     assert summary["ledger"]["trained"] == 2 * config.training.batch_size == sum(summary["lag"]["counts"].values())
 

@@ -18,11 +18,13 @@ from polyrhythm.pipeline.seats import (
     bind_environment,
     count_ranks,
     divide_devices,
+    find_ends,
     group_seats,
     list_excess_threads,
     list_unused_devices,
 )
 from polyrhythm.pipeline.validation.rank_checks import check_ranks
+from polyrhythm.runtime.memory.ways import Ends
 
 NAMES = {"simulators": ["s0", "s1", "s2"], "generators": ["g0", "g1"], "trainer": ["trainer"]}
 
@@ -61,6 +63,30 @@ def test_every_station_has_one_seat_and_devices_differ_by_one_station_at_most(
         loads.update(seats[name].device for name in names)
         assert set(loads) == allowed
         assert max(loads.values()) - min(loads.values()) <= 1
+
+
+@pytest.mark.parametrize(
+    ("sections", "ranks", "expected"),
+    [
+        ({}, 1, Ends("cpu", ("cpu", "cpu"))),
+        ({"trainer": {"devices": "3"}, "generators": {"devices": "0,3"}}, 1, Ends("cuda:3", ("cuda:0", "cuda:3"))),
+        ({"trainer": {"devices": "1-2"}, "generators": {"devices": "0"}}, 2, Ends("cuda:1", ("cuda:0", "cuda:0"))),
+        ({"trainer": {"devices": "1", "strategy": "shard"}}, 1, Ends("cuda:1", ("cpu", "cpu"))),
+        ({"generators": {"devices": "1"}}, 0, Ends("cpu", ("cuda:1", "cuda:1"))),
+    ],
+)
+def test_weights_are_published_where_the_first_rank_is_and_used_where_generators_are(sections, ranks, expected):
+    names = {**NAMES, "trainer": [f"trainer-{rank}" for rank in range(ranks)]}
+    asked = placement(**sections)
+    assert find_ends(asked, names, assign_seats(asked, names, 4)) == expected
+
+
+def test_several_ranks_that_shard_keep_no_whole_version_on_a_device():
+    names = {**NAMES, "trainer": ["trainer-0", "trainer-1"]}
+    asked = placement(trainer={"devices": "0-1", "strategy": "shard"}, generators={"devices": "0-1"})
+    ends = find_ends(asked, names, assign_seats(asked, names, 4))
+    assert (ends.trainer, ends.generators) == ("cuda:0", ("cuda:0", "cuda:1"))
+    assert "sharded" in ends.host_only
 
 
 def test_instance_i_has_the_ith_device_counted_round_and_threads_are_of_the_kind():

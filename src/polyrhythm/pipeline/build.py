@@ -31,6 +31,7 @@ from polyrhythm.pipeline.seats import (
     assign_seats,
     count_ranks,
     describe_seat,
+    find_ends,
     list_excess_threads,
     list_unused_devices,
 )
@@ -39,7 +40,7 @@ from polyrhythm.runtime.factories import Resources, StationFactory, StationList
 from polyrhythm.runtime.launcher import Launcher, build_inline_launcher, build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.tensors import count_cores, count_devices, use_one_thread
-from polyrhythm.runtime.memory.ways import CPU, Ends
+from polyrhythm.runtime.memory.ways import Ends
 from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.runtime.messages import rank_name
 from polyrhythm.scheduler.conductor import Conductor
@@ -195,14 +196,8 @@ def run_seats(config: RunConfig, *, trainer: bool = True, folder: Path | None = 
 
 def weight_ends(config: RunConfig, *, trainer: bool = True) -> Ends:
     """Where this run's weights are published and used: the devices of the trainer's first rank and of generators."""
-    names, seats = station_names(config, trainer=trainer), run_seats(config, trainer=trainer)
-    why = ""
-    if config.placement.trainer.strategy == "shard" and len(names["trainer"]) > 1:
-        why = "the trainer's weights are sharded, and no rank keeps them whole"
-    elif trainer and seats[_TRAINER].leases:
-        why = "the trainer leaves its device while others are on it"
-    device = seats[_TRAINER].device if trainer else CPU
-    return Ends(device, tuple(seats[name].device for name in names["generators"]), why)
+    names = station_names(config, trainer=trainer)
+    return find_ends(config.placement, names, run_seats(config, trainer=trainer))
 
 
 def list_seat_warnings(config: RunConfig, *, trainer: bool = True) -> list[str]:

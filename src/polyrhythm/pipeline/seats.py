@@ -15,6 +15,7 @@ from typing import Literal
 from polyrhythm.config.sections.placement import PlacementSettings, SeatSettings, list_device_ids
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.runtime.factories import Resources
+from polyrhythm.runtime.memory.ways import CPU, Ends
 
 Kind = Literal["simulators", "generators", "trainer"]
 #: Ids of the devices of each kind; none for the CPU.
@@ -58,6 +59,20 @@ def assign_seats(
             variables = bind_environment(device, environment or {}) if kind == "simulators" else {}
             seats[name] = Resources(f"cuda:{device}", threads, variables)
     return seats
+
+
+def find_ends(
+    placement: PlacementSettings, stations: Mapping[Kind, Sequence[str]], seats: Mapping[str, Resources]
+) -> Ends:
+    """Where weights are published, by the first rank of the trainer or else by main, and where they are used."""
+    ranks = stations["trainer"]
+    why = ""
+    if placement.trainer.strategy == "shard" and len(ranks) > 1:
+        why = "the trainer's weights are sharded, and no rank keeps them whole"
+    elif ranks and seats[ranks[0]].leases:
+        why = "the trainer leaves its device while others are on it"
+    device = seats[ranks[0]].device if ranks else CPU
+    return Ends(device, tuple(seats[name].device for name in stations["generators"]), why)
 
 
 def count_ranks(placement: PlacementSettings, devices: int) -> int:

@@ -74,8 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=count,
         metavar="N",
         help="interleaved turns (5; update, ranks, policies, weights: 7; ceiling, metaworld, overlap, fidelity, "
-        "placement, peers: 3), "
-        "seeds of learning's wall_clock and of batching (3)",
+        "placement, peers: 3), seeds of learning's wall_clock and of batching (3)",
     )
     parser.add_argument(
         "--only",
