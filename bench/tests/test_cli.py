@@ -26,6 +26,12 @@ def test_arguments_are_checked_by_argparse(words):
     assert end.value.code == 2
 
 
+def test_a_misspelt_benchmark_is_answered_with_the_nearest(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "polices"])
+    assert "no such benchmark: polices; did you mean policies?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -33,8 +33,8 @@ _FULL = [
 GOLDEN = Path(__file__).parents[1] / "policies" / "golden"
 
 
-def _told(capsys, *words):
-    assert main(["policies", *map(str, words), "--json"]) == 0
+def _told(capsys, *words, status=0):
+    assert main(["policies", *map(str, words), "--json"]) == status
     return json.loads(capsys.readouterr().out)
 
 
@@ -88,6 +88,12 @@ def test_the_full_size_is_told_from_headers_alone(tmp_path, capsys, kind, number
     assert found["parameters"] == numbers
     assert found["fits"]
     assert found["files"] == 3
+    assert found["horizon_assumed"]
+    policy = yaml.safe_load(found["recipe"])["policy"]
+    assert policy["tokenizer"] == "FOLDER"
+    assert ("horizon" in policy) == (kind in ("pi0", "pi05"))
+    assert main(["policies", "inspect", str(tmp_path)]) == 0
+    assert f"{found['horizon']} (assumed: no config.json) predicted" in capsys.readouterr().out
     assert 2 * numbers <= found["memory"]["generator"]["weights"] < 2.4 * numbers
     assert sum(path.stat().st_blocks for path in tmp_path.iterdir()) * 512 < 1e7, "the files have no content"
 
@@ -98,14 +104,31 @@ def test_what_does_not_fit_is_told_with_both_shapes(tmp_path, capsys):
     query = "paligemma_with_expert.gemma_expert.model.layers.1.self_attn.q_proj.weight"
     state[query], state["ghost"] = torch.ones(64, 33), torch.ones(1)
     config = json.loads((GOLDEN / "pi0" / "config.json").read_text())
-    found = _told(capsys, "inspect", write_folder(tmp_path, state, prefix="model.", config=config))
+    found = _told(capsys, "inspect", write_folder(tmp_path, state, prefix="model.", config=config), status=1)
     assert not found["fits"]
     assert found["missing"] == ["action_out_proj.bias"]
     assert found["unexpected"] == ["ghost"]
     assert found["reshaped"] == {query: [[64, 32], [64, 33]]}
-    assert main(["policies", "inspect", str(tmp_path)]) == 0
+    assert main(["policies", "inspect", str(tmp_path)]) == 1
     said = capsys.readouterr().out
+    assert found["recipe"] == ""
+    assert "policy:" not in said
+    assert "no config.json" not in said
     assert f"1 tensor of another shape ({query} is [64, 33], [64, 32] expected)" in said
+
+
+def test_a_missing_config_is_named_where_nothing_fits(tmp_path, capsys):
+    of = architecture("pi0")
+    with weights_on_meta():
+        shapes = {name: x.shape for name, x in of.network(of.size({}, {})).state_dict().items()}
+    write_hollow_folder(tmp_path, dict(list(shapes.items())[1:]), shards=1)
+    assert "it has no config.json" in _told(capsys, "inspect", tmp_path, status=1)["misfit"]
+
+
+def test_a_run_in_place_of_a_checkpoint_is_told_how_to_export_it(tmp_path, capsys):
+    (tmp_path / "config.yaml").touch()
+    (tmp_path / "policy.pt").touch()
+    assert f"polyrhythm policies export {tmp_path} --out NEW" in _refused(capsys, "inspect", tmp_path)
 
 
 def test_robots_of_all_layouts_are_found(tmp_path, capsys):
@@ -137,6 +160,7 @@ def test_hashed_words_are_told_as_the_tokenizer(tmp_path, capsys):
         (["merge", "a", "--base", "b"], "policies merge needs --out"),
         (["merge", "a", "--out", "b"], "a: it holds no adapter_config.json"),
         (["export", "nowhere", "--out", "b"], "nowhere is not there"),
+        (["inspct", "nowhere"], "policies inspct: no such policy or command; did you mean inspect?"),
         (["gaussian", "--out", "b"], "--out = b: it belongs to polyrhythm policies merge"),
     ],
 )
@@ -166,7 +190,7 @@ def test_a_run_is_exported_into_the_layout_of_its_checkpoint(tmp_path, capsys):
     assert _told(capsys, "inspect", tmp_path / "out")["ours"] == ["critic.weight"]
 
 
-def test_adapters_of_a_run_are_exported_inspected_and_merged(tmp_path, capsys):
+def test_adapters_of_a_run_are_exported_inspected_and_merged(tmp_path, capsys, caplog):
     name = "paligemma_with_expert.gemma_expert.model.layers.0.self_attn.q_proj"
     network = _network(GOLDEN / "pi0", "pi0")
     a, b = torch.randn(2, 32), torch.randn(64, 2)
@@ -181,7 +205,20 @@ def test_adapters_of_a_run_are_exported_inspected_and_merged(tmp_path, capsys):
     assert told["modules"] == [name]
     assert (told["rank"], told["alpha"], told["base"]) == (2, 8.0, str(GOLDEN / "pi0"))
     assert told["whole tensors"] == 1
-    assert _told(capsys, "merge", tmp_path / "a", "--out", tmp_path / "merged")["merged"] == 1
+    broken = load_file(GOLDEN / "pi0" / "weights.safetensors")
+    del broken["action_in_proj.bias"]
+    config = json.loads((GOLDEN / "pi0" / "config.json").read_text())
+    other = write_folder(tmp_path / "broken", broken, config=config)
+    words = ["merge", tmp_path / "a", "--out", tmp_path / "merged"]
+    assert "action_in_proj.bias" in _refused(capsys, *words, "--base", other)
+    caplog.clear()
+    assert _told(capsys, *words)["merged"] == 1
+    assert "were trained on" not in caplog.text
+    shutil.copytree(GOLDEN / "pi0", tmp_path / "copy")
+    again = [*map(str, words[:2]), "--out", str(tmp_path / "again"), "--base", str(tmp_path / "copy")]
+    assert main(["policies", *again]) == 0
+    assert "1 matrix" in capsys.readouterr().out
+    assert f"the adapters were trained on {GOLDEN / 'pi0'}" in caplog.text
     merged = _network(tmp_path / "merged", "pi0").state_dict()
     expected = network.state_dict() | {"action_out_proj.bias": torch.full((8,), 5.0)}
     expected[f"{name}.weight"] = expected[f"{name}.weight"] + 4.0 * (b @ a)

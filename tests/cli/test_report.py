@@ -44,4 +44,8 @@ def test_a_run_is_not_lost_with_its_report(
 
 def test_a_folder_without_a_run_is_the_users_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path)]) == 2
-    assert "no config.yaml" in capsys.readouterr().err
+    assert "no config.yaml; name the folder of a run" in capsys.readouterr().err
+    (tmp_path / "newest").mkdir()
+    (tmp_path / "newest" / "config.yaml").touch()
+    assert main(["report", str(tmp_path)]) == 2
+    assert f"name its newest run, {tmp_path / 'newest'}" in capsys.readouterr().err

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from numpy.typing import NDArray
+from tests.pipeline.pictures import Lamps, LampSettings
 from tests.pipeline.runs import LOCKSTEP
 
 from polyrhythm.cli.main import main
@@ -16,15 +20,36 @@ from polyrhythm.config.load import load_config, merge
 PI0 = Path(__file__).parents[1] / "policies" / "golden" / "pi0"
 
 
-def test_a_moved_checkpoint_is_named_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+class GuidedSettings(LampSettings):
+    """Lamps with an expert."""
+
+    type: str = "tests.pipeline.test_moved_folders:GuidedSettings"
+
+    def build(self, rows: int) -> Lamps:
+        return Guided(self, rows)
+
+
+class Guided(Lamps):
+    def expert_actions(self, rows: Sequence[int]) -> NDArray[np.float32]:
+        return np.ones((len(rows), 1), np.float32)
+
+
+def test_a_moved_checkpoint_is_named_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     old, new, run = tmp_path / "old", tmp_path / "new", tmp_path / "run"
     shutil.copytree(PI0, old)
     policy = {"type": "pi0", "checkpoint": str(old), "tokenizer": "words", "robot": "bounds", "state": "left"}
     policy |= {"chunk": 2, "dtype": "float32", "method": "flow_sde", "steps": 2, "train": "expert"}
-    changes = {"env": {"type": "tests.pipeline.pictures:LampSettings"}, "rollout": {"rows": 2}}
+    changes = {"env": {"type": "tests.pipeline.test_moved_folders:GuidedSettings"}, "rollout": {"rows": 2}}
+    changes |= {"demonstrations": {"episodes_per_task": 1}, "supervised": {"steps": 1}}
     tree = merge(LOCKSTEP, {**changes, "training": {"versions": 1, "mini_batch_samples": 2, "epochs": 1}})
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tree | {"policy": policy}))
     assert main(["train", str(tmp_path / "recipe.yaml"), "--out", str(run)]) == 0
+    begun = [record.getMessage() for record in caplog.records]
+    assert begun[0] == f"the run's folder: {run}"
+    assert any(f"supervised training begins from the checkpoint {old}; without it: supervised=null" in x for x in begun)
     old.rename(new)
 
     def refused(*words: str) -> str:

@@ -3,7 +3,8 @@
 With --recipe also its form in that recipe's environment and the memory that each station needs; nothing is built.
 
 Released checkpoint folders:
-  policies inspect FOLDER [--json]                    what it is, whether it is whole, memory, the lines for a recipe
+  policies inspect FOLDER [--json]                    what it is, whether it is whole, memory, the lines for a recipe;
+                                                      exit status 1 if tensors are missing or do not fit
   policies merge ADAPTERS --base FOLDER --out FOLDER  adapters in peft's layout into the base, in its layout
   policies export RUN --out FOLDER [--base FOLDER]    the same as polyrhythm export
 """
@@ -37,6 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.type in policy_folders.COMMANDS:
         return policy_folders.run(arguments)
     policy_folders.refuse_options(arguments)
+    _refuse_misspelt(arguments.type or "")
     if not arguments.recipe:
         if arguments.overrides:
             raise ConfigError(f"{arguments.overrides[0]}: settings need a recipe; add --recipe NAME")
@@ -44,6 +46,20 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.type:
         raise ConfigError(f"--recipe = {arguments.recipe}: no policy is named; write polyrhythm policies TYPE --recipe")
     return _show_form(arguments)
+
+
+def _refuse_misspelt(word: str) -> None:
+    """ConfigError: no policy's type, but nearly one of the commands on folders."""
+    from polyrhythm.config.nearest import nearest
+    from polyrhythm.config.registry import TABLE
+    from polyrhythm.errors import ConfigError
+
+    types = TABLE["policy"]
+    if word and ":" not in word and word not in types and (near := nearest(word, policy_folders.COMMANDS)):
+        raise ConfigError(
+            f"policies {word}: no such policy or command; {near}commands are {', '.join(policy_folders.COMMANDS)}, "
+            f"policies {', '.join(types)}"
+        )
 
 
 def _show_form(arguments: argparse.Namespace) -> int:

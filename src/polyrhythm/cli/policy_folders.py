@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ from polyrhythm.errors import ConfigError
 
 if TYPE_CHECKING:
     from polyrhythm.policies.vla.inspection import Inspection
+
+log = logging.getLogger(__name__)
 
 #: Command -> how it is written.
 COMMANDS = {
@@ -59,7 +62,7 @@ def _inspect(folder: Path, arguments: argparse.Namespace) -> int:
         return _inspect_adapters(Adapters.open(folder), arguments)
     found = inspect(folder)
     print(json.dumps(found.plain(), indent=2) if arguments.json else "\n".join(inspection_lines(found)))
-    return 0
+    return 0 if found.fits else 1
 
 
 def inspection_lines(found: Inspection) -> list[str]:
@@ -67,10 +70,11 @@ def inspection_lines(found: Inspection) -> list[str]:
     from polyrhythm.cli.policies import memory_lines
 
     dtypes = ", ".join(f"{count / found.parameters:.0%} {dtype}" for dtype, count in found.dtypes.items())
+    assumed = " (assumed: no config.json)" * found.horizon_assumed
     rows = {
         "architecture": found.architecture,
         "tensors": f"{found.parameters:,} numbers ({dtypes}), {size_text(found.file_bytes)} in {_count(found.files)}",
-        "actions": f"{found.horizon} predicted, of {found.action_dim} entries",
+        "actions": f"{found.horizon}{assumed} predicted, of {found.action_dim} entries",
         "robots": ", ".join(found.robots) or "none: no normalisation statistics were found",
         "cameras": ", ".join(found.cameras) or "not told by the folder",
         "statistics": ", ".join(found.statistics) or "none",
@@ -80,7 +84,8 @@ def inspection_lines(found: Inspection) -> list[str]:
         "fit": found.misfit or f"whole: every tensor of {found.architecture} is there, and no other",
         "trainable": ", ".join(f"{train} {count:,}" for train, count in found.trainable.items()),
     }
-    return [aligned(rows.items()), "", *memory_lines(found.memory), "", found.recipe]
+    told = [aligned(rows.items()), "", *memory_lines(found.memory), ""]
+    return [*told, found.recipe or "no lines for a recipe: training refuses a folder that does not fit"]
 
 
 def _count(files: int) -> str:
@@ -108,12 +113,19 @@ def _inspect_adapters(found: Any, arguments: argparse.Namespace) -> int:
 def _merge(folder: Path, out: Path, arguments: argparse.Namespace) -> int:
     from polyrhythm.cli.export import open_base
     from polyrhythm.policies.vla.adapters import Adapters, merge
+    from polyrhythm.policies.vla.building import check_whole
 
     adapters = Adapters.open(folder)
     if not (base := arguments.base or adapters.base):
         raise ConfigError(f"{folder}: its adapter_config.json names no base; add --base FOLDER")
-    merge(adapters, open_base(base, folder, named=bool(arguments.base)), out)
-    return _said(arguments, {"merged": len(adapters.modules), "base": base, "out": str(out)})
+    opened = open_base(base, folder, named=bool(arguments.base))
+    check_whole(opened)
+    if adapters.base and Path(adapters.base).expanduser().resolve() != opened.folder.resolve():
+        log.warning("the adapters were trained on %s (adapter_config.json) and are merged into %s", adapters.base, base)
+    merge(adapters, opened, out)
+    count = len(adapters.modules)
+    merged = count if arguments.json else f"{count} matri{'x' if count == 1 else 'ces'}"
+    return _said(arguments, {"merged": merged, "base": base, "out": str(out)})
 
 
 def _export(path: Path, out: Path, arguments: argparse.Namespace) -> int:

@@ -42,13 +42,14 @@ from typing import Any
 
 from polyrhythm.cli import show
 from polyrhythm.cli.numbers import count, positive
+from polyrhythm.config.nearest import nearest
 
 #: Parts of `learning`: the time to the same success, and tasks whose curves are compared; the last two only on request.
 PARTS = ("wall_clock", "cartpole", "drawer", "reach", "quickstart")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", choices=NAMES, metavar="NAME", help=f"what to measure: {', '.join(NAMES)}")
+    parser.add_argument("name", type=_benchmark, metavar="NAME", help=f"what to measure: {', '.join(NAMES)}")
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="overlap: the scene, such as rows=4")
     parser.add_argument("--counts", type=_counts, metavar="N,N", help="ranks: numbers of ranks (1,2; 4 if cores allow)")
     parser.add_argument("--slots", type=_counts, metavar="N,N", help="conductor: numbers of slots")
@@ -325,6 +326,13 @@ _BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "peers": _peers,
 }
 NAMES = tuple(_BENCHMARKS)
+
+
+def _benchmark(text: str) -> str:
+    if text not in NAMES:
+        listed = f"they are {', '.join(NAMES)}"
+        raise argparse.ArgumentTypeError(f"no such benchmark: {text}; {nearest(text, NAMES)}{listed}")
+    return text
 
 
 def _names(text: str) -> tuple[str, ...]:

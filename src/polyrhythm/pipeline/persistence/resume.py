@@ -52,6 +52,7 @@ def take_up(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> Save
     """
     config = checked.config
     if not (folder / CONFIG_FILE).is_file():
+        log.info("the run's folder: %s", folder)
         save_settings(config, folder)
         return None
     before = load_config(folder / CONFIG_FILE)

@@ -41,6 +41,9 @@ def prepare_initial_policy(checked: ValidatedRun, folder: Path, progress: PhaseJ
         load_init_weights(config, policy)
         log.info("initial weights: %s", config.init_from)
     elif config.demonstrations is not None and config.supervised is not None:
+        if folder_of_checkpoint := getattr(config.policy, "checkpoint", ""):
+            words = "supervised training begins from the checkpoint %s; without it: supervised=null demonstrations=null"
+            log.info(words, folder_of_checkpoint)
         demonstrations = _demonstrations(config, folder, policy, progress)
         with progress.phase("supervised"):
             learned = finish(SupervisedLearner(policy, config.supervised, seed=config.seed).steps(demonstrations))

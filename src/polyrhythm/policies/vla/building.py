@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.policies.mlp import seeded
-from polyrhythm.policies.vla.architectures import Architecture
+from polyrhythm.policies.vla.architectures import Architecture, architecture
 from polyrhythm.policies.vla.checkpoint import Checkpoint
 from polyrhythm.policies.vla.folder_files import few
 from polyrhythm.specs import WeightSpec
@@ -118,10 +118,20 @@ def check_fit(of: Architecture, checkpoint: Checkpoint, network: nn.Module) -> F
     found = fit(checkpoint, weight_specs(network.state_dict()), of)
     if not found.is_whole:
         raise ConfigError(
-            f"checkpoint = {checkpoint.folder}: {misfit(found, of)}{_without_config(checkpoint)}; look at polyrhythm "
+            f"checkpoint = {checkpoint.folder}: {misfit(found, of)}{without_config(checkpoint)}; look at polyrhythm "
             f"policies inspect {checkpoint.folder}, and download it again or name another folder"
         )
     return found
+
+
+def check_whole(checkpoint: Checkpoint) -> None:
+    """ConfigError unless the folder has every tensor of its architecture in its shape, and no other; none is read."""
+    kind = checkpoint.architecture
+    checkpoint.require(kind)
+    of = architecture(kind)
+    with weights_on_meta():
+        network = of.network(released_size(of, checkpoint))
+    check_fit(of, checkpoint, network)
 
 
 def misfit(found: Fit, of: Architecture) -> str:
@@ -158,7 +168,7 @@ def released_size(of: Architecture, checkpoint: Checkpoint) -> Any:
             f"the size of {of.name} is unknown; download the folder again"
         ) from error
     except ValueError as error:
-        raise ConfigError(f"checkpoint = {checkpoint.folder}: {error}{_without_config(checkpoint)}") from error
+        raise ConfigError(f"checkpoint = {checkpoint.folder}: {error}{without_config(checkpoint)}") from error
     except (TypeError, AttributeError, IndexError) as error:  # any JSON may be in there
         raise ConfigError(
             f"checkpoint = {checkpoint.folder}: its config.json does not describe a network of {of.name} ({error}); "
@@ -183,7 +193,8 @@ def _check_numbers(size: Any) -> None:
             )
 
 
-def _without_config(checkpoint: Checkpoint) -> str:
+def without_config(checkpoint: Checkpoint) -> str:
+    """A likely reason why a folder does not fit, as an addition to a sentence; "" if it has a config.json."""
     return "" if checkpoint.config else " (it has no config.json, so the sizes of the release were assumed)"
 
 

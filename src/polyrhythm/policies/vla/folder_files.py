@@ -87,6 +87,8 @@ def _shards(folder: Path) -> dict[str, list[str] | None]:
 
 def _what_is_there_instead(folder: Path) -> str:
     """Why a folder without safetensors is none of ours, and what to do."""
+    if (folder / "config.yaml").is_file() and any((folder / name).exists() for name in ("policy.pt", "checkpoints")):
+        return f"it is the folder of a run; write polyrhythm policies export {folder} --out NEW, and name NEW"
     if (folder / ADAPTER_CONFIG).is_file():
         base = read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path") or "another folder"
         return (

@@ -18,7 +18,7 @@ from torch import nn
 from polyrhythm.policies.form import Role
 from polyrhythm.policies.vla.adapting import Adaptation, adapted_layers
 from polyrhythm.policies.vla.architectures import Architecture, architecture
-from polyrhythm.policies.vla.building import Fit, fit, misfit, released_size, weights_on_meta
+from polyrhythm.policies.vla.building import fit, misfit, released_size, weights_on_meta, without_config
 from polyrhythm.policies.vla.checkpoint import Checkpoint
 from polyrhythm.policies.vla.folder_files import CHOICES, read_json
 from polyrhythm.policies.vla.precision import Precision
@@ -28,6 +28,8 @@ from polyrhythm.specs.weights import weight_specs
 _TRAINED: tuple[TrainedPart, ...] = ("all", "expert", "lora", "head")
 #: Up to this horizon all predicted actions are suggested for execution, of longer ones this many.
 _LONGEST, _CHUNK = 10, 5
+#: Policies with a setting `horizon`, for folders that do not tell it.
+_HORIZON_IS_SET = frozenset(("pi0", "pi05"))
 #: AdamW keeps two moments per trained number.
 _MOMENTS = 2
 
@@ -39,7 +41,8 @@ class Inspection:
     files, file_bytes: of the tensors. dtypes: dtype -> numbers stored in it. trainable: `train` -> numbers trained.
     memory: station -> bytes by purpose; `generator` while acting, `trainer, train: X` with AdamW, both without
     activations and caches. fits: whether every tensor of the network is there and no other; misfit: else what is not.
-    side: modules with files of their own. ours: tensors of polyrhythm.safetensors.
+    side: modules with files of their own. ours: tensors of polyrhythm.safetensors. horizon_assumed: the folder does not
+    tell it, and no tensor's shape does. recipe: "" where the folder does not fit.
     """
 
     folder: str
@@ -50,6 +53,7 @@ class Inspection:
     dtypes: Mapping[str, int]
     prefix: str
     horizon: int | None
+    horizon_assumed: bool
     action_dim: int | None
     robots: tuple[str, ...]
     cameras: tuple[str, ...]
@@ -86,7 +90,9 @@ def inspect(folder: str | Path, *, dtype: str = "bfloat16") -> Inspection:
     found = fit(opened, weight_specs(network.state_dict()), of)
     robots, cameras = robot_keys(opened), camera_names(opened)
     horizon, action_dim = _number(network, "horizon"), _number(network, "action_dim")
+    assumed = horizon is not None and not opened.config
     trainable, memory = _memory(of, size, dtype)
+    tokenizer = str((opened.config.get(CHOICES) or {}).get("tokenizer") or opened.tokenizer or "")
     return Inspection(
         folder=str(opened.folder),
         architecture=kind,
@@ -96,20 +102,21 @@ def inspect(folder: str | Path, *, dtype: str = "bfloat16") -> Inspection:
         dtypes=_dtypes(opened),
         prefix=opened.prefix,
         horizon=horizon,
+        horizon_assumed=assumed,
         action_dim=action_dim,
         robots=robots,
         cameras=cameras,
         statistics=tuple(str(path.relative_to(opened.folder)) for path in opened.statistics),
-        tokenizer=str((opened.config.get(CHOICES) or {}).get("tokenizer") or opened.tokenizer or ""),
+        tokenizer=tokenizer,
         side=tuple(sorted({name.partition(".")[0] for name in opened.side})),
         ours=tuple(opened.ours),
         missing=found.missing,
         unexpected=found.unexpected,
         reshaped={name: (ours.shape, there.shape) for name, (ours, there) in found.reshaped.items()},
-        misfit=_misfit(found, of),
+        misfit="" if found.is_whole else misfit(found, of) + without_config(opened),
         trainable=trainable,
         memory=memory,
-        recipe=recipe_lines(opened, kind, robots, cameras, horizon),
+        recipe=recipe_lines(opened, kind, robots, cameras, horizon, assumed=assumed) if found.is_whole else "",
     )
 
 
@@ -117,10 +124,6 @@ def _number(network: nn.Module, name: str) -> int | None:
     """A dimension that the network has itself or in its size; None: neither."""
     found = getattr(network, name, None)
     return found if isinstance(found, int) else getattr(getattr(network, "size", None), name, None)
-
-
-def _misfit(found: Fit, of: Architecture) -> str:
-    return "" if found.is_whole else misfit(found, of)
 
 
 def _dtypes(opened: Checkpoint) -> dict[str, int]:
@@ -163,15 +166,25 @@ def camera_names(opened: Checkpoint) -> tuple[str, ...]:
 
 
 def recipe_lines(
-    opened: Checkpoint, kind: str, robots: Iterable[str], cameras: Iterable[str], horizon: int | None
+    opened: Checkpoint,
+    kind: str,
+    robots: Iterable[str],
+    cameras: Iterable[str],
+    horizon: int | None,
+    *,
+    assumed: bool = False,
 ) -> str:
-    """The section `policy` of a recipe that uses the folder, as YAML."""
+    """The section `policy` of a recipe that uses the folder, as YAML. assumed: the folder does not tell the horizon."""
     robots, cameras = tuple(robots), tuple(cameras)
     lines = ["policy:", f"  type: {kind}", f"  checkpoint: {opened.folder}"]
     if len(robots) > 1:
         lines.append(f"  robot: {robots[0]}  # one of {', '.join(robots)}")
     elif robots:
         lines.append(f"  robot: {robots[0]}")
+    if not (opened.tokenizer or opened.config.get(CHOICES)):
+        lines.append("  tokenizer: FOLDER  # fill in: the folder has none; the one that it was released with")
+    if assumed and kind in _HORIZON_IS_SET:
+        lines.append(f"  horizon: {horizon}  # fill in: assumed; the actions that it was fine-tuned to predict")
     if horizon:
         chunk = horizon if horizon <= _LONGEST else _CHUNK
         lines.append(f"  chunk: {chunk}  # actions that are executed, at most {horizon}")

@@ -50,6 +50,7 @@ class VlaSettings(BaseModel):
     """Common settings; an architecture's settings derive from this and add `type`, `size` and what is its own."""
 
     model_config = SETTINGS
+    needs: ClassVar = ("torch", "transformers", "safetensors")
     extra: ClassVar = "vla"
 
     checkpoint: Named = ""
