@@ -38,7 +38,7 @@ COMMANDS = {
     "policies": "list the policies, and what each needs",
     "doctor": "check whether this machine can run the quickstart",
     "simulate": "run the scheduler on a simulated cluster, in virtual time",
-    "plan": "predict what asynchronous training would gain, from stage times",
+    "plan": "predict what asynchronous training would gain, or what memory a run would take",
     "bench": "measure a part of the system",
     "chaos": "run a recipe while its processes are killed, stopped and slowed",
 }

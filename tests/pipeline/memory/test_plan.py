@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.pipeline.runs import config
 
+from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.build import env_settings, policy_settings
 from polyrhythm.pipeline.memory.needs import HOST, Part
@@ -145,6 +146,16 @@ def test_a_pass_that_fails_is_told_and_the_rest_planned() -> None:
     assert plan.activations == "ZeroDivisionError in a pass of zeros: on purpose"
     assert "weights" in sizes(plan, HOST, "trainer")
     assert "pass" not in sizes(plan, HOST, "generator-0")
+
+
+def test_policies_that_act_alike_share_the_passes_of_generators() -> None:
+    found = {}
+    for policy in ("train: all", "train: expert", "train: all, gradient_checkpointing: true", "train: lora"):
+        run = load_config("quickstart", [f"policy={{type: pi0, {policy}}}"])
+        planner = found.setdefault("planner", Planner(env_settings(run).spec(), Machine(0, lambda _: 80 * GB)))
+        shared = sizes(planner.plan(run), HOST, "generator-0")
+        alone = sizes(Planner(planner.spec, planner.machine).plan(run), HOST, "generator-0")
+        assert shared == alone
 
 
 @pytest.mark.parametrize(

@@ -35,10 +35,14 @@ _FEW, _MORE = 4, 8
 
 @dataclass(slots=True)
 class Activations:
-    """The passes of one policy, run when they are first asked for. how: the way, in words."""
+    """The passes of one policy, run when they are first asked for. how: the way, in words.
+
+    acts_like: another one whose generators do the same; then these are not run again.
+    """
 
     how: str
     _passes: _Passes
+    acts_like: Activations | None = None
     _found: dict[str, Profile] = field(default_factory=dict)
 
     def training(self, rows: int) -> int:
@@ -47,10 +51,14 @@ class Activations:
 
     def acting(self, rows: int) -> int:
         """Bytes of `act` for so many rows."""
+        if self.acts_like is not None:
+            return self.acts_like.acting(rows)
         return self._profile("acting", self._passes.acting).peak(rows)
 
     def kept(self, rows: int) -> int:
         """Bytes of them that a pass keeps of its prefix for all its denoise steps."""
+        if self.acts_like is not None:
+            return self.acts_like.kept(rows)
         return rows * self._passes.kept
 
     def precomputed(self, rows: int) -> int:

@@ -18,6 +18,7 @@ from polyrhythm.pipeline.memory.activations import Activations, estimate_activat
 from polyrhythm.pipeline.memory.needs import HOST, Part, Ranks, Sharing, Strategy, list_parts
 from polyrhythm.pipeline.seats import assign_seats, count_ranks
 from polyrhythm.policies.form import PolicyForm
+from polyrhythm.policies.vla.settings import VlaSettings
 from polyrhythm.specs import EnvSpec
 
 
@@ -126,10 +127,15 @@ class Planner:
     machine: Machine
     trainer: bool = True
     _known: dict[str, tuple[PolicyForm, Activations | str]] = field(default_factory=dict)
+    _acting: dict[str, Activations] = field(default_factory=dict)
 
     def take_form(self, config: RunConfig, form: PolicyForm) -> None:
         """Take this form of the configuration's policy instead of making it."""
-        self._known[_key(config)] = (form, estimate_activations(policy_settings(config), self.spec, form))
+        found = estimate_activations(policy_settings(config), self.spec, form)
+        if isinstance(found, Activations):
+            like = self._acting.setdefault(_acting_key(config), found)
+            found.acts_like = like if like is not found else None
+        self._known[_key(config)] = (form, found)
 
     def form(self, config: RunConfig) -> PolicyForm:
         return self._of(config)[0]
@@ -161,9 +167,7 @@ class Planner:
     def _of(self, config: RunConfig) -> tuple[PolicyForm, Activations | str]:
         key = _key(config)
         if key not in self._known:
-            settings = policy_settings(config)
-            form = settings.form(self.spec)
-            self._known[key] = (form, estimate_activations(settings, self.spec, form))
+            self.take_form(config, policy_settings(config).form(self.spec))
         return self._known[key]
 
     def _rank_devices(self, config: RunConfig, first: str, ranks: int) -> tuple[str, ...]:
@@ -213,6 +217,15 @@ def _suspended(parts: Sequence[Part]) -> list[Part]:
 def _key(config: RunConfig) -> str:
     """Policies with equal keys have equal forms and passes."""
     policy: Any = config.policy
+    return str(policy.model_dump_json())
+
+
+def _acting_key(config: RunConfig) -> str:
+    """Policies with equal keys act alike: what is trained matters to a generator only where it has adapters."""
+    policy: Any = config.policy
+    if isinstance(policy, VlaSettings):
+        train = "lora" if policy.train == "lora" else "all"
+        policy = policy.model_copy(update={"gradient_checkpointing": False, "train": train})
     return str(policy.model_dump_json())
 
 
