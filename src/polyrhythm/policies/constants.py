@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache, wraps
 from typing import ParamSpec, TypeVar
-
-import torch
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_KEEPS = ContextVar("_KEEPS", default=True)
+
+
+@contextmanager
+def nothing_kept() -> Iterator[None]:
+    """Within it nothing is kept, and nothing is met that was: for passes on tensors that are of use there alone."""
+    before = _KEEPS.set(False)
+    try:
+        yield
+    finally:
+        _KEEPS.reset(before)
+
 
 def kept(make: Callable[P, T]) -> Callable[P, T]:
-    """`make`, called once for the same arguments; what it returns is never freed (a captured pass reads it).
-
-    Within a dispatch mode, such as one that runs a policy without memory (`pipeline.memory`), nothing is kept: what is
-    made there is of use there alone.
-    """
+    """`make`, called once for the same arguments; what it returns is never freed, since a captured pass reads it."""
     remembered = cache(make)
 
     @wraps(make)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        if torch._C._len_torch_dispatch_stack():
-            return make(*args, **kwargs)
-        return remembered(*args, **kwargs)  # type: ignore[arg-type]
+        return remembered(*args, **kwargs) if _KEEPS.get() else make(*args, **kwargs)  # type: ignore[arg-type]
 
     return call

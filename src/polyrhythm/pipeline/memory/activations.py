@@ -24,6 +24,7 @@ from torch import Tensor
 from polyrhythm.pipeline.array_specs import shown
 from polyrhythm.pipeline.memory.meter import FakeMode, Meter, Profile, gradients_dropped, real_meter
 from polyrhythm.policies.base import Outlines, Policy, PolicySettings, Precomputes, as_module
+from polyrhythm.policies.constants import nothing_kept
 from polyrhythm.policies.form import PolicyForm, Role, outlined
 from polyrhythm.specs import ArraySpec, EnvSpec
 
@@ -162,7 +163,7 @@ def _probed(settings: PolicySettings, spec: EnvSpec, form: PolicyForm) -> Activa
 
     @contextmanager
     def metered(given: list[Tensor]) -> Iterator[Meter]:
-        with _random_state_kept(), real_meter(given) as meter:
+        with _random_state_kept(), nothing_kept(), real_meter(given) as meter:
             yield meter
 
     return Activations("probed on the CPU", _Passes(make, spec, form, nullcontext, metered))
@@ -188,4 +189,14 @@ def _traced(settings: Outlines, spec: EnvSpec, form: PolicyForm) -> Activations:
         mode.take(as_module(policy))
         return policy
 
-    return Activations("traced without memory", _Passes(make, spec, form, lambda: mode, mode.meter))
+    @contextmanager
+    def inside() -> Iterator[None]:
+        with nothing_kept(), mode:
+            yield
+
+    @contextmanager
+    def metered(given: list[Tensor]) -> Iterator[Meter]:
+        with nothing_kept(), mode.meter(given) as meter:
+            yield meter
+
+    return Activations("traced without memory", _Passes(make, spec, form, inside, metered))
