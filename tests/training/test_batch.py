@@ -10,8 +10,8 @@ import torch
 from tests.training.toy import ToyPolicy, algorithm, collect
 
 from polyrhythm.algorithms.levels import RewardLevel, reward_mask
-from polyrhythm.training.batch import collate, minibatches
-from polyrhythm.training.objective import Objective
+from polyrhythm.training.batch import TrainingBatch, collate, minibatches
+from polyrhythm.training.objective import Normalizers, Objective
 from polyrhythm.training.prefetch import send_ahead
 from polyrhythm.training.ranks import ONE_RANK
 from polyrhythm.training.targets import TargetInputs, bootstrap_values, compute_targets, estimate_advantages
@@ -71,6 +71,11 @@ def test_minibatches_follow_their_seed_alone() -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, minibatches(50, 10, (1, 2, 3)), strict=True))
     for other in ((2, 2, 3), (1, 3, 3), (1, 2, 4)):
         assert not torch.equal(torch.cat(first), torch.cat(minibatches(50, 10, other)))
+
+
+def normalizers_of(objective: Objective, targets: TrainingBatch) -> Normalizers:
+    """Of all chunk steps as one mini-batch."""
+    return objective.normalizers(targets, [torch.arange(len(targets))], ONE_RANK.totals)[0]
 
 
 def inputs(
@@ -240,7 +245,7 @@ def test_the_value_loss_by_hand(aggregation: str) -> None:
     targets, _ = compute_targets(batch, settings, inputs(policy))
     objective = Objective(settings)
     found = policy.evaluate(batch.obs, batch.forward_inputs)
-    loss = objective.loss(found, targets, objective.normalizers(targets, ONE_RANK.totals), critic_only=False)
+    loss = objective.loss(found, targets, normalizers_of(objective, targets), critic_only=False)
     each = (0.5 * (found.value.detach() - targets.returns) ** 2).tolist()
     wanted = {
         "token_mean": sum(each) / 4,
@@ -259,7 +264,7 @@ def test_the_correction_multiplies_the_policy_loss() -> None:
     targets, _ = compute_targets(batch, settings, inputs(policy))
     objective = Objective(settings)
     found = policy.evaluate(batch.obs, batch.forward_inputs)
-    loss = objective.loss(found, targets, objective.normalizers(targets, ONE_RANK.totals), critic_only=False)
+    loss = objective.loss(found, targets, normalizers_of(objective, targets), critic_only=False)
     ratio = (targets.proximal - targets.behavior).exp()
     valid = batch.valid.unsqueeze(-1).expand_as(ratio)
     each = torch.where(ratio <= 1.3, ratio, 0.0) * -targets.advantage * found.logprob.detach()
@@ -276,7 +281,7 @@ def test_the_cap_bounds_the_divergence_from_the_reference(place: str) -> None:
         targets, _ = compute_targets(batch, settings, inputs(policy, reference=reference))
         objective = Objective(settings)
         found = policy.evaluate(batch.obs, batch.forward_inputs)
-        loss = objective.loss(found, targets, objective.normalizers(targets, ONE_RANK.totals), critic_only=False)
+        loss = objective.loss(found, targets, normalizers_of(objective, targets), critic_only=False)
         spreads.append((float(loss.metrics["train/actor/reference_kl"]), targets.advantage.sum().item()))
     assert spreads[1][0] <= 0.01 < spreads[0][0]
     assert (spreads[1][1] > spreads[0][1]) == (place == "reward"), "a smaller penalty, where there is one in the reward"

@@ -24,7 +24,7 @@ from polyrhythm.training import optim
 from polyrhythm.training.batch import PackedBatch, TrainingBatch, minibatches
 from polyrhythm.training.blame import find_culprit
 from polyrhythm.training.checkpoint import Saved, Saving, load, save
-from polyrhythm.training.objective import MicroStep, Objective
+from polyrhythm.training.objective import MicroStep, Normalizers, Objective
 from polyrhythm.training.precomputed import with_precomputed
 from polyrhythm.training.rank_batch import RankBatch, rank_batch, take_share
 from polyrhythm.training.ranks import ONE_RANK, Ranks, whole_from
@@ -120,9 +120,11 @@ class Learner:
         log, padded = StepLog(), list[float]()
         for epoch in range(training.epochs):
             seed = (self._seed, update_index, epoch)
-            for step, index in enumerate(minibatches(share.chunk_steps, training.minibatch_steps, seed)):
+            indices = minibatches(share.chunk_steps, training.minibatch_steps, seed)
+            divisors = self._objective.normalizers(batch, [share.pick(index)[0] for index in indices], ranks.totals)
+            for step, (index, by) in enumerate(zip(indices, divisors, strict=True)):
                 minibatch = rank_batch(batch, share, index, training.micro_batch_steps)
-                log.add(*step_of(self._selected(minibatch, (*seed, step))))
+                log.add(*step_of(self._selected(minibatch, (*seed, step)), by))
                 padded.append(minibatch.padded)
                 yield
         if before_step is not None:
@@ -181,12 +183,11 @@ class Learner:
         return minibatch if selected is None else minibatch._replace(own=replace(own, selected=selected))
 
     def _step(
-        self, minibatch: RankBatch, *, critic_only: bool, before: Callable[[], None] | None
+        self, minibatch: RankBatch, by: Normalizers, *, critic_only: bool, before: Callable[[], None] | None
     ) -> tuple[dict[str, Tensor], optim.GradientNorm]:
         """One optimizer step on a mini-batch, micro-batch by micro-batch; returns its metrics as scalars, this rank's
         part of them but for the last ones (NORM, STOPPED), and the norm of the gradient before clipping."""
         ranks, size = self.ranks, self._training.micro_batch_steps
-        by = self._objective.normalizers(minibatch.own, ranks.totals)
         self._optimizer.zero_grad()
         metrics: dict[str, Tensor] = {}
         for batch, last in minibatch.micro_batches(size, self._device):

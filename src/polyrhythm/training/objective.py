@@ -88,17 +88,22 @@ class Objective:
         generator = torch.Generator().manual_seed(int(np.random.SeedSequence(list(seed)).generate_state(1)[0]))
         return self._select(entries, generator=generator)[places]
 
-    def normalizers(self, own: TrainingBatch, totals: Totals) -> Normalizers:
-        """Of the whole mini-batch, of which `own` is this rank's part; computed on the host before it is cut (no wait
-        for a device). totals: numbers → their sums over ranks."""
-        how, constant = self._algorithm.aggregation, self._algorithm.aggregation_constant
-        of_value = own.value_mask if own.value_weight is None else own.value_weight
-        sums = [float(x.sum()) for x in (own.weight, of_value, own.weight > 0)]
-        policy, value, valid, chunk_steps = totals([*sums, float(len(own))])
-        steps = int(chunk_steps)
-        if own.value_weight is None:
-            by_value = aggregation.normalizer(value, steps)
-        else:
+    def normalizers(self, batch: TrainingBatch, minibatches: Sequence[Tensor], totals: Totals) -> list[Normalizers]:
+        """Of every mini-batch, computed on the host (no wait for a device). minibatches: of each the chunk steps of
+        `batch` that are this rank's, int64; totals: numbers → their sums over ranks, asked once."""
+        of_value = batch.value_mask if batch.value_weight is None else batch.value_weight
+        sums: list[float] = []
+        for rows in minibatches:
+            weight, value = batch.weight.index_select(0, rows), of_value.index_select(0, rows)
+            sums += [float(weight.sum()), float(value.sum()), float((weight > 0).sum()), float(len(rows))]
+        found = totals(sums)
+        return [self._normalizers(*found[i : i + 4]) for i in range(0, len(found), 4)]
+
+    def _normalizers(self, policy: float, value: float, valid: float, chunk_steps: float) -> Normalizers:
+        """From the sums of a mini-batch."""
+        how, constant, steps = self._algorithm.aggregation, self._algorithm.aggregation_constant, int(chunk_steps)
+        by_value = aggregation.normalizer(value, steps)
+        if self._algorithm.value.aggregation == "policy":
             by_value = aggregation.normalizer(value, steps, how, constant)
         return Normalizers(aggregation.normalizer(policy, steps, how, constant), by_value, valid or 1.0)
 

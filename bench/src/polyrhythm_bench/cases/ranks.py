@@ -7,6 +7,8 @@ weights, which is checked. Memory is of a larger policy, in processes that do no
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import statistics
 import tempfile
 import time
@@ -155,7 +157,12 @@ def one_rank(case: str, rank: int, size: int, store: str, strategy: str) -> Iter
 
 
 def _memory() -> dict[str, float]:
-    """Of this process: its own pages, its share of all, the most that was ever resident."""
+    """Of this process: its own pages and its share of all, without what the allocator keeps of freed ones; the most
+    that was ever resident."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)
     found = psutil.Process().memory_full_info()
     status = Path("/proc/self/status").read_text(encoding="ascii")
     peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
