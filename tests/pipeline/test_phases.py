@@ -94,7 +94,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     [
         ({"seed": 4}, "seed is 4 here but 3 in that run; give it the same settings, or set resume=never"),
         ({"training": {"epochs": 9}}, "training.epochs is 9 here but 2 in that run"),
-        ({"training": {"optimizer": {"value_lr": 0.1}}}, "training.optimizer.value_lr is 0.1 here but None in"),
+        ({"training": {"optimizer": {"value_lr": 0.1}}}, "training.optimizer.value_lr is 0.1 here but null in"),
         (
             {"policy": {"hidden": 8}, "seed": 4},
             r"policy.hidden is 8 here but 16 in that run \(differ, too: seed\)",

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of a run (its newest weights), one of its checkpoints/run-*, or a policy.pt",
     )
     parser.add_argument(
-        "overrides",
+        "folders",
         nargs="*",
         default=[],
         metavar="policy.checkpoint=FOLDER",
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.swap_instructions,
             live,
             Video(arguments.video, arguments.video_episodes) if arguments.video else None,
-            arguments.overrides,
+            arguments.folders,
         )
     if result["reports_success"] is False:
         result = without_success(result)
