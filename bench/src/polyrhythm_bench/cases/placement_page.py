@@ -28,9 +28,9 @@ of the devices and the trainer on the others.
 - *live / simulated*: the medians' ratio, and that of each turn. The bar is {limit:.0%} either way: **{verdict}** (the
   largest difference is {largest:.1%}). Nothing is added to the simulated stages for what live ones take longer.
 - *held*: mean share of the time in which a device is held.
-- *turns*: on the devices, of all live turns together; *late*: those that began before one that had asked earlier, and
-  *shared*: before the previous one had ended; *handover*: from the end of a turn to the beginning of the next one that
-  waits.
+- *turns*: on the devices, in all live runs together; *late*: turns after which one began that had asked earlier (the
+  clock is read beside joining the line, so two stations that come within a millisecond may look so); *shared*: that
+  began before the previous one had ended; *handover*: from the end of a turn to the beginning of the next that waits.
 """
 _CELLS = (
     "placement",
@@ -51,13 +51,12 @@ _EXPLANATION = """
 
 {differences}
 
-In the fitted costs training takes most of the time of a device, because the baselines of the two placements require it.
-A lock makes it bar all other work on all devices of the trainer, so in the hybrid placement, where every device also
-has a rank, generation and training add up on the generating devices, and asynchrony hides little. The published gains
-there are larger than any schedule of this work on exclusive devices allows. The table shows what asynchrony reaches if
-a share of the training time is spent off the devices (waiting for other ranks, moving data and weights) instead, each
-gradient step as long as before, so that lock-step stays as fitted. The same cause was found without locks in
-[009](../../docs/design/009-papers.md).
+In the hybrid placement every device also has a rank of the trainer. On the generating devices generation and training
+add up, whatever the order, so asynchrony hides only what other devices do meanwhile, and by the fitted costs that is
+less than what the paper gained. [009](../../docs/design/009-papers.md) found the same with devices that are shared:
+part of what the paper measured as training does not use the device (waiting for other ranks, moving data and weights).
+Lock-step waits for it, asynchrony need not. The last table shows what asynchrony would reach if a share of the training
+time were spent off the devices, each gradient step as long as before, so that lock-step stays as it was fitted.
 
 Two things of the paper are not in the model, and both count against colocation: a switch between stations of a device
 costs nothing here (the paper blames it for ManiSkill's colocated rows, which get slower with asynchronous rollout:

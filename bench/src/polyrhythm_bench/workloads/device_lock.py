@@ -31,8 +31,8 @@ _TURNS = "turns.csv"
 
 
 class TurnRecord(NamedTuple):
-    """A turn that ended. asked, began, ended: on the machine's monotonic clock, in seconds; number: of the device's
-    turns, in the order of asking."""
+    """A turn that ended. asked (before its number was given out), began, ended: on the machine's monotonic clock, in
+    seconds; number: of the device's turns, in the order in which they began."""
 
     device: int
     number: int
@@ -45,10 +45,10 @@ class TurnRecord(NamedTuple):
 class Turn:
     """One turn on a device, from the moment somebody asked for it."""
 
-    def __init__(self, folder: Path, device: int, station: str, number: int, own: int) -> None:
+    def __init__(self, folder: Path, device: int, station: str, number: int, own: int, asked: float) -> None:
         self._folder, self._device, self._station, self._number, self._own = folder, device, station, number, own
+        self._asked, self._began = asked, 0.0
         self._lock = -1
-        self._asked, self._began = time.monotonic(), 0.0
 
     def wait(self) -> None:
         """Return when the device is this turn's: those before it have ended, or died."""
@@ -81,6 +81,7 @@ class Device:
 
     def ask(self, station: str) -> Turn:
         """Join the line; the caller waits for the turn, and ends it."""
+        begin = time.monotonic()
         asked = _locked(self.folder / f"device-{self.number}.asked")
         try:
             number = int(os.pread(asked, 20, 0) or b"0") + 1
@@ -88,7 +89,7 @@ class Device:
             os.pwrite(asked, str(number).encode(), 0)
         finally:
             os.close(asked)
-        return Turn(self.folder, self.number, station, number, own)
+        return Turn(self.folder, self.number, station, number, own, begin)
 
     @contextmanager
     def hold(self, station: str) -> Iterator[None]:
