@@ -132,8 +132,8 @@ def _training(config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm
 
 
 def note_shortage(part: str, config: RunConfig, spec: EnvSpec, form: PolicyForm) -> Iterator[Examined]:
-    """A note if the run is estimated to take more memory than there is. What is missing here is reported elsewhere."""
-    with suppress(MissingError):
+    """A note if the run is estimated to take more memory than there is. What is wrong is reported elsewhere."""
+    with suppress(PolyrhythmError):
         if shortage := warn_of_room(config, spec, form):
             problem, _, fix = shortage.partition("; ")
             yield Examined(part, Finding("memory while it works", "note", problem, fix))
