@@ -50,6 +50,8 @@ class Policy(Protocol):
     exact: log-probs and values are bit-equal; otherwise equal within `tolerance` (absolute for log-probs, relative for
     values above 1).
     critic, optional: the module that only the value uses, for `training.optimizer.value_lr`.
+    blocks, optional: a method that returns the modules whose weights a rank of a sharded trainer gathers one after
+    another, where these are not its repeated layers (`training.sharding`).
 
     Optional methods of policies of which a part is frozen: `PublishesPart`, `SharesReference`, `Precomputes`.
     """

@@ -66,7 +66,7 @@ CASES = {
 }
 
 _SHOWN = CASES["tiny_vla"].spec
-#: A policy of which memory can be measured: 24 million parameters.
+#: A policy of which memory can be measured: 27 million parameters.
 LARGE = UpdateCase(TinyVlaSettings(width=512, layers=8, heads=8, expansion=4), _SHOWN, 8, 2, 4, 1, 8)
 
 
