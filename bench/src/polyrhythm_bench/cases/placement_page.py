@@ -29,7 +29,7 @@ of the devices and the trainer on the others.
   largest difference is {largest:.1%}). Nothing is added to the simulated stages for what live ones take longer.
 - *held*: mean share of the time in which a device is held.
 - *turns*: on the devices, in all live runs together; *late*: turns after which one began that had asked earlier (the
-  clock is read beside joining the line, so two stations that come within a millisecond may look so); *shared*: that
+  clock is read just before joining the line, so stations that come at about the same time may look so); *shared*: that
   began before the previous one had ended; *handover*: from the end of a turn to the beginning of the next that waits.
 """
 _CELLS = (
@@ -150,9 +150,21 @@ def _differences(parts: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
                 said.append(f"in {row['mode']} fewer than two placements are published")
         own = [cell for cell in part["cells"] if cell["published"] is not None]
         first, ours = (_fastest_first(own, by)[0] for by in ("published", "live"))
-        same = "which is also ours" if first is ours else f"ours is {_label(ours)}"
+        same = "which is also ours" if first is ours else f"ours is {_label(ours)}{_shares(part, first, ours)}"
         said.append(f"the fastest published cell is {_label(first)}, {same}")
         yield f"- {name}: {'; '.join(said)}."
+
+
+def _shares(part: Mapping[str, Any], first: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """The shares of the last table with which the published first would be first."""
+    if first["mode"] != "asynchronous":
+        return ""
+    shares = []
+    for row in part["off_device"]:
+        others = [rate for name, rate in row.items() if name not in ("share", first["placement"])]
+        if row[first["placement"]] > max(*others, ours["full_size"]):
+            shares.append(f"{row['share']:.0%}")
+    return f" (with {' or '.join(shares)} of the training time off the devices it would be theirs)" if shares else ""
 
 
 def _off_device(parts: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -113,7 +113,7 @@ def index_of(station: str) -> int:
 
 
 def read_turns(folder: Path) -> list[TurnRecord]:
-    """All turns that ended, in the order of their ends."""
+    """All turns that ended, in the order in which they were written down."""
     with (folder / _TURNS).open(encoding="ascii", newline="") as file:
         return [
             TurnRecord(int(device), int(number), station, float(asked), float(began), float(ended))
