@@ -16,8 +16,8 @@ from polyrhythm.specs import ArraySpec
 
 
 class SlowSettings(CategoricalSettings):
-    """A categorical policy whose every evaluation for the loss takes `seconds`; not that of two rows, which is the
-    trial before the start."""
+    """A categorical policy whose every evaluation for the loss takes `seconds`; not that of up to eight rows, which are
+    the trial and the estimate of memory before the start."""
 
     type: Literal["tests.process.policies:SlowSettings"] = "tests.process.policies:SlowSettings"  # type: ignore[assignment]
     seconds: float = 1.0
@@ -27,7 +27,7 @@ class SlowSettings(CategoricalSettings):
         evaluate = policy.evaluate
 
         def slowly(obs: Any, forward_inputs: Any) -> Any:
-            time.sleep(self.seconds if len(next(iter(obs.values()))) > 2 else 0.0)
+            time.sleep(self.seconds if len(next(iter(obs.values()))) > 8 else 0.0)
             return evaluate(obs, forward_inputs)
 
         policy.evaluate = slowly  # type: ignore[method-assign]

@@ -99,7 +99,7 @@ def test_each_group_learns_at_its_rate():
 @pytest.mark.parametrize("piece", [1, 200, 2**30])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_offload_gives_the_same_bits(piece, dtype, monkeypatch):
-    monkeypatch.setattr(optim, "_PIECE", piece)
+    monkeypatch.setattr(optim, "PIECE_BYTES", piece)
 
     def learned(*, offload):
         module = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3)).to(dtype)

@@ -23,7 +23,7 @@ def mean_and_variance(x: Tensor, total: Total = here) -> tuple[Tensor, Tensor]:
     """
     count = x.new_tensor(float(x.numel()), dtype=torch.float64)
     empty = x.numel() == 0
-    mean = count.new_zeros(()) if empty else x.mean().double()
+    mean = count.new_zeros(()) if empty else x.double().mean()
     variance = count.new_zeros(()) if empty else x.var(correction=0).double()
     sums = total(torch.stack([count, count * mean]))
     overall = sums[1] / sums[0]

@@ -1,8 +1,8 @@
 """Which stations are on their device in turn (`placement.sharing: lease`): settings and seats in, leases out.
 
 A device is leased where at least two stations on it can leave it: generators and the trainer, and simulators whose
-environment says so (`leaves_device`); others stay on it. For the stations on the CPU the host counts as one device,
-so the whole mechanism runs without a GPU.
+environment says so (`leaves_device`); others stay on it. Where no station has a CUDA device the host counts as one
+device, so the whole mechanism runs without a GPU.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import replace
 from polyrhythm.config.sections.placement import PlacementSettings
 from polyrhythm.errors import ConfigError
 from polyrhythm.runtime.factories import Resources
+from polyrhythm.runtime.messages import station_of
 from polyrhythm.scheduler.settings import LeaseSettings
 
 #: The number of the host among the leased devices; CUDA devices have those of torch.
@@ -29,14 +30,17 @@ def lease_devices(
     """
     if placement.sharing == "share":
         return dict(seats)
-    if (ranks := sum(name.startswith("trainer") for name in seats)) > 1:
-        raise ConfigError(
-            f"placement.sharing = lease: the trainer has {ranks} ranks, and only a trainer of one rank can leave its "
-            "device; set placement.trainer.ranks to 1, or placement.sharing to share"
-        )
     able = [name for name in seats if simulators_leave or not name.startswith("simulator")]
     numbers = Counter(_number(seats[name]) for name in able)
+    if any(number != HOST for number in numbers):
+        del numbers[HOST]
     leases = {name: (number,) for name in able if numbers[number := _number(seats[name])] > 1}
+    ranks = [name for name in seats if station_of(name) == "trainer"]
+    if len(ranks) > 1 and leases.keys() & ranks:
+        raise ConfigError(
+            f"placement.sharing = lease: the trainer has {len(ranks)} ranks, and only a trainer of one rank can leave "
+            "its device; set placement.trainer.ranks to 1, or placement.sharing to share"
+        )
     return {name: replace(seat, leases=leases.get(name, ()), offload=offload) for name, seat in seats.items()}
 
 

@@ -143,7 +143,10 @@ class RunLoop:
             if not asked and updates.trainer and self.conductor.versions.updates == update:
                 self._decide(records.SaveRequested())
                 asked = True
-            event = self.launcher.receive(max(0.0, min(until, say_at) - self.clock()))
+            if self.conductor.deadline() <= self.clock():  # a station that holds a device which the trainer waits for
+                self._decide(records.Wake())
+            due = min(until, say_at, self.conductor.deadline())
+            event = self.launcher.receive(max(0.0, due - self.clock()))
             if event is not None:
                 self._decide(event)
             self._pass_reports()

@@ -196,7 +196,7 @@ class Learner:
                 loss.total.backward()
             metrics = {name: x + metrics[name] for name, x in loss.metrics.items()} if metrics else loss.metrics
         norm = optim.clip_gradient(self._parameters, self._training.optimizer.grad_clip, ranks.norms)
-        metrics[NORM] = norm.total.float()
+        metrics[NORM] = norm.total.float().to(self._device)  # of shards in host memory it is there
         bound = self._algorithm.early_stop_ratio
         if bound is not None:
             ratio = ranks.total(metrics[_RATIO])

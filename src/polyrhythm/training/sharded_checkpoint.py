@@ -13,7 +13,6 @@ from __future__ import annotations
 import ast
 import io
 import os
-import shutil
 import threading
 import warnings
 import zipfile
@@ -39,6 +38,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 
 from polyrhythm.errors import RunFolderError
+from polyrhythm.files import remove_whole
 from polyrhythm.training.shards import joined, part_of
 
 Group = torch.distributed.ProcessGroup
@@ -120,7 +120,7 @@ def _write(
     unfinished = folder.with_name(f"{folder.name}.part")
     save(dict(tensors), storage_writer=_Writer(unfinished, index), process_group=group)
     if rank == 0:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_whole(folder)  # of the same updates, saved before
         unfinished.rename(folder)
 
 

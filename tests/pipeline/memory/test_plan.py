@@ -11,7 +11,7 @@ from tests.pipeline.runs import config
 from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.build import env_settings, policy_settings
-from polyrhythm.pipeline.memory.needs import HOST, Part
+from polyrhythm.pipeline.memory.needs import HOST, SHARED, Part
 from polyrhythm.pipeline.memory.plan import DeviceMemory, Hosting, Machine, MemoryPlan, Planner, with_settings
 from polyrhythm.pipeline.memory.rows import micro_batch_rows, pass_rows, samples_unit
 from polyrhythm.policies.form import PolicyForm
@@ -58,9 +58,9 @@ def test_one_rank_keeps_everything() -> None:
 
 
 def test_replicas_have_all_of_it_and_shards_a_share_and_the_largest_block() -> None:
-    run = config(**DEVICES)
+    run = with_settings(config(**DEVICES), {"placement.trainer.devices": "0-3"})
     planner = planner_of(run)
-    replicas = planner.plan(run, Hosting(4))
+    replicas = planner.plan(run)
     assert [own.name for own in replicas.devices] == ["cpu", "cuda:0", "cuda:1", "cuda:2", "cuda:3"]
     assert sizes(replicas, "cuda:3", "trainer-rank3")["weights"] == 14 * GB
     shards = planner.plan(run, Hosting(4, "shard"))
@@ -69,7 +69,8 @@ def test_replicas_have_all_of_it_and_shards_a_share_and_the_largest_block() -> N
     assert own["gradients"] == 3 * GB
     assert own["optimizer"] == 6 * GB
     assert own["largest block, gathered"] == 4 * GB  # its weights and its gradient
-    assert "published weights" in sizes(shards, "cuda:0", "trainer")
+    assert "published weights" not in sizes(shards, "cuda:0", "trainer")  # no rank has them whole
+    assert "published weights" in sizes(replicas, "cuda:0", "trainer")
 
 
 def test_offloaded_moments_are_the_hosts() -> None:
@@ -88,16 +89,15 @@ def test_a_leased_device_holds_its_largest_station_and_the_host_what_the_others_
     trainer = sum(in_turn.stations()["trainer"].values())
     assert in_turn.total() == trainer
     assert at_once.total() == trainer + sum(at_once.stations()["generator-0"].values())
-    # Of trainer and generator one is suspended: in the worst case the trainer.
     assert sizes(leased, HOST, "trainer")["while suspended from cuda:0"] == trainer
     suspended = [part for part in leased.devices[0].parts if part.purpose.startswith("while suspended")]
     assert [*shared.devices[0].parts, *suspended] == list(leased.devices[0].parts)
 
 
-def test_a_lease_adds_up_only_on_devices() -> None:
-    parts = (Part("a", "x", HOST, 3), Part("b", "x", HOST, 4))
-    assert DeviceMemory(HOST, 10, parts, "lease").total() == 7
-    assert DeviceMemory("cuda:0", 10, parts, "lease").total() == 4
+def test_a_leased_device_counts_its_largest_station_and_what_all_share() -> None:
+    parts = (Part("a", "x", HOST, 3), Part("b", "x", HOST, 4), Part(SHARED, "arena", HOST, 2))
+    assert DeviceMemory(HOST, 10, parts).total() == 9
+    assert DeviceMemory(HOST, 10, parts, "lease").total() == 6
     assert DeviceMemory(HOST, 10, parts, building=9).total() == 9
     assert not DeviceMemory(HOST, 8, parts, building=9).fits
 

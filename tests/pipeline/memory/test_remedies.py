@@ -10,34 +10,12 @@ from tests.pipeline.runs import config
 
 from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.config.sections.placement import PlacementSettings, SeatSettings
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.memory.plan import Machine, Planner, with_settings
 from polyrhythm.pipeline.memory.remedies import Remedy, find_remedies
 
 BATCHED: dict[str, Any] = {"rollout": {"env_batches": 8}, "batching": {"type": "dynamic", "max_rows": 48}}
 PI0 = ["policy={type: pi0, dtype: float32}", "placement={trainer: {devices: 0}, generators: {devices: 0}}"]
-
-
-class RankedSeat(SeatSettings):
-    """The trainer's seat as it is where it has ranks."""
-
-    ranks: int = 1
-    strategy: str = "replicate"
-
-
-class RankedPlacement(PlacementSettings):
-    """`placement` as it is where devices can be leased."""
-
-    sharing: str = "share"
-    trainer: RankedSeat = RankedSeat()
-
-
-def with_ranks_and_leases(run: RunConfig) -> RunConfig:
-    placement = RankedPlacement(
-        generators=run.placement.generators, trainer=RankedSeat(devices=run.placement.trainer.devices)
-    )
-    return run.model_copy(update={"placement": placement})
 
 
 def small_planner(run: RunConfig, device: int, host: int = 10 * GB, devices: int = 4) -> Planner:
@@ -95,36 +73,35 @@ def test_changes_are_put_together_where_one_alone_is_too_little() -> None:
         assert planner.plan(with_settings(run, remedy.settings)).fits
 
 
-def test_ranks_and_leases_are_proposed_where_there_are_such_settings() -> None:
+def test_leases_and_ranks_are_proposed() -> None:
     run = config(**DEVICES)
     planner = planner_of(run, free=56 * GB)  # 7 + 14 + 3 * 12 = 57 GB
     host = planner.machine
     planner.machine = Machine(host.devices, lambda name: 10**12 if name == "cpu" else 56 * GB)
-    without = by_name(find_remedies(planner, run))
-    assert without == {"training.optimizer.offload": True}
-    ranked = with_ranks_and_leases(run)
-    found = by_name(find_remedies(planner, ranked))
-    assert found == {
+    assert by_name(find_remedies(planner, run)) == {
         "training.optimizer.offload": True,
         "placement.sharing": "lease",
-        "placement.trainer.ranks": 2,
+        "placement.trainer.devices": "0-1",
         "placement.trainer.strategy": "shard",
     }
+    divided = with_settings(run, {"placement.trainer.devices": "0-1"})  # all of it on each of two
+    proposed = [dict(remedy.settings) for remedy in find_remedies(planner, divided)]
+    assert {"placement.trainer.strategy": "shard"} in proposed
+    assert not any("placement.sharing" in settings for settings in proposed)  # ranks cannot leave their devices
 
 
 def test_the_smallest_number_of_ranks_that_fits() -> None:
-    run = with_ranks_and_leases(config(**DEVICES))
+    run = config(**DEVICES)
     planner = planner_of(run)
     # 7 GB of the generator, a block of 4 GB, and 50 GB divided by the ranks.
     for free, ranks in ((40, 2), (29, 3), (24, 4), (18, 8)):
         planner.machine = Machine(8, lambda name, free=free: 10**12 if name == "cpu" else free * GB)  # type: ignore[misc]
-        assert by_name(find_remedies(planner, run))["placement.trainer.ranks"] == ranks
-    planner.machine = Machine(8, lambda name: 10**12 if name == "cpu" else 10 * GB)
-    (all_of_it,) = find_remedies(planner, run)  # 26 GB of weights and gradients, divided, and the block of 4 GB
+        assert by_name(find_remedies(planner, run))["placement.trainer.devices"] == f"0-{ranks - 1}"
+    planner.machine = Machine(8, lambda name: 10**12 if name == "cpu" else 15 * GB)
+    (all_of_it,) = find_remedies(planner, run)  # 7 GB, 26 GB of weights and gradients, divided, and the block of 4 GB
     assert all_of_it.settings == {
         "training.optimizer.offload": True,
-        "placement.sharing": "lease",
-        "placement.trainer.ranks": 5,
+        "placement.trainer.devices": "0-7",
         "placement.trainer.strategy": "shard",
     }
     planner.machine = Machine(8, lambda name: 10**12 if name == "cpu" else 6 * GB)

@@ -185,7 +185,8 @@ def _trainer(
     for index, device in enumerate(devices):
         name = rank_name("trainer", index)
         parts += _rank(config, form, name, device, ranks)
-        if index == 0 and device != HOST and device in own.values() and config.launcher == "local":
+        keeps = config.placement.sharing == "share" and (ranks.strategy == "replicate" or len(devices) == 1)
+        if index == 0 and keeps and device != HOST and device in own.values() and config.launcher == "local":
             parts.append(Part(name, "published weights", device, WeightsLayout.of(form.published).nbytes))
         if activations is not None and config.training.versions:
             parts += _update(config, spec, form, name, device, ranks, layout, activations)
@@ -196,13 +197,14 @@ def _rank(config: RunConfig, form: PolicyForm, name: str, device: str, ranks: Ra
     """What a rank keeps between its updates."""
     learns = config.training.versions > 0
     share = ranks.count if ranks.strategy == "shard" else 1
+    keeps = HOST if share > 1 and config.placement.trainer.shard.cpu_offload else device
     offload = config.training.optimizer.offload
     moments = -(-_MOMENTS * form.trainable_bytes // share) * learns
     parts = [
-        Part(name, "weights", device, -(-form.train_bytes // share)),
-        Part(name, "gradients", device, -(-form.trainable_bytes // share) * learns),
-        Part(name, "optimizer", HOST if offload else device, moments),
-        Part(name, "reference policy", device, -(-reference_bytes(config, form) // share) * learns),
+        Part(name, "weights", keeps, -(-form.train_bytes // share)),
+        Part(name, "gradients", keeps, -(-form.trainable_bytes // share) * learns),
+        Part(name, "optimizer", HOST if offload else keeps, moments),
+        Part(name, "reference policy", keeps, -(-reference_bytes(config, form) // share) * learns),
     ]
     if share > 1:
         block = min(form.block_bytes or form.train_bytes, form.train_bytes)

@@ -1,7 +1,8 @@
 """Adds up what a run keeps on each device, and compares it with what is there.
 
 Under `share` a device holds all of its stations at once. Under `lease` it holds one at a time, so the largest counts,
-and what the others keep lies in host memory meanwhile. Main builds the policy on the host before the stations do.
+and what stations keep there is in host memory, too; without a CUDA device the host itself is leased. Main builds the
+policy on the host before the stations do.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.config.sections.placement import list_device_ids
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.pipeline.build import policy_settings, station_names
+from polyrhythm.pipeline.leases import lease_devices
 from polyrhythm.pipeline.memory.activations import Activations, estimate_activations
-from polyrhythm.pipeline.memory.needs import HOST, Part, Ranks, Sharing, Strategy, list_parts
+from polyrhythm.pipeline.memory.needs import HOST, SHARED, Part, Ranks, Sharing, Strategy, list_parts
 from polyrhythm.pipeline.seats import assign_seats, count_ranks
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.vla.settings import VlaSettings
+from polyrhythm.runtime.messages import rank_name
 from polyrhythm.specs import EnvSpec
 
 
@@ -61,8 +63,8 @@ class DeviceMemory:
         for part in self.parts:
             if part.certain or not certain:
                 sizes[part.station] = sizes.get(part.station, 0) + part.nbytes
-        leased = self.sharing == "lease" and self.name != HOST
-        return max(self.building, (max if leased else sum)([*sizes.values(), 0]))
+        shared = sizes.pop(SHARED, 0)
+        return max(self.building, shared + (max if self.sharing == "lease" else sum)([*sizes.values(), 0]))
 
     @property
     def fits(self) -> bool:
@@ -144,11 +146,11 @@ class Planner:
         """certain: leave out what is estimated, which takes time."""
         hosting = hosting or Hosting.of(config, self.machine.devices)
         form, activations = self._of(config)
-        names = station_names(config, trainer=self.trainer)
+        of_trainer = [rank_name("trainer", rank) for rank in range(hosting.ranks)] if self.trainer else []
+        names = station_names(config, trainer=False) | {"trainer": of_trainer}
         seats = assign_seats(config.placement, names, self.machine.devices, {}, inline=config.launcher == "inline")
-        ranks = Ranks()
-        if self.trainer:
-            ranks = Ranks(self._rank_devices(config, seats["trainer"].device, hosting.ranks), hosting.strategy)
+        lease_devices(config.placement, seats, simulators_leave=False)
+        ranks = Ranks([seats[name].device for name in of_trainer], hosting.strategy)
         parts = list_parts(config, self.spec, form, seats, ranks=ranks)
         if certain:
             kept = [part for part in parts if part.certain]
@@ -170,17 +172,6 @@ class Planner:
             self.take_form(config, policy_settings(config).form(self.spec))
         return self._known[key]
 
-    def _rank_devices(self, config: RunConfig, first: str, ranks: int) -> tuple[str, ...]:
-        """A device for each rank: those that the settings name, else from the trainer's own on, counted round."""
-        if first == HOST:
-            return (HOST,) * ranks
-        asked = config.placement.trainer.devices
-        ids = list_device_ids(asked) if asked not in (None, HOST, "all") else ()
-        start, count = int(first.partition(":")[2]), self.machine.devices
-        if len(ids) < ranks:
-            ids = tuple((start + index) % count for index in range(ranks))
-        return tuple(f"cuda:{index}" for index in ids[:ranks])
-
     def _devices(
         self, config: RunConfig, form: PolicyForm, parts: Sequence[Part], hosting: Hosting
     ) -> tuple[DeviceMemory, ...]:
@@ -193,7 +184,7 @@ class Planner:
                 name,
                 self.machine.free(name),
                 tuple(part for part in [*parts, *moved] if part.device == name),
-                hosting.sharing,
+                "share" if name == HOST and len(names) > 1 else hosting.sharing,
                 building * (name == HOST),
             )
             for name in names
@@ -201,7 +192,7 @@ class Planner:
 
 
 def _suspended(parts: Sequence[Part]) -> list[Part]:
-    """What lies in host memory because its station has given up its device: on each device, all but the smallest."""
+    """What lies in host memory because its station gives up its device: the pinned copies stay there once made."""
     sizes: dict[str, dict[str, int]] = {}
     for part in parts:
         if part.device != HOST:
@@ -209,8 +200,8 @@ def _suspended(parts: Sequence[Part]) -> list[Part]:
             own[part.station] = own.get(part.station, 0) + part.nbytes * part.stays
     found = []
     for device, own in sizes.items():
-        for station, size in sorted(own.items(), key=lambda item: item[1])[1:]:
-            found.append(Part(station, f"while suspended from {device}", HOST, size))
+        if len(own) > 1:
+            found += [Part(station, f"while suspended from {device}", HOST, size) for station, size in own.items()]
     return found
 
 

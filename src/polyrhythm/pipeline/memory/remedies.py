@@ -7,21 +7,24 @@ where memory is still short, and those that turn out not to be needed are taken 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import LimitedBatching
-from polyrhythm.errors import PolyrhythmError
+from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.pipeline.build import env_batch_infos
 from polyrhythm.pipeline.memory.needs import HOST
 from polyrhythm.pipeline.memory.plan import DeviceMemory, Hosting, MemoryPlan, Planner, with_settings
 from polyrhythm.pipeline.memory.rows import longest_sample, micro_batch_rows, pass_rows, samples_unit
+from polyrhythm.pipeline.validation.rank_checks import check_ranks
 from polyrhythm.policies.vla.settings import VlaSettings
+from polyrhythm.runtime.messages import station_of
 
 _MICRO, _ROWS, _SAMPLES = "training.micro_batch_steps", "batching.max_rows", "training.mini_batch_samples"
-_RANKS, _STRATEGY, _SHARING = "placement.trainer.ranks", "placement.trainer.strategy", "placement.sharing"
+_DEVICES, _RANKS, _STRATEGY = "placement.trainer.devices", "placement.trainer.ranks", "placement.trainer.strategy"
+_SHARING = "placement.sharing"
 #: Most changes that are put together.
 _MOST = 12
 
@@ -44,15 +47,12 @@ class Remedy:
         return {"settings": dict(self.settings), "totals": dict(self.totals)}
 
 
-def find_remedies(
-    planner: Planner, config: RunConfig, *, hosting: Hosting | None = None, most: int | None = None
-) -> list[Remedy]:
+def find_remedies(planner: Planner, config: RunConfig, *, most: int | None = None) -> list[Remedy]:
     """Settings with which every device has room, at most so many; [] if it fits already, or with none known here.
 
-    hosting: how trainer and devices are divided now, by the configuration unless given. Ranks and leases are proposed
-    where `placement` has settings for them. It takes seconds for each policy that is tried.
+    It takes seconds for each policy that is tried.
     """
-    start = _Variant(config, hosting or Hosting.of(config, planner.machine.devices), {})
+    start = _Variant(config, {})
     search = _Search(planner, start)
     full = search.full(start)
     if not full:
@@ -69,18 +69,11 @@ class _Variant:
     """The run with some settings changed."""
 
     config: RunConfig
-    hosting: Hosting
     settings: Settings
 
     def changed(self, settings: Settings) -> _Variant:
-        """With more changes. Settings of ranks and leases change the hosting, which the plan reads."""
-        hosting = self.hosting
-        if _RANKS in settings:
-            hosting = replace(hosting, ranks=settings[_RANKS], strategy="shard")
-        if _SHARING in settings:
-            hosting = replace(hosting, sharing=settings[_SHARING])
-        known = {name: value for name, value in settings.items() if not name.startswith("placement.")}
-        return _Variant(with_settings(self.config, known), hosting, {**self.settings, **settings})
+        """With more changes."""
+        return _Variant(with_settings(self.config, settings), {**self.settings, **settings})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +85,8 @@ class _Search:
 
     def plan(self, variant: _Variant) -> MemoryPlan:
         """As far as it is needed: passes are left out where already what is certain does not fit."""
-        certain = self.planner.plan(variant.config, variant.hosting, certain=True)
-        return self.planner.plan(variant.config, variant.hosting) if certain.fits else certain
+        certain = self.planner.plan(variant.config, certain=True)
+        return self.planner.plan(variant.config) if certain.fits else certain
 
     def full(self, variant: _Variant) -> list[DeviceMemory]:
         """The devices that are too small."""
@@ -144,7 +137,7 @@ def _single(search: _Search, start: _Variant, full: list[DeviceMemory]) -> Itera
     done: set[str] = set()  # of the numbers of ranks the smallest that fits is enough
 
     def tried(settings: Settings) -> Remedy | None:
-        found = None if _RANKS in done and _RANKS in settings else search.remedy(start.changed(settings))
+        found = None if _DEVICES in done and _DEVICES in settings else search.remedy(start.changed(settings))
         done.update(settings if found else ())
         return found
 
@@ -157,10 +150,9 @@ def _single(search: _Search, start: _Variant, full: list[DeviceMemory]) -> Itera
 
 def _switches(planner: Planner, variant: _Variant, full: list[DeviceMemory]) -> Iterator[dict[str, Any]]:
     """Settings that are switched and may help on these devices, the cheapest first; numbers of ranks ascending."""
-    config, hosting, policy = variant.config, variant.hosting, variant.config.policy
-    trained = {
-        part.purpose for device in full for part in device.parts if part.station.partition(".")[0] == "trainer"
-    }
+    config, policy = variant.config, variant.config.policy
+    hosting = Hosting.of(config, planner.machine.devices)
+    trained = {part.purpose for device in full for part in device.parts if station_of(part.station) == "trainer"}
     devices = [device for device in full if device.name != HOST]
     on_device = trained & {"weights", "gradients"} and devices
     if (wanted := _precomputed_mib(full)) > config.training.precomputed_mib:
@@ -170,15 +162,26 @@ def _switches(planner: Planner, variant: _Variant, full: list[DeviceMemory]) -> 
     passes = trained - {"precomputed", "samples of an update"}
     if passes and isinstance(policy, VlaSettings) and not policy.gradient_checkpointing:
         yield {"policy.gradient_checkpointing": True}
-    leases = hosting.sharing == "share" and hasattr(config.placement, "sharing")
-    if leases and any(len(device.stations()) > 1 for device in devices):
+    if on_device and hosting.sharing == "share":
+        yield from _divisions(planner, config, hosting)
+    if hosting.ranks == 1 and hosting.sharing == "share" and any(len(device.stations()) > 1 for device in devices):
         yield {_SHARING: "lease"}
-    if on_device and hasattr(config.placement.trainer, "ranks"):
-        for ranks in range(hosting.ranks + 1, planner.machine.devices + 1):
-            yield {_RANKS: ranks, _STRATEGY: "shard"}
     if trained and isinstance(policy, VlaSettings):
         for part in {"all": ("expert", "lora"), "expert": ("lora",)}.get(policy.train, ()):
             yield {"policy.train": part}
+
+
+def _divisions(planner: Planner, config: RunConfig, hosting: Hosting) -> Iterator[dict[str, Any]]:
+    """Ways to shard the trainer over its ranks, or over more of them, each on a device, that `train` would accept."""
+    if hosting.ranks > 1 and hosting.strategy == "replicate":
+        yield {_STRATEGY: "shard"}
+    for ranks in range(hosting.ranks + 1, planner.machine.devices + 1):
+        try:
+            check_ranks(config, ranks)
+        except ConfigError:
+            return
+        told = {_RANKS: ranks} if config.placement.trainer.ranks is not None else {}
+        yield {_DEVICES: f"0-{ranks - 1}", **told, _STRATEGY: "shard"}
 
 
 def _precomputed_mib(full: list[DeviceMemory]) -> int:
@@ -189,7 +192,8 @@ def _precomputed_mib(full: list[DeviceMemory]) -> int:
 
 def _largest_micro_batch(search: _Search, variant: _Variant) -> Remedy | None:
     steps = longest_sample(variant.config, search.planner.spec, search.planner.form(variant.config))
-    return search.largest(variant, _MICRO, 1, micro_batch_rows(variant.config, steps, variant.hosting.ranks))
+    ranks = Hosting.of(variant.config, search.planner.machine.devices).ranks
+    return search.largest(variant, _MICRO, 1, micro_batch_rows(variant.config, steps, ranks))
 
 
 def _most_rows(search: _Search, variant: _Variant) -> Remedy | None:
@@ -222,10 +226,9 @@ def _together(search: _Search, start: _Variant) -> Remedy | None:
 def _without_needless(search: _Search, start: _Variant, variant: _Variant) -> Remedy | None:
     """The variant without changes that it does not need, and with its largest micro-batch."""
     for name in variant.settings:
-        if name != _STRATEGY:
-            left = {key: value for key, value in variant.settings.items() if key != name}
-            if name == _RANKS:
-                left.pop(_STRATEGY, None)
+        if name not in (_STRATEGY, _RANKS) or _DEVICES not in variant.settings:
+            dropped = {_DEVICES, _RANKS, _STRATEGY} if name == _DEVICES else {name}
+            left = {key: value for key, value in variant.settings.items() if key not in dropped}
             fewer = start.changed(left)
             if left and (search.remedy(fewer) or _largest_micro_batch(search, fewer)):
                 variant = fewer

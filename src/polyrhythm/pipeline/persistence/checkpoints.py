@@ -121,7 +121,7 @@ def read_policy_settings(path: Path) -> dict[str, Any]:
     """
     file = path if path.is_file() else path / (RUN_FILE if (path / RUN_FILE).is_file() else POLICY_FILE)
     run = path if file.name == POLICY_FILE and path.is_dir() else file.resolve().parent
-    if file.name == RUN_FILE or file.match(TrainerStates.pattern):
+    if file.name == RUN_FILE or TrainerStates.holds(path):
         run = path.resolve().parents[1]
     if not (run / CONFIG_FILE).is_file():
         return _load_file(file).config
