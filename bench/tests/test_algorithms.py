@@ -104,6 +104,6 @@ def test_an_update_by_hand_is_the_same_maths(name):
 
 
 def test_other_maths_by_hand_is_noticed(monkeypatch):
-    monkeypatch.setattr(update, "_CLIP", 1e-6)
+    monkeypatch.setattr(update, "CLIP", 1e-6)
     with torch.random.fork_rng(), pytest.raises(AssertionError, match="not the same maths"):
         update.measure(update.CASES["mlp"]._replace(trajectories=4), repeats=1)
