@@ -59,7 +59,7 @@ def faults(word: str, where: str) -> int:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is about glibc")
 @pytest.mark.parametrize("where", ["main", "thread"])
 def test_training_steps_reuse_the_memory_of_those_before(where: str) -> None:
-    assert faults("keep", where) < 0.5 * faults("leave", "main")
+    assert faults("keep", where) < 0.75 * faults("leave", "main")
 
 
 @pytest.mark.parametrize(
