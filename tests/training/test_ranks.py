@@ -89,7 +89,7 @@ def expected() -> list[dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize(
-    ("size", "strategy", "every"), [(2, "replicate", 1), (2, "shard", 3), (4, "replicate", 6), (4, "shard", 11)]
+    ("size", "strategy", "every"), [(2, "replicate", 1), (2, "shard", 6), (4, "replicate", 12), (4, "shard", 22)]
 )
 def test_the_gradient_is_that_of_one_rank(
     pool: RankPool, expected: list[dict[str, Tensor]], size: int, strategy: str, every: int

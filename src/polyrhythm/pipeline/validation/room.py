@@ -23,6 +23,8 @@ from polyrhythm.specs import EnvSpec
 
 log = logging.getLogger(__name__)
 
+#: Share of a device's memory below which what is certain says that its passes fit as well.
+_NEGLIGIBLE = 0.02
 #: Most remedies in a sentence.
 _TOLD = 3
 
@@ -70,6 +72,9 @@ def warn_of_room(
 ) -> str:
     """A sentence if what stations are estimated to take while they work is more than there is, else ""."""
     planner = _planner(config, spec, form, trainer=trainer, free=free)
+    certain = planner.plan(config, certain=True).devices
+    if all(device.total(certain=True) < _NEGLIGIBLE * device.free for device in certain):
+        return ""  # to estimate takes half a second
     for device in planner.plan(config).devices:
         if not device.fits:
             what = f"policy.type = {getattr(config.policy, 'type', '')}: by estimate {_described(device)}"
