@@ -267,3 +267,14 @@ _COMMANDS: dict[type, Callable[[GuaranteeChecker, float, Any], None]] = {
     ApplyWeights: GuaranteeChecker._apply,
     StartUpdate: GuaranteeChecker._lend,
 }
+
+
+def check_target_reached(cluster: Cluster, conductor: Conductor, watch: GuaranteeChecker) -> None:
+    """Run the cluster; raise unless it reaches its versions with every guarantee, each sample accounted for."""
+    cluster.run()
+    watch.finish()
+    assert cluster.driver.reached >= cluster.settings.versions
+    assert cluster.driver.evaluating == set()
+    assert conductor.ledger.imbalance == 0
+    if all(fault.station != "trainer" for fault in cluster.settings.faults):
+        assert conductor.ledger.trained == cluster.settings.versions * cluster.settings.scheduler.version_samples

@@ -14,7 +14,7 @@ from dataclasses import replace
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.oracles.arbitrary import arbitrary_cluster
-from tests.oracles.guarantees import GuaranteeChecker
+from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
 from tests.oracles.replay import first_difference
 
 from polyrhythm.clustersim.cluster import Cluster
@@ -65,13 +65,7 @@ def test_so_is_it_with_more_groups_and_members_than_are_needed(rng: random.Rando
 
 def _reaches_its_target(cluster_settings: ClusterSettings) -> Conductor:
     cluster, conductor, watch = watched(cluster_settings)
-    cluster.run()
-    watch.finish()
-    assert cluster.driver.reached >= cluster_settings.versions
-    assert cluster.driver.evaluating == set()
-    assert conductor.ledger.imbalance == 0
-    if all(fault.station != "trainer" for fault in cluster_settings.faults):
-        assert conductor.ledger.trained == cluster_settings.versions * cluster_settings.scheduler.version_samples
+    check_target_reached(cluster, conductor, watch)
     return conductor
 
 

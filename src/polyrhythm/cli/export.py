@@ -37,9 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    told = export(arguments.path.expanduser(), arguments.out.expanduser(), arguments.base)
-    print(json.dumps(told, indent=2) if arguments.json else aligned((key, str(value)) for key, value in told.items()))
+    tell(export(arguments.path.expanduser(), arguments.out.expanduser(), arguments.base), as_json=arguments.json)
     return 0
+
+
+def tell(told: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print what was written."""
+    print(json.dumps(told, indent=2) if as_json else aligned((key, str(value)) for key, value in told.items()))
 
 
 def export(path: Path, out: Path, base: str | None = None) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +110,7 @@ def _inspect_adapters(found: Any, arguments: argparse.Namespace) -> int:
 
 
 def _merge(folder: Path, out: Path, arguments: argparse.Namespace) -> int:
-    from polyrhythm.cli.export import open_base
+    from polyrhythm.cli.export import open_base, tell
     from polyrhythm.policies.vla.adapters import Adapters, merge
     from polyrhythm.policies.vla.building import check_whole
 
@@ -125,15 +124,12 @@ def _merge(folder: Path, out: Path, arguments: argparse.Namespace) -> int:
     merge(adapters, opened, out)
     count = len(adapters.modules)
     merged = count if arguments.json else f"{count} matri{'x' if count == 1 else 'ces'}"
-    return _said(arguments, {"merged": merged, "base": base, "out": str(out)})
+    tell({"merged": merged, "base": base, "out": str(out)}, as_json=arguments.json)
+    return 0
 
 
 def _export(path: Path, out: Path, arguments: argparse.Namespace) -> int:
-    from polyrhythm.cli.export import export
+    from polyrhythm.cli.export import export, tell
 
-    return _said(arguments, export(path, out, arguments.base))
-
-
-def _said(arguments: argparse.Namespace, told: Mapping[str, Any]) -> int:
-    print(json.dumps(told, indent=2) if arguments.json else aligned((key, str(value)) for key, value in told.items()))
+    tell(export(path, out, arguments.base), as_json=arguments.json)
     return 0

@@ -40,7 +40,6 @@ from polyrhythm.runtime.factories import Resources, StationFactory, StationList
 from polyrhythm.runtime.launcher import Launcher, build_inline_launcher, build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.tensors import count_cores, count_devices, use_one_thread
-from polyrhythm.runtime.memory.ways import Ends
 from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.runtime.messages import rank_name
 from polyrhythm.scheduler.conductor import Conductor
@@ -194,12 +193,6 @@ def run_seats(config: RunConfig, *, trainer: bool = True, folder: Path | None = 
     return lease_devices(config.placement, seats, simulators_leave=leaves, offload=str(folder or ""))
 
 
-def weight_ends(config: RunConfig, *, trainer: bool = True) -> Ends:
-    """Where this run's weights are published and used: the devices of the trainer's first rank and of generators."""
-    names = station_names(config, trainer=trainer)
-    return find_ends(config.placement, names, run_seats(config, trainer=trainer))
-
-
 def list_seat_warnings(config: RunConfig, *, trainer: bool = True) -> list[str]:
     """A sentence for each setting of `placement` that can be had on this machine, but wastes devices or cores."""
     names = station_names(config, trainer=trainer)
@@ -323,9 +316,9 @@ def _with_seats(
         log.info("%s: %s", name, describe_seat(seat))
     for sentence in list_seat_warnings(config, trainer=trainer):
         log.warning(sentence)
-    names, ends = station_names(config, trainer=trainer), weight_ends(config, trainer=trainer)
-    for name in [*names["generators"], *names["trainer"]]:
-        seats = seats | {name: replace(seats[name], ends=ends)}
+    names = station_names(config, trainer=trainer)
+    ends = find_ends(config.placement, names, seats)
+    seats = seats | {name: replace(seats[name], ends=ends) for name in [*names["generators"], *names["trainer"]]}
     ranks = {_TRAINER: names["trainer"]}
     return [(factory, *(seats[name] for name in ranks.get(factory.name, [factory.name]))) for factory in factories]
 

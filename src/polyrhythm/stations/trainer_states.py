@@ -30,8 +30,6 @@ def is_sharded(ranks: Ranks) -> bool:
     return ranks.size > 1 and ranks.strategy == "shard"
 
 
-
-
 @dataclass(frozen=True, slots=True)
 class TrainerStates:
     """The saved states of a trainer in `folder`; one is saved before every `every_versions`-th publication, and before

@@ -5,23 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny
-from torch import Tensor, nn
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
 
 from polyrhythm.config.base import NotNegative
-from polyrhythm.config.registry import resolve
-from polyrhythm.policies.base import Act, Evaluation, Observations, Policy, as_module, as_settings
+from polyrhythm.policies.base import Act, Evaluation, Observations, Policy, as_settings
 from polyrhythm.policies.form import PolicyForm, Role
 from polyrhythm.specs import EnvSpec
 from polyrhythm_bench.workloads.device_lock import Device, Turn, index_of, station_of_thread
-
-
-def _policy(value: Any) -> BaseModel:
-    return resolve("policy", value)
+from polyrhythm_bench.workloads.wrapped_policy import InnerPolicy, WrappedPolicy, wrapped_form
 
 
 class DevicePolicySettings(BaseModel):
@@ -32,7 +26,7 @@ class DevicePolicySettings(BaseModel):
 
     type: str
     """This class as module:Class."""
-    policy: Annotated[SerializeAsAny[BaseModel], BeforeValidator(_policy)]
+    policy: InnerPolicy
     """The policy's own settings, by type."""
     folder: str
     """Folder of the devices' locks."""
@@ -44,8 +38,7 @@ class DevicePolicySettings(BaseModel):
     """Milliseconds that each rank is on its device for an evaluation, which begins a gradient step."""
 
     def form(self, env_spec: EnvSpec) -> PolicyForm:
-        inner = as_settings(self.policy).form(env_spec)
-        return replace(inner, published={f"inner.{name}": spec for name, spec in inner.published.items()})
+        return wrapped_form(self.policy, env_spec)
 
     def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> DevicePolicy:
         """The policy of the station in whose thread this is called."""
@@ -56,7 +49,7 @@ class DevicePolicySettings(BaseModel):
         return DevicePolicy(inner, devices, station, self.evaluate_ms / 1000.0)
 
 
-class DevicePolicy(nn.Module):
+class DevicePolicy(WrappedPolicy):
     """A policy of `station` whose passes hold the first of `devices`, and whose evaluations hold each for `seconds`.
 
     The ranks ask for their devices in increasing number; each begins when its own is free and gives it back at its own
@@ -64,10 +57,7 @@ class DevicePolicy(nn.Module):
     """
 
     def __init__(self, policy: Policy, devices: list[Device], station: str, seconds: float) -> None:
-        super().__init__()
-        self.inner = as_module(policy)
-        self.chunk, self.action_dim = policy.chunk, policy.action_dim
-        self.exact, self.tolerance = policy.exact, policy.tolerance
+        super().__init__(policy)
         self._devices, self._station, self._seconds = devices, station, seconds
         self._ranks = ThreadPoolExecutor(len(devices), thread_name_prefix="rank")
 
@@ -89,13 +79,3 @@ class DevicePolicy(nn.Module):
             time.sleep(self._seconds)
         finally:
             turn.end()
-
-    def value(self, obs: Observations) -> Tensor:
-        return self._policy.value(obs)
-
-    def sft_loss(self, obs: Observations, actions: Tensor) -> Tensor:
-        return self._policy.sft_loss(obs, actions)
-
-    @property
-    def _policy(self) -> Policy:
-        return cast("Policy", self.inner)

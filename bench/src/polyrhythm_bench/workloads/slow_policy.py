@@ -5,21 +5,15 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, BeforeValidator, SerializeAsAny, field_validator
-from torch import Tensor, nn
+from pydantic import BaseModel, field_validator
+from torch import Tensor
 
 from polyrhythm.clustersim.costs import Cost, parse_cost
-from polyrhythm.config.registry import resolve
-from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations, Policy, as_module, as_settings
+from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations, Policy, as_settings
 from polyrhythm.policies.form import PolicyForm, Role
 from polyrhythm.specs import EnvSpec
-
-
-def _policy(value: Any) -> BaseModel:
-    return resolve("policy", value)
+from polyrhythm_bench.workloads.wrapped_policy import InnerPolicy, WrappedPolicy, wrapped_form
 
 
 class SlowPolicySettings(BaseModel):
@@ -30,7 +24,7 @@ class SlowPolicySettings(BaseModel):
 
     type: str
     """This class as module:Class."""
-    policy: Annotated[SerializeAsAny[BaseModel], BeforeValidator(_policy)]
+    policy: InnerPolicy
     """The policy's own settings, by type."""
     act: str = "0ms"
     """What a forward pass takes, by its rows."""
@@ -44,15 +38,14 @@ class SlowPolicySettings(BaseModel):
         return cost
 
     def form(self, env_spec: EnvSpec) -> PolicyForm:
-        inner = as_settings(self.policy).form(env_spec)
-        return replace(inner, published={f"inner.{name}": spec for name, spec in inner.published.items()})
+        return wrapped_form(self.policy, env_spec)
 
     def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> SlowPolicy:
         inner = as_settings(self.policy).build(env_spec, seed=seed, device=device, role=role)
         return SlowPolicy(inner, parse_cost(self.act), parse_cost(self.evaluate))
 
 
-class SlowPolicy(nn.Module):
+class SlowPolicy(WrappedPolicy):
     """A policy whose calls take as long as the costs say: it sleeps for the rest of that time after its own work.
 
     `sleep` and `clock` are parameters so that tests need no real time.
@@ -66,10 +59,7 @@ class SlowPolicy(nn.Module):
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__()
-        self.inner = as_module(policy)
-        self.chunk, self.action_dim = policy.chunk, policy.action_dim
-        self.exact, self.tolerance = policy.exact, policy.tolerance
+        super().__init__(policy)
         self._act, self._evaluate, self._sleep, self._clock = act, evaluate, sleep, clock
         self._rng = random.Random()
 
@@ -88,13 +78,3 @@ class SlowPolicy(nn.Module):
     def _last(self, begin: float, seconds: float) -> None:
         """Sleep until so many seconds after the beginning."""
         self._sleep(max(0.0, begin + seconds - self._clock()))
-
-    def value(self, obs: Observations) -> Tensor:
-        return self._policy.value(obs)
-
-    def sft_loss(self, obs: Observations, actions: Tensor) -> Tensor:
-        return self._policy.sft_loss(obs, actions)
-
-    @property
-    def _policy(self) -> Policy:
-        return cast("Policy", self.inner)

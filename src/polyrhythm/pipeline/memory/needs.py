@@ -29,8 +29,8 @@ from polyrhythm.runtime.memory.weights import shared_nbytes
 from polyrhythm.runtime.messages import rank_name
 from polyrhythm.specs import ArraySpec, EnvSpec, WeightsLayout
 from polyrhythm.training.optim import PIECE_BYTES
+from polyrhythm.training.ranks import Strategy
 
-Strategy = Literal["replicate", "shard"]
 Sharing = Literal["share", "lease"]
 
 #: AdamW keeps two moments per trained number.

@@ -16,12 +16,13 @@ from polyrhythm.errors import PolyrhythmError
 from polyrhythm.pipeline.build import policy_settings, station_names
 from polyrhythm.pipeline.leases import lease_devices
 from polyrhythm.pipeline.memory.activations import Activations, estimate_activations
-from polyrhythm.pipeline.memory.needs import HOST, SHARED, Part, Ranks, Sharing, Strategy, list_parts
+from polyrhythm.pipeline.memory.needs import HOST, SHARED, Part, Ranks, Sharing, list_parts
 from polyrhythm.pipeline.seats import assign_seats, count_ranks
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.vla.settings import VlaSettings
 from polyrhythm.runtime.messages import rank_name
 from polyrhythm.specs import EnvSpec
+from polyrhythm.training.ranks import Strategy
 
 
 @dataclass(frozen=True, slots=True)
