@@ -73,7 +73,7 @@ def test_a_size_is_the_median_of_its_windows():
 #: Under a limit that no run can live with: main itself needs more.
 _FEW = """
 import resource, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, (18, 18))
+resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
 from polyrhythm.cli.main import main
 sys.exit(main(["bench", "ceiling", "--env-batches", "64", "--processes", "2", "--repeats", "1", "--seconds", "0.1"]))
 """
@@ -82,7 +82,7 @@ sys.exit(main(["bench", "ceiling", "--env-batches", "64", "--processes", "2", "-
 def test_a_size_beyond_the_descriptor_limit_is_reported_and_no_crash():
     ended = subprocess.run([sys.executable, "-c", _FEW], capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert "Too many open files: at most 18 descriptors a process" in ended.stdout
+    assert "Too many open files: at most 16 descriptors a process" in ended.stdout
     assert "us_per_chunk_step: 64 null" in ended.stdout
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 
+import psutil
 import pytest
 from tests.envs.broken_envs import WalkSettings
 from tests.policies.released import write_hollow_folder
@@ -16,6 +18,7 @@ from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config, save_config
 from polyrhythm.errors import StartError
 from polyrhythm.pipeline.build import env_settings
+from polyrhythm.pipeline.validation import room
 from polyrhythm.pipeline.validation.check import check_form
 from polyrhythm.pipeline.validation.room import check_room
 from polyrhythm.policies.vla.architectures import architecture
@@ -188,7 +191,7 @@ def test_first_weights_that_are_missing_and_that_do_not_fit(tmp_path: Path, caps
 
 
 def test_first_weights_of_another_policy_are_told_without_building_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["quickstart_pi0", "launcher=inline"]
     config = load_config(words[0], words[1:])
@@ -201,6 +204,9 @@ def test_first_weights_of_another_policy_are_told_without_building_it(
         assert found == [
             f'init_from = {file}: policy.checkpoint is /no/merged here but "" in the policy of those weights'
         ]
+    # So much memory that nothing needs to be estimated, which takes long at this size.
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10**13, total=10**13))
+    monkeypatch.setattr(room, "container_limit", lambda: None)
     large = ["policy.size=released"]
     config = load_config(words[0], [*words[1:2], *large])
     save_config(config, tmp_path / "config.yaml")

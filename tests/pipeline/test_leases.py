@@ -39,6 +39,18 @@ def test_the_host_is_one_device() -> None:
     assert leases(on_cpu) == dict.fromkeys(("generator-0", "generator-evaluation", "trainer"), (HOST,))
 
 
+def test_a_trainer_of_several_ranks_leases_the_devices_of_all_of_them_that_others_are_on() -> None:
+    ranks = {"trainer": "cuda:0", "trainer-rank1": "cuda:1", "trainer-rank2": "cuda:2"}
+    devices = {"generator-0": "cuda:0", "generator-1": "cuda:1", **ranks}
+    found = {name: Resources(device) for name, device in devices.items()}
+    assert leases(found) == {"generator-0": (0,), "generator-1": (1,), **dict.fromkeys(ranks, (0, 1))}
+    rules = lease_settings(LEASE, lease_devices(LEASE, found, simulators_leave=False))
+    assert rules is not None
+    assert rules.devices == {"generator-0": (0,), "generator-1": (1,), "trainer": (0, 1)}
+    alone = {"generator-0": Resources("cuda:1"), "trainer": Resources("cuda:0"), "trainer-rank1": Resources("cuda:0")}
+    assert leases(alone) == {}
+
+
 def test_by_default_nothing_is_leased() -> None:
     found = lease_devices(PlacementSettings(), seats(generator_0="cpu", trainer="cpu"), simulators_leave=True)
     assert all(seat.leases == () for seat in found.values())

@@ -80,6 +80,25 @@ def test_in_lock_step_they_take_turns_and_the_weights_are_those_of_a_run_without
     assert first_difference(Conductor(in_turn.loop.conductor.settings), in_turn.loop.trace) is None
 
 
+@pytest.mark.parametrize("strategy", ["replicate", "shard"])
+def test_the_ranks_of_a_trainer_leave_together(strategy: str, tmp_path: Path) -> None:
+    placement = {"trainer": {"ranks": 2, "strategy": strategy}}
+    _, shared = run(tmp_path / "together", LOCKSTEP, launcher="local", placement=placement)
+    leased_too: dict[str, Any] = {"placement": {**LEASED["placement"], **placement}}
+    in_turn, leased = run(tmp_path / "in_turn", LOCKSTEP, launcher="local", **leased_too)
+    assert holders(in_turn) == ["trainer", "generator-0"] * 5
+    assert all(torch.equal(leased["weights"][name], x) for name, x in shared["weights"].items())
+
+
+def test_a_killed_rank_frees_the_devices_of_all(tmp_path: Path) -> None:
+    placement: dict[str, Any] = {"placement": {**LEASED["placement"], "trainer": {"ranks": 2, "strategy": "shard"}}}
+    kill = kill_at(2, "trainer-rank1", holding=False)
+    pipeline, _ = run(tmp_path, ASYNCHRONOUS, kill, launcher="local", **placement)
+    lost = [decision.event for decision in pipeline.loop.trace if isinstance(decision.event, StationLost)]
+    assert [event.station for event in lost] == ["trainer"]
+    assert (pipeline.loop.conductor.ledger.imbalance, pipeline.loop.conductor.ledger.dropped) == (0, {})
+
+
 @pytest.mark.parametrize(("base", "launcher"), [(LOCKSTEP, "inline"), (ASYNCHRONOUS, "local")])
 def test_simulators_that_can_leave_take_their_turns_too(base: dict[str, Any], launcher: str, tmp_path: Path) -> None:
     env = {"env": {"type": "tests.process.settings:LeavingSettings", "id": "CartPole-v1", "max_steps": 40}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from tests.training.adapted_run import plain, small
 from tests.training.toy import ToyPolicy, algorithm, training
 from torch import Tensor
 
-from polyrhythm.policies.base import Observations
+from polyrhythm.policies.base import Evaluation, Observations
 from polyrhythm.policies.flow_methods import FlowNoiseSettings
+from polyrhythm.runtime.memory.offload import FileStore
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.ranks import Ranks
@@ -63,6 +65,20 @@ class OddPolicy(ToyPolicy):
         return found + self.value_of_last * (dist.get_rank() == 1) if dist.is_initialized() else found
 
 
+class HeavyPolicy(ToyPolicy):
+    """With ballast: weights that have gradients and moments, and no effect."""
+
+    BALLAST = 2**20
+
+    def __init__(self) -> None:
+        super().__init__(dtype=torch.float32)
+        self.ballast = torch.nn.Parameter(torch.arange(float(self.BALLAST)))
+
+    def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
+        found = super().evaluate(obs, forward_inputs)
+        return found._replace(value=found.value + 0.0 * self.ballast.sum())
+
+
 def of_own_seeds(ranks: Ranks) -> None:
     policy = ToyPolicy(seed=ranks.rank)
     Learner(policy, algorithm(), training(), total_updates=1, seed=0, ranks=ranks)
@@ -85,6 +101,8 @@ def policy_of(kind: str, **changes: Any) -> Any:
         return ToyPolicy(dtype=torch.float32, **changes)
     if kind == "odd":
         return OddPolicy(**changes)
+    if kind == "heavy":
+        return HeavyPolicy()
     if kind == "flow":
         method = FlowNoiseSettings()
         return SmallFlowSettings(method=method, **changes).build(FLOW_SPEC, seed=0, device="cpu", role="train")
@@ -103,22 +121,29 @@ def trained(
     load: str = "",
     save: str = "",
     shift: float = 0.0,
+    offload: str = "",
 ) -> dict[str, Any]:
     """A policy trained on one update for each list of trajectories: its whole weights as published, its state, and
     metrics. load, save: paths of states to begin and to end with. shift: how far the weights are moved before each
-    update but the first, so that they are not the reference's."""
+    update but the first, so that they are not the reference's. offload: a folder where the memory of the learner is
+    after each update."""
     policy = policy_of(kind, **changes)
     policy.eval()
     learner = Learner(policy, algorithm(**settings), training(**train), total_updates=40, seed=3, ranks=ranks)
     if load:
         learner.load(Path(load))
     start = learner.updates
-    metrics = []
+    metrics, freed = [], 0
+    store = FileStore(Path(offload))
     for i, data in enumerate(trajectories):
         if i and shift:
             moved = {name: x + shift * torch.arange(x.numel()).sin().view_as(x) for name, x in learner.publishable()}
             learner.load_weights(moved)
         metrics.append(finish(learner.update(data, start + i, version=start + i + 1)))
+        if offload:
+            freed = store.suspend(learner.kept_tensors())
+            store.resume()
+    store.close()
     if save:
         learner.save(Path(save)).wait()
     return {
@@ -126,6 +151,7 @@ def trained(
         "metrics": metrics,
         "updates": learner.updates,
         "halt": learner.halt,
+        "freed": freed,
         "gradient": gradients_of(learner),
         "state": whole_state(learner.state_dict()),
     }

@@ -14,7 +14,7 @@ import torch
 from pydantic import ValidationError
 from tests.training.adapted_run import collect as collect_adapted
 from tests.training.adapted_run import small
-from tests.training.rank_cases import first_gradients, flow_trajectories, policy_of, trained
+from tests.training.rank_cases import HeavyPolicy, first_gradients, flow_trajectories, policy_of, trained
 from tests.training.rank_pool import RankPool
 from tests.training.test_learner import VARIANTS, stale
 from tests.training.toy import ToyPolicy, algorithm, collect
@@ -141,6 +141,20 @@ def test_a_run_of_twenty_updates_is_that_of_one_rank(pool: RankPool, size: int, 
     one = trained(ONE_RANK, **case)
     compare(one, pool.run(f"{CASES}trained", size, strategy, **case))
     assert distance(one["weights"], policy_of("toy").state_dict()) > 0.01
+
+
+@pytest.mark.parametrize(("strategy", "copies"), [("replicate", 5.0), ("shard", 2.0)])
+def test_ranks_give_up_their_memory_between_updates_and_go_on_as_if_they_had_not(
+    pool: RankPool, strategy: str, copies: float, tmp_path: Path
+) -> None:
+    """Replicas: weights, reference, two moments, and the room for gradients of DDP; shards: half of the first four."""
+    data = [ragged(seed, per_action=False) for seed in range(3)]
+    case = {**plain_case({"kl": {"coef": 0.05}}, data, minibatch_steps=8), "kind": "heavy", "changes": {}}
+    stayed = pool.run(f"{CASES}trained", 2, strategy, **case)
+    left = pool.run(f"{CASES}trained", 2, strategy, **case, offload=str(tmp_path))
+    for a, b in zip(stayed, left, strict=True):
+        assert b["freed"] == pytest.approx(copies * 4 * HeavyPolicy.BALLAST, rel=0.02)
+        assert same_state(a["state"], b["state"])
 
 
 @pytest.mark.parametrize("strategy", ["replicate", "shard"])
@@ -303,5 +317,5 @@ def test_what_is_not_finite_on_one_rank_halts_all_with_its_cause(pool: RankPool,
 
 
 def test_ranks_of_other_weights_are_refused(pool: RankPool) -> None:
-    with pytest.raises(AssertionError, match=r"ValueError: policy: rank 1 built another trunk\.0\.weight than rank 0"):
+    with pytest.raises(AssertionError, match=r"ConfigError: policy: rank 1 built another trunk\.0\.weight than rank 0"):
         pool.run(f"{CASES}of_own_seeds", 2)

@@ -3,6 +3,8 @@
 A device is leased where at least two stations on it can leave it: generators and the trainer, and simulators whose
 environment says so (`leaves_device`); others stay on it. Where no station has a CUDA device the host counts as one
 device, so the whole mechanism runs without a GPU.
+
+A trainer of several ranks is one station: it leases what any of its ranks works on, and all of them leave together.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from polyrhythm.config.sections.placement import PlacementSettings
-from polyrhythm.errors import ConfigError
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.messages import station_of
 from polyrhythm.scheduler.settings import LeaseSettings
@@ -25,28 +26,26 @@ def lease_devices(
     placement: PlacementSettings, seats: Mapping[str, Resources], *, simulators_leave: bool, offload: str = ""
 ) -> dict[str, Resources]:
     """The seats, with the devices that each station leases. simulators_leave: the environment can leave a device;
-    offload: folder for what leaves the host, "" for the system's temporary one. ConfigError: the trainer has several
-    ranks, which cannot leave their devices yet.
+    offload: folder for what leaves the host, "" for the system's temporary one.
     """
     if placement.sharing == "share":
         return dict(seats)
-    able = [name for name in seats if simulators_leave or not name.startswith("simulator")]
-    numbers = Counter(_number(seats[name]) for name in able)
-    if any(number != HOST for number in numbers):
-        del numbers[HOST]
-    leases = {name: (number,) for name in able if numbers[number := _number(seats[name])] > 1}
-    ranks = [name for name in seats if station_of(name) == "trainer"]
-    if len(ranks) > 1 and leases.keys() & ranks:
-        raise ConfigError(
-            f"placement.sharing = lease: the trainer has {len(ranks)} ranks, and only a trainer of one rank can leave "
-            "its device; set placement.trainer.ranks to 1, or placement.sharing to share"
-        )
-    return {name: replace(seat, leases=leases.get(name, ()), offload=offload) for name, seat in seats.items()}
+    own: dict[str, set[int]] = {}
+    for name, seat in seats.items():
+        if simulators_leave or not name.startswith("simulator"):
+            own.setdefault(station_of(name), set()).add(_number(seat))
+    stations = Counter(number for numbers in own.values() for number in numbers)
+    if stations.keys() - {HOST}:
+        del stations[HOST]
+    leases = {name: tuple(sorted(n for n in numbers if stations[n] > 1)) for name, numbers in own.items()}
+    return {
+        name: replace(seat, leases=leases.get(station_of(name), ()), offload=offload) for name, seat in seats.items()
+    }
 
 
 def lease_settings(placement: PlacementSettings, seats: Mapping[str, Resources]) -> LeaseSettings | None:
     """What the conductor is told of the leases; None if there are none."""
-    devices = {name: seat.leases for name, seat in seats.items() if seat.leases}
+    devices = {station_of(name): seat.leases for name, seat in seats.items() if seat.leases}
     return LeaseSettings(devices, placement.lease.min_hold_s, placement.lease.switch_order) if devices else None
 
 

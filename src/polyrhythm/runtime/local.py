@@ -28,7 +28,7 @@ from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import StationList
 from polyrhythm.runtime.hosting import Joined
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import ORDERS, Order, Report, Spans, sender_of
+from polyrhythm.runtime.messages import ORDERS, Order, Report, Spans, rank_name, sender_of
 from polyrhythm.runtime.processes.expected import ExpectedEvents
 from polyrhythm.runtime.processes.manager import ProcessManager
 from polyrhythm.runtime.processes.process import Spawn, start_child
@@ -228,11 +228,12 @@ class LocalHosting:
             self._events.append(joined)
 
     def _note_drops(self, beat: wire.Heartbeat) -> None:
-        """Warn once for each station and kind of message that it drops; its own log has each."""
+        """Warn once for each process and kind of message that it drops; its own log has each."""
+        process = rank_name(beat.station, beat.rank)
         for name in beat.statistics:
-            if name.startswith(DROPPED) and (beat.station, name) not in self._warned_drops:
-                self._warned_drops.add((beat.station, name))
-                log.warning("%s dropped a message (%s); its log says why", beat.station, name.removeprefix(DROPPED))
+            if name.startswith(DROPPED) and (process, name) not in self._warned_drops:
+                self._warned_drops.add((process, name))
+                log.warning("%s dropped a message (%s); its log says why", process, name.removeprefix(DROPPED))
 
     def _note_refusal(self, refused: wire.Refused) -> None:
         """A station cannot obey a command: it is replaced if main did send it. UnfitMessage: main did not."""

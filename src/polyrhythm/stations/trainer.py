@@ -203,16 +203,18 @@ class Trainer:
 
     def suspend(self) -> int:
         """Leave the device, between two updates: bring weights, moments and the reference policy to the store; the
-        bytes freed."""
+        bytes freed. All ranks leave: each brings its own, and the device is free once the last of them has."""
         assert self.store is not None, f"{self.name} leases no device"
         assert self._steps is None, f"{self.name} has an update under way"
         self._settle()
-        return self.store.suspend(self._learner.kept_tensors())
+        freed = self.store.suspend(self._learner.kept_tensors())
+        return int(self._learner.ranks.totals([freed])[0])
 
     def resume(self) -> None:
-        """Come back to the device."""
+        """Come back to the device, all ranks together."""
         assert self.store is not None, f"{self.name} leases no device"
         self.store.resume()
+        self._learner.ranks.totals([0.0])
 
     def current_call(self) -> tuple[str, float]:
         return self._doing

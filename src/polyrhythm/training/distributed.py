@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import FileStore, GradBucket
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
+from polyrhythm.errors import ConfigError
 from polyrhythm.training.ranks import Strategy
 from polyrhythm.training.shards import is_sharded
 
@@ -37,13 +38,18 @@ class ProcessRanks:
     ) -> None:
         self.rank, self.size, self.strategy = rank, size, strategy
         self._device, self._settings = torch.device(device), shard
+        self._buckets: list[Tensor] = []
         files = FileStore(str(store), size)
         files.set_timeout(_DEADLINE)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
         with _loopback():
             backend = _backend(files, rank, size, self._device)
-            dist.init_process_group(backend, store=files, rank=rank, world_size=size, timeout=_DEADLINE)
+            # NCCL connects at its first collective unless it is told its device now, while the interface is set.
+            own = self._device if "nccl" in backend else None
+            dist.init_process_group(
+                backend, store=files, rank=rank, world_size=size, timeout=_DEADLINE, device_id=own
+            )
             self._host = dist.new_group(backend="gloo", timeout=_DEADLINE)
             self.background = dist.new_group(backend="gloo", timeout=_DEADLINE)
 
@@ -73,7 +79,7 @@ class ProcessRanks:
         assert isinstance(policy, nn.Module)
         self._check_equal(policy)
         if self.strategy == "shard":
-            self.shard(policy)
+            self._shard(policy, trained=True)
             return step
         # Warming up the critic leaves most parameters unused, so DDP looks for such; where it finds none it warns.
         step.register_parameter("never_used", nn.Parameter(torch.zeros(1, device=self._device)))
@@ -84,17 +90,20 @@ class ProcessRanks:
             gradient_as_bucket_view=True,
             init_sync=False,
         )
-        wrapped.register_comm_hook(None, _sum_gradients)
+        wrapped.register_comm_hook(self._buckets, _sum_gradients)
         return wrapped
 
     def shard(self, policy: nn.Module) -> None:
         if self.strategy == "shard":
-            from polyrhythm.training.sharding import shard_policy
+            self._shard(policy, trained=False)
 
-            everyone = dist.group.WORLD
-            assert everyone is not None
-            mesh = DeviceMesh.from_group(everyone, self._device.type)
-            shard_policy(policy, mesh, self._settings)
+    def _shard(self, policy: nn.Module, *, trained: bool) -> None:
+        from polyrhythm.training.sharding import shard_policy
+
+        everyone = dist.group.WORLD
+        assert everyone is not None
+        mesh = DeviceMesh.from_group(everyone, self._device.type)
+        shard_policy(policy, mesh, self._settings, trained=trained)
 
     def reducing(self, wrapped: nn.Module, *, last: bool) -> AbstractContextManager[None]:
         if last or not isinstance(wrapped, DistributedDataParallel):
@@ -111,29 +120,40 @@ class ProcessRanks:
             x = state[name]
             yield name, x.full_tensor() if is_sharded(x) else x  # type: ignore[attr-defined]
 
+    def buffers(self) -> list[Tensor]:
+        return list(self._buckets)
+
     def close(self) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
 
     def _check_equal(self, policy: nn.Module) -> None:
-        """ValueError unless all ranks have the same weights."""
-        sums = {name: float(p.detach().sum(dtype=torch.float64)) for name, p in policy.named_parameters()}
+        """ConfigError unless all ranks have the same weights, by integer sums of their bits: no order changes these."""
+        sums = {name: _bit_sum(p.detach()) for name, p in policy.named_parameters()}
         names = list(sums)
-        found = self.gather([names, [repr(x) for x in sums.values()]])
+        found = self.gather([names, list(sums.values())])
         for rank, (other_names, others) in enumerate(found):
             if other_names != found[0][0]:
-                raise ValueError(
+                raise ConfigError(
                     f"policy: rank {rank} built other tensors than rank 0; build it from the settings alone"
                 )
             for name, a, b in zip(names, found[0][1], others, strict=True):
                 if a != b:
-                    raise ValueError(
+                    raise ConfigError(
                         f"policy: rank {rank} built another {name} than rank 0; draw it from the seed alone"
                     )
 
 
-def _sum_gradients(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Sums over ranks: losses are divided by the normaliser of all ranks already."""
+def _bit_sum(x: Tensor) -> int:
+    bits = x.contiguous().view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
+    return int(bits.sum(dtype=torch.int64))
+
+
+def _sum_gradients(buckets: list[Tensor], bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """Sums over ranks: losses are divided by the normaliser of all ranks already. buckets: gets those of this backward
+    pass, in their order."""
+    del buckets[bucket.index() :]
+    buckets.append(bucket.buffer())
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda done: done.value()[0])  # type: ignore[no-any-return]
 

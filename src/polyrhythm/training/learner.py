@@ -29,6 +29,7 @@ from polyrhythm.training.precomputed import with_precomputed
 from polyrhythm.training.rank_batch import RankBatch, rank_batch, take_share
 from polyrhythm.training.ranks import ONE_RANK, Ranks, whole_from
 from polyrhythm.training.reference import Reference, SharedReference, load_weights, make_reference, room_for_copy
+from polyrhythm.training.shards import part_of
 from polyrhythm.training.skipped import NORM, SKIPPED, STOPPED, SkippedSteps, StepLog, StepTable
 from polyrhythm.training.steps import Steps
 from polyrhythm.training.targets import TargetInputs, compute_targets
@@ -241,11 +242,14 @@ class Learner:
         return state if self._reference is None else state | {"reference": self._reference.state_dict()}
 
     def kept_tensors(self) -> list[Tensor]:
-        """All tensors that it keeps from one update to the next, on whatever device; gradients are dropped."""
+        """All tensors that it keeps from one update to the next, on whatever device, of sharded ones this rank's parts;
+        gradients are dropped."""
         self._optimizer.zero_grad()
         moments = [x for state in self._optimizer.state.values() for x in state.values()]
-        reference = [] if self._reference is None else list(self._reference.state_dict().values())
-        return [*self._module.parameters(), *self._module.buffers(), *moments, *reference]
+        copied = self._reference or self._room
+        reference = [] if copied is None else list(copied.state_dict().values())
+        policy = (*self._module.parameters(), *self._module.buffers())
+        return [*(part_of(x) for x in (*policy, *moments, *reference)), *self.ranks.buffers()]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; tensors may be whole, or sharded. ValueError: it is of another policy."""

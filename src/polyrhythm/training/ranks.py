@@ -49,12 +49,12 @@ class Ranks(Protocol):
     def wrap(self, step: nn.Module) -> nn.Module:
         """The module whose forward pass gives a micro-batch's loss, so that its backward pass sums gradients over all
         ranks. `step.policy` is the policy, the same on every rank; with shard its parameters are replaced in place by
-        their shards (DTensors), so optimizers are made afterwards. ValueError: the ranks have other weights, or a
+        their shards (DTensors), so optimizers are made afterwards. ConfigError: the ranks have other weights, or a
         tensor cannot be sharded."""
         ...
 
     def shard(self, policy: nn.Module) -> None:
-        """Shard the parameters of one more policy in place, as `wrap` does; nothing with another strategy."""
+        """Shard the parameters of one more policy in place, which is not trained; nothing with another strategy."""
         ...
 
     def reducing(self, wrapped: nn.Module, *, last: bool) -> AbstractContextManager[None]:
@@ -68,6 +68,11 @@ class Ranks(Protocol):
     def snapshot(self, state: Mapping[str, Tensor], names: Iterable[str] = ()) -> Iterator[tuple[str, Tensor]]:
         """Whole tensors by name, in the order of `names` (all of `state` where none are given), one at a time: a
         sharded one exists whole only until the next. Every rank goes through all of it."""
+        ...
+
+    def buffers(self) -> list[Tensor]:
+        """What it keeps on the device from one update to the next, once one was trained: the room for gradients that
+        DDP sums."""
         ...
 
     def close(self) -> None:
@@ -109,6 +114,9 @@ class OneRank:
     def snapshot(self, state: Mapping[str, Tensor], names: Iterable[str] = ()) -> Iterator[tuple[str, Tensor]]:
         for name in tuple(names) or state:
             yield name, state[name]
+
+    def buffers(self) -> list[Tensor]:
+        return []
 
     def close(self) -> None:
         pass

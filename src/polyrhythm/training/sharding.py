@@ -25,6 +25,7 @@ from torch.distributed.fsdp import (
 )
 
 from polyrhythm.config.sections.placement import ShardSettings
+from polyrhythm.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,12 +36,15 @@ POLICY_METHODS = ("evaluate", "value", "precompute", "act", "sft_loss")
 _COMPUTE_IN_DTYPE = (nn.Linear, nn.Conv2d, nn.Embedding)
 
 
-def shard_policy(policy: nn.Module, mesh: DeviceMesh, settings: ShardSettings | None = None) -> None:
-    """Replace the parameters by their shards, in place. ValueError: one cannot be sharded."""
+def shard_policy(
+    policy: nn.Module, mesh: DeviceMesh, settings: ShardSettings | None = None, *, trained: bool = True
+) -> None:
+    """Replace the parameters by their shards, in place. trained: whether backward passes follow; they drop the weights
+    outside of blocks, which a forward pass leaves whole for them. ConfigError: a tensor cannot be sharded."""
     settings = settings or ShardSettings()
     for name, p in policy.named_parameters():
         if p.dim() == 0:
-            raise ValueError(
+            raise ConfigError(
                 f"placement.trainer.strategy = shard: {name} has no dimension; use replicate, or give it one"
             )
     pinned = mesh.device_type == "cuda"
@@ -54,7 +58,7 @@ def shard_policy(policy: nn.Module, mesh: DeviceMesh, settings: ShardSettings | 
         fully_shard(
             module,
             mesh=mesh,
-            reshard_after_forward=settings.reshard and module is not policy,  # the rest is needed again at once
+            reshard_after_forward=settings.reshard and module is not policy if trained else True,
             mp_policy=_precision(module, own_dtype),
             offload_policy=offload,
         )
@@ -99,6 +103,6 @@ def _check_one_dtype(policy: nn.Module, module: nn.Module) -> None:
     if len(dtypes) > 1:
         kinds = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
         what = "the policy" if module is policy else type(module).__name__
-        raise ValueError(
+        raise ConfigError(
             f"placement.trainer.strategy = shard: trained tensors of {what} are {kinds}; set policy.master = float32"
         )

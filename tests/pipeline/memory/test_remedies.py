@@ -87,7 +87,7 @@ def test_leases_and_ranks_are_proposed() -> None:
     divided = with_settings(run, {"placement.trainer.devices": "0-1"})  # all of it on each of two
     proposed = [dict(remedy.settings) for remedy in find_remedies(planner, divided)]
     assert {"placement.trainer.strategy": "shard"} in proposed
-    assert not any("placement.sharing" in settings for settings in proposed)  # ranks cannot leave their devices
+    assert {"placement.sharing": "lease"} in proposed
 
 
 def test_the_smallest_number_of_ranks_that_fits() -> None:

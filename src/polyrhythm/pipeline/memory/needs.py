@@ -199,10 +199,11 @@ def _rank(config: RunConfig, form: PolicyForm, name: str, device: str, ranks: Ra
     share = ranks.count if ranks.strategy == "shard" else 1
     keeps = HOST if share > 1 and config.placement.trainer.shard.cpu_offload else device
     offload = config.training.optimizer.offload
+    buckets = ranks.count > share  # of DDP: what others drop with the gradients stays
     moments = -(-_MOMENTS * form.trainable_bytes // share) * learns
     parts = [
         Part(name, "weights", keeps, -(-form.train_bytes // share)),
-        Part(name, "gradients", keeps, -(-form.trainable_bytes // share) * learns),
+        Part(name, "gradients", keeps, -(-form.trainable_bytes // share) * learns, stays=buckets),
         Part(name, "optimizer", HOST if offload else keeps, moments),
         Part(name, "reference policy", keeps, -(-reference_bytes(config, form) // share) * learns),
     ]

@@ -14,13 +14,12 @@ from typing import Any
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.pipeline.build import policy_settings, station_names
-from polyrhythm.pipeline.leases import lease_devices
 from polyrhythm.pipeline.memory.activations import Activations, estimate_activations
 from polyrhythm.pipeline.memory.needs import HOST, SHARED, Part, Ranks, Sharing, list_parts
 from polyrhythm.pipeline.seats import assign_seats, count_ranks
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.vla.settings import VlaSettings
-from polyrhythm.runtime.messages import rank_name
+from polyrhythm.runtime.messages import rank_name, station_of
 from polyrhythm.specs import EnvSpec
 from polyrhythm.training.ranks import Strategy
 
@@ -63,7 +62,8 @@ class DeviceMemory:
         sizes: dict[str, int] = {}
         for part in self.parts:
             if part.certain or not certain:
-                sizes[part.station] = sizes.get(part.station, 0) + part.nbytes
+                station = station_of(part.station)  # ranks come and go together
+                sizes[station] = sizes.get(station, 0) + part.nbytes
         shared = sizes.pop(SHARED, 0)
         return max(self.building, shared + (max if self.sharing == "lease" else sum)([*sizes.values(), 0]))
 
@@ -150,7 +150,6 @@ class Planner:
         of_trainer = [rank_name("trainer", rank) for rank in range(hosting.ranks)] if self.trainer else []
         names = station_names(config, trainer=False) | {"trainer": of_trainer}
         seats = assign_seats(config.placement, names, self.machine.devices, {}, inline=config.launcher == "inline")
-        lease_devices(config.placement, seats, simulators_leave=False)
         ranks = Ranks([seats[name].device for name in of_trainer], hosting.strategy)
         parts = list_parts(config, self.spec, form, seats, ranks=ranks)
         if certain:
@@ -193,17 +192,21 @@ class Planner:
 
 
 def _suspended(parts: Sequence[Part]) -> list[Part]:
-    """What lies in host memory because its station gives up its device: the pinned copies stay there once made."""
-    sizes: dict[str, dict[str, int]] = {}
+    """What lies in host memory because its station gives up its device: the pinned copies stay there once made. All
+    ranks of a trainer leave where one of them has to."""
+    sizes: dict[tuple[str, str], int] = {}
+    stations: dict[str, set[str]] = {}
     for part in parts:
         if part.device != HOST:
-            own = sizes.setdefault(part.device, {})
-            own[part.station] = own.get(part.station, 0) + part.nbytes * part.stays
-    found = []
-    for device, own in sizes.items():
-        if len(own) > 1:
-            found += [Part(station, f"while suspended from {device}", HOST, size) for station, size in own.items()]
-    return found
+            place = (part.device, part.station)
+            sizes[place] = sizes.get(place, 0) + part.nbytes * part.stays
+            stations.setdefault(part.device, set()).add(station_of(part.station))
+    leaving = {name for names in stations.values() if len(names) > 1 for name in names}
+    return [
+        Part(name, f"while suspended from {device}", HOST, size)
+        for (device, name), size in sizes.items()
+        if station_of(name) in leaving
+    ]
 
 
 def _key(config: RunConfig) -> str:

@@ -47,13 +47,15 @@ class Remedy:
         return {"settings": dict(self.settings), "totals": dict(self.totals)}
 
 
-def find_remedies(planner: Planner, config: RunConfig, *, most: int | None = None) -> list[Remedy]:
+def find_remedies(
+    planner: Planner, config: RunConfig, *, most: int | None = None, certain: bool = False
+) -> list[Remedy]:
     """Settings with which every device has room, at most so many; [] if it fits already, or with none known here.
 
-    It takes seconds for each policy that is tried.
+    certain: have room for what is certain alone. Without it, each policy that is tried takes seconds.
     """
     start = _Variant(config, {})
-    search = _Search(planner, start)
+    search = _Search(planner, start, certain)
     full = search.full(start)
     if not full:
         return []
@@ -78,15 +80,16 @@ class _Variant:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Plans variants of a run."""
+    """Plans variants of a run. certain: without what is estimated."""
 
     planner: Planner
     start: _Variant
+    certain: bool
 
     def plan(self, variant: _Variant) -> MemoryPlan:
         """As far as it is needed: passes are left out where already what is certain does not fit."""
         certain = self.planner.plan(variant.config, certain=True)
-        return self.planner.plan(variant.config) if certain.fits else certain
+        return self.planner.plan(variant.config) if certain.fits and not self.certain else certain
 
     def full(self, variant: _Variant) -> list[DeviceMemory]:
         """The devices that are too small."""
@@ -162,9 +165,9 @@ def _switches(planner: Planner, variant: _Variant, full: list[DeviceMemory]) -> 
     passes = trained - {"precomputed", "samples of an update"}
     if passes and isinstance(policy, VlaSettings) and not policy.gradient_checkpointing:
         yield {"policy.gradient_checkpointing": True}
-    if on_device and hosting.sharing == "share":
+    if on_device:
         yield from _divisions(planner, config, hosting)
-    if hosting.ranks == 1 and hosting.sharing == "share" and any(len(device.stations()) > 1 for device in devices):
+    if hosting.sharing == "share" and any(len({*map(station_of, device.stations())}) > 1 for device in devices):
         yield {_SHARING: "lease"}
     if trained and isinstance(policy, VlaSettings):
         for part in {"all": ("expert", "lora"), "expert": ("lora",)}.get(policy.train, ()):

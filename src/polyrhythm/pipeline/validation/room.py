@@ -58,7 +58,7 @@ def check_room(
         if not own.fits:
             raise StartError(
                 f"policy.type = {getattr(config.policy, 'type', '')}: at least {_described(own)}; "
-                f"{_advice(planner, config)}"
+                f"{_advice(planner, config, certain=True)}"
             )
 
 
@@ -101,10 +101,11 @@ def _described(device: DeviceMemory) -> str:
     return f"{_gigabytes(wanted)} of {place} are wanted ({parts}), {_gigabytes(device.free)} are free"
 
 
-def _advice(planner: Planner, config: RunConfig) -> str:
+def _advice(planner: Planner, config: RunConfig, *, certain: bool = False) -> str:
     """What would fit, as computed; else what may help."""
-    if found := find_remedies(planner, config, most=_TOLD):
-        return "it would fit with " + ", or ".join(remedy.text() for remedy in found)
+    if found := find_remedies(planner, config, most=_TOLD, certain=certain):
+        which = "these would fit with " if certain else "it would fit with "
+        return which + ", or ".join(remedy.text() for remedy in found)
     return (
         "train less of it (policy.train of the published policies), choose a smaller policy, or place its stations "
         "elsewhere (placement)"

@@ -231,7 +231,7 @@ class ProcessManager:
         """Send to the station, to all its ranks, or to its part that has the slot; to all its parts what is about a
         device."""
         if isinstance(message, records.TakeDevice | records.YieldDevice):
-            self.groups[station].first.tell_all(message)  # a station of several ranks leases nothing
+            self.groups[station].tell_all(message)
             return
         self.groups[station].tell(message, self._parts[slot] if slot else 0)
 
@@ -263,9 +263,10 @@ class ProcessManager:
         return all(name in self._pending_work for name in self._asked)
 
     def pending_work(self) -> list[str]:
-        """What the stations that were asked have not finished, in words."""
+        """What the stations that were asked have not finished, in words; what several ranks say alike once."""
         answers = self._pending_work
-        return [line for name in self._asked for line in answers.get(name, (f"{name} does not answer",))]
+        lines = (line for name in self._asked for line in answers.get(name, (f"{name} does not answer",)))
+        return list(dict.fromkeys(lines))
 
     def current_call(self, station: str, now: float) -> str:
         """What the station is at, in words; "" between two units of work."""

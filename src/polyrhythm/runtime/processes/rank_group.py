@@ -77,6 +77,11 @@ class RankGroup:
         for process in self.processes:
             process.tell(message, part)
 
+    def tell_all(self, message: wire.Message) -> None:
+        """Send to all parts of every rank."""
+        for process in self.processes:
+            process.tell_all(message)
+
     def stop(self) -> None:
         """Have the ranks leave that are ready."""
         for process in self.processes:
