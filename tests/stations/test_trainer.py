@@ -14,7 +14,7 @@ from tests.training.toy import ToyPolicy, algorithm, collect, same, training, we
 
 from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.weights import InlineWeights
-from polyrhythm.runtime.messages import Channels
+from polyrhythm.runtime.messages import Channels, Report
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import (
     Checkpointed,
@@ -113,6 +113,74 @@ def test_its_state_is_saved_before_every_second_version_is_published(tmp_path):
     state = load_state(path)
     assert state["updates"] == 1
     assert same(state["policy"], weights(stand.policy))
+
+
+class WrittenLater:
+    """States that are written in the background, as sharded ones are: each until `written` is set."""
+
+    def __init__(self, last=9):
+        self.last, self.written, self.begun = last, threading.Event(), 0
+
+    def due(self, version):
+        return True
+
+    def is_last(self, version):
+        return version == self.last
+
+    def save(self, learner):
+        self.begun += 1
+        return self
+
+    @property
+    def over(self):
+        return self.written.is_set()
+
+    def wait(self):
+        assert self.written.wait(10)
+
+
+def test_a_state_is_written_beside_publication_and_training_and_is_there_before_the_next_update_ends():
+    states = WrittenLater()
+    stand = Stand(states)
+    stand.trainer.handle(PublishWeights("t", 0))
+    stand.trainer.handle(LEND)
+    for _ in range(7):  # the publication, and all steps of the update
+        assert stand.trainer.work()
+    assert stand.said == [Published("t", 0, 0)]
+    threading.Timer(0.05, states.written.set).start()
+    stand.do()
+    assert [type(said) for said in stand.said] == [Published, Checkpointed, Report, UpdateDone]
+    assert stand.said[1] == Checkpointed("t", 0, 0)
+
+
+def test_a_state_that_is_written_is_told_even_if_nothing_follows():
+    states = WrittenLater()
+    stand = Stand(states)
+    stand.do(PublishWeights("t", 0))
+    assert not stand.trainer.work()
+    states.written.set()
+    assert stand.trainer.work()
+    assert stand.said == [Published("t", 0, 0), Checkpointed("t", 0, 0)]
+    assert not stand.trainer.work()
+
+
+@pytest.mark.parametrize("command", [PublishWeights("t", 4), SaveTrainer("t")])
+def test_a_state_that_a_run_may_end_with_is_waited_for(command):
+    states = WrittenLater(last=4)
+    stand = Stand(states)
+    threading.Timer(0.05, states.written.set).start()
+    stand.do(command)
+    assert stand.said[0] == Checkpointed("t", 0, 0)
+
+
+def test_one_state_is_written_at_a_time():
+    states = WrittenLater()
+    stand = Stand(states)
+    stand.do(PublishWeights("t", 0))
+    threading.Timer(0.05, states.written.set).start()
+    stand.do(PublishWeights("t", 1))
+    assert [type(said) for said in stand.said] == [Published, Checkpointed, Checkpointed, Published]
+    assert states.begun == 2
 
 
 def test_a_save_that_is_asked_for_waits_for_the_update_before_it(tmp_path):
@@ -232,7 +300,7 @@ def test_the_newest_two_states_are_kept_and_another_runs_can_be_taken_over(tmp_p
     states, learner = TrainerStates(str(tmp_path / "mine"), every_versions=1), Stand().learner
     for updates in (1, 2, 10):
         learner.updates = updates
-        states.save(learner)
+        states.save(learner).wait()
     assert [states.updates(path) for path in states.paths()] == [2, 10]
     other = TrainerStates(str(tmp_path / "other"), every_versions=1)
     other.reset(states.paths()[0])

@@ -47,7 +47,7 @@ def names(folder: Path) -> list[str]:
 def test_the_newest_states_are_kept_whatever_their_form(tmp_path: Path) -> None:
     states = TrainerStates(str(tmp_path), keep=2)
     for learner in (Saving(1), Saving(2, strategy="shard"), Saving(10, strategy="shard"), Saving(11)):
-        states.save(learner)  # type: ignore[arg-type]
+        states.save(learner).wait()  # type: ignore[arg-type]
     assert [path.name for path in states.paths()] == names(tmp_path) == ["trainer-00000010", "trainer-00000011.pt"]
     assert [states.updates(path) for path in states.paths()] == [10, 11]
 
@@ -58,7 +58,7 @@ def test_a_rank_above_0_takes_part_and_removes_nothing(strategy: str, tmp_path: 
     for updates in (1, 2):
         save_state(state(updates), tmp_path / f"trainer-{updates:08d}.pt")
     learner = Saving(3, 1, strategy)
-    states.save(learner)  # type: ignore[arg-type]
+    states.save(learner).wait()  # type: ignore[arg-type]
     assert learner.saved == ["trainer-00000003" + ".pt" * (strategy == "replicate")]
     assert names(tmp_path) == ["trainer-00000001.pt", "trainer-00000002.pt"]
 
@@ -66,7 +66,7 @@ def test_a_rank_above_0_takes_part_and_removes_nothing(strategy: str, tmp_path: 
 def test_a_trainer_begins_again_with_a_state_of_either_form_alone(tmp_path: Path) -> None:
     states = TrainerStates(str(tmp_path / "mine"))
     for learner in (Saving(1), Saving(2, strategy="shard")):
-        states.save(learner)  # type: ignore[arg-type]
+        states.save(learner).wait()  # type: ignore[arg-type]
     other = save_as_folder(state(7), tmp_path / "trainer")
     states.reset(other)
     assert names(tmp_path / "mine") == ["trainer-00000007"]
@@ -84,7 +84,7 @@ def test_what_a_killed_trainer_left_unfinished_is_gone_with_the_next_state(strat
     for name in ("trainer-00000003.part", "trainer-00000001.removed"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__7_0.distcp").write_text("old")
-    TrainerStates(str(tmp_path)).save(Saving(3, strategy=strategy))  # type: ignore[arg-type]
+    TrainerStates(str(tmp_path)).save(Saving(3, strategy=strategy)).wait()  # type: ignore[arg-type]
     (path,) = tmp_path.iterdir()
     assert TrainerStates.holds(path)
     assert path.is_file() or names(path) == [".metadata", "__0_0.distcp", "index"]

@@ -7,8 +7,10 @@ If publication may overlap the next update and needs no collective, as it does w
 weights while that update collates, prepares and does its first forward and backward pass; the first step that changes
 weights waits for the copy.
 
-Invariant: commands are executed in order, so weights are published only between two updates; a version that is due to
-be saved is saved before it is published. A sample is read only between `StartUpdate` and `UpdateDone`.
+Invariant: commands are executed in order, so weights are published only between two updates. Saving a version that is
+due begins before its publication and ends before it, or, where ranks write the state in the background, before the next
+update does: `Checkpointed` comes before any later `UpdateDone`. A sample is read only between `StartUpdate` and
+`UpdateDone`.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from polyrhythm.scheduler.records import (
 from polyrhythm.specs import Trajectory
 from polyrhythm.stations.simulator.guard import IDLE
 from polyrhythm.stations.trainer_states import is_sharded
+from polyrhythm.training.checkpoint import Saving
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.steps import Metrics, Steps
 
@@ -48,8 +51,12 @@ class Saver(Protocol):
         """Whether the state is saved before this version is published."""
         ...
 
-    def save(self, learner: Learner) -> None:
-        """Save it, on all ranks together; whole when this returns."""
+    def is_last(self, version: int) -> bool:
+        """Whether the run may end once this version is published."""
+        ...
+
+    def save(self, learner: Learner) -> Saving:
+        """Save it, on all ranks together; it is there, whole, once the answer's `wait` has returned."""
         ...
 
 
@@ -81,6 +88,7 @@ class Trainer:
         self._steps: Steps | None = None
         self._metrics: Metrics = {}
         self._publication: _Publication | None = None
+        self._saving: tuple[int, Saving] | None = None  # updates of a state that is being written
         self._done: StartUpdate | PublishWeights | SaveTrainer | None = None  # in the last unit of work
         self._publication_span: Span | None = None
         self._published = learner.updates == 0  # whether its weights are those of the newest version
@@ -118,11 +126,14 @@ class Trainer:
         Consumes: samples and requests to publish or save, in command order. Waits for: only a publication that is
         still copying weights that a step would change. Unblocked by: `handle`.
         Produces: `UpdateDone` and a report after an update's last step; `Checkpointed`; `Published`. Noticing that a
-        publication has ended counts as a unit, so that its span is reported even if nothing follows.
+        publication or a saving has ended counts as a unit, so that it is reported even if nothing follows.
         """
         settled = self._publication is not None and self._publication.over
         if settled:
             self._settle()
+        if self._saving is not None and self._saving[1].over:
+            self._finish_saving()
+            settled = True
         if not self._todo:
             self._done = None
             return settled
@@ -135,7 +146,7 @@ class Trainer:
                 self._todo.popleft()
             case SaveTrainer():
                 self._settle()
-                self._save()
+                self._save(wait=True)
                 self._todo.popleft()
             case StartUpdate():
                 self._train(command, begin)
@@ -173,6 +184,7 @@ class Trainer:
             self._steps, self._published = None, False
             self._metrics["time/actor/update"] = self._update_s + time.monotonic() - begin
             self._update_s = 0.0
+            self._finish_saving()
             self._channels.report(
                 Report(self.name, self.incarnation, "update", command.update, {**self._metrics, **stop.value})
             )
@@ -185,14 +197,30 @@ class Trainer:
 
     def _save_and_publish(self, version: int) -> None:
         if self._saver is not None and self._saver.due(version):
-            self._save()
+            self._save(wait=self._saver.is_last(version))
         publish_weights(self._weights, version, self._learner)
         self._channels.emit(Published(self.name, self.incarnation, version))
 
-    def _save(self) -> None:
-        if self._saver is not None:
-            self._saver.save(self._learner)
-            self._channels.emit(Checkpointed(self.name, self.incarnation, self._learner.updates))
+    def _save(self, *, wait: bool) -> None:
+        """Save the state, in the background if that may be; one at a time."""
+        if self._saver is None:
+            return
+        self._finish_saving()
+        updates, saving = self._learner.updates, self._saver.save(self._learner)
+        if wait or saving.over:
+            self._note_saved(updates, saving)
+        else:
+            self._saving = updates, saving
+
+    def _finish_saving(self) -> None:
+        """Wait for the saving in the background, if there is one; raise its error, if any."""
+        if self._saving is not None:
+            done, self._saving = self._saving, None
+            self._note_saved(*done)
+
+    def _note_saved(self, updates: int, saving: Saving) -> None:
+        saving.wait()
+        self._channels.emit(Checkpointed(self.name, self.incarnation, updates))
 
     def _settle(self) -> None:
         """Wait for the publication under way; raise its error, if any."""
@@ -207,6 +235,7 @@ class Trainer:
         assert self.store is not None, f"{self.name} leases no device"
         assert self._steps is None, f"{self.name} has an update under way"
         self._settle()
+        self._finish_saving()
         freed = self.store.suspend(self._learner.kept_tensors())
         return int(self._learner.ranks.totals([freed])[0])
 
@@ -231,6 +260,7 @@ class Trainer:
         if self._steps is not None:
             self._steps.close()
         self._settle()
+        self._finish_saving()
         self._learner.ranks.close()
         if self.store is not None:
             self.store.close()

@@ -70,7 +70,7 @@ class TrainerFactory:
             if self.initial:
                 _load_initial(learner, self.initial)
             if self.states:
-                self.states.save(learner)
+                self.states.save(learner).wait()
         if not published and context.offload is None:  # else the conductor says when
             publish_weights(weights, self.version, learner)
         trainer = Trainer(

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from polyrhythm.errors import RunFolderError
 from polyrhythm.files import REMOVED, UNFINISHED, copy_whole, remove_whole
-from polyrhythm.training.checkpoint import load
+from polyrhythm.training.checkpoint import Saving, load
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.ranks import Ranks
 
@@ -44,20 +44,26 @@ class TrainerStates:
     def due(self, version: int) -> bool:
         return version % self.every_versions == 0 or version == self.last
 
-    def save(self, learner: Learner) -> None:
-        """Save the learner's state, on all its ranks together; rank 0 removes the oldest ones. RunFolderError: it
-        cannot be written."""
+    def is_last(self, version: int) -> bool:
+        return version == self.last
+
+    def save(self, learner: Learner) -> Saving:
+        """Save the learner's state, on all its ranks together; once it is there, rank 0 removes the oldest ones.
+        RunFolderError, also of the answer's `wait`: it cannot be written."""
         path = Path(self.folder) / f"trainer-{learner.updates:08d}{'' if is_sharded(learner.ranks) else '.pt'}"
         try:
             path.parent.mkdir(exist_ok=True)
             if learner.ranks.rank == 0:
                 self._remove_unfinished()
-            learner.save(path).wait()
+            saving = learner.save(path)
         except OSError as error:
-            raise RunFolderError(f"{path} cannot be written ({error}); make room, then go on with resume") from error
-        if learner.ranks.rank == 0:
-            for old in self.paths()[: -self.keep]:
-                remove_whole(old)
+            raise _unwritable(path, error) from error
+        return _StateSaving(self, path, saving, first=learner.ranks.rank == 0)
+
+    def remove_oldest(self) -> None:
+        """Remove all but the newest `keep` states."""
+        for old in self.paths()[: -self.keep]:
+            remove_whole(old)
 
     def _remove_unfinished(self) -> None:
         """Remove the folders that a trainer left when it was killed while it wrote or removed them."""
@@ -94,3 +100,26 @@ class TrainerStates:
     def paths(self) -> list[Path]:
         """All states, oldest first."""
         return sorted(filter(self.holds, Path(self.folder).glob(self.pattern)), key=self.updates)
+
+
+class _StateSaving:
+    """See `checkpoint.Saving`. first: this is rank 0."""
+
+    def __init__(self, states: TrainerStates, path: Path, saving: Saving, *, first: bool) -> None:
+        self._states, self._path, self._saving, self._first = states, path, saving, first
+
+    @property
+    def over(self) -> bool:
+        return self._saving.over
+
+    def wait(self) -> None:
+        try:
+            self._saving.wait()
+        except OSError as error:
+            raise _unwritable(self._path, error) from error
+        if self._first:
+            self._states.remove_oldest()
+
+
+def _unwritable(path: Path, error: OSError) -> RunFolderError:
+    return RunFolderError(f"{path} cannot be written ({error}); make room, then go on with resume")
