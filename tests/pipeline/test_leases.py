@@ -7,8 +7,8 @@ from tests.process.runs import config
 
 from polyrhythm.config.sections.placement import PlacementSettings
 from polyrhythm.errors import ConfigError
-from polyrhythm.pipeline.build import run_seats
 from polyrhythm.pipeline.leases import HOST, lease_devices, lease_settings
+from polyrhythm.pipeline.placed import place
 from polyrhythm.pipeline.seats import group_seats
 from polyrhythm.runtime.factories import Resources
 
@@ -71,7 +71,7 @@ def test_the_conductor_is_told_the_leases_and_their_rules() -> None:
 
 def test_the_seats_of_a_run_say_who_takes_turns() -> None:
     settings = config(rollout={"generators": 1}, placement={"sharing": "lease"})
-    assert group_seats(run_seats(settings)).endswith("generator-0, trainer: cpu, 1 thread, in turn")
+    assert group_seats(place(settings).seats).endswith("generator-0, trainer: cpu, 1 thread, in turn")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tests.process.runs import config
 
 from polyrhythm.config.sections.placement import PlacementSettings, list_device_ids
 from polyrhythm.errors import ConfigError
-from polyrhythm.pipeline.build import run_seats, station_names
+from polyrhythm.pipeline.placed import place, station_names
 from polyrhythm.pipeline.seats import (
     assign_seats,
     bind_environment,
@@ -262,8 +262,8 @@ def test_stations_for_evaluation_have_seats_and_names_are_those_of_the_run():
     settings = config(evaluation={"every": 1, "every_episodes": 2, "weights": "own_generator"})
     names = station_names(settings)
     assert (names["simulators"][-1], names["generators"][-1]) == ("simulator-evaluation", "generator-evaluation")
-    assert list(run_seats(settings)) == [name for kind in names.values() for name in kind]
-    assert "trainer" not in run_seats(settings, trainer=False)
+    assert list(place(settings).seats) == [name for kind in names.values() for name in kind]
+    assert "trainer" not in place(settings, trainer=False).seats
 
 
 def test_ranges_and_ids_are_listed_in_their_order():

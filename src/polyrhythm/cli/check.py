@@ -55,11 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _seats(config: RunConfig) -> dict[str, dict[str, str | int]] | None:
     """Device and threads of every station; None where `placement` asks for what is not there."""
-    from polyrhythm.pipeline.build import run_seats
+    from polyrhythm.pipeline.placed import place
     from polyrhythm.pipeline.seats import describe_seats
 
     try:
-        return describe_seats(run_seats(config))
+        return describe_seats(place(config).seats)
     except ConfigError:
         return None
 

@@ -20,28 +20,26 @@ from polyrhythm.conformance import raised
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, RunFolderError, RunHalted
 from polyrhythm.pipeline.array_specs import arena_layout, bucket_sizes, step_settings
-from polyrhythm.pipeline.leases import lease_devices, lease_settings
 from polyrhythm.pipeline.observers.failures import SampleFailureLog
 from polyrhythm.pipeline.observers.metrics import check_metrics
-from polyrhythm.pipeline.observers.totals import EVALUATION
 from polyrhythm.pipeline.persistence.checkpoints import STATES, SavedRun
-from polyrhythm.pipeline.run_loop import RunLoop
-from polyrhythm.pipeline.seats import (
-    Kind,
-    assign_seats,
-    count_ranks,
-    describe_seat,
-    find_ends,
-    list_excess_threads,
-    list_unused_devices,
+from polyrhythm.pipeline.placed import (
+    EVALUATION_GENERATOR,
+    EVALUATION_SIMULATOR,
+    TRAINER,
+    Placed,
+    evaluator_name,
+    generator_names,
+    place,
 )
+from polyrhythm.pipeline.run_loop import RunLoop
+from polyrhythm.pipeline.seats import describe_seat
 from polyrhythm.policies.base import Policy, PolicySettings, as_settings
-from polyrhythm.runtime.factories import Resources, StationFactory, StationList
+from polyrhythm.runtime.factories import StationFactory, StationList
 from polyrhythm.runtime.launcher import Launcher, build_inline_launcher, build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.memory.tensors import count_cores, count_devices, use_one_thread
+from polyrhythm.runtime.memory.tensors import use_one_thread
 from polyrhythm.runtime.memory.weights import Weights
-from polyrhythm.runtime.messages import rank_name
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import EnvBatchInfo, Episode, SampleEvaluated, WeightsOffered
 from polyrhythm.scheduler.rollout.sharding import StrategyFailure, shard
@@ -58,15 +56,12 @@ log = logging.getLogger(__name__)
 
 #: Folder of the stations' logs in a run's folder.
 LOGS = "logs"
-_TRAINER = "trainer"
-#: Stations for evaluation during training.
-_EVALUATION_SIMULATOR, _EVALUATION_GENERATOR = f"simulator{EVALUATION}", f"generator{EVALUATION}"
 
 
 @dataclass(slots=True)
 class Pipeline:
     """The connected parts of a run. weights: the published ones; states: the trainer's, if there is a folder; failures:
-    of samples; spec: of the environments."""
+    of samples; spec: of the environments; placed: its stations."""
 
     loop: RunLoop
     launcher: Launcher
@@ -74,6 +69,7 @@ class Pipeline:
     states: TrainerStates | None
     failures: SampleFailureLog
     spec: EnvSpec
+    placed: Placed
 
     def evaluate(self, name: str, episodes: Sequence[Episode]) -> list[SampleEvaluated]:
         """Run these episodes and return their results in the order of finishing. RunHalted: all were dropped."""
@@ -152,54 +148,6 @@ def scheduler_settings(
     )
 
 
-def evaluator_name(config: RunConfig) -> str:
-    """The generator that has the weights for background evaluation; "" for none."""
-    if not config.evaluation.reserved_rows:
-        return ""
-    return _EVALUATION_GENERATOR if config.evaluation.weights == "own_generator" else generator_names(config)[0]
-
-
-def generator_names(config: RunConfig) -> list[str]:
-    return [f"generator-{index}" for index in range(config.rollout.generators)]
-
-
-def station_names(config: RunConfig, *, trainer: bool = True) -> dict[Kind, list[str]]:
-    """The names of all stations by kind, those for background evaluation last; of the trainer, those of its ranks.
-    trainer: whether there is one."""
-    simulators, generators = (
-        [f"simulator-{index}" for index in range(config.rollout.simulators)],
-        generator_names(config),
-    )
-    if trainer and config.evaluation.reserved_rows:
-        simulators.append(_EVALUATION_SIMULATOR)
-        if evaluator_name(config) not in generators:
-            generators.append(evaluator_name(config))
-    ranks = [rank_name(_TRAINER, rank) for rank in range(trainer_ranks(config))] if trainer else []
-    return {"simulators": simulators, "generators": generators, "trainer": ranks}
-
-
-def trainer_ranks(config: RunConfig) -> int:
-    """Processes of the trainer on this machine."""
-    return count_ranks(config.placement, count_devices())
-
-
-def run_seats(config: RunConfig, *, trainer: bool = True, folder: Path | None = None) -> dict[str, Resources]:
-    """The resources of each station on this machine, and of the trainer's further ranks. folder: of the run, for what
-    leaves a leased host. ConfigError: `placement` names a device that does not exist."""
-    names = station_names(config, trainer=trainer)
-    inline = config.launcher == "inline"
-    seats = assign_seats(config.placement, names, count_devices(), os.environ, inline=inline)
-    leaves = getattr(config.env, "leaves_device", False)
-    return lease_devices(config.placement, seats, simulators_leave=leaves, offload=str(folder or ""))
-
-
-def list_seat_warnings(config: RunConfig, *, trainer: bool = True) -> list[str]:
-    """A sentence for each setting of `placement` that can be had on this machine, but wastes devices or cores."""
-    names = station_names(config, trainer=trainer)
-    excess = list_excess_threads(config.placement, names, count_cores()) if config.launcher == "local" else []
-    return list_unused_devices(config.placement, names) + excess
-
-
 def env_batch_infos(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -> list[list[EnvBatchInfo]]:
     """The env batches of each simulator, sharded into slots; with a trainer the rows reserved for evaluation are last.
 
@@ -228,7 +176,7 @@ def env_batch_infos(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -
     if any(len(info.slots) > 1 for own in infos for info in own):
         _check_join(config, spec)
     if trainer and (rows := config.evaluation.reserved_rows):
-        own = shard(f"{_EVALUATION_SIMULATOR}.0", rows, "whole", [], reset_rows=spec.reset_rows)
+        own = shard(f"{EVALUATION_SIMULATOR}.0", rows, "whole", [], reset_rows=spec.reset_rows)
         infos.append([replace(own, reserved=True)])
     return infos
 
@@ -280,13 +228,13 @@ def build_pipeline(
     if trainer:
         assert not isinstance(initial, torch.nn.Module), "the trainer reads its first weights from a file"
         factories.append(_trainer_factory(config, spec, states, str(initial or ""), version))
-    seats = run_seats(config, trainer=trainer, folder=folder)
+    placed = place(config, trainer=trainer, folder=folder)
     layout = arena_layout(config, spec, infos, form, trainer=trainer)
-    stations = _with_seats(config, factories, seats, trainer=trainer)
+    stations = _with_seats(factories, placed)
     launcher = _launcher(config, stations, layout, WeightsLayout.of(form.published), folder)
     weights = launcher.weights
     try:
-        conductor = Conductor(scheduler_settings(config, spec, buckets, lease_settings(config.placement, seats)))
+        conductor = Conductor(scheduler_settings(config, spec, buckets, placed.lease))
         if states is not None and trainer:
             states.reset(saved.trainer if saved else None)
         if saved is not None:
@@ -299,28 +247,22 @@ def build_pipeline(
             folder / LOGS if folder and config.launcher != "inline" else None, _sources_of_numbers(config)
         )
         loop = RunLoop(conductor, launcher, time.monotonic, observers=[failures], record=record)
-        _offer_weights(loop, version, there=weights.newest >= 0 or not seats["trainer"].leases)
+        _offer_weights(loop, version, there=weights.newest >= 0 or not placed.seats[TRAINER].leases)
         if start:
             loop.start()
     except BaseException:
         launcher.close()
         raise
-    return Pipeline(loop, launcher, weights, states, failures, spec)
+    return Pipeline(loop, launcher, weights, states, failures, spec, placed)
 
 
-def _with_seats(
-    config: RunConfig, factories: Sequence[StationFactory], seats: dict[str, Resources], *, trainer: bool
-) -> StationList:
+def _with_seats(factories: Sequence[StationFactory], placed: Placed) -> StationList:
     """Each factory with the seat of its process, the trainer's with one for each rank; the log says which."""
-    for name, seat in seats.items():
+    for name, seat in placed.seats.items():
         log.info("%s: %s", name, describe_seat(seat))
-    for sentence in list_seat_warnings(config, trainer=trainer):
+    for sentence in placed.warnings:
         log.warning(sentence)
-    names = station_names(config, trainer=trainer)
-    ends = find_ends(config.placement, names, seats)
-    seats = seats | {name: replace(seats[name], ends=ends) for name in [*names["generators"], *names["trainer"]]}
-    ranks = {_TRAINER: names["trainer"]}
-    return [(factory, *(seats[name] for name in ranks.get(factory.name, [factory.name]))) for factory in factories]
+    return [(factory, *placed.seats_of(factory.name)) for factory in factories]
 
 
 def _offer_weights(loop: RunLoop, version: int, *, there: bool) -> None:
@@ -418,7 +360,7 @@ def _rollout_factories(
     for name in generator_names(config):
         evaluates: Literal["no", "too"] = "too" if name == evaluator else "no"
         factories.append(GeneratorFactory(name, own, evaluates, buckets, graphs))
-    if evaluator == _EVALUATION_GENERATOR:
+    if evaluator == EVALUATION_GENERATOR:
         factories.append(GeneratorFactory(evaluator, own, "only", buckets, graphs))
     return factories
 
@@ -428,7 +370,7 @@ def _trainer_factory(
 ) -> StationFactory:
     """The factory of the trainer: it loads the policy file `initial` ("": the seed's weights), publishes `version`."""
     return TrainerFactory(
-        _TRAINER,
+        TRAINER,
         _policy_factory(config, spec),
         config.algorithm.model_dump(mode="json"),
         config.training.model_dump(mode="json"),

@@ -22,7 +22,7 @@ from polyrhythm.files import atomic_write
 from polyrhythm.observe import MetricsWriter, TraceWriter
 from polyrhythm.observe.report import write_report
 from polyrhythm.observe.run_folder import lock_run_folder
-from polyrhythm.pipeline.build import Pipeline, build_pipeline, run_seats, station_names
+from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.callbacks import Callbacks, StopTraining, UpdateForwarder
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.manager import EvaluationManager
@@ -42,8 +42,9 @@ from polyrhythm.pipeline.persistence.checkpoints import (
 from polyrhythm.pipeline.persistence.phases import SUMMARY_FILE, PhaseJournal
 from polyrhythm.pipeline.persistence.resume import refuse_misplaced, take_up
 from polyrhythm.pipeline.persistence.saver import RunCheckpointer
+from polyrhythm.pipeline.placed import place
 from polyrhythm.pipeline.run_loop import Interrupted, OrderlyHalt, RunLoop
-from polyrhythm.pipeline.seats import describe_seats, find_ends
+from polyrhythm.pipeline.seats import describe_seats
 from polyrhythm.pipeline.signals import Interrupts
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.initial_policy import prepare_initial_policy
@@ -221,9 +222,8 @@ class _Run:
         )
         idle, passes = IdleMeter(loop.conductor, began), PassMeter(loop.conductor.settings.buckets)
         stations, timeline = StationActivity(launcher), TraceObserver(trace, launcher, began)
-        seats = run_seats(config)
-        ends = find_ends(config.placement, station_names(config), seats)
-        traffic = WeightsTraffic(launcher, ends, {name: seat.device for name, seat in seats.items()})
+        placed = pipeline.placed
+        traffic = WeightsTraffic(launcher, placed.ends, {name: seat.device for name, seat in placed.seats.items()})
         sources = (loop.conductor.ledger, episodes, saver.totals, stations, (idle, passes))
         metrics = UpdateMetrics(self._metrics, *sources, began=self._progress.began, now=began)
         forwarder = UpdateForwarder(metrics, self._callbacks)
@@ -277,7 +277,7 @@ def _summarise(config: RunConfig, folder: Path, progress: PhaseJournal) -> dict[
     for part in ("evaluation_before", "rl", "evaluation_after", "best"):
         summary |= progress.result(part) or {}
     summary["wall_s"] = progress.summary()
-    summary["seats"] = describe_seats(run_seats(config))
+    summary["seats"] = describe_seats(place(config).seats)
     _write_json(folder / "ledger.json", rl.get("ledger", {}))
     _write_json(folder / SUMMARY_FILE, summary)
     return summary

@@ -12,7 +12,7 @@ from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.build import env_settings, policy_settings
 from polyrhythm.pipeline.memory.needs import HOST, SHARED, Part
-from polyrhythm.pipeline.memory.plan import DeviceMemory, Hosting, Machine, MemoryPlan, Planner, with_settings
+from polyrhythm.pipeline.memory.plan import DeviceMemory, Machine, MemoryPlan, Planner, with_settings
 from polyrhythm.pipeline.memory.rows import micro_batch_rows, pass_rows, samples_unit
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.specs import EnvSpec
@@ -63,7 +63,7 @@ def test_replicas_have_all_of_it_and_shards_a_share_and_the_largest_block() -> N
     replicas = planner.plan(run)
     assert [own.name for own in replicas.devices] == ["cpu", "cuda:0", "cuda:1", "cuda:2", "cuda:3"]
     assert sizes(replicas, "cuda:3", "trainer-rank3")["weights"] == 14 * GB
-    shards = planner.plan(run, Hosting(4, "shard"))
+    shards = planner.plan(with_settings(run, {"placement.trainer.strategy": "shard"}))
     own = sizes(shards, "cuda:3", "trainer-rank3")
     assert own["weights"] == 3.5 * GB
     assert own["gradients"] == 3 * GB
@@ -71,6 +71,8 @@ def test_replicas_have_all_of_it_and_shards_a_share_and_the_largest_block() -> N
     assert own["largest block, gathered"] == 4 * GB  # its weights and its gradient
     assert "published weights" not in sizes(shards, "cuda:0", "trainer")  # no rank has them whole
     assert "published weights" in sizes(replicas, "cuda:0", "trainer")
+    apart = planner.plan(with_settings(run, {"placement.generators.devices": "7"}))  # which reads it from there
+    assert "published weights" in sizes(apart, "cuda:0", "trainer")
 
 
 def test_offloaded_moments_are_the_hosts() -> None:
@@ -84,12 +86,13 @@ def test_offloaded_moments_are_the_hosts() -> None:
 def test_a_leased_device_holds_its_largest_station_and_the_host_what_the_others_keep() -> None:
     run = config(**DEVICES)
     planner = planner_of(run)
-    shared, leased = planner.plan(run), planner.plan(run, Hosting(sharing="lease"))
+    shared, leased = planner.plan(run), planner.plan(with_settings(run, {"placement.sharing": "lease"}))
     at_once, in_turn = (next(own for own in plan.devices if own.name == "cuda:0") for plan in (shared, leased))
     trainer = sum(in_turn.stations()["trainer"].values())
     gradients = in_turn.stations()["trainer"]["gradients"]
     assert in_turn.total() == trainer
-    assert at_once.total() == trainer + sum(at_once.stations()["generator-0"].values())
+    published = at_once.stations()["trainer"]["published weights"]  # which a trainer that leaves does not keep there
+    assert at_once.total() == trainer + published + sum(at_once.stations()["generator-0"].values())
     assert sizes(leased, HOST, "trainer")["while suspended from cuda:0"] == trainer - gradients, "they are dropped"
     suspended = [part for part in leased.devices[0].parts if part.purpose.startswith("while suspended")]
     assert [*shared.devices[0].parts, *suspended] == list(leased.devices[0].parts)

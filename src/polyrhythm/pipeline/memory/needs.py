@@ -8,7 +8,7 @@ Invariant: the parts of a device add up to what its stations hold at the same ti
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
@@ -16,20 +16,20 @@ from typing import Literal
 import numpy as np
 
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.config.sections.placement import PlacementSettings
 from polyrhythm.pipeline.array_specs import answer_specs, arena_layout, shown
-from polyrhythm.pipeline.build import env_batch_infos, evaluator_name, generator_names
+from polyrhythm.pipeline.build import env_batch_infos
 from polyrhythm.pipeline.memory.activations import Activations
 from polyrhythm.pipeline.memory.rows import micro_batch_rows, pass_rows, update_rows
+from polyrhythm.pipeline.placed import Placed, evaluator_name, generator_names, place
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.vla.settings import VlaSettings
-from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.staging import CHUNK_BYTES
+from polyrhythm.runtime.memory.ways import keeps_copy
 from polyrhythm.runtime.memory.weights import shared_nbytes
-from polyrhythm.runtime.messages import rank_name
 from polyrhythm.specs import ArraySpec, EnvSpec, WeightsLayout
 from polyrhythm.training.optim import PIECE_BYTES
-from polyrhythm.training.ranks import Strategy
 
 Sharing = Literal["share", "lease"]
 
@@ -55,32 +55,18 @@ class Part:
     stays: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Ranks:
-    """Where the trainer's ranks work, and whether each has all of the weights (replicate) or its share (shard)."""
-
-    devices: Sequence[str] = ()
-    strategy: Strategy = "replicate"
-
-    @property
-    def count(self) -> int:
-        return max(1, len(self.devices))
-
-
-ONE_RANK = Ranks()
-
-
 def memory_by_station(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> dict[str, dict[str, int]]:
-    """The certain bytes by station and purpose, whatever its device; `shared` is the host's shared memory.
+    """The certain bytes by station and purpose, whatever its device, with a trainer of one rank; `shared` is the host's
+    shared memory.
 
     simulators: the arena blocks that their rows write at a time, which are a part of the arena.
     """
     infos = env_batch_infos(config, spec)
-    seats = {name: Resources() for name in [*all_generators(config), "trainer"]}
     asked = config.placement.generators.devices
-    if asked != HOST and (asked is not None or config.placement.preset is not None):
-        seats |= {name: Resources("cuda:0") for name in all_generators(config)}
-    parts = list_parts(config, spec, form, seats)
+    on_device = asked != HOST and (asked is not None or config.placement.preset is not None)
+    placement = PlacementSettings.model_validate({"generators": {"devices": "0" if on_device else HOST}})
+    placed = place(config.model_copy(update={"placement": placement}), devices=1)
+    parts = list_parts(config, spec, form, placed)
     arena = arena_layout(config, spec, infos, form)
     found: dict[str, dict[str, int]] = {SHARED: {}}
     for batches in infos:
@@ -93,40 +79,25 @@ def memory_by_station(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> dic
     return found
 
 
-def all_generators(config: RunConfig) -> list[str]:
-    """Names of all generators; one for evaluation alone is last."""
-    evaluator = evaluator_name(config)
-    return list(dict.fromkeys([*generator_names(config), *[evaluator] * bool(evaluator)]))
-
-
 def list_parts(
-    config: RunConfig,
-    spec: EnvSpec,
-    form: PolicyForm,
-    seats: Mapping[str, Resources],
-    *,
-    activations: Activations | None = None,
-    ranks: Ranks = ONE_RANK,
+    config: RunConfig, spec: EnvSpec, form: PolicyForm, placed: Placed, *, activations: Activations | None = None
 ) -> list[Part]:
-    """All parts of the stations in `seats`. activations: None leaves out what is estimated.
-
-    ranks: without devices, one rank on the trainer's seat.
-    """
-    infos = env_batch_infos(config, spec, trainer="trainer" in seats)
-    layout = arena_layout(config, spec, infos, form, trainer="trainer" in seats)
+    """All parts of the stations. activations: None leaves out what is estimated."""
+    trains = bool(placed.names["trainer"])
+    infos = env_batch_infos(config, spec, trainer=trains)
+    layout = arena_layout(config, spec, infos, form, trainer=trains)
     published = WeightsLayout.of(form.published)
     parts = [
         Part(SHARED, "arena", HOST, layout.nbytes),
         Part(SHARED, "published weights", HOST, shared_nbytes(published)),
     ]
-    names = [name for name in all_generators(config) if name in seats]
-    for name in names:
-        parts += _generator(config, form, name, seats[name].device, published.nbytes)
+    for name in placed.names["generators"]:
+        device = placed.seats[name].device
+        parts += _generator(config, form, name, device, published.nbytes)
         if activations is not None:
             rows = pass_rows(config, spec)
-            parts += _passes(config, spec, form, name, seats[name].device, rows, activations)
-    if "trainer" in seats:
-        parts += _trainer(config, spec, form, seats, ranks, layout, activations)
+            parts += _passes(config, spec, form, name, device, rows, activations)
+    parts += _trainer(config, spec, form, placed, layout, activations)
     return [part for part in parts if part.nbytes]
 
 
@@ -173,33 +144,35 @@ def _trainer(
     config: RunConfig,
     spec: EnvSpec,
     form: PolicyForm,
-    seats: Mapping[str, Resources],
-    ranks: Ranks,
+    placed: Placed,
     layout: ArenaLayout,
     activations: Activations | None,
 ) -> list[Part]:
     """What the trainer's ranks keep, and what an update takes."""
-    devices = ranks.devices or (seats["trainer"].device,)
-    own = {name: seats[name].device for name in generator_names(config) if name in seats}
+    ranks = placed.names["trainer"]
     parts: list[Part] = []
-    for index, device in enumerate(devices):
-        name = rank_name("trainer", index)
-        parts += _rank(config, form, name, device, ranks)
-        keeps = config.placement.sharing == "share" and (ranks.strategy == "replicate" or len(devices) == 1)
-        if index == 0 and keeps and device != HOST and device in own.values() and config.launcher == "local":
-            parts.append(Part(name, "published weights", device, WeightsLayout.of(form.published).nbytes))
+    for name in ranks:
+        device = placed.seats[name].device
+        parts += _rank(config, form, name, device, len(ranks))
         if activations is not None and config.training.versions:
-            parts += _update(config, spec, form, name, device, ranks, layout, activations)
+            parts += _update(config, spec, form, name, device, len(ranks), layout, activations)
+    if ranks and config.launcher == "local" and keeps_copy(placed.ends, _any_device):
+        parts.append(Part(ranks[0], "published weights", placed.ends.trainer, WeightsLayout.of(form.published).nbytes))
     return parts
 
 
-def _rank(config: RunConfig, form: PolicyForm, name: str, device: str, ranks: Ranks) -> list[Part]:
-    """What a rank keeps between its updates."""
+def _any_device(_reader: str, _memory: str) -> bool:
+    """Devices of one machine can mostly read each other's memory; where they cannot, less is kept."""
+    return True
+
+
+def _rank(config: RunConfig, form: PolicyForm, name: str, device: str, ranks: int) -> list[Part]:
+    """What a rank, of so many, keeps between its updates."""
     learns = config.training.versions > 0
-    share = ranks.count if ranks.strategy == "shard" else 1
+    share = ranks if config.placement.trainer.strategy == "shard" else 1
     keeps = HOST if share > 1 and config.placement.trainer.shard.cpu_offload else device
     offload = config.training.optimizer.offload
-    buckets = ranks.count > share  # of DDP: what others drop with the gradients stays
+    buckets = ranks > share  # of DDP: what others drop with the gradients stays
     moments = -(-_MOMENTS * form.trainable_bytes // share) * learns
     parts = [
         Part(name, "weights", keeps, -(-form.train_bytes // share)),
@@ -233,15 +206,15 @@ def _update(
     form: PolicyForm,
     name: str,
     device: str,
-    ranks: Ranks,
+    ranks: int,
     layout: ArenaLayout,
     activations: Activations,
 ) -> list[Part]:
     """What an update takes: its largest micro-batch, and its samples, once packed and once a mini-batch."""
     row = _row_bytes(layout.obs) + _row_bytes(answer_specs(form, spec))
-    rows = -(-update_rows(config, layout.steps) // ranks.count)
+    rows = -(-update_rows(config, layout.steps) // ranks)
     mini = min(rows, config.training.minibatch_steps or rows)
-    micro = micro_batch_rows(config, layout.steps, ranks.count)
+    micro = micro_batch_rows(config, layout.steps, ranks)
     frozen = activations.precomputed(rows)
     fits = frozen <= config.training.precomputed_mib * 2**20
     parts = [

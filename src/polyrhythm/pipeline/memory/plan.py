@@ -13,15 +13,14 @@ from typing import Any
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import PolyrhythmError
-from polyrhythm.pipeline.build import policy_settings, station_names
+from polyrhythm.pipeline.build import policy_settings
 from polyrhythm.pipeline.memory.activations import Activations, estimate_activations
-from polyrhythm.pipeline.memory.needs import HOST, SHARED, Part, Ranks, Sharing, list_parts
-from polyrhythm.pipeline.seats import assign_seats, count_ranks
+from polyrhythm.pipeline.memory.needs import HOST, SHARED, Part, Sharing, list_parts
+from polyrhythm.pipeline.placed import place
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.vla.settings import VlaSettings
-from polyrhythm.runtime.messages import rank_name, station_of
+from polyrhythm.runtime.messages import station_of
 from polyrhythm.specs import EnvSpec
-from polyrhythm.training.ranks import Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +29,6 @@ class Machine:
 
     devices: int
     free: Callable[[str], int]
-
-
-@dataclass(frozen=True, slots=True)
-class Hosting:
-    """How the trainer is divided and devices are shared. ranks: of the trainer."""
-
-    ranks: int = 1
-    strategy: Strategy = "replicate"
-    sharing: Sharing = "share"
-
-    @classmethod
-    def of(cls, config: RunConfig, devices: int) -> Hosting:
-        """As the settings of `placement` say, on a machine with so many CUDA devices."""
-        placement = config.placement
-        return cls(count_ranks(placement, devices), placement.trainer.strategy, placement.sharing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +107,7 @@ class MemoryPlan:
 class Planner:
     """Makes plans of variants of one configuration; forms and passes of a policy are kept.
 
-    trainer: whether the run has one. ConfigError, MissingError: as from `assign_seats` and the policy's `form`.
+    trainer: whether the run has one. ConfigError, MissingError: as from `place` and the policy's `form`.
     """
 
     spec: EnvSpec
@@ -143,28 +127,24 @@ class Planner:
     def form(self, config: RunConfig) -> PolicyForm:
         return self._of(config)[0]
 
-    def plan(self, config: RunConfig, hosting: Hosting | None = None, *, certain: bool = False) -> MemoryPlan:
+    def plan(self, config: RunConfig, *, certain: bool = False) -> MemoryPlan:
         """certain: leave out what is estimated, which takes time."""
-        hosting = hosting or Hosting.of(config, self.machine.devices)
         form, activations = self._of(config)
-        of_trainer = [rank_name("trainer", rank) for rank in range(hosting.ranks)] if self.trainer else []
-        names = station_names(config, trainer=False) | {"trainer": of_trainer}
-        seats = assign_seats(config.placement, names, self.machine.devices, {}, inline=config.launcher == "inline")
-        ranks = Ranks([seats[name].device for name in of_trainer], hosting.strategy)
-        parts = list_parts(config, self.spec, form, seats, ranks=ranks)
+        placed = place(config, trainer=self.trainer, devices=self.machine.devices)
+        parts = list_parts(config, self.spec, form, placed)
         if certain:
             kept = [part for part in parts if part.certain]
-            return MemoryPlan(self._devices(config, form, kept, hosting), "left out")
+            return MemoryPlan(self._devices(config, form, kept), "left out")
         if isinstance(activations, Activations):
             try:
-                parts = list_parts(config, self.spec, form, seats, activations=activations, ranks=ranks)
+                parts = list_parts(config, self.spec, form, placed, activations=activations)
                 activations = activations.how
             except PolyrhythmError:
                 raise
             except Exception as error:  # noqa: BLE001 - a policy of the user's may raise anything
                 activations = f"{type(error).__name__} in a pass of zeros: {(str(error).splitlines() or [''])[0]}"
                 self._known[_key(config)] = (form, activations)
-        return MemoryPlan(self._devices(config, form, parts, hosting), activations)
+        return MemoryPlan(self._devices(config, form, parts), activations)
 
     def _of(self, config: RunConfig) -> tuple[PolicyForm, Activations | str]:
         key = _key(config)
@@ -172,10 +152,9 @@ class Planner:
             self.take_form(config, policy_settings(config).form(self.spec))
         return self._known[key]
 
-    def _devices(
-        self, config: RunConfig, form: PolicyForm, parts: Sequence[Part], hosting: Hosting
-    ) -> tuple[DeviceMemory, ...]:
-        moved = _suspended(parts) if hosting.sharing == "lease" else []
+    def _devices(self, config: RunConfig, form: PolicyForm, parts: Sequence[Part]) -> tuple[DeviceMemory, ...]:
+        sharing = config.placement.sharing
+        moved = _suspended(parts) if sharing == "lease" else []
         names = [HOST, *sorted({part.device for part in parts} - {HOST}, key=lambda name: int(name[5:]))]
         learns = self.trainer and config.supervised is not None
         building = form.train_bytes + 3 * form.trainable_bytes * learns
@@ -184,7 +163,7 @@ class Planner:
                 name,
                 self.machine.free(name),
                 tuple(part for part in [*parts, *moved] if part.device == name),
-                "share" if name == HOST and len(names) > 1 else hosting.sharing,
+                "share" if name == HOST and len(names) > 1 else sharing,
                 building * (name == HOST),
             )
             for name in names

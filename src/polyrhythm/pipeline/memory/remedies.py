@@ -16,8 +16,9 @@ from polyrhythm.config.sections.rollout import LimitedBatching
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.pipeline.build import env_batch_infos
 from polyrhythm.pipeline.memory.needs import HOST
-from polyrhythm.pipeline.memory.plan import DeviceMemory, Hosting, MemoryPlan, Planner, with_settings
+from polyrhythm.pipeline.memory.plan import DeviceMemory, MemoryPlan, Planner, with_settings
 from polyrhythm.pipeline.memory.rows import longest_sample, micro_batch_rows, pass_rows, samples_unit
+from polyrhythm.pipeline.placed import trainer_ranks
 from polyrhythm.pipeline.validation.rank_checks import check_ranks
 from polyrhythm.policies.vla.settings import VlaSettings
 from polyrhythm.runtime.messages import station_of
@@ -154,7 +155,6 @@ def _single(search: _Search, start: _Variant, full: list[DeviceMemory]) -> Itera
 def _switches(planner: Planner, variant: _Variant, full: list[DeviceMemory]) -> Iterator[dict[str, Any]]:
     """Settings that are switched and may help on these devices, the cheapest first; numbers of ranks ascending."""
     config, policy = variant.config, variant.config.policy
-    hosting = Hosting.of(config, planner.machine.devices)
     trained = {part.purpose for device in full for part in device.parts if station_of(part.station) == "trainer"}
     devices = [device for device in full if device.name != HOST]
     on_device = trained & {"weights", "gradients"} and devices
@@ -166,19 +166,21 @@ def _switches(planner: Planner, variant: _Variant, full: list[DeviceMemory]) -> 
     if passes and isinstance(policy, VlaSettings) and not policy.gradient_checkpointing:
         yield {"policy.gradient_checkpointing": True}
     if on_device:
-        yield from _divisions(planner, config, hosting)
-    if hosting.sharing == "share" and any(len({*map(station_of, device.stations())}) > 1 for device in devices):
+        yield from _divisions(planner, config)
+    several = any(len({*map(station_of, device.stations())}) > 1 for device in devices)
+    if several and config.placement.sharing == "share":
         yield {_SHARING: "lease"}
     if trained and isinstance(policy, VlaSettings):
         for part in {"all": ("expert", "lora"), "expert": ("lora",)}.get(policy.train, ()):
             yield {"policy.train": part}
 
 
-def _divisions(planner: Planner, config: RunConfig, hosting: Hosting) -> Iterator[dict[str, Any]]:
+def _divisions(planner: Planner, config: RunConfig) -> Iterator[dict[str, Any]]:
     """Ways to shard the trainer over its ranks, or over more of them, each on a device, that `train` would accept."""
-    if hosting.ranks > 1 and hosting.strategy == "replicate":
+    own = trainer_ranks(config, planner.machine.devices)
+    if own > 1 and config.placement.trainer.strategy == "replicate":
         yield {_STRATEGY: "shard"}
-    for ranks in range(hosting.ranks + 1, planner.machine.devices + 1):
+    for ranks in range(own + 1, planner.machine.devices + 1):
         try:
             check_ranks(config, ranks)
         except ConfigError:
@@ -195,7 +197,7 @@ def _precomputed_mib(full: list[DeviceMemory]) -> int:
 
 def _largest_micro_batch(search: _Search, variant: _Variant) -> Remedy | None:
     steps = longest_sample(variant.config, search.planner.spec, search.planner.form(variant.config))
-    ranks = Hosting.of(variant.config, search.planner.machine.devices).ranks
+    ranks = trainer_ranks(variant.config, search.planner.machine.devices)
     return search.largest(variant, _MICRO, 1, micro_batch_rows(variant.config, steps, ranks))
 
 

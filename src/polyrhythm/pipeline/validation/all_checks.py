@@ -14,7 +14,8 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import ContractViolation, Finding, run_checks
 from polyrhythm.envs.checked_env import Arrays
 from polyrhythm.errors import ConfigError, MissingError, PolyrhythmError, StartError
-from polyrhythm.pipeline.build import env_settings, list_seat_warnings, policy_settings
+from polyrhythm.pipeline.build import env_settings, policy_settings
+from polyrhythm.pipeline.placed import list_seat_warnings
 from polyrhythm.pipeline.seats import group_seats
 from polyrhythm.pipeline.validation.check import (
     check_build,

@@ -21,15 +21,9 @@ from polyrhythm.conformance import ContractViolation, own_place, raised
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.pipeline.array_specs import arena_layout, blank, bucket_sizes
-from polyrhythm.pipeline.build import (
-    env_batch_infos,
-    env_settings,
-    policy_settings,
-    run_seats,
-    scheduler_settings,
-    trainer_ranks,
-)
+from polyrhythm.pipeline.build import env_batch_infos, env_settings, policy_settings, scheduler_settings
 from polyrhythm.pipeline.memory.needs import HOST
+from polyrhythm.pipeline.placed import place, station_names
 from polyrhythm.pipeline.validation.custom_objective import dry_run_objective, try_on
 from polyrhythm.pipeline.validation.env_trial import try_env, try_spec
 from polyrhythm.pipeline.validation.rank_checks import check_ranks
@@ -177,9 +171,8 @@ def check_processes(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -
     """Raise StartError unless this machine's limits allow the run's files and threads."""
     if config.launcher == "local":
         infos = env_batch_infos(config, spec, trainer=trainer)
-        evaluator = trainer and config.evaluation.reserved_rows > 0 and config.evaluation.weights == "own_generator"
-        ranks = trainer_ranks(config) if trainer else 0
-        check_limits([*map(len, infos), *[1] * (config.rollout.generators + evaluator + ranks)])
+        names = station_names(config, trainer=trainer)
+        check_limits([*map(len, infos), *[1] * (len(names["generators"]) + len(names["trainer"]))])
 
 
 def check_memory(config: RunConfig, spec: EnvSpec, form: PolicyForm, *, trainer: bool = True) -> None:
@@ -222,10 +215,10 @@ def refuse_swapping(spec: EnvSpec) -> None:
 def check_devices(config: RunConfig, *, trainer: bool = True) -> dict[str, Resources]:
     """The seats of all stations. ConfigError: one has none on this machine, or updates do not fit the trainer's
     ranks."""
-    seats = run_seats(config, trainer=trainer)
+    placed = place(config, trainer=trainer)
     if trainer and config.training.versions:
-        check_ranks(config, trainer_ranks(config))
-    return seats
+        check_ranks(config, len(placed.names["trainer"]))
+    return placed.seats
 
 
 @contextmanager

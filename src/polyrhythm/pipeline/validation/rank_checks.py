@@ -12,7 +12,7 @@ from polyrhythm.errors import ConfigError
 
 def check_ranks(config: RunConfig, ranks: int) -> None:
     """Raise ConfigError, with a problem for each setting, unless an update of this run fits so many ranks. ranks: of
-    this machine (`pipeline.build.trainer_ranks`)."""
+    this machine (`pipeline.placed.trainer_ranks`)."""
     if ranks == 1:
         return
     what, training = _named(config, ranks), config.training

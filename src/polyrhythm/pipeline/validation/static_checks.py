@@ -20,8 +20,9 @@ from polyrhythm.config.objective_needs import describe_objective
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import Finding
 from polyrhythm.errors import MissingError, PolyrhythmError
-from polyrhythm.pipeline.build import env_settings, list_seat_warnings, policy_settings
+from polyrhythm.pipeline.build import env_settings, policy_settings
 from polyrhythm.pipeline.memory.needs import memory_by_station
+from polyrhythm.pipeline.placed import list_seat_warnings
 from polyrhythm.pipeline.seats import group_seats
 from polyrhythm.pipeline.validation.all_checks import Examined, failed_finding, note_shortage, run_findings
 from polyrhythm.pipeline.validation.check import (

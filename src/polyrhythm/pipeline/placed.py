@@ -1,0 +1,106 @@
+"""Which stations a run has and where each of them is, found once: settings and a number of devices in, `Placed` out.
+
+Whoever asks where a station is (building, checks, plans of memory, logs, the summary) asks this, so that all of them
+have the same answer.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.pipeline.leases import lease_devices, lease_settings
+from polyrhythm.pipeline.observers.totals import EVALUATION
+from polyrhythm.pipeline.seats import (
+    Kind,
+    assign_seats,
+    count_ranks,
+    find_ends,
+    list_excess_threads,
+    list_unused_devices,
+)
+from polyrhythm.runtime.factories import Resources
+from polyrhythm.runtime.memory.tensors import count_cores, count_devices
+from polyrhythm.runtime.memory.ways import Ends
+from polyrhythm.runtime.messages import rank_name
+from polyrhythm.scheduler.settings import LeaseSettings
+
+TRAINER = "trainer"
+#: Stations for evaluation during training.
+EVALUATION_SIMULATOR, EVALUATION_GENERATOR = f"simulator{EVALUATION}", f"generator{EVALUATION}"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The stations of a run. names: by kind, those for background evaluation last; of the trainer, those of its ranks.
+    seats: the resources of each. ends: where published weights come from and go to. lease: who is on its devices in
+    turn, if anybody is. warnings: a sentence for each setting that wastes devices or cores."""
+
+    names: dict[Kind, list[str]]
+    seats: dict[str, Resources]
+    ends: Ends
+    lease: LeaseSettings | None
+    warnings: tuple[str, ...]
+
+    def seats_of(self, station: str) -> list[Resources]:
+        """The seat of the station's process, of the trainer one for each rank."""
+        return [self.seats[name] for name in (self.names["trainer"] if station == TRAINER else [station])]
+
+
+def place(
+    config: RunConfig, *, trainer: bool = True, folder: Path | None = None, devices: int | None = None
+) -> Placed:
+    """Place the stations on a machine with so many CUDA devices (None: this one). folder: of the run, for what leaves a
+    leased host; trainer: whether there is one. ConfigError: `placement` names a device that does not exist."""
+    devices = count_devices() if devices is None else devices
+    placement, names = config.placement, station_names(config, trainer=trainer, devices=devices)
+    seats = assign_seats(placement, names, devices, os.environ, inline=config.launcher == "inline")
+    leaves = getattr(config.env, "leaves_device", False)
+    seats = lease_devices(placement, seats, simulators_leave=leaves, offload=str(folder or ""))
+    ends = find_ends(placement, names, seats)
+    seats |= {name: replace(seats[name], ends=ends) for name in [*names["generators"], *names["trainer"]]}
+    return Placed(names, seats, ends, lease_settings(placement, seats), tuple(_list_warnings(config, names)))
+
+
+def list_seat_warnings(config: RunConfig, *, trainer: bool = True) -> list[str]:
+    """`Placed.warnings`, also where not every station has a seat on this machine."""
+    return _list_warnings(config, station_names(config, trainer=trainer))
+
+
+def _list_warnings(config: RunConfig, names: dict[Kind, list[str]]) -> list[str]:
+    excess = list_excess_threads(config.placement, names, count_cores()) if config.launcher == "local" else []
+    return list_unused_devices(config.placement, names) + excess
+
+
+def station_names(config: RunConfig, *, trainer: bool = True, devices: int | None = None) -> dict[Kind, list[str]]:
+    """`Placed.names`, also where not every station has a seat on the machine."""
+    simulators, generators = (
+        [f"simulator-{index}" for index in range(config.rollout.simulators)],
+        generator_names(config),
+    )
+    if trainer and config.evaluation.reserved_rows:
+        simulators.append(EVALUATION_SIMULATOR)
+        if evaluator_name(config) not in generators:
+            generators.append(evaluator_name(config))
+    ranks = trainer_ranks(config, devices) if trainer else 0
+    trainers = [rank_name(TRAINER, rank) for rank in range(ranks)]
+    return {"simulators": simulators, "generators": generators, "trainer": trainers}
+
+
+def trainer_ranks(config: RunConfig, devices: int | None = None) -> int:
+    """Processes of the trainer on a machine with so many CUDA devices (None: this one)."""
+    return count_ranks(config.placement, count_devices() if devices is None else devices)
+
+
+def generator_names(config: RunConfig) -> list[str]:
+    """The generators, without one for evaluation alone."""
+    return [f"generator-{index}" for index in range(config.rollout.generators)]
+
+
+def evaluator_name(config: RunConfig) -> str:
+    """The generator that has the weights for background evaluation; "" for none."""
+    if not config.evaluation.reserved_rows:
+        return ""
+    return EVALUATION_GENERATOR if config.evaluation.weights == "own_generator" else generator_names(config)[0]
