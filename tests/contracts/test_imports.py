@@ -70,9 +70,11 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
             (
                 "numpy",
                 "pydantic",
+                "msgspec",
                 "gymnasium",
                 "metaworld",
                 "mujoco",
+                "polyrhythm.config",
                 "polyrhythm.conformance",
                 "polyrhythm.errors",
                 "polyrhythm.specs",

@@ -34,6 +34,10 @@ TABLE: dict[Kind, dict[str, str]] = {
 }
 
 
+#: module:Class of the settings of an environment with `python`, which runs in that one.
+SEPARATE = "polyrhythm.envs.separate.settings:SeparateSettings"
+
+
 class NestedRefusal(ValueError):
     """Validation error of an adapter's settings: its model and pydantic's error, for `explain` with the path."""
 
@@ -63,6 +67,9 @@ def resolve(kind: Kind, value: Any) -> BaseModel:
         raise InvalidSetting(
             "", value, f"a section with a type is needed; the known types are {', '.join(TABLE[kind])}"
         )
+    if kind == "env" and value.get("python"):
+        found: BaseModel = import_object(SEPARATE, SEPARATE, "settings").of(value)
+        return found
     model = settings_class(kind, value["type"])
     computed = model.model_computed_fields  # saved, but not accepted as input
     given = {key: item for key, item in value.items() if key not in computed}

@@ -21,6 +21,12 @@ from numpy.typing import NDArray
 
 from polyrhythm.specs import EnvSpec
 
+
+class EnvLost(BaseException):
+    """An env batch that can no longer be used, such as one whose process has ended: its station is replaced, and its
+    samples run again. No Exception, so that it is not taken for the failure of one call."""
+
+
 #: Row numbers of a batch; stations pass arrays.
 RowNumbers = Sequence[int] | NDArray[np.intp]
 

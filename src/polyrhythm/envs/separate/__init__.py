@@ -1,0 +1,1 @@
+"""Environments in a Python of their own: `env.python`."""

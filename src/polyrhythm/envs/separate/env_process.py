@@ -1,0 +1,132 @@
+"""A process in another Python that has an environment, as whoever uses it sees it.
+
+Invariant: the process ends with `close`, with this object's process, and with the thread that started it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from polyrhythm import errors
+from polyrhythm.envs.base import EnvLost
+from polyrhythm.envs.separate import protocol as p
+from polyrhythm.errors import ConfigError, MissingError, PolyrhythmError
+
+_MODULE = "polyrhythm.envs.separate.server"
+#: Seconds for the process to start and tell the environment's spec, which imports the simulator; and to end.
+_OPEN_S, _CLOSE_S = 120.0, 10.0
+
+R = TypeVar("R", bound=p.Reply)
+
+
+class EnvProcess:
+    """The process of one environment. python: its interpreter; name: of that, for messages; env: the environment's
+    section. spec, env: what the process says of it. ConfigError: it cannot be started or has no such environment."""
+
+    def __init__(self, python: Path, name: str, env: Mapping[str, Any]) -> None:
+        self._name = name
+        self.memory = p.memory_file()
+        ours, theirs = socket.socketpair()
+        arguments = [str(number) for number in (theirs.fileno(), self.memory, os.getpid())]
+        try:
+            self._process = subprocess.Popen(  # noqa: S603
+                [str(python), "-m", _MODULE, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # stderr: simulators print; a command's own output is for its result
+                env=_environment(),
+                pass_fds=(theirs.fileno(), self.memory),
+                start_new_session=True,
+            )
+        except OSError as error:
+            ours.close()
+            os.close(self.memory)
+            raise ConfigError(f"env.python = {name}: {python} cannot be started ({error.strerror})") from error
+        finally:
+            theirs.close()
+        self._line = p.Line(ours, "reply")
+        try:
+            opened = self._open(env)
+        except BaseException:
+            self.close()
+            raise
+        self.spec, self.env = opened.spec, opened.env
+
+    def _open(self, env: Mapping[str, Any]) -> p.Opened:
+        try:
+            return self.ask(p.Open(dict(env)), p.Opened, timeout_s=_OPEN_S)
+        except EnvLost as lost:
+            raise MissingError(
+                f"env.python = {self._name}: {lost}; is polyrhythm installed there? polyrhythm envs setup makes such a "
+                "Python"
+            ) from lost
+        except TimeoutError as error:
+            raise ConfigError(f"env.python = {self._name}: no spec within {_OPEN_S:g} s; fix it there") from error
+        except PolyrhythmError as error:
+            kind = type(error) if isinstance(error, ConfigError) else ConfigError
+            raise kind(f"env.python = {self._name}: {error}") from error
+
+    def ask(self, request: p.Request, kind: type[R], *, timeout_s: float | None = None) -> R:
+        """Send a request and wait for its answer, for ever if no time is given. EnvLost: the process has ended; what
+        the environment raised: of this package's errors the same, else a RuntimeError that quotes it."""
+        try:
+            self._line.send(request)
+            reply = self._line.receive(timeout_s)
+        except TimeoutError:
+            raise
+        except (OSError, EOFError) as error:
+            raise EnvLost(f"the environment's process {self._how_it_ended()}") from error
+        if isinstance(reply, p.Raised):
+            raise _as_raised(reply)
+        if not isinstance(reply, kind):
+            raise EnvLost(f"the environment's process answered {type(request).__name__} by {type(reply).__name__}")
+        return reply
+
+    def _how_it_ended(self) -> str:
+        try:
+            status = self._process.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            return "closed its connection"
+        if status < 0:
+            return f"was ended by {signal.Signals(-status).name}"
+        return f"ended with status {status}"
+
+    def close(self) -> None:
+        """End the process; a second call does nothing."""
+        if self.memory < 0:
+            return
+        try:
+            self.ask(p.Close(), p.Done, timeout_s=_CLOSE_S)
+        except (EnvLost, TimeoutError, RuntimeError, PolyrhythmError):
+            pass  # it is killed
+        finally:
+            self._line.close()
+            os.close(self.memory)
+            self.memory = -1
+            try:
+                self._process.wait(1.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+
+def _as_raised(reply: p.Raised) -> Exception:
+    kind = getattr(errors, reply.error, None) if reply.error else None
+    if isinstance(kind, type) and issubclass(kind, PolyrhythmError):
+        return kind(reply.text)
+    return RuntimeError(reply.text)
+
+
+def _environment() -> dict[str, str]:
+    """That of this process, without its Python's paths. A package that is worked on from its sources is found there, so
+    the other Python needs only what it depends on."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    source = Path(__file__).parents[3]
+    if source.name not in ("site-packages", "dist-packages"):
+        environment["PYTHONPATH"] = os.pathsep.join([str(source), str(Path.cwd())])
+    return environment

@@ -1,0 +1,212 @@
+"""Messages between a process that uses an environment and the one in another Python that has it.
+
+Frames over a socket pair: the length of the content in 4 bytes, then one message in MessagePack. A request is answered
+before the next one is sent. Observations go through a file in memory that both processes have mapped: `Observe` is
+answered once they are there.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.specs import ArraySpec, EnvSpec
+
+#: Of these messages and of what environments may be asked; both ends must have the same.
+VERSION = 1
+_LENGTH = struct.Struct("<I")
+
+
+class Array(msgspec.Struct, frozen=True):
+    """An array, whole."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+# ---------------------------------------------------------------- requests
+
+
+class Open(msgspec.Struct, tag=True, frozen=True):
+    """The first request. env: the environment's section as plain data. Answered by `Opened`."""
+
+    env: dict[str, Any]
+    version: int = VERSION
+
+
+class Build(msgspec.Struct, tag=True, frozen=True):
+    """Build a batch whose observations go to the file in memory, which is large enough. Answered by `Built`."""
+
+    rows: int
+
+
+class Reset(msgspec.Struct, tag=True, frozen=True):
+    rows: tuple[int, ...]
+    tasks: tuple[int, ...]
+    seeds: tuple[int, ...]
+
+
+class Step(msgspec.Struct, tag=True, frozen=True):
+    """Answered by `Stepped`."""
+
+    rows: tuple[int, ...]
+    actions: Array
+
+
+class Observe(msgspec.Struct, tag=True, frozen=True):
+    rows: tuple[int, ...]
+
+
+class ExpertActions(msgspec.Struct, tag=True, frozen=True):
+    """Answered by an `Answer`."""
+
+    rows: tuple[int, ...]
+
+
+class Render(msgspec.Struct, tag=True, frozen=True):
+    """Answered by an `Answer`."""
+
+    row: int
+
+
+class Close(msgspec.Struct, tag=True, frozen=True):
+    """The last request."""
+
+
+# ---------------------------------------------------------------- answers
+
+
+class Opened(msgspec.Struct, tag=True, frozen=True):
+    """env: the section with all its settings."""
+
+    spec: EnvSpec
+    env: dict[str, Any]
+
+
+class Built(msgspec.Struct, tag=True, frozen=True):
+    """The batch is there. offers: names of its optional methods (`expert_actions`, `render`)."""
+
+    rows: int
+    spec: EnvSpec
+    offers: tuple[str, ...]
+
+
+class Done(msgspec.Struct, tag=True, frozen=True):
+    pass
+
+
+class Stepped(msgspec.Struct, tag=True, frozen=True):
+    reward: Array
+    terminated: Array
+    truncated: Array
+    success: Array
+    metrics: dict[str, Array]
+
+
+class Answer(msgspec.Struct, tag=True, frozen=True):
+    array: Array
+
+
+class Raised(msgspec.Struct, tag=True, frozen=True):
+    """The call raised. error: name of its class if that is one of this package's, else ""; text: what it says, with the
+    name of any other class."""
+
+    error: str
+    text: str
+
+
+Request = Open | Build | Reset | Step | Observe | ExpertActions | Render | Close
+Reply = Opened | Built | Done | Stepped | Answer | Raised
+
+_DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
+    "request": msgspec.msgpack.Decoder(Request),
+    "reply": msgspec.msgpack.Decoder(Reply),
+}
+
+
+class Line:
+    """One end of the connection. side: `request` or `reply`, what is read here."""
+
+    def __init__(self, end: socket.socket, side: str) -> None:
+        self._end, self._decoder = end, _DECODERS[side]
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def send(self, message: Request | Reply) -> None:
+        """OSError: the other end is gone."""
+        content = self._encoder.encode(message)
+        self._end.sendall(_LENGTH.pack(len(content)) + content)
+
+    def receive(self, timeout_s: float | None = None) -> Any:
+        """The next message. EOFError: the other end is gone; TimeoutError: nothing came in time."""
+        self._end.settimeout(timeout_s)
+        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        return self._decoder.decode(self._read(length))
+
+    def _read(self, size: int) -> bytearray:
+        content = bytearray(size)
+        view = memoryview(content)
+        while view:
+            try:
+                count = self._end.recv_into(view)
+            except TimeoutError:
+                raise
+            except OSError as error:
+                raise EOFError(str(error)) from error
+            if not count:
+                raise EOFError("the connection was closed")
+            view = view[count:]
+        return content
+
+    def close(self) -> None:
+        self._end.close()
+
+
+def packed(array: NDArray[Any]) -> Array:
+    """The array as a message has it."""
+    array = np.ascontiguousarray(array)
+    return Array(array.dtype.str, array.shape, array.tobytes())
+
+
+def unpacked(array: Array) -> NDArray[Any]:
+    """The array of a message, on its own memory."""
+    return np.frombuffer(bytearray(array.data), array.dtype).reshape(array.shape)
+
+
+def observation_bytes(observation: Mapping[str, ArraySpec], rows: int) -> int:
+    """Bytes of the file for the observations of so many rows; at least 1."""
+    return max(1, sum(_size(array, rows) for array in observation.values()))
+
+
+def map_observations(file: int, observation: Mapping[str, ArraySpec], rows: int) -> dict[str, NDArray[Any]]:
+    """The file's arrays [rows,...] by name; each begins at a multiple of 64 bytes."""
+    memory, place, arrays = mmap.mmap(file, observation_bytes(observation, rows)), 0, {}
+    for name, array in observation.items():
+        count = rows * prod(array.shape)
+        arrays[name] = np.frombuffer(memory, array.dtype, count, place).reshape(rows, *array.shape)
+        place += _size(array, rows)
+    return arrays
+
+
+def _size(array: ArraySpec, rows: int) -> int:
+    size = rows * prod(array.shape) * np.dtype(array.dtype).itemsize
+    return -(-size // 64) * 64
+
+
+def memory_file() -> int:
+    """A file in memory without a name; its descriptor."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("observations")
+    import tempfile
+
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

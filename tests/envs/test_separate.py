@@ -1,0 +1,137 @@
+"""Environments in another Python: the same results, errors in words, and no process left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from tests.envs.other_pythons import other_python
+from tests.envs.pinned_env import PinnedSettings
+
+from polyrhythm.config.registry import resolve
+from polyrhythm.envs.base import EnvLost, EnvSettings, Expert, Renderer
+from polyrhythm.envs.separate.settings import SeparateSettings, find_python
+from polyrhythm.errors import ConfigError, MissingError
+
+PINNED = "tests.envs.pinned_env:PinnedSettings"
+
+
+@pytest.fixture(scope="module")
+def pythons(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Two Pythons by the version of `pinned_sim` that they have; this one has none."""
+    folder = tmp_path_factory.mktemp("pythons")
+    return {version: other_python(folder / str(version), version) for version in (1, 2)}
+
+
+def separate(python: Path, defect: str = "", **others: Any) -> SeparateSettings:
+    found = resolve("env", {"type": PINNED, "python": str(python), "defect": defect, **others})
+    assert isinstance(found, SeparateSettings)
+    return found
+
+
+def servers() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children(recursive=True) if "separate.server" in str(child.cmdline())]
+
+
+def test_two_versions_of_a_package_that_is_not_here_work_side_by_side(pythons: dict[int, Path]) -> None:
+    with pytest.raises(ImportError):
+        PinnedSettings().build(1)
+    batches = {version: separate(python).build(3) for version, python in pythons.items()}
+    for version, batch in batches.items():
+        batch.reset([0, 2], [0, 1], [5, 2**62 + 7])
+        result = batch.step([0, 2], np.zeros((2, 2), np.float32))
+        assert result.reward.tolist() == [version, 1 + version]
+        assert result.metrics["length"].tolist() == [5, (2**62 + 7) % 100]
+        assert result.terminated.dtype == np.bool_
+        out = {"x": np.full((2, 2), -1, np.float32), "image": np.zeros((2, 3, 5, 3), np.uint8)}
+        batch.observe([0, 2], out)
+        assert out["x"][:, 0].tolist() == result.reward.tolist()
+        assert (out["image"][0] == 0).all()
+        assert (out["image"][1] == 2).all()
+        result.reward[:] = 0  # its own memory
+    assert len(servers()) == 2
+    for batch in batches.values():
+        batch.close()
+        batch.close()
+    assert not servers()
+
+
+def test_its_settings_are_those_of_the_environment_and_the_python(pythons: dict[int, Path]) -> None:
+    settings = separate(pythons[1])
+    assert isinstance(settings, EnvSettings)
+    assert settings.spec() == PinnedSettings().spec()
+    assert not servers()
+    plain = settings.model_dump(mode="json")
+    assert plain == {"type": PINNED, "python": str(pythons[1]), "defect": ""}
+    assert resolve("env", plain) == settings
+    with pytest.raises(ValueError, match="Extra inputs are not permitted"):
+        separate(pythons[1], colour="red")
+
+
+def test_it_offers_what_the_environment_offers(pythons: dict[int, Path]) -> None:
+    batch = separate(pythons[2]).build(2)
+    try:
+        assert isinstance(batch, Expert)
+        assert batch.expert_actions([1]).tolist() == [[0.5, 0.5]]
+        assert not isinstance(batch, Renderer)
+    finally:
+        batch.close()
+
+
+def test_what_it_raises_is_told_and_it_goes_on(pythons: dict[int, Path]) -> None:
+    batch = separate(pythons[1], "step raises").build(1)
+    try:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"ValueError: the solver diverged \(.*pinned_env\.py, line \d+\)"):
+                batch.step([0], np.zeros((1, 2), np.float32))
+        batch.reset([0], [0], [1])
+    finally:
+        batch.close()
+    with pytest.raises(ConfigError, match="size = 3: it must be even"):
+        separate(pythons[1], "build refuses").build(1)
+    assert not servers()
+
+
+def test_a_process_that_ended_loses_the_batch(pythons: dict[int, Path]) -> None:
+    batch = separate(pythons[1], "step ends the process").build(1)
+    for _ in range(3):
+        batch.step([0], np.zeros((1, 2), np.float32))
+    with pytest.raises(EnvLost, match="the environment's process ended with status 7"):
+        batch.step([0], np.zeros((1, 2), np.float32))
+    batch.close()
+    other = separate(pythons[1]).build(1)
+    os.kill(servers()[0].pid, signal.SIGKILL)
+    with pytest.raises(EnvLost, match="was ended by SIGKILL"):
+        other.reset([0], [0], [1])
+    other.close()
+    assert not servers()
+
+
+def test_a_python_that_is_not_there_or_lacks_something_is_one_sentence(
+    pythons: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLYRHYTHM_ENVS", str(tmp_path))
+    with pytest.raises(MissingError, match=r"kitchen: .* is no Python; run: polyrhythm envs setup kitchen"):
+        find_python("kitchen")
+    with pytest.raises(MissingError, match="name an interpreter, or the folder of an environment"):
+        find_python(str(tmp_path / "nowhere"))
+    assert find_python(str(pythons[1].parents[1])) == pythons[1]
+    (tmp_path / "empty").mkdir()
+    bare = other_python(tmp_path / "bare", None)
+    next((tmp_path / "bare").glob("lib/python*/site-packages/others.pth")).unlink()
+    with pytest.raises(MissingError, match=r"env\.python = .*is polyrhythm installed there\? polyrhythm envs setup"):
+        separate(bare).spec()
+    with pytest.raises(RuntimeError, match="No module named 'pinned_sim'"):
+        separate(other_python(tmp_path / "other", None)).build(1)
+    assert not servers()
+
+
+def test_nothing_is_asked_on_the_terminal(pythons: dict[int, Path]) -> None:
+    with pytest.raises(RuntimeError, match="EOFError"):
+        separate(pythons[1], "spec asks").spec()
+    assert not servers()
