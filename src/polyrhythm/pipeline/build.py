@@ -6,8 +6,8 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,16 +16,16 @@ from torch import Tensor
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import DynamicBatching, LimitedBatching
-from polyrhythm.conformance import raised
 from polyrhythm.envs.base import EnvSettings
-from polyrhythm.errors import ConfigError, RunFolderError, RunHalted
+from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.pipeline.array_specs import arena_layout, bucket_sizes, step_settings
+from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.observers.failures import SampleFailureLog
 from polyrhythm.pipeline.observers.metrics import check_metrics
 from polyrhythm.pipeline.persistence.checkpoints import STATES, SavedRun
+from polyrhythm.pipeline.persistence.restore import restore_run
 from polyrhythm.pipeline.placed import (
     EVALUATION_GENERATOR,
-    EVALUATION_SIMULATOR,
     TRAINER,
     Placed,
     evaluator_name,
@@ -42,7 +42,6 @@ from polyrhythm.runtime.memory.tensors import use_one_thread
 from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import EnvBatchInfo, Episode, SampleEvaluated, WeightsOffered
-from polyrhythm.scheduler.rollout.sharding import StrategyFailure, shard
 from polyrhythm.scheduler.settings import LeaseSettings, SchedulerSettings
 from polyrhythm.specs import EnvSpec, WeightsLayout
 from polyrhythm.specs.finite import ENVIRONMENT, POLICY
@@ -148,54 +147,6 @@ def scheduler_settings(
     )
 
 
-def env_batch_infos(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -> list[list[EnvBatchInfo]]:
-    """The env batches of each simulator, sharded into slots; with a trainer the rows reserved for evaluation are last.
-
-    ConfigError: `rollout.sharding` cannot shard them.
-    """
-    rollout = config.rollout
-    try:
-        infos = [
-            [
-                shard(
-                    f"simulator-{simulator}.{batch}",
-                    rollout.rows,
-                    rollout.sharding,
-                    generator_names(config),
-                    reset_rows=spec.reset_rows,
-                )
-                for batch in range(rollout.env_batches)
-            ]
-            for simulator in range(rollout.simulators)
-        ]
-    except StrategyFailure as error:
-        cause = error.__cause__ or error
-        raise ConfigError(f"rollout.sharding = {rollout.sharding}: it {raised(cause)}; fix it there") from error
-    except ValueError as error:
-        raise ConfigError(f"rollout.sharding = {rollout.sharding}: {error}") from error
-    if any(len(info.slots) > 1 for own in infos for info in own):
-        _check_join(config, spec)
-    if trainer and (rows := config.evaluation.reserved_rows):
-        own = shard(f"{EVALUATION_SIMULATOR}.0", rows, "whole", [], reset_rows=spec.reset_rows)
-        infos.append([replace(own, reserved=True)])
-    return infos
-
-
-def _check_join(config: RunConfig, spec: EnvSpec) -> None:
-    """Whether an env batch of several slots can step as it is told to."""
-    rollout = config.rollout
-    if rollout.join == "none" and not spec.step_rows:
-        raise ConfigError(
-            "rollout.join = none: the environment steps only whole batches; set rollout.join to all, or "
-            "rollout.sharding to whole"
-        )
-    if (rollout.join == "all" or not spec.step_rows) and config.batching.type == "lockstep":
-        raise ConfigError(
-            f"rollout.sharding = {rollout.sharding}: the slots of an env batch step together, so under lockstep they "
-            "could wait for each other for ever; set rollout.sharding to whole, or batching.type to dynamic"
-        )
-
-
 def build_pipeline(
     config: RunConfig,
     initial: Policy | Path | None = None,
@@ -238,7 +189,7 @@ def build_pipeline(
         if states is not None and trainer:
             states.reset(saved.trainer if saved else None)
         if saved is not None:
-            conductor = _restore(saved, conductor.settings, launcher, last)
+            conductor = restore_run(saved, conductor.settings, launcher, last)
             version = saved.version
             weights.publish(version, saved.policy)
         elif not trainer:
@@ -285,43 +236,6 @@ def _sources_of_numbers(config: RunConfig) -> dict[str, str]:
     """The settings that name the policy and the environment, for reports of NaN or inf."""
     sections = {POLICY: ("policy", config.policy), ENVIRONMENT: ("env", config.env)}
     return {who: f"{name}.type = {getattr(section, 'type', '')}" for who, (name, section) in sections.items()}
-
-
-def _restore(saved: SavedRun, settings: SchedulerSettings, launcher: Launcher, versions: int) -> Conductor:
-    """Restore the saved run's conductor, without stations, and put its samples into the arena. versions: the target,
-    which may be lower than when the run was saved."""
-    try:
-        conductor = Conductor.restore(settings, saved.conductor)
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunFolderError(
-            f"{saved.trainer.parent} cannot be resumed: it was saved by another version of polyrhythm "
-            f"({type(error).__name__}: {error}); resume it with that version, or begin another run"
-        ) from error
-    conductor.detach()
-    rollout = conductor.rollout
-    rollout.admission.target = min(rollout.admission.target, versions)
-    blocks = _assign_blocks(saved.samples, launcher.arena.layout.blocks)
-    try:
-        for sample in rollout.samples.values():
-            sample.payload_id = blocks[sample.payload_id] if sample.payload_id else ""
-        for payload_id, trajectory in saved.samples.items():
-            launcher.payloads.put(blocks[payload_id], trajectory)
-    except (LookupError, TypeError, ValueError) as error:
-        raise RunFolderError(
-            f"{saved.trainer.parent} cannot be resumed: its samples do not fit policy and environment "
-            f"({type(error).__name__}: {error}); if you changed their code, undo that, or begin another run"
-        ) from error
-    launcher.pool.restore(tuple(blocks.values()))
-    saved.samples.clear()  # they are in the arena now
-    return conductor
-
-
-def _assign_blocks(payload_ids: Iterable[str], blocks: int) -> dict[str, str]:
-    """The arena block of each saved sample: the old one, or the first blocks if there are fewer than before."""
-    own = list(payload_ids)
-    if all(int(payload_id) < blocks for payload_id in own):
-        return {payload_id: payload_id for payload_id in own}
-    return {payload_id: str(block) for block, payload_id in enumerate(own)}
 
 
 def _launcher(

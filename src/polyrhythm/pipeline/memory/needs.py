@@ -18,7 +18,7 @@ import numpy as np
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.placement import PlacementSettings
 from polyrhythm.pipeline.array_specs import answer_specs, arena_layout, shown
-from polyrhythm.pipeline.build import env_batch_infos
+from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.memory.activations import Activations
 from polyrhythm.pipeline.memory.rows import micro_batch_rows, pass_rows, update_rows
 from polyrhythm.pipeline.placed import Placed, evaluator_name, generator_names, place

@@ -14,7 +14,7 @@ from typing import Any
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import LimitedBatching
 from polyrhythm.errors import ConfigError, PolyrhythmError
-from polyrhythm.pipeline.build import env_batch_infos
+from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.memory.needs import HOST
 from polyrhythm.pipeline.memory.plan import DeviceMemory, MemoryPlan, Planner, with_settings
 from polyrhythm.pipeline.memory.rows import longest_sample, micro_batch_rows, pass_rows, samples_unit

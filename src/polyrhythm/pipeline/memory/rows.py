@@ -7,7 +7,7 @@ import math
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import LimitedBatching
 from polyrhythm.pipeline.array_specs import bucket_sizes, largest_batch, step_settings
-from polyrhythm.pipeline.build import env_batch_infos
+from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.specs import EnvSpec
 

@@ -21,7 +21,8 @@ from polyrhythm.conformance import ContractViolation, own_place, raised
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.pipeline.array_specs import arena_layout, blank, bucket_sizes
-from polyrhythm.pipeline.build import env_batch_infos, env_settings, policy_settings, scheduler_settings
+from polyrhythm.pipeline.build import env_settings, policy_settings, scheduler_settings
+from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.memory.needs import HOST
 from polyrhythm.pipeline.placed import place, station_names
 from polyrhythm.pipeline.validation.custom_objective import dry_run_objective, try_on

@@ -1,0 +1,61 @@
+"""The env batches of a run and their slots: which rows ask for actions together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.conformance import raised
+from polyrhythm.errors import ConfigError
+from polyrhythm.pipeline.placed import EVALUATION_SIMULATOR, generator_names
+from polyrhythm.scheduler.records import EnvBatchInfo
+from polyrhythm.scheduler.rollout.sharding import StrategyFailure, shard
+from polyrhythm.specs import EnvSpec
+
+
+def env_batch_infos(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -> list[list[EnvBatchInfo]]:
+    """The env batches of each simulator, sharded into slots; with a trainer the rows reserved for evaluation are last.
+
+    ConfigError: `rollout.sharding` cannot shard them.
+    """
+    rollout = config.rollout
+    try:
+        infos = [
+            [
+                shard(
+                    f"simulator-{simulator}.{batch}",
+                    rollout.rows,
+                    rollout.sharding,
+                    generator_names(config),
+                    reset_rows=spec.reset_rows,
+                )
+                for batch in range(rollout.env_batches)
+            ]
+            for simulator in range(rollout.simulators)
+        ]
+    except StrategyFailure as error:
+        cause = error.__cause__ or error
+        raise ConfigError(f"rollout.sharding = {rollout.sharding}: it {raised(cause)}; fix it there") from error
+    except ValueError as error:
+        raise ConfigError(f"rollout.sharding = {rollout.sharding}: {error}") from error
+    if any(len(info.slots) > 1 for own in infos for info in own):
+        _check_join(config, spec)
+    if trainer and (rows := config.evaluation.reserved_rows):
+        own = shard(f"{EVALUATION_SIMULATOR}.0", rows, "whole", [], reset_rows=spec.reset_rows)
+        infos.append([replace(own, reserved=True)])
+    return infos
+
+
+def _check_join(config: RunConfig, spec: EnvSpec) -> None:
+    """Whether an env batch of several slots can step as it is told to."""
+    rollout = config.rollout
+    if rollout.join == "none" and not spec.step_rows:
+        raise ConfigError(
+            "rollout.join = none: the environment steps only whole batches; set rollout.join to all, or "
+            "rollout.sharding to whole"
+        )
+    if (rollout.join == "all" or not spec.step_rows) and config.batching.type == "lockstep":
+        raise ConfigError(
+            f"rollout.sharding = {rollout.sharding}: the slots of an env batch step together, so under lockstep they "
+            "could wait for each other for ever; set rollout.sharding to whole, or batching.type to dynamic"
+        )
