@@ -19,6 +19,7 @@ Kind = Literal["env", "policy"]
 TABLE: dict[Kind, dict[str, str]] = {
     "env": {
         "gymnasium": "polyrhythm.envs.gymnasium_env:GymnasiumSettings",
+        "gymnasium_vector": "polyrhythm.envs.gymnasium_vector:GymnasiumVectorSettings",
         "metaworld": "polyrhythm.envs.metaworld.env:MetaWorldSettings",
         "latency": "polyrhythm.envs.latency:LatencySettings",
     },

@@ -59,7 +59,7 @@ def _is_builtin(env: gymnasium.Env[Any, Any]) -> bool:
     return env.spec is not None and str(env.spec.entry_point).startswith("gymnasium.envs.")
 
 
-def _as_aggregates(value: Any) -> Any:
+def as_aggregates(value: Any) -> Any:
     """Expand a list of names to `last` for each."""
     return dict.fromkeys(value, "last") if isinstance(value, list | tuple) else value
 
@@ -87,7 +87,7 @@ class GymnasiumSettings(_Settings):
     """Applied to each environment in this order: module:Class, or {apply: module:Class, kwargs: {...}}."""
     rename: Mapping[str, str] = Field(default_factory=dict)
     """Observation key → new name."""
-    metrics: Annotated[Mapping[str, Aggregate], BeforeValidator(_as_aggregates)] = Field(default_factory=dict)
+    metrics: Annotated[Mapping[str, Aggregate], BeforeValidator(as_aggregates)] = Field(default_factory=dict)
     """Numbers of `info` to report as env/metrics/NAME: {key: last | sum | mean | max} over an episode; a list: last."""
 
     @field_validator("metrics")

@@ -1,0 +1,257 @@
+"""Adapter for Gymnasium vector environments as they are: an env batch is one vector environment.
+
+Whatever its autoreset mode, what is seen of a row is one episode: from a reset with its seed to its last observation,
+which stays until the next reset. What the vector environment does with the row in between is discarded.
+
+    DISABLED    rows are reset on their own, by `reset_mask`; rows that ended are reset unseen, as stepping needs it
+    SAME_STEP   all rows begin together; a row's last observation and info are `final_obs` and `final_info`
+    NEXT_STEP   all rows begin together; the action after a row's last step is ignored
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from polyrhythm.conformance import raised
+from polyrhythm.envs.base import RowNumbers, StepResult
+from polyrhythm.envs.gymnasium_env import as_aggregates
+from polyrhythm.envs.gymnasium_make import find_registered
+from polyrhythm.envs.gymnasium_spaces import action_converter, action_spec, array_paths, array_spec
+from polyrhythm.errors import ConfigError
+from polyrhythm.specs import Aggregate, EnvSpec, Task
+from polyrhythm.specs.spaces import check_metrics
+
+if TYPE_CHECKING:
+    import gymnasium
+
+Autoreset = Literal["disabled", "same_step", "next_step"]
+#: Values of `metadata["autoreset_mode"]`, which is an enumeration or its name.
+_MODES: dict[str, Autoreset] = {"Disabled": "disabled", "SameStep": "same_step", "NextStep": "next_step"}
+
+
+class GymnasiumVectorSettings(BaseModel):
+    """One Gymnasium vector environment per env batch: of a registered `id`, or from a function of yours.
+
+    All rows step in one call. With autoreset disabled rows are reset on their own; in the other modes the rows of a
+    batch begin their episodes together. Observation, action and success are as in `gymnasium`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    needs: ClassVar = ("gymnasium",)
+
+    type: Literal["gymnasium_vector"] = "gymnasium_vector"
+    id: str = ""
+    """Registered id, or `module:id` to import the module that registers it; empty with make."""
+    mode: Literal["sync", "async", "own"] = "sync"
+    """With id. sync: in a loop; async: a process per row; own: the vector environment that the id registers."""
+    make: str = ""
+    """module:function that takes `num_envs` and kwargs and returns a `gymnasium.vector.VectorEnv`; empty with id."""
+    kwargs: Mapping[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the environment, or of make."""
+    autoreset: Literal["auto", "disabled", "same_step", "next_step"] = "auto"
+    """What a vector environment that does not say it (`metadata["autoreset_mode"]`) does with a row that ended."""
+    max_steps: Annotated[int, Field(ge=0)] = 0
+    """Env steps after which an episode is truncated; 0 takes the registered limit."""
+    instruction: str = ""
+    """Instruction for the policy; the id, or the name of make's function, if empty."""
+    rename: Mapping[str, str] = Field(default_factory=dict)
+    """Observation key → new name."""
+    metrics: Annotated[Mapping[str, Aggregate], BeforeValidator(as_aggregates)] = Field(default_factory=dict)
+    """Numbers of `info` to report as env/metrics/NAME: {key: last | sum | mean | max} over an episode; a list: last."""
+
+    @model_validator(mode="after")
+    def _id_or_make(self) -> GymnasiumVectorSettings:
+        check_metrics(self.metrics)
+        if bool(self.id) == bool(self.make):
+            raise ValueError("set either id or make: a registered id such as CartPole-v1, or module:function")
+        return self
+
+    def spec(self) -> EnvSpec:
+        """The spec of a batch; makes a vector environment of one row to get it."""
+        env = self.made(1)
+        try:
+            return self.spec_of(env)
+        finally:
+            env.close()
+
+    def build(self, rows: int) -> GymnasiumVectorBatch:
+        """A batch of `rows` rows."""
+        return GymnasiumVectorBatch(self, rows)
+
+    def made(self, rows: int) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
+        """The vector environment. ConfigError: it cannot be made."""
+        import gymnasium
+
+        try:
+            env = self._called(rows) if self.make else self._registered(rows)
+        except ConfigError:
+            raise
+        except Exception as error:  # a user's function may raise anything
+            raise ConfigError(f"{self.where}: it {raised(error)}; correct it, or its kwargs") from error
+        if not isinstance(env, gymnasium.vector.VectorEnv):
+            raise ConfigError(f"{self.where}: it gave {type(env).__name__}; return a gymnasium.vector.VectorEnv")
+        if env.num_envs != rows:
+            env.close()
+            raise ConfigError(f"{self.where}: it has {env.num_envs} rows, {rows} were asked for by num_envs")
+        return env
+
+    def _registered(self, rows: int) -> Any:
+        import gymnasium
+        from gymnasium.vector import AutoresetMode
+
+        spec = copy.deepcopy(find_registered(self.id, self.where))
+        spec.max_episode_steps = self.max_steps or spec.max_episode_steps
+        if self.mode == "own":
+            return gymnasium.make_vec(spec, rows, "vector_entry_point", **self.kwargs)
+        own = {"autoreset_mode": AutoresetMode.DISABLED}
+        return gymnasium.make_vec(spec, rows, self.mode, own, **self.kwargs)
+
+    def _called(self, rows: int) -> Any:
+        module, _, name = self.make.partition(":")
+        return getattr(importlib.import_module(module), name)(num_envs=rows, **self.kwargs)
+
+    @property
+    def where(self) -> str:
+        """The setting that names it, `env.id = …`, for errors."""
+        return f"env.id = {self.id}" if self.id else f"env.make = {self.make}"
+
+    def autoreset_of(self, env: gymnasium.vector.VectorEnv[Any, Any, Any]) -> Autoreset:
+        """What it does with a row that ended. ConfigError: nobody says."""
+        said = env.metadata.get("autoreset_mode")
+        if said is not None:
+            return _MODES[getattr(said, "value", said)]
+        if self.autoreset == "auto":
+            raise ConfigError(
+                f"{self.where}: the vector environment does not say what happens to a row that ended "
+                "(metadata['autoreset_mode']); set env.autoreset"
+            )
+        return self.autoreset
+
+    def spec_of(self, env: gymnasium.vector.VectorEnv[Any, Any, Any]) -> EnvSpec:
+        """The spec of a vector environment from `made`."""
+        space, limit = env.single_observation_space, self.max_steps
+        if not limit and env.spec is not None:
+            limit = env.spec.max_episode_steps or 0
+        if not limit:
+            raise ConfigError(f"env.max_steps = 0: {self.id or self.make} has no time limit; set max_steps above 0")
+        name = self.id or self.make.rpartition(":")[2]
+        return EnvSpec(
+            observation={
+                key: array_spec(space, path, self.where)
+                for key, path in array_paths(space, self.where, self.rename).items()
+            },
+            action=action_spec(env.single_action_space, self.where),
+            tasks=(Task(name, self.instruction or name),),
+            max_steps=limit,
+            reset_rows=self.autoreset_of(env) == "disabled",
+            step_rows=False,
+            metrics=dict(self.metrics),
+        )
+
+
+class GymnasiumVectorBatch:
+    """One vector environment. ended: rows whose episode is over, until their next reset."""
+
+    def __init__(self, settings: GymnasiumVectorSettings, rows: int) -> None:
+        self._env = settings.made(rows)
+        self.rows, self.spec = rows, settings.spec_of(self._env)
+        self._autoreset = settings.autoreset_of(self._env)
+        self._to_env = action_converter(self._env.single_action_space)
+        self._seen = {key: np.zeros((rows, *a.shape), a.dtype) for key, a in self.spec.observation.items()}
+        paths = array_paths(self._env.single_observation_space, settings.where, settings.rename)
+        self._parts = [(path, self._seen[key]) for key, path in paths.items()]
+        self._steps = np.zeros(rows, np.int64)
+        self._ended = np.ones(rows, np.bool_)
+        self._done_inside = np.zeros(rows, np.bool_)  # to be reset before the next step
+
+    def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:  # noqa: ARG002 - one task
+        chosen = np.zeros(self.rows, np.bool_)
+        chosen[np.asarray(rows)] = True
+        given: list[int | None] = [None] * self.rows
+        for row, seed in zip(rows, seeds, strict=True):
+            given[row] = int(seed)
+        options = None if chosen.all() else {"reset_mask": chosen.copy()}
+        observation, _ = self._env.reset(seed=given, options=options)
+        self._keep(observation, chosen)
+        self._steps[chosen] = 0
+        self._ended[chosen] = self._done_inside[chosen] = False
+
+    def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:  # noqa: ARG002 - all of them
+        if self._autoreset == "disabled" and self._done_inside.any():
+            self._env.reset(options={"reset_mask": self._done_inside.copy()})  # nobody sees it, but it steps too
+            self._done_inside[:] = False
+        acted = np.asarray(self._to_env(actions), self._env.action_space.dtype)
+        observation, reward, terminated, truncated, info = self._env.step(acted)
+        live = ~self._ended
+        done = np.logical_or(terminated, truncated)
+        self._keep(observation, live)
+        if self._autoreset == "same_step" and (done & live).any():
+            self._keep_final(info["final_obs"], done & live)
+        self._steps[live] += 1
+        self._done_inside |= done
+        late = self._steps >= self.spec.max_steps
+        self._ended |= done | late
+        return StepResult(
+            np.asarray(reward, np.float32),
+            np.asarray(terminated, np.bool_).copy(),
+            np.asarray(truncated, np.bool_) | (late & ~np.asarray(terminated, np.bool_)),
+            self._success(info, done),
+            {name: self._numbers(info, done, name) for name in self.spec.metrics},
+        )
+
+    def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
+        picked = np.asarray(rows)
+        for key, seen in self._seen.items():
+            out[key][: len(rows)] = seen[picked]
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _keep(self, observation: Any, rows: NDArray[np.bool_]) -> None:
+        """Take the observation of these rows."""
+        for path, seen in self._parts:
+            part = observation
+            for name in path:
+                part = part[name]
+            seen[rows] = np.asarray(part)[rows]
+
+    def _keep_final(self, observations: Sequence[Any], rows: NDArray[np.bool_]) -> None:
+        """Take the last observation of these rows, each an observation of one row."""
+        for row in map(int, np.flatnonzero(rows)):
+            for path, seen in self._parts:
+                part = observations[row]
+                for name in path:
+                    part = part[name]
+                seen[row] = part
+
+    def _success(self, info: Mapping[str, Any], done: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        found = self._numbers(info, done, "success")
+        other = self._numbers(info, done, "is_success")
+        return np.nan_to_num(np.where(np.isnan(found), other, found)).astype(np.bool_)
+
+    def _numbers(self, info: Mapping[str, Any], done: NDArray[np.bool_], name: str) -> NDArray[np.float64]:
+        """The number of each row under this key; NaN where there is none. In the mode SAME_STEP, that of a row that
+        ended is in `final_info`."""
+        found = _column(info, name, self.rows)
+        final = info.get("final_info")
+        if self._autoreset == "same_step" and isinstance(final, Mapping):
+            found = np.where(done, _column(final, name, self.rows), found)
+        return found
+
+
+def _column(info: Mapping[str, Any], name: str, rows: int) -> NDArray[np.float64]:
+    """An entry of a vector environment's info, [rows]; `_NAME` says which rows have it."""
+    value = np.asarray(info[name]) if name in info else np.full(rows, np.nan)
+    if value.shape != (rows,) or value.dtype.kind not in "biuf":
+        raise ConfigError(
+            f"env.metrics.{name}: the info has {value.dtype}{list(value.shape)} there; name a number of each row"
+        )
+    there = np.asarray(info.get(f"_{name}", np.ones(rows, np.bool_)), np.bool_)
+    return np.where(there, value.astype(np.float64), np.nan)

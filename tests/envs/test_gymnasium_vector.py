@@ -1,0 +1,158 @@
+"""Vector environments of Gymnasium: in each autoreset mode, episodes are those of separate environments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.process.runs import config
+
+from polyrhythm.config.registry import resolve
+from polyrhythm.envs.base import EnvBatch, EnvSettings
+from polyrhythm.errors import ConfigError
+from polyrhythm.pipeline.build import build_pipeline
+
+ROWS = 5
+MAKE = "tests.envs.vector_envs:counting"
+ALONE = {"type": "gymnasium", "id": "tests.envs.vector_envs:Countdown-v0", "metrics": ["left"]}
+WAYS: dict[str, dict[str, Any]] = {
+    "disabled": {"id": "tests.envs.vector_envs:Countdown-v0"},
+    "processes": {"id": "tests.envs.vector_envs:Countdown-v0", "mode": "async"},
+    "disabled, made": {"make": MAKE, "kwargs": {"autoreset": "Disabled"}, "max_steps": 50},
+    "same step": {"make": MAKE, "kwargs": {"autoreset": "SameStep"}, "max_steps": 50},
+    "next step": {"make": MAKE, "kwargs": {"autoreset": "NextStep"}, "max_steps": 50},
+    "said by the settings": {
+        "make": MAKE,
+        "kwargs": {"autoreset": "SameStep", "silent": True},
+        "autoreset": "same_step",
+        "max_steps": 50,
+    },
+}
+
+
+def settings_of(section: dict[str, Any]) -> EnvSettings:
+    found = resolve("env", section)
+    assert isinstance(found, EnvSettings)
+    return found
+
+
+def vector(way: str, **others: Any) -> EnvSettings:
+    return settings_of({"type": "gymnasium_vector", "metrics": ["left"], **WAYS[way], **others})
+
+
+@pytest.fixture(params=list(WAYS))
+def batch(request: pytest.FixtureRequest) -> Iterator[EnvBatch]:
+    found = vector(request.param).build(ROWS)
+    yield found
+    found.close()
+
+
+def observed(batch: EnvBatch, rows: Any) -> dict[str, Any]:
+    out = {
+        name: np.zeros((len(rows), *array.shape), array.dtype) for name, array in batch.spec.observation.items()
+    }
+    batch.observe(rows, out)
+    return out
+
+
+def test_every_episode_is_that_of_an_environment_alone_and_its_end_stays(batch: EnvBatch) -> None:
+    """Two episodes of each row, all reset together, as every mode allows; rows end at different steps."""
+    alone = settings_of(ALONE).build(ROWS)
+    rows, rng = range(ROWS), np.random.default_rng(0)
+    assert batch.spec.observation == alone.spec.observation
+    assert not batch.spec.step_rows
+    for seeds in (range(10, 10 + ROWS), range(2**40, 2**40 + ROWS)):
+        batch.reset(rows, [0] * ROWS, [*seeds])
+        alone.reset(rows, [0] * ROWS, [*seeds])
+        live = np.ones(ROWS, bool)
+        lengths = np.zeros(ROWS, int)
+        while live.any():
+            mine, theirs = observed(batch, rows), observed(alone, rows)
+            assert all(np.array_equal(x, theirs[name]) for name, x in mine.items()), lengths
+            actions = rng.integers(0, 3, (ROWS, 1))
+            found = batch.step(rows, actions)
+            expected = alone.step(np.flatnonzero(live), actions[live])
+            for name in ("reward", "terminated", "truncated", "success"):
+                assert np.array_equal(getattr(found, name)[live], getattr(expected, name)), name
+            assert np.array_equal(found.metrics["left"][live], expected.metrics["left"])
+            lengths += live
+            live[live] = ~(expected.terminated | expected.truncated)
+        assert len(set(lengths)) > 1, "rows ended at different steps"
+        for name, x in observed(batch, [ROWS - 1, 0]).items():
+            assert np.array_equal(x, observed(alone, [ROWS - 1, 0])[name])
+    alone.close()
+
+
+def test_with_autoreset_disabled_a_row_begins_while_the_others_go_on() -> None:
+    batch, alone = vector("disabled").build(2), settings_of(ALONE).build(1)
+    assert batch.spec.reset_rows
+    batch.reset([0, 1], [0, 0], [1, 2])
+    for _ in range(12):  # row 0 is left alone, whatever becomes of it
+        batch.step([0, 1], np.zeros((2, 1), np.int64))
+    before = observed(batch, [0])
+    batch.reset([1], [0], [77])
+    alone.reset([0], [0], [77])
+    assert all(np.array_equal(x, observed(batch, [0])[name]) for name, x in before.items())
+    for _ in range(2):
+        mine, theirs = observed(batch, [1]), observed(alone, [0])
+        assert all(np.array_equal(x, theirs[name]) for name, x in mine.items())
+        one = alone.step([0], np.ones((1, 1), np.int64))
+        assert batch.step([0, 1], np.ones((2, 1), np.int64)).reward[1] == one.reward[0]
+    batch.close()
+    alone.close()
+
+
+@pytest.mark.parametrize("way", ["disabled", "same step", "next step"])
+def test_the_time_limit_truncates_and_what_follows_is_not_seen(way: str) -> None:
+    batch = vector(way, max_steps=2).build(3)
+    batch.reset(range(3), [0] * 3, [4, 5, 6])
+    assert not batch.step(range(3), np.zeros((3, 1), np.int64)).truncated.any()
+    second = batch.step(range(3), np.zeros((3, 1), np.int64))
+    assert (second.truncated | second.terminated).all()
+    assert not (second.truncated & second.terminated).any()
+    last = observed(batch, range(3))
+    batch.step(range(3), np.ones((3, 1), np.int64))
+    assert all(np.array_equal(x, observed(batch, range(3))[name]) for name, x in last.items())
+    batch.close()
+
+
+@pytest.mark.parametrize("way", ["disabled", "same step", "next step"])
+def test_a_run_trains_on_it(way: str) -> None:
+    env = {"type": "gymnasium_vector", **WAYS[way], "max_steps": 20, "rename": {"left": "state"}}
+    run = config(
+        env=env, launcher="inline", rollout={"segment_steps": 0, "env_batches": 1}, policy={"type": "categorical"}
+    )
+    pipeline = build_pipeline(run)
+    try:
+        pipeline.loop.train_until(2)
+        assert pipeline.loop.conductor.ledger.imbalance == 0
+    finally:
+        pipeline.close()
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({}, "set either id or make"),
+        ({"id": "CartPole-v1", "make": MAKE}, "set either id or make"),
+        ({"id": "CartPol-v1"}, "env.id = CartPol-v1: no such Gymnasium environment .* nearest is CartPole-v1"),
+        ({"make": "tests.envs.vector_envs:nothing"}, "env.make = .*nothing: it raised AttributeError"),
+        ({"make": "tests.envs.vector_envs:too_few", "max_steps": 3}, "it has 2 rows, 1 were asked for by num_envs"),
+        ({"make": "tests.envs.vector_envs:no_vector", "max_steps": 3}, "it gave Countdown; return a gymnasium.vector"),
+        ({"make": MAKE}, "env.max_steps = 0: .*counting has no time limit"),
+        ({"make": MAKE, "kwargs": {"silent": True}, "max_steps": 3}, "does not say what happens .*; set env.autoreset"),
+        ({"make": MAKE, "kwargs": {"colour": 3}, "max_steps": 3}, "it raised TypeError: .*colour"),
+    ],
+)
+def test_wrong_settings_are_one_sentence(section: dict[str, Any], said: str) -> None:
+    with pytest.raises((ConfigError, ValueError), match=said):
+        settings_of({"type": "gymnasium_vector", **section}).spec()
+
+
+def test_info_that_is_no_number_of_each_row_is_refused() -> None:
+    batch = vector("next step", metrics={"success": "last"}).build(2)
+    batch.reset([0, 1], [0, 0], [1, 2])
+    assert batch.step([0, 1], np.zeros((2, 1), np.int64)).metrics["success"].shape == (2,)
+    batch.close()

@@ -1,0 +1,51 @@
+"""Functions that make vector environments, for `gymnasium_vector`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+Made = gymnasium.vector.VectorEnv[Any, Any, Any]
+
+
+class Countdown(gymnasium.Env[Any, Any]):
+    """Ends when its seed's number of steps is done; the info says how it went."""
+
+    observation_space = Dict({"left": Box(-np.inf, np.inf, (1,)), "last": Dict({"action": Discrete(9)})})
+    action_space = Discrete(3, start=1)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        super().reset(seed=seed, options=options)
+        self.left, self.action = int(self.np_random.integers(2, 9)), 0
+        return self._seen(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, Any]:
+        self.left, self.action = self.left - 1, int(action)
+        info = {"success": self.left == 0 and self.action == 2, "left": float(self.left)}
+        return self._seen(), float(self.left), self.left == 0, False, info
+
+    def _seen(self) -> dict[str, Any]:
+        return {"left": np.array([self.left], np.float32), "last": {"action": self.action}}
+
+
+def counting(num_envs: int, autoreset: str = "NextStep", *, silent: bool = False) -> Made:
+    """silent: it does not say what it does with a row that ended."""
+    env = SyncVectorEnv([Countdown] * num_envs, autoreset_mode=AutoresetMode(autoreset))
+    if silent:
+        env.metadata = {name: value for name, value in env.metadata.items() if name != "autoreset_mode"}
+    return env
+
+
+def too_few(num_envs: int) -> Made:
+    return counting(num_envs + 1)
+
+
+def no_vector(num_envs: int) -> gymnasium.Env[Any, Any]:
+    return Countdown()
+
+
+gymnasium.register("Countdown-v0", "tests.envs.vector_envs:Countdown", max_episode_steps=50)
