@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import gymnasium
@@ -10,6 +11,8 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text
 
 from polyrhythm.config.load import validate
+from polyrhythm.config.registry import resolve
+from polyrhythm.envs.base import RowsFailed
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import ArraySpec
@@ -296,3 +299,21 @@ def test_errors_say_what_value_and_remedy(made, said):
     with pytest.raises(ConfigError) as caught:
         made.spec()
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("python", ["", sys.executable], ids=["here", "separate"])
+def test_a_row_that_raises_fails_alone_and_is_made_anew_at_its_next_reset(python: str) -> None:
+    section = {"type": "gymnasium", "id": "tests.envs.vector_envs:Fragile-v0", **({"python": python} if python else {})}
+    batch = resolve("env", section).build(3)
+    try:
+        batch.reset([0, 1, 2], [0] * 3, [1, 2, 3])
+        with pytest.raises(RowsFailed, match="row 1: RuntimeError: .*the solver diverged") as failed:
+            batch.step([0, 1, 2], np.array([[0], [2], [1]]))
+        assert list(failed.value.errors) == [1]
+        assert failed.value.result.reward[0] > 0
+        with pytest.raises(RowsFailed, match="row 1: ValueError: .*no such state"):
+            batch.reset([1], [0], [13])
+        batch.reset([1], [0], [2])
+        assert batch.step([0, 1, 2], np.array([[0], [0], [0]])).reward.shape == (3,)
+    finally:
+        batch.close()

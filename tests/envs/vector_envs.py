@@ -48,4 +48,22 @@ def no_vector(num_envs: int) -> gymnasium.Env[Any, Any]:
     return Countdown()
 
 
+class Fragile(Countdown):
+    """Is broken for good after an action 3, and refuses the seed 13."""
+
+    broken = False
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        if seed == 13:
+            raise ValueError("no such state")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, Any]:
+        self.broken |= int(action) == 3
+        if self.broken:
+            raise RuntimeError("the solver diverged")
+        return super().step(action)
+
+
+gymnasium.register("Fragile-v0", "tests.envs.vector_envs:Fragile", max_episode_steps=50)
 gymnasium.register("Countdown-v0", "tests.envs.vector_envs:Countdown", max_episode_steps=50)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tests.stations.counting import Counting
 
+from polyrhythm.envs.base import RowsFailed
 from polyrhythm.envs.metaworld.mujoco_rendering import RenderingUnavailable
 from polyrhythm.errors import RunHalted
 from polyrhythm.stations.simulator.guard import EnvFault, GuardedEnv
@@ -72,3 +73,17 @@ def test_rewards_of_any_number_are_taken():
     env = GuardedEnv(Misshapen(lambda r: r._replace(reward=r.reward.astype(np.float64))))
     env.reset([0, 1], [0, 0], [5, 5])
     assert env.step([0, 1], np.zeros((2, 1), np.float32)).reward.dtype == np.float64
+
+
+def test_rows_that_fail_alone_are_one_fault_unless_they_are_isolated():
+    failed = RowsFailed({1: ZeroDivisionError("x")})
+    with pytest.raises(EnvFault, match="reset: ZeroDivisionError: x"):
+        guarded(failed).reset([0, 1], [0, 0], [0, 0])
+    env = Raising(2)
+    env.error = failed
+    isolated = GuardedEnv(env, isolate=True)
+    isolated.reset([0, 1], [0, 0], [0, 0])
+    assert {row: str(fault) for row, fault in isolated.failed.items()} == {1: "reset: ZeroDivisionError: x"}
+    env.error = RowsFailed({0: ModuleNotFoundError("no mujoco")})
+    with pytest.raises(ModuleNotFoundError, match="no mujoco"):
+        isolated.reset([0], [0], [0])

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.stations.counting import MAX_STEPS, Bench, Counting, ticket
 
+from polyrhythm.envs.base import RowsFailed
 from polyrhythm.runtime.memory.blocks import BlockPool
 from polyrhythm.scheduler.records import (
     CancelRow,
@@ -330,6 +331,74 @@ def test_rows_of_a_step_that_raises_are_lost_and_the_others_go_on(caplog):
     bench.start((1, ticket(3, 4)))
     (request,) = bench.run()
     assert bench.shown(request) == [[304, 0, 0]]
+
+
+class Separate(Counting):
+    """Rows fail alone: one that fell over cannot be observed before its next reset."""
+
+    def __init__(self, rows, **options):
+        super().__init__(rows, **options)
+        self.down = set()
+
+    def reset(self, rows, tasks, seeds):
+        failed = {}
+        for row, task, seed in zip(rows, tasks, seeds, strict=True):
+            self.down.discard(int(row))
+            try:
+                super().reset([row], [task], [seed])
+            except RuntimeError as error:
+                failed[int(row)] = error
+                self.down.add(int(row))
+        if failed:
+            raise RowsFailed(failed)
+
+    def step(self, rows, actions):
+        broken = [row for row in map(int, rows) if int(self.state[row, 0]) in self.broken and self.state[row, 1] >= 1]
+        fine, self.broken = self.broken, set()
+        result = super().step(rows, actions)
+        self.broken = fine
+        if broken:
+            self.down |= set(broken)
+            raise RowsFailed({row: RuntimeError(f"row {row} fell over") for row in broken}, result)
+        return result
+
+    def observe(self, rows, out):
+        assert not self.down & set(map(int, rows)), "a row that failed is not observed"
+        super().observe(rows, out)
+
+
+@pytest.mark.parametrize("action_repeat", [1, 3])
+def test_a_row_that_fails_alone_is_lost_and_its_neighbours_go_on(caplog, action_repeat):
+    bench = Bench(3, env=Separate(3), settings=StepSettings(1, action_repeat))
+    bench.env.broken = {108}
+    bench.start((0, ticket(0, 8)), (1, ticket(1, 8)), (2, ticket(2, 8)))
+    for _ in range(2 if action_repeat == 1 else 1):
+        (request,) = bench.run()
+        bench.answer(request)
+    with caplog.at_level(logging.ERROR):
+        failed, request = bench.run()
+    assert (failed.ticket, failed.reason) == (1, DropReason.ENVIRONMENT_RAISED)
+    assert failed.error == "step: RuntimeError: row 1 fell over"
+    assert "row 1 fell over" in caplog.text
+    done = 2 if action_repeat == 1 else 3
+    assert [row[:2] for row in bench.shown(request)] == [[8, done], [208, done]]
+    bench.start((1, ticket(3, 8)))
+    bench.answer(request)
+    (request,) = bench.run()
+    assert [row[0] for row in bench.shown(request)] == [8, 308, 208]
+
+
+def test_a_row_whose_reset_fails_alone_does_not_begin():
+    bench = Bench(3, env=Separate(3))
+    bench.env.unborn = {104}
+    bench.start((0, ticket(0, 4)), (1, ticket(1, 4)), (2, ticket(2, 4)))
+    failed, request = bench.run()
+    assert (failed.ticket, failed.error) == (1, "reset: RuntimeError: no state for seed 104")
+    assert [row[0] for row in bench.shown(request)] == [4, 204]
+    bench.start((1, ticket(5, 4)))
+    bench.answer(request)
+    (request,) = bench.run()
+    assert [row[0] for row in bench.shown(request)] == [4, 504, 204]
 
 
 def test_a_reset_that_raises_fails_the_rows_it_was_for(caplog):

@@ -45,11 +45,24 @@ class StepResult(NamedTuple):
     metrics: Mapping[str, NDArray[np.floating]] = MappingProxyType({})
 
 
+class RowsFailed(Exception):
+    """Some rows of a `reset` or `step` raised, all others did what was asked: only the samples of the former fail.
+
+    errors: row → its error. result: of a step, with anything for rows that failed. These are not used again before
+    their next reset, which makes them anew.
+    """
+
+    def __init__(self, errors: Mapping[int, Exception], result: StepResult | None = None) -> None:
+        super().__init__("; ".join(f"row {row}: {type(e).__name__}: {e}" for row, e in errors.items()))
+        self.errors, self.result = errors, result
+
+
 @runtime_checkable
 class EnvBatch(Protocol):
     """A vector environment of `rows` rows, numbered from zero.
 
-    The station truncates an episode at `spec.max_steps` even if the environment does not.
+    The station truncates an episode at `spec.max_steps` even if the environment does not. If a call raises, all of its
+    rows have failed, unless it raises `RowsFailed`.
     """
 
     spec: EnvSpec

@@ -7,13 +7,14 @@ individually, there is no autoreset, and the time limit is counted here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from polyrhythm.envs.base import RowNumbers, StepResult
+from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.gymnasium_make import apply_wrapper, find_registered, make_registered
 from polyrhythm.envs.gymnasium_spaces import action_converter, action_spec, array_paths, array_spec
 from polyrhythm.errors import ConfigError, pip_install
@@ -203,34 +204,51 @@ class GymnasiumBatch:
         self._limits = [settings.limit(task) for task in range(len(firsts))]
         self._limit = [self._limits[0]] * rows
         self._steps = [0] * rows
+        self._task = [0] * rows
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
+        failed: dict[int, Exception] = {}
         for row, task, seed in zip(rows, tasks, seeds, strict=True):
-            env = self._envs[row] = self._env(int(row), int(task))
-            observation, _ = env.reset(seed=seed)
-            self._keep(row, observation)
-            self._steps[row], self._limit[row] = 0, self._limits[task]
+            try:
+                env = self._envs[row] = self._env(int(row), int(task))
+                observation, _ = env.reset(seed=seed)
+                self._keep(row, observation)
+            except Exception as error:  # noqa: BLE001 - an environment may raise anything
+                failed[int(row)] = error
+                self._discard(int(row), int(task))
+            self._steps[row], self._limit[row], self._task[row] = 0, self._limits[task], int(task)
+        if failed:
+            raise RowsFailed(failed)
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         n = len(rows)
         rewards, terminated, truncated, success = [0.0] * n, [False] * n, [False] * n, [False] * n
         metrics = {name: np.full(n, np.nan) for name in self.spec.metrics}
+        failed: dict[int, Exception] = {}
         for i, (row, action) in enumerate(zip(rows, self._to_env(actions), strict=True)):
-            observation, rewards[i], terminated[i], cut, info = self._envs[row].step(action)
-            self._keep(row, observation)
+            try:
+                observation, rewards[i], terminated[i], cut, info = self._envs[row].step(action)
+                self._keep(row, observation)
+            except Exception as error:  # noqa: BLE001 - an environment may raise anything
+                failed[int(row)] = error
+                self._discard(int(row), self._task[row])
+                continue
             self._steps[row] += 1
             truncated[i] = not terminated[i] and (cut or self._steps[row] >= self._limit[row])
             if info:
                 success[i] = bool(info.get("success", info.get("is_success", False)))
                 for name, numbers in metrics.items():
                     numbers[i] = _read_number(info, name)
-        return StepResult(
+        result = StepResult(
             np.array(rewards, np.float32),
             np.array(terminated, np.bool_),
             np.array(truncated, np.bool_),
             np.array(success, np.bool_),
             metrics,
         )
+        if failed:
+            raise RowsFailed(failed, result)
+        return result
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
         picked = np.asarray(rows)
@@ -256,6 +274,13 @@ class GymnasiumBatch:
         if found is None:
             found = self._made[row, task] = self._settings.make(task)
         return found
+
+    def _discard(self, row: int, task: int) -> None:
+        """Drop the row's instance of the task, which failed; its next reset makes another."""
+        env = self._made.pop((row, task), None)
+        if env is not None:
+            with suppress(Exception):
+                env.close()
 
     def _keep(self, row: int, observation: Any) -> None:
         for path, seen in self._parts:

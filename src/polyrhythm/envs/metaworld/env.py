@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from polyrhythm.envs.base import RowNumbers, StepResult
+from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.metaworld.mujoco_rendering import choose_gl_backend
 from polyrhythm.envs.metaworld.scene import STATE_DIM, Instance, TaskScene
 from polyrhythm.envs.metaworld.tasks import INSTRUCTIONS
@@ -110,15 +110,29 @@ class MetaWorldBatch:
         self._succeeded = [False] * rows
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
+        failed: dict[int, Exception] = {}
         for row, task, seed in zip(rows, tasks, seeds, strict=True):
-            self._instance_for(row, task).reset(seed)
+            instance = self._instance_for(row, task)  # what fails here fails for every row
+            try:
+                instance.reset(seed)
+            except Exception as error:  # noqa: BLE001 - MuJoCo and Meta-World raise anything
+                failed[int(row)] = error
+                self._held[row] = None  # the next reset takes another instance
             self._steps[row], self._succeeded[row] = 0, False
+        if failed:
+            raise RowsFailed(failed)
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         outcome = _empty_result(len(rows))
         clipped = np.clip(actions, -1.0, 1.0).astype(np.float32, copy=False)
+        failed: dict[int, Exception] = {}
         for i, row in enumerate(rows):
-            dense, success = self._instance(row).step(clipped[i])
+            try:
+                dense, success = self._instance(row).step(clipped[i])
+            except Exception as error:  # noqa: BLE001 - MuJoCo and Meta-World raise anything
+                failed[int(row)] = error
+                self._held[row] = None
+                continue
             self._steps[row] += 1
             sparse = float(success and not self._succeeded[row])
             self._succeeded[row] |= success
@@ -128,6 +142,8 @@ class MetaWorldBatch:
             solved = success and self.settings.end_on_success
             outcome.terminated[i] = solved or (not in_time and self.settings.time_limit == "terminates")
             outcome.truncated[i] = not (in_time or outcome.terminated[i])
+        if failed:
+            raise RowsFailed(failed, outcome)
         return outcome
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.envs.base import RowNumbers, StepResult
+from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.separate import protocol as p
 from polyrhythm.envs.separate.env_process import EnvProcess
 
@@ -27,17 +27,22 @@ class SeparateBatch:
             setattr(self, name, getattr(self, f"_{name}"))
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
-        self._process.ask(p.Reset(_numbers(rows), _numbers(tasks), _numbers(seeds)), p.Done)
+        done = self._process.ask(p.Reset(_numbers(rows), _numbers(tasks), _numbers(seeds)), p.Done)
+        if done.failed:
+            raise RowsFailed(_errors(done.failed))
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         found = self._process.ask(p.Step(_numbers(rows), p.packed(actions)), p.Stepped)
-        return StepResult(
+        result = StepResult(
             p.unpacked(found.reward),
             p.unpacked(found.terminated),
             p.unpacked(found.truncated),
             p.unpacked(found.success),
             {name: p.unpacked(array) for name, array in found.metrics.items()},
         )
+        if found.failed:
+            raise RowsFailed(_errors(found.failed), result)
+        return result
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
         self._process.ask(p.Observe(_numbers(rows)), p.Done)
@@ -52,6 +57,10 @@ class SeparateBatch:
 
     def _render(self, row: int) -> NDArray[Any]:
         return p.unpacked(self._process.ask(p.Render(int(row)), p.Answer).array)
+
+
+def _errors(failed: Mapping[int, str]) -> dict[int, Exception]:
+    return {row: RuntimeError(text) for row, text in failed.items()}
 
 
 def _numbers(values: RowNumbers | Sequence[int]) -> tuple[int, ...]:

@@ -102,7 +102,9 @@ class Built(msgspec.Struct, tag=True, frozen=True):
 
 
 class Done(msgspec.Struct, tag=True, frozen=True):
-    pass
+    """failed: rows that failed alone, each with what it raised."""
+
+    failed: dict[int, str] = {}
 
 
 class Stepped(msgspec.Struct, tag=True, frozen=True):
@@ -111,6 +113,7 @@ class Stepped(msgspec.Struct, tag=True, frozen=True):
     truncated: Array
     success: Array
     metrics: dict[str, Array]
+    failed: dict[int, str] = {}
 
 
 class Answer(msgspec.Struct, tag=True, frozen=True):

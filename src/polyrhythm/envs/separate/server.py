@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from polyrhythm.config.catalog import check_installed
 from polyrhythm.config.registry import resolve
 from polyrhythm.conformance import own_place
-from polyrhythm.envs.base import EnvBatch, EnvSettings, Expert, Renderer
+from polyrhythm.envs.base import EnvBatch, EnvSettings, Expert, Renderer, RowsFailed
 from polyrhythm.envs.separate import protocol as p
 from polyrhythm.errors import ConfigError, PolyrhythmError
 
@@ -66,18 +66,28 @@ class Server:
 
     @answer.register
     def _(self, request: p.Reset) -> p.Reply:
-        self._batch.reset(request.rows, request.tasks, request.seeds)
+        try:
+            self._batch.reset(request.rows, request.tasks, request.seeds)
+        except RowsFailed as failed:
+            return p.Done(_texts(failed))
         return p.Done()
 
     @answer.register
     def _(self, request: p.Step) -> p.Reply:
-        found = self._batch.step(request.rows, p.unpacked(request.actions))
+        failed: dict[int, str] = {}
+        try:
+            found = self._batch.step(request.rows, p.unpacked(request.actions))
+        except RowsFailed as error:
+            if error.result is None:
+                raise
+            found, failed = error.result, _texts(error)
         return p.Stepped(
             p.packed(found.reward),
             p.packed(found.terminated),
             p.packed(found.truncated),
             p.packed(found.success),
             {name: p.packed(array) for name, array in found.metrics.items()},
+            failed,
         )
 
     @answer.register
@@ -103,6 +113,13 @@ class Server:
         batch, self._batch = self._batch, None
         if batch is not None:
             batch.close()
+
+
+def _texts(failed: RowsFailed) -> dict[int, str]:
+    for error in failed.errors.values():
+        if isinstance(error, PolyrhythmError | ImportError):
+            raise error  # no retry solves it
+    return {int(row): raised(error).text for row, error in failed.errors.items()}
 
 
 def raised(error: BaseException) -> p.Raised:

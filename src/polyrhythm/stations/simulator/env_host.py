@@ -53,7 +53,7 @@ class EnvHost:
         source: SlotIdentity,
     ) -> None:
         refuse_segments(env.spec, settings.segment_steps)
-        self.env, self.info = GuardedEnv(env), info
+        self.env, self.info = GuardedEnv(env, isolate=True), info
         metrics = EpisodeMetrics(env.spec.metrics, env.rows) if env.spec.metrics else None
         self.slots = {slot.slot: Slot(slot, self.env, settings, arena, source, metrics) for slot in info.slots}
         self.chunk_steps = 0
@@ -229,7 +229,22 @@ class EnvHost:
             return False
         return True
 
+    def _without_failed(self, slot: Slot, starting: Sequence[Pending]) -> list[Pending]:
+        """Those that were reset; the others fail alone."""
+        if not self.env.failed:
+            return list(starting)
+        kept = []
+        for pending in starting:
+            fault = None if pending.grant.resume else self.env.failed.pop(pending.grant.row, None)
+            if fault is None:
+                kept.append(pending)
+            else:
+                log.error("env batch %s: row %d: %s%s", self.info.name, pending.grant.row, fault, fault.place)
+                slot.fail_grants([pending.grant], DropReason.ENVIRONMENT_RAISED, str(fault), fault.place)
+        return kept
+
     def _join(self, slot: Slot, starting: Sequence[Pending]) -> None:
+        starting = self._without_failed(slot, starting)
         if not starting:
             return
         try:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.conformance import ContractViolation, own_place
-from polyrhythm.envs.base import EnvBatch, RowNumbers, StepResult
+from polyrhythm.envs.base import EnvBatch, RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.results import check_form
 from polyrhythm.errors import PolyrhythmError, RunHalted
 
@@ -32,19 +32,35 @@ class GuardedEnv:
 
     An exception becomes an EnvFault, except those that a retry cannot solve: PolyrhythmError and ImportError. A step's
     result is checked once for each number of rows: RunHalted if it does not match `StepResult`.
+
+    isolate: rows that fail alone (`RowsFailed`) are put into `failed`, with their faults, and the call goes on: in a
+    step they end with a reward of NaN, and they are not observed. Whoever has dealt with a fault removes it.
     """
 
-    def __init__(self, inner: EnvBatch) -> None:
+    def __init__(self, inner: EnvBatch, *, isolate: bool = False) -> None:
+        self.failed: dict[int, EnvFault] = {}
+        self._isolate = isolate
         self.spec, self.rows, self.seconds = inner.spec, inner.rows, 0.0
         self.doing = IDLE
         self.inner = inner
         self._seen: set[int] = set()
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
-        self._call("reset", self.inner.reset, rows, tasks, seeds)
+        for row in self.failed.keys() & set(map(int, rows)):
+            del self.failed[row]
+        try:
+            self._call("reset", self.inner.reset, rows, tasks, seeds)
+        except RowsFailed as failed:
+            self._note("reset", failed)
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
-        result: StepResult = self._call("step", self.inner.step, rows, actions)
+        try:
+            result: StepResult = self._call("step", self.inner.step, rows, actions)
+        except RowsFailed as failed:
+            self._note("step", failed)
+            if failed.result is None:
+                raise RunHalted("the environment's step raised RowsFailed without a result; give it one") from failed
+            result = _with_failed(failed.result, np.isin(rows, list(failed.errors)))
         if len(rows) not in self._seen:
             try:
                 check_form(result, len(rows), self.spec.metrics)
@@ -54,7 +70,23 @@ class GuardedEnv:
         return result
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
-        self._call("observe", self.inner.observe, rows, out)
+        if not self.failed:
+            self._call("observe", self.inner.observe, rows, out)
+            return
+        for place, row in enumerate(rows):
+            if row not in self.failed:
+                own = {name: array[place : place + 1] for name, array in out.items()}
+                self._call("observe", self.inner.observe, [row], own)
+
+    def _note(self, call: str, failed: RowsFailed) -> None:
+        """Keep the faults of rows. EnvFault: they may not fail alone; what no retry solves is raised."""
+        for error in failed.errors.values():
+            if isinstance(error, PolyrhythmError | ImportError):
+                raise error
+        faults = {row: _fault(call, error) for row, error in failed.errors.items()}
+        if not self._isolate:
+            raise next(iter(faults.values())) from failed
+        self.failed |= faults
 
     def close(self) -> None:
         self.inner.close()
@@ -64,10 +96,25 @@ class GuardedEnv:
         self.doing = (what, begin)
         try:
             return function(*arguments)
-        except (PolyrhythmError, ImportError):
+        except (PolyrhythmError, ImportError, RowsFailed):
             raise
         except Exception as error:
-            raise EnvFault(f"{what}: {type(error).__name__}: {error}", own_place(error)) from error
+            raise _fault(what, error) from error
         finally:
             self.doing = IDLE
             self.seconds += time.monotonic() - begin
+
+
+def _fault(call: str, error: Exception) -> EnvFault:
+    return EnvFault(f"{call}: {type(error).__name__}: {error}", own_place(error))
+
+
+def _with_failed(result: StepResult, failed: NDArray[np.bool_]) -> StepResult:
+    """The step's result, with rows that end by a reward of NaN."""
+    return StepResult(
+        np.where(failed, np.nan, result.reward).astype(np.float32),
+        result.terminated | failed,
+        result.truncated & ~failed,
+        result.success & ~failed,
+        result.metrics,
+    )

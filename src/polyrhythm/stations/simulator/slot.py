@@ -8,13 +8,13 @@ block may belong to another row by then.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.envs.base import EnvBatch
 from polyrhythm.runtime.memory.arena import FAR, Arena, Entries, RequestView, numbers
 from polyrhythm.runtime.messages import ACTIONS, VERSION, Reply
 from polyrhythm.runtime.transport.drops import UnfitMessage
@@ -39,8 +39,11 @@ from polyrhythm.specs.finite import (
 )
 from polyrhythm.stations.simulator.chunk import ChunkResult
 from polyrhythm.stations.simulator.env_metrics import EpisodeMetrics
+from polyrhythm.stations.simulator.guard import GuardedEnv
 from polyrhythm.stations.simulator.recorder import Recorder
 from polyrhythm.stations.simulator.rows import Index, RowStates, as_index
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ class Slot:
     def __init__(
         self,
         info: SlotInfo,
-        env: EnvBatch,
+        env: GuardedEnv,
         settings: StepSettings,
         arena: Arena,
         source: SlotIdentity,
@@ -99,6 +102,7 @@ class Slot:
         self.answered = False
         self._settings, self._arena, self._source, self._metrics = settings, arena, source, metrics
         self.env_steps = 0
+        self._failed = env.failed
         self._tasks = len(env.spec.tasks)
         self._max_steps, self._stride = env.spec.max_steps, settings.chunk * settings.action_repeat
         self._recorder = Recorder(info, env, arena)
@@ -354,6 +358,11 @@ class Slot:
         reason = DropReason.POLICY_NOT_FINITE if culprit == POLICY else DropReason.ENVIRONMENT_NOT_FINITE
         for place, what in nonfinite.items():
             row = int(rows[place])
+            fault = self._failed.pop(self.first + row, None) if culprit == ENVIRONMENT else None
+            if fault is not None:
+                log.error("slot %s: row %d: %s%s", self.name, self.first + row, fault, fault.place)
+                self.fail([row], DropReason.ENVIRONMENT_RAISED, str(fault), fault.place)
+                continue
             step = int(self._rows.elapsed(np.array([row]))[0])
             self.fail([row], reason, describe_not_finite(culprit, what), f", env step {step}{by}")
 
