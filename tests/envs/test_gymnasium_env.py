@@ -307,11 +307,11 @@ def test_a_row_that_raises_fails_alone_and_is_made_anew_at_its_next_reset(python
     batch = resolve("env", section).build(3)
     try:
         batch.reset([0, 1, 2], [0] * 3, [1, 2, 3])
-        with pytest.raises(RowsFailed, match="row 1: RuntimeError: .*the solver diverged") as failed:
+        with pytest.raises(RowsFailed, match=r"row 1: RuntimeError: .*the solver diverged") as failed:
             batch.step([0, 1, 2], np.array([[0], [2], [1]]))
         assert list(failed.value.errors) == [1]
         assert failed.value.result.reward[0] > 0
-        with pytest.raises(RowsFailed, match="row 1: ValueError: .*no such state"):
+        with pytest.raises(RowsFailed, match=r"row 1: .*ValueError: no such state"):
             batch.reset([1], [0], [13])
         batch.reset([1], [0], [2])
         assert batch.step([0, 1, 2], np.array([[0], [0], [0]])).reward.shape == (3,)
