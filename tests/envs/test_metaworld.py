@@ -53,6 +53,44 @@ def expert_episode(batch: MetaWorldBatch, hold: int = 1) -> tuple[float, int, bo
     return total, step + 1, bool(result.success[0])
 
 
+def test_sets_of_tasks_are_meta_worlds(simulator: None):
+    from metaworld.env_dict import MT10_V3, MT25_V3, MT50_V3
+
+    for name, theirs in (("MT10", MT10_V3), ("MT25", MT25_V3)):
+        assert MetaWorldSettings(tasks=[name]).tasks == tuple(theirs)
+    assert set(MetaWorldSettings(tasks=["MT50"]).tasks) == set(MT50_V3)
+    with pytest.raises(ValidationError, match="'reach-v3' is listed 2 times"):
+        MetaWorldSettings(tasks=["MT10", "reach-v3"])
+
+
+def test_the_papers_camera_shows_another_side_and_the_arm_stands_upright(build: Build):
+    pictures = []
+    for camera in ("free", "corner2"):
+        batch = build(1, tasks=["drawer-open-v3"], image_size=96, render="full", camera=camera)
+        batch.reset([0], [0], [3])
+        pictures.append(image(batch, 0).astype(int))
+        batch.close()
+    free, corner = pictures
+    assert np.abs(free - corner).mean() > 10
+    assert corner[:16, :48].mean() > corner[80:, :48].mean() + 10, "the bright room above, the dark stand below"
+
+
+def test_settling_is_part_of_the_initial_state_and_does_not_count(build: Build):
+    def begun(**changes: object) -> tuple[MetaWorldBatch, np.ndarray]:
+        batch = build(1, observation="state", max_steps=3, **changes)
+        batch.reset([0], [0], [5])
+        out = {"state": np.zeros((1, 39), np.float32)}
+        batch.observe([0], out)
+        return batch, out["state"]
+
+    (_, at_once), (settled, later), (_, again) = begun(), begun(settle_steps=15), begun(settle_steps=15)
+    assert not np.array_equal(at_once, later)
+    assert np.array_equal(later, again)
+    still = np.zeros((1, 4), np.float32)
+    ends = [bool(settled.step([0], still).terminated[0]) for _ in range(3)]
+    assert ends == [False, False, True]
+
+
 def test_every_task_has_its_own_instruction():
     assert len(INSTRUCTIONS) == 50
     assert len(set(INSTRUCTIONS.values())) == 50

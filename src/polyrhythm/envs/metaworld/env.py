@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
-from polyrhythm.envs.metaworld.mujoco_rendering import choose_gl_backend
+from polyrhythm.envs.metaworld.mujoco_rendering import Camera, choose_gl_backend
 from polyrhythm.envs.metaworld.scene import STATE_DIM, Instance, TaskScene
-from polyrhythm.envs.metaworld.tasks import INSTRUCTIONS
+from polyrhythm.envs.metaworld.tasks import INSTRUCTIONS, TASK_SETS
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
 _ACTION_DIM = 4
@@ -35,11 +35,11 @@ class MetaWorldSettings(BaseModel):
     now and a step ago, and the goal. Action: float32 [4] in -1..1 = hand displacement in cm per step, gripper (1
     closes).
 
-    Rendering differs from Meta-World's: a free camera, upright, and with `cheap` no shadows, reflections, sky, haze or
-    multisampling, one light, and no collision shapes, marker sites, robot head, pedestal, base or first links (the most
-    expensive and least informative parts); wrist and gripper are drawn, and also the goal's marker if nothing else
-    shows the goal. `full` draws everything, from the same camera. Use the same setting for demonstrations, training and
-    evaluation.
+    Rendering differs from Meta-World's: by default a free camera, upright, and with `cheap` no shadows, reflections,
+    sky, haze or multisampling, one light, and no collision shapes, marker sites, robot head, pedestal, base or first
+    links (the most expensive and least informative parts); wrist and gripper are drawn, and also the goal's marker if
+    nothing else shows the goal. `full` draws everything, from the same camera. Use the same setting for demonstrations,
+    training and evaluation.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -49,13 +49,17 @@ class MetaWorldSettings(BaseModel):
 
     type: Literal["metaworld"] = "metaworld"
     tasks: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Task names such as `door-close-v3`."""
+    """Task names such as `door-close-v3`, or a set of them: MT10, MT25 or MT50."""
     observation: Literal["pixels", "state"] = "pixels"
     """Observation of the policy. `state` renders nothing and needs no graphics library."""
     image_size: Annotated[int, Field(ge=8, le=1024)] = 64
     """Edge of the square image in pixels."""
     render: Literal["cheap", "full"] = "cheap"
     """`cheap` takes a few milliseconds per frame, `full` 10 to 50 times as long."""
+    camera: Camera = "free"
+    """free: ours, upright, the whole table in view; corner2: Meta-World's, at the place and turned as in VLA papers."""
+    settle_steps: Annotated[int, Field(ge=0, le=100)] = 0
+    """Steps without action before an episode begins, which do not count; VLA papers have 15."""
     max_steps: Annotated[int, Field(ge=1, le=_LONGEST_EPISODE)] = 100
     """Simulator steps after which an episode ends."""
     time_limit: Literal["terminates", "truncates"] = "terminates"
@@ -65,6 +69,14 @@ class MetaWorldSettings(BaseModel):
     """The first success ends the episode."""
     reward: Literal["sparse", "dense"] = "sparse"
     """`sparse`: 1 at the first success of an episode, else 0. `dense`: Meta-World's shaped reward, scaled to 0..1."""
+
+    @field_validator("tasks", mode="before")
+    @classmethod
+    def _spelled_out(cls, tasks: Any) -> Any:
+        if not isinstance(tasks, list | tuple):
+            return tasks
+        named = (TASK_SETS.get(task, (task,)) if isinstance(task, str) else (task,) for task in tasks)
+        return tuple(name for names in named for name in names)
 
     @field_validator("tasks")
     @classmethod
@@ -114,7 +126,7 @@ class MetaWorldBatch:
         for row, task, seed in zip(rows, tasks, seeds, strict=True):
             instance = self._instance_for(row, task)  # what fails here fails for every row
             try:
-                instance.reset(seed)
+                instance.reset(seed, self.settings.settle_steps)
             except Exception as error:  # noqa: BLE001 - MuJoCo and Meta-World raise anything
                 failed[int(row)] = error
                 self._held[row] = None  # the next reset takes another instance
@@ -181,7 +193,7 @@ class MetaWorldBatch:
         if task not in self._scenes:
             name = self.spec.tasks[task].name
             quality = self.settings.render if self.settings.observation == "pixels" else None
-            self._scenes[task] = TaskScene(name, self.settings.image_size, quality)
+            self._scenes[task] = TaskScene(name, self.settings.image_size, quality, self.settings.camera)
         instance = self._scenes[task].check_out()
         self._held[row] = (task, instance)
         return instance

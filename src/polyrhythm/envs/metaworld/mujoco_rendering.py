@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import mujoco
 
 Quality = Literal["cheap", "full"]
+Camera = Literal["free", "corner2"]
 
 _VARIABLE = "MUJOCO_GL"
 _LIBRARIES = {"osmesa": ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so"), "egl": ("libEGL.so.1", "libEGL.so")}
@@ -33,6 +34,8 @@ _INSTALL = {
 
 #: A free camera above the right front of the table: upright, the whole workspace in view.
 _LOOK_AT, _DISTANCE, _AZIMUTH, _ELEVATION = (0.0, 0.72, 0.12), 1.05, 130.0, -35.0
+#: Where VLA papers have Meta-World's camera `corner2`, which looks upside down.
+_CORNER_AT = (0.75, 0.075, 0.7)
 #: Geoms of groups 0..2 are drawn; the higher groups hold collision shapes.
 _VISUAL_GROUPS = 3
 
@@ -93,9 +96,12 @@ def make_cheap(model: mujoco.MjModel, hidden_bodies: Collection[str], shown_site
 
 
 class FrameRenderer:
-    """Renderer of one model's states to `size` × `size` RGB images; use it only in the thread that made it."""
+    """Renderer of one model's states to `size` × `size` RGB images; use it only in the thread that made it.
 
-    def __init__(self, model: mujoco.MjModel, size: int, quality: Quality) -> None:
+    camera: free: ours; corner2: Meta-World's, moved and turned upright as VLA papers do.
+    """
+
+    def __init__(self, model: mujoco.MjModel, size: int, quality: Quality, camera: Camera = "free") -> None:
         import mujoco
 
         model.vis.global_.offwidth = model.vis.global_.offheight = size
@@ -103,7 +109,8 @@ class FrameRenderer:
         self._renderer = mujoco.Renderer.__new__(mujoco.Renderer)
         self._renderer._gl_context = self._renderer._mjr_context = None
         self._renderer.__init__(model, size, size)
-        self._camera = _free_camera()
+        self._turned = camera == "corner2"
+        self._camera = _corner_camera(model) if self._turned else _free_camera()
         self._option = mujoco.MjvOption()
         self._option.geomgroup[_VISUAL_GROUPS:] = 0
         if quality == "cheap":
@@ -113,7 +120,10 @@ class FrameRenderer:
     def draw(self, data: mujoco.MjData, out: NDArray[np.uint8]) -> None:
         """Draw `data` (kinematics up to date) into `out` uint8 [size,size,3], row 0 on top."""
         self._renderer.update_scene(data, self._camera, self._option)
-        self._renderer.render(out=out)
+        if not self._turned:
+            self._renderer.render(out=out)
+            return
+        out[:] = self._renderer.render()[::-1, ::-1]
 
     def close(self) -> None:
         """Free the GL context."""
@@ -127,4 +137,14 @@ def _free_camera() -> mujoco.MjvCamera:
     camera.type = mujoco.mjtCamera.mjCAMERA_FREE
     camera.lookat[:] = _LOOK_AT
     camera.distance, camera.azimuth, camera.elevation = _DISTANCE, _AZIMUTH, _ELEVATION
+    return camera
+
+
+def _corner_camera(model: mujoco.MjModel) -> mujoco.MjvCamera:
+    import mujoco
+
+    camera = mujoco.MjvCamera()
+    camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+    camera.fixedcamid = model.camera("corner2").id
+    model.cam_pos[camera.fixedcamid] = _CORNER_AT
     return camera

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.envs.metaworld.mujoco_rendering import FrameRenderer, Quality, choose_gl_backend, make_cheap
+from polyrhythm.envs.metaworld.mujoco_rendering import (
+    Camera,
+    FrameRenderer,
+    Quality,
+    choose_gl_backend,
+    make_cheap,
+)
 from polyrhythm.envs.metaworld.tasks import GOAL_MARKERS
 
 if TYPE_CHECKING:
@@ -37,13 +43,15 @@ HIDDEN_BODIES = frozenset(
 #: Size of Meta-World's observation: 18 now, 18 a step ago, the goal's position.
 STATE_DIM = 39
 
+_STILL = np.zeros(4, np.float32)
+
 Placement = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 class TaskScene:
     """Model, renderer and instances of one task; used by one thread. quality: None without rendering."""
 
-    def __init__(self, task: str, image_size: int, quality: Quality | None) -> None:
+    def __init__(self, task: str, image_size: int, quality: Quality | None, camera: Camera = "free") -> None:
         if quality is not None:
             choose_gl_backend()
         from metaworld.env_dict import ENV_CLS_MAP
@@ -58,7 +66,7 @@ class TaskScene:
         self.expert = ENV_POLICY_MAP[task]()
         self._env_class = _sharing(type(first), self.model)
         self._idle = [Instance(self, first)]
-        self._image_size, self._quality = image_size, quality
+        self._image_size, self._quality, self._camera = image_size, quality, camera
         self._renderer: FrameRenderer | None = None
 
     def check_out(self) -> Instance:
@@ -81,7 +89,7 @@ class TaskScene:
         """Render a state of this task; the first call makes the GL context, in the thread that steps."""
         if self._renderer is None:
             assert self._quality is not None, "this scene has no renderer"
-            self._renderer = FrameRenderer(self.model, self._image_size, self._quality)
+            self._renderer = FrameRenderer(self.model, self._image_size, self._quality, self._camera)
         self._renderer.draw(data, out)
 
     def close(self) -> None:
@@ -105,8 +113,9 @@ class Instance:
         self._placement: Placement | None = None
         self._observation: NDArray[np.float64] = np.zeros(0)
 
-    def reset(self, seed: int) -> None:
-        """Begin an episode; its initial state depends only on the seed, not on earlier episodes."""
+    def reset(self, seed: int, settle_steps: int = 0) -> None:
+        """Begin an episode; its initial state depends only on the seed, not on earlier episodes. settle_steps: steps
+        without action before it begins."""
         import mujoco
 
         env, model = self._env, self._scene.model
@@ -122,6 +131,10 @@ class Instance:
         env._prev_obs = current
         self._observation = np.concatenate([current, current, observation[-3:]])
         self._placement = self._scene.placement()
+        for _ in range(settle_steps):
+            self.step(_STILL)
+        if settle_steps:
+            env.curr_path_length = 0
 
     def step(self, action: NDArray[np.float32]) -> tuple[float, bool]:
         """Do one simulator step with an action [4] in -1..1; return Meta-World's dense reward (0..10) and success."""
