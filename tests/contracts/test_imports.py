@@ -71,6 +71,7 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
                 "numpy",
                 "pydantic",
                 "gymnasium",
+                "mani_skill",
                 "metaworld",
                 "mujoco",
                 "polyrhythm.conformance",

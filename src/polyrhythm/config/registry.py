@@ -20,6 +20,7 @@ TABLE: dict[Kind, dict[str, str]] = {
     "env": {
         "gymnasium": "polyrhythm.envs.gymnasium_env:GymnasiumSettings",
         "metaworld": "polyrhythm.envs.metaworld.env:MetaWorldSettings",
+        "maniskill": "polyrhythm.envs.maniskill.settings:ManiSkillSettings",
         "latency": "polyrhythm.envs.latency:LatencySettings",
     },
     "policy": {
