@@ -97,13 +97,12 @@ class CpuBatch:
 
 
 class GpuBatch:
-    """All rows in one GPU simulation of one task: they step together, and each is reset alone."""
+    """All rows of one world, a GPU simulation: they step together, and each is reset alone."""
 
-    def __init__(self, settings: ManiSkillSettings, rows: int) -> None:
-        self.settings, self.rows = settings, rows
-        self._world = World(settings, settings.tasks[0], rows)
-        self.spec = spec_of(settings, [self._world])
-        self._steps = np.zeros(rows, np.int64)
+    def __init__(self, settings: ManiSkillSettings, world: World) -> None:
+        self.settings, self.rows, self._world = settings, world.rows, world
+        self.spec = spec_of(settings, [world])
+        self._steps = np.zeros(world.rows, np.int64)
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         for row, _, seed in zip(rows, tasks, seeds, strict=True):

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-#: Beginnings of SAPIEN's messages where no driver serves.
-_NO_DRIVER = ("failed to find a rendering device", "failed to find a supported physical device")
+#: Parts of SAPIEN's messages where no driver serves.
+_NO_DRIVER = ("failed to find a rendering device", "failed to find a supported physical device", "vk::", "vulkan")
+#: Variables that name the manifests of drivers, the one that wins first.
+_VARIABLES = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")
 #: Folders in which Vulkan looks for drivers.
 _FOLDERS = ("/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d")
 _PAGE = "docs/simulators/maniskill.md"
@@ -32,16 +34,15 @@ def count_gpus() -> int:
 
 def vulkan_manifests() -> list[str]:
     """The files that tell Vulkan of its drivers: those named in the environment, else those installed."""
-    for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):
-        if os.environ.get(name):
-            return [file for file in os.environ[name].split(os.pathsep) if Path(file).is_file()]
+    if name := _variable():
+        return [file for file in os.environ[name].split(os.pathsep) if Path(file).is_file()]
     return [str(file) for folder in _FOLDERS if Path(folder).is_dir() for file in sorted(Path(folder).glob("*.json"))]
 
 
 def how_to_get_driver() -> str:
-    """What to do for a Vulkan driver that serves, on this machine: a command where one is known."""
-    if named := [name for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES") if os.environ.get(name)]:
-        return f"{named[0]} = {os.environ[named[0]]}: name the manifest of Mesa 25's lavapipe, or unset it ({_PAGE})"
+    """The command with which this machine gets a Vulkan driver that serves."""
+    if (name := _variable()) and not vulkan_manifests():
+        return f"unset {name}  # {os.environ[name]} is no file"
     root = "" if os.getuid() == 0 else "sudo "
     if _codename() == "bookworm":
         line = "deb http://deb.debian.org/debian bookworm-backports main"
@@ -50,6 +51,11 @@ def how_to_get_driver() -> str:
             f"{root}apt-get install -y -t bookworm-backports mesa-vulkan-drivers"
         )
     return f"{root}apt-get install -y mesa-vulkan-drivers  # Mesa 25 is known to work, 22.3 not to; {_PAGE}"
+
+
+def _variable() -> str:
+    """The variable of the environment that names drivers, "" if none does."""
+    return next((name for name in _VARIABLES if os.environ.get(name)), "")
 
 
 def _codename() -> str:

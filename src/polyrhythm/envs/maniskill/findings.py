@@ -20,7 +20,7 @@ def examine(tried: ManiSkillSettings) -> Iterator[Finding]:
     if manifests:
         yield Finding("Vulkan drivers", "ok", ", ".join(manifests))
     else:
-        yield Finding("Vulkan drivers", "missing", "none is installed; state needs one too", how_to_get_driver())
+        yield Finding("Vulkan drivers", "missing", "none is found; a state needs one too", how_to_get_driver())
     gpus = count_gpus()
     if gpus:
         yield Finding("GPU", "ok", f"{gpus} for backend: gpu, which was never run")
@@ -36,7 +36,5 @@ def _trial(tried: ManiSkillSettings) -> Finding:
     except PolyrhythmError as error:
         problem, _, fix = str(error).partition("; run: ")
         return Finding(name, "missing", problem, fix)
-    size = f"{tried.image_size}x{tried.image_size}"
-    return Finding(
-        name, "ok", f"ready after {seen.start_s:.1f} s; a step {seen.step_ms:.1f} ms, a frame {size} {seen.observe_ms:.0f} ms"
-    )
+    frame = f"a frame of {tried.image_size}x{tried.image_size} pixels {seen.observe_ms:.0f} ms"
+    return Finding(name, "ok", f"ready after {seen.start_s:.1f} s; a step takes {seen.step_ms:.1f} ms, {frame}")

@@ -127,7 +127,8 @@ def _answer(given: str) -> dict[str, Any]:
         install = pip_install("'polyrhythm[maniskill]'")
         return {"problem": f"env.type = maniskill: {error}; run: {install}", "missing": True}
     except Exception as error:  # noqa: BLE001 - a task of the user, or of ManiSkill, may raise anything
-        return {"problem": f"{_tasks(settings)}: a trial {raised(error)}; choose other settings or tasks", "missing": False}
+        problem = f"{_tasks(settings)}: a trial of them {raised(error)}; choose other settings or tasks"
+        return {"problem": problem, "missing": False}
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ class ManiSkillSettings(BaseModel):
             if self.tasks.count(task) > 1:
                 raise ValueError(f"task {task!r} is listed {self.tasks.count(task)} times; list it once")
         if other := [task for task in self.instructions if task not in self.tasks]:
-            raise ValueError(f"instructions has {other[0]!r}, which is not among tasks; add it there, or remove it here")
+            raise ValueError(f"instructions has {other[0]!r}, which is not among tasks; add it there, or remove it")
         if self.backend == "gpu" and len(self.tasks) > 1:
             raise ValueError(
                 f"backend = gpu simulates one task, and tasks has {len(self.tasks)}; list one, or set backend to cpu"
@@ -127,8 +127,11 @@ class ManiSkillSettings(BaseModel):
     def build(self, rows: int) -> EnvBatch:
         """A batch of `rows` rows; it starts the first instance of each task."""
         from polyrhythm.envs.maniskill.batch import CpuBatch, GpuBatch
+        from polyrhythm.envs.maniskill.world import World
 
-        return GpuBatch(self, rows) if self.simulates_on_gpu else CpuBatch(self, rows)
+        if self.simulates_on_gpu:
+            return GpuBatch(self, World(self, self.tasks[0], rows))
+        return CpuBatch(self, rows)
 
     @classmethod
     def findings(cls) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.envs.maniskill.worlds import episode_steps, make_env
+from polyrhythm.envs.maniskill.construction import episode_steps, make_env
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import ActionSpec, ArraySpec
 
@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
 
 
 class World:
-    """A ManiSkill environment of one task with `rows` rows; used by one thread. Raises as `worlds.make_env` does."""
+    """A ManiSkill environment of one task with `rows` rows; used by one thread. Raises as `make_env` does."""
 
     def __init__(self, settings: ManiSkillSettings, task: str, rows: int) -> None:
         self.settings, self.task, self.rows = settings, task, rows
@@ -65,7 +65,7 @@ class World:
             _numpy(reward).astype(np.float32).reshape(self.rows),
             ended & ~goes_on,
             success,
-            {name: self._metric(info.get(name)) for name in self.settings.metrics},
+            {name: self._metric(name, info.get(name)) for name in self.settings.metrics},
         )
 
     def observe(self) -> dict[str, NDArray[np.generic]]:
@@ -107,7 +107,7 @@ class World:
             numbers = kept
         self._numbers = numbers
 
-    def _observe_numbers(self, info: Any = None, unflattened: bool = False) -> Any:  # noqa: ARG002, FBT001, FBT002
+    def _observe_numbers(self, info: Any = None, unflattened: bool = False) -> Any:  # noqa: ARG002
         """In place of ManiSkill's `get_obs`: what it gives without images."""
         return self._env._get_obs_state_dict(self._env.get_info() if info is None else info)
 
@@ -125,13 +125,14 @@ class World:
         """[rows] flags; false where the task has none."""
         return np.zeros(self.rows, np.bool_) if value is None else _numpy(value).astype(np.bool_).reshape(self.rows)
 
-    def _metric(self, value: Any) -> NDArray[np.floating]:
+    def _metric(self, name: str, value: Any) -> NDArray[np.floating]:
         """[rows] numbers; NaN where the task has none."""
         if value is None:
             return np.full(self.rows, np.nan, np.float32)
         numbers = _numpy(value)
         if numbers.size != self.rows or numbers.dtype.kind not in "biuf":
-            raise ConfigError(f"env.metrics: {self.task} has {list(numbers.shape)} values for it; name a number or flag")
+            shape = list(numbers.shape)
+            raise ConfigError(f"env.metrics.{name}: {self.task} gives an array {shape}, not a number; remove it")
         return numbers.astype(np.float32).reshape(self.rows)
 
     def _find_camera(self) -> str:

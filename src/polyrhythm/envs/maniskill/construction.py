@@ -131,9 +131,9 @@ def _explained(settings: ManiSkillSettings, task: str, error: BaseException) -> 
         return MissingError(f"env.{field} = gpu: there is no CUDA device; set it to cpu")
     if "not in supported modes" in message:
         known = message.partition("supported modes:")[2].strip(" []").replace("'", "")
-        return ConfigError(f"env.control_mode = {settings.control_mode}: the robot of {task} lacks it; choose one of {known}")
+        return ConfigError(f"env.control_mode = {settings.control_mode}: {task}'s robot lacks it; it has {known}")
     if "not found in the dict of registered agents" in message:
-        return ConfigError(f"env.robot = {settings.robot}: ManiSkill has no such robot; leave it empty for {task}'s own")
+        return ConfigError(f"env.robot = {settings.robot}: ManiSkill has no such robot; leave it empty for the task's")
     return ConfigError(
         f"env.tasks = {task}: ManiSkill cannot make it ({type(error).__name__}: {message[:_QUOTED]}); correct env"
     )
