@@ -124,7 +124,7 @@ def test_debian_12_gets_mesa_from_its_backports(monkeypatch):
 class Line:
     """A stand-in for a GPU's world: rows that move along a line by their action; done at 3."""
 
-    task, limit, rows = "Line-v1", 4, 3
+    task, limit, rows, reports_success = "Line-v1", 4, 3, True
     action = ActionSpec("continuous", 1, low=(-1.0,), high=(1.0,))
 
     def __init__(self) -> None:
@@ -339,6 +339,13 @@ def test_success_ends_an_episode_or_goes_on_earning(build):
     assert len(results) == 50
     assert (results[-1].terminated[0], results[-1].truncated[0]) == (False, True)
     assert sum(float(result.reward[0]) for result in results) > 1, "ManiSkill pays at each step with success"
+
+
+@pytest.mark.sim
+@pytest.mark.filterwarnings("ignore:.*precision lowered by casting:UserWarning")
+def test_a_task_without_a_notion_of_success_says_so(build):
+    assert build(1, "MS-HopperHop-v1", reward="normalized_dense").spec.reports_success is False
+    assert build(1, PICK).spec.reports_success is True
 
 
 @pytest.mark.sim

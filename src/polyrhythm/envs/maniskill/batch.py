@@ -42,7 +42,7 @@ def spec_of(settings: ManiSkillSettings, worlds: Sequence[World]) -> EnvSpec:
         reset_rows=True,
         step_rows=not settings.simulates_on_gpu,
         metrics=dict(settings.metrics),
-        reports_success=True,
+        reports_success=all(world.reports_success for world in worlds),
     )
 
 

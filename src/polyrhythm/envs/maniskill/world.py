@@ -39,6 +39,12 @@ class World:
         self.settings, self.task, self.rows = settings, task, rows
         self.limit = episode_steps(settings, task)
         self._env = make_env(settings, task, rows)
+        if rows > 1 and self._env.reconfiguration_freq:
+            raise ConfigError(
+                f"env.backend = gpu: {task} makes all objects anew at a reset, so rows cannot be reset alone; "
+                "set it to cpu"
+            )
+        self.reports_success = "success" in self._env.get_info()
         self._camera = "" if settings.observation == "state" else self._find_camera()
         if self._camera:  # its own get_obs, which step and reset call, would draw
             self._env.get_obs = self._observe_numbers
