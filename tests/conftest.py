@@ -1,4 +1,4 @@
-"""Settings that every test shares, and whether Meta-World can run here."""
+"""Settings that every test shares, and whether Meta-World, ManiSkill and CUDA can run here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from hypothesis import HealthCheck, settings
 
+from polyrhythm.envs.maniskill.settings import ManiSkillSettings
 from polyrhythm.envs.metaworld.mujoco_rendering import RenderingUnavailable, choose_gl_backend
+from polyrhythm.errors import MissingError
 
 # A shell starts what runs in its background without SIGINT. Tests send it, to themselves and to the runs they start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -31,6 +33,18 @@ def simulator() -> None:
     try:
         choose_gl_backend()
     except RenderingUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def maniskill() -> None:
+    """Skips the test, with the reason, where ManiSkill is not installed or finds no Vulkan driver."""
+    for package in ManiSkillSettings.needs:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"the maniskill extra is not installed: no package {package}")
+    try:
+        ManiSkillSettings(tasks=("PickCube-v1",), observation="rgb", image_size=32, backend="cpu").check()
+    except MissingError as error:
         pytest.skip(str(error))
 
 

@@ -7,11 +7,15 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar, Literal
 
 import pytest
+from pydantic import BaseModel
 
 import polyrhythm
+from polyrhythm import conformance
 from polyrhythm.cli.doctor import line
 from polyrhythm.cli.main import main
 from polyrhythm.pipeline.validation import doctor
@@ -98,6 +102,50 @@ def test_a_finding_is_one_aligned_line_and_what_to_run() -> None:
     assert line(Finding("cores", "ok", "2 available")) == "ok       cores             2 available"
     lines = line(Finding("rendering egl", "missing", "no frame", "apt-get install x")).splitlines()
     assert lines == ["missing  rendering egl     no frame", f"{'':27}run: apt-get install x"]
+
+
+class CrystalSettings(BaseModel):
+    """An environment of a crystal, with checks of its own."""
+
+    needs: ClassVar = ("pydantic",)
+    type: Literal["crystal"] = "crystal"
+
+    @classmethod
+    def findings(cls) -> Iterator[conformance.Finding]:
+        yield conformance.Finding("ball", "ok", "clear")
+        yield conformance.Finding("driver", "failed", "cracked", "apt-get install driver")
+
+
+class AbsentSettings(BaseModel):
+    """An environment whose package nobody has."""
+
+    needs: ClassVar = ("no_such_simulator",)
+    type: Literal["absent"] = "absent"
+
+
+def test_an_environment_has_its_own_checks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", f"{__name__}:CrystalSettings"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("ok       packages          pydantic 2")
+    assert lines[1:3] == ["ok       ball              clear", "missing  driver            cracked"]
+    assert lines[3:] == [f"{'':27}run: apt-get install driver", "missing: driver"]
+
+
+def test_without_its_package_an_environment_is_not_checked_further(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", f"{__name__}:AbsentSettings"]) == 1
+    assert "pip install no_such_simulator" in capsys.readouterr().out
+    assert main(["doctor", "latency"]) == 0
+    assert "ready for latency" in capsys.readouterr().out
+    assert main(["doctor", "metawrold"]) == 2
+    assert "did you mean metaworld?" in capsys.readouterr().err
+
+
+@pytest.mark.sim
+def test_the_doctor_tries_maniskill(maniskill: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "maniskill", "--json"]) == 0
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert list(checks) == ["packages", "Vulkan drivers", "GPU", "PickCube-v1"]
+    assert "a frame of 128x128 pixels" in checks["PickCube-v1"]["detail"]
 
 
 def test_setup_installs_what_the_doctor_names() -> None:

@@ -12,6 +12,7 @@ from polyrhythm.conformance import ContractViolation
 from polyrhythm.envs.conformance import check_contract, observe_reset
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.envs.latency import LatencySettings
+from polyrhythm.envs.maniskill.settings import ManiSkillSettings
 from polyrhythm.envs.metaworld.env import MetaWorldSettings
 
 OURS = {
@@ -20,6 +21,8 @@ OURS = {
     "latency": LatencySettings(episode_steps=5, step_time="constant:0ms"),
     "metaworld": MetaWorldSettings(tasks=("door-close-v3", "reach-v3"), image_size=32, max_steps=12),
     "metaworld state": MetaWorldSettings(tasks=("reach-v3",), observation="state", max_steps=12),
+    "maniskill": ManiSkillSettings(tasks=("PushCube-v1",), observation="rgb", image_size=32, max_steps=12),
+    "maniskill state": ManiSkillSettings(tasks=("PickCube-v1",), reward="normalized_dense"),
     "walk": WalkSettings(),
 }
 HERE = r"\(.*broken_envs.py, line \d+\)"
@@ -100,6 +103,8 @@ def quietly(call):
 def test_our_environments_pass_without_a_note(name, request):
     if name.startswith("metaworld"):
         request.getfixturevalue("simulator")
+    if name.startswith("maniskill"):
+        request.getfixturevalue("maniskill")
     findings = list(check_contract(OURS[name], 3, quietly))
     assert [finding for finding in findings if finding.state != "ok"] == []
     assert len(findings) == 10

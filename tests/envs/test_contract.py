@@ -11,6 +11,7 @@ import pytest
 from polyrhythm.envs.base import EnvBatch
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.envs.latency import LatencyBatch, LatencySettings
+from polyrhythm.envs.maniskill.settings import ManiSkillSettings
 from polyrhythm.envs.metaworld.env import MetaWorldSettings
 from polyrhythm.specs import EnvSpec
 
@@ -61,6 +62,32 @@ def metaworld_state_case() -> Case:
     return Case(settings.build, settings.spec())
 
 
+def maniskill_state_case() -> Case:
+    settings = ManiSkillSettings(
+        tasks=("PushCube-v1", "PullCube-v1"), max_steps=LIMIT, time_limit="truncates", reward="normalized_dense"
+    )
+    return Case(settings.build, settings.spec())
+
+
+def maniskill_pixels_case() -> Case:
+    settings = ManiSkillSettings(
+        tasks=("PickCube-v1",),
+        observation="rgbd",
+        image_size=32,
+        control_mode="pd_ee_delta_pose",
+        metrics={"is_grasped": "max"},
+        max_steps=LIMIT,
+        time_limit="truncates",
+    )
+    return Case(settings.build, settings.spec())
+
+
+def maniskill_remade_case() -> Case:
+    """A task that makes its objects anew at each reset."""
+    settings = ManiSkillSettings(tasks=("PegInsertionSide-v1",), max_steps=LIMIT, time_limit="truncates")
+    return Case(settings.build, settings.spec())
+
+
 CASES = [
     pytest.param(gymnasium_case, id="gymnasium-discrete"),
     pytest.param(continuous_case, id="gymnasium-box"),
@@ -68,6 +95,9 @@ CASES = [
     pytest.param(latency_case, id="latency"),
     pytest.param(metaworld_case, id="metaworld", marks=pytest.mark.sim),
     pytest.param(metaworld_state_case, id="metaworld-state", marks=pytest.mark.sim),
+    pytest.param(maniskill_state_case, id="maniskill-state", marks=pytest.mark.sim),
+    pytest.param(maniskill_pixels_case, id="maniskill-pixels", marks=pytest.mark.sim),
+    pytest.param(maniskill_remade_case, id="maniskill-remade", marks=pytest.mark.sim),
 ]
 
 
@@ -75,6 +105,8 @@ CASES = [
 def case(request: pytest.FixtureRequest) -> Case:
     if request.param in (metaworld_case, metaworld_state_case):
         request.getfixturevalue("simulator")
+    if request.param in (maniskill_state_case, maniskill_pixels_case, maniskill_remade_case):
+        request.getfixturevalue("maniskill")
     made: Case = request.param()
     return made
 

@@ -1,6 +1,6 @@
 """Check whether this machine can run the quickstart, by trying each part; name what is missing and how to fix it.
 
-Exit status 0 if it can, 1 otherwise.
+With ENV, such as `maniskill`: check instead what this environment needs. Exit status 0 if it can run, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("env", nargs="?", metavar="ENV", help="an environment's type (also: module:Class)")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from polyrhythm.pipeline.validation.doctor import examine
+    from polyrhythm.pipeline.validation.doctor import examine, examine_env
 
     findings = []
-    for finding in examine():
+    for finding in examine_env(arguments.env) if arguments.env else examine():
         findings.append(finding)
         if not arguments.json:
             print(line(finding), flush=True)
@@ -29,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"ready": not missing, "checks": [finding.as_json() for finding in findings]}, indent=2))
     else:
-        print(f"missing: {', '.join(missing)}" if missing else "ready for the quickstart")
+        print(f"missing: {', '.join(missing)}" if missing else f"ready for {arguments.env or 'the quickstart'}")
     return 1 if missing else 0
 
 

@@ -2,7 +2,8 @@
 
 An adapter's settings class may have the class variables `needs` (packages to import), `extra` (the extra of this
 package that installs them) and `known_tasks` (task name → instruction); none of the packages is imported here.
-It may have a method `check()`, which raises a `PolyrhythmError` with the fix if this machine lacks something else.
+It may have a method `check()`, which raises a `PolyrhythmError` with the fix if this machine lacks something else, and
+a class method `findings()`, which yields `conformance.Finding`s about this machine for `polyrhythm doctor NAME`.
 """
 
 from __future__ import annotations

@@ -72,6 +72,31 @@ def examine() -> Iterator[Finding]:
             yield Finding(name, "missing", f"{type(error).__name__}: {error}", fix)
 
 
+def examine_env(name: str) -> Iterator[Finding]:
+    """Run the checks of an environment: its packages, then what its settings class finds of this machine.
+
+    That class may have a class method `findings()`, which yields `conformance.Finding`s, the slow ones last.
+    Raises ConfigError if there is no such environment.
+    """
+    from polyrhythm.config.catalog import adapter
+    from polyrhythm.config.registry import settings_class
+
+    found = adapter("env", name)
+    versions = [f"{need.package} {need.version}".strip() for need in found.needs if need.found]
+    missing = [need.package for need in found.needs if not need.found]
+    if missing:
+        yield Finding("packages", "missing", f"missing: {', '.join(missing)}", found.install)
+        return
+    yield Finding("packages", "ok", ", ".join(versions) or "none needed")
+    own = getattr(settings_class("env", name), "findings", None)
+    if own is None:
+        yield Finding("other checks", "note", f"{name} declares none; polyrhythm check RECIPE tries it")
+        return
+    for seen in own():
+        state: Literal["ok", "note", "missing"] = "missing" if seen.state == "failed" else seen.state
+        yield Finding(seen.name, state, seen.detail, seen.fix)
+
+
 def _python() -> Finding:
     wanted = ".".join(map(str, _PYTHON))
     detail = f"{platform.python_version()}, {sys.executable}"

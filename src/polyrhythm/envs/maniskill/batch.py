@@ -1,0 +1,150 @@
+"""Env batches of ManiSkill: an instance per row and task on the CPU, or all rows in one scene on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.envs.base import RowNumbers, StepResult
+from polyrhythm.envs.maniskill.world import Outcome, World
+from polyrhythm.errors import ConfigError
+from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
+
+if TYPE_CHECKING:
+    from polyrhythm.envs.maniskill.settings import ManiSkillSettings
+
+Form = Mapping[str, ArraySpec] | ActionSpec
+
+
+def spec_of(settings: ManiSkillSettings, worlds: Sequence[World]) -> EnvSpec:
+    """The spec of a batch, from a world of each task. Raises ConfigError if their arrays or actions differ."""
+    arrays, action = worlds[0].arrays(), worlds[0].action
+    for world in worlds[1:]:
+        forms: tuple[tuple[str, Form, Form], ...] = (
+            ("observation", world.arrays(), arrays),
+            ("action", world.action, action),
+        )
+        for what, here, first in forms:
+            if here != first:
+                fix = "use rgb with proprio: joints, or one task" if what == "observation" else "choose one task"
+                raise ConfigError(
+                    f"env.tasks = {world.task}: its {what} ({_brief(here)}) differs from that of {worlds[0].task} "
+                    f"({_brief(first)}); tasks of a run have equal ones: {fix}"
+                )
+    return EnvSpec(
+        observation=arrays,
+        action=action,
+        tasks=tuple(Task(task, settings.instruction(task)) for task in settings.tasks),
+        max_steps=max(world.limit for world in worlds),
+        reset_rows=True,
+        step_rows=not settings.simulates_on_gpu,
+        metrics=dict(settings.metrics),
+        reports_success=all(world.reports_success for world in worlds),
+    )
+
+
+class CpuBatch:
+    """Rows that each have an instance of every task that they have run; used by one thread."""
+
+    def __init__(self, settings: ManiSkillSettings, rows: int) -> None:
+        self.settings, self.rows = settings, rows
+        self._worlds = {(0, number): World(settings, task, 1) for number, task in enumerate(settings.tasks)}
+        self.spec = spec_of(settings, [*self._worlds.values()])
+        self._row: list[World | None] = [None] * rows
+        self._steps = np.zeros(rows, np.int64)
+
+    def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
+        for row, task, seed in zip(rows, tasks, seeds, strict=True):
+            where = (int(row), int(task))
+            if where not in self._worlds:
+                self._worlds[where] = World(self.settings, self.settings.tasks[task], 1)
+            world = self._row[row] = self._worlds[where]
+            world.reset(0, int(seed))
+            self._steps[row] = 0
+
+    def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
+        outcomes = [self._world(row).step(actions[i : i + 1]) for i, row in enumerate(rows)]
+        self._steps[np.asarray(rows)] += 1
+        whole = Outcome(
+            np.concatenate([outcome.reward for outcome in outcomes]),
+            np.concatenate([outcome.ended for outcome in outcomes]),
+            np.concatenate([outcome.success for outcome in outcomes]),
+            {name: np.concatenate([o.metrics[name] for o in outcomes]) for name in self.settings.metrics},
+        )
+        limits = np.array([self._world(row).limit for row in rows])
+        return _result(self.settings, whole, self._steps[np.asarray(rows)] >= limits)
+
+    def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
+        for i, row in enumerate(rows):
+            for name, array in self._world(row).observe().items():
+                out[name][i] = array[0]
+
+    def render(self, row: int) -> NDArray[np.uint8]:
+        """The row as ManiSkill's camera for videos sees it: [H,W,3]. Raises ConfigError if the task has none."""
+        return self._world(row).render(0)
+
+    def close(self) -> None:
+        for world in self._worlds.values():
+            world.close()
+
+    def _world(self, row: int) -> World:
+        world = self._row[row]
+        assert world is not None, f"row {row} was used before its first reset"
+        return world
+
+
+class GpuBatch:
+    """All rows of one world, a GPU simulation: they step together, and each is reset alone."""
+
+    def __init__(self, settings: ManiSkillSettings, world: World) -> None:
+        self.settings, self.rows, self._world = settings, world.rows, world
+        self.spec = spec_of(settings, [world])
+        self._steps = np.zeros(world.rows, np.int64)
+
+    def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
+        for row, _, seed in zip(rows, tasks, seeds, strict=True):
+            self._world.reset(int(row), int(seed))
+            self._steps[row] = 0
+
+    def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
+        order = np.asarray(rows)
+        whole = np.empty((self.rows, self.spec.action.dim), np.float32)
+        whole[order] = actions
+        outcome = self._world.step(whole)
+        self._steps += 1
+        asked = Outcome(
+            outcome.reward[order],
+            outcome.ended[order],
+            outcome.success[order],
+            {name: values[order] for name, values in outcome.metrics.items()},
+        )
+        return _result(self.settings, asked, self._steps[order] >= self.spec.max_steps)
+
+    def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
+        order = np.asarray(rows)
+        for name, array in self._world.observe().items():
+            out[name][: len(order)] = array[order]
+
+    def render(self, row: int) -> NDArray[np.uint8]:
+        """The row as ManiSkill's camera for videos sees it: [H,W,3]. Raises ConfigError if the task has none."""
+        return self._world.render(row)
+
+    def close(self) -> None:
+        self._world.close()
+
+
+def _brief(form: Form) -> str:
+    """The form in a message: `image uint8 [64, 64, 3], proprio float32 [9]`, or the number of entries of an action."""
+    if isinstance(form, ActionSpec):
+        return f"{form.dim} entries"
+    return ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in form.items())
+
+
+def _result(settings: ManiSkillSettings, outcome: Outcome, late: NDArray[np.bool_]) -> StepResult:
+    """late: [n], the time limit is reached."""
+    terminates = settings.time_limit == "terminates"
+    terminated = outcome.ended | (late & terminates)
+    return StepResult(outcome.reward, terminated, late & ~terminated, outcome.success, outcome.metrics)

@@ -1,0 +1,141 @@
+"""Settings of ManiSkill's tasks. The simulator is started in another process to find out observations and actions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from polyrhythm.conformance import Finding
+from polyrhythm.envs.base import EnvBatch
+from polyrhythm.envs.maniskill.drivers import count_gpus
+from polyrhythm.envs.maniskill.tasks import INSTRUCTIONS, instruction_of
+from polyrhythm.specs import EnvSpec
+from polyrhythm.specs.spaces import Aggregate, check_metrics
+
+
+def _as_aggregates(value: Any) -> Any:
+    """Expand a list of names to `last` for each."""
+    return dict.fromkeys(value, "last") if isinstance(value, list | tuple) else value
+
+
+class ManiSkillSettings(BaseModel):
+    """ManiSkill 3 tasks with state or camera images, simulated on the CPU or all rows together on a GPU.
+
+    Observation: `state` float32 [N], ManiSkill's own, with objects and goals; or with `rgb` `image` uint8
+    [image_size,image_size,3] and `proprio` float32 [N]; `rgbd` adds `depth` float32 [image_size,image_size,1] in
+    metres. Action: float32 [A], ManiSkill's own of the control mode.
+
+    backend cpu: an instance per row; equal (task, seed) give bit-equal initial states. backend gpu: one task, all rows
+    step together; each row is reset on its own with its seed, but rows lie at different places of one scene, so that
+    equal seeds are equal up to float32 rounding, and contacts are not reproducible. The gpu backend was never run.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    needs: ClassVar = ("mani_skill", "sapien", "torch")
+    extra: ClassVar = "maniskill"
+    known_tasks: ClassVar = INSTRUCTIONS
+
+    type: Literal["maniskill"] = "maniskill"
+    tasks: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Registered ids such as `PickCube-v1`, or `module:ID` to import the module that registers it."""
+    instructions: Mapping[str, str] = Field(default_factory=dict)
+    """Task → instruction for the policy, in place of the built-in one."""
+    observation: Literal["state", "rgb", "rgbd"] = "state"
+    """`state` draws nothing; it still needs a Vulkan driver."""
+    image_size: Annotated[int, Field(ge=8, le=1024)] = 128
+    """Edge of the square image in pixels."""
+    camera: str = ""
+    """Name of the camera; empty: the task's first one, often `base_camera`."""
+    proprio: Literal["full", "joints"] = "full"
+    """`full`: all numbers that the task adds to its images, goals included. `joints`: positions of the robot's joints
+    alone, equal in size for all tasks of a robot."""
+    robot: str = ""
+    """ManiSkill's name of the robot, such as `panda`; empty: the task's own."""
+    control_mode: str = ""
+    """Such as `pd_joint_delta_pos` or `pd_ee_delta_pose`; empty: the robot's first one."""
+    reward: Literal["sparse", "dense", "normalized_dense"] = "sparse"
+    """ManiSkill's reward modes. `sparse`: 1 at each step with success, -1 with failure; `normalized_dense`: shaped, at
+    most 1 per step."""
+    max_steps: Annotated[int, Field(ge=0)] = 0
+    """Env steps after which an episode ends; 0 takes the registered limit."""
+    time_limit: Literal["terminates", "truncates"] = "terminates"
+    """Meaning of the end by `max_steps`. `terminates`: the task must succeed in time, no reward follows.
+    `truncates`: the value function estimates the remaining return."""
+    end_on_success: bool = True
+    """The first success ends the episode. A failure that the task reports always ends it."""
+    metrics: Annotated[Mapping[str, Aggregate], BeforeValidator(_as_aggregates)] = Field(default_factory=dict)
+    """Flags and numbers of ManiSkill's `info` to report as env/metrics/NAME: {is_grasped: max}; a list: last."""
+    backend: Literal["cpu", "gpu", "auto"] = "cpu"
+    """Where physics is computed. `auto`: gpu with one task and an NVIDIA GPU, else cpu."""
+    renderer: Literal["auto", "cpu", "gpu"] = "auto"
+    """The Vulkan device. `auto`: gpu if there is an NVIDIA GPU, else cpu."""
+
+    @field_validator("metrics")
+    @classmethod
+    def _metrics_have_names(cls, metrics: Mapping[str, Aggregate]) -> Mapping[str, Aggregate]:
+        check_metrics(metrics)
+        return metrics
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ManiSkillSettings:
+        for task in self.tasks:
+            if self.tasks.count(task) > 1:
+                raise ValueError(f"task {task!r} is listed {self.tasks.count(task)} times; list it once")
+        if other := [task for task in self.instructions if task not in self.tasks]:
+            raise ValueError(f"instructions has {other[0]!r}, which is not among tasks; add it there, or remove it")
+        if self.backend == "gpu" and len(self.tasks) > 1:
+            raise ValueError(
+                f"backend = gpu simulates one task, and tasks has {len(self.tasks)}; list one, or set backend to cpu"
+            )
+        return self
+
+    @property
+    def simulates_on_gpu(self) -> bool:
+        """Whether physics is computed on a GPU."""
+        if self.backend == "auto":
+            return len(self.tasks) == 1 and count_gpus() > 0
+        return self.backend == "gpu"
+
+    @property
+    def draws_on_gpu(self) -> bool:
+        """Whether Vulkan uses a GPU."""
+        return self.renderer == "gpu" or (self.renderer == "auto" and count_gpus() > 0)
+
+    def instruction(self, task: str) -> str:
+        """The instruction of one of `tasks`."""
+        return self.instructions.get(task) or instruction_of(task)
+
+    def check(self) -> None:
+        """Make an instance of each task in another process. Raises MissingError if an asset or a driver is missing,
+        ConfigError for an unknown task or setting."""
+        self.spec()
+
+    def spec(self) -> EnvSpec:
+        """The spec of a batch, found out by another process, once per settings; it takes some seconds.
+
+        Raises ConfigError or MissingError as `check` does."""
+        from polyrhythm.envs.maniskill.probe import probe
+
+        return probe(self).spec
+
+    def rendering(self) -> ManiSkillSettings:
+        """Every batch can render its rows for a video."""
+        return self
+
+    def build(self, rows: int) -> EnvBatch:
+        """A batch of `rows` rows; it starts the first instance of each task."""
+        from polyrhythm.envs.maniskill.batch import CpuBatch, GpuBatch
+        from polyrhythm.envs.maniskill.world import World
+
+        if self.simulates_on_gpu:
+            return GpuBatch(self, World(self, self.tasks[0], rows))
+        return CpuBatch(self, rows)
+
+    @classmethod
+    def findings(cls) -> Iterator[Finding]:
+        """What this machine has of a driver and a GPU, and a trial of the simulator; for `polyrhythm doctor`."""
+        from polyrhythm.envs.maniskill.findings import examine
+
+        return examine(cls(tasks=("PickCube-v1",), observation="rgb"))

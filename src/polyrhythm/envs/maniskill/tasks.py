@@ -1,0 +1,36 @@
+"""Instructions of ManiSkill's tasks. Plain data, so that a configuration can be read without the simulator."""
+
+from __future__ import annotations
+
+import re
+
+#: Task id → instruction of the policy. The first six need no assets besides those in ManiSkill's package.
+INSTRUCTIONS: dict[str, str] = {
+    "PickCube-v1": "take the red cube and hold it at the goal",
+    "PushCube-v1": "push the blue cube forward onto the round target",
+    "StackCube-v1": "put the red cube on top of the green cube and let it go",
+    "PullCube-v1": "pull the blue cube back onto the round target",
+    "LiftPegUpright-v1": "stand the peg that lies on the table upright",
+    "PegInsertionSide-v1": "take the peg and put its orange end into the hole in the box",
+    "PokeCube-v1": "take the peg and poke the cube onto the round target with it",
+    "PlaceSphere-v1": "put the ball into the bin",
+    "RollBall-v1": "roll the ball onto the round target at the other end of the table",
+    "PullCubeTool-v1": "pull the cube into reach with the tool",
+    "StackPyramid-v1": "build a pyramid with the blue cube on top of the red and the green cube",
+    "PlugCharger-v1": "take the charger and plug it into the socket",
+    "PushT-v1": "push the T onto its outline",
+    "PickSingleYCB-v1": "take the object and hold it at the goal",
+    "TurnFaucet-v1": "turn the handle of the faucet",
+    "OpenCabinetDrawer-v1": "pull the drawer open",
+    "OpenCabinetDoor-v1": "pull the door of the cabinet open",
+}
+
+
+def instruction_of(task: str) -> str:
+    """The task's instruction; for a task that is not listed, the words of its id: `RotateValveLevel0-v1` gives
+    "rotate valve level 0". A module before the id, `module:ID`, is left out."""
+    if task in INSTRUCTIONS:
+        return INSTRUCTIONS[task]
+    name = re.sub(r"-v\d+$", "", task.rpartition(":")[2])
+    words = re.findall(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+", name)
+    return " ".join(words).lower() or task

@@ -1,0 +1,419 @@
+"""ManiSkill: settings and drivers without the simulator, the GPU batch on a stand-in, and real episodes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from polyrhythm.config.load import load_config
+from polyrhythm.envs.base import EnvBatch, Renderer
+from polyrhythm.envs.maniskill import drivers
+from polyrhythm.envs.maniskill.batch import CpuBatch, GpuBatch
+from polyrhythm.envs.maniskill.probe import probe
+from polyrhythm.envs.maniskill.settings import ManiSkillSettings
+from polyrhythm.envs.maniskill.tasks import INSTRUCTIONS, instruction_of
+from polyrhythm.envs.maniskill.world import Outcome, World
+from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.specs import ActionSpec, ArraySpec
+
+PICK, PUSH = "PickCube-v1", "PushCube-v1"
+#: Tasks that need no assets besides those in ManiSkill's package.
+SHIPPED = (PICK, PUSH, "StackCube-v1", "PullCube-v1", "LiftPegUpright-v1", "PegInsertionSide-v1")
+Build = Callable[..., EnvBatch]
+
+
+@pytest.fixture
+def build(maniskill: None) -> Iterator[Build]:
+    """Makes CPU batches and closes them."""
+    made: list[EnvBatch] = []
+
+    def build_batch(rows: int, *tasks: str, **changes: object) -> EnvBatch:
+        made.append(ManiSkillSettings(**{"tasks": tasks, "image_size": 32, **changes}).build(rows))
+        return made[-1]
+
+    yield build_batch
+    for batch in made:
+        batch.close()
+
+
+def observe(batch: EnvBatch, rows: list[int]) -> dict[str, np.ndarray]:
+    out = {key: np.zeros((len(rows), *spec.shape), spec.dtype) for key, spec in batch.spec.observation.items()}
+    batch.observe(rows, out)
+    return out
+
+
+def actions(batch: EnvBatch, *numbers: float) -> np.ndarray:
+    """One action of these numbers."""
+    return np.array([numbers], np.float32).reshape(1, batch.spec.action.dim)
+
+
+# ------------------------------------------------------------ without the simulator
+
+
+def test_settings_need_no_simulator():
+    code = (
+        "import sys; from polyrhythm.envs.maniskill.settings import ManiSkillSettings as S;"
+        "S(tasks=('PickCube-v1',), backend='auto').simulates_on_gpu;"
+        "sys.exit(bool({'mani_skill', 'sapien', 'gymnasium', 'torch'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"tasks": ()}, "at least 1 item"),
+        ({"tasks": (PICK, PICK)}, "listed 2 times; list it once"),
+        ({"tasks": (PICK,), "instructions": {PUSH: "push"}}, f"instructions has '{PUSH}', which is not among tasks"),
+        ({"tasks": (PICK, PUSH), "backend": "gpu"}, "backend = gpu simulates one task, and tasks has 2"),
+        ({"tasks": (PICK,), "metrics": ["is grasped"]}, "a metric's name"),
+    ],
+)
+def test_bad_settings_are_refused(settings, problem):
+    with pytest.raises(ValidationError, match=problem):
+        ManiSkillSettings(**settings)
+
+
+def test_an_instruction_is_the_users_else_ours_else_the_words_of_the_id():
+    settings = ManiSkillSettings(tasks=(PICK, PUSH), instructions={PICK: "grab it"})
+    assert settings.instruction(PICK) == "grab it"
+    assert settings.instruction(PUSH) == INSTRUCTIONS[PUSH]
+    assert instruction_of("own.tasks:RotateValveLevel0-v1") == "rotate valve level 0"
+    assert instruction_of("PickClutterYCB-v1") == "pick clutter ycb"
+    assert len(set(INSTRUCTIONS.values())) >= len(INSTRUCTIONS) - 1, "only the two that hold something at a goal agree"
+
+
+def test_auto_takes_a_gpu_for_one_task_alone(monkeypatch):
+    one, two = (ManiSkillSettings(tasks=tasks, backend="auto") for tasks in ((PICK,), (PICK, PUSH)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert (one.simulates_on_gpu, two.simulates_on_gpu) == (True, False)
+    assert one.draws_on_gpu
+    for none in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
+        assert not one.simulates_on_gpu
+        assert not one.draws_on_gpu
+
+
+def test_a_variable_that_names_no_manifest_is_to_be_unset(monkeypatch, tmp_path):
+    manifest = tmp_path / "lvp_icd.json"
+    manifest.write_text("{}")
+    monkeypatch.setenv("VK_ICD_FILENAMES", f"{manifest}:{tmp_path}/none.json")
+    assert drivers.vulkan_manifests() == [str(manifest)]
+    assert "apt-get install" in drivers.how_to_get_driver()
+    monkeypatch.setenv("VK_DRIVER_FILES", str(tmp_path / "gone.json"))
+    assert drivers.vulkan_manifests() == []
+    assert drivers.how_to_get_driver().startswith("unset VK_DRIVER_FILES")
+
+
+def test_debian_12_gets_mesa_from_its_backports(monkeypatch):
+    monkeypatch.setattr(drivers, "vulkan_manifests", lambda: ["some"])
+    monkeypatch.setattr(drivers, "_codename", lambda: "bookworm")
+    assert drivers.how_to_get_driver().endswith("apt-get install -y -t bookworm-backports mesa-vulkan-drivers")
+    monkeypatch.setattr(drivers, "_codename", lambda: "trixie")
+    assert "bookworm" not in drivers.how_to_get_driver()
+
+
+class Line:
+    """A stand-in for a GPU's world: rows that move along a line by their action; done at 3."""
+
+    task, limit, rows, reports_success = "Line-v1", 4, 3, True
+    action = ActionSpec("continuous", 1, low=(-1.0,), high=(1.0,))
+
+    def __init__(self) -> None:
+        self.at = np.zeros((self.rows, 1), np.float32)
+        self.calls: list[tuple[int, int]] = []
+
+    def reset(self, row: int, seed: int) -> None:
+        self.calls.append((row, seed))
+        self.at[row] = seed / 10
+
+    def step(self, actions: np.ndarray) -> Outcome:
+        self.at = self.at + actions
+        done = self.at[:, 0] >= 3
+        return Outcome(self.at[:, 0].copy(), done, done, {})
+
+    def observe(self) -> dict[str, Any]:
+        return {"state": self.at}
+
+    def arrays(self) -> dict[str, ArraySpec]:
+        return {"state": ArraySpec((1,), "float32")}
+
+
+def test_a_gpu_batch_steps_all_rows_in_the_order_asked_and_resets_each_alone(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    line = Line()
+    batch = GpuBatch(ManiSkillSettings(tasks=("Line-v1",), backend="gpu", time_limit="truncates"), line)  # type: ignore[arg-type]
+    assert (batch.rows, batch.spec.step_rows, batch.spec.reset_rows, batch.spec.max_steps) == (3, False, True, 4)
+    batch.reset([2, 0, 1], [0, 0, 0], [2, 0, 1])
+    assert line.calls == [(2, 2), (0, 0), (1, 1)], "a call for each row"
+    result = batch.step([2, 1, 0], np.array([[1], [0.5], [0]], np.float32))
+    assert np.allclose(result.reward, [1.2, 0.6, 0.0])
+    assert np.allclose(observe(batch, [0, 2])["state"][:, 0], [0.0, 1.2])
+    for _ in range(2):
+        result = batch.step([0, 1, 2], np.array([[0], [0], [1]], np.float32))
+    assert result.terminated.tolist() == [False, False, True]
+    batch.reset([2], [0], [5])
+    assert np.allclose(observe(batch, [0, 1, 2])["state"][:, 0], [0.0, 0.6, 0.5])
+    result = batch.step([0, 1, 2], np.zeros((3, 1), np.float32))
+    assert result.truncated.tolist() == [True, True, False], "a row's time begins with its reset"
+
+
+@pytest.fixture
+def probe_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """Probes with a package `mani_skill` that does nothing but this."""
+
+    def try_it(source: str) -> None:
+        (tmp_path / "mani_skill").mkdir()
+        (tmp_path / "mani_skill" / "__init__.py").write_text(source)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        probe(ManiSkillSettings(tasks=(PICK,), instructions={PICK: source}))
+
+    return try_it
+
+
+def test_a_package_that_cannot_be_imported_is_named_with_the_command_that_installs_it(probe_with):
+    with pytest.raises(MissingError, match=r"No module named 'sapien_x'; run: .* 'polyrhythm\[maniskill\]'"):
+        probe_with("import sapien_x")
+
+
+def test_a_driver_that_ends_the_process_is_one_sentence(probe_with):
+    with pytest.raises(MissingError, match=r"with status -9 .*; install another Vulkan driver") as seen:
+        probe_with("import os\nprint('noise')\nos.kill(os.getpid(), 9)")
+    assert "\n" not in str(seen.value)
+
+
+def test_a_question_on_stdin_gets_no_answer(probe_with):
+    with pytest.raises(ConfigError, match="a trial of them raised EOFError"):
+        probe_with("input('(y|n): ')")
+
+
+# ------------------------------------------------------------ with the simulator
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize(
+    ("settings", "kind", "problem"),
+    [
+        ({"tasks": ("PickCubes-v1",)}, ConfigError, r"no such task; the nearest are PickCube-v1, "),
+        ({"tasks": ("PickSingleYCB-v1",)}, MissingError, r"assets are not on this machine \(ycb\); run: python -m m"),
+        ({"tasks": (PICK, PUSH)}, ConfigError, r"observation \(state float32 \[35\]\) differs from that of PickCube"),
+        ({"control_mode": "pd_magic"}, ConfigError, "env.control_mode = pd_magic: .* has pd_joint_delta_pos, "),
+        ({"robot": "r2d2"}, ConfigError, "env.robot = r2d2: ManiSkill has no such robot"),
+        ({"observation": "rgb", "camera": "eye"}, ConfigError, "env.camera = 'eye': .* choose one of base_camera"),
+        ({"tasks": ("TwoRobotPickCube-v1",)}, ConfigError, "its action is no vector but Dict"),
+        ({"backend": "gpu", "renderer": "cpu"}, MissingError, "env.backend = gpu: there is no CUDA device"),
+        ({"tasks": ("Empty-v1",)}, ConfigError, "this one has no reward"),
+        ({"tasks": ("nowhere:A-v1",)}, ConfigError, "importing nowhere raised ModuleNotFoundError"),
+    ],
+)
+def test_what_cannot_run_is_one_sentence_and_asks_nothing(maniskill, monkeypatch, capfd, settings, kind, problem):
+    if "backend" in settings and drivers.count_gpus():
+        pytest.skip("there is a GPU")
+    monkeypatch.setenv("MS_ASSET_DIR", "/nonexistent")
+    with pytest.raises(kind, match=problem) as seen:
+        ManiSkillSettings(**{"tasks": (PICK,), **settings}).check()
+    assert "\n" not in str(seen.value)
+    assert capfd.readouterr() == ("", ""), "nothing of ManiSkill's reaches the terminal"
+
+
+@pytest.mark.sim
+def test_a_question_within_a_process_is_a_missing_asset(maniskill, monkeypatch):
+    from mani_skill.utils import download_asset
+
+    from polyrhythm.envs.maniskill import construction
+
+    asks = download_asset.prompt_yes_no
+    with pytest.raises(MissingError, match="robot needs x"), construction._no_questions(PICK):
+        download_asset.prompt_yes_no("robot needs x which could not be found")
+    assert download_asset.prompt_yes_no is asks
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("task", SHIPPED)
+def test_tasks_that_need_no_download_run(build, task):
+    batch = build(1, task, reward="normalized_dense")
+    assert isinstance(batch, CpuBatch)
+    batch.reset([0], [0], [3])
+    result = batch.step([0], actions(batch, *[0.5] * batch.spec.action.dim))
+    assert 0 < result.reward[0] <= 1
+    assert batch.spec.max_steps in (50, 100)
+
+
+@pytest.mark.sim
+def test_the_state_is_maniskills_own_and_steps_are_bit_equal_to_it(build):
+    import gymnasium
+
+    batch = build(2, PICK, reward="dense", time_limit="truncates")
+    batch.reset([0, 1], [0, 0], [7, 8])
+    bare = gymnasium.make(PICK, num_envs=1, obs_mode="state", reward_mode="dense", render_backend="cpu")
+    state, _ = bare.reset(seed=int(np.random.SeedSequence(8).generate_state(1)[0]))
+    assert np.array_equal(observe(batch, [1])["state"], state.numpy())
+    rng = np.random.default_rng(0)
+    for _ in range(10):
+        action = rng.uniform(-1, 1, (1, 8)).astype(np.float32)
+        state, reward, *_ = bare.step(action)
+        result = batch.step([1], action)
+        assert result.reward[0] == reward.numpy()[0]
+        assert np.array_equal(observe(batch, [1])["state"], state.numpy())
+    bare.close()
+
+
+@pytest.mark.sim
+def test_only_observing_draws(build, monkeypatch):
+    batch = build(1, PICK, observation="rgb")
+    world = batch._worlds[0, 0]
+    drawn = []
+    draw = world._env._get_obs_sensor_data
+    monkeypatch.setattr(world._env, "_get_obs_sensor_data", lambda: drawn.append(1) or draw())
+    batch.reset([0], [0], [1])
+    for _ in range(3):
+        batch.step([0], actions(batch, *[1.0] * 8))
+    assert drawn == []
+    seen = observe(batch, [0])
+    assert drawn == [1]
+    assert seen["image"].std() > 10
+    assert batch.spec.observation["proprio"].shape == (9 + 9 + 1 + 7 + 3,), "positions, speeds, grasp, hand, goal"
+
+
+@pytest.mark.sim
+def test_an_image_is_that_of_maniskill_and_depth_is_in_metres(build):
+    import gymnasium
+
+    batch = build(1, PUSH, observation="rgbd")
+    batch.reset([0], [0], [5])
+    size = {"width": 32, "height": 32}
+    bare = gymnasium.make(PUSH, num_envs=1, obs_mode="rgbd", render_backend="cpu", sensor_configs=size)
+    shown, _ = bare.reset(seed=int(np.random.SeedSequence(5).generate_state(1)[0]))
+    seen, camera = observe(batch, [0]), shown["sensor_data"]["base_camera"]
+    assert np.array_equal(seen["image"], camera["rgb"].numpy())
+    assert np.allclose(seen["depth"], camera["depth"].numpy() / 1000.0)
+    assert 0.3 < np.median(seen["depth"]) < 3
+    bare.close()
+
+
+@pytest.mark.sim
+def test_tasks_with_equal_joints_share_rows(build):
+    batch = build(2, PICK, PUSH, observation="rgb", proprio="joints")
+    assert batch.spec.observation["proprio"].shape == (9,)
+    batch.reset([0, 1], [0, 1], [1, 1])
+    seen = observe(batch, [0, 1])["image"]
+    assert not np.array_equal(seen[0], seen[1])
+    batch.reset([0], [1], [1])
+    assert np.array_equal(observe(batch, [0])["image"][0], seen[1]), "a row that changes its task"
+
+
+def pushed(batch: EnvBatch) -> list[Any]:
+    """Results of an episode in which the hand goes behind the cube and pushes; control mode pd_ee_delta_pos."""
+    results = []
+    for _ in range(batch.spec.max_steps):
+        state = observe(batch, [0])["state"][0]
+        hand, cube = state[18:21], state[28:31]
+        behind = cube + np.array([-0.06, 0.0, 0.0]) - hand
+        ready = abs(behind[1]) < 0.02 and abs(behind[2]) < 0.02 and behind[0] < 0.03
+        way = np.array([0.4, behind[1] * 5, behind[2] * 5]) if ready else behind * 8
+        if not ready and hand[2] < 0.05 and behind[0] < -0.03:
+            way = np.array([-1.0, 0.0, 1.0])
+        results.append(batch.step([0], actions(batch, *np.clip(way, -1, 1), -1.0)))
+        if results[-1].terminated[0] or results[-1].truncated[0]:
+            break
+    return results
+
+
+@pytest.mark.sim
+def test_success_ends_an_episode_or_goes_on_earning(build):
+    ends = build(1, PUSH, control_mode="pd_ee_delta_pos")
+    ends.reset([0], [0], [4])
+    last = pushed(ends)[-1]
+    assert (last.success[0], last.terminated[0], last.reward[0]) == (True, True, 1.0)
+    goes_on = build(1, PUSH, control_mode="pd_ee_delta_pos", end_on_success=False, time_limit="truncates")
+    goes_on.reset([0], [0], [4])
+    results = pushed(goes_on)
+    assert len(results) == 50
+    assert (results[-1].terminated[0], results[-1].truncated[0]) == (False, True)
+    assert sum(float(result.reward[0]) for result in results) > 1, "ManiSkill pays at each step with success"
+
+
+@pytest.mark.sim
+@pytest.mark.filterwarnings("ignore:.*precision lowered by casting:UserWarning")
+def test_a_task_without_a_notion_of_success_says_so(build):
+    assert build(1, "MS-HopperHop-v1", reward="normalized_dense").spec.reports_success is False
+    assert build(1, PICK).spec.reports_success is True
+
+
+@pytest.mark.sim
+def test_flags_of_info_are_metrics(build):
+    batch = build(1, PICK, metrics={"is_grasped": "max", "no_such": "last"})
+    batch.reset([0], [0], [1])
+    metrics = batch.step([0], actions(batch, *[0.0] * 8)).metrics
+    assert metrics["is_grasped"].tolist() == [0.0]
+    assert np.isnan(metrics["no_such"]).all()
+
+
+@pytest.mark.sim
+def test_a_state_can_be_shown_in_a_video(build):
+    batch = build(2, PICK)
+    assert isinstance(batch, Renderer)
+    batch.reset([0, 1], [0, 0], [1, 2])
+    assert batch.render(1).dtype == np.uint8
+    assert batch.render(1).shape[2] == 3
+    assert not np.array_equal(batch.render(0), batch.render(1))
+
+
+@pytest.mark.sim
+def test_a_gpu_batch_of_one_row_does_what_a_cpu_batch_does(maniskill):
+    """The world of one row on the CPU in place of a GPU's."""
+    settings = ManiSkillSettings(tasks=(PICK,), backend="cpu")
+    cpu, gpu = CpuBatch(settings, 1), GpuBatch(settings, World(settings, PICK, 1))
+    for batch in (cpu, gpu):
+        batch.reset([0], [0], [9])
+        batch.step([0], actions(batch, *[0.3] * 8))
+    assert np.array_equal(observe(cpu, [0])["state"], observe(gpu, [0])["state"])
+    cpu.close()
+    gpu.close()
+
+
+@pytest.mark.sim
+def test_a_task_of_a_module_in_the_working_folder(maniskill, monkeypatch, tmp_path):
+    source = """
+        from mani_skill.envs.tasks.tabletop.push_cube import PushCubeEnv
+        from mani_skill.utils.registration import register_env
+
+        @register_env("PushNearby-v1", max_episode_steps=7)
+        class PushNearby(PushCubeEnv):
+            goal_radius = 0.05
+    """
+    (tmp_path / "own_tasks.py").write_text(textwrap.dedent(source))
+    monkeypatch.chdir(tmp_path)
+    spec = ManiSkillSettings(tasks=("own_tasks:PushNearby-v1",)).spec()
+    assert (spec.max_steps, spec.tasks[0].instruction) == (7, "push nearby")
+
+
+@pytest.mark.sim
+def test_the_recipe_fits_the_simulator(maniskill):
+    env = load_config("maniskill_pushcube").env
+    assert isinstance(env, ManiSkillSettings)
+    assert probe(env).spec.observation["state"].shape == (35,)
+
+
+@pytest.mark.gpu
+def test_rows_on_a_gpu_are_reset_alone_and_equal_seeds_are_equal_to_rounding(maniskill, cuda):
+    """Never run so far: no machine with a GPU was at hand."""
+    batch = ManiSkillSettings(tasks=(PUSH,), backend="gpu", renderer="gpu").build(4)
+    batch.reset([0, 1, 2, 3], [0] * 4, [1, 2, 3, 4])
+    first = observe(batch, [0, 1, 2, 3])["state"]
+    result = batch.step([0, 1, 2, 3], np.ones((4, batch.spec.action.dim), np.float32))
+    assert np.isfinite(result.reward).all()
+    moved = observe(batch, [0, 1, 2, 3])["state"]
+    batch.reset([3], [0], [1])
+    after = observe(batch, [0, 1, 2, 3])["state"]
+    assert np.array_equal(after[:3], moved[:3])
+    assert np.allclose(after[3], first[0], atol=1e-5)
+    batch.close()
