@@ -14,7 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from polyrhythm.config.load import load_config
-from polyrhythm.envs.base import EnvBatch, Renderer
+from polyrhythm.envs.base import EnvBatch, Renderer, RowsFailed
 from polyrhythm.envs.maniskill import drivers
 from polyrhythm.envs.maniskill.batch import CpuBatch, GpuBatch
 from polyrhythm.envs.maniskill.probe import probe
@@ -264,6 +264,23 @@ def test_the_state_is_maniskills_own_and_steps_are_bit_equal_to_it(build):
         assert result.reward[0] == reward.numpy()[0]
         assert np.array_equal(observe(batch, [1])["state"], state.numpy())
     bare.close()
+
+
+@pytest.mark.sim
+def test_a_row_that_fails_takes_no_other_with_it_and_is_made_anew(build, monkeypatch):
+    def diverge(_action):
+        raise RuntimeError("the solver diverged")
+
+    batch = build(2, "PushCube-v1")
+    batch.reset([0, 1], [0, 0], [5, 6])
+    first, still = observe(batch, [1]), np.zeros((2, batch.spec.action.dim), np.float32)
+    monkeypatch.setattr(batch._row[1]._env, "step", diverge)
+    with pytest.raises(RowsFailed, match="row 1: RuntimeError: the solver diverged") as failed:
+        batch.step([0, 1], still)
+    assert failed.value.result.reward.shape == (2,)
+    batch.reset([1], [0], [6])
+    assert all(np.array_equal(x, observe(batch, [1])[name]) for name, x in first.items())
+    assert batch.step([0, 1], still).reward.shape == (2,)
 
 
 @pytest.mark.sim

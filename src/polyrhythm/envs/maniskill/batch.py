@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.envs.base import RowNumbers, StepResult
+from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.maniskill.world import Outcome, World
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
@@ -57,16 +58,32 @@ class CpuBatch:
         self._steps = np.zeros(rows, np.int64)
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
-        for row, task, seed in zip(rows, tasks, seeds, strict=True):
-            where = (int(row), int(task))
+        failed: dict[int, Exception] = {}
+        for row, task, seed in zip(map(int, rows), tasks, seeds, strict=True):
+            where = (row, int(task))
             if where not in self._worlds:
                 self._worlds[where] = World(self.settings, self.settings.tasks[task], 1)
             world = self._row[row] = self._worlds[where]
-            world.reset(0, int(seed))
             self._steps[row] = 0
+            try:
+                world.reset(0, int(seed))
+            except Exception as error:  # noqa: BLE001 - a task may raise anything
+                failed[row] = error
+                self._discard(row)
+        if failed:
+            raise RowsFailed(failed)
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
-        outcomes = [self._world(row).step(actions[i : i + 1]) for i, row in enumerate(rows)]
+        outcomes: list[Outcome] = []
+        failed: dict[int, Exception] = {}
+        limits = np.array([self._world(row).limit for row in rows])
+        for i, row in enumerate(map(int, rows)):
+            try:
+                outcomes.append(self._world(row).step(actions[i : i + 1]))
+            except Exception as error:  # noqa: BLE001 - a task may raise anything
+                failed[row] = error
+                outcomes.append(_nothing(self.settings.metrics))
+                self._discard(row)
         self._steps[np.asarray(rows)] += 1
         whole = Outcome(
             np.concatenate([outcome.reward for outcome in outcomes]),
@@ -74,8 +91,10 @@ class CpuBatch:
             np.concatenate([outcome.success for outcome in outcomes]),
             {name: np.concatenate([o.metrics[name] for o in outcomes]) for name in self.settings.metrics},
         )
-        limits = np.array([self._world(row).limit for row in rows])
-        return _result(self.settings, whole, self._steps[np.asarray(rows)] >= limits)
+        result = _result(self.settings, whole, self._steps[np.asarray(rows)] >= limits)
+        if failed:
+            raise RowsFailed(failed, result)
+        return result
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
         for i, row in enumerate(rows):
@@ -89,6 +108,14 @@ class CpuBatch:
     def close(self) -> None:
         for world in self._worlds.values():
             world.close()
+
+    def _discard(self, row: int) -> None:
+        """Drop the row's instance, which failed; its next reset makes another."""
+        broken, self._row[row] = self._row[row], None
+        self._worlds = {where: world for where, world in self._worlds.items() if world is not broken}
+        if broken is not None:
+            with suppress(Exception):
+                broken.close()
 
     def _world(self, row: int) -> World:
         world = self._row[row]
@@ -134,6 +161,12 @@ class GpuBatch:
 
     def close(self) -> None:
         self._world.close()
+
+
+def _nothing(metrics: Iterable[str]) -> Outcome:
+    """Of a row that failed."""
+    no = np.zeros(1, np.bool_)
+    return Outcome(np.zeros(1, np.float32), no, no, {name: np.full(1, np.nan, np.float32) for name in metrics})
 
 
 def _brief(form: Form) -> str:
