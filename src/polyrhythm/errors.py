@@ -53,6 +53,11 @@ class StartError(PolyrhythmError):
     """The machine lacks a resource of the run."""
 
 
+class EnvLost(BaseException):
+    """An env batch that can no longer be used, such as one whose process has ended: its station is replaced, and its
+    samples run again. No Exception, so that it is not taken for the failure of one call."""
+
+
 class RunHalted(PolyrhythmError):
     """The run ended early, for the reason in the message."""
 

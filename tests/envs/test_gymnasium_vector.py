@@ -11,7 +11,7 @@ from tests.process.runs import config
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.envs.base import EnvBatch, EnvSettings
-from polyrhythm.errors import ConfigError
+from polyrhythm.errors import ConfigError, EnvLost
 from polyrhythm.pipeline.build import build_pipeline
 
 ROWS = 5
@@ -104,6 +104,33 @@ def test_with_autoreset_disabled_a_row_begins_while_the_others_go_on() -> None:
     alone.close()
 
 
+@pytest.mark.parametrize("way", ["disabled", "processes"])
+def test_rows_without_an_episode_do_not_disturb_the_others(way: str) -> None:
+    batch, alone = vector(way).build(4), settings_of(ALONE).build(2)
+    for rows, seeds in (([0, 2], [5, 6]), ([2, 3], [7, 8])):
+        batch.reset(rows, [0, 0], seeds)
+        alone.reset([0, 1], [0, 0], seeds)
+        for _ in range(2):
+            mine, theirs = observed(batch, rows), observed(alone, [0, 1])
+            assert all(np.array_equal(x, theirs[name]) for name, x in mine.items())
+            assert np.array_equal(
+                batch.step(range(4), np.zeros((4, 1), np.int64)).reward[rows],
+                alone.step([0, 1], np.zeros((2, 1), np.int64)).reward,
+            )
+    batch.close()
+    alone.close()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Gymnasium warns of the error of a process before it raises it
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_vector_environment_that_raised_is_lost(mode: str) -> None:
+    batch = settings_of({"type": "gymnasium_vector", "id": "tests.envs.vector_envs:Fragile-v0", "mode": mode}).build(2)
+    batch.reset([0, 1], [0, 0], [1, 2])
+    with pytest.raises(EnvLost, match=r"the vector environment raised RuntimeError: .*the solver diverged"):
+        batch.step([0, 1], np.array([[2], [0]]))
+    batch.close()
+
+
 @pytest.mark.parametrize("way", ["disabled", "same step", "next step"])
 def test_the_time_limit_truncates_and_what_follows_is_not_seen(way: str) -> None:
     batch = vector(way, max_steps=2).build(3)
@@ -143,6 +170,7 @@ def test_a_run_trains_on_it(way: str) -> None:
         ({"make": "tests.envs.vector_envs:no_vector", "max_steps": 3}, "it gave Countdown; return a gymnasium.vector"),
         ({"make": MAKE}, "env.max_steps = 0: .*counting has no time limit"),
         ({"make": MAKE, "kwargs": {"silent": True}, "max_steps": 3}, "does not say what happens .*; set env.autoreset"),
+        ({"make": MAKE, "autoreset": "disabled", "max_steps": 3}, "says AutoresetMode.NEXT_STEP; set it to auto"),
         ({"make": MAKE, "kwargs": {"colour": 3}, "max_steps": 3}, "it raised TypeError: .*colour"),
     ],
 )

@@ -14,9 +14,9 @@ from tests.envs.other_pythons import other_python
 from tests.envs.pinned_env import PinnedSettings
 
 from polyrhythm.config.registry import resolve
-from polyrhythm.envs.base import EnvLost, EnvSettings, Expert, Renderer
+from polyrhythm.envs.base import EnvSettings, Expert, Renderer
 from polyrhythm.envs.separate.settings import SeparateSettings, find_python
-from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.errors import ConfigError, EnvLost, MissingError
 
 PINNED = "tests.envs.pinned_env:PinnedSettings"
 
@@ -116,8 +116,12 @@ def test_a_python_that_is_not_there_or_lacks_something_is_one_sentence(
     pythons: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POLYRHYTHM_ENVS", str(tmp_path))
-    with pytest.raises(MissingError, match=r"kitchen: .* is no Python; run: polyrhythm envs setup kitchen"):
+    with pytest.raises(MissingError, match=r"kitchen: .* is no Python; make it: polyrhythm envs setup kitchen --with"):
         find_python("kitchen")
+    with pytest.raises(MissingError, match=r"did you mean metaworld\? or make it"):
+        find_python("metaword")
+    with pytest.raises(MissingError, match="run: polyrhythm envs setup metaworld"):
+        find_python("metaworld")
     with pytest.raises(MissingError, match="name an interpreter, or the folder of an environment"):
         find_python(str(tmp_path / "nowhere"))
     assert find_python(str(pythons[1].parents[1])) == pythons[1]
@@ -126,12 +130,37 @@ def test_a_python_that_is_not_there_or_lacks_something_is_one_sentence(
     next((tmp_path / "bare").glob("lib/python*/site-packages/others.pth")).unlink()
     with pytest.raises(MissingError, match=r"env\.python = .*is polyrhythm installed there\? polyrhythm envs setup"):
         separate(bare).spec()
-    with pytest.raises(RuntimeError, match="No module named 'pinned_sim'"):
+    with pytest.raises(ImportError, match="No module named 'pinned_sim'"):
         separate(other_python(tmp_path / "other", None)).build(1)
     assert not servers()
 
 
 def test_nothing_is_asked_on_the_terminal(pythons: dict[int, Path]) -> None:
-    with pytest.raises(RuntimeError, match="EOFError"):
+    with pytest.raises(ConfigError, match="EOFError"):
         separate(pythons[1], "spec asks").spec()
     assert not servers()
+
+
+def test_what_only_the_other_python_can_validate_is_refused_there_in_one_sentence(pythons: dict[int, Path]) -> None:
+    for section, said in (
+        ({"type": "no_such_module:Settings"}, r"no_such_module:Settings cannot be imported"),
+        ({"type": "tests.envs.pinned_env:Nothing"}, "has no Nothing"),
+    ):
+        settings = resolve("env", {**section, "python": str(pythons[1])})
+        assert isinstance(settings, SeparateSettings)
+        with pytest.raises(ConfigError, match=said) as refused:
+            settings.spec()
+        assert str(refused.value).startswith("env.python = ")
+
+
+def test_modules_of_the_users_paths_are_found_there(
+    pythons: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_env.py").write_text(
+        "from tests.envs.pinned_env import PinnedSettings\n\n\n"
+        "class Own(PinnedSettings):\n    type: str = 'own_env:Own'\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings = resolve("env", {"type": "own_env:Own", "python": str(pythons[1])})
+    assert isinstance(settings, SeparateSettings)
+    assert settings.spec() == PinnedSettings().spec()

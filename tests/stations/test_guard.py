@@ -87,3 +87,11 @@ def test_rows_that_fail_alone_are_one_fault_unless_they_are_isolated():
     env.error = RowsFailed({0: ModuleNotFoundError("no mujoco")})
     with pytest.raises(ModuleNotFoundError, match="no mujoco"):
         isolated.reset([0], [0], [0])
+
+
+@pytest.mark.parametrize("errors", [{}, {7: ValueError("x")}])
+def test_rows_that_are_not_of_the_call_cannot_have_failed(errors):
+    env = Raising(2)
+    env.error = RowsFailed(errors)
+    with pytest.raises(RunHalted, match="the environment's reset raised RowsFailed for the rows"):
+        GuardedEnv(env, isolate=True).reset([0, 1], [0, 0], [0, 0])

@@ -128,6 +128,7 @@ class WrittenLater:
         return version == self.last
 
     def save(self, learner):
+        assert self.begun == 0 or self.over, "one at a time"
         self.begun += 1
         return self
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,26 +22,33 @@ _PACKAGE = "polyrhythm"
 #: Requirements of the package that a simulator's process does not import.
 _NOT_NEEDED = ("torch", "tensorboard")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-#: Lines of pip's output that an error quotes.
-_LAST_LINES = 5
+#: Characters of a step's output that an error quotes.
+_LAST_CHARS = 400
 
 
 def set_up(name: str, folder: Path, python: str, more: Sequence[str]) -> Path:
     """Make the environment `folder`/`name` and return its interpreter. more: further requirements.
 
-    ConfigError: it is no name, or no extra has it and nothing more is asked for. StartError: a step failed.
+    ConfigError: it is no name, or is there already, or no extra has it and nothing more is asked for. StartError: a
+    step failed; then nothing is left.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"envs setup {name}: a name has letters, digits and _.- alone")
     wanted = requirements(name, more)
     place = folder / name
+    if place.exists():
+        raise ConfigError(f"envs setup {name}: {place} is there already; use it, or remove that folder first")
     interpreter = place / "bin" / "python"
     print(f"{place}: Python of {python}, with {', '.join(wanted)}", flush=True)
-    _run([python, "-m", "venv", "--clear", str(place)], "a virtual environment cannot be made")
     pip = [str(interpreter), "-m", "pip", "install", "--no-input", "--quiet"]
-    _run([*pip, *wanted], "these cannot be installed together")
-    _run([*pip, "--no-deps", *_itself()], "polyrhythm cannot be installed")
-    _run([str(interpreter), "-c", "import polyrhythm.envs.separate.server"], "it does not start")
+    try:
+        _run([python, "-m", "venv", str(place)], "a virtual environment cannot be made")
+        _run([*pip, *wanted], "pip cannot install these")
+        _run([*pip, "--no-deps", *_itself()], "polyrhythm cannot be installed")
+        _run([str(interpreter), "-c", "import polyrhythm.envs.separate.server"], "it does not start")
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
     return interpreter
 
 
@@ -75,18 +83,21 @@ def _itself() -> list[str]:
 def _run(command: Sequence[str], problem: str) -> None:
     """Run a step. It asks nothing; StartError: it failed, with the end of what it said."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    done = subprocess.run(  # noqa: S603
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment | {"PIP_NO_INPUT": "1"},
-        check=False,
-    )
+    try:
+        done = subprocess.run(  # noqa: S603
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment | {"PIP_NO_INPUT": "1"},
+            check=False,
+        )
+    except OSError as error:
+        raise StartError(f"{problem}: {command[0]} cannot be started ({error.strerror})") from error
     if done.returncode:
-        last = "\n".join(done.stdout.strip().splitlines()[-_LAST_LINES:])
-        raise StartError(f"{problem}: {' '.join(command)}\n{last}")
+        last = " | ".join(line for line in done.stdout.strip().splitlines() if line.startswith("ERROR")) or done.stdout
+        raise StartError(f"{problem}: {' '.join(command)}: {last[-_LAST_CHARS:]}")
 
 
 def default_python() -> str:

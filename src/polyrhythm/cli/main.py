@@ -19,7 +19,7 @@ from typing import Protocol, cast
 
 from polyrhythm import __version__
 from polyrhythm.config.nearest import nearest
-from polyrhythm.errors import ConfigError, PolyrhythmError, pip_install
+from polyrhythm.errors import ConfigError, EnvLost, PolyrhythmError, pip_install
 from polyrhythm.files import trouble
 from polyrhythm.pipeline.signals import Interrupts
 from polyrhythm.runtime.memory.allocator import keep_freed_memory
@@ -74,7 +74,7 @@ def main(words: Sequence[str]) -> int:
             status = _dispatch(words)
         sys.stdout.flush()
         return status
-    except PolyrhythmError as error:
+    except (PolyrhythmError, EnvLost) as error:
         _print_error(f"error: {_message(error)}", error)
         return 2
     except ModuleNotFoundError as error:
@@ -98,8 +98,10 @@ def main(words: Sequence[str]) -> int:
         return 2
 
 
-def _message(error: PolyrhythmError) -> str:
+def _message(error: PolyrhythmError | EnvLost) -> str:
     """The error in one line; several problems of the settings, a line for each."""
+    if isinstance(error, EnvLost):
+        return f"{error}; with launcher=local its simulator would be replaced"
     if isinstance(error, ConfigError) and len(error.problems) > 1:
         return str(error)
     return " ".join(str(error).split())

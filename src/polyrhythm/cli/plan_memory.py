@@ -51,7 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
         found = {"note": note, "remedies": [remedy.plain() for remedy in remedies]}
         print(json.dumps(plan.plain() | found, indent=2))
     else:
-        print("\n".join([*[note] * bool(note), *plan_lines(plan, remedies)]))
+        idle = planner.machine.devices if len(plan.devices) == 1 else 0
+        unused = f"nothing is placed on the {idle} CUDA devices; see placement, such as placement=colocated"
+        print("\n".join([*[note] * bool(note), *plan_lines(plan, remedies), *[unused] * bool(idle)]))
     return 0 if plan.fits else 1
 
 
@@ -68,6 +70,8 @@ def _machine(arguments: argparse.Namespace) -> Machine:
     for name, value in (("--host-memory", given["cpu"]), ("--device-memory", given["cuda"])):
         if value is not None and not 0 < value < 1e6:
             raise ConfigError(f"{name} = {value}: not an amount of memory; write the gigabytes, such as 80")
+    if given["cuda"] is not None and arguments.devices is None and not count_devices():
+        raise ConfigError(f"--device-memory = {given['cuda']}: of how many devices? add --devices N")
     if arguments.devices and given["cuda"] is None:
         raise ConfigError(f"--devices = {arguments.devices}: how large are they? add --device-memory GB, such as 80")
 

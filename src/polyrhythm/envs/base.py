@@ -19,13 +19,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from polyrhythm.errors import PolyrhythmError
 from polyrhythm.specs import EnvSpec
-
-
-class EnvLost(BaseException):
-    """An env batch that can no longer be used, such as one whose process has ended: its station is replaced, and its
-    samples run again. No Exception, so that it is not taken for the failure of one call."""
-
 
 #: Row numbers of a batch; stations pass arrays.
 RowNumbers = Sequence[int] | NDArray[np.intp]
@@ -49,12 +44,21 @@ class RowsFailed(Exception):
     """Some rows of a `reset` or `step` raised, all others did what was asked: only the samples of the former fail.
 
     errors: row → its error. result: of a step, with anything for rows that failed. These are not used again before
-    their next reset, which makes them anew.
+    their next reset, which makes them anew; but where rows step only together (`step_rows` false) they get no-ops, as
+    rows without an episode do.
     """
 
     def __init__(self, errors: Mapping[int, Exception], result: StepResult | None = None) -> None:
         super().__init__("; ".join(f"row {row}: {type(e).__name__}: {e}" for row, e in errors.items()))
         self.errors, self.result = errors, result
+
+
+def first_cause(error: Exception) -> Exception:
+    """Of `RowsFailed` an error that no retry solves, if there is one, else the first row's; any other error itself."""
+    if not isinstance(error, RowsFailed) or not error.errors:
+        return error
+    causes = list(error.errors.values())
+    return next((cause for cause in causes if isinstance(cause, PolyrhythmError | ImportError)), causes[0])
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.conformance import ContractViolation, violation_of
-from polyrhythm.envs.base import EnvBatch, EnvSettings, RowNumbers, StepResult
+from polyrhythm.envs.base import EnvBatch, EnvSettings, RowNumbers, StepResult, first_cause
 from polyrhythm.envs.results import check_form
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.specs import EnvSpec
@@ -107,7 +107,10 @@ def _call(about_to: Callable[[str], None], call: str, function: Callable[..., An
         return function(*arguments)
     except PolyrhythmError:
         raise
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as raised:
+        error = first_cause(raised) if isinstance(raised, Exception) else raised
+        if isinstance(error, PolyrhythmError):
+            raise error from raised
         violation = violation_of(call, error)
         if isinstance(error, ImportError):
             violation = ContractViolation(violation.problem, "install the missing package, or correct the import")

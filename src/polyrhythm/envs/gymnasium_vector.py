@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -24,7 +25,7 @@ from polyrhythm.envs.base import RowNumbers, StepResult
 from polyrhythm.envs.gymnasium_env import as_aggregates
 from polyrhythm.envs.gymnasium_make import find_registered
 from polyrhythm.envs.gymnasium_spaces import action_converter, action_spec, array_paths, array_spec
-from polyrhythm.errors import ConfigError
+from polyrhythm.errors import ConfigError, EnvLost, PolyrhythmError
 from polyrhythm.specs import Aggregate, EnvSpec, Task
 from polyrhythm.specs.spaces import check_metrics
 
@@ -126,7 +127,13 @@ class GymnasiumVectorSettings(BaseModel):
         """What it does with a row that ended. ConfigError: nobody says."""
         said = env.metadata.get("autoreset_mode")
         if said is not None:
-            return _MODES[getattr(said, "value", said)]
+            mode = _MODES.get(getattr(said, "value", said))
+            if mode is None or self.autoreset not in ("auto", mode):
+                raise ConfigError(
+                    f"env.autoreset = {self.autoreset}: the vector environment says {said}; set it to auto, or correct "
+                    "its metadata['autoreset_mode'] to one of gymnasium.vector.AutoresetMode"
+                )
+            return mode
         if self.autoreset == "auto":
             raise ConfigError(
                 f"{self.where}: the vector environment does not say what happens to a row that ended "
@@ -170,6 +177,7 @@ class GymnasiumVectorBatch:
         self._steps = np.zeros(rows, np.int64)
         self._ended = np.ones(rows, np.bool_)
         self._done_inside = np.zeros(rows, np.bool_)  # to be reset before the next step
+        self._begun = False  # whether all rows were reset once, as its first reset has to
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:  # noqa: ARG002 - one task
         chosen = np.zeros(self.rows, np.bool_)
@@ -177,18 +185,22 @@ class GymnasiumVectorBatch:
         given: list[int | None] = [None] * self.rows
         for row, seed in zip(rows, seeds, strict=True):
             given[row] = int(seed)
-        options = None if chosen.all() else {"reset_mask": chosen.copy()}
-        observation, _ = self._env.reset(seed=given, options=options)
+        whole = chosen.all() or not self._begun
+        with _lost_with_its_processes():
+            observation, _ = self._env.reset(seed=given, options=None if whole else {"reset_mask": chosen.copy()})
+        self._begun = True
         self._keep(observation, chosen)
         self._steps[chosen] = 0
-        self._ended[chosen] = self._done_inside[chosen] = False
+        self._ended[chosen] = False
+        self._done_inside[chosen | whole] = False
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:  # noqa: ARG002 - all of them
-        if self._autoreset == "disabled" and self._done_inside.any():
-            self._env.reset(options={"reset_mask": self._done_inside.copy()})  # nobody sees it, but it steps too
-            self._done_inside[:] = False
         acted = np.asarray(self._to_env(actions), self._env.action_space.dtype)
-        observation, reward, terminated, truncated, info = self._env.step(acted)
+        with _lost_with_its_processes():
+            if self._autoreset == "disabled" and self._done_inside.any():
+                self._env.reset(options={"reset_mask": self._done_inside.copy()})  # nobody sees it, but it steps too
+                self._done_inside[:] = False
+            observation, reward, terminated, truncated, info = self._env.step(acted)
         live = ~self._ended
         done = np.logical_or(terminated, truncated)
         self._keep(observation, live)
@@ -232,9 +244,12 @@ class GymnasiumVectorBatch:
                 seen[row] = part
 
     def _success(self, info: Mapping[str, Any], done: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        found = self._numbers(info, done, "success")
-        other = self._numbers(info, done, "is_success")
-        return np.nan_to_num(np.where(np.isnan(found), other, found)).astype(np.bool_)
+        found = np.zeros(self.rows, np.bool_)
+        for name in ("is_success", "success"):
+            with suppress(ConfigError):  # of another form: it is not the success of a row
+                numbers = self._numbers(info, done, name)
+                found = np.where(np.isnan(numbers), found, numbers != 0)
+        return found
 
     def _numbers(self, info: Mapping[str, Any], done: NDArray[np.bool_], name: str) -> NDArray[np.float64]:
         """The number of each row under this key; NaN where there is none. In the mode SAME_STEP, that of a row that
@@ -244,6 +259,17 @@ class GymnasiumVectorBatch:
         if self._autoreset == "same_step" and isinstance(final, Mapping):
             found = np.where(done, _column(final, name, self.rows), found)
         return found
+
+
+@contextmanager
+def _lost_with_its_processes() -> Iterator[None]:
+    """An exception within one of several processes ends it, and with it the vector environment."""
+    try:
+        yield
+    except PolyrhythmError:
+        raise
+    except Exception as error:
+        raise EnvLost(f"the vector environment {raised(error)}") from error
 
 
 def _column(info: Mapping[str, Any], name: str, rows: int) -> NDArray[np.float64]:

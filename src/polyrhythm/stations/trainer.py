@@ -182,9 +182,9 @@ class Trainer:
         except StopIteration as stop:
             self._todo.popleft()
             self._steps, self._published = None, False
+            self._finish_saving()
             self._metrics["time/actor/update"] = self._update_s + time.monotonic() - begin
             self._update_s = 0.0
-            self._finish_saving()
             self._channels.report(
                 Report(self.name, self.incarnation, "update", command.update, {**self._metrics, **stop.value})
             )
@@ -259,11 +259,13 @@ class Trainer:
     def close(self) -> None:
         if self._steps is not None:
             self._steps.close()
-        self._settle()
-        self._finish_saving()
-        self._learner.ranks.close()
-        if self.store is not None:
-            self.store.close()
+        try:
+            self._settle()
+            self._finish_saving()
+        finally:
+            self._learner.ranks.close()
+            if self.store is not None:
+                self.store.close()
 
 
 def publish_weights(weights: Weights, version: int, learner: Learner) -> None:

@@ -223,6 +223,7 @@ class Learner:
         background. It is there, whole, once the answer's `wait` has returned on rank 0; a saving that is under way is
         waited for first. OSError, also of `wait`: cannot write."""
         self._saving.wait()
+        self._saving = Saved()
         self._saving = save(self.state_dict(), path, self.ranks)
         return self._saving
 

@@ -53,8 +53,8 @@ class SavingThread:
         self, tensors: dict[str, Tensor], index: Sequence[tuple[Path_, Any]], folder: Path, rank: int, group: Group
     ) -> None:
         self._error: Exception | None = None
-        self._arguments = tensors, index, folder, rank, group
-        self._thread = threading.Thread(target=self._run, name="saving", daemon=True)
+        arguments = tensors, index, folder, rank, group  # the thread drops them when it ends
+        self._thread = threading.Thread(target=self._run, args=arguments, name="saving", daemon=True)
         self._thread.start()
 
     @property
@@ -66,9 +66,9 @@ class SavingThread:
         if self._error is not None:
             raise self._error
 
-    def _run(self) -> None:
+    def _run(self, *arguments: Any) -> None:
         try:
-            _write(*self._arguments)
+            _write(*arguments)
         except CheckpointException as error:  # torch's own, no Exception, with that of each rank within
             causes = [cause for cause, _ in error.failures.values()]
             self._error = next((cause for cause in causes if isinstance(cause, OSError)), OSError(str(causes[0])))

@@ -79,6 +79,11 @@ def is_loadable(backend: str) -> bool:
     return False
 
 
+def move_corner(model: mujoco.MjModel) -> None:
+    """Move the camera `corner2` to where VLA papers have it; before any state's kinematics are computed."""
+    model.cam_pos[model.camera("corner2").id] = _CORNER_AT
+
+
 def make_cheap(model: mujoco.MjModel, hidden_bodies: Collection[str], shown_sites: Collection[str]) -> None:
     """Prepare a model for cheap rendering; physics is unchanged.
 
@@ -98,7 +103,7 @@ def make_cheap(model: mujoco.MjModel, hidden_bodies: Collection[str], shown_site
 class FrameRenderer:
     """Renderer of one model's states to `size` × `size` RGB images; use it only in the thread that made it.
 
-    camera: free: ours; corner2: Meta-World's, moved and turned upright as VLA papers do.
+    camera: free: ours; corner2: Meta-World's, turned upright (see also `move_corner`).
     """
 
     def __init__(self, model: mujoco.MjModel, size: int, quality: Quality, camera: Camera = "free") -> None:
@@ -146,5 +151,4 @@ def _corner_camera(model: mujoco.MjModel) -> mujoco.MjvCamera:
     camera = mujoco.MjvCamera()
     camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
     camera.fixedcamid = model.camera("corner2").id
-    model.cam_pos[camera.fixedcamid] = _CORNER_AT
     return camera

@@ -19,6 +19,7 @@ from polyrhythm.envs.metaworld.mujoco_rendering import (
     Quality,
     choose_gl_backend,
     make_cheap,
+    move_corner,
 )
 from polyrhythm.envs.metaworld.tasks import GOAL_MARKERS
 
@@ -62,6 +63,8 @@ class TaskScene:
         if quality == "cheap":
             marker = GOAL_MARKERS.get(task)
             make_cheap(self.model, HIDDEN_BODIES, () if marker is None else (marker,))
+        if camera == "corner2":
+            move_corner(self.model)
         self.initial_placement: Placement = self.placement()
         self.expert = ENV_POLICY_MAP[task]()
         self._env_class = _sharing(type(first), self.model)

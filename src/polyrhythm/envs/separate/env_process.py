@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import os
 import signal
+import site
 import socket
 import subprocess
+import sys
+import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from polyrhythm import errors
-from polyrhythm.envs.base import EnvLost
 from polyrhythm.envs.separate import protocol as p
-from polyrhythm.errors import ConfigError, MissingError, PolyrhythmError
+from polyrhythm.errors import ConfigError, EnvLost, MissingError, PolyrhythmError
 
 _MODULE = "polyrhythm.envs.separate.server"
-#: Seconds for the process to start and tell the environment's spec, which imports the simulator; and to end.
-_OPEN_S, _CLOSE_S = 120.0, 10.0
+#: Seconds for the process to end. Its calls have no limit here: the trial before a run and supervision limit them.
+_CLOSE_S = 10.0
 
 R = TypeVar("R", bound=p.Reply)
 
@@ -59,15 +61,13 @@ class EnvProcess:
 
     def _open(self, env: Mapping[str, Any]) -> p.Opened:
         try:
-            return self.ask(p.Open(dict(env)), p.Opened, timeout_s=_OPEN_S)
+            return self.ask(p.Open(dict(env)), p.Opened)
         except EnvLost as lost:
             raise MissingError(
                 f"env.python = {self._name}: {lost}; is polyrhythm installed there? polyrhythm envs setup makes such a "
                 "Python"
             ) from lost
-        except TimeoutError as error:
-            raise ConfigError(f"env.python = {self._name}: no spec within {_OPEN_S:g} s; fix it there") from error
-        except PolyrhythmError as error:
+        except (PolyrhythmError, ImportError, RuntimeError) as error:
             kind = type(error) if isinstance(error, ConfigError) else ConfigError
             raise kind(f"env.python = {self._name}: {error}") from error
 
@@ -116,6 +116,8 @@ class EnvProcess:
 
 
 def _as_raised(reply: p.Raised) -> Exception:
+    if reply.error == "ImportError":
+        return ImportError(reply.text)
     kind = getattr(errors, reply.error, None) if reply.error else None
     if isinstance(kind, type) and issubclass(kind, PolyrhythmError):
         return kind(reply.text)
@@ -123,10 +125,10 @@ def _as_raised(reply: p.Raised) -> Exception:
 
 
 def _environment() -> dict[str, str]:
-    """That of this process, without its Python's paths. A package that is worked on from its sources is found there, so
-    the other Python needs only what it depends on."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    source = Path(__file__).parents[3]
-    if source.name not in ("site-packages", "dist-packages"):
-        environment["PYTHONPATH"] = os.pathsep.join([str(source), str(Path.cwd())])
-    return environment
+    """That of this process, without what its Python has installed: the paths of sources alone, the user's and this
+    package's where it is worked on, so that what is found here is found there."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
+    own = (*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages())
+    known = (str(Path(__file__).parents[3]), *sys.path)
+    paths = [path for path in known if path and not path.startswith(own) and not path.endswith(".zip")]
+    return environment | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from polyrhythm.specs import ArraySpec, EnvSpec
 
-#: Of these messages and of what environments may be asked; both ends must have the same.
+#: Of these messages, of what environments may be asked, and of `EnvSpec`; both ends must have the same.
 VERSION = 1
 _LENGTH = struct.Struct("<I")
 
@@ -121,8 +121,8 @@ class Answer(msgspec.Struct, tag=True, frozen=True):
 
 
 class Raised(msgspec.Struct, tag=True, frozen=True):
-    """The call raised. error: name of its class if that is one of this package's, else ""; text: what it says, with the
-    name of any other class."""
+    """The call raised. error: ImportError, or the name of a class of this package, else ""; text: what it says, with
+    the name of any other class."""
 
     error: str
     text: str
@@ -150,10 +150,13 @@ class Line:
         self._end.sendall(_LENGTH.pack(len(content)) + content)
 
     def receive(self, timeout_s: float | None = None) -> Any:
-        """The next message. EOFError: the other end is gone; TimeoutError: nothing came in time."""
+        """The next message. EOFError: the other end is gone or speaks otherwise; TimeoutError: nothing came."""
         self._end.settimeout(timeout_s)
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
-        return self._decoder.decode(self._read(length))
+        try:
+            return self._decoder.decode(self._read(length))
+        except msgspec.MsgspecError as error:
+            raise EOFError(f"it does not speak as this one does ({error})") from error
 
     def _read(self, size: int) -> bytearray:
         content = bytearray(size)

@@ -19,8 +19,10 @@ from typing import Any
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
+from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.catalog import check_installed
-from polyrhythm.config.registry import resolve
+from polyrhythm.config.explain import explain
+from polyrhythm.config.registry import NestedRefusal, resolve
 from polyrhythm.conformance import own_place
 from polyrhythm.envs.base import EnvBatch, EnvSettings, Expert, Renderer, RowsFailed
 from polyrhythm.envs.separate import protocol as p
@@ -47,7 +49,7 @@ class Server:
     def _(self, request: p.Open) -> p.Reply:
         if request.version != p.VERSION:
             raise ConfigError("it has another version of polyrhythm than the run; install that of the run there")
-        settings = resolve("env", request.env)
+        settings = _resolved(request.env)
         check_installed("env", settings)
         if not isinstance(settings, EnvSettings):
             raise ConfigError(f"env.type = {request.env.get('type')}: its settings need spec() and build(rows)")
@@ -115,6 +117,16 @@ class Server:
             batch.close()
 
 
+def _resolved(section: dict[str, Any]) -> BaseModel:
+    """ConfigError: there is no such environment, or it refuses its settings."""
+    try:
+        return resolve("env", section)
+    except NestedRefusal as error:
+        raise ConfigError(*explain(error.error, error.model, "env")) from error
+    except InvalidSetting as error:
+        raise ConfigError(f"env.{error}") from error
+
+
 def _texts(failed: RowsFailed) -> dict[int, str]:
     for error in failed.errors.values():
         if isinstance(error, PolyrhythmError | ImportError):
@@ -126,6 +138,8 @@ def raised(error: BaseException) -> p.Raised:
     """What is told of an error, with the place in the environment's code."""
     if isinstance(error, PolyrhythmError):
         return p.Raised(type(error).__name__, str(error))
+    if isinstance(error, ImportError):
+        return p.Raised("ImportError", f"{error}{own_place(error)}")
     return p.Raised("", f"{type(error).__name__}: {error}{own_place(error)}")
 
 
@@ -147,6 +161,7 @@ def main(words: list[str]) -> int:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
+        sys.stderr.write("whoever started this has ended, or is not its parent (let a script end in exec)\n")
         return 1
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # whoever started it ends it

@@ -6,12 +6,14 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from polyrhythm.config.base import NotFound
+from polyrhythm.config.nearest import nearest
 from polyrhythm.config.registry import resolve
 from polyrhythm.envs.separate.batch import SeparateBatch
 from polyrhythm.envs.separate.env_process import EnvProcess
@@ -91,5 +93,15 @@ def find_python(python: str) -> Path:
         path = path / "bin" / "python"
     if os.access(path, os.X_OK) and path.is_file():
         return path
-    fix = f"run: polyrhythm envs setup {python}" if named else "name an interpreter, or the folder of an environment"
-    raise MissingError(f"env.python = {python}: {path} is no Python; {fix}")
+    raise MissingError(f"env.python = {python}: {path} is no Python; {_remedy(python, named=named)}")
+
+
+def _remedy(python: str, *, named: bool) -> str:
+    if not named:
+        return "name an interpreter, or the folder of an environment"
+    extras = metadata.metadata("polyrhythm").get_all("Provides-Extra") or []
+    if python in extras:
+        return f"run: polyrhythm envs setup {python}"
+    made = [path.name for path in envs_folder().glob("*")] if envs_folder().is_dir() else []
+    near = nearest(python, sorted({*made, *extras}))
+    return f"{near}{'or ' * bool(near)}make it: polyrhythm envs setup {python} --with REQUIREMENT"

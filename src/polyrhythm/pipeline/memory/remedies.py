@@ -202,10 +202,9 @@ def _largest_micro_batch(search: _Search, variant: _Variant) -> Remedy | None:
 
 
 def _most_rows(search: _Search, variant: _Variant) -> Remedy | None:
-    """A request is never split, so a pass has at least the rows of the largest slot."""
-    infos = env_batch_infos(variant.config, search.planner.spec)
-    slot = max(slot.rows for own in infos for info in own for slot in info.slots)
-    return search.largest(variant, _ROWS, slot, pass_rows(variant.config, search.planner.spec))
+    return search.largest(
+        variant, _ROWS, _fewest_rows(search, variant), pass_rows(variant.config, search.planner.spec)
+    )
 
 
 def _most_samples(search: _Search, variant: _Variant) -> Remedy | None:
@@ -216,6 +215,8 @@ def _most_samples(search: _Search, variant: _Variant) -> Remedy | None:
 
 def _together(search: _Search, start: _Variant) -> Remedy | None:
     """Changes one after another, each where memory is still short, until the smallest micro-batch fits."""
+    if (found := _fewer_rows(search, start)) is not None:
+        return found
     variant = start
     for _ in range(_MOST):
         switches = _switches(search.planner, variant, search.full(variant))
@@ -223,9 +224,27 @@ def _together(search: _Search, start: _Variant) -> Remedy | None:
         if changed is None:
             return None
         variant = changed
-        if search.remedy(variant) or _largest_micro_batch(search, variant):
+        if _fewer_rows(search, variant):
             return _without_needless(search, start, variant)
     return None
+
+
+def _fewer_rows(search: _Search, variant: _Variant) -> Remedy | None:
+    """The variant as it is, else with the largest micro-batch, else with the fewest rows of a pass and then the largest
+    micro-batch, and with as many rows as that leaves room for."""
+    found = search.remedy(variant) or _largest_micro_batch(search, variant)
+    if found is not None or search.certain or not isinstance(variant.config.batching, LimitedBatching):
+        return found
+    fewest = variant.changed({_ROWS: _fewest_rows(search, variant)})
+    if (found := _largest_micro_batch(search, fewest)) is None:
+        return None
+    return _most_rows(search, variant.changed({**found.settings, _ROWS: variant.config.batching.max_rows})) or found
+
+
+def _fewest_rows(search: _Search, variant: _Variant) -> int:
+    """Rows of the largest slot: a request is never split."""
+    infos = env_batch_infos(variant.config, search.planner.spec)
+    return max(slot.rows for own in infos for info in own for slot in info.slots)
 
 
 def _without_needless(search: _Search, start: _Variant, variant: _Variant) -> Remedy | None:
@@ -235,9 +254,9 @@ def _without_needless(search: _Search, start: _Variant, variant: _Variant) -> Re
             dropped = {_DEVICES, _RANKS, _STRATEGY} if name == _DEVICES else {name}
             left = {key: value for key, value in variant.settings.items() if key not in dropped}
             fewer = start.changed(left)
-            if left and (search.remedy(fewer) or _largest_micro_batch(search, fewer)):
+            if left and _fewer_rows(search, fewer):
                 variant = fewer
-    return search.remedy(variant) or _largest_micro_batch(search, variant)
+    return _fewer_rows(search, variant)
 
 
 def _yaml(value: Any) -> str:

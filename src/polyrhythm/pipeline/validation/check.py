@@ -173,7 +173,10 @@ def check_processes(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -
     if config.launcher == "local":
         infos = env_batch_infos(config, spec, trainer=trainer)
         names = station_names(config, trainer=trainer)
-        check_limits([*map(len, infos), *[1] * (len(names["generators"]) + len(names["trainer"]))])
+        processes = len(names["generators"]) + len(names["trainer"])
+        if getattr(config.env, "python", ""):
+            processes += sum(map(len, infos))  # each env batch has one in the other Python
+        check_limits([*map(len, infos), *[1] * processes])
 
 
 def check_memory(config: RunConfig, spec: EnvSpec, form: PolicyForm, *, trainer: bool = True) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.learning import DemonstrationSettings
-from polyrhythm.envs.base import EnvBatch, EnvSettings, Expert
+from polyrhythm.envs.base import EnvBatch, EnvSettings, Expert, RowsFailed, first_cause
 from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.observe import wilson
 from polyrhythm.pipeline.array_specs import shown
@@ -67,6 +67,8 @@ def record(config: RunConfig, settings: DemonstrationSettings, chunk: int) -> Re
     env = env_settings(config).build(config.rollout.rows)
     try:
         return demonstrate(env, settings, StepSettings(chunk, config.rollout.action_repeat))
+    except RowsFailed as failed:
+        raise first_cause(failed) from failed
     finally:
         env.close()
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.conformance import ContractViolation, own_place
-from polyrhythm.envs.base import EnvBatch, RowNumbers, RowsFailed, StepResult
+from polyrhythm.envs.base import EnvBatch, RowNumbers, RowsFailed, StepResult, first_cause
 from polyrhythm.envs.results import check_form
 from polyrhythm.errors import PolyrhythmError, RunHalted
 
@@ -51,38 +51,50 @@ class GuardedEnv:
         try:
             self._call("reset", self.inner.reset, rows, tasks, seeds)
         except RowsFailed as failed:
-            self._note("reset", failed)
+            self._note("reset", failed, rows)
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         try:
             result: StepResult = self._call("step", self.inner.step, rows, actions)
         except RowsFailed as failed:
-            self._note("step", failed)
+            self._note("step", failed, rows)
             if failed.result is None:
                 raise RunHalted("the environment's step raised RowsFailed without a result; give it one") from failed
+            self._check(failed.result, len(rows))
             result = _with_failed(failed.result, np.isin(rows, list(failed.errors)))
         if len(rows) not in self._seen:
-            try:
-                check_form(result, len(rows), self.spec.metrics)
-            except ContractViolation as violation:
-                raise RunHalted(f"the environment's {violation}") from violation
+            self._check(result, len(rows))
             self._seen.add(len(rows))
         return result
 
+    def _check(self, result: StepResult, rows: int) -> None:
+        try:
+            check_form(result, rows, self.spec.metrics)
+        except ContractViolation as violation:
+            raise RunHalted(f"the environment's {violation}") from violation
+
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
         if not self.failed:
-            self._call("observe", self.inner.observe, rows, out)
+            try:
+                self._call("observe", self.inner.observe, rows, out)
+            except RowsFailed as failed:
+                raise _fault("observe", first_cause(failed)) from failed
             return
         for place, row in enumerate(rows):
             if row not in self.failed:
                 own = {name: array[place : place + 1] for name, array in out.items()}
                 self._call("observe", self.inner.observe, [row], own)
 
-    def _note(self, call: str, failed: RowsFailed) -> None:
-        """Keep the faults of rows. EnvFault: they may not fail alone; what no retry solves is raised."""
-        for error in failed.errors.values():
-            if isinstance(error, PolyrhythmError | ImportError):
-                raise error
+    def _note(self, call: str, failed: RowsFailed, rows: RowNumbers) -> None:
+        """Keep the faults of rows. EnvFault: they may not fail alone; what no retry solves is raised. RunHalted: these
+        are not rows of the call."""
+        if not failed.errors or not failed.errors.keys() <= set(map(int, rows)):
+            names = list(failed.errors)
+            raise RunHalted(
+                f"the environment's {call} raised RowsFailed for the rows {names}; name one or more of {list(rows)}"
+            ) from failed
+        if isinstance(first_cause(failed), PolyrhythmError | ImportError):
+            raise first_cause(failed)
         faults = {row: _fault(call, error) for row, error in failed.errors.items()}
         if not self._isolate:
             raise next(iter(faults.values())) from failed
