@@ -74,6 +74,7 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
                 "gymnasium",
                 "metaworld",
                 "mujoco",
+                "robosuite",
                 "polyrhythm.config",
                 "polyrhythm.conformance",
                 "polyrhythm.errors",

@@ -21,6 +21,7 @@ TABLE: dict[Kind, dict[str, str]] = {
         "gymnasium": "polyrhythm.envs.gymnasium_env:GymnasiumSettings",
         "gymnasium_vector": "polyrhythm.envs.gymnasium_vector:GymnasiumVectorSettings",
         "metaworld": "polyrhythm.envs.metaworld.env:MetaWorldSettings",
+        "robosuite": "polyrhythm.envs.robosuite.env:RobosuiteSettings",
         "latency": "polyrhythm.envs.latency:LatencySettings",
     },
     "policy": {
