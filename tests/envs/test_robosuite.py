@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from polyrhythm.envs.base import RowsFailed
 from polyrhythm.envs.conformance import check_contract
 from polyrhythm.envs.metaworld.mujoco_rendering import RenderingUnavailable, choose_gl_backend
-from polyrhythm.envs.robosuite.batch import RobosuiteBatch, RowFailedError
+from polyrhythm.envs.robosuite.batch import RobosuiteBatch
 from polyrhythm.envs.robosuite.env import RobosuiteSettings
 from polyrhythm.envs.robosuite.randomness import seeded
 from polyrhythm.envs.robosuite.tasks import INSTRUCTIONS, KNOWN, words_of
@@ -247,28 +248,24 @@ def test_a_hard_reset_varies_the_model_by_the_seed_alone(build):
     assert same(play(hard, 1), first)
 
 
-def lifting_action(state: np.ndarray, grasped: bool) -> np.ndarray:
-    """Hand above the cube, down, close, up, from Lift's state [53]: OSC_POSITION action [4] and whether it holds."""
-    to_hand = state[7:10]
-    if grasped:
-        return np.array([0.0, 0.0, 1.0, 1.0], np.float32)
-    flat = np.linalg.norm(to_hand[:2])
-    move = -to_hand * 20.0 * np.sign(np.dot(to_hand, to_hand))
-    if flat > 0.02:
-        move[2] = max(move[2], 0.0)
-    return np.array([*np.clip(move, -1.0, 1.0), -1.0], np.float32)
+def lifting_action(state: np.ndarray, closed_steps: int) -> np.ndarray:
+    """OSC_POSITION action [4] from Lift's state [53]: over the cube, down, close, up."""
+    if closed_steps:
+        return np.array([0.0, 0.0, float(closed_steps > 8), 1.0], np.float32)
+    to_cube = state[:3] - state[38:41]  # from the hand
+    move = np.clip(20.0 * to_cube, -1.0, 1.0)
+    if np.linalg.norm(to_cube[:2]) > 0.02:
+        move[2] = 0.0
+    return np.array([*move, -1.0], np.float32)
 
 
 def lift(batch: RobosuiteBatch) -> tuple[list[float], bool, bool, bool]:
     """Rewards of a scripted lift in row 0, and the flags of its last step."""
-    rewards, closing = [], 0
+    rewards, closed = [], 0
     for _ in range(batch.spec.max_steps):
         state = observed(batch, 0)["state"][0]
-        near = np.linalg.norm(state[7:10]) < 0.015
-        closing += bool(near or closing)
-        action = lifting_action(state, closing > 8)
-        if 0 < closing <= 8:
-            action = np.array([0.0, 0.0, 0.0, 1.0], np.float32)
+        closed += bool(closed or np.linalg.norm(state[:3] - state[38:41]) < 0.015)
+        action = lifting_action(state, closed)
         result = batch.step([0], action[None])
         rewards.append(float(result.reward[0]))
         if result.terminated[0] or result.truncated[0]:
@@ -300,22 +297,22 @@ def test_dense_rewards_grow_to_1(build):
 
 
 @pytest.mark.sim
-def test_a_row_that_fails_is_named_and_made_anew_without_touching_the_others(build, tmp_path, monkeypatch):
+def test_a_row_that_fails_fails_alone_and_is_made_anew(build, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # MuJoCo writes its log there
-    batch, still = build(2), np.zeros((1, 7), np.float32)
+    batch, alone, still = build(2), build(1), np.zeros((2, 7), np.float32)
     batch.reset([0, 1], [0, 0], [1, 2])
-    expected = play(batch, 1)
-    batch.reset([0, 1], [0, 0], [1, 2])
-    broken = batch._instances[1, 0]
+    alone.reset([0], [0], [2])
+    broken = batch._instances[0, 0]
     broken.data.qvel[:] = np.nan
-    other = observed(batch, 0)["state"]
-    with pytest.raises(RowFailedError, match=r"row 1 \(Lift\): UnstableSimulationError: MuJoCo found the state"):
-        batch.step([1], still)
-    assert np.array_equal(observed(batch, 0)["state"], other)
-    batch.step([0], still)
-    batch.reset([1], [0], [2])
-    assert batch._instances[1, 0] is not broken
-    assert same(play(batch, 1), expected)
+    with pytest.raises(RowsFailed, match=r"^row 0: UnstableSimulationError: MuJoCo found the state") as failed:
+        batch.step([0, 1], still)
+    assert failed.value.result.reward.shape == (2,)
+    alone.step([0], still[:1])
+    assert np.array_equal(observed(batch, 1)["state"], observed(alone, 0)["state"]), "the other row was stepped"
+    batch.reset([0], [0], [2])
+    assert batch._instances[0, 0] is not broken
+    alone.reset([0], [0], [2])
+    assert same(play(batch, 0), play(alone, 0))
 
 
 @pytest.mark.sim

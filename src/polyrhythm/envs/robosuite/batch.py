@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.envs.base import RowNumbers, StepResult
+from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.metaworld.mujoco_rendering import choose_gl_backend
 from polyrhythm.envs.robosuite.cameras import CameraRenderer
 from polyrhythm.envs.robosuite.instance import Instance
@@ -27,11 +27,6 @@ log = logging.getLogger(__name__)
 _VIDEO_SIZE = 256
 #: A build that takes longer is explained in the log, in seconds.
 _LONG_BUILD_S = 5.0
-
-
-class RowFailedError(Exception):
-    """The environment of one row raised, or MuJoCo found its state unstable; the message names the row. Its next
-    reset makes a new environment; the other rows are unaffected."""
 
 
 class RobosuiteBatch:
@@ -62,17 +57,29 @@ class RobosuiteBatch:
             log.info("robosuite: the first environment took %.0f s; a new installation compiles its controllers", took)
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
+        failed: dict[int, Exception] = {}
         for row, task, seed in zip(rows, tasks, seeds, strict=True):
-            self._instance_for(int(row), int(task)).reset(int(seed))
+            instance = self._instance_for(int(row), int(task))  # what fails here fails for every row
             self._tasks[row], self._steps[row], self._succeeded[row] = int(task), 0, False
+            try:
+                instance.reset(int(seed))
+            except Exception as error:  # noqa: BLE001 - robosuite, numba and MuJoCo raise anything
+                failed[int(row)] = error
+                self._discard(int(row))
+        if failed:
+            raise RowsFailed(failed)
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
-        """One control step of these rows. Raises RowFailedError for the first row that fails; the rows after it have
-        not been stepped."""
         outcome = _empty_result(len(rows))
         clipped = np.clip(actions.astype(np.float64), self._low, self._high)
+        failed: dict[int, Exception] = {}
         for i, row in enumerate(rows):
-            dense, ended, success = self._step_row(int(row), clipped[i])
+            try:
+                dense, ended, success = self._instance(int(row)).step(clipped[i])
+            except Exception as error:  # noqa: BLE001 - robosuite, numba and MuJoCo raise anything
+                failed[int(row)] = error
+                self._discard(int(row))
+                continue
             self._steps[row] += 1
             sparse = float(success and not self._succeeded[row])
             self._succeeded[row] |= success
@@ -83,6 +90,8 @@ class RobosuiteBatch:
             late = not in_time and self.settings.time_limit == "terminates"
             outcome.terminated[i] = solved or ended or late
             outcome.truncated[i] = not (in_time or outcome.terminated[i])
+        if failed:
+            raise RowsFailed(failed, outcome)
         return outcome
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
@@ -106,15 +115,6 @@ class RobosuiteBatch:
             renderer.close()
         for instance in self._instances.values():
             instance.close()
-
-    def _step_row(self, row: int, action: NDArray[np.float64]) -> tuple[float, bool, bool]:
-        try:
-            return self._instance(row).step(action)
-        except Exception as error:  # of robosuite, numba or MuJoCo
-            task = self._tasks[row]
-            self._discard(row, task)
-            name = self.spec.tasks[task].name
-            raise RowFailedError(f"row {row} ({name}): {type(error).__name__}: {error}") from error
 
     def _draw(self, row: int, camera: str, size: int, out: NDArray[np.generic]) -> None:
         instance, task = self._instance(row), self._tasks[row]
@@ -146,8 +146,9 @@ class RobosuiteBatch:
             self._instances[row, task] = found
         return found
 
-    def _discard(self, row: int, task: int) -> None:
-        self._instances.pop((row, task)).close()
+    def _discard(self, row: int) -> None:
+        """Give up the row's environment after an error; its next reset makes a new one."""
+        self._instances.pop((row, self._tasks[row])).close()
 
     def _check_sizes(self, instance: Instance) -> None:
         """Raise ConfigError if robosuite's arrays are not those of the spec, as with a version unknown to the table."""
