@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.nearest import nearest
 from polyrhythm.envs.metaworld.mujoco_rendering import choose_gl_backend
 from polyrhythm.envs.robosuite.batch import RobosuiteBatch
@@ -118,23 +119,25 @@ class RobosuiteSettings(BaseModel):
                 self._refuse_unknown(task)
                 continue
             if self.reward == "dense" and not known.dense:
-                raise ValueError(f"reward = dense: robosuite has no dense reward for {task}; set reward: sparse")
+                raise InvalidSetting("reward", "dense", f"robosuite has no dense reward for {task}; set sparse")
             if self.observation == "pixels" and self.robot == "Panda" and not self.kwargs:
                 for camera in self.cameras:
                     if camera not in known.cameras:
-                        raise ValueError(_no_camera(camera, task, known.cameras))
+                        raise InvalidSetting("cameras", camera, _no_camera(camera, task, known.cameras))
         if unlisted := sorted(set(self.instructions) - set(self.tasks)):
-            raise ValueError(f"instructions.{unlisted[0]}: this task is not in tasks; list it there or remove it")
+            raise InvalidSetting("instructions", unlisted[0], "this task is not in tasks; list it there or remove it")
         if len(set(self.cameras)) < len(self.cameras):
-            raise ValueError(f"cameras = {list(self.cameras)}: list each camera once")
+            raise InvalidSetting("cameras", list(self.cameras), "list each camera once")
         return self
 
     def _refuse_unknown(self, task: str) -> None:
-        """Raise ValueError for a task that nothing here can register; imports nothing."""
+        """Raise InvalidSetting for a task that nothing here can register; imports nothing."""
         if not self.registered_by and not has_package(ROBOCASA):
-            raise ValueError(
-                f"unknown robosuite task {task!r}; {nearest(task, KNOWN)}RoboCasa's tasks need the package robocasa, "
-                "which is not installed; other packages' tasks need registered_by"
+            raise InvalidSetting(
+                "tasks",
+                task,
+                f"robosuite has no such task; {nearest(task, KNOWN)}RoboCasa's need the package robocasa, which is not "
+                "installed, other packages' need registered_by",
             )
 
     def check(self) -> None:
@@ -222,4 +225,4 @@ class RobosuiteSettings(BaseModel):
 
 
 def _no_camera(camera: str, task: str, known: Sequence[str]) -> str:
-    return f"cameras = {camera}: {nearest(camera, known)}the cameras of {task} are {', '.join(known)}"
+    return f"{nearest(camera, known)}the cameras of {task} are {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""One robosuite environment: seeded resets, steps without observations, its state when it is asked for."""
+"""One robosuite environment: seeded resets, steps, and its state when it is asked for."""
 
 from __future__ import annotations
 
@@ -30,8 +30,6 @@ class Instance:
         self.env, self.new_models = env, new_models
         kinds = mujoco.mjtWarning
         self._unstable = [int(kind) for kind in (kinds.mjWARN_BADQPOS, kinds.mjWARN_BADQVEL, kinds.mjWARN_BADQACC)]
-        self._update = env._update_observables
-        env._update_observables = self._update_if_forced
         self._state: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None
 
     @property
@@ -63,7 +61,7 @@ class Instance:
     def state(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Object state [K] and proprioception of all robots [P], at the end of the last step."""
         if self._state is None:
-            self._update(force=True)
+            self.env._update_observables(force=True)
             objects, proprio = [], []
             for name, observable in self.env._observables.items():
                 if not (observable.is_enabled() and observable.is_active()):
@@ -81,11 +79,6 @@ class Instance:
 
     def close(self) -> None:
         self.env.close()
-
-    def _update_if_forced(self, force: bool = False) -> None:
-        """robosuite samples all sensors in each of a control step's 25 physics steps; here nobody reads those."""
-        if force:
-            self._update(force=True)
 
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[np.float32]:
