@@ -22,6 +22,7 @@ TABLE: dict[Kind, dict[str, str]] = {
         "gymnasium_vector": "polyrhythm.envs.gymnasium_vector:GymnasiumVectorSettings",
         "metaworld": "polyrhythm.envs.metaworld.env:MetaWorldSettings",
         "maniskill": "polyrhythm.envs.maniskill.settings:ManiSkillSettings",
+        "robosuite": "polyrhythm.envs.robosuite.env:RobosuiteSettings",
         "latency": "polyrhythm.envs.latency:LatencySettings",
     },
     "policy": {

@@ -1,0 +1,69 @@
+"""Table of robosuite's own tasks: instructions, and sizes with the Panda, so that a spec needs no simulator."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+#: Cameras of every task of robosuite, besides those of its robots.
+_CAMERAS = ("agentview", "frontview", "birdview")
+_SIDE = (*_CAMERAS, "sideview")
+
+
+class KnownTask(NamedTuple):
+    """A task of robosuite. objects: numbers of its object state; robots: of how many; proprio, gripper: numbers per
+    Panda in proprioception and in the action, with the task's gripper; dense: whether it has a shaped reward."""
+
+    instruction: str
+    objects: int
+    robots: int = 1
+    proprio: int = 43
+    gripper: int = 1
+    dense: bool = True
+    scene_cameras: tuple[str, ...] = _SIDE
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Names of all cameras."""
+        own = (f"robot{i}_{name}" for i in range(self.robots) for name in ("robotview", "eye_in_hand"))
+        return (*self.scene_cameras, *own)
+
+
+#: Name in robosuite -> what is known about it (robosuite 1.5.1 and 1.5.2).
+KNOWN = {
+    "Lift": KnownTask("lift the red cube", 10),
+    "Stack": KnownTask("put the red cube on the green cube", 23),
+    "NutAssembly": KnownTask("put each nut on the peg of its shape", 28),
+    "NutAssemblySingle": KnownTask("put the nut on the peg of its shape", 15),
+    "NutAssemblySquare": KnownTask("put the square nut on the square peg", 14),
+    "NutAssemblyRound": KnownTask("put the round nut on the round peg", 14),
+    "PickPlace": KnownTask("put every object into its compartment", 56, scene_cameras=_CAMERAS),
+    "PickPlaceSingle": KnownTask("put the object into its compartment", 15, scene_cameras=_CAMERAS),
+    "PickPlaceMilk": KnownTask("put the milk carton into its compartment", 14, scene_cameras=_CAMERAS),
+    "PickPlaceBread": KnownTask("put the bread into its compartment", 14, scene_cameras=_CAMERAS),
+    "PickPlaceCereal": KnownTask("put the cereal box into its compartment", 14, scene_cameras=_CAMERAS),
+    "PickPlaceCan": KnownTask("put the can into its compartment", 14, scene_cameras=_CAMERAS),
+    "Door": KnownTask("open the door by its handle", 14),
+    "Wipe": KnownTask("wipe the marks off the table", 8, proprio=40, gripper=0),
+    "ToolHang": KnownTask("put the hook into the stand, then hang the wrench on it", 44, dense=False),
+    "TwoArmLift": KnownTask("lift the pot level by both handles", 19, robots=2),
+    "TwoArmPegInHole": KnownTask("push the peg of one arm through the hole of the other", 17, 2, 39, 0),
+    "TwoArmHandover": KnownTask("pass the hammer from one arm to the other", 16, robots=2),
+    "TwoArmTransport": KnownTask(
+        "move the hammer to the other arm's bin and the trash to the trash bin",
+        41,
+        robots=2,
+        dense=False,
+        scene_cameras=(*_SIDE, "shouldercamera0", "shouldercamera1"),
+    ),
+}
+
+INSTRUCTIONS = {name: task.instruction for name, task in KNOWN.items()}
+
+#: Entries of a Panda's action without the gripper, for part controllers whose actions lie in -1..1.
+PANDA_ARM = {"OSC_POSE": 6, "OSC_POSITION": 3, "JOINT_POSITION": 7, "JOINT_VELOCITY": 7, "JOINT_TORQUE": 7}
+
+
+def words_of(name: str) -> str:
+    """The instruction of a task that the table does not have: `CloseFridge` -> `close fridge`."""
+    spaced = "".join(f" {letter}" if letter.isupper() else letter for letter in name)
+    return spaced.strip().lower()
