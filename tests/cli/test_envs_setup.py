@@ -22,7 +22,7 @@ def test_it_has_the_packages_of_the_extra_and_not_those_of_training() -> None:
     ("words", "said"),
     [
         (["setup"], "for which environment"),
-        (["setup", "metawrld"], "no extra of polyrhythm has this name (dev, metaworld"),
+        (["setup", "metawrld"], "no extra of polyrhythm has this name (dev, "),
         (["setup", "../there", "--with", "x"], "a name has letters"),
         (["metaworld", "more"], "belong to polyrhythm envs setup"),
         (["setup", "metaworld", "--interpreter", "/bin/false"], "a virtual environment cannot be made: /bin/false"),
