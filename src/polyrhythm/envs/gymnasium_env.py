@@ -74,6 +74,7 @@ class GymnasiumSettings(_Settings):
     """
 
     needs: ClassVar = ("gymnasium",)
+    resets_beside: ClassVar = True
 
     type: Literal["gymnasium"] = "gymnasium"
     id: str = ""

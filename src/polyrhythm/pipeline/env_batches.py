@@ -16,7 +16,7 @@ from polyrhythm.specs import EnvSpec
 def env_batch_infos(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -> list[list[EnvBatchInfo]]:
     """The env batches of each simulator, sharded into slots; with a trainer the rows reserved for evaluation are last.
 
-    ConfigError: `rollout.sharding` cannot shard them.
+    ConfigError: `rollout.sharding` cannot shard them, or the environment cannot be reset ahead.
     """
     rollout = config.rollout
     try:
@@ -38,12 +38,29 @@ def env_batch_infos(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -
         raise ConfigError(f"rollout.sharding = {rollout.sharding}: it {raised(cause)}; fix it there") from error
     except ValueError as error:
         raise ConfigError(f"rollout.sharding = {rollout.sharding}: {error}") from error
+    if rollout.reset_ahead:
+        _check_reset_ahead(config, spec)
+        infos = [[replace(info, spares=rollout.reset_ahead) for info in own] for own in infos]
     if any(len(info.slots) > 1 for own in infos for info in own):
         _check_join(config, spec)
     if trainer and (rows := config.evaluation.reserved_rows):
         own = shard(f"{EVALUATION_SIMULATOR}.0", rows, "whole", [], reset_rows=spec.reset_rows)
         infos.append([replace(own, reserved=True)])
     return infos
+
+
+def _check_reset_ahead(config: RunConfig, spec: EnvSpec) -> None:
+    """Whether the environment allows a reset in another thread while its other rows step."""
+    prefix = f"rollout.reset_ahead = {config.rollout.reset_ahead}: "
+    if not (spec.step_rows and spec.reset_rows):
+        raise ConfigError(f"{prefix}the environment steps or resets only whole batches; set it to 0")
+    if getattr(config.env, "python", ""):
+        raise ConfigError(f"{prefix}an environment in another Python (env.python) does one thing at a time; set it to 0")
+    if not getattr(config.env, "resets_beside", False):
+        raise ConfigError(
+            f"{prefix}the environment does not say that a row may reset in another thread while others step; set it to "
+            "0, or declare resets_beside in its settings if they may (docs/rollout.md)"
+        )
 
 
 def _check_join(config: RunConfig, spec: EnvSpec) -> None:

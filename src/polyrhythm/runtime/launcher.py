@@ -66,7 +66,10 @@ class Launcher:
             case records.StartRows(simulator=station, slot=slot):
                 if self.hosting.reaches(station):
                     self.hosting.send(station, StartRowsInBlocks(command, tuple(self.payloads.assign(command))), slot)
-            case records.CancelRow(simulator=station, slot=slot) | records.RefuseRequest(simulator=station, slot=slot):
+            case (
+                records.CancelRow(simulator=station, slot=slot) | records.RefuseRequest(simulator=station, slot=slot)
+                | records.PrepareEpisodes(simulator=station, slot=slot)
+            ):  # fmt: skip
                 self.hosting.send(station, command, slot)
             case (
                 records.ApplyWeights(generator=station) | records.StartUpdate(trainer=station)

@@ -68,7 +68,8 @@ class Spans:
 Order = records.Command | StartRowsInBlocks
 #: The orders that reach stations.
 ORDERS = (
-    *(StartRowsInBlocks, records.CancelRow, records.RefuseRequest, records.Serve, records.ApplyWeights),
+    *(StartRowsInBlocks, records.CancelRow, records.RefuseRequest, records.PrepareEpisodes),
+    *(records.Serve, records.ApplyWeights),
     *(records.StartUpdate, records.PublishWeights, records.SaveTrainer),
     *(records.TakeDevice, records.YieldDevice),
 )

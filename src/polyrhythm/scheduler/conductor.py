@@ -27,6 +27,7 @@ from polyrhythm.scheduler.delivery import GENERATOR, SIMULATOR, TRAINER, Command
 from polyrhythm.scheduler.inference.generators import GeneratorState
 from polyrhythm.scheduler.inference.scheduler import BatchScheduler
 from polyrhythm.scheduler.records import ApplyWeights, Command, Event, Halt, TargetReached
+from polyrhythm.scheduler.rollout.reset_forecast import ResetForecast
 from polyrhythm.scheduler.rollout.scheduler import RolloutScheduler
 from polyrhythm.scheduler.samples.fault_limit import FaultLimit
 from polyrhythm.scheduler.samples.ledger import SampleLedger
@@ -64,6 +65,7 @@ class Conductor:
         self.serving = BatchScheduler.create(settings)
         self.stations = StationRegistry()
         self.faults = FaultLimit(settings)
+        self.forecast = ResetForecast()
         self.delivery = None if settings.lease is None else CommandDelivery.create(settings.lease)
         self.announced = 0
         self.halted = False
@@ -149,6 +151,7 @@ class Conductor:
                 self.serving.remove_slots(station)
                 simulators.append(station)
         self.stations.incarnations.clear()
+        self.forecast = ResetForecast()
         if self.settings.lease is not None:
             self.delivery = CommandDelivery.create(self.settings.lease)
         self.rollout.detach(simulators)
@@ -193,7 +196,7 @@ class Conductor:
             commands.append(TargetReached(target))
         if rollout.rows.changed:
             self._tell_live_slots(now)
-        return commands
+        return commands + self.forecast.changes(rollout, versions.applied)
 
     def _tell_live_slots(self, now: float) -> list[Command]:
         """Tell serving which slots became live or stopped; it refuses requests that wait for slots without tickets."""
@@ -264,6 +267,7 @@ class Conductor:
         if self.serving.generators.find(station) is not None:
             return self._remove_generator(station, now)
         self.serving.remove_slots(station)
+        self.forecast.leave(station)
         return self.rollout.remove_simulator(station, now)
 
     def _remove_generator(self, name: str, now: float) -> list[Command]:
@@ -287,6 +291,7 @@ class Conductor:
     def _on_simulator(self, event: records.SimulatorJoined, now: float) -> list[Command]:
         commands = self._add_station(event.simulator, event.incarnation, SIMULATOR, now)
         self.rollout.rows.join(event.simulator, event.batches)
+        self.forecast.join(event.simulator, event.batches)
         self.serving.add_slots(event.simulator, event.batches)
         return commands
 

@@ -24,9 +24,10 @@ from polyrhythm.scheduler.lease import DeviceLeases, LeaseState
 from polyrhythm.scheduler.records import Command, DeviceTaken, DeviceYielded, Event
 from polyrhythm.scheduler.settings import LeaseSettings
 
+_FOR_SIMULATORS = (records.StartRows, records.CancelRow, records.RefuseRequest, records.PrepareEpisodes)
 #: Command → the station that it is for.
 _ADDRESS: dict[type, Callable[[Any], str]] = {
-    **dict.fromkeys((records.StartRows, records.CancelRow, records.RefuseRequest), attrgetter("simulator")),
+    **dict.fromkeys(_FOR_SIMULATORS, attrgetter("simulator")),
     **dict.fromkeys((records.Serve, records.ApplyWeights), attrgetter("generator")),
     **dict.fromkeys((records.StartUpdate, records.PublishWeights, records.SaveTrainer), attrgetter("trainer")),
 }

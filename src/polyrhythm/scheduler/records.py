@@ -92,13 +92,15 @@ class SlotInfo:
 class EnvBatchInfo:
     """An env batch as its simulator announces it.
 
-    reset_rows false: its episodes begin together. reserved: its rows run background evaluations, nothing else.
+    reset_rows false: its episodes begin together. reserved: its rows run background evaluations, nothing else. spares:
+    further rows, in which it resets coming episodes ahead.
     """
 
     name: str
     slots: tuple[SlotInfo, ...]
     reset_rows: bool = True
     reserved: bool = False
+    spares: int = 0
 
 
 class Request(NamedTuple):
@@ -407,6 +409,16 @@ class CancelRow:
 
 
 @dataclass(frozen=True, slots=True)
+class PrepareEpisodes:
+    """The episodes that the env batch of this slot will probably begin next, (task, seed) each, in order; it may reset
+    spare rows for them. In place of those told before. No grants: these come in `StartRows`, and may differ."""
+
+    simulator: str
+    slot: str
+    episodes: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RefuseRequest:
     """This request will not be answered, and why."""
 
@@ -542,6 +554,7 @@ class Halt:
 Command = (
     StartRows
     | CancelRow
+    | PrepareEpisodes
     | RefuseRequest
     | Serve
     | ApplyWeights

@@ -14,6 +14,7 @@ from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.messages import Station, part_address, process_address
 from polyrhythm.scheduler.records import EnvBatchInfo, SimulatorJoined
 from polyrhythm.specs import EnvSpec
+from polyrhythm.stations.simulator.reset_ahead import ResetAhead
 from polyrhythm.stations.simulator.slot import StepSettings
 from polyrhythm.stations.simulator.station import Simulator
 
@@ -21,7 +22,7 @@ from polyrhythm.stations.simulator.station import Simulator
 @dataclass(frozen=True, slots=True)
 class SimulatorFactory:
     """env: the environment's settings as plain data; spec: what main was told that its batches offer; batches: its env
-    batches of `rows` rows, a part for each."""
+    batches of `rows` rows and their spares, a part for each."""
 
     name: str
     env: dict[str, Any]
@@ -36,10 +37,10 @@ class SimulatorFactory:
 
         def make(info: EnvBatchInfo, address: str) -> Station:
             with ExitStack() as undo:
-                env = settings.build(self.rows)
+                env = settings.build(self.rows + info.spares)
                 undo.callback(env.close)
-                _refuse_other(env, self.spec, self.rows)
-                batches = [(info, env)]
+                _refuse_other(env, self.spec, self.rows + info.spares)
+                batches = [(info, ResetAhead(env, info.spares) if info.spares else env)]
                 station = Simulator(
                     self.name, incarnation, batches, self.step, context.arena, context.channels.emit, address
                 )

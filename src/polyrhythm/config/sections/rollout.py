@@ -74,12 +74,22 @@ class RolloutSettings(Section):
     """On a CUDA device, the forward passes of buckets: auto: captured as CUDA graphs where the policy allows; off."""
     queue_key: Annotated[str, BeforeValidator(lambda value: "" if value is None else value)] = ""
     """module:function from a request to its sort key, lowest served first; empty for the order of arrival."""
+    reset_ahead: Whole = 0
+    """Spare rows of each env batch, reset for coming episodes while the others step; each takes a row's memory."""
     episode_deadline_s: Positive = 600.0
     """Seconds after which a ticket is cancelled and issued again."""
     max_attempts: Count = 3
     """Attempts before a ticket (with its group) is dropped and replaced."""
     max_dropped: Whole = 1000
     """Samples dropped by faults, since the run began or was resumed, after which the run halts."""
+
+    @model_validator(mode="after")
+    def _spares_fit(self) -> RolloutSettings:
+        if self.reset_ahead > self.rows:
+            raise InvalidSetting(
+                "reset_ahead", self.reset_ahead, f"more than rollout.rows; {self.rows} keep an episode ready for each row"
+            )
+        return self
 
     @model_validator(mode="after")
     def _shards_fit(self) -> RolloutSettings:

@@ -30,7 +30,7 @@ _LONG_BUILD_S = 5.0
 
 
 class RobosuiteBatch:
-    """Rows that each run any of the tasks. Used by one thread, except that another one may have built it."""
+    """Rows that each run any of the tasks. Used by one thread, except that others may have built it and reset rows."""
 
     def __init__(self, settings: RobosuiteSettings, rows: int) -> None:
         if settings.observation == "pixels":

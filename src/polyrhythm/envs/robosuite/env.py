@@ -55,6 +55,7 @@ class RobosuiteSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
     needs: ClassVar = ("robosuite", "mujoco")
     extra: ClassVar = "robosuite"
+    resets_beside: ClassVar = True
     known_tasks: ClassVar = INSTRUCTIONS
 
     type: Literal["robosuite"] = "robosuite"

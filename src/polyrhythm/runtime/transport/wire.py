@@ -125,7 +125,7 @@ _TYPES: tuple[type, ...] = (
     *(records.SimulatorJoined, records.GeneratorJoined, records.TrainerJoined, records.StationLost),
     *(records.RequestArrived, records.BatchDone, records.SampleFinished, records.SampleFailed),
     *(records.UpdateDone, records.Published, records.WeightsApplied, records.Checkpointed),
-    *(records.CancelRow, records.RefuseRequest, records.Serve, records.ApplyWeights),
+    *(records.CancelRow, records.RefuseRequest, records.PrepareEpisodes, records.Serve, records.ApplyWeights),
     *(records.StartUpdate, records.PublishWeights),
     *(
         StartRowsInBlocks,

@@ -112,9 +112,12 @@ class Admission:
                 self.lacking.append(group.number)
         return ticket
 
+    def start_of(self, group: int) -> tuple[int, int]:
+        """Task and seed of the group of this number, which need not exist yet."""
+        return group % self.settings.tasks, mix(self.settings.seed, 1, group)
+
     def _ticket(self, group: Group, version: int) -> Ticket:
-        seed = self.settings.seed
-        task = group.number % self.settings.tasks
+        task, seed = self.start_of(group.number)
         number = self.next_ticket
         self.next_ticket += 1
         return Ticket(
@@ -122,8 +125,8 @@ class Admission:
             group=group.number,
             task=task,
             instruction=task,
-            seed=mix(seed, 1, group.number),
-            noise=mix(seed, 2, number),
+            seed=seed,
+            noise=mix(self.settings.seed, 2, number),
             version=version,
         )
 

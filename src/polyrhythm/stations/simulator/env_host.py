@@ -14,16 +14,17 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from polyrhythm.envs.base import EnvBatch
-from polyrhythm.runtime.memory.arena import Arena
+from polyrhythm.runtime.memory.arena import FAR, Arena
 from polyrhythm.runtime.messages import Reply, StartRowsInBlocks
 from polyrhythm.runtime.spans import RESETTING, STEPPING, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
-from polyrhythm.scheduler.records import CancelRow, DropReason, EnvBatchInfo, RefuseRequest
+from polyrhythm.scheduler.records import CancelRow, DropReason, EnvBatchInfo, PrepareEpisodes, RefuseRequest
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.simulator.chunk import step_chunk, whole_batch
 from polyrhythm.stations.simulator.env_metrics import EpisodeMetrics
 from polyrhythm.stations.simulator.guard import EnvFault, GuardedEnv
 from polyrhythm.stations.simulator.lanes import Lanes
+from polyrhythm.stations.simulator.reset_ahead import ResetAhead
 from polyrhythm.stations.simulator.slot import Pending, Slot, SlotIdentity, StepSettings
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class EnvHost:
     ) -> None:
         refuse_segments(env.spec, settings.segment_steps)
         self.env, self.info = GuardedEnv(env, isolate=True), info
+        self.ahead = env if isinstance(env, ResetAhead) else None
         metrics = EpisodeMetrics(env.spec.metrics, env.rows) if env.spec.metrics else None
         self.slots = {slot.slot: Slot(slot, self.env, settings, arena, source, metrics) for slot in info.slots}
         self.chunk_steps = 0
@@ -89,6 +91,15 @@ class EnvHost:
             raise UnfitMessage("impossible", f"slot {slot.name}: a row cannot resume, its batch resets only as a whole")
         slot.pending += pending
         self._queue(slot)
+
+    def prepare(self, command: PrepareEpisodes) -> None:
+        """Reset spare rows for these episodes. Raises UnfitMessage if there are no such rows or episodes."""
+        if self.ahead is None:
+            raise UnfitMessage("impossible", f"env batch {self.info.name} has no spare rows to reset ahead")
+        if not all(0 <= task < len(self.env.spec.tasks) and 0 <= seed < FAR for task, seed in command.episodes):
+            raise UnfitMessage("impossible", f"env batch {self.info.name} cannot prepare {command.episodes}")
+        tickets = [p.grant.ticket for slot in self.slots.values() for p in slot.pending if not p.grant.resume]
+        self.ahead.prepare(command.episodes, [(ticket.task, ticket.seed) for ticket in tickets])
 
     def cancel(self, command: CancelRow) -> None:
         slot = self.slots[command.slot]

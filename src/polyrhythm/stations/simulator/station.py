@@ -10,7 +10,14 @@ from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.messages import Offloadable, Order, Reply, StartRowsInBlocks
 from polyrhythm.runtime.spans import Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
-from polyrhythm.scheduler.records import CancelRow, EnvBatchInfo, Event, RefuseRequest, SimulatorJoined
+from polyrhythm.scheduler.records import (
+    CancelRow,
+    EnvBatchInfo,
+    Event,
+    PrepareEpisodes,
+    RefuseRequest,
+    SimulatorJoined,
+)
 from polyrhythm.stations.simulator.env_host import EnvHost
 from polyrhythm.stations.simulator.guard import IDLE
 from polyrhythm.stations.simulator.slot import SlotIdentity, StepSettings
@@ -50,6 +57,8 @@ class Simulator:
                 self._host(command.slot).cancel(command)
             case RefuseRequest():
                 self._host(command.slot).refuse(command)
+            case PrepareEpisodes():
+                self._host(command.slot).prepare(command)
             case _:
                 raise UnfitMessage("misdirected", f"{type(command).__name__} is not for a simulator")
 
@@ -102,8 +111,16 @@ class Simulator:
         return [slot.pending_work() for host in self.hosts for slot in host.slots.values() if slot.live or slot.pending]
 
     def statistics(self) -> dict[str, float]:
-        """env_s: seconds inside the environments; env_steps: transitions; chunk_steps: summed over rows."""
+        """env_s: seconds inside the environments; env_steps: transitions; chunk_steps: summed over rows. With
+        spare rows, resets by how they began: resets_ready, resets_waited, resets_in_place (`ResetAhead`)."""
+        ahead = [host.ahead for host in self.hosts if host.ahead is not None]
+        resets = {
+            "resets_ready": float(sum(env.ready for env in ahead)),
+            "resets_waited": float(sum(env.waited for env in ahead)),
+            "resets_in_place": float(sum(env.in_place for env in ahead)),
+        }
         return {
+            **(resets if ahead else {}),
             "env_s": sum(host.env.seconds for host in self.hosts),
             "env_steps": float(sum(host.env_steps for host in self.hosts)),
             "chunk_steps": float(sum(host.chunk_steps for host in self.hosts)),

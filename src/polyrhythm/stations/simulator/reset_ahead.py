@@ -1,0 +1,207 @@
+"""An env batch with spare rows that are reset for coming episodes, in a thread of their own, while the others step.
+
+A row that begins an episode which a spare row has ready changes places with it, so the reset takes no time of the
+slot's. An episode depends on its task and seed alone, so it is the same as one that is reset when it begins.
+
+The wrapped batch has to allow a reset in another thread while its other rows reset, step or are observed
+(`resets_beside` of its settings).
+
+Invariant: each row of the wrapped batch is either that of one row here or a spare; the thread touches only spares that
+it has marked as not ready, and nobody else touches those.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.envs.base import EnvBatch, RowNumbers, RowsFailed, StepResult
+
+log = logging.getLogger(__name__)
+
+#: How long `close` waits for a reset under way, in seconds.
+CLOSE_S = 30.0
+
+#: Task and seed.
+Start = tuple[int, int]
+
+
+@dataclass(slots=True)
+class _Spare:
+    """A spare row: number in the wrapped batch, the episode that it is or was reset for, what that reset raised."""
+
+    row: int
+    start: Start | None = None
+    ready: bool = True
+    error: BaseException | None = None
+
+
+class ResetAhead:
+    """`inner` without its last `spares` rows. ready, waited, in_place: resets by a spare row that was ready, by one
+    that was being reset, and when the episode began."""
+
+    def __init__(self, inner: EnvBatch, spares: int) -> None:
+        self.inner, self.spec, self.rows = inner, inner.spec, inner.rows - spares
+        self.ready = self.waited = self.in_place = 0
+        self._place = np.arange(self.rows)
+        self._spares = [_Spare(self.rows + index) for index in range(spares)]
+        self._wanted: tuple[Start, ...] = ()
+        self._kept: tuple[Start, ...] = ()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def prepare(self, episodes: Sequence[Start], begun: Sequence[Start]) -> None:
+        """Reset spare rows for these episodes (task, seed), the first ones first. Returns at once. begun: episodes that
+        are about to begin, whose spare rows are kept for them."""
+        with self._changed:
+            self._wanted, self._kept = tuple(episodes), tuple(begun)
+            self._changed.notify_all()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._prepare_all, name="reset ahead", daemon=True)
+            self._thread.start()
+
+    # ------------------------------------------------------------ the rows
+
+    def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
+        """Begin episodes: by a spare row that has it, even if its reset has to be waited for, else in place."""
+        failed: dict[int, Exception] = {}
+        left: list[tuple[int, int, int]] = []
+        for row, task, seed in zip(map(int, rows), map(int, tasks), map(int, seeds), strict=True):
+            spare = self._take((task, seed))
+            if spare is None:
+                left.append((row, task, seed))
+                continue
+            self._exchange(row, spare, failed)
+        self.in_place += len(left)
+        if left:
+            failed |= self._reset_in_place(left, alone=len(left) == len(rows))
+        if failed:
+            raise RowsFailed(failed)
+
+    def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
+        try:
+            return self.inner.step(self._place[rows], actions)
+        except RowsFailed as raised:
+            raise self._translated(raised, rows) from raised
+
+    def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
+        try:
+            self.inner.observe(self._place[rows], out)
+        except RowsFailed as raised:
+            raise self._translated(raised, rows) from raised
+
+    def close(self) -> None:
+        """Close the wrapped batch, unless a reset ahead does not end: the process then frees it when it ends."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
+            if self._thread.is_alive():
+                log.warning("a reset ahead did not end within %.0f s; its environment is left open", CLOSE_S)
+                return
+        self.inner.close()
+
+    def _reset_in_place(self, left: Sequence[tuple[int, int, int]], *, alone: bool) -> dict[int, Exception]:
+        """Reset these (row, task, seed) here; errors by row. alone: the call has no other rows, so it may raise."""
+        rows, tasks, seeds = zip(*left, strict=True)
+        try:
+            self.inner.reset(self._place[list(rows)], tasks, seeds)
+        except RowsFailed as raised:
+            return dict(self._translated(raised, rows).errors)
+        except Exception as error:
+            if alone:
+                raise
+            return dict.fromkeys(rows, error)
+        return {}
+
+    def _translated(self, raised: RowsFailed, rows: RowNumbers) -> RowsFailed:
+        """The same with the row numbers of this batch."""
+        names = {int(self._place[row]): int(row) for row in rows}
+        return RowsFailed({names.get(row, row): error for row, error in raised.errors.items()}, raised.result)
+
+    # ------------------------------------------------------------ the spares
+
+    def _take(self, start: Start) -> _Spare | None:
+        """The spare row with this episode, once it is ready; None if there is none."""
+        with self._changed:
+            having = [spare for spare in self._spares if spare.start == start]
+            if not having:
+                return None
+            spare = max(having, key=lambda spare: spare.ready)
+            self.ready, self.waited = self.ready + spare.ready, self.waited + (not spare.ready)
+            # As long as the reset itself: if it hangs, supervision ends this call as it would end that reset.
+            self._changed.wait_for(lambda: spare.ready)
+            return spare
+
+    def _exchange(self, row: int, spare: _Spare, failed: dict[int, Exception]) -> None:
+        """Put the spare row in the row's place; what its reset raised counts as raised now."""
+        with self._changed:
+            if spare.start in self._kept:
+                at = self._kept.index(spare.start)
+                self._kept = (*self._kept[:at], *self._kept[at + 1 :])
+            error, spare.error, spare.start = spare.error, None, None
+            spare.row, self._place[row] = int(self._place[row]), spare.row
+            self._changed.notify_all()
+        if error is None:
+            return
+        if not isinstance(error, Exception):
+            raise error
+        failed[row] = first if (first := _own_error(error)) else error
+
+    def _prepare_all(self) -> None:
+        """Consumes: forecasts. Waits for: a wanted episode that no spare row has, and a spare row for it.
+        Unblocked by: `prepare`, `reset`, `close`. Produces: spare rows that are ready."""
+        while (work := self._next()) is not None:
+            spare, (task, seed) = work
+            error: BaseException | None = None
+            try:
+                self.inner.reset(np.array([spare.row]), (task,), (seed,))
+            except BaseException as raised:  # noqa: BLE001 - it is raised where the episode begins
+                error = raised
+            with self._changed:
+                spare.error, spare.ready = error, True
+                self._changed.notify_all()
+
+    def _next(self) -> tuple[_Spare, Start] | None:
+        """Waits for a spare row and the episode to reset it for, and marks it; None when closed."""
+        with self._changed:
+            found: tuple[_Spare, Start] | None = None
+
+            def ready() -> bool:
+                nonlocal found
+                found = self._choose()
+                return self._closed or found is not None
+
+            self._changed.wait_for(ready)
+            if self._closed or found is None:
+                return None
+            spare, start = found
+            spare.start, spare.ready, spare.error = start, False, None
+            return found
+
+    def _choose(self) -> tuple[_Spare, Start] | None:
+        """The first wanted episode that no spare row has, and one that has none which is wanted."""
+        wanted, kept, free = Counter(self._wanted), Counter(self._kept), []
+        for spare in self._spares:
+            if spare.start is not None and kept[spare.start]:
+                kept[spare.start] -= 1
+            elif spare.start is not None and wanted[spare.start]:
+                wanted[spare.start] -= 1
+            else:
+                free.append(spare)
+        missing = next((start for start in self._wanted if wanted[start]), None)
+        able = sorted((spare for spare in free if spare.ready), key=lambda spare: spare.start is not None)
+        return None if missing is None or not able else (able[0], missing)
+
+
+def _own_error(error: Exception) -> Exception | None:
+    """The error of the one row in a `RowsFailed`."""
+    return next(iter(error.errors.values()), None) if isinstance(error, RowsFailed) else None
