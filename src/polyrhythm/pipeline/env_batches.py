@@ -55,7 +55,7 @@ def _check_reset_ahead(config: RunConfig, spec: EnvSpec) -> None:
     if not (spec.step_rows and spec.reset_rows):
         raise ConfigError(f"{prefix}the environment steps or resets only whole batches; set it to 0")
     if getattr(config.env, "python", ""):
-        raise ConfigError(f"{prefix}an environment in another Python (env.python) does one thing at a time; set it to 0")
+        raise ConfigError(f"{prefix}an environment with env.python does one thing at a time; set it to 0")
     if not getattr(config.env, "resets_beside", False):
         raise ConfigError(
             f"{prefix}the environment does not say that a row may reset in another thread while others step; set it to "

@@ -87,7 +87,7 @@ class RolloutSettings(Section):
     def _spares_fit(self) -> RolloutSettings:
         if self.reset_ahead > self.rows:
             raise InvalidSetting(
-                "reset_ahead", self.reset_ahead, f"more than rollout.rows; {self.rows} keep an episode ready for each row"
+                "reset_ahead", self.reset_ahead, f"more than rollout.rows; set at most {self.rows}"
             )
         return self
 

@@ -1,0 +1,208 @@
+"""Spare rows: the episode is the same, its reset happens elsewhere, and what it raised is raised where it begins."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+from tests.stations.counting import Bench, Counting, ticket
+
+from polyrhythm.envs.base import RowsFailed
+from polyrhythm.runtime.transport.drops import UnfitMessage
+from polyrhythm.scheduler import records as r
+from polyrhythm.stations.simulator.reset_ahead import ResetAhead
+
+DEADLINE_S = 20.0
+
+
+class Gated(Counting):
+    """Resets outside the main thread wait for `gate`; `threads` names the thread of each reset."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(rows)
+        self.gate, self.threads = threading.Event(), list[str]()
+        self.gate.set()
+
+    def reset(self, rows: Sequence[int], tasks: Sequence[int], seeds: Sequence[int]) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            assert self.gate.wait(DEADLINE_S)
+        super().reset(rows, tasks, seeds)
+        self.threads += [threading.current_thread().name] * len(rows)
+
+
+@pytest.fixture
+def inner() -> Gated:
+    return Gated(5)
+
+
+@pytest.fixture
+def ahead(inner: Gated) -> Iterator[ResetAhead]:
+    """Three rows and two spares."""
+    batch = ResetAhead(inner, 2)
+    yield batch
+    inner.gate.set()
+    batch.close()
+    assert inner.closed
+
+
+def settle(ahead: ResetAhead, *starts: tuple[int, int]) -> None:
+    """Wait until spare rows have these episodes."""
+    with ahead._changed:
+        assert ahead._changed.wait_for(
+            lambda: all(any(s.start == start and s.ready for s in ahead._spares) for start in starts), DEADLINE_S
+        )
+
+
+def seen(ahead: ResetAhead, rows: Sequence[int]) -> list[list[float]]:
+    out = {"x": np.full((len(rows), 3), np.nan, np.float32)}
+    ahead.observe(np.array(rows), out)
+    return [list(map(float, row)) for row in out["x"]]
+
+
+def test_a_ready_row_changes_places_and_the_others_go_on(ahead: ResetAhead, inner: Gated) -> None:
+    ahead.reset(range(3), [0] * 3, [5, 6, 7])
+    ahead.prepare([(1, 8), (0, 9)], [])
+    settle(ahead, (1, 8), (0, 9))
+    ahead.step(np.arange(3), np.ones((3, 1), np.float32))
+    ahead.reset([1], [1], [8])
+    assert seen(ahead, [0, 1, 2]) == [[5, 1, 1], [8, 0, 0], [7, 1, 1]]
+    ahead.step(np.array([1]), np.full((1, 1), 4, np.float32))
+    assert seen(ahead, [2, 1]) == [[7, 1, 1], [8, 1, 4]]
+    assert inner.threads == ["MainThread"] * 3 + ["reset ahead"] * 2
+    assert (ahead.ready, ahead.waited, ahead.in_place) == (1, 0, 3)
+
+
+def test_the_row_that_was_left_is_the_next_spare(ahead: ResetAhead, inner: Gated) -> None:
+    for seed in range(10, 40):
+        ahead.prepare([(0, seed)], [])
+        settle(ahead, (0, seed))
+        ahead.reset([seed % 3], [0], [seed])
+        assert seen(ahead, [seed % 3]) == [[seed, 0, 0]]
+    assert sorted([*ahead._place, *(spare.row for spare in ahead._spares)]) == list(range(5))
+    assert ahead.ready == 30
+
+
+def test_equal_episodes_of_a_group_take_a_row_each(ahead: ResetAhead) -> None:
+    ahead.prepare([(0, 8), (0, 8)], [])
+    with ahead._changed:
+        assert ahead._changed.wait_for(lambda: all(s.start == (0, 8) and s.ready for s in ahead._spares), DEADLINE_S)
+    ahead.reset([0, 1, 2], [0] * 3, [8] * 3)
+    assert (ahead.ready, ahead.in_place) == (2, 1)
+    assert seen(ahead, [0, 1, 2]) == [[8, 0, 0]] * 3
+
+
+def test_a_reset_under_way_is_waited_for(ahead: ResetAhead, inner: Gated) -> None:
+    inner.gate.clear()
+    ahead.prepare([(0, 8)], [])
+    with ahead._changed:
+        assert ahead._changed.wait_for(lambda: any(s.start == (0, 8) for s in ahead._spares), DEADLINE_S)
+    timer = threading.Timer(0.05, inner.gate.set)
+    timer.start()
+    ahead.reset([0], [0], [8])
+    timer.join(DEADLINE_S)
+    assert seen(ahead, [0]) == [[8, 0, 0]]
+    assert (ahead.ready, ahead.waited, ahead.in_place) == (0, 1, 0)
+
+
+def test_what_is_about_to_begin_is_kept(ahead: ResetAhead, inner: Gated) -> None:
+    ahead.prepare([(0, 8), (0, 9)], [])
+    settle(ahead, (0, 8), (0, 9))
+    ahead.prepare([(0, 10), (0, 11)], [(0, 8)])
+    settle(ahead, (0, 10), (0, 8))
+    ahead.reset([0], [0], [8])
+    settle(ahead, (0, 10), (0, 11))
+    assert ahead.ready == 1
+
+
+def test_a_failed_reset_fails_its_row_alone_and_once(ahead: ResetAhead, inner: Gated) -> None:
+    inner.unborn.add(8)
+    ahead.prepare([(0, 8), (0, 9)], [])
+    settle(ahead, (0, 8), (0, 9))
+    with pytest.raises(RowsFailed, match="row 2: RuntimeError: no state for seed 8") as raised:
+        ahead.reset([1, 2, 0], [0] * 3, [9, 8, 30])
+    assert list(raised.value.errors) == [2]
+    assert seen(ahead, [0, 1]) == [[30, 0, 0], [9, 0, 0]]
+    inner.unborn.clear()
+    ahead.prepare([(0, 8)], [])
+    settle(ahead, (0, 8))
+    ahead.reset([2], [0], [8])
+    assert seen(ahead, [2]) == [[8, 0, 0]]
+
+
+def test_a_row_that_fails_has_its_own_number(
+    ahead: ResetAhead, inner: Gated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead.prepare([(0, 8)], [])
+    settle(ahead, (0, 8))
+    ahead.reset([0], [0], [8])
+    own = int(ahead._place[0])
+    assert own >= 3
+
+    def step(rows: Sequence[int], actions: object) -> None:
+        raise RowsFailed({own: RuntimeError("fell")})
+
+    monkeypatch.setattr(inner, "step", step)
+    with pytest.raises(RowsFailed) as raised:
+        ahead.step(np.array([0, 1]), np.ones((2, 1), np.float32))
+    assert list(raised.value.errors) == [0]
+
+
+class AheadBench(Bench):
+    """A station of two rows and two spares."""
+
+    def __init__(self) -> None:
+        self.inner = Counting(4)
+        self.ahead = ResetAhead(self.inner, 2)
+        super().__init__(2, env=self.ahead)  # type: ignore[arg-type]
+
+    def prepare(self, *starts: tuple[int, int]) -> None:
+        self.simulator.handle(r.PrepareEpisodes("s", "e/0", starts))
+
+
+@pytest.fixture
+def bench() -> Iterator[AheadBench]:
+    bench = AheadBench()
+    yield bench
+    bench.simulator.close()
+
+
+def test_the_station_takes_episodes_that_were_foretold(bench: AheadBench) -> None:
+    first, second = ticket(1, 3), ticket(2, 3)
+    bench.prepare((0, first.seed), (0, second.seed))
+    settle(bench.ahead, (0, first.seed), (0, second.seed))
+    bench.start((0, first), (1, second))
+    bench.prepare((0, 999))  # the grants are not in the new forecast, but their rows are kept
+    (request,) = bench.run()
+    assert isinstance(request, r.RequestArrived)
+    counts = bench.simulator.statistics()
+    assert (counts["resets_ready"], counts["resets_waited"], counts["resets_in_place"]) == (2, 0, 0)
+
+
+def test_a_failure_ahead_is_the_failure_of_a_reset(bench: AheadBench) -> None:
+    """Reason, error and detail are those of the same failure in place."""
+    bad, good = ticket(1, 3), ticket(2, 3)
+    bench.inner.unborn.add(bad.seed)
+    plain = Bench(2)
+    plain.env.unborn.add(bad.seed)
+    plain.start((0, bad))
+    bench.prepare((0, bad.seed), (0, good.seed))
+    settle(bench.ahead, (0, bad.seed), (0, good.seed))
+    bench.start((0, bad), (1, good))
+    failed, request = bench.run()
+    (wanted,) = plain.run()
+    assert isinstance(failed, r.SampleFailed)
+    assert isinstance(wanted, r.SampleFailed)
+    assert (failed.ticket, failed.reason, failed.error) == (wanted.ticket, wanted.reason, wanted.error)
+    assert failed.detail.startswith(f"task a, seed {bad.seed}")
+    assert isinstance(request, r.RequestArrived)
+    assert request.rows == 1
+
+
+def test_what_cannot_be_prepared_is_unfit(bench: AheadBench) -> None:
+    for starts in ([(2, 5)], [(-1, 5)], [(0, -1)], [(0, 2**63)]):
+        with pytest.raises(UnfitMessage, match="cannot prepare"):
+            bench.prepare(*starts)
+    with pytest.raises(UnfitMessage, match="no spare rows"):
+        Bench(2).simulator.handle(r.PrepareEpisodes("s", "e/0", ((0, 5),)))
