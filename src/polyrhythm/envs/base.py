@@ -112,6 +112,16 @@ class EnvSettings(Protocol):
 
 
 @runtime_checkable
+class ObservesAhead(Protocol):
+    """An env batch whose first observation after a reset is dear, such as that of a new model, and can be prepared."""
+
+    def prepare_observation(self, row: int) -> None:
+        """Do for the row what its next `observe` would do first. Called by the thread that reset it ahead, which is not
+        the one that observes it."""
+        ...
+
+
+@runtime_checkable
 class Expert(Protocol):
     """An env batch with a scripted expert, for demonstrations."""
 

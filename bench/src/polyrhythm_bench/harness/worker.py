@@ -14,8 +14,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 from typing import Any, Self
 
+import polyrhythm
+import polyrhythm_bench
 from polyrhythm.errors import RunHalted
 
 #: Called with the keywords of a question; returns plain data.
@@ -25,13 +28,15 @@ _LEAVE_S = 20.0
 
 
 class Worker:
-    """A process that holds the `Answer` of `make` (module:function: a context manager, called with `arguments`)."""
+    """A process that holds the `Answer` of `make` (module:function: a context manager, called with `arguments`).
+    python: another interpreter, which gets our two packages and no others from here."""
 
-    def __init__(self, make: str, **arguments: Any) -> None:
+    def __init__(self, make: str, *, python: Path | None = None, **arguments: Any) -> None:
         self.make, self._waits = make, False
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-        command = [sys.executable, "-m", "polyrhythm_bench.harness.worker"]
+        packages = [str(Path(package.__path__[0]).parent) for package in (polyrhythm, polyrhythm_bench)]
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in (packages if python else sys.path) if path)
+        command = [str(python or sys.executable), "-m", "polyrhythm_bench.harness.worker"]
         self._popen = subprocess.Popen(  # noqa: S603
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
         )

@@ -60,7 +60,7 @@ def rate(scene: StageScenario, most: int, seconds: float = 6.0) -> float:
 
 def _workers(scene: StageScenario, folder: str) -> Iterator[Worker]:
     """A process for each simulator and generator."""
-    told = {"folder": folder, "scene": scene.model_dump()}
+    told: dict[str, Any] = {"folder": folder, "scene": scene.model_dump()}
     each = scene.env_batches // scene.simulators
     for first in range(0, scene.env_batches, each):
         yield Worker(f"{__name__}:simulator", **told, first=first, count=each)

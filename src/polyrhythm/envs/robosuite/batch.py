@@ -104,6 +104,11 @@ class RobosuiteBatch:
             for name, camera in zip(self.settings.image_names, self.settings.cameras, strict=True):
                 self._draw(int(row), camera, self.settings.image_size, out[name][i])
 
+    def prepare_observation(self, row: int) -> None:
+        """Make the renderer of a new model."""
+        if self.settings.observation == "pixels" and self._instance(row).new_models:
+            self._renderer(row, self.settings.image_size)
+
     def render(self, row: int) -> NDArray[np.uint8]:
         """Picture of the row by the first camera: uint8 [256,256,3]."""
         picture = np.zeros((_VIDEO_SIZE, _VIDEO_SIZE, 3), np.uint8)
@@ -123,14 +128,21 @@ class RobosuiteBatch:
             raise ConfigError(
                 f"env.cameras = {camera}: the cameras of {self.spec.tasks[task].name} are {', '.join(names)}"
             )
+        found = self._renderer(row, size)
+        found.draw(instance.model, instance.data, names.index(camera), out)  # type: ignore[arg-type]
+
+    def _renderer(self, row: int, size: int) -> CameraRenderer:
+        """The renderer of the row's model, made if there is none: of its own if resets make new models."""
+        instance, task = self._instance(row), self._tasks[row]
         key = ((row, task) if instance.new_models else task, size)
         found = self._renderers.get(key)
         if found is not None and instance.new_models and found.model is not instance.model:
             found.close()
             found = None
         if found is None:
-            found = self._renderers[key] = CameraRenderer(instance.model, size, self.settings.render)
-        found.draw(instance.model, instance.data, names.index(camera), out)  # type: ignore[arg-type]
+            found = CameraRenderer(instance.model, size, self.settings.render, moves=instance.new_models)
+            self._renderers[key] = found
+        return found
 
     def _instance(self, row: int) -> Instance:
         found = self._instances.get((row, self._tasks[row]))

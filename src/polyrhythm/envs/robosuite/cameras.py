@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,15 @@ _COSTLY = ("SHADOW", "REFLECTION", "SKYBOX", "HAZE", "FOG")
 
 
 class CameraRenderer:
-    """Renderer to `size` × `size` RGB images; use it only in the thread that made it. Choose the GL backend before."""
+    """Renderer to `size` × `size` RGB images. Choose the GL backend before.
 
-    def __init__(self, model: mujoco.MjModel, size: int, quality: Quality) -> None:
+    moves: one thread at a time may use it, and none keeps its GL context; else only the thread that made it may.
+    """
+
+    def __init__(self, model: mujoco.MjModel, size: int, quality: Quality, *, moves: bool = False) -> None:
         import mujoco
 
-        self.model = model
+        self.model, self._moves = model, moves
         model.vis.global_.offwidth = model.vis.global_.offheight = size
         if quality == "cheap":  # the GL context reads these once
             model.vis.quality.offsamples = 0
@@ -38,6 +41,7 @@ class CameraRenderer:
         if quality == "cheap":
             for name in _COSTLY:
                 self._renderer.scene.flags[getattr(mujoco.mjtRndFlag, f"mjRND_{name}")] = 0
+        self._leave()
 
     def draw(self, model: mujoco.MjModel, data: mujoco.MjData, camera: int, out: NDArray[np.uint8]) -> None:
         """Draw a state (kinematics up to date) of a model equal to this renderer's: uint8 [size,size,3], row 0 on
@@ -48,7 +52,26 @@ class CameraRenderer:
         everything = mujoco.mjtCatBit.mjCAT_ALL
         mujoco.mjv_updateScene(model, data, self._option, None, self._camera, everything, self._renderer.scene)
         self._renderer.render(out=out)
+        self._leave()
 
     def close(self) -> None:
         """Free the GL context."""
         self._renderer.close()
+
+    def _leave(self) -> None:
+        """Free this thread of the context, so that another one can take it."""
+        if self._moves:
+            _leave_context(self._renderer._gl_context)
+
+
+def _leave_context(context: Any) -> None:
+    """MuJoCo's contexts can be entered only."""
+    backend = type(context).__module__.rpartition(".")[2]
+    if backend == "osmesa":
+        from OpenGL import GL, osmesa
+
+        osmesa.OSMesaMakeCurrent(None, None, GL.GL_FLOAT, 0, 0)
+    elif backend == "egl":
+        from mujoco.egl import EGL, EGL_DISPLAY
+
+        EGL.eglMakeCurrent(EGL_DISPLAY, EGL.EGL_NO_SURFACE, EGL.EGL_NO_SURFACE, EGL.EGL_NO_CONTEXT)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.envs.base import EnvBatch, RowNumbers, RowsFailed, StepResult
+from polyrhythm.envs.base import EnvBatch, ObservesAhead, RowNumbers, RowsFailed, StepResult
 
 log = logging.getLogger(__name__)
 
@@ -164,6 +164,8 @@ class ResetAhead:
             error: BaseException | None = None
             try:
                 self.inner.reset(np.array([spare.row]), (task,), (seed,))
+                if isinstance(self.inner, ObservesAhead):
+                    self.inner.prepare_observation(spare.row)
             except BaseException as raised:  # noqa: BLE001 - it is raised where the episode begins
                 error = raised
             with self._changed:
