@@ -21,6 +21,7 @@ from polyrhythm.envs.robosuite.env import RobosuiteSettings
 from polyrhythm.envs.robosuite.randomness import seeded
 from polyrhythm.envs.robosuite.tasks import INSTRUCTIONS, KNOWN, words_of
 from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.stations.simulator.reset_ahead import ResetAhead
 
 Build = Callable[..., RobosuiteBatch]
 
@@ -407,3 +408,32 @@ def test_other_robots_and_controllers_are_measured(build):
     narrow = build(1, controller="IK_POSE").spec.action
     assert max(narrow.high[:6]) < 0.1
     assert narrow.high[6] == 1.0
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("hard_reset", [False, True])
+def test_episodes_that_are_reset_ahead_in_a_thread_are_equal_bit_for_bit(build, hard_reset):
+    """Pictures and proprioception of two rows over two episodes each; renderers of new models change threads."""
+    plain = build(2, observation="pixels", hard_reset=hard_reset)
+    ahead = ResetAhead(plain.settings.build(4), 2)
+    actions = np.random.default_rng(1).uniform(-1, 1, (5, 2, plain.spec.action.dim)).astype(np.float32)
+    try:
+        for first in (0, 2):
+            seeds = [first, first + 1]
+            ahead.prepare([(0, seed) for seed in seeds], [])
+            with ahead._changed:
+                ready = [(0, seed) for seed in seeds]
+                assert ahead._changed.wait_for(
+                    lambda ready=ready: sorted(s.start for s in ahead._spares if s.start and s.ready) == ready, 60.0
+                )
+            for batch in (plain, ahead):
+                batch.reset([0, 1], [0, 0], seeds)
+            for step in range(6):
+                wanted, found = observed(plain, 0, 1), observed(ahead, *np.arange(2))
+                assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
+                if step < 5:
+                    for batch in (plain, ahead):
+                        batch.step(np.arange(2), actions[step])
+    finally:
+        ahead.close()
+    assert (ahead.ready, ahead.waited, ahead.in_place) == (4, 0, 0)

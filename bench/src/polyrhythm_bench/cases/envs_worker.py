@@ -74,13 +74,12 @@ class Player:
     def observe(self) -> None:
         self.batch.observe(self.every, self.out)
 
-    def reset_ended(self) -> None:
-        """Reset rows whose episodes ended; all at once where the batch resets only as a whole."""
-        if self.batch.spec.reset_rows:
-            if self._over.any():
-                self.reset(np.flatnonzero(self._over))
-        elif self._over.all():
-            self.reset()
+    def reset_ended(self) -> bool:
+        """Reset rows whose episodes ended, all at once where the batch resets only so; whether there were any."""
+        due = self._over.any() if self.batch.spec.reset_rows else self._over.all()
+        if due:
+            self.reset(np.flatnonzero(self._over))
+        return bool(due)
 
 
 def random_actions(spec: ActionSpec, rows: int, rng: np.random.Generator) -> NDArray[Any]:
@@ -110,7 +109,8 @@ def times(settings: EnvSettings, steps: int, rows: int, bare: list[Any] | None) 
             plain = _seconds(lambda a=actions if whole else actions[0]: other.step(a))  # type: ignore[misc]
         stepped = _seconds(lambda a=actions: player.step(a))  # type: ignore[misc]
         observed = _seconds(player.observe)
-        player.reset_ended()
+        if player.reset_ended() and other is not None and not whole:  # a vector environment does it by itself
+            other.reset(step + WARM_UP)
         if step >= 0:
             found["step"].append(stepped)
             found["observe"].append(observed)
@@ -173,9 +173,9 @@ def throughput(settings: EnvSettings, rows: int, threads: int, seconds: float) -
 
 
 def reset_ahead(settings: EnvSettings, rows: int, think_s: float, repeats: int) -> dict[str, Any]:
-    """A slot whose rows begin and end together, with a spare row for each: a turn is an episode of `EPISODE` steps, each
-    followed by `think_s` of waiting (for actions that come from elsewhere). Blocks of `BLOCK` turns, of which the first
-    does not count, reset the next episodes ahead or not, alternately.
+    """A slot whose rows begin and end together, with a spare row for each: a turn is an episode of `EPISODE` steps,
+    each followed by `think_s` of waiting (for actions that come from elsewhere). Blocks of `BLOCK` turns, of which the
+    first does not count, reset the next episodes ahead or not, alternately.
 
     Medians by way of seconds: turn, reset, first_observation; share: of both in the turn. Raises ValueError if an
     episode's first observation differs between the two.

@@ -13,6 +13,8 @@ policies    the published VLA policies beside plain forward passes with transfor
             weights; on a CPU the small sizes alone (4 minutes; needs the vla extra)
 gpu-colocated  full-size random pi0 with Meta-World and training on one GPU, lock-step and three kinds of asynchrony
             (8 minutes; --tiny: any machine, 4 minutes; needs the vla and metaworld extras)
+envs        environments that are installed: step, observation, reset, memory per row, throughput by rows, threads and
+            processes, our adapters beside the bare simulators, resets ahead (1 to 4 minutes for each)
 metaworld   the quickstart in lock-step and with each kind of asynchrony: seconds per version (10 minutes; needs the
             metaworld extra)
 learning    lock-step against full asynchrony: areas under learning curves, and time to the same success where every
@@ -57,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env-batches", type=_counts, metavar="N,N", help="ceiling: numbers of env batches")
     parser.add_argument("--processes", type=_counts, metavar="N,N", help="ceiling: numbers of simulator processes")
     parser.add_argument("--seconds", type=positive, metavar="S", help="ceiling: length of a turn (5)")
-    parser.add_argument("--steps", type=count, metavar="N", help="roundtrip: round trips of a turn")
+    parser.add_argument("--steps", type=count, metavar="N", help="roundtrip: round trips of a turn; envs: timed steps")
     parser.add_argument("--megabytes", type=count, metavar="N", help="weights: size of the model")
     parser.add_argument(
         "--versions", type=count, metavar="N", help="versions of a turn (metaworld: 6; overlap: 12; fidelity: 8)"
@@ -75,13 +77,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=count,
         metavar="N",
         help="interleaved turns (5; update, ranks, policies, weights: 7; ceiling, metaworld, overlap, fidelity, "
-        "placement, peers: 3), seeds of learning's wall_clock and of batching (3)",
+        "placement, peers, envs: 3), seeds of learning's wall_clock and of batching (3)",
     )
     parser.add_argument(
         "--only",
         type=_names,
         metavar="NAME,NAME",
-        help="peers: these, and the plain loop; algorithms: these objectives; placement: these setups",
+        help="peers: these, and the plain loop; algorithms: these objectives; placement: these setups; "
+        "envs: these environments",
+    )
+    parser.add_argument(
+        "--pythons",
+        type=_pairs,
+        metavar="TYPE=PYTHON,TYPE=PYTHON",
+        help="envs: a Python of its own for a type (a path, or a name of `polyrhythm envs setup`)",
     )
     parser.add_argument("--types", type=_names, metavar="NAME,NAME", help="policies: some of the four architectures")
     parser.add_argument("--sizes", type=_names, metavar="NAME,NAME", help="policies: tiny, released (both on a GPU)")
@@ -266,6 +275,16 @@ def _check_names(option: str, names: Sequence[str], known: Sequence[str]) -> Non
             raise ConfigError(f"{option} {name}: it is not one of {', '.join(known)}")
 
 
+def _envs(
+    only: Sequence[str] = (), steps: int = 500, repeats: int = 3, pythons: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    from polyrhythm_bench.cases import envs
+
+    _check_names("--only", only, tuple(envs.CASES))
+    _check_names("--pythons", tuple(pythons or ()), tuple({case.env["type"]: None for case in envs.CASES.values()}))
+    return envs.run(only, steps, repeats, pythons)
+
+
 def _overlap(settings: Sequence[str] = (), versions: int = 12, repeats: int = 3) -> dict[str, Any]:
     from polyrhythm_bench.cases import overlap
     from polyrhythm_bench.workloads.scene import parse_scene
@@ -315,6 +334,7 @@ _BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "ranks": _ranks,
     "policies": _policies,
     "gpu-colocated": _gpu_colocated,
+    "envs": _envs,
     "metaworld": _metaworld,
     "learning": _learning,
     "algorithms": _algorithms,
@@ -337,6 +357,14 @@ def _benchmark(text: str) -> str:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
+
+
+def _pairs(text: str) -> dict[str, str]:
+    pairs = [part.partition("=") for part in text.split(",")]
+    for name, _, value in pairs:
+        if not (name and value):
+            raise argparse.ArgumentTypeError(f"{text}: write TYPE=PYTHON, such as robosuite=robosuite")
+    return {name: value for name, _, value in pairs}
 
 
 def _counts(text: str) -> tuple[int, ...]:
