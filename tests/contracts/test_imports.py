@@ -75,6 +75,7 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
                 "mani_skill",
                 "metaworld",
                 "mujoco",
+                "OpenGL",
                 "robosuite",
                 "polyrhythm.config",
                 "polyrhythm.conformance",

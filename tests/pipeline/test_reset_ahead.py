@@ -90,6 +90,9 @@ def test_environments_that_cannot_are_refused() -> None:
 
 
 def test_an_environment_that_does_not_say_so_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GymnasiumSettings, "leaves_device", True, raising=False)
+    assert "leaves its device for others" in refusal()
+    monkeypatch.setattr(GymnasiumSettings, "leaves_device", False)
     monkeypatch.setattr(GymnasiumSettings, "resets_beside", False)
     assert "declare resets_beside in its settings" in refusal()
 

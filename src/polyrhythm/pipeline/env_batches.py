@@ -56,6 +56,8 @@ def _check_reset_ahead(config: RunConfig, spec: EnvSpec) -> None:
         raise ConfigError(f"{prefix}the environment steps or resets only whole batches; set it to 0")
     if getattr(config.env, "python", ""):
         raise ConfigError(f"{prefix}an environment with env.python does one thing at a time; set it to 0")
+    if getattr(config.env, "leaves_device", False):
+        raise ConfigError(f"{prefix}the environment leaves its device for others, and spare rows cannot; set it to 0")
     if not getattr(config.env, "resets_beside", False):
         raise ConfigError(
             f"{prefix}the environment does not say that a row may reset in another thread while others step; set it to "

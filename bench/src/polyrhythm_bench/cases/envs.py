@@ -9,6 +9,7 @@ processes. Resets ahead (`rollout.reset_ahead`) are measured where a case has `a
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,7 +21,6 @@ from polyrhythm.config.catalog import need
 from polyrhythm.config.registry import settings_class
 from polyrhythm.envs.separate.settings import find_python
 from polyrhythm.errors import PolyrhythmError
-from polyrhythm_bench.harness import resources
 from polyrhythm_bench.harness.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ def run(
     Returns modes: by case the row of the first table; parts: by case its percentiles (modes), its grid and, among its
     own parts, resets ahead; left_out: a sentence for each case that could not run.
     """
-    began = resources.read_cpu()
+    load = os.getloadavg()[0]
     modes, parts, left_out = dict[str, Any](), dict[str, Any](), list[str]()
     for name in only or CASES:
         case = CASES[name]
@@ -88,8 +88,9 @@ def run(
     return {
         "steps": steps,
         "repeats": repeats,
+        "pythons": list(pythons or ()),
         "cores": psutil.cpu_count(),
-        "others_cores": resources.others_cores(began, resources.read_cpu()),
+        "load_before": load,
         "limit_ratio": LIMIT_RATIO,
         "limit_us": LIMIT_US,
         "within_limit": all(mode.get("within_limit", True) for mode in modes.values()),

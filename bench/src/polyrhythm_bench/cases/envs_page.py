@@ -12,8 +12,8 @@ from polyrhythm_bench.harness.markdown import wrap_prose
 PAGE = "envs.md"
 _HEAD = """# Environments as a simulator calls them
 
-By `polyrhythm bench envs --steps {steps} --repeats {repeats} --json > envs.json` and `python
-bench/scripts/envs_table.py envs.json`, {date}; {cores} cores, of which other work took {others_cores:.1f} meanwhile.
+By `polyrhythm bench envs --steps {steps} --repeats {repeats} {options}--json > envs.json` and `python
+bench/scripts/envs_table.py envs.json`, {date}; {cores} cores, load average {load_before:.1f} before it began.
 
 Medians of {steps} steps with random actions, one row (cartpole_vector: four). *observe*: for images the rendering.
 *ratio*, *over*: our step and observation over the step of the bare simulator, in turn with the same actions; the aim is
@@ -59,8 +59,9 @@ def write(found: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write the page into the folder; the path. found: the content of the JSON output."""
     details: Mapping[str, Any] = found["parts"]
     grid = next(iter(details.values()))["steps_per_s"]
-    numbers = {key: found[key] for key in ("steps", "repeats", "cores", "others_cores", "limit_ratio", "limit_us")}
+    numbers = {key: found[key] for key in ("steps", "repeats", "cores", "load_before", "limit_ratio", "limit_us")}
     text = _HEAD.format(
+        options=f"--pythons {','.join(f'{kind}=PYTHON' for kind in found['pythons'])} " if found["pythons"] else "",
         date=datetime.now(UTC).date(),
         rows="\n".join(_row(name, mode) for name, mode in found["modes"].items()),
         percentiles="\n".join(_percentiles(name, own["modes"]) for name, own in details.items()),
