@@ -57,7 +57,7 @@ def settle(ahead: ResetAhead, *starts: tuple[int, int]) -> None:
 
 def seen(ahead: ResetAhead, rows: Sequence[int]) -> list[list[float]]:
     out = {"x": np.full((len(rows), 3), np.nan, np.float32)}
-    ahead.observe(np.array(rows), out)
+    ahead.observe(tuple(rows), out)  # rows come as arrays or as sequences
     return [list(map(float, row)) for row in out["x"]]
 
 

@@ -87,13 +87,13 @@ class ResetAhead:
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         try:
-            return self.inner.step(self._place[rows], actions)
+            return self.inner.step(self._place[np.asarray(rows)], actions)
         except RowsFailed as raised:
             raise self._translated(raised, rows) from raised
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
         try:
-            self.inner.observe(self._place[rows], out)
+            self.inner.observe(self._place[np.asarray(rows)], out)
         except RowsFailed as raised:
             raise self._translated(raised, rows) from raised
 
