@@ -37,6 +37,8 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "throughput", f"{summary['transitions_per_s']:,.0f} transitions/s"
         yield "busy", show.shares(summary["utilisation"])
         yield "lag", show.lag(summary["lag"])
+        if "leases" in summary:
+            yield "leases", _leases(summary["leases"])
         yield "samples", show.samples(summary["ledger"])
         yield "faults", _faults(summary["faults"])
         if failed := summary.get("failed_samples"):
@@ -55,6 +57,11 @@ def _time(wall_s: Mapping[str, float]) -> str:
     unit, by = ("min", 60.0) if wall_s["total"] >= 120 else ("s", 1.0)
     phases = (f"{name.replace('_', ' ')} {took / by:.1f}" for name, took in wall_s.items() if name != "total")
     return f"{wall_s['total'] / by:.1f} {unit}: {', '.join(phases)}"
+
+
+def _leases(stations: Mapping[str, Mapping[str, Any]]) -> str:
+    """`generator-0 24 switches in 1.3 s, trainer 25 switches in 2.0 s`."""
+    return ", ".join(f"{name} {own['switches']} switches in {own['seconds']:.1f} s" for name, own in stations.items())
 
 
 def _faults(faults: list[Mapping[str, Any]]) -> str:
