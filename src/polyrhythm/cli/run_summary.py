@@ -37,8 +37,8 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "throughput", f"{summary['transitions_per_s']:,.0f} transitions/s"
         yield "busy", show.shares(summary["utilisation"])
         yield "lag", show.lag(summary["lag"])
-        if "leases" in summary:
-            yield "leases", _leases(summary["leases"])
+        if leased := {name: own for name, own in summary.get("stations", {}).items() if own.get("switches")}:
+            yield "leases", _leases(leased)
         yield "samples", show.samples(summary["ledger"])
         yield "faults", _faults(summary["faults"])
         if failed := summary.get("failed_samples"):
@@ -59,9 +59,9 @@ def _time(wall_s: Mapping[str, float]) -> str:
     return f"{wall_s['total'] / by:.1f} {unit}: {', '.join(phases)}"
 
 
-def _leases(stations: Mapping[str, Mapping[str, Any]]) -> str:
+def _leases(stations: Mapping[str, Mapping[str, float]]) -> str:
     """`generator-0 24 switches in 1.3 s, trainer 25 switches in 2.0 s`."""
-    return ", ".join(f"{name} {own['switches']} switches in {own['seconds']:.1f} s" for name, own in stations.items())
+    return ", ".join(f"{name} {own['switches']:.0f} switches in {own['switch_s']:.1f} s" for name, own in stations.items())
 
 
 def _faults(faults: list[Mapping[str, Any]]) -> str:

@@ -27,7 +27,6 @@ from polyrhythm.pipeline.callbacks import Callbacks, StopTraining, UpdateForward
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.manager import EvaluationManager
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
-from polyrhythm.pipeline.observers.leases import LeaseMeter
 from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, ProgressLogger, UpdateMetrics
 from polyrhythm.pipeline.observers.mismatch import MismatchWarning, mismatch_limit
@@ -144,7 +143,6 @@ class _TrainingObservers(NamedTuple):
     saver: RunCheckpointer
     timeline: TraceObserver
     traffic: WeightsTraffic
-    leases: LeaseMeter
     evaluator: BackgroundEvaluator
 
 
@@ -178,7 +176,7 @@ class _Run:
         """
         config, pipeline, progress = self._config, self._pipeline, self._progress
         loop, launcher, before = pipeline.loop, pipeline.launcher, pipeline.loop.observers
-        episodes, lags, saver, timeline, traffic, leases, evaluator = self._observe(trace, saved)
+        episodes, lags, saver, timeline, traffic, evaluator = self._observe(trace, saved)
         if saved is None:
             saver.save()  # from here on policy.pt changes, so an interrupted run needs a saved state
         else:
@@ -193,8 +191,6 @@ class _Run:
             totals = saver.summary()
             traffic.finish()
             totals["weights"] = traffic.summary()
-            if switches := leases.summary():
-                totals["leases"] = switches
             with interrupts.defer_first():
                 self.evaluations.finish(evaluator)
         except (Interrupted, OrderlyHalt):
@@ -228,16 +224,15 @@ class _Run:
         stations, timeline = StationActivity(launcher), TraceObserver(trace, launcher, began)
         placed = pipeline.placed
         traffic = WeightsTraffic(launcher, placed.ends, {name: seat.device for name, seat in placed.seats.items()})
-        leases = LeaseMeter()
         sources = (loop.conductor.ledger, episodes, saver.totals, stations, (idle, passes))
         metrics = UpdateMetrics(self._metrics, *sources, began=self._progress.began, now=began)
         forwarder = UpdateForwarder(metrics, self._callbacks)
         evaluator = self.evaluations.background(pipeline, saved.version if saved else None)
-        loop.add_observers(episodes, idle, passes, metrics, forwarder, lags, stations, timeline, traffic, leases)
+        loop.add_observers(episodes, idle, passes, metrics, forwarder, lags, stations, timeline, traffic)
         loop.add_observers(evaluator, saver)
         if self._live is None:
             loop.add_observers(ProgressLogger(self._updates, episodes, began))
-        return _TrainingObservers(episodes, lags, saver, timeline, traffic, leases, evaluator)
+        return _TrainingObservers(episodes, lags, saver, timeline, traffic, evaluator)
 
     @property
     def _updates(self) -> int:

@@ -1,0 +1,20 @@
+"""The main results of a run in the terminal."""
+
+from __future__ import annotations
+
+from polyrhythm.cli.run_summary import lines
+
+
+def test_stations_that_leased_a_device_are_named_with_their_switches() -> None:
+    summary = {
+        "wall_s": {"total": 1.0, "rl": 1.0},
+        "transitions_per_s": 1.0,
+        "utilisation": {},
+        "lag": {"mean": 0.0, "max": 0},
+        "ledger": {"started": 1, "trained": 1, "dropped": {}},
+        "faults": [],
+        "stations": {"simulator-0": {"env_s": 1.0}, "trainer": {"switches": 4.0, "switch_s": 1.5}},
+    }
+    assert "leases      trainer 4 switches in 1.5 s" in lines(summary)
+    del summary["stations"]["trainer"]
+    assert "leases" not in lines(summary)
