@@ -61,7 +61,8 @@ def _time(wall_s: Mapping[str, float]) -> str:
 
 def _leases(stations: Mapping[str, Mapping[str, float]]) -> str:
     """`generator-0 24 switches in 1.3 s, trainer 25 switches in 2.0 s`."""
-    return ", ".join(f"{name} {own['switches']:.0f} switches in {own['switch_s']:.1f} s" for name, own in stations.items())
+    told = (f"{name} {own['switches']:.0f} switches in {own['switch_s']:.1f} s" for name, own in stations.items())
+    return ", ".join(told)
 
 
 def _faults(faults: list[Mapping[str, Any]]) -> str:
