@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -36,8 +36,19 @@ log = logging.getLogger(__name__)
 OnProgress = Callable[[int, int], None]
 
 
+class ShowsEpisodes(Protocol):
+    """A display that shows how many episodes are done."""
+
+    def count_episodes(self, done: int, of: int) -> None: ...
+
+
 def _ignore(_done: int, _of: int) -> None:
     """Nobody watches."""
+
+
+def watched_by(display: ShowsEpisodes | None) -> OnProgress:
+    """Tell the display, if there is one."""
+    return display.count_episodes if display is not None else _ignore
 
 
 class Recorded(NamedTuple):

@@ -124,7 +124,7 @@ def _act(
     """Execute one chunk in these rows and add its labels to the episodes; which ones continue [n]."""
     spec = env.spec
     advance = env.step if spec.step_rows else whole_batch(env)
-    labels = np.zeros((len(rows), step.chunk, spec.action.dim), np.float32)
+    labels = np.zeros((len(rows), step.chunk, spec.action.dim), spec.action.dtype)
     going = np.ones(len(rows), bool)
     for c in range(step.chunk):
         alive = np.flatnonzero(going)
@@ -132,14 +132,17 @@ def _act(
             break
         # A row that ends keeps its last label for the rest of the chunk.
         labels[alive, c:] = actor(rows[alive], [episodes[i] for i in alive])[:, None]
-        for place in first_not_finite({"action": labels[alive, c]}):
+        floating = spec.action.kind == "continuous"
+        for place in first_not_finite({"action": labels[alive, c]} if floating else {}):
             episodes[alive[place]].nonfinite = "the expert's action"
             going[alive[place]] = False
         alive = np.flatnonzero(going)
         if not len(alive):
             break
-        noise = np.stack([_noise(episodes[i], noise_std, spec.action.dim) for i in alive])
-        executed = np.clip(labels[alive, c] + noise, spec.action.low, spec.action.high).astype(np.float32)
+        executed = labels[alive, c]
+        if floating:
+            noise = np.stack([_noise(episodes[i], noise_std, spec.action.dim) for i in alive])
+            executed = np.clip(executed + noise, spec.action.low, spec.action.high).astype(np.float32)
         left = np.array([spec.max_steps - episodes[i].steps for i in alive])
         result = step_chunk(advance, rows[alive], executed[:, None], step.action_repeat, left)
         for place, i in enumerate(alive):
