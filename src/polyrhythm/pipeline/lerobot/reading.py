@@ -156,7 +156,7 @@ def _video(dataset: CheckedDataset, row: Mapping[str, Any], key: str, begins: ND
 def _chunks(actions: NDArray[Any], begins: NDArray[np.intp], chunk: int, spec: EnvSpec) -> NDArray[Any]:
     """Action chunks [n,C,A]; past the end the last action is repeated."""
     frames = np.minimum(begins[:, None] + np.arange(chunk), len(actions) - 1)
-    return actions.reshape(len(actions), spec.action.dim)[frames].astype(spec.action.dtype, copy=False)
+    return np.asarray(actions.reshape(len(actions), spec.action.dim)[frames], spec.action.dtype)
 
 
 def _refuse_not_finite(
@@ -164,7 +164,7 @@ def _refuse_not_finite(
 ) -> None:
     obs, actions = part
     floating = {name: x for name, x in (*obs.items(), ("action", actions)) if x.dtype.kind == "f"}
-    for _, name in first_not_finite(floating).items():
+    for name in first_not_finite(floating).values():
         raise RunFolderError(
             f"{dataset.folder}: {name} of episode {row['episode_index']} is not finite; leave that episode out"
         )

@@ -62,10 +62,10 @@ def open_recording(folder: Path, recorded: dict[str, Any]) -> Journal:
         journal = Journal.load(folder)
     except (OSError, ValueError) as error:
         raise RunFolderError(f"{folder / layout.OURS} cannot be read ({error}); name another folder") from error
-    for name in recorded:
-        if journal.recorded.get(name) != recorded[name]:
+    for name, value in recorded.items():
+        if journal.recorded.get(name) != value:
             raise RunFolderError(
-                f"the recording in {folder} has {name} = {journal.recorded.get(name)} and this one {recorded[name]}; "
+                f"the recording in {folder} has {name} = {journal.recorded.get(name)} and this one {value}; "
                 "make them equal to go on with it, or name another folder"
             )
     return journal
@@ -93,6 +93,9 @@ def record_dataset(
     open_recording(folder, source.what)
     with lock_run_folder(folder):
         journal = open_recording(folder, source.what)
+        if not (folder / layout.OURS).exists():
+            (folder / layout.OURS).parent.mkdir(exist_ok=True)
+            journal.save(folder)  # from here on the folder is known as ours
         _remove_unlisted(folder, journal)
         done = {(task, index) for task, index, _, _ in journal.outcomes}
         planned = [(task, index) for task in range(len(env.spec.tasks)) for index in range(settings.episodes_per_task)]
