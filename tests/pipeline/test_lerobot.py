@@ -266,7 +266,7 @@ def test_tasks_keys_and_holding_that_do_not_fit_are_refused(tmp_path: Path) -> N
         read(tmp_path, tasks=["z"])
     with pytest.raises(ConfigError, match="keys = y: the environment has no such array but front"):
         read(tmp_path, keys={"y": "observation.x"})
-    with pytest.raises(ConfigError, match="action_repeat = 3: the demonstrations in .* hold each action for 2 steps"):
+    with pytest.raises(ConfigError, match=r"action_repeat = 3: the demonstrations in .* hold each action for 2 steps"):
         check_dataset(DatasetSettings(folder=str(tmp_path)), Seen(1).spec, 3)
     with pytest.raises(RunFolderError, match="is not there; name the folder"):
         read(tmp_path / "none")
@@ -346,3 +346,105 @@ def test_lerobots_own_reader_opens_it(tmp_path: Path) -> None:
     assert np.array_equal(np.round(theirs["front"].transpose(0, 2, 3, 1) * 255).astype(np.uint8), ours.obs["front"])
     assert np.array_equal(np.round(theirs["depth"][:, 0] * 255).astype(np.uint8), ours.obs["depth"])
     assert np.allclose(theirs["mean"], ours.actions[:, 0].mean(0))
+
+
+WRITE = """
+import sys
+import numpy as np
+from lerobot.datasets.lerobot_dataset import LeRobotDataset
+features = {
+    "observation.images.top": {"dtype": "image", "shape": (12, 10, 3), "names": ["height", "width", "channels"]},
+    "observation.state": {"dtype": "float32", "shape": (3,), "names": None},
+    "action": {"dtype": "float32", "shape": (2,), "names": None},
+}
+made = LeRobotDataset.create("local/d", fps=20, features=features, root=sys.argv[1], use_videos=False)
+draws = np.random.default_rng(0)
+frames = []
+for episode in range(3):
+    for _ in range(4 + episode):
+        frame = {
+            "observation.images.top": draws.integers(0, 256, (12, 10, 3), dtype=np.uint8),
+            "observation.state": draws.normal(size=3).astype(np.float32),
+            "action": draws.normal(size=2).astype(np.float32),
+        }
+        frames.append(frame)
+        made.add_frame({**frame, "task": ["lift", "push", "lift"][episode]})
+    made.save_episode()
+made.finalize()
+np.savez(sys.argv[2], **{key: np.stack([frame[key] for frame in frames]) for key in features})
+"""
+
+
+@pytest.mark.timeout(300)
+def test_what_lerobot_itself_writes_is_read(tmp_path: Path) -> None:
+    python, out = _lerobot_python(), tmp_path / "out.npz"
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment |= {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
+    words = [python, "-c", WRITE, str(tmp_path / "d"), str(out)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    theirs = np.load(out)
+    spec = EnvSpec(
+        observation={"image": ArraySpec((3, 12, 10), "uint8"), "proprio": ArraySpec((3,), "float32")},
+        action=ActionSpec("continuous", 2, low=(-9.0, -9.0), high=(9.0, 9.0)),
+        tasks=(Task("push-v3", "push"), Task("lift-v3", "lift")),
+        max_steps=20,
+    )
+    chosen = DatasetSettings(folder=str(tmp_path / "d"), keys={"image": "observation.images.top"})
+    found = read_demonstrations(chosen, spec, 1, 1)
+    assert found.obs["instruction"].tolist() == [1] * 4 + [0] * 5 + [1] * 6
+    assert np.array_equal(found.obs["image"], theirs["observation.images.top"].transpose(0, 3, 1, 2))
+    assert np.array_equal(found.obs["proprio"], theirs["observation.state"])
+    assert np.array_equal(found.actions[:, 0], theirs["action"])
+
+
+def test_cameras_may_be_videos(tmp_path: Path) -> None:
+    ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="videos need: pip install 'polyrhythm[video]'")
+    pa = pytest.importorskip("pyarrow")
+    env = Seen(1)
+    spec = EnvSpec(
+        observation={"cam": ArraySpec((32, 48, 3), "uint8"), "x": ArraySpec((1,), "float32")},
+        action=env.spec.action,
+        tasks=env.spec.tasks,
+        max_steps=12,
+    )
+    for folder in ("data/chunk-000", "meta/episodes/chunk-000", "videos/observation.images.cam/chunk-000"):
+        (tmp_path / folder).mkdir(parents=True)
+    levels = np.linspace(10, 240, 9).astype(np.uint8)
+    video = tmp_path / "videos/observation.images.cam/chunk-000/file-000.mp4"
+    writer = ffmpeg.write_frames(str(video), (48, 32), fps=10, macro_block_size=2, ffmpeg_log_level="error")
+    writer.send(None)
+    for level in levels:
+        writer.send(np.full((32, 48, 3), level, np.uint8))
+    writer.close()
+    features = layout.features_of(spec)
+    features["observation.images.cam"]["dtype"] = "video"
+    info = {"codebase_version": "v3.0", "fps": 10, "features": features, "data_path": layout.DATA}
+    info["video_path"] = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+    (tmp_path / layout.INFO).write_text(json.dumps(info))
+    pq.write_table(pa.table({"task_index": [0, 1], "task": ["do a", "do b"]}), tmp_path / layout.TASKS)
+    lengths = {0: 4, 1: 5}
+    columns: dict[str, list[Any]] = {name: [] for name in (*layout.INDICES, "action", "observation.state")}
+    rows = []
+    for episode, length in lengths.items():
+        first = 4 * episode
+        for t in range(length):
+            values = {"timestamp": t / 10, "frame_index": t, "episode_index": episode, "index": first + t}
+            values |= {"task_index": episode, "action": 0.5, "observation.state": float(first + t)}
+            for name, value in values.items():
+                columns[name].append(value)
+        places = {f"{of}/{n}": 0 for of in ("data", "videos/observation.images.cam") for n in layout.file_place(0)}
+        own = {"episode_index": episode, "tasks": [["do a"], ["do b"]][episode], "length": length}
+        rows.append({**own, **places, "videos/observation.images.cam/from_timestamp": first / 10})
+    pq.write_table(pa.table(columns), tmp_path / layout.DATA.format(**layout.file_place(0)))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / layout.EPISODES.format(**layout.file_place(0)))
+    found = read_demonstrations(DatasetSettings(folder=str(tmp_path), every=2), spec, 2, 1)
+    assert found.obs["x"][:, 0].tolist() == [0, 2, 4, 6, 8]
+    assert np.abs(found.obs["cam"].mean((1, 2, 3)) - levels[[0, 2, 4, 6, 8]]).max() < 4
+    short = {**rows[1], "videos/observation.images.cam/from_timestamp": 2.0}
+    pq.write_table(pa.Table.from_pylist([rows[0], short]), tmp_path / layout.EPISODES.format(**layout.file_place(0)))
+    with pytest.raises(RunFolderError, match=r"file-000.mp4 has 9 frames and should have 25"):
+        read_demonstrations(DatasetSettings(folder=str(tmp_path)), spec, 2, 1)
+    video.unlink()
+    with pytest.raises(RunFolderError, match=r"file-000.mp4 is not there"):
+        check_dataset(DatasetSettings(folder=str(tmp_path)), spec, 1)
