@@ -443,7 +443,7 @@ def test_cameras_may_be_videos(tmp_path: Path) -> None:
     assert np.abs(found.obs["cam"].mean((1, 2, 3)) - levels[[0, 2, 4, 6, 8]]).max() < 4
     short = {**rows[1], "videos/observation.images.cam/from_timestamp": 2.0}
     pq.write_table(pa.Table.from_pylist([rows[0], short]), tmp_path / layout.EPISODES.format(**layout.file_place(0)))
-    with pytest.raises(RunFolderError, match=r"file-000.mp4 has 9 frames and should have 25"):
+    with pytest.raises(RunFolderError, match=r"file-000.mp4 has 9 frames of 32x48 and should have 25"):
         read_demonstrations(DatasetSettings(folder=str(tmp_path)), spec, 2, 1)
     video.unlink()
     with pytest.raises(RunFolderError, match=r"file-000.mp4 is not there"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -52,23 +53,30 @@ def require_video(path: Path) -> None:
         )
 
 
-def video_frames(file: Path, wanted: set[int]) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-    """(number, image [H,W,3]) of the wanted frames of an mp4, in order. RunFolderError: it has fewer, or is damaged."""
+def video_frames(file: Path, wanted: set[int], size: tuple[int, int]) -> Iterator[NDArray[np.uint8]]:
+    """The wanted frames [H,W,3] of an mp4, in order. size: H, W. RunFolderError: it has fewer, or is damaged.
+
+    Waits for: the decoder's next frame. Unblocked by: that frame, or the end of the decoder, which reads a file only.
+    """
     import imageio_ffmpeg
 
-    found, last = 0, max(wanted)
-    reader = imageio_ffmpeg.read_frames(str(file), pix_fmt="rgb24")
-    try:
-        width, height = next(reader)["size"]
-        for number, frame in enumerate(reader):
-            if number in wanted:
-                found += 1
-                yield number, np.frombuffer(frame, np.uint8).reshape(height, width, 3)
-            if number == last:
-                break
-    except (OSError, StopIteration, RuntimeError) as error:
-        raise RunFolderError(f"{file} cannot be read as a video; copy the dataset again") from error
-    finally:
-        reader.close()
-    if found < len(wanted):
-        raise RunFolderError(f"{file} has {number + 1} frames and should have {last + 1}; copy the dataset again")
+    height, width = size
+    nbytes, number, last = height * width * 3, 0, max(wanted)
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(file), "-fps_mode", "passthrough"]
+    command += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    with subprocess.Popen(  # noqa: S603 - no shell; ffmpeg of the package, a file of the dataset
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as decoder:
+        assert decoder.stdout is not None
+        try:
+            while number <= last:
+                frame = decoder.stdout.read(nbytes)
+                if len(frame) < nbytes:
+                    raise RunFolderError(
+                        f"{file} has {number} frames of {height}x{width} and should have {last + 1}; copy it again"
+                    )
+                if number in wanted:
+                    yield np.frombuffer(frame, np.uint8).reshape(height, width, 3)
+                number += 1
+        finally:
+            decoder.kill()

@@ -20,7 +20,7 @@ from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.pipeline.lerobot import layout
 from polyrhythm.pipeline.lerobot.checking import CheckedDataset, check_dataset, data_file, video_file
 from polyrhythm.pipeline.lerobot.images import as_array, decoded, video_frames
-from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec
+from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec
 from polyrhythm.specs.finite import first_not_finite
 from polyrhythm.training.demonstrations import Demonstrations
 
@@ -132,7 +132,9 @@ def _array(
         stored = columns[key]
         return as_array(np.stack([decoded(_bytes(dataset, stored[int(t)].as_py())) for t in begins]), shape)
     if kind == "video":
-        return as_array(_video(dataset, row, key, begins), shape)
+        image = layout.image_shape(ArraySpec(shape, "uint8"))
+        assert image is not None
+        return as_array(_video(dataset, row, key, begins, image[:2]), shape)
     return np.asarray(columns[key][begins].reshape(len(begins), *shape))
 
 
@@ -146,11 +148,14 @@ def _bytes(dataset: CheckedDataset, stored: Mapping[str, Any]) -> bytes:
     return file.read_bytes()
 
 
-def _video(dataset: CheckedDataset, row: Mapping[str, Any], key: str, begins: NDArray[np.intp]) -> NDArray[np.uint8]:
+def _video(
+    dataset: CheckedDataset, row: Mapping[str, Any], key: str, begins: NDArray[np.intp], size: tuple[int, ...]
+) -> NDArray[np.uint8]:
     """A camera's frames of an episode, which begins at `from_timestamp` seconds of its file."""
     first = round(float(row[f"videos/{key}/from_timestamp"]) * float(dataset.info["fps"]))
     wanted = {first + int(t) for t in begins}
-    return np.stack([frame for _, frame in video_frames(video_file(dataset.folder, dataset.info, row, key), wanted)])
+    file, (height, width) = video_file(dataset.folder, dataset.info, row, key), size
+    return np.stack(list(video_frames(file, wanted, (height, width))))
 
 
 def _chunks(actions: NDArray[Any], begins: NDArray[np.intp], chunk: int, spec: EnvSpec) -> NDArray[Any]:
