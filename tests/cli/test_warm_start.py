@@ -413,3 +413,52 @@ def test_a_full_disk_for_metrics_is_warned_about_once_and_the_run_goes_on(
     assert len(warnings) == 1
     assert str(run / "metrics.jsonl") in warnings[0]
     assert (run / "summary.json").is_file()
+
+
+def test_a_folder_of_demonstrations_is_recorded_once_and_imitated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pyarrow", reason="folders of demonstrations are parquet: pip install 'polyrhythm[lerobot]'")
+    path, data, few = recipe(tmp_path), tmp_path / "data", ["supervised.steps=2", "supervised.batch_size=8"]
+    assert main(["demos", path, "--out", str(data), "--episodes-per-task", "2", "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert (first["episodes"], first["frames"], first["resumed"]) == (4, 22, 0)
+    assert first["tasks"]["a"]["rate"] == 1.0
+    assert main(["demos", path, "--out", str(data), "--episodes-per-task", "3"]) == 0
+    told = capsys.readouterr().out
+    assert "episodes: 6\nframes: 33\nresumed: 4\na: 100% [44, 100], 3 of 3 episodes" in told
+    assert main(["demos", path, "--out", str(data), "demonstrations.seed=1"]) == 2
+    assert "has seed = 2000000000 and this one 1" in capsys.readouterr().err
+
+    given, named = tmp_path / "given", tmp_path / "named"
+    assert main(["sft", path, "--demos", str(data), "--out", str(given), *few, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["decisions"] == 33
+    chosen = f"demonstrations={{dataset: {{folder: {data}}}}}"
+    assert main(["sft", path, "--out", str(named), *few, chosen, "policy.chunk=1"]) == 0
+    weights = load_policy(given)[1]
+    assert all(torch.equal(weights[name], tensor) for name, tensor in load_policy(named)[1].items())
+    trained = [chosen, "supervised={steps: 2}", "training.versions=1"]
+    assert main(["train", path, "--out", str(tmp_path / "run"), *trained]) == 0
+    capsys.readouterr()
+    for words in (["sft", path], ["train", path, "supervised={}"]):
+        wrong = f"demonstrations={{dataset: {{folder: {tmp_path / 'no'}}}}}"
+        assert main([*words, "--out", str(tmp_path / "none"), wrong]) == 2
+        assert "no is not there; name the folder of a dataset" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_policy_is_recorded_where_nobody_else_demonstrates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pyarrow", reason="folders of demonstrations are parquet: pip install 'polyrhythm[lerobot]'")
+    path, run, data = cartpole(tmp_path), tmp_path / "run", tmp_path / "data"
+    assert main(["train", path, "--out", str(run), "training.versions=1"]) == 0
+    assert main(["demos", path, "--policy", str(run), "--out", str(tmp_path / "x.npz")]) == 2
+    assert "a policy is recorded in a folder" in capsys.readouterr().err
+    words = ["demos", path, "--policy", str(run), "--out", str(data), "--episodes-per-task", "3", "--json"]
+    assert main(words) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["episodes"] == 3, "failed ones too"
+    assert 3 * 5 < result["frames"] <= 3 * 40
+    taught = ["supervised={steps: 2}", f"demonstrations={{dataset: {{folder: {data}}}}}"]
+    assert main(["sft", path, "--out", str(tmp_path / "start"), *taught]) == 0

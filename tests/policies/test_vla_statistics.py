@@ -115,6 +115,15 @@ def test_lerobots_older_buffers_are_read(tmp_path: Path) -> None:
     assert normalised(found.state, [2.5, 1.5, 1.0]) == pytest.approx([1.0, 1.0, 0.0], abs=1e-6)
 
 
+def test_the_statistics_of_a_lerobot_dataset_serve_where_a_checkpoint_has_none(tmp_path: Path) -> None:
+    stats = {"action": STATS, "observation.state": STATS, "index": STATS}
+    found = robot_statistics(folder_of(tmp_path, {"meta/stats.json": stats}), "pi0", "")
+    assert normalised(found.state, [2.5, 1.5, 1.0]) == pytest.approx([1.0, 1.0, 0.0], abs=1e-6)
+    assert undone(found.actions, [1.0, 1.0, 0.0]) == pytest.approx([2.5, 1.5, 1.0], abs=1e-6)
+    folder_of(tmp_path, {"assets/own/norm_stats.json": {"norm_stats": {"state": STATS, "actions": STATS}}})
+    assert robot_statistics(Checkpoint.open(tmp_path), "pi0", "").key == "own", "the release's own come first"
+
+
 def test_the_golden_folder_of_openvla_has_its_statistics() -> None:
     found = robot_statistics(Checkpoint.open(GOLDEN / "openvla_oft"), "openvla_oft", "libero_tiny")
     stats = json.loads((GOLDEN / "openvla_oft" / "dataset_statistics.json").read_text())["libero_tiny_no_noops"][

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_recipe(parser, "[--demos FILE.npz] [--out DIR] [--json]")
+    add_recipe(parser, "[--demos FILE.npz|FOLDER] [--out DIR] [--json]")
     parser.add_argument(
-        "--demos", type=Path, metavar="FILE.npz", help="demonstrations to imitate (from polyrhythm demos)"
+        "--demos", type=Path, metavar="PATH", help="demonstrations to imitate: a file or folder of polyrhythm demos"
     )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="folder of this run (default: runs/<recipe>-sft/<time>)"
@@ -33,16 +33,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     config = load_config(arguments.recipe, [*IMITATION, *arguments.overrides])
     from polyrhythm.pipeline.persistence.resume_rules import new_folder, run_to_resume
-    from polyrhythm.pipeline.sft import fitting_demonstrations, refuse_without_expert, sft_config
+    from polyrhythm.pipeline.sft import check_demonstrations, sft_config
     from polyrhythm.pipeline.validation.check import validate_run
 
     checked = validate_run(sft_config(config), trainer=False)
     config = checked.config
     folder = run_to_resume(config, arguments.out)
-    if arguments.demos:
-        fitting_demonstrations(arguments.demos, checked)
-    else:
-        refuse_without_expert(config)
+    check_demonstrations(arguments.demos, checked)
     if folder is None:
         folder = new_folder(config, arguments.out)
     overrides = [word for word in arguments.overrides if not word.startswith("resume=")]

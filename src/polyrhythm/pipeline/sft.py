@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.config.sections.learning import DatasetSettings
 from polyrhythm.errors import ConfigError
 from polyrhythm.files import atomic_write
 from polyrhythm.observe import MetricsWriter
 from polyrhythm.observe.run_folder import lock_run_folder
 from polyrhythm.pipeline.build import env_settings
+from polyrhythm.pipeline.lerobot.checking import check_dataset
+from polyrhythm.pipeline.lerobot.reading import read_demonstrations
 from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.persistence.phases import SUMMARY_FILE, PhaseJournal
 from polyrhythm.pipeline.persistence.resume import refuse_misplaced, save_settings
@@ -22,11 +24,34 @@ from polyrhythm.pipeline.warm_start.initial_policy import DEMONSTRATIONS_FILE, p
 from polyrhythm.training.demonstrations import Demonstrations
 
 
+def settings_of(path: Path, config: RunConfig) -> DatasetSettings:
+    """The settings of a dataset's folder that was named on the command line; filters as the recipe says."""
+    given = config.demonstrations.dataset if config.demonstrations else None
+    found = given.model_dump() if given else {}
+    return DatasetSettings.model_validate({**found, "folder": str(path)})
+
+
 def sft_config(config: RunConfig) -> RunConfig:
     """The configuration of a recipe's warm start as a separate run: <name>-sft."""
     if config.init_from:
         raise ConfigError(f"init_from = {config.init_from}: sft makes the initial weights; leave it out")
     return config.model_copy(update={"name": f"{config.name}-sft"})
+
+
+def check_demonstrations(file: Path | None, checked: ValidatedRun) -> None:
+    """Raise ConfigError or RunFolderError unless there are demonstrations: a fitting file or folder, the recipe's
+    dataset, or an expert. Of a dataset only its small files are read."""
+    config = checked.config
+    dataset = config.demonstrations.dataset if config.demonstrations else None
+    if file is not None and file.is_dir():
+        dataset = settings_of(file, config)
+    elif file is not None:
+        fitting_demonstrations(file, checked)
+        return
+    if dataset is not None:
+        check_dataset(dataset, checked.spec, config.rollout.action_repeat)
+    else:
+        refuse_without_expert(config)
 
 
 def refuse_without_expert(config: RunConfig) -> None:
@@ -40,6 +65,13 @@ def refuse_without_expert(config: RunConfig) -> None:
 
 def fitting_demonstrations(file: Path, checked: ValidatedRun) -> Demonstrations:
     """The file's demonstrations. Raises RunFolderError if it holds none, ConfigError if they do not fit this run."""
+    if file.is_dir():
+        return read_demonstrations(
+            settings_of(file, checked.config),
+            checked.spec,
+            checked.policy.chunk,
+            checked.config.rollout.action_repeat,
+        )
     found = Demonstrations.load(file)
     refuse_misfit(found, checked.spec, checked.policy.chunk, checked.config.rollout.action_repeat)
     return found
@@ -59,9 +91,9 @@ def imitate(checked: ValidatedRun, folder: Path, file: Path | None, live: LiveDi
 def _imitate(checked: ValidatedRun, folder: Path, file: Path | None, live: LiveDisplay | None) -> dict[str, Any]:
     progress = PhaseJournal(folder, live.phase if live else None, command="sft")
     if file is not None and progress.result("demonstrations") is None:
-        decisions = len(fitting_demonstrations(file, checked))
-        shutil.copyfile(file, folder / DEMONSTRATIONS_FILE)
-        progress.commit("demonstrations", {"file": str(file), "decisions": decisions})
+        found = fitting_demonstrations(file, checked)
+        found.save(folder / DEMONSTRATIONS_FILE)
+        progress.commit("demonstrations", {"file": str(file), "decisions": len(found)})
     save_settings(checked.config, folder)  # from here on it can be resumed without the file
     with MetricsWriter(folder) as metrics:
         prepare_initial_policy(checked, folder, progress, metrics)

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from polyrhythm.config.base import Count, Flag, Fraction, InvalidSetting, NotNegative, Positive, Section, Seed, Whole
 
+Text = Annotated[str, Field(min_length=1)]
 Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
 
 
@@ -150,9 +151,28 @@ class EvaluationSettings(Section):
         return self.rows if self.every and self.weights != "pause" else 0
 
 
-class DemonstrationSettings(Section):
-    """Episodes of the environment's scripted expert."""
+class DatasetSettings(Section):
+    """A folder of demonstrations in the LeRobotDataset v3.0 layout, and which of its episodes are imitated."""
 
+    folder: Text
+    """The dataset's folder, the one that has meta/info.json."""
+    tasks: tuple[Text, ...] = ()
+    """Names or instructions of the environment's tasks to imitate; empty for all that the dataset has."""
+    only_success: Flag = False
+    """Leave out episodes that did not succeed, by the dataset's next.success."""
+    max_episodes: Whole = 0
+    """Most episodes for each task, the first of the dataset; 0 for all."""
+    every: Count = 1
+    """Every n-th frame of an episode begins a chunk step to imitate."""
+    keys: dict[str, str] = Field(default_factory=dict)
+    """Key of the dataset for an array of the environment, where the names differ: {front: observation.images.top}."""
+
+
+class DemonstrationSettings(Section):
+    """Episodes of the environment's scripted expert, or of a dataset."""
+
+    dataset: DatasetSettings | None = None
+    """Episodes that were recorded before; null to record the expert's."""
     episodes_per_task: Count = 8
     """Episodes for each task."""
     noise_std: NotNegative = 0.0

@@ -81,6 +81,14 @@ class LiveDisplay(Observer):
         self._status = Status(words, 0.0, utilisation=self._status.utilisation, faults=self._status.faults)
         self.draw()
 
+    def count_episodes(self, done: int, of: int) -> None:
+        """So many episodes of a phase without stations, such as the recording of demonstrations, are done."""
+        self._done, self._of = done, of
+        self._mark(self._clock())
+        self._status = replace(
+            self._status, done=done, of=of, unit="episode", left_s=self._left(self._clock()), left_of="this phase"
+        )
+
     def watch(self, pipeline: Pipeline) -> None:
         """Watch the stations of a run from now on."""
         self._pipeline, self._stations = pipeline, StationActivity(pipeline.launcher)

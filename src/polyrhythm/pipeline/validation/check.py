@@ -23,6 +23,7 @@ from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.pipeline.array_specs import arena_layout, blank, bucket_sizes
 from polyrhythm.pipeline.build import env_settings, policy_settings, scheduler_settings
 from polyrhythm.pipeline.env_batches import env_batch_infos
+from polyrhythm.pipeline.lerobot.checking import check_dataset
 from polyrhythm.pipeline.memory.needs import HOST
 from polyrhythm.pipeline.placed import place, station_names
 from polyrhythm.pipeline.validation.custom_objective import dry_run_objective, try_on
@@ -191,7 +192,7 @@ def check_start(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: bo
     if trainer and config.init_from:
         _check_init_from(config, policy)
     elif trainer and config.demonstrations is not None:
-        _check_expert(config)
+        _check_demonstrations(config, spec)
     if config.evaluation.swapped:
         refuse_swapping(spec)
 
@@ -321,7 +322,13 @@ def _is_plain(key: object) -> bool:
     return all(map(_is_plain, key)) if isinstance(key, tuple) else type(key) in (int, float, str)
 
 
-def _check_expert(config: RunConfig) -> None:
+def _check_demonstrations(config: RunConfig, spec: EnvSpec) -> None:
+    """Check that the dataset fits or, without one, that there is an expert; a resumed run may have its own copy."""
+    dataset = config.demonstrations.dataset if config.demonstrations else None
+    if dataset is not None:
+        if config.resume == "never":
+            check_dataset(dataset, spec, config.rollout.action_repeat)
+        return
     if not has_expert(env_settings(config)):
         raise ConfigError(
             "demonstrations = set: this environment has no scripted expert; set demonstrations and supervised to null"

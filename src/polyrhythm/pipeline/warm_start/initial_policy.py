@@ -8,9 +8,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunFolderError
 from polyrhythm.observe import MetricsWriter
+from polyrhythm.pipeline.lerobot.reading import read_demonstrations
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE, load_policy, save_policy
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
 from polyrhythm.pipeline.validation.check import ValidatedRun
@@ -44,7 +44,7 @@ def prepare_initial_policy(checked: ValidatedRun, folder: Path, progress: PhaseJ
         if folder_of_checkpoint := getattr(config.policy, "checkpoint", ""):
             words = "supervised training begins from the checkpoint %s; without it: supervised=null demonstrations=null"
             log.info(words, folder_of_checkpoint)
-        demonstrations = _demonstrations(config, folder, policy, progress)
+        demonstrations = _demonstrations(checked, folder, progress)
         with progress.phase("supervised"):
             learned = finish(SupervisedLearner(policy, config.supervised, seed=config.seed).steps(demonstrations))
             metrics.log(0, learned, progress.summary()["total"])
@@ -63,11 +63,19 @@ def give_weights(policy: Policy, weights: Mapping[str, Tensor], origin: Path) ->
         ) from error
 
 
-def _demonstrations(config: RunConfig, folder: Path, policy: Policy, progress: PhaseJournal) -> Demonstrations:
+def _demonstrations(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> Demonstrations:
+    config, spec, policy = checked
     file = folder / DEMONSTRATIONS_FILE
     if progress.result("demonstrations") is not None:
         return Demonstrations.load(file)
     assert config.demonstrations is not None
+    if config.demonstrations.dataset is not None:
+        dataset = config.demonstrations.dataset
+        with progress.phase("demonstrations"):
+            found = read_demonstrations(dataset, spec, policy.chunk, config.rollout.action_repeat)
+            found.save(file)
+        progress.commit("demonstrations", {"file": dataset.folder, "decisions": len(found)})
+        return found
     with progress.phase("demonstrations"):
         recorded = record(config, config.demonstrations, policy.chunk)
         recorded.demonstrations.save(file)

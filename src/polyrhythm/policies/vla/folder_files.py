@@ -136,7 +136,8 @@ def statistics_files(folder: Path) -> tuple[Path, ...]:
     openpi = [path for depth in range(5) for path in sorted(folder.glob("*/" * depth + "norm_stats.json"))]
     named = [folder / "dataset_statistics.json", folder / "experiment_cfg" / "metadata.json", folder / "metadata.json"]
     lerobot = [*folder.glob("policy_p*processor*.json"), *folder.glob("policy_p*processor*.safetensors")]
-    return tuple(path for path in (*openpi, *named, *sorted(lerobot)) if path.is_file())
+    dataset = [folder / "meta" / "stats.json", folder / "stats.json"]  # of the LeRobot dataset it was trained on
+    return tuple(path for path in (*openpi, *named, *sorted(lerobot), *dataset) if path.is_file())
 
 
 def tokenizer_folder(folder: Path) -> Path | None:

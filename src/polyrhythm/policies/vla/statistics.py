@@ -5,6 +5,8 @@ dataset_statistics.json            OpenVLA: {KEY: {"action" | "proprio": {mean, 
                                    the same may be in config.json under norm_stats
 experiment_cfg/metadata.json       GR00T: {TAG: {"statistics": {"state" | "action": {KEY: {min, max, ...}}}}}
 policy_*processor*.safetensors     lerobot: observation.state.mean, ..., one robot without a key
+meta/stats.json, stats.json        a LeRobot dataset's, copied here: {"observation.state" | "action": {mean, std, ...}};
+                                   used where the folder has no others
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class RobotStatistics:
 
 def robot_statistics(source: Checkpoint, kind: str, robot: str) -> RobotStatistics:
     """The statistics of the robot with this key ("": the only one). ConfigError: none, several, or another key."""
-    found = list(_all(source, kind))
+    found = list(_all(source, kind)) or _dataset(source)
     keys = [one.key for one in found]
     if not found:
         raise ConfigError(
@@ -180,6 +182,23 @@ def _lerobot(source: Checkpoint) -> Iterator[RobotStatistics]:
         yield RobotStatistics("", f"{source.folder} (lerobot)", state, actions)
 
 
+def _dataset(source: Checkpoint) -> list[RobotStatistics]:
+    """The first stats.json of a LeRobot dataset, by the modes of the policy's configuration (MEAN_STD)."""
+    for path in source.statistics:
+        if path.name != "stats.json":
+            continue
+        found, modes = read_json(path), _lerobot_modes(source)
+
+        def of(key: str, kind: str, path: Path = path, found: Any = found, modes: Any = modes) -> Scaling | None:
+            stats = _mapping(found, key, str(path))
+            return _lerobot_scaling(stats, modes.get(kind, "MEAN_STD"), f"{path}: {key}") if stats else None
+
+        state, actions = of("observation.state", "STATE"), of("action", "ACTION")
+        if state is not None or actions is not None:
+            return [RobotStatistics("", str(path), state, actions)]
+    return []
+
+
 def _lerobot_modes(source: Checkpoint) -> Mapping[str, str]:
     """Kind of array (STATE, ACTION) -> its mode, from the processor's file or the policy's."""
     modes = dict(source.config.get("normalization_mapping") or {})
@@ -193,7 +212,7 @@ def _lerobot_modes(source: Checkpoint) -> Mapping[str, str]:
 def _lerobot_scaling(stats: Mapping[str, np.ndarray], mode: str, origin: str) -> Scaling:
     """lerobot's modes: epsilon 1e-8; the way back from mean and deviation is without it."""
     if mode == "IDENTITY":
-        return scaling.identity(len(next(iter(stats.values()))))
+        return scaling.identity(len(stats["mean"] if "mean" in stats else next(iter(stats.values()))))
     if mode == "MEAN_STD":
         return scaling.mean_std(*_pair(stats, "mean", "std", origin), eps=1e-8, back_eps=0.0)
     ends = {"MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90")}.get(mode)

@@ -1,0 +1,163 @@
+"""Plays demonstration episodes, one per row of an env batch: the expert's, or those of a policy.
+
+Each primitive action of a chunk is the actor's in the state in which it begins, held for `action_repeat` env steps. In
+every `noise_every`-th episode noise is added to the executed action, not to the label, so that the policy learns to
+return to the expert's path. The last entry of an action, by convention the gripper, gets no noise. An episode in which
+an observation or a label is NaN or infinite ends there; `nonfinite` says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.config.sections.learning import DemonstrationSettings
+from polyrhythm.envs.base import EnvBatch, Expert
+from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec
+from polyrhythm.specs.finite import first_not_finite
+from polyrhythm.specs.hashing import mix
+from polyrhythm.stations.simulator.chunk import step_chunk, whole_batch
+from polyrhythm.stations.simulator.slot import StepSettings
+
+#: Hash domain that separates demonstration seeds from those of training and evaluation.
+_DOMAIN = 5
+
+
+@dataclass(slots=True)
+class DemoEpisode:
+    """One demonstration: observations and labels so far.
+
+    index: its number within its task; success_at: the chunk step in which it first succeeded, -1 if it did not;
+    nonfinite: the array that has NaN or infinity, "" if none.
+    """
+
+    task: int
+    index: int
+    seed: int
+    noise: np.random.Generator | None
+    obs: list[dict[str, NDArray[Any]]] = field(default_factory=list)
+    labels: list[NDArray[np.float32]] = field(default_factory=list)
+    steps: int = 0
+    success_at: int = -1
+    nonfinite: str = ""
+
+    @property
+    def success(self) -> bool:
+        return self.success_at >= 0
+
+    @property
+    def kept(self) -> bool:
+        """Whether it is imitated: a success, or a noisy episode, whose labels are right all the same."""
+        return not self.nonfinite and (self.success or self.noise is not None)
+
+
+#: The primitive actions [n,A] of n episodes under way, which play in these rows.
+Actor = Callable[[NDArray[np.intp], Sequence[DemoEpisode]], NDArray[Any]]
+
+
+def expert_of(env: EnvBatch) -> Actor:
+    """The environment's scripted expert as an actor."""
+    assert isinstance(env, Expert)
+    return lambda rows, _: env.expert_actions(rows)
+
+
+def describe_dropped(episodes: list[DemoEpisode], spec: EnvSpec) -> str:
+    """How many of these episodes of one task were dropped, and the first of them; "" if none was."""
+    dropped = [episode for episode in episodes if episode.nonfinite]
+    if not dropped:
+        return ""
+    first = dropped[0]
+    where = f"task {spec.tasks[first.task].name}, seed {first.seed}, env step {first.steps}"
+    return f"{len(dropped)} episodes were dropped, the first since {first.nonfinite} is not finite ({where})"
+
+
+def plan_episode(settings: DemonstrationSettings, task: int, index: int) -> DemoEpisode:
+    """Episode `index` of a task: its seed and noise are a hash of (seed, task, index), whoever else plays beside it."""
+    seed = mix(settings.seed, _DOMAIN, task, index)
+    noisy = settings.noise_std > 0 and index % settings.noise_every == settings.noise_every - 1
+    return DemoEpisode(task, index, seed, np.random.default_rng(mix(seed, 1)) if noisy else None)
+
+
+def play_episodes(
+    env: EnvBatch, episodes: list[DemoEpisode], noise_std: float, step: StepSettings, actor: Actor
+) -> None:
+    """Play these episodes in parallel, one per row; at most as many as the batch has rows."""
+    rows = list(range(len(episodes) if env.spec.reset_rows else env.rows))
+    given = [episodes[min(row, len(episodes) - 1)] for row in rows]
+    env.reset(rows, [episode.task for episode in given], [episode.seed for episode in given])
+    running = np.arange(len(episodes))
+    while len(running):
+        under_way = [episodes[row] for row in running]
+        _observe(env, running, under_way)
+        finite = np.array([not episode.nonfinite for episode in under_way])
+        running, under_way = running[finite], [episode for episode in under_way if not episode.nonfinite]
+        if len(running):
+            running = running[_act(env, running, under_way, noise_std, step, actor)]
+
+
+def _observe(env: EnvBatch, rows: NDArray[np.intp], episodes: list[DemoEpisode]) -> None:
+    """Add the current observation to each episode, in the simulator station's form; note non-finite ones."""
+    seen = {name: np.empty((len(rows), *a.shape), a.dtype) for name, a in env.spec.observation.items()}
+    env.observe(rows, seen)
+    floating = {f"observation {name}": array for name, array in seen.items() if array.dtype.kind == "f"}
+    for i, what in first_not_finite(floating).items():
+        episodes[i].nonfinite = what
+    for i, episode in enumerate(episodes):
+        obs = {name: array[i] for name, array in seen.items()}
+        obs[INSTRUCTION] = np.array(episode.task, np.int64)
+        obs[PROGRESS] = np.array(episode.steps / env.spec.max_steps, np.float32)
+        episode.obs.append(obs)
+
+
+def _act(
+    env: EnvBatch,
+    rows: NDArray[np.intp],
+    episodes: list[DemoEpisode],
+    noise_std: float,
+    step: StepSettings,
+    actor: Actor,
+) -> NDArray[np.bool_]:
+    """Execute one chunk in these rows and add its labels to the episodes; which ones continue [n]."""
+    spec = env.spec
+    advance = env.step if spec.step_rows else whole_batch(env)
+    labels = np.zeros((len(rows), step.chunk, spec.action.dim), spec.action.dtype)
+    going = np.ones(len(rows), bool)
+    for c in range(step.chunk):
+        alive = np.flatnonzero(going)
+        if not len(alive):
+            break
+        # A row that ends keeps its last label for the rest of the chunk.
+        labels[alive, c:] = actor(rows[alive], [episodes[i] for i in alive])[:, None]
+        floating = spec.action.kind == "continuous"
+        for place in first_not_finite({"action": labels[alive, c]} if floating else {}):
+            episodes[alive[place]].nonfinite = "the expert's action"
+            going[alive[place]] = False
+        alive = np.flatnonzero(going)
+        if not len(alive):
+            break
+        executed = labels[alive, c]
+        if floating:
+            noise = np.stack([_noise(episodes[i], noise_std, spec.action.dim) for i in alive])
+            executed = np.clip(executed + noise, spec.action.low, spec.action.high).astype(np.float32)
+        left = np.array([spec.max_steps - episodes[i].steps for i in alive])
+        result = step_chunk(advance, rows[alive], executed[:, None], step.action_repeat, left)
+        for place, i in enumerate(alive):
+            if result.success[place] and not episodes[i].success:
+                episodes[i].success_at = len(episodes[i].labels)
+            episodes[i].steps += int(result.steps[place])
+        going[alive] = ~(result.terminated | result.truncated)
+    for episode, label in zip(episodes, labels, strict=True):
+        episode.labels.append(label)
+    return going
+
+
+def _noise(episode: DemoEpisode, noise_std: float, dim: int) -> NDArray[np.float32]:
+    """Noise for one executed action [A]: zero in clean episodes and for the last entry."""
+    noise = np.zeros(dim, np.float32)
+    if episode.noise is not None:
+        noise[: max(1, dim - 1)] = episode.noise.normal(0.0, noise_std, max(1, dim - 1))
+    return noise
