@@ -119,15 +119,17 @@ class Learner:
         critic_only = update_index < training.critic_warmup_updates
         step_of = partial(self._step, critic_only=critic_only, before=before_step)
         log, padded = StepLog(), list[float]()
-        for epoch in range(training.epochs):
-            seed = (self._seed, update_index, epoch)
-            indices = minibatches(share.chunk_steps, training.minibatch_steps, seed)
-            divisors = self._objective.normalizers(batch, [share.pick(index)[0] for index in indices], ranks.totals)
-            for step, (index, by) in enumerate(zip(indices, divisors, strict=True)):
-                minibatch = rank_batch(batch, share, index, training.micro_batch_steps)
-                log.add(*step_of(self._selected(minibatch, (*seed, step)), by))
-                padded.append(minibatch.padded)
-                yield
+        drawn = [
+            (index, (*seed, step))
+            for seed in ((self._seed, update_index, epoch) for epoch in range(training.epochs))
+            for step, index in enumerate(minibatches(share.chunk_steps, training.minibatch_steps, seed))
+        ]
+        divisors = self._objective.normalizers(batch, [share.pick(index)[0] for index, _ in drawn], ranks.totals)
+        for (index, seed), by in zip(drawn, divisors, strict=True):
+            minibatch = rank_batch(batch, share, index, training.micro_batch_steps)
+            log.add(*step_of(self._selected(minibatch, seed), by))
+            padded.append(minibatch.padded)
+            yield
         if before_step is not None:
             before_step()  # publication and saving have read the weights before the update counts
         table = log.table(ranks.total)

@@ -89,14 +89,15 @@ class Objective:
         return self._select(entries, generator=generator)[places]
 
     def normalizers(self, batch: TrainingBatch, minibatches: Sequence[Tensor], totals: Totals) -> list[Normalizers]:
-        """Of every mini-batch, computed on the host (no wait for a device). minibatches: of each the chunk steps of
-        `batch` that are this rank's, int64; totals: numbers → their sums over ranks, asked once."""
+        """Of every mini-batch of an update, computed on the host (no wait for a device). minibatches: of each the chunk
+        steps of `batch` that are this rank's, int64; totals: numbers → their sums over ranks, asked once."""
         of_value = batch.value_mask if batch.value_weight is None else batch.value_weight
-        sums: list[float] = []
-        for rows in minibatches:
-            weight, value = batch.weight.index_select(0, rows), of_value.index_select(0, rows)
-            sums += [float(weight.sum()), float(value.sum()), float((weight > 0).sum()), float(len(rows))]
-        found = totals(sums)
+        columns = (batch.weight, of_value, batch.weight > 0)
+        table = torch.stack([x.reshape(len(batch), -1).sum(1, dtype=torch.float64) for x in columns], dim=1)
+        sizes = [len(rows) for rows in minibatches]
+        taken = table.index_select(0, torch.cat(list(minibatches))).split(sizes)
+        sums = torch.stack([rows.sum(0) for rows in taken]).tolist()
+        found = totals([x for row, size in zip(sums, sizes, strict=True) for x in (*row, float(size))])
         return [self._normalizers(*found[i : i + 4]) for i in range(0, len(found), 4)]
 
     def _normalizers(self, policy: float, value: float, valid: float, chunk_steps: float) -> Normalizers:
