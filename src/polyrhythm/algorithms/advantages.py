@@ -157,8 +157,9 @@ def normalize(advantages: Tensor, valid: Tensor, *, eps: float = 1e-8, total: To
     std divides by the number of entries (ddof 0), so that a single entry is defined, too: it becomes 0.
     """
     entries = advantages[valid]
-    count = total(entries.new_tensor(float(entries.numel()))).clamp(min=1.0)
-    centred = entries - total(entries.sum()) / count
+    count, added = total(torch.stack((entries.new_tensor(float(entries.numel())), entries.sum()))).unbind()
+    count = count.clamp(min=1.0)
+    centred = entries - added / count
     out = torch.zeros_like(advantages)
     out[valid] = centred / ((total(centred.square().sum()) / count).sqrt() + eps)
     return out
