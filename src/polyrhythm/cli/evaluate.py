@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--video-episodes", type=count, default=9, metavar="N", help="episodes in the video (default: 9)"
     )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON, with every episode's outcome")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -66,5 +66,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(result, indent=2))
     else:
         del result["reports_success"]  # the first line says so
+        del result["per_episode"]
         print(show.lines(show.flat(result)))
     return 0

@@ -496,7 +496,8 @@ class ReleasePayloads:
 
 @dataclass(frozen=True, slots=True)
 class SampleEvaluated:
-    """One evaluation episode is complete (its payload is released by the conductor)."""
+    """One evaluation episode is complete (its payload is released by the conductor). seed: of its initial state;
+    env_steps: primitive ones."""
 
     name: str
     task: int
@@ -506,6 +507,8 @@ class SampleEvaluated:
     episode_return: float
     version: int
     metrics: tuple[tuple[str, float], ...] = ()
+    seed: int = -1
+    env_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,27 @@ def tally(results: Iterable[SampleEvaluated], tasks: Sequence[Task], requested: 
     return total
 
 
+def per_episode(
+    episodes: Sequence[Episode], results: Iterable[SampleEvaluated], tasks: Sequence[Task]
+) -> list[dict[str, Any]]:
+    """One entry for each episode that ended, in the order of `episodes`, which are of one mode: index in the held-out
+    list, seed, task, greedy, success, return, steps (primitive env steps). A dropped episode's index is missing."""
+    found = {result.seed: result for result in results}
+    return [
+        {
+            "index": index,
+            "seed": episode.seed,
+            "task": tasks[episode.task].name,
+            "greedy": episode.greedy,
+            "success": result.success,
+            "return": result.episode_return,
+            "steps": result.env_steps,
+        }
+        for index, episode in enumerate(episodes)
+        if (result := found.get(episode.seed)) is not None
+    ]
+
+
 def _tally(results: Sequence[SampleEvaluated]) -> dict[str, Any]:
     interval = wilson(sum(result.success for result in results), len(results))
     mean_return = sum(result.episode_return for result in results) / len(results)
@@ -78,8 +99,10 @@ def mean_metrics(episodes: Iterable[Sequence[tuple[str, float]]]) -> dict[str, f
 
 
 def without_success(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of `tally` with None for successes, rate and interval, in its tasks too."""
+    """The result of `tally` with None for successes, rate and interval, in its tasks and single episodes too."""
     rest: dict[str, Any] = {name: None if name in _OF_SUCCESS else value for name, value in result.items()}
     if "tasks" in rest:
         rest["tasks"] = {name: without_success(part) for name, part in rest["tasks"].items()}
+    if "per_episode" in rest:
+        rest["per_episode"] = [{**one, "success": None} for one in rest["per_episode"]]
     return rest

@@ -17,7 +17,7 @@ from polyrhythm.observe.run_folder import take_file
 from polyrhythm.observe.video import Clip, check_format, write_video
 from polyrhythm.pipeline.array_specs import step_settings
 from polyrhythm.pipeline.build import build_pipeline, env_settings
-from polyrhythm.pipeline.evaluation.episodes import held_out, tally
+from polyrhythm.pipeline.evaluation.episodes import held_out, per_episode, tally
 from polyrhythm.pipeline.evaluation.playback import PlayedEpisode, play
 from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.persistence.checkpoints import load_policy
@@ -56,7 +56,7 @@ def evaluate(
     episodes: distributed over the tasks, with initial states derived from `seed` and never seen in training; both
     default to the run's own evaluation, which reproduces a finished run's `after`.
     swap_instructions: show each task the next one's sentence; a policy that follows instructions then fails.
-    `reports_success`: as the environment's spec says; where it is False, successes are 0 and mean nothing.
+    `per_episode`: each episode's outcome (`episodes.per_episode`). `reports_success`: as the environment's spec says; where it is False, successes are 0 and mean nothing.
     live: progress display; video: of the first episodes. overrides: where the run's checkpoint and tokenizer are
     now, `policy.checkpoint=FOLDER`. Raises RunFolderError if there is no such policy.
     """
@@ -84,6 +84,7 @@ def evaluate(
             live.watch(pipeline)
         results = pipeline.evaluate("evaluation", wanted)
     found = {**tally(results, spec.tasks, len(wanted)), "greedy": greedy, "seed": seed, "version": version}
+    found["per_episode"] = per_episode(wanted, results, spec.tasks)
     found["reports_success"] = spec.reports_success
     measured = spec.reports_success
     if measured is None:

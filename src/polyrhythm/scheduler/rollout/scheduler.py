@@ -192,6 +192,8 @@ class RolloutScheduler:
             event.episode_return,
             event.oldest,
             event.metrics,
+            ticket.seed,
+            event.env_steps,
         )
         return [result, ReleasePayloads((event.payload_id,))]
 

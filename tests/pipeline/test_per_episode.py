@@ -1,0 +1,75 @@
+"""Each evaluated episode's outcome, and that it does not depend on rows or launcher."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.pipeline.runs import config
+
+from polyrhythm.cli.main import main
+from polyrhythm.pipeline.evaluation.episodes import held_out
+from polyrhythm.pipeline.evaluation.standalone import evaluate
+from polyrhythm.pipeline.persistence.checkpoints import save_policy
+from polyrhythm.pipeline.validation.check import validate_run
+
+EPISODES = 10
+_REACH = {"type": "metaworld", "tasks": ["reach-v3", "door-close-v3"], "observation": "state", "max_steps": 30}
+CASES: dict[str, dict[str, Any]] = {
+    "cartpole": {"env": "gymnasium:CartPole-v1", "policy": {"type": "categorical"}},
+    "metaworld-state": {"env": {**_REACH, "reward": "dense"}, "policy": {"type": "gaussian", "hidden": 16}},
+}
+
+
+def _saved(folder: Path, case: str, rows: int, launcher: str) -> Path:
+    """The same first weights, in a policy file whose run has so many rows."""
+    if case.startswith("metaworld"):
+        pytest.importorskip("metaworld")
+    run = config(**CASES[case], launcher=launcher, rollout={"rows": rows}, seed=3)
+    checked = validate_run(run, trainer=False)
+    file = folder / f"{case}-{rows}-{launcher}.pt"
+    save_policy(checked.policy.state_dict(), run, file, 0, checked.spec)
+    return file
+
+
+@pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("case", CASES)
+def test_an_outcome_depends_on_neither_rows_nor_launcher(tmp_path: Path, case: str, greedy: bool) -> None:
+    found = [
+        evaluate(_saved(tmp_path, case, rows, launcher), EPISODES, 5, greedy)["per_episode"]
+        for rows, launcher in ((2, "inline"), (8, "inline"), (8, "local"))
+    ]
+    assert len({episode["return"] for episode in found[0]}) > 1, "the episodes differ, so a mix-up would show"
+    assert [len(listed) for listed in found] == [EPISODES] * 3
+    assert found[1] == found[0], "8 rows, 2 rows"
+    assert found[2] == found[0], "processes, inline"
+
+
+def test_the_json_has_every_episode_and_agrees_with_the_totals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = _saved(tmp_path, "metaworld-state", 2, "inline")
+    assert main(["eval", str(file), "--episodes", "5", "--seed", "9", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    wanted = held_out(5, 9, 2, greedy=True)
+    listed = found["per_episode"]
+    assert [one["index"] for one in listed] == list(range(5))
+    assert [one["seed"] for one in listed] == [episode.seed for episode in wanted]
+    assert [one["task"] for one in listed] == [_REACH["tasks"][episode.task] for episode in wanted]
+    assert sum(one["return"] for one in listed) / 5 == pytest.approx(found["mean_return"])
+    assert sum(one["success"] for one in listed) == found["successes"]
+    assert all(0 < one["steps"] <= 30 for one in listed)
+    assert main(["eval", str(file), "--episodes", "5"]) == 0
+    assert "per_episode" not in capsys.readouterr().out
+
+
+def test_where_success_is_not_reported_it_is_null_in_each_episode(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = _saved(tmp_path, "cartpole", 2, "inline")
+    assert main(["eval", str(file), "--episodes", "3", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["per_episode"]
+    assert [one["success"] for one in listed] == [None] * 3
+    assert [one["steps"] for one in listed] == [one["return"] for one in listed], "CartPole's reward is 1 per step"
