@@ -56,7 +56,8 @@ def evaluate(
     episodes: distributed over the tasks, with initial states derived from `seed` and never seen in training; both
     default to the run's own evaluation, which reproduces a finished run's `after`.
     swap_instructions: show each task the next one's sentence; a policy that follows instructions then fails.
-    `per_episode`: each episode's outcome (`episodes.per_episode`). `reports_success`: as the environment's spec says; where it is False, successes are 0 and mean nothing.
+    `per_episode`: each episode's outcome (`episodes.per_episode`). `reports_success`: as the environment's spec says;
+    where it is False, successes are 0 and mean nothing.
     live: progress display; video: of the first episodes. overrides: where the run's checkpoint and tokenizer are
     now, `policy.checkpoint=FOLDER`. Raises RunFolderError if there is no such policy.
     """
