@@ -33,6 +33,6 @@ def explained_variance(values: Tensor, returns: Tensor, valid: Tensor, total: To
     total: sums over all parts of an update.
     """
     target = returns[valid]
-    variance = mean_and_variance(target, total)[1].to(returns.dtype)
-    residual = mean_and_variance(target - values[valid], total)[1].to(returns.dtype)
+    rows = torch.stack([target, target - values[valid]])
+    variance, residual = mean_and_variance(rows, total)[1].to(returns.dtype).unbind()
     return torch.where(variance > 0, 1.0 - residual / variance.clamp_min(1e-30), 0.0)

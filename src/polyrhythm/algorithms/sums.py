@@ -17,14 +17,15 @@ def here(x: Tensor) -> Tensor:
 
 
 def mean_and_variance(x: Tensor, total: Total = here) -> tuple[Tensor, Tensor]:
-    """Mean and variance (divided by the count) over all entries x [n], n ≥ 0 here and ≥ 1 in all; float64 scalars.
+    """Mean and variance (divided by the count) over all entries, the last dimension of x [...,n], n ≥ 0 here and ≥ 1 in
+    all; float64 [...].
 
     Chan et al. 1983: from the count, mean and variance of each part, so that equal entries have exactly no variance.
     """
-    count = x.new_tensor(float(x.numel()), dtype=torch.float64)
-    empty = x.numel() == 0
-    mean = count.new_zeros(()) if empty else x.double().mean()
-    variance = count.new_zeros(()) if empty else x.var(correction=0).double()
-    sums = total(torch.stack([count, count * mean]))
-    overall = sums[1] / sums[0]
-    return overall, total(count * variance + count * (mean - overall).square()) / sums[0]
+    here_mean = x.new_zeros(x.shape[:-1], dtype=torch.float64)
+    here_variance, count = here_mean, here_mean + x.shape[-1]
+    if x.shape[-1]:
+        here_mean, here_variance = x.double().mean(-1), x.var(-1, correction=0).double()
+    counted, summed = total(torch.stack([count, count * here_mean])).unbind()
+    mean = summed / counted
+    return mean, total(count * here_variance + count * (here_mean - mean).square()) / counted
