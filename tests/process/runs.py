@@ -116,9 +116,9 @@ def wait_for_updates(folder: Path, updates: int, process: subprocess.Popen[str])
     _wait_for(found, f"{updates} updates", folder, process)
 
 
-def wait_for_output(folder: Path, text: str, process: subprocess.Popen[str]) -> None:
-    """Until the run has said this."""
-    _wait_for(lambda: text in (folder / "output").read_text(), repr(text), folder, process)
+def wait_for_output(folder: Path, text: str, process: subprocess.Popen[str], times: int = 1) -> None:
+    """Until the runs in this folder have said this so many times."""
+    _wait_for(lambda: (folder / "output").read_text().count(text) >= times, repr(text), folder, process)
 
 
 def _wait_for(found: Callable[[], bool], what: str, folder: Path, process: subprocess.Popen[str]) -> None:

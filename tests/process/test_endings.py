@@ -40,6 +40,7 @@ def stop_and_resume(folder, base, signals, *, versions):
     for number, (signal_number, updates) in enumerate(signals):
         resume = "never" if number == 0 else "auto"
         with command(folder, base, **merge(changes, {"resume": resume})) as process:
+            wait_for_output(folder, "going on in", process, times=number)  # Python may lose a SIGINT while it imports
             wait_for_updates(folder, updates, process)
             time.sleep(0.4 * random.random())  # at whatever moment
             os.kill(process.pid, signal_number)

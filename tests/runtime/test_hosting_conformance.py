@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.process.runs import children, config, orphaned_folders
+from tests.process.runs import PATIENCE_S, children, config, orphaned_folders
 from tests.runtime.scripted import (
     AT_ONCE,
     DIES,
@@ -129,9 +129,10 @@ def test_reports_counters_and_progress_are_known(hosting: Hosting) -> None:
     assert received(hosting, 1) == [UpdateDone("a", 0, 0)]
     assert [(report.station, report.step) for report in hosting.reports()] == [("a", 0)]
     assert hosting.reports() == []
-    statistics = hosting.statistics()
-    while "busy_s" not in statistics["a"]:  # the unit's event is sent just before its time is counted
-        statistics = hosting.statistics()
+    until = time.monotonic() + PATIENCE_S
+    while "busy_s" not in (statistics := hosting.statistics())["a"] or hosting.pending_work():
+        # The unit's event is sent just before its end is counted.
+        assert time.monotonic() < until, (statistics, hosting.pending_work())
     assert list(statistics) == list(STATIONS)
     assert (statistics["a"]["units"], statistics["b"].get("units", 0.0)) == (1.0, 0.0)
     assert statistics["a"]["busy_s"] > 0.0 == statistics["b"].get("busy_s", 0.0)

@@ -167,7 +167,10 @@ def test_the_version_stays_while_training_takes_newer_ones_and_the_next_evaluati
     assert not [c for c in script.said if isinstance(c, r.ApplyWeights) and c.pinned]
     script.applied(1)
     assert script.conductor.versions.applied == 1
-    assert script.end(-1) == [r.SampleEvaluated("first", 0, 0, True, True, 1.0, 0), r.ReleasePayloads(("",))]
+    assert script.end(-1) == [
+        r.SampleEvaluated("first", 0, 0, True, True, 1.0, 0, seed=0, env_steps=1),
+        r.ReleasePayloads(("",)),
+    ]
     said = script.end(-2)
     assert r.EvaluationDone("first", 2, 0) in said
     assert r.ApplyWeights("g0", 1, pinned=True) in said

@@ -116,6 +116,17 @@ def test_what_is_about_to_begin_is_kept(ahead: ResetAhead, inner: Gated) -> None
     assert ahead.ready == 1
 
 
+def test_an_episode_that_has_begun_is_not_reset_again(ahead: ResetAhead, inner: Gated) -> None:
+    ahead.prepare([(0, 8), (0, 9), (0, 10)], [])
+    settle(ahead, (0, 8), (0, 9))
+    inner.gate.clear()
+    ahead.reset([0, 1], [0] * 2, [8, 10])  # one by a spare row, one in place
+    with ahead._changed:
+        assert ahead._wanted == ((0, 9),)
+        assert ahead._choose() is None
+    assert inner.threads == ["reset ahead"] * 2 + ["MainThread"]
+
+
 def test_a_failed_reset_fails_its_row_alone_and_once(ahead: ResetAhead, inner: Gated) -> None:
     inner.unborn.add(8)
     ahead.prepare([(0, 8), (0, 9)], [])

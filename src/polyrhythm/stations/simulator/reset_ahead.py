@@ -134,6 +134,7 @@ class ResetAhead:
         with self._changed:
             having = [spare for spare in self._spares if spare.start == start]
             if not having:
+                self._begun(start)
                 return None
             spare = max(having, key=lambda spare: spare.ready)
             self.ready, self.waited = self.ready + spare.ready, self.waited + (not spare.ready)
@@ -141,12 +142,18 @@ class ResetAhead:
             self._changed.wait_for(lambda: spare.ready)
             return spare
 
+    def _begun(self, start: Start) -> None:
+        """One episode with this start begins: no spare row is kept or reset for it any more."""
+        if start in self._kept:
+            self._kept = _without_one(self._kept, start)
+        elif start in self._wanted:
+            self._wanted = _without_one(self._wanted, start)
+
     def _exchange(self, row: int, spare: _Spare, failed: dict[int, Exception]) -> None:
         """Put the spare row in the row's place; what its reset raised counts as raised now."""
         with self._changed:
-            if spare.start in self._kept:
-                at = self._kept.index(spare.start)
-                self._kept = (*self._kept[:at], *self._kept[at + 1 :])
+            if spare.start is not None:
+                self._begun(spare.start)
             error, spare.error, spare.start = spare.error, None, None
             spare.row, self._place[row] = int(self._place[row]), spare.row
             self._changed.notify_all()
@@ -202,6 +209,11 @@ class ResetAhead:
         missing = next((start for start in self._wanted if wanted[start]), None)
         able = sorted((spare for spare in free if spare.ready), key=lambda spare: spare.start is not None)
         return None if missing is None or not able else (able[0], missing)
+
+
+def _without_one(starts: tuple[Start, ...], start: Start) -> tuple[Start, ...]:
+    at = starts.index(start)
+    return (*starts[:at], *starts[at + 1 :])
 
 
 def _own_error(error: Exception) -> Exception | None:
