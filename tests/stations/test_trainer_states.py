@@ -21,6 +21,7 @@ class Ranks(OneRank):
 
     def __init__(self, rank: int, strategy: str) -> None:
         self.rank, self.strategy = rank, strategy  # type: ignore[assignment]
+        self.divides = strategy == "shard"
 
 
 class Saving:

@@ -145,6 +145,24 @@ class Outlines(Protocol):
         ...
 
 
+@runtime_checkable
+class BuildsInParts(Protocol):
+    """Settings of a policy that ranks can share without any of them ever having it whole."""
+
+    def build_in_parts(self, env_spec: EnvSpec, *, seed: int, role: Role) -> Policy:
+        """What `build` gives, on the host; of a `LoadsInParts` policy some tensors are on the meta device."""
+        ...
+
+
+@runtime_checkable
+class LoadsInParts(Protocol):
+    """A policy of which tensors may be on the meta device until they are read."""
+
+    def load_part(self, part: torch.nn.Module, device: str) -> None:
+        """Read those within `part`, which is the policy or a module in it, onto `device`; nothing if all are there."""
+        ...
+
+
 #: The fix for a settings model that has only the `build(env_spec, seed)` of earlier versions.
 _FIX = (
     "write form(self, env_spec) -> PolicyForm and build(self, env_spec, *, seed, device, role) -> Policy, "

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.errors import RunHalted
-from polyrhythm.policies.base import Policy, as_module, as_settings
+from polyrhythm.policies.base import BuildsInParts, Policy, as_module, as_settings
 from polyrhythm.policies.form import Role
 from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.memory.offload import store_of
@@ -17,6 +17,8 @@ from polyrhythm.scheduler.records import GeneratorJoined
 from polyrhythm.specs import EnvSpec, WeightsLayout
 from polyrhythm.specs.weights import first_misfit, weight_specs
 from polyrhythm.stations.generator import Generator
+
+HOST = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +34,17 @@ class PolicyFactory:
         """What an error calls the policy."""
         return f"policy.type = {self.settings['type']}"
 
-    def build(self, device: str, role: Role, layout: WeightsLayout) -> Policy:
-        """The policy on this device. RunHalted: it does not fit the layout of the run's published weights."""
-        policy = as_settings(resolve("policy", self.settings)).build(
-            self.spec, seed=self.seed, device=device, role=role
-        )
+    def build(self, device: str, role: Role, layout: WeightsLayout, *, in_parts: bool = False) -> Policy:
+        """The policy on this device. in_parts: for a rank that will have a share of each tensor; the policy is on the
+        host, or its tensors are still to be read. RunHalted: it does not fit the layout of the run's published
+        weights."""
+        settings: object = as_settings(resolve("policy", self.settings))
+        if in_parts and isinstance(settings, BuildsInParts):
+            policy = settings.build_in_parts(self.spec, seed=self.seed, role=role)
+        else:
+            policy = as_settings(settings).build(
+                self.spec, seed=self.seed, device=HOST if in_parts else device, role=role
+            )
         found = weight_specs(as_module(policy).state_dict())
         if name := first_misfit(layout.published, found, convertible=role == "train"):
             raise RunHalted(

@@ -38,7 +38,6 @@ from polyrhythm.scheduler.records import (
 )
 from polyrhythm.specs import Trajectory
 from polyrhythm.stations.simulator.guard import IDLE
-from polyrhythm.stations.trainer_states import is_sharded
 from polyrhythm.training.checkpoint import Saving
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.steps import Metrics, Steps
@@ -82,7 +81,7 @@ class Trainer:
         self.name, self.incarnation = name, incarnation
         self._learner, self._arena, self._weights = learner, arena, weights
         self._channels, self._saver = channels, saver
-        self._overlap = overlap and not is_sharded(learner.ranks)
+        self._overlap = overlap and not learner.ranks.divides
         self.store: OffloadStore | None = None
         self._todo: deque[StartUpdate | PublishWeights | SaveTrainer] = deque()
         self._steps: Steps | None = None
@@ -271,7 +270,7 @@ class Trainer:
 def publish_weights(weights: Weights, version: int, learner: Learner) -> None:
     """Rank 0 publishes; where weights are sharded all ranks take part, and no rank ever has all weights whole."""
     tensors, ranks = learner.publishable(), learner.ranks
-    if not is_sharded(ranks):
+    if not ranks.divides:
         if ranks.rank == 0:
             weights.publish(version, dict(tensors))
     elif ranks.rank == 0:

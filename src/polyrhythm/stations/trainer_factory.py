@@ -57,7 +57,7 @@ class TrainerFactory:
         store = context.rendezvous or Path()
         ranks = open_ranks(context.rank, context.ranks, store, context.device, self.strategy, settings)
         learner = Learner(
-            self.policy.build(context.device, "train", weights.layout),
+            self.policy.build(context.device, "train", weights.layout, in_parts=ranks.divides),
             AlgorithmSettings.model_validate(self.algorithm),
             TrainingSettings.model_validate(self.training),
             total_updates=self.total_updates,

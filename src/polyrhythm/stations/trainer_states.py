@@ -20,14 +20,8 @@ from polyrhythm.errors import RunFolderError
 from polyrhythm.files import REMOVED, UNFINISHED, copy_whole, remove_whole
 from polyrhythm.training.checkpoint import Saving, load
 from polyrhythm.training.learner import Learner
-from polyrhythm.training.ranks import Ranks
 
 _NAME = re.compile(r"trainer-([0-9]+)(\.pt)?")
-
-
-def is_sharded(ranks: Ranks) -> bool:
-    """Whether no rank has the weights whole, so that publishing and saving them need all ranks."""
-    return ranks.size > 1 and ranks.strategy == "shard"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +44,7 @@ class TrainerStates:
     def save(self, learner: Learner) -> Saving:
         """Save the learner's state, on all its ranks together; once it is there, rank 0 removes the oldest ones.
         RunFolderError, also of the answer's `wait`: it cannot be written."""
-        path = Path(self.folder) / f"trainer-{learner.updates:08d}{'' if is_sharded(learner.ranks) else '.pt'}"
+        path = Path(self.folder) / f"trainer-{learner.updates:08d}{'' if learner.ranks.divides else '.pt'}"
         try:
             path.parent.mkdir(exist_ok=True)
             if learner.ranks.rank == 0:

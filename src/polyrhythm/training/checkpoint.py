@@ -41,7 +41,7 @@ class Saved:
 def save(state: Mapping[str, Any], path: Path, ranks: Ranks) -> Saving:
     """Save the state of a learner: in a file that rank 0 writes, or where it is sharded in a folder, in the background.
     All ranks call it. OSError: cannot write."""
-    if ranks.background is not None and ranks.strategy == "shard":
+    if ranks.divides:
         from polyrhythm.training.sharded_checkpoint import save_sharded  # torch.distributed
 
         return save_sharded(state, path, ranks.rank, ranks.background)

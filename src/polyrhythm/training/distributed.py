@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from polyrhythm.errors import ConfigError
+from polyrhythm.policies.base import LoadsInParts
 from polyrhythm.training.ranks import Strategy
 from polyrhythm.training.shards import is_sharded
 
@@ -37,16 +38,16 @@ class ProcessRanks:
         self, rank: int, size: int, store: Path, device: str, strategy: Strategy, shard: ShardSettings | None
     ) -> None:
         self.rank, self.size, self.strategy = rank, size, strategy
-        self._device, self._settings = torch.device(device), shard
+        self.device, self._settings = torch.device(device), shard
         self._buckets: list[Tensor] = []
         files = FileStore(str(store), size)
         files.set_timeout(_DEADLINE)
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
         with _loopback():
-            backend = _backend(files, rank, size, self._device)
+            backend = _backend(files, rank, size, self.device)
             # NCCL connects at its first collective unless it is told its device now, while the interface is set.
-            own = self._device if "nccl" in backend else None
+            own = self.device if "nccl" in backend else None
             dist.init_process_group(
                 backend, store=files, rank=rank, world_size=size, timeout=_DEADLINE, device_id=own
             )
@@ -77,12 +78,15 @@ class ProcessRanks:
     def wrap(self, step: nn.Module) -> nn.Module:
         policy = step.policy
         assert isinstance(policy, nn.Module)
-        self._check_equal(policy)
+        sums: dict[str, int] = {}
         if self.strategy == "shard":
-            self._shard(policy, trained=True)
+            self._shard(policy, sums)
+            self._check_equal(sums)
             return step
+        _add_bit_sums(policy, sums)
+        self._check_equal(sums)
         # Warming up the critic leaves most parameters unused, so DDP looks for such; where it finds none it warns.
-        step.register_parameter("never_used", nn.Parameter(torch.zeros(1, device=self._device)))
+        step.register_parameter("never_used", nn.Parameter(torch.zeros(1, device=self.device)))
         wrapped = DistributedDataParallel(
             step,
             forward_sync_buffers=False,
@@ -95,15 +99,23 @@ class ProcessRanks:
 
     def shard(self, policy: nn.Module) -> None:
         if self.strategy == "shard":
-            self._shard(policy, trained=False)
+            self._shard(policy)
 
-    def _shard(self, policy: nn.Module, *, trained: bool) -> None:
+    def _shard(self, policy: nn.Module, sums: dict[str, int] | None = None) -> None:
+        """sums: of a policy that will be trained, to be filled by `_add_bit_sums`."""
         from polyrhythm.training.sharding import shard_policy
 
         everyone = dist.group.WORLD
         assert everyone is not None
-        mesh = DeviceMesh.from_group(everyone, self._device.type)
-        shard_policy(policy, mesh, self._settings, trained=trained)
+        mesh = DeviceMesh.from_group(everyone, self.device.type)
+
+        def read(part: nn.Module) -> None:
+            if isinstance(policy, LoadsInParts):
+                policy.load_part(part, str(self.device))
+            if sums is not None:
+                _add_bit_sums(policy, sums)
+
+        shard_policy(policy, mesh, self._settings, trained=sums is not None, before=read)
 
     def reducing(self, wrapped: nn.Module, *, last: bool) -> AbstractContextManager[None]:
         if last or not isinstance(wrapped, DistributedDataParallel):
@@ -127,9 +139,12 @@ class ProcessRanks:
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def _check_equal(self, policy: nn.Module) -> None:
+    @property
+    def divides(self) -> bool:
+        return self.strategy == "shard"
+
+    def _check_equal(self, sums: dict[str, int]) -> None:
         """ConfigError unless all ranks have the same weights, by integer sums of their bits: no order changes these."""
-        sums = {name: _bit_sum(p.detach()) for name, p in policy.named_parameters()}
         names = list(sums)
         found = self.gather([names, list(sums.values())])
         for rank, (other_names, others) in enumerate(found):
@@ -142,6 +157,13 @@ class ProcessRanks:
                     raise ConfigError(
                         f"policy: rank {rank} built another {name} than rank 0; draw it from the seed alone"
                     )
+
+
+def _add_bit_sums(policy: nn.Module, sums: dict[str, int]) -> None:
+    """Add those of the parameters that are there, and whole, and have none yet."""
+    for name, p in policy.named_parameters():
+        if name not in sums and not p.is_meta and not is_sharded(p):
+            sums[name] = _bit_sum(p.detach())
 
 
 def _bit_sum(x: Tensor) -> int:

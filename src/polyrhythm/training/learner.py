@@ -46,7 +46,7 @@ _BEHAVIOR_KL = ("train/actor/behav_approx_kl", "train/actor/approx_kl")
 
 
 class Learner:
-    """A policy and its optimizer; the policy stays on the device where it is given.
+    """A policy and its optimizer; the policy stays on the device where it is given, or is sharded on that of its rank.
 
     total_updates: length of the learning-rate schedule (versions × sync_interval). seed: of the shuffles. Where
     `algorithm.kl` needs a reference policy, it is the policy that the first update begins with (`training.reference`).
@@ -75,7 +75,7 @@ class Learner:
         self._algorithm, self._training = algorithm, training
         self._total_updates, self._seed = total_updates, seed
         self._module = as_module(policy)
-        self._device = next(p.device for p in self._module.parameters() if p.requires_grad)
+        self._device = ranks.device or next(p.device for p in self._module.parameters() if p.requires_grad)
         self._objective = Objective(algorithm)
         self._room = room_for_copy(policy) if algorithm.kl.coef and ranks.strategy == "shard" else None
         self._micro_step = ranks.wrap(MicroStep(policy, self._objective))

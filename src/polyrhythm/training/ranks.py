@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    import torch
+
     from polyrhythm.config.sections.placement import ShardSettings
 
 #: replicate: every rank has all weights; shard: every rank has a part of each tensor.
@@ -29,6 +31,16 @@ class Ranks(Protocol):
     strategy: Strategy
     background: Any
     """torch's group of the same ranks for the collectives of another thread, which saves; None for one rank."""
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where this rank computes; None for one rank: where its policy is."""
+        ...
+
+    @property
+    def divides(self) -> bool:
+        """Whether no rank has the weights whole, so that publishing and saving them need all ranks."""
+        ...
 
     def total(self, x: Tensor) -> Tensor:
         """The sum of `x` over all ranks, shaped like it, on its device (host or this rank's); `x` itself for one."""
@@ -49,8 +61,9 @@ class Ranks(Protocol):
     def wrap(self, step: nn.Module) -> nn.Module:
         """The module whose forward pass gives a micro-batch's loss, so that its backward pass sums gradients over all
         ranks. `step.policy` is the policy, the same on every rank; with shard its parameters are replaced in place by
-        their shards (DTensors), so optimizers are made afterwards. ConfigError: the ranks have other weights, or a
-        tensor cannot be sharded."""
+        their shards (DTensors) on `device`, so optimizers are made afterwards. It may be on the host, or have tensors
+        that are still to be read (`LoadsInParts`): one block after another is read, brought to the device and divided.
+        ConfigError: the ranks have other weights, or a tensor cannot be sharded."""
         ...
 
     def shard(self, policy: nn.Module) -> None:
@@ -85,7 +98,8 @@ class OneRank:
 
     rank, size = 0, 1
     strategy: Strategy = "replicate"
-    background = None
+    device = background = None
+    divides = False
 
     def total(self, x: Tensor) -> Tensor:
         return x

@@ -9,7 +9,7 @@ names in `forward_methods`; of the policy these are `POLICY_METHODS`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,10 +37,17 @@ _COMPUTE_IN_DTYPE = (nn.Linear, nn.Conv2d, nn.Embedding)
 
 
 def shard_policy(
-    policy: nn.Module, mesh: DeviceMesh, settings: ShardSettings | None = None, *, trained: bool = True
+    policy: nn.Module,
+    mesh: DeviceMesh,
+    settings: ShardSettings | None = None,
+    *,
+    trained: bool = True,
+    before: Callable[[nn.Module], None] = lambda _: None,
 ) -> None:
-    """Replace the parameters by their shards, in place. trained: whether backward passes follow; they drop the weights
-    outside of blocks, which a forward pass leaves whole for them. ConfigError: a tensor cannot be sharded."""
+    """Replace the parameters by their shards on the mesh's device, in place and block by block, so that one block at a
+    time is whole there. trained: whether backward passes follow; they drop the weights outside of blocks, which a
+    forward pass leaves whole for them. before: called with each block and then the policy, before it is sharded; it may
+    read what is still on meta. ConfigError: a tensor cannot be sharded."""
     settings = settings or ShardSettings()
     for name, p in policy.named_parameters():
         if p.dim() == 0:
@@ -52,6 +59,7 @@ def shard_policy(
     own_dtype = getattr(getattr(policy, "precision", None), "dtype", torch.float32)
     for module in (*blocks_of(policy), policy):
         _check_one_dtype(policy, module)
+        before(module)
         if module is policy or type(module).__module__.startswith("polyrhythm."):
             # Torch warns of views that are returned, as they must not be changed in place; here none is.
             warnings.filterwarnings("ignore", rf"FSDP2-wrapped module \(FSDP{type(module).__name__}\) returned a view")

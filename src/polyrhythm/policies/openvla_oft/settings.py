@@ -104,6 +104,9 @@ class OpenVlaOftSettings(VlaSettings):
     def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> OpenVlaOftPolicy:
         return self._blueprint(env_spec).build(seed=seed, device=device, role=role)
 
+    def build_in_parts(self, env_spec: EnvSpec, *, seed: int, role: Role) -> OpenVlaOftPolicy:
+        return self._blueprint(env_spec).build_in_parts(seed=seed, role=role)
+
     def outline(self, env_spec: EnvSpec, *, role: Role) -> OpenVlaOftPolicy:
         return self._blueprint(env_spec).outline(role)
 

@@ -106,6 +106,9 @@ class _FlowGemmaSettings(FlowVlaSettings):
     def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> FlowPolicy:
         return self._blueprint(env_spec).build(seed=seed, device=device, role=role)
 
+    def build_in_parts(self, env_spec: EnvSpec, *, seed: int, role: Role) -> FlowPolicy:
+        return self._blueprint(env_spec).build_in_parts(seed=seed, role=role)
+
     def outline(self, env_spec: EnvSpec, *, role: Role) -> FlowPolicy:
         return self._blueprint(env_spec).outline(role)
 

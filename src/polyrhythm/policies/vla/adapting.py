@@ -36,6 +36,7 @@ from polyrhythm.specs.hashing import mix
 if TYPE_CHECKING:
     from polyrhythm.policies.vla.architectures import Architecture
     from polyrhythm.policies.vla.settings import VlaSettings
+    from polyrhythm.policies.vla.unread import UnreadTensors
 
 #: Name of the one adapter of a layer, as peft has it by default.
 ADAPTER = "default"
@@ -185,6 +186,13 @@ class AdaptedPolicy(nn.Module):
     """
 
     network: nn.Module
+    unread: UnreadTensors | None = None
+    """What of the checkpoint the network lacks still, where it is built in parts."""
+
+    def load_part(self, part: nn.Module, device: str) -> None:
+        """Read what within this part of the policy is in the checkpoint and on the meta device."""
+        if self.unread is not None:
+            self.unread.read(self.network, part, device)
 
     def published(self) -> dict[str, Tensor]:
         """The part of the state_dict that training may change: generators take it, files of weights hold it."""

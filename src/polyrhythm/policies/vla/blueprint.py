@@ -12,10 +12,17 @@ from polyrhythm.policies.form import PolicyForm, Role, describe
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.policies.vla.adapting import Adaptation, AdaptedPolicy
 from polyrhythm.policies.vla.architectures import Architecture
-from polyrhythm.policies.vla.building import check_fit, load_network, load_ours, random_network
+from polyrhythm.policies.vla.building import (
+    check_fit,
+    load_network,
+    load_ours,
+    random_network,
+    unfilled_network,
+)
 from polyrhythm.policies.vla.checkpoint import Checkpoint
 from polyrhythm.policies.vla.precision import Precision
 from polyrhythm.policies.vla.settings import VlaSettings
+from polyrhythm.policies.vla.unread import UnreadTensors
 from polyrhythm.specs import ArraySpec
 
 P = TypeVar("P", bound=AdaptedPolicy)
@@ -67,6 +74,25 @@ class Blueprint(Generic[P]):
             policy = self.around(network, adaptation.precision).to(device)
         if self.source is not None:
             load_ours(policy, self.source)
+        return policy
+
+    def build_in_parts(self, *, seed: int, role: Role) -> P:
+        """The policy on the host; what the checkpoint has of its network is on meta until `load_part` reads it."""
+        adaptation = self._adaptation
+        if self.source is None:
+            return self.build(seed=seed, device="cpu", role=role)
+
+        def prepare(network: nn.Module) -> None:
+            adaptation.prepare(network, role)
+
+        with seeded(seed):
+            network, found = unfilled_network(
+                self.architecture, self.source, device="cpu", prepare=prepare, seed=seed, size=self.size
+            )
+            adaptation.finish(network, role, seed)
+            policy = self.around(network, adaptation.precision)
+        policy.unread = UnreadTensors(self.source, found)
+        load_ours(policy, self.source)
         return policy
 
     @property

@@ -212,19 +212,30 @@ def load_network(
     Each tensor has the dtype that the network has after `prepare`, without it that of the file. size: as
     `released_size` unless given. seed: for what is `optional` in the architecture and not in the folder.
     """
+    network, found = unfilled_network(of, checkpoint, device=device, prepare=prepare, seed=seed, size=size)
+    load_into(network, checkpoint, found, device=device, as_stored=prepare is None)
+    _finish(network, device)
+    return network
+
+
+def unfilled_network(
+    of: Architecture, checkpoint: Checkpoint, *, device: str, prepare: Prepare | None, seed: int, size: Any
+) -> tuple[nn.Module, Mapping[str, str]]:
+    """The network of `load_network` before any tensor is read: what the folder's model has is on meta. And the names of
+    that: the network's -> the folder's."""
     size = released_size(of, checkpoint) if size is None else size
     with weights_on_meta():
         network: nn.Module = of.network(size)
-    found = check_fit(of, checkpoint, network)
+    found = check_fit(of, checkpoint, network).found
     if prepare is not None:
         prepare(network)
-    _draw(network, [name for name in network.state_dict() if name not in found.found], seed)
-    load_into(network, checkpoint, found.found, device=device, as_stored=prepare is None)
-    own = {NETWORK + name: tensor for name, tensor in network.state_dict().items() if name not in found.found}
-    added = ((name.removeprefix(NETWORK), tensor) for name, tensor in _ours_for(checkpoint, own))
-    _assign(network, added, device, as_stored=prepare is None)
-    _finish(network, device)
-    return network
+    own = [name for name in network.state_dict() if name not in found]
+    _draw(network, own, seed)
+    drawn = network.state_dict()
+    ours = _ours_for(checkpoint, {NETWORK + name: drawn[name] for name in own})
+    added = ((name.removeprefix(NETWORK), tensor) for name, tensor in ours)
+    assign(network, added, device, as_stored=prepare is None)
+    return network, found
 
 
 def random_network(of: Architecture, size: Any, *, seed: int, device: str, prepare: Prepare | None = None) -> nn.Module:
@@ -248,7 +259,7 @@ def load_into(
     """
     names = {stored: name for name, stored in found.items()}
     tensors = ((names[stored], tensor) for stored, tensor in checkpoint.read(names))
-    _assign(network, tensors, device, as_stored=as_stored)
+    assign(network, tensors, device, as_stored=as_stored)
 
 
 def load_ours(policy: nn.Module, checkpoint: Checkpoint) -> None:
@@ -273,9 +284,9 @@ def _ours_for(checkpoint: Checkpoint, state: Mapping[str, Tensor]) -> Iterator[t
         yield name, tensor
 
 
-def _assign(network: nn.Module, tensors: Iterator[tuple[str, Tensor]], device: str, *, as_stored: bool) -> None:
+def assign(network: nn.Module, tensors: Iterator[tuple[str, Tensor]], device: str, *, as_stored: bool) -> None:
     """Put a copy of each tensor in its place, in every module that shares it."""
-    places = _places(network)
+    places = slots_by_name(network)
     for name, tensor in tensors:
         held, key = places[name][0]
         dtype = tensor.dtype if as_stored else held[key].dtype
@@ -286,7 +297,7 @@ def _assign(network: nn.Module, tensors: Iterator[tuple[str, Tensor]], device: s
 Slot = tuple[dict[str, Any], str]
 
 
-def _places(network: nn.Module) -> dict[str, list[Slot]]:
+def slots_by_name(network: nn.Module) -> dict[str, list[Slot]]:
     """Name in the state_dict -> all places of that very tensor (more than one if it is tied)."""
     slots: dict[int, list[Slot]] = {}
     names: dict[str, int] = {}
@@ -321,7 +332,7 @@ def _draw(network: nn.Module, names: list[str], seed: int) -> None:
 
 def _finish(network: nn.Module, device: str) -> None:
     """Move what is not there to the device, and see that nothing was forgotten on meta."""
-    for name, slots in _places(network).items():
+    for name, slots in slots_by_name(network).items():
         held, key = slots[0]
         tensor = held[key].detach()
         assert not tensor.is_meta, (
