@@ -1,25 +1,23 @@
-"""Env batch of robosuite: an environment per row and task, seeded resets, pixels or states on request."""
+"""Env batch of robosuite and LIBERO: an environment per row and task, seeded resets, pixels or states on request."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.metaworld.mujoco_rendering import choose_gl_backend
-from polyrhythm.envs.robosuite.cameras import CameraRenderer
+from polyrhythm.envs.robosuite.cameras import CameraRenderer, Quality
 from polyrhythm.envs.robosuite.instance import Instance
 from polyrhythm.envs.robosuite.library import MODEL_SEED
 from polyrhythm.envs.robosuite.randomness import seeded
 from polyrhythm.errors import ConfigError
-
-if TYPE_CHECKING:
-    from polyrhythm.envs.robosuite.env import RobosuiteSettings
+from polyrhythm.specs import EnvSpec
 
 log = logging.getLogger(__name__)
 
@@ -29,15 +27,54 @@ _VIDEO_SIZE = 256
 _LONG_BUILD_S = 5.0
 
 
+class BatchSettings(Protocol):
+    """What a batch needs of its settings. mirrored: images have left and right exchanged; image_names: of the cameras'
+    images in the observation."""
+
+    @property
+    def observation(self) -> str: ...
+    @property
+    def image_names(self) -> Sequence[str]: ...
+    @property
+    def cameras(self) -> Sequence[str]: ...
+    @property
+    def image_size(self) -> int: ...
+    @property
+    def render(self) -> Quality: ...
+    @property
+    def mirrored(self) -> bool: ...
+    @property
+    def reward(self) -> str: ...
+    @property
+    def end_on_success(self) -> bool: ...
+    @property
+    def time_limit(self) -> str: ...
+
+    def spec(self) -> EnvSpec: ...
+
+    def step_limit(self, task: str) -> int:
+        """Env steps after which an episode of the task ends."""
+        ...
+
+    def make(self, task: str) -> Instance:
+        """An environment of the task."""
+        ...
+
+    def check_sizes(self, instance: Instance) -> None:
+        """Raise ConfigError if the arrays of a made environment are not those of the spec."""
+        ...
+
+
 class RobosuiteBatch:
     """Rows that each run any of the tasks. Used by one thread, except that others may have built it and reset rows."""
 
-    def __init__(self, settings: RobosuiteSettings, rows: int) -> None:
+    def __init__(self, settings: BatchSettings, rows: int) -> None:
         if settings.observation == "pixels":
             choose_gl_backend()
         self.settings, self.rows, self.spec = settings, rows, settings.spec()
         self._instances: dict[tuple[int, int], Instance] = {}
         self._tasks = [-1] * rows
+        self._limits = [settings.step_limit(task.name) for task in self.spec.tasks]
         self._steps = [0] * rows
         self._succeeded = [False] * rows
         #: By task, or by (row, task) where resets make new models, and image size.
@@ -50,7 +87,7 @@ class RobosuiteBatch:
         began = time.monotonic()
         instance = self._instance_for(0, 0)
         instance.reset(0)
-        self._check_sizes(instance)
+        self.settings.check_sizes(instance)
         instance.step(np.clip(np.zeros(len(self._low)), self._low, self._high))
         took = time.monotonic() - began
         if took > _LONG_BUILD_S:
@@ -85,7 +122,7 @@ class RobosuiteBatch:
             self._succeeded[row] |= success
             outcome.reward[i] = sparse if self.settings.reward == "sparse" else dense
             outcome.success[i] = success
-            in_time = self._steps[row] < self.spec.max_steps
+            in_time = self._steps[row] < self._limits[self._tasks[row]]
             solved = success and self.settings.end_on_success
             late = not in_time and self.settings.time_limit == "terminates"
             outcome.terminated[i] = solved or ended or late
@@ -130,6 +167,8 @@ class RobosuiteBatch:
             )
         found = self._renderer(row, size)
         found.draw(instance.model, instance.data, names.index(camera), out)  # type: ignore[arg-type]
+        if self.settings.mirrored:
+            out[:] = out[:, ::-1].copy()
 
     def _renderer(self, row: int, size: int) -> CameraRenderer:
         """The renderer of the row's model, made if there is none: of its own if resets make new models."""
@@ -161,17 +200,6 @@ class RobosuiteBatch:
     def _discard(self, row: int) -> None:
         """Give up the row's environment after an error; its next reset makes a new one."""
         self._instances.pop((row, self._tasks[row])).close()
-
-    def _check_sizes(self, instance: Instance) -> None:
-        """Raise ConfigError if robosuite's arrays are not those of the spec, as with a version unknown to the table."""
-        objects, proprio = instance.state()
-        told = self.spec.observation["state" if self.settings.observation == "state" else "proprio"].shape[0]
-        found = len(proprio) + (len(objects) if self.settings.observation == "state" else 0)
-        if found != told or instance.env.action_dim != self.spec.action.dim:
-            raise ConfigError(
-                f"env.tasks = {self.spec.tasks[0].name}: robosuite gives {found} numbers and {instance.env.action_dim} "
-                f"action entries, {told} and {self.spec.action.dim} are known; install a robosuite from 1.5 to 1.5.2"
-            )
 
 
 def _empty_result(rows: int) -> StepResult:
