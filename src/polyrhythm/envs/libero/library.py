@@ -97,7 +97,7 @@ def make(task: str, assets: Path) -> Any:
 
     MissingError: the assets are incomplete.
     """
-    _import(assets)
+    import_package(assets)
     wrapper = importlib.import_module("libero.libero.envs.env_wrapper")
     try:
         return wrapper.ControlEnv(
@@ -119,7 +119,7 @@ def _incomplete(assets: Path, task: str, error: Exception) -> MissingError:
     return MissingError(f"env.assets = {assets}: it is incomplete for {task} ({error}); run: {DOWNLOAD}")
 
 
-def _import(assets: Path) -> None:
+def import_package(assets: Path) -> None:
     """Import the package with these assets. MissingError: it reads them from another folder alone."""
     package = package_folder()
     check_robosuite()
