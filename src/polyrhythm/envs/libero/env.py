@@ -1,7 +1,7 @@
 """Adapter for LIBERO: 130 tasks in five suites, with the initial states, pictures and limits of the VLA papers.
 
-Each row has an environment of its own for each task that it has met, made at the task's first reset there; resets keep
-the model, and rows of a task share a GL context (`envs.robosuite.batch`).
+Rows have environments of their own (`envs.robosuite.batch`), those of a task share a GL context. Resets keep the MuJoCo
+model: LIBERO's own makes it anew each time, to the same effect.
 """
 
 from __future__ import annotations
@@ -75,6 +75,9 @@ class LiberoSettings(BaseModel):
     `truncates`: the value function estimates the remaining return; with a sparse reward that would reward failures."""
     end_on_success: bool = True
     """The first success ends the episode."""
+    kept_environments: Annotated[int, Field(ge=0)] = 4
+    """Environments of tasks that no row runs at the moment, kept for later episodes, and as many GL contexts: each has
+    about 0.3 GB (the context 0.5 more), and takes 2 to 4 s to make."""
 
     @field_validator("tasks", mode="before")
     @classmethod

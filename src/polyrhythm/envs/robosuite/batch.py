@@ -1,8 +1,13 @@
-"""Env batch of robosuite and LIBERO: an environment per row and task, seeded resets, pixels or states on request."""
+"""Env batch of robosuite and LIBERO: an environment for each row, seeded resets, pixels or states on request.
+
+A row that goes on to another task leaves its environment to whoever runs that task next, and takes one of its new task
+that is free, or makes one. An episode does not depend on the environment's history.
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -29,7 +34,7 @@ _LONG_BUILD_S = 5.0
 
 class BatchSettings(Protocol):
     """What a batch needs of its settings. mirrored: images have left and right exchanged; image_names: of the cameras'
-    images in the observation."""
+    images in the observation; kept_environments: how many that no row uses are kept, and as many GL contexts."""
 
     @property
     def observation(self) -> str: ...
@@ -43,6 +48,8 @@ class BatchSettings(Protocol):
     def render(self) -> Quality: ...
     @property
     def mirrored(self) -> bool: ...
+    @property
+    def kept_environments(self) -> int: ...
     @property
     def reward(self) -> str: ...
     @property
@@ -72,7 +79,9 @@ class RobosuiteBatch:
         if settings.observation == "pixels":
             choose_gl_backend()
         self.settings, self.rows, self.spec = settings, rows, settings.spec()
+        #: By (row, task). Free are those whose row runs another task, the one that was left first in front.
         self._instances: dict[tuple[int, int], Instance] = {}
+        self._changing = threading.Lock()
         self._tasks = [-1] * rows
         self._limits = [settings.step_limit(task.name) for task in self.spec.tasks]
         self._steps = [0] * rows
@@ -97,7 +106,7 @@ class RobosuiteBatch:
         failed: dict[int, Exception] = {}
         for row, task, seed in zip(rows, tasks, seeds, strict=True):
             instance = self._instance_for(int(row), int(task))  # what fails here fails for every row
-            self._tasks[row], self._steps[row], self._succeeded[row] = int(task), 0, False
+            self._steps[row], self._succeeded[row] = 0, False
             try:
                 instance.reset(int(seed))
             except Exception as error:  # noqa: BLE001 - robosuite, numba and MuJoCo raise anything
@@ -174,14 +183,21 @@ class RobosuiteBatch:
         """The renderer of the row's model, made if there is none: of its own if resets make new models."""
         instance, task = self._instance(row), self._tasks[row]
         key = ((row, task) if instance.new_models else task, size)
-        found = self._renderers.get(key)
+        found = self._renderers.pop(key, None)
         if found is not None and instance.new_models and found.model is not instance.model:
             found.close()
             found = None
         if found is None:
+            self._close_idle_renderers()
             found = CameraRenderer(instance.model, size, self.settings.render, moves=instance.new_models)
-            self._renderers[key] = found
+        self._renderers[key] = found  # behind all others
         return found
+
+    def _close_idle_renderers(self) -> None:
+        """Close those of tasks that no row runs, but for the ones used last."""
+        idle = [key for key in self._renderers if isinstance(key[0], int) and key[0] not in self._tasks]
+        for key in idle[: max(0, len(idle) - self.settings.kept_environments)]:
+            self._renderers.pop(key).close()
 
     def _instance(self, row: int) -> Instance:
         found = self._instances.get((row, self._tasks[row]))
@@ -189,8 +205,22 @@ class RobosuiteBatch:
         return found
 
     def _instance_for(self, row: int, task: int) -> Instance:
-        """The row's environment of the task, made if there is none: from the same seed in all rows."""
-        found = self._instances.get((row, task))
+        """The environment with which the row runs the task from now on, made if none is free: from the same seed in all
+        rows."""
+        with self._changing:
+            left = (row, self._tasks[row])
+            self._tasks[row] = task
+            if left in self._instances:
+                self._instances[left] = self._instances.pop(left)  # behind all others
+            free = [key for key in self._instances if key[1] != self._tasks[key[0]]]
+            found = self._instances.get((row, task))
+            fitting = next((key for key in free if key[1] == task), None)
+            if found is None and fitting is not None:
+                found = self._instances[row, task] = self._instances.pop(fitting)
+            surplus = len(free) - self.settings.kept_environments if found is None else 0
+            closed = [self._instances.pop(key) for key in free[: max(0, surplus)]]
+        for instance in closed:
+            instance.close()
         if found is None:
             with seeded(MODEL_SEED):
                 found = self.settings.make(self.spec.tasks[task].name)

@@ -1,11 +1,12 @@
 """Adapter for robosuite 1.5: its manipulation tasks, those that other packages register, and RoboCasa's kitchens.
 
-Each row has an environment of its own for each task that it has met, made at the task's first reset there; rows of a
-task share a GL context. Resets keep the MuJoCo model unless `hard_reset` says otherwise.
+Rows have environments of their own (`envs.robosuite.batch`), those of a task share a GL context. Resets keep the MuJoCo
+model unless `hard_reset` says otherwise.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -72,6 +73,7 @@ class RobosuiteSettings(BaseModel):
     resets_beside: ClassVar = True
     known_tasks: ClassVar = INSTRUCTIONS
     mirrored: ClassVar[bool] = False
+    kept_environments: ClassVar[int] = sys.maxsize
 
     type: Literal["robosuite"] = "robosuite"
     tasks: Annotated[tuple[str, ...], Field(min_length=1)]
