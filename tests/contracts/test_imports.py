@@ -72,6 +72,7 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
                 "pydantic",
                 "msgspec",
                 "gymnasium",
+                "libero",
                 "mani_skill",
                 "metaworld",
                 "mujoco",

@@ -73,3 +73,15 @@ def test_where_success_is_not_reported_it_is_null_in_each_episode(
     listed = json.loads(capsys.readouterr().out)["per_episode"]
     assert [one["success"] for one in listed] == [None] * 3
     assert [one["steps"] for one in listed] == [one["return"] for one in listed], "CartPole's reward is 1 per step"
+
+
+def test_fixed_initial_states_are_taken_once_each() -> None:
+    """The protocol of LIBERO: 10 tasks of 50 states each."""
+    episodes = held_out(500, 0, 10, greedy=True, initial_states=50)
+    assert {(e.task, e.seed % 50) for e in episodes} == {(task, state) for task in range(10) for state in range(50)}
+    assert len({e.seed for e in episodes}) == 500, "outcomes are found by seed"
+    assert all(0 <= e.seed < 2**63 for e in episodes)
+    assert [(e.task, e.seed % 50) for e in episodes[:12]] == [*((task, 0) for task in range(10)), (0, 1), (1, 1)]
+    again = held_out(1001, 1, 10, greedy=True, initial_states=50)
+    assert [e.seed % 50 for e in again[:500]] == [e.seed % 50 for e in episodes], "whatever the evaluation's seed"
+    assert (again[1000].task, again[1000].seed % 50) == (0, 0), "counted round"

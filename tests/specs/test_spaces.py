@@ -45,6 +45,7 @@ def spec(**changes: Any) -> EnvSpec:
         (lambda: spec(metrics={"x": "median"}), "metric x is last, sum, mean, max of its steps; got 'median'"),
         (lambda: spec(metrics={f"x{i}": "last" for i in range(33)}), "at most 32 metrics, got 33"),
         (lambda: spec(max_steps=0), "max_steps is 1 or more, got 0"),
+        (lambda: spec(initial_states=-1), "initial_states is 0 or more, got -1"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_value(make: Callable[[], object], told: str) -> None:
@@ -53,7 +54,8 @@ def test_what_cannot_be_is_refused_with_its_value(make: Callable[[], object], to
 
 
 def test_a_spec_comes_back_from_plain_data_with_its_metrics() -> None:
-    said = spec(metrics={"energy": "sum"}, step_rows=False, reports_success=False)
+    said = spec(metrics={"energy": "sum"}, step_rows=False, reports_success=False, initial_states=50)
     assert from_plain(as_plain(said)) == said
-    old = {key: value for key, value in as_plain(said).items() if key not in ("metrics", "reports_success")}
+    added = ("metrics", "reports_success", "initial_states")
+    old = {key: value for key, value in as_plain(said).items() if key not in added}
     assert from_plain(old) == spec(step_rows=False)

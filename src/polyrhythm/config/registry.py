@@ -23,6 +23,7 @@ TABLE: dict[Kind, dict[str, str]] = {
         "metaworld": "polyrhythm.envs.metaworld.env:MetaWorldSettings",
         "maniskill": "polyrhythm.envs.maniskill.settings:ManiSkillSettings",
         "robosuite": "polyrhythm.envs.robosuite.env:RobosuiteSettings",
+        "libero": "polyrhythm.envs.libero.env:LiberoSettings",
         "latency": "polyrhythm.envs.latency:LatencySettings",
     },
     "policy": {

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,7 +48,7 @@ from polyrhythm.pipeline.signals import Interrupts
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.initial_policy import prepare_initial_policy
 from polyrhythm.scheduler.samples.ledger import SampleLedger
-from polyrhythm.specs import Task
+from polyrhythm.specs import EnvSpec
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +117,7 @@ def _phases(
         if live:
             live.watch(pipeline)
         pipeline.loop.add_observers(MismatchWarning(mismatch_limit(config.algorithm, policy)))
-        run = _Run(config, folder, pipeline, progress, metrics, spec.tasks, live, callbacks)
+        run = _Run(config, folder, pipeline, progress, metrics, spec, live, callbacks)
         pipeline.loop.stop = lambda: interrupts.requested() or callbacks.deliver()
         if saved is None:
             run.start()
@@ -156,13 +155,13 @@ class _Run:
         pipeline: Pipeline,
         progress: PhaseJournal,
         metrics: MetricsWriter,
-        tasks: Sequence[Task],
+        spec: EnvSpec,
         live: LiveDisplay | None,
         callbacks: Callbacks,
     ) -> None:
         self._config, self._folder, self._pipeline, self._callbacks = config, folder, pipeline, callbacks
-        self._progress, self._metrics, self._tasks, self._live = progress, metrics, tasks, live
-        self.evaluations = EvaluationManager(config, folder, progress, metrics, tasks, callbacks)
+        self._progress, self._metrics, self._spec, self._live = progress, metrics, spec, live
+        self.evaluations = EvaluationManager(config, folder, progress, metrics, spec, callbacks)
 
     def start(self) -> None:
         """Start the stations."""
@@ -215,7 +214,7 @@ class _Run:
         """Attach the observers of training, each before those that read it; return those that are read afterwards."""
         config, pipeline, loop = self._config, self._pipeline, self._pipeline.loop
         began, launcher = loop.clock(), pipeline.launcher
-        lags, episodes = LagHistogram(saved.counts["lags"] if saved else None), EpisodeTracker(len(self._tasks))
+        lags, episodes = LagHistogram(saved.counts["lags"] if saved else None), EpisodeTracker(len(self._spec.tasks))
         saver = RunCheckpointer(
             *(self._folder / STATES, pipeline, config.checkpoint, lags, saved, began),
             deadline_s=config.supervision.update_s,

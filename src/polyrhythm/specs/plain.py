@@ -26,6 +26,7 @@ def as_plain(spec: EnvSpec) -> dict[str, Any]:
         "step_rows": bool(spec.step_rows),
         "metrics": dict(spec.metrics),
         "reports_success": spec.reports_success,
+        "initial_states": spec.initial_states,
     }
     plain: dict[str, Any] = json.loads(json.dumps(content, default=int))  # sizes may be numpy integers
     return plain

@@ -94,6 +94,8 @@ class EnvSpec:
     step_rows: rows can be stepped on their own; otherwise a parked row gets a no-op whose output is discarded.
     reports_success: whether `StepResult.success` means anything; None where that is unknown.
     metrics: name → how the values of `StepResult.metrics` are aggregated over an episode; at most `MAX_METRICS`.
+    initial_states: how many fixed initial states each task has; an episode of seed s begins in number s mod that many.
+    An evaluation takes each of them in turn. 0: initial states are drawn from the seed.
     Raises ValueError if invalid.
     """
 
@@ -105,6 +107,7 @@ class EnvSpec:
     step_rows: bool = True
     metrics: Mapping[str, Aggregate] = field(default_factory=dict)
     reports_success: bool | None = None
+    initial_states: int = 0
 
     def __post_init__(self) -> None:
         if self.observation.keys() & {INSTRUCTION, PROGRESS}:
@@ -116,6 +119,8 @@ class EnvSpec:
             raise ValueError(f"an environment has one task or more, each with a different name; got {names}")
         if self.max_steps < 1:
             raise ValueError(f"an environment's max_steps is 1 or more, got {self.max_steps}")
+        if self.initial_states < 0:
+            raise ValueError(f"an environment's initial_states is 0 or more, got {self.initial_states}")
         check_metrics(self.metrics)
 
 

@@ -48,6 +48,7 @@ class Case(NamedTuple):
 
 
 _REACH = {"type": "metaworld", "tasks": ["reach-v3"], "end_on_success": False}
+_BOWL = "pick_up_the_black_bowl_between_the_plate_and_the_ramekin_and_place_it_on_the_plate"
 _LIFT = {"type": "robosuite", "tasks": ["Lift"], "end_on_success": False}
 CASES: dict[str, Case] = {
     "cartpole": Case({"type": "gymnasium", "id": "CartPole-v1"}, ["gymnasium", "CartPole-v1"]),
@@ -59,6 +60,11 @@ CASES: dict[str, Case] = {
     "maniskill": Case({"type": "maniskill", "tasks": ["PickCube-v1"]}, ["maniskill", "PickCube-v1"]),
     "robosuite": Case({**_LIFT, "observation": "state"}, ["robosuite", "Lift"]),
     "robosuite_rgb": Case(_LIFT, ahead={"hard_reset": True}),
+    "libero": Case(
+        {"type": "libero", "tasks": [_BOWL], "end_on_success": False, "image_size": 128},
+        ["libero", _BOWL],
+        ahead={},
+    ),
 }
 
 

@@ -77,5 +77,26 @@ def robosuite(task: str) -> Bare:
     return Bare(lambda _: env.reset(), env.step, env.close)
 
 
+def libero(task: str) -> Bare:
+    """A task with images of agentview, 128 pixels wide, drawn by its own step, and its own resets, each of which makes the model anew."""
+    from polyrhythm.envs.libero import library
+
+    library.import_package(library.find_assets(""))
+    from libero.libero.envs.env_wrapper import ControlEnv
+
+    env = ControlEnv(
+        bddl_file_name=str(library.task_file(task)),
+        camera_names=["agentview"],
+        ignore_done=True,
+    )
+    states = library.initial_states(task)
+
+    def reset(seed: int) -> None:
+        env.reset()
+        env.set_init_state(states[seed % len(states)])
+
+    return Bare(reset, env.step, env.close)
+
+
 def _choice(action: NDArray[Any]) -> Any:
     return int(action[0]) if action.dtype == np.int64 else action

@@ -1,25 +1,28 @@
-"""Env batch of robosuite: an environment per row and task, seeded resets, pixels or states on request."""
+"""Env batch of robosuite and LIBERO: an environment for each row, seeded resets, pixels or states on request.
+
+A row that goes on to another task leaves its environment to whoever runs that task next, and takes one of its new task
+that is free, or makes one. An episode does not depend on the environment's history.
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.metaworld.mujoco_rendering import choose_gl_backend
-from polyrhythm.envs.robosuite.cameras import CameraRenderer
+from polyrhythm.envs.robosuite.cameras import CameraRenderer, Quality
 from polyrhythm.envs.robosuite.instance import Instance
 from polyrhythm.envs.robosuite.library import MODEL_SEED
 from polyrhythm.envs.robosuite.randomness import seeded
 from polyrhythm.errors import ConfigError
-
-if TYPE_CHECKING:
-    from polyrhythm.envs.robosuite.env import RobosuiteSettings
+from polyrhythm.specs import EnvSpec
 
 log = logging.getLogger(__name__)
 
@@ -29,15 +32,58 @@ _VIDEO_SIZE = 256
 _LONG_BUILD_S = 5.0
 
 
+class BatchSettings(Protocol):
+    """What a batch needs of its settings. mirrored: images have left and right exchanged; image_names: of the cameras'
+    images in the observation; kept_environments: how many that no row uses are kept, and as many GL contexts."""
+
+    @property
+    def observation(self) -> str: ...
+    @property
+    def image_names(self) -> Sequence[str]: ...
+    @property
+    def cameras(self) -> Sequence[str]: ...
+    @property
+    def image_size(self) -> int: ...
+    @property
+    def render(self) -> Quality: ...
+    @property
+    def mirrored(self) -> bool: ...
+    @property
+    def kept_environments(self) -> int: ...
+    @property
+    def reward(self) -> str: ...
+    @property
+    def end_on_success(self) -> bool: ...
+    @property
+    def time_limit(self) -> str: ...
+
+    def spec(self) -> EnvSpec: ...
+
+    def step_limit(self, task: str) -> int:
+        """Env steps after which an episode of the task ends."""
+        ...
+
+    def make(self, task: str) -> Instance:
+        """An environment of the task."""
+        ...
+
+    def check_sizes(self, instance: Instance) -> None:
+        """Raise ConfigError if the arrays of a made environment are not those of the spec."""
+        ...
+
+
 class RobosuiteBatch:
     """Rows that each run any of the tasks. Used by one thread, except that others may have built it and reset rows."""
 
-    def __init__(self, settings: RobosuiteSettings, rows: int) -> None:
+    def __init__(self, settings: BatchSettings, rows: int) -> None:
         if settings.observation == "pixels":
             choose_gl_backend()
         self.settings, self.rows, self.spec = settings, rows, settings.spec()
+        #: By (row, task). Free are those whose row runs another task, the one that was left first in front.
         self._instances: dict[tuple[int, int], Instance] = {}
+        self._changing = threading.Lock()
         self._tasks = [-1] * rows
+        self._limits = [settings.step_limit(task.name) for task in self.spec.tasks]
         self._steps = [0] * rows
         self._succeeded = [False] * rows
         #: By task, or by (row, task) where resets make new models, and image size.
@@ -50,7 +96,7 @@ class RobosuiteBatch:
         began = time.monotonic()
         instance = self._instance_for(0, 0)
         instance.reset(0)
-        self._check_sizes(instance)
+        self.settings.check_sizes(instance)
         instance.step(np.clip(np.zeros(len(self._low)), self._low, self._high))
         took = time.monotonic() - began
         if took > _LONG_BUILD_S:
@@ -60,7 +106,7 @@ class RobosuiteBatch:
         failed: dict[int, Exception] = {}
         for row, task, seed in zip(rows, tasks, seeds, strict=True):
             instance = self._instance_for(int(row), int(task))  # what fails here fails for every row
-            self._tasks[row], self._steps[row], self._succeeded[row] = int(task), 0, False
+            self._steps[row], self._succeeded[row] = 0, False
             try:
                 instance.reset(int(seed))
             except Exception as error:  # noqa: BLE001 - robosuite, numba and MuJoCo raise anything
@@ -85,7 +131,7 @@ class RobosuiteBatch:
             self._succeeded[row] |= success
             outcome.reward[i] = sparse if self.settings.reward == "sparse" else dense
             outcome.success[i] = success
-            in_time = self._steps[row] < self.spec.max_steps
+            in_time = self._steps[row] < self._limits[self._tasks[row]]
             solved = success and self.settings.end_on_success
             late = not in_time and self.settings.time_limit == "terminates"
             outcome.terminated[i] = solved or ended or late
@@ -130,19 +176,28 @@ class RobosuiteBatch:
             )
         found = self._renderer(row, size)
         found.draw(instance.model, instance.data, names.index(camera), out)  # type: ignore[arg-type]
+        if self.settings.mirrored:
+            out[:] = out[:, ::-1].copy()
 
     def _renderer(self, row: int, size: int) -> CameraRenderer:
         """The renderer of the row's model, made if there is none: of its own if resets make new models."""
         instance, task = self._instance(row), self._tasks[row]
         key = ((row, task) if instance.new_models else task, size)
-        found = self._renderers.get(key)
+        found = self._renderers.pop(key, None)
         if found is not None and instance.new_models and found.model is not instance.model:
             found.close()
             found = None
         if found is None:
+            self._close_idle_renderers()
             found = CameraRenderer(instance.model, size, self.settings.render, moves=instance.new_models)
-            self._renderers[key] = found
+        self._renderers[key] = found  # behind all others
         return found
+
+    def _close_idle_renderers(self) -> None:
+        """Close those of tasks that no row runs, but for the ones used last."""
+        idle = [key for key in self._renderers if isinstance(key[0], int) and key[0] not in self._tasks]
+        for key in idle[: max(0, len(idle) - self.settings.kept_environments)]:
+            self._renderers.pop(key).close()
 
     def _instance(self, row: int) -> Instance:
         found = self._instances.get((row, self._tasks[row]))
@@ -150,8 +205,22 @@ class RobosuiteBatch:
         return found
 
     def _instance_for(self, row: int, task: int) -> Instance:
-        """The row's environment of the task, made if there is none: from the same seed in all rows."""
-        found = self._instances.get((row, task))
+        """The environment with which the row runs the task from now on, made if none is free: from the same seed in all
+        rows."""
+        with self._changing:
+            left = (row, self._tasks[row])
+            self._tasks[row] = task
+            if left in self._instances:
+                self._instances[left] = self._instances.pop(left)  # behind all others
+            free = [key for key in self._instances if key[1] != self._tasks[key[0]]]
+            found = self._instances.get((row, task))
+            fitting = next((key for key in free if key[1] == task), None)
+            if found is None and fitting is not None:
+                found = self._instances[row, task] = self._instances.pop(fitting)
+            surplus = len(free) - self.settings.kept_environments if found is None else 0
+            closed = [self._instances.pop(key) for key in free[: max(0, surplus)]]
+        for instance in closed:
+            instance.close()
         if found is None:
             with seeded(MODEL_SEED):
                 found = self.settings.make(self.spec.tasks[task].name)
@@ -161,17 +230,6 @@ class RobosuiteBatch:
     def _discard(self, row: int) -> None:
         """Give up the row's environment after an error; its next reset makes a new one."""
         self._instances.pop((row, self._tasks[row])).close()
-
-    def _check_sizes(self, instance: Instance) -> None:
-        """Raise ConfigError if robosuite's arrays are not those of the spec, as with a version unknown to the table."""
-        objects, proprio = instance.state()
-        told = self.spec.observation["state" if self.settings.observation == "state" else "proprio"].shape[0]
-        found = len(proprio) + (len(objects) if self.settings.observation == "state" else 0)
-        if found != told or instance.env.action_dim != self.spec.action.dim:
-            raise ConfigError(
-                f"env.tasks = {self.spec.tasks[0].name}: robosuite gives {found} numbers and {instance.env.action_dim} "
-                f"action entries, {told} and {self.spec.action.dim} are known; install a robosuite from 1.5 to 1.5.2"
-            )
 
 
 def _empty_result(rows: int) -> StepResult:

@@ -1,11 +1,12 @@
 """Adapter for robosuite 1.5: its manipulation tasks, those that other packages register, and RoboCasa's kitchens.
 
-Each row has an environment of its own for each task that it has met, made at the task's first reset there; rows of a
-task share a GL context. Resets keep the MuJoCo model unless `hard_reset` says otherwise.
+Rows have environments of their own (`envs.robosuite.batch`), those of a task share a GL context. Resets keep the MuJoCo
+model unless `hard_reset` says otherwise.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -32,11 +33,25 @@ from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
 #: Arguments of robosuite that settings of this adapter decide.
 _RESERVED = {
-    "robots", "controller_configs", "control_freq", "horizon",
-    "ignore_done", "hard_reset", "reward_shaping", "reward_scale",
-    "seed", "use_camera_obs", "use_object_obs", "has_renderer",
-    "has_offscreen_renderer", "renderer", "camera_names", "camera_heights",
-    "camera_widths", "camera_depths", "camera_segmentations",
+    "robots",
+    "controller_configs",
+    "control_freq",
+    "horizon",
+    "ignore_done",
+    "hard_reset",
+    "reward_shaping",
+    "reward_scale",
+    "seed",
+    "use_camera_obs",
+    "use_object_obs",
+    "has_renderer",
+    "has_offscreen_renderer",
+    "renderer",
+    "camera_names",
+    "camera_heights",
+    "camera_widths",
+    "camera_depths",
+    "camera_segmentations",
 }
 
 
@@ -57,6 +72,8 @@ class RobosuiteSettings(BaseModel):
     extra: ClassVar = "robosuite"
     resets_beside: ClassVar = True
     known_tasks: ClassVar = INSTRUCTIONS
+    mirrored: ClassVar[bool] = False
+    kept_environments: ClassVar[int] = sys.maxsize
 
     type: Literal["robosuite"] = "robosuite"
     tasks: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -67,9 +84,9 @@ class RobosuiteSettings(BaseModel):
     """Task → instruction, in place of the known one or of the words of its name."""
     robot: str = "Panda"
     """Robot of robosuite; tasks of two robots have two of it. RoboCasa's is `PandaOmron`."""
-    controller: Literal[
-        "OSC_POSE", "OSC_POSITION", "IK_POSE", "JOINT_POSITION", "JOINT_VELOCITY", "JOINT_TORQUE"
-    ] = "OSC_POSE"
+    controller: Literal["OSC_POSE", "OSC_POSITION", "IK_POSE", "JOINT_POSITION", "JOINT_VELOCITY", "JOINT_TORQUE"] = (
+        "OSC_POSE"
+    )
     """Controller of each arm; OSC_POSITION moves the hand without turning it."""
     control_freq: Annotated[int, Field(ge=1, le=500)] = 20
     """Env steps per simulated second."""
@@ -208,6 +225,22 @@ class RobosuiteSettings(BaseModel):
             **self.kwargs,
         }
         return Instance(make(found, robots, self.robot, self.controller, given), self.hard_reset or kitchen)
+
+    def step_limit(self, task: str) -> int:  # noqa: ARG002 - equal for all
+        """Env steps after which an episode ends."""
+        return self.max_steps
+
+    def check_sizes(self, instance: Instance) -> None:
+        """Raise ConfigError if robosuite's arrays are not those of the spec, as with a version unknown to the table."""
+        objects, proprio = instance.state()
+        spec, states = self.spec(), self.observation == "state"
+        told = spec.observation["state" if states else "proprio"].shape[0]
+        found = len(proprio) + (len(objects) if states else 0)
+        if found != told or instance.env.action_dim != spec.action.dim:
+            raise ConfigError(
+                f"env.tasks = {self.tasks[0]}: robosuite gives {found} numbers and {instance.env.action_dim} action "
+                f"entries, {told} and {spec.action.dim} are known; install a robosuite from 1.5 to 1.5.2"
+            )
 
     def _observation(self, sizes: Sizes) -> dict[str, ArraySpec]:
         if self.observation == "state":

@@ -18,21 +18,33 @@ _DOMAIN = 4
 _OF_SUCCESS = frozenset({"successes", "rate", "low", "high"})
 
 
-def held_out(count: int, seed: int, tasks: int, *, greedy: bool, swap: bool = False) -> list[Episode]:
+def held_out(
+    count: int, seed: int, tasks: int, *, greedy: bool, swap: bool = False, initial_states: int = 0
+) -> list[Episode]:
     """`count` episodes distributed over the tasks, the same ones for the same seed.
 
-    The initial state of episode i is a hash of (seed, i) in a separate domain: training never sees it. swap: show each
-    task the next one's instruction; a policy that follows instructions then fails.
+    The initial state of episode i is a hash of (seed, i) in a separate domain: training never sees it. With
+    `initial_states` fixed ones (`EnvSpec.initial_states`) each task takes them in turn, as benchmarks prescribe: tasks
+    × initial_states episodes are each of them once. swap: show each task the next one's instruction; a policy that
+    follows instructions then fails.
     """
     return [
         Episode(
             task=index % tasks,
             instruction=(index + swap) % tasks,
-            seed=mix(seed, _DOMAIN, index),
+            seed=_beginning_in(mix(seed, _DOMAIN, index), index // tasks, initial_states),
             greedy=greedy,
         )
         for index in range(count)
     ]
+
+
+def _beginning_in(seed: int, state: int, initial_states: int) -> int:
+    """The seed itself, or one made from it that begins in fixed state number `state`, counted round."""
+    if not initial_states:
+        return seed
+    lower = seed >> 1  # so that the sum stays below 2^63
+    return lower - lower % initial_states + state % initial_states
 
 
 def tally(results: Iterable[SampleEvaluated], tasks: Sequence[Task], requested: int = 0) -> dict[str, Any]:

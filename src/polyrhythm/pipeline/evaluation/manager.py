@@ -20,7 +20,7 @@ from polyrhythm.pipeline.evaluation.episodes import held_out, tally
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
 from polyrhythm.scheduler.records import Episode, SampleEvaluated
-from polyrhythm.specs import Task
+from polyrhythm.specs import EnvSpec
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +40,11 @@ class EvaluationManager:
         folder: Path,
         progress: PhaseJournal,
         metrics: MetricsWriter,
-        tasks: Sequence[Task],
+        spec: EnvSpec,
         callbacks: Callbacks,
     ) -> None:
         self._config, self._folder, self._progress = config, folder, progress
-        self._metrics, self._tasks, self._callbacks = metrics, tasks, callbacks
+        self._metrics, self._spec, self._callbacks = metrics, spec, callbacks
         self._best = BestCheckpoints(folder, config.checkpoint.keep_best)
 
     def evaluate(self, pipeline: Pipeline, name: str) -> None:
@@ -126,8 +126,12 @@ class EvaluationManager:
 
     def _episodes(self, count: int, modes: Mapping[str, Mode]) -> list[Episode]:
         """`count` held-out episodes in each mode."""
-        seed, tasks = self._config.evaluation.seed, len(self._tasks)
-        return [e for greedy, swap in modes.values() for e in held_out(count, seed, tasks, greedy=greedy, swap=swap)]
+        seed, tasks, states = self._config.evaluation.seed, len(self._spec.tasks), self._spec.initial_states
+        return [
+            episode
+            for greedy, swap in modes.values()
+            for episode in held_out(count, seed, tasks, greedy=greedy, swap=swap, initial_states=states)
+        ]
 
     def _record(
         self, modes: Mapping[str, Mode], results: Sequence[SampleEvaluated], episodes: int
@@ -137,7 +141,7 @@ class EvaluationManager:
         tallies = {}
         for key, (greedy, swap) in modes.items():
             own = [r for r in results if r.greedy == greedy and (r.instruction != r.task) == swap]
-            total = tallies[key] = tally(own, self._tasks, episodes)
+            total = tallies[key] = tally(own, self._spec.tasks, episodes)
             mode, version = _MODE_NAMES[greedy, swap], results[0].version
             self._callbacks.on_evaluation(EvaluationResult.of(key, {**total, "version": version, "greedy": greedy}))
             values = {f"evaluation/{mode}/{part}": total[part] for part in _MEASURED}

@@ -76,7 +76,9 @@ def evaluate(
         apply_state(as_module(policy), weights)
     except ValueError as error:
         raise RunFolderError(f"{path}: {error}; these weights belong to other settings, name another folder") from error
-    wanted = held_out(episodes, seed, len(spec.tasks), greedy=greedy, swap=swap_instructions)
+    wanted = held_out(
+        episodes, seed, len(spec.tasks), greedy=greedy, swap=swap_instructions, initial_states=spec.initial_states
+    )
     if live:
         live.phase("evaluation", time.monotonic())
     played = _play(config, policy, wanted[: video.episodes]) if video else []

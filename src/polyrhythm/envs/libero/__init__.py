@@ -1,0 +1,1 @@
+"""LIBERO's five suites of manipulation tasks, from pixels and proprioception."""
