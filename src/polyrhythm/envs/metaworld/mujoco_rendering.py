@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from polyrhythm.envs.appearance import Appearance, background_of
 from polyrhythm.errors import StartError
 
 if TYPE_CHECKING:
@@ -121,10 +122,13 @@ class FrameRenderer:
         if quality == "cheap":
             for name in ("SHADOW", "REFLECTION", "SKYBOX", "HAZE", "FOG"):
                 self._renderer.scene.flags[getattr(mujoco.mjtRndFlag, f"mjRND_{name}")] = 0
+        self._background = background_of(model)
 
-    def draw(self, data: mujoco.MjData, out: NDArray[np.uint8]) -> None:
+    def draw(self, data: mujoco.MjData, out: NDArray[np.uint8], appearance: Appearance | None = None) -> None:
         """Draw `data` (kinematics up to date) into `out` uint8 [size,size,3], row 0 on top."""
         self._renderer.update_scene(data, self._camera, self._option)
+        if appearance is not None:
+            appearance.apply(self._renderer.scene, self._background)
         if not self._turned:
             self._renderer.render(out=out)
             return

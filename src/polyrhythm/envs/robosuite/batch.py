@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from polyrhythm.envs.appearance import Appearance
 from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.metaworld.mujoco_rendering import choose_gl_backend
 from polyrhythm.envs.robosuite.cameras import CameraRenderer
@@ -40,6 +41,7 @@ class RobosuiteBatch:
         self._tasks = [-1] * rows
         self._steps = [0] * rows
         self._succeeded = [False] * rows
+        self._appearance: list[Appearance | None] = [None] * rows
         #: By task, or by (row, task) where resets make new models, and image size.
         self._renderers: dict[tuple[object, int], CameraRenderer] = {}
         self._low, self._high = np.array(self.spec.action.low), np.array(self.spec.action.high)
@@ -63,6 +65,7 @@ class RobosuiteBatch:
             self._tasks[row], self._steps[row], self._succeeded[row] = int(task), 0, False
             try:
                 instance.reset(int(seed))
+                self._appearance[int(row)] = Appearance.draw(self.settings.appearance, int(seed))
             except Exception as error:  # noqa: BLE001 - robosuite, numba and MuJoCo raise anything
                 failed[int(row)] = error
                 self._discard(int(row))
@@ -129,7 +132,8 @@ class RobosuiteBatch:
                 f"env.cameras = {camera}: the cameras of {self.spec.tasks[task].name} are {', '.join(names)}"
             )
         found = self._renderer(row, size)
-        found.draw(instance.model, instance.data, names.index(camera), out)  # type: ignore[arg-type]
+        appearance = self._appearance[row]
+        found.draw(instance.model, instance.data, names.index(camera), out, appearance)  # type: ignore[arg-type]
 
     def _renderer(self, row: int, size: int) -> CameraRenderer:
         """The renderer of the row's model, made if there is none: of its own if resets make new models."""
