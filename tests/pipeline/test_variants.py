@@ -91,7 +91,8 @@ def test_variants_as_a_table_and_as_videos(saved: Path, capsys: pytest.CaptureFi
 
 
 def test_a_variant_that_is_not_there_is_refused_before_anything_is_played(saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--variants glarig: .* did you mean glaring\? it has brighter, glaring, words"):
+    told = r"--variants glarig: .* did you mean glaring\? it has brighter, glaring, words"
+    with pytest.raises(ConfigError, match=told):
         evaluate(saved, 4, 5, conditions=Conditions(variants=("glarig",)), video=Video(tmp_path / "shown.gif"))
     assert not (tmp_path / "shown.gif").exists()
 
